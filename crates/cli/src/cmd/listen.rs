@@ -47,7 +47,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let (config, renewal) = args.connection.config(&stop)?;
     let operands = args.applications.operands()?;
     let config = config.tracing(true).operands(operands.clone());
-    let client = Client::start(config).map_err(Failure::new)?;
+    let client = Client::start(config)?;
     let mut watch = Watch::new(&client, &stop, renewal);
     let mut left = args.count;
     while left != Some(0) {

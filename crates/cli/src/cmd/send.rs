@@ -124,7 +124,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         .backoff(BACKOFF);
     let payloads = Payloads::of(&args)?;
     let parent = args.traceparent.or_else(connection::traceparent);
-    let client = Client::start(config).map_err(Failure::new)?;
+    let client = Client::start(config)?;
     let mut sending = Sending {
         watch: Watch::new(&client, &stop, renewal),
         args: &args,

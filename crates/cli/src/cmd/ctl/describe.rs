@@ -69,16 +69,12 @@ fn find<'a>(view: &'a View, text: &str) -> Result<Found<'a>, Failure> {
 fn instance(view: &View, instance: &Instance) -> String {
     let stats = &instance.stats;
     let node = view.node(instance.node);
-    let ending = instance.ending();
     let volumes: Vec<_> = stats.volumes.iter().map(|volume| volume.as_str()).collect();
     let mut sheet = Sheet::new(format_args!("instance {}", instance.uuid));
     sheet.line("name", &stats.name);
     sheet.line("labels", labels(instance));
     sheet.line("state", tables::instance_state(view, instance));
-    sheet.line(
-        "end",
-        ending.as_ref().map(ToString::to_string).unwrap_or_default(),
-    );
+    sheet.line("end", tables::end(instance));
     sheet.line("detail", &stats.detail);
     sheet.line("started", &stats.started);
     sheet.line("ended", &stats.ended);
@@ -114,10 +110,7 @@ fn node(view: &View, node: &Node) -> String {
     sheet.line("addresses", addresses.join(" "));
     for instance in view.instances_of(node.uuid) {
         let (state, name) = (tables::instance_state(view, instance), &instance.stats.name);
-        let end = instance
-            .ending()
-            .map(|ending| ending.to_string())
-            .unwrap_or_default();
+        let end = tables::end(instance);
         sheet.line("instance", format_args!("{} {state} {end} {name}", instance.uuid));
     }
     sheet.0

@@ -25,7 +25,7 @@ pub(super) struct Args {
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
     let (config, mut renewal) = options.config_going_on(stop)?;
-    let controller = Controller::start(config).map_err(Failure::new)?;
+    let controller = Controller::start(config)?;
     let changes = controller.subscribe();
     let look = crossbeam_channel::tick(Duration::from_millis(500));
     let looks = connection::looks();

@@ -3,7 +3,6 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use comfy_table::Table;
 use serde_json::Value;
 use ssntp::client::ClientError;
 use ssntp::payload::InstanceState;
@@ -61,65 +60,47 @@ pub(super) fn run(options: &Options, stop: &Stop, again: bool, what: &What) -> R
         return watch(options, stop, what);
     }
     let session = Session::open_told(options, stop)?;
-    let text = session.controller.look(|view| what.text(view, options.json));
+    let text = session.controller.look(|view| what.text(view, options.json))?;
     let mut output = Output::new();
-    output.line(text?)?;
+    output.line(text)?;
     output.flush()
 }
 
 impl What {
     fn text(&self, view: &View, json: bool) -> Result<String, Failure> {
-        Ok(match json {
-            true => printable_json(&self.json(view)?.to_string()),
-            false => tables::fitted(&self.table(view)?),
-        })
-    }
-
-    fn table(&self, view: &View) -> Result<Table, Failure> {
+        let shown = |values: Value| printable_json(&values.to_string());
         Ok(match self {
-            Self::Nodes(status) => tables::nodes(view, nodes(view, status.as_ref())),
-            Self::Instances(selection, state) => {
-                tables::instances(view, instances(view, selection, state.as_ref())?)
+            Self::Nodes(status) => {
+                let meant = |node: &&Node| status.as_ref().is_none_or(|s| tables::node_status(node) == *s);
+                let nodes = view.nodes().filter(meant);
+                match json {
+                    true => shown(nodes.map(json::node).collect()),
+                    false => tables::nodes(view, nodes),
+                }
             }
+            Self::Instances(selection, state) => {
+                let meant = |i: &&Instance| state.as_ref().is_none_or(|state| i.state == *state);
+                let instances = selection.of(view)?.filter(meant);
+                match json {
+                    true => shown(instances.map(|i| json::instance(view, i)).collect()),
+                    false => tables::instances(view, instances),
+                }
+            }
+            Self::Cncis if json => shown(view.cncis().map(json::cnci).collect()),
             Self::Cncis => tables::cncis(view),
         })
     }
-
-    fn json(&self, view: &View) -> Result<Value, Failure> {
-        Ok(match self {
-            Self::Nodes(status) => nodes(view, status.as_ref()).map(json::node).collect(),
-            Self::Instances(selection, state) => {
-                let instances = instances(view, selection, state.as_ref())?;
-                instances.map(|i| json::instance(view, i)).collect()
-            }
-            Self::Cncis => view.cncis().map(json::cnci).collect(),
-        })
-    }
-}
-
-fn nodes<'a>(view: &'a View, status: Option<&'a String>) -> impl Iterator<Item = &'a Node> {
-    view.nodes()
-        .filter(move |node| status.is_none_or(|status| tables::node_status(node) == *status))
-}
-
-fn instances<'a>(
-    view: &'a View,
-    selection: &'a Selection,
-    state: Option<&'a InstanceState>,
-) -> Result<impl Iterator<Item = &'a Instance>, Failure> {
-    let selected = selection.of(view)?;
-    Ok(selected.filter(move |instance| state.is_none_or(|state| instance.state == *state)))
 }
 
 fn watch(options: &Options, stop: &Stop, what: &What) -> Result<(), Failure> {
     let (config, mut renewal) = options.config_going_on(stop)?;
-    let controller = Controller::start(config).map_err(Failure::new)?;
+    let controller = Controller::start(config)?;
     let changes = controller.subscribe();
     let looks = connection::looks();
     let over_itself = !options.json && std::io::stdout().is_terminal();
     let mut shown = String::new();
     let pace = crossbeam_channel::tick(PACE);
-    // The first list is to be right.
+    // Nothing is printed before the scheduler has told of all nodes.
     let mut told = false;
     let mut complaint = Complaint::default();
     loop {
@@ -172,7 +153,7 @@ fn over(text: &str) -> String {
     screen
 }
 
-/// Why a controller that was to go on has ended.
+/// Why a controller has ended that was to reconnect for ever.
 pub(super) fn ended(controller: &Controller) -> Failure {
     Failure::new(controller.client().ended().unwrap_or(ClientError::Closed))
 }

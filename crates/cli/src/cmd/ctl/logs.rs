@@ -66,10 +66,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         tail: args.tail,
         follow: args.follow,
     };
-    let stream = session
-        .controller
-        .stream(instance, request)
-        .map_err(Failure::new)?;
+    let stream = session.controller.stream(instance, request)?;
     let opening = if options.is_limited() {
         options.limit()
     } else {

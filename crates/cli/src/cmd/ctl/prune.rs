@@ -43,7 +43,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     });
     let mut orders = Vec::new();
     for instance in ended? {
-        orders.push(session.controller.delete(instance).map_err(Failure::new)?);
+        orders.push(session.controller.delete(instance)?);
     }
     if orders.is_empty() && !options.json {
         let mut output = Output::new();

@@ -25,7 +25,7 @@ impl Selection {
         view: &'a View,
     ) -> Result<impl Iterator<Item = &'a Instance> + use<'a>, Failure> {
         let node = self.node.as_ref().map(|node| view.find_node(node)).transpose();
-        let node: Option<Uuid> = node.map_err(Failure::new)?;
+        let node: Option<Uuid> = node?;
         Ok(view.instances().filter(move |instance| {
             node.is_none_or(|node| instance.node == node) && self.has_labels(instance)
         }))

@@ -44,11 +44,11 @@ pub(super) struct Session<'a> {
 impl<'a> Session<'a> {
     /// Connects.
     pub(super) fn open(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
-        let controller = Controller::start(options.config(stop)?).map_err(Failure::new)?;
+        let controller = Controller::start(options.config(stop)?)?;
         let limit = options.limit();
         let deadline = now() + limit;
         let mut complaint = Complaint::default();
-        while !controller.wait_connected(LOOK.min(limit)).map_err(Failure::new)? {
+        while !controller.wait_connected(LOOK.min(limit))? {
             if stop.requested() {
                 return Err(stop.interrupted());
             }
@@ -94,7 +94,7 @@ impl<'a> Session<'a> {
         let mut found = Vec::new();
         for text in texts {
             let instance = self.controller.look(|view| {
-                let instance = view.find_instance(text).map_err(Failure::new)?;
+                let instance = view.find_instance(text)?;
                 match view.instance(instance) {
                     Some(_) => Ok(instance),
                     None => Err(Failure::new(CommandError::UnknownInstance(instance))),

@@ -40,7 +40,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
                 .collect::<Value>(),
         )?;
     } else {
-        output.line(tables::fitted(&tables::sessions(&sessions)))?;
+        output.line(tables::sessions(&sessions))?;
     }
     output.flush()
 }
@@ -55,7 +55,7 @@ pub(super) struct Operator<'a> {
 impl<'a> Operator<'a> {
     /// Connects.
     pub(super) fn open(options: &'a Options, stop: &'a Stop) -> Result<Self, Failure> {
-        let client = Client::start(options.client(stop)?).map_err(Failure::new)?;
+        let client = Client::start(options.client(stop)?)?;
         let deadline = now() + options.limit();
         let handle = client.handle();
         let mut complaint = Complaint::default();
@@ -84,7 +84,7 @@ impl<'a> Operator<'a> {
         question: &Q,
         is_answer: impl Fn(&A) -> bool,
     ) -> Result<A, Failure> {
-        self.client.send(Frame::of(question)).map_err(Failure::new)?;
+        self.client.send(Frame::of(question))?;
         let late = crossbeam_channel::after(self.options.limit());
         loop {
             let event = crossbeam_channel::select! {
@@ -112,7 +112,7 @@ impl<'a> Operator<'a> {
             };
             // Controllers are told much else.
             if frame.kind() == A::KIND {
-                let answer = frame.payload::<A>().map_err(Failure::new)?;
+                let answer = frame.payload::<A>()?;
                 if is_answer(&answer) {
                     return Ok(answer);
                 }

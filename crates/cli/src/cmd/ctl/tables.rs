@@ -8,39 +8,54 @@ use ssntp_cluster::controller::{Cnci, Instance, Node, View};
 
 use crate::output::{printable, records, terminal_width};
 
-/// With lines on a terminal, without elsewhere, where other programs cut it
-/// into columns.
-fn table<const N: usize>(header: [&str; N]) -> Table {
+/// A table, with lines around its cells or without.
+pub(crate) fn table<const N: usize>(
+    has_lines: bool,
+    header: [&str; N],
+    rows: impl Iterator<Item = [String; N]>,
+) -> Table {
     let mut table = Table::new();
-    let preset = match std::io::stdout().is_terminal() {
+    table.load_style(match has_lines {
         true => presets::UTF8_FULL_CONDENSED,
         false => presets::NOTHING,
-    };
-    table.load_style(preset);
+    });
     table.set_header(header);
+    table.add_rows(rows);
     table
 }
 
-/// A table as text: on a terminal that is too narrow for it, each row as lines of
-/// its own.
-pub(crate) fn fitted(table: &Table) -> String {
+/// A list as text: with lines on a terminal, without them elsewhere, since other
+/// programs cut it into columns. On a terminal that is too narrow, each row becomes
+/// lines of its own.
+fn list<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+    let table = table(std::io::stdout().is_terminal(), header, rows);
     let text = table.to_string();
     let widest = text.lines().map(|line| line.chars().count()).max();
     if terminal_width().is_none_or(|width| widest.unwrap_or(0) <= width) {
         return text;
     }
     let cells = |row: &Row| row.cell_iter().map(Cell::content).collect::<Vec<_>>();
-    let rows: Vec<_> = table
-        .header()
-        .into_iter()
-        .chain(table.row_iter())
-        .map(cells)
-        .collect();
+    let rows = table.header().into_iter().chain(table.row_iter());
+    let rows: Vec<_> = rows.map(cells).collect();
     records(rows.iter().map(Vec::as_slice)).trim_end().to_owned()
 }
 
-pub(crate) fn nodes<'a>(view: &View, nodes: impl Iterator<Item = &'a Node>) -> Table {
-    let mut table = table([
+pub(super) fn nodes<'a>(view: &View, nodes: impl Iterator<Item = &'a Node>) -> String {
+    let rows = nodes.map(|node| {
+        let stats = &node.stats;
+        [
+            node.uuid.to_string(),
+            node_type(node).into(),
+            node_status(node),
+            host(&stats.hostname),
+            with_unit(stats.cpus_online, ""),
+            with_unit(stats.load, ""),
+            share(stats.mem_available_mb, stats.mem_total_mb),
+            share(stats.disk_available_mb, stats.disk_total_mb),
+            format!("{} of {} run", running(view, node), node.instances.len()),
+        ]
+    });
+    let header = [
         "node",
         "type",
         "status",
@@ -50,83 +65,53 @@ pub(crate) fn nodes<'a>(view: &View, nodes: impl Iterator<Item = &'a Node>) -> T
         "memory free",
         "disk free",
         "instances",
-    ]);
-    for node in nodes {
-        let stats = &node.stats;
-        let running = view
-            .instances_of(node.uuid)
-            .filter(|i| i.state == InstanceState::Active)
-            .count();
-        table.add_row([
-            node.uuid.to_string(),
-            node_type(node).into(),
-            node_status(node),
-            host(&stats.hostname),
-            number(stats.cpus_online),
-            number(stats.load),
-            share(stats.mem_available_mb, stats.mem_total_mb),
-            share(stats.disk_available_mb, stats.disk_total_mb),
-            format!("{running} of {} run", node.instances.len()),
-        ]);
-    }
-    table
+    ];
+    list(header, rows)
 }
 
-pub(crate) fn instances<'a>(view: &View, instances: impl Iterator<Item = &'a Instance>) -> Table {
-    let mut table = table([
-        "instance", "name", "state", "end", "node", "host", "cpu", "memory", "disk", "volumes",
-    ]);
-    for instance in instances {
+pub(super) fn instances<'a>(view: &View, instances: impl Iterator<Item = &'a Instance>) -> String {
+    let rows = instances.map(|instance| {
         let stats = &instance.stats;
         let node = view.node(instance.node);
-        let volumes: Vec<_> = stats
-            .volumes
-            .iter()
-            .map(|volume| short(volume.as_str()))
-            .collect();
-        table.add_row([
+        let volumes = stats.volumes.iter().map(|volume| short(volume.as_str()));
+        [
             instance.uuid.to_string(),
             or_dash(printable(&stats.name)),
             instance_state(view, instance),
-            or_dash(
-                instance
-                    .ending()
-                    .map(|ending| ending.to_string())
-                    .unwrap_or_default(),
-            ),
+            or_dash(end(instance)),
             short(&instance.node.to_string()),
             host(node.map_or("", |node| &node.stats.hostname)),
             with_unit(stats.cpu_usage, "%"),
             with_unit(stats.memory_usage_mb, " MB"),
             with_unit(stats.disk_usage_mb, " MB"),
-            volumes.join(" "),
-        ]);
-    }
-    table
+            volumes.collect::<Vec<_>>().join(" "),
+        ]
+    });
+    let header = [
+        "instance", "name", "state", "end", "node", "host", "cpu", "memory", "disk", "volumes",
+    ];
+    list(header, rows)
 }
 
-pub(crate) fn cncis(view: &View) -> Table {
-    let mut table = table(["CNCI", "tenant", "address", "MAC", "state", "public addresses"]);
-    for cnci in view.cncis() {
-        table.add_row([
+pub(super) fn cncis(view: &View) -> String {
+    let rows = view.cncis().map(|cnci| {
+        let instance = view.instance(cnci.uuid);
+        [
             cnci.uuid.to_string(),
             printable(cnci.tenant.as_str()),
             printable(&cnci.ip),
             printable(&cnci.mac),
-            view.instance(cnci.uuid)
-                .map_or("-".into(), |instance| instance_state(view, instance)),
+            instance.map_or("-".into(), |instance| instance_state(view, instance)),
             public_ips(cnci),
-        ]);
-    }
-    table
+        ]
+    });
+    let header = ["CNCI", "tenant", "address", "MAC", "state", "public addresses"];
+    list(header, rows)
 }
 
-pub(crate) fn sessions(sessions: &[SessionEntry]) -> Table {
-    let mut table = table([
-        "uuid", "roles", "address", "for", "idle", "bound", "serial", "subject", "in", "out", "waiting",
-    ]);
-    for session in sessions {
-        table.add_row([
+pub(super) fn sessions(sessions: &[SessionEntry]) -> String {
+    let rows = sessions.iter().map(|session| {
+        [
             printable(session.uuid.as_str()),
             printable(&session.roles),
             printable(&session.address),
@@ -138,29 +123,27 @@ pub(crate) fn sessions(sessions: &[SessionEntry]) -> Table {
             session.frames_received.to_string(),
             session.frames_sent.to_string(),
             session.frames_waiting.to_string(),
-        ]);
-    }
-    table
+        ]
+    });
+    let header = [
+        "uuid", "roles", "address", "for", "idle", "bound", "serial", "subject", "in", "out", "waiting",
+    ];
+    list(header, rows)
 }
 
-pub(crate) fn bans(bans: &[BanEntry]) -> Table {
-    let mut table = table(["who", "issuer", "left", "by", "since"]);
-    for ban in bans {
-        table.add_row([
-            match ban.uuid.is_empty() {
-                true => serial(&ban.serial),
-                false => printable(ban.uuid.as_str()),
-            },
-            or_dash(printable(&ban.issuer)),
+pub(super) fn bans(bans: &[BanEntry]) -> String {
+    let rows = bans.iter().map(|ban| {
+        [
+            printable(ban.uuid.as_str()),
             span(ban.left_s),
             printable(ban.by.as_str()),
             format!("{} ago", span(ban.age_s)),
-        ]);
-    }
-    table
+        ]
+    });
+    list(["uuid", "left", "by", "since"], rows)
 }
 
-/// In one word, as it can be given to `kick`.
+/// A serial number without its colons.
 fn serial(serial: &str) -> String {
     or_dash(printable(serial).replace(':', ""))
 }
@@ -200,7 +183,8 @@ pub(crate) fn node_status(node: &Node) -> String {
     }
 }
 
-/// Of a node that is gone or does not report, what it was.
+/// The state of an instance; with a question mark if its node is gone or does not
+/// report, so that the state may be out of date.
 pub(crate) fn instance_state(view: &View, instance: &Instance) -> String {
     let state = printable(instance.state.as_str());
     match view.node(instance.node) {
@@ -217,23 +201,26 @@ pub(crate) fn host(name: &str) -> String {
     printable(name).chars().take(20).collect()
 }
 
-fn or_dash(text: String) -> String {
+pub(crate) fn or_dash(text: String) -> String {
     if text.is_empty() { "-".into() } else { text }
 }
 
-fn number(number: i64) -> String {
-    if number < 0 {
-        "-".into()
-    } else {
-        number.to_string()
-    }
+/// How many instances of a node run.
+pub(crate) fn running(view: &View, node: &Node) -> usize {
+    let instances = view.instances_of(node.uuid);
+    instances.filter(|i| i.state == InstanceState::Active).count()
 }
 
+/// How an instance ended; empty while it has not.
+pub(super) fn end(instance: &Instance) -> String {
+    instance.ending().map(|end| end.to_string()).unwrap_or_default()
+}
+
+/// A number of STATS, of which negative ones are unknown.
 pub(crate) fn with_unit(number: i64, unit: &str) -> String {
-    if number < 0 {
-        "-".into()
-    } else {
-        format!("{number}{unit}")
+    match number {
+        ..0 => "-".into(),
+        _ => format!("{number}{unit}"),
     }
 }
 

@@ -66,7 +66,7 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
         if stop.requested() {
             return Err(stop.interrupted());
         }
-        let order = session.controller.start_workload(&start).map_err(Failure::new)?;
+        let order = session.controller.start_workload(&start)?;
         orders.push(order);
     }
     session.finish(orders, args.waiting.wait())
@@ -111,7 +111,7 @@ fn each(
     };
     let mut orders = Vec::new();
     for instance in instances {
-        orders.push(command(&session.controller, instance).map_err(Failure::new)?);
+        orders.push(command(&session.controller, instance)?);
     }
     session.finish(orders, args.waiting.wait())
 }
@@ -143,7 +143,7 @@ fn volume(
     let session = Session::open_told(options, stop)?;
     let instance = find(&session, |view| view.find_instance(&args.instance))?;
     let volume = find(&session, |view| view.find_volume(&args.volume))?;
-    let order = command(&session.controller, instance, volume).map_err(Failure::new)?;
+    let order = command(&session.controller, instance, volume)?;
     session.finish(vec![order], args.waiting.wait())
 }
 
@@ -197,7 +197,7 @@ pub(super) fn evacuate(options: &Options, stop: &Stop, args: &EvacuateArgs) -> R
         deadline,
         moves: args.moves,
     });
-    session.finish(vec![order.map_err(Failure::new)?], args.waiting.wait())?;
+    session.finish(vec![order?], args.waiting.wait())?;
     match moved {
         Some(moved) if args.waiting.wait() => moved.finish(&session),
         _ => Ok(()),
@@ -225,7 +225,7 @@ fn node(
 ) -> Result<(), Failure> {
     let session = Session::open_told(options, stop)?;
     let node = find(&session, |view| view.find_node(text))?;
-    let order = command(&session.controller, node).map_err(Failure::new)?;
+    let order = command(&session.controller, node)?;
     session.finish(vec![order], waiting.wait())
 }
 
@@ -252,10 +252,7 @@ pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) ->
         return Err(Failure::new(format!("{file}: it has no configure: at the top")));
     }
     let session = Session::open(options, stop)?;
-    let order = session
-        .controller
-        .configure(configuration)
-        .map_err(Failure::new)?;
+    let order = session.controller.configure(configuration)?;
     session.finish(vec![order], args.waiting.wait())
 }
 
@@ -334,14 +331,14 @@ fn public_ip(
             vnic_mac: args.mac.clone().unwrap_or_default(),
         },
     );
-    session.finish(vec![order.map_err(Failure::new)?], args.waiting.wait())
+    session.finish(vec![order?], args.waiting.wait())
 }
 
 /// The concentrator that a public address is a matter of, and its tenant.
 fn concentrator(view: &View, args: &PublicIpArgs) -> Result<(Uuid, Id), Failure> {
     let tenant = args.tenant.map(Id::from);
     if let Some(text) = &args.cnci {
-        let cnci = view.find_cnci(text).map_err(Failure::new)?;
+        let cnci = view.find_cnci(text)?;
         let known = || {
             view.cnci(cnci)
                 .map(|cnci| cnci.tenant.clone())

@@ -3,10 +3,10 @@
 use std::io::{self, BufRead, Read};
 use std::iter::Peekable;
 
-/// So many blanks between two digits are no text.
+/// The most blanks between two digits: an endless input of blanks has to end somewhere.
 const MAX_BLANKS: usize = 1 << 20;
 
-/// Reads digits as bytes. Blanks may stand anywhere, 0x at the begin of a word.
+/// Reads digits as bytes. Blanks may stand anywhere, 0x at the beginning of a word.
 pub(super) struct Digits<R: Read> {
     text: Peekable<io::Bytes<R>>,
     /// How many characters were taken.
@@ -43,14 +43,12 @@ impl<R: BufRead> Digits<R> {
                 self.taken += 1;
                 continue;
             }
-            let digit = match c {
-                b'0'..=b'9' => c - b'0',
-                b'a'..=b'f' => c - b'a' + 10,
-                b'A'..=b'F' => c - b'A' + 10,
-                _ => {
-                    let what = format!("{:?} is no hexadecimal digit", char::from(c));
-                    return Err(self.invalid(&what));
-                }
+            let digit = char::from(c)
+                .to_digit(16)
+                .and_then(|digit| u8::try_from(digit).ok());
+            let Some(digit) = digit else {
+                let what = format!("{:?} is no hexadecimal digit", char::from(c));
+                return Err(self.invalid(&what));
             };
             blanks = 0;
             match self.half.take() {
@@ -72,17 +70,13 @@ impl<R: BufRead> Digits<R> {
 }
 
 impl<R: BufRead> Read for Digits<R> {
-    /// A byte at a time, so that an error comes behind all that is good.
+    /// One byte at a time, so that everything before an error is read.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let Some(slot) = into.first_mut() else {
             return Ok(0);
         };
-        Ok(match self.next_byte()? {
-            Some(byte) => {
-                *slot = byte;
-                1
-            }
-            None => 0,
-        })
+        let byte = self.next_byte()?;
+        *slot = byte.unwrap_or(*slot);
+        Ok(usize::from(byte.is_some()))
     }
 }

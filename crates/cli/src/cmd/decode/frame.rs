@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::output::Output;
 
 /// A frame as far as it can be read.
+#[derive(Default)]
 pub(super) struct Frame {
     pub(super) at: usize,
     pub(super) len: usize,
@@ -17,12 +18,13 @@ pub(super) struct Frame {
     pub(super) problems: Vec<Problem>,
 }
 
+/// A field of a frame.
 pub(super) struct Field {
     pub(super) name: String,
     pub(super) at: usize,
     pub(super) len: usize,
     pub(super) value: Value,
-    /// The value for people, where it is not the same.
+    /// The value for people, if it differs.
     pub(super) text: Option<String>,
 }
 

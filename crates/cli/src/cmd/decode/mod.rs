@@ -1,14 +1,14 @@
 //! `ssntp decode`: names every field of frames.
 //!
 //! ```text
-//!  file, standard input ─▶ Digits, where it is text ─▶ Frames ─▶ print, JSON
+//!  file, standard input ─▶ Digits, if it is text ─▶ Frames ─▶ print, JSON
 //!                                                        └ Walk: one frame, field by field
 //! ```
 //!
-//! The input is walked field by field rather than through the codec, so that
-//! a frame that the codec refuses is still shown up to the byte where it goes
-//! wrong. What one frame has wrong inside its own length does not keep the
-//! next one from being read; what leaves the length in doubt does.
+//! The input is walked field by field rather than through the codec, so that a frame
+//! that the codec refuses is still shown up to the byte where it goes wrong. A fault
+//! inside a frame's own length does not keep the next frame from being read; a fault
+//! of the length does.
 //!
 //! The input may be endless: one frame of it is in memory at a time.
 //!
@@ -27,7 +27,7 @@ mod walk;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use self::digits::Digits;
 use self::frame::Frame;
@@ -41,16 +41,16 @@ const MAX_PROBLEMS: usize = 1000;
 
 /// Name every field of frames
 ///
-/// The input holds frames one after the other, as raw bytes or, where it begins
-/// with a hexadecimal digit or a blank, as digits (0x is passed over). It is
-/// read as it comes. Offsets count the frames' bytes. Exits with 1 where
-/// something is wrong, and reads no further where too much is.
+/// The input holds frames one after the other: as raw bytes or, if it begins with a
+/// hexadecimal digit or a blank, as digits (0x is skipped). One frame is in memory at a
+/// time. Offsets count the frames' bytes. The exit code is 1 if a frame is wrong;
+/// after 1000 problems, nothing more is read.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Print one JSON object per frame and line
     #[arg(long)]
     json: bool,
-    /// The frames, - for the standard input
+    /// The file with the frames; - is the standard input
     #[arg(default_value = "-")]
     file: PathBuf,
 }
@@ -58,7 +58,8 @@ pub(crate) struct Args {
 /// Runs `ssntp decode`.
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let _stop = Stop::install()?;
-    let name = match args.file.as_os_str() == "-" {
+    let is_stdin = args.file.as_os_str() == "-";
+    let name = match is_stdin {
         true => "standard input".to_owned(),
         false => args.file.display().to_string(),
     };
@@ -67,45 +68,35 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         io::ErrorKind::InvalidData => fail(&error),
         _ => fail(&format_args!("cannot read: {error}")),
     };
-    let mut frames = open(&args.file).and_then(Frames::of).map_err(unreadable)?;
+    let source: Box<dyn BufRead> = match is_stdin {
+        true => Box::new(BufReader::new(io::stdin())),
+        false => Box::new(BufReader::new(File::open(&args.file).map_err(unreadable)?)),
+    };
+    let mut frames = Frames::of(source).map_err(unreadable)?;
     let mut output = Output::new();
-    let (mut count, mut problems) = (0, 0);
-    let mut first = None;
-    for frame in frames.by_ref() {
+    let (mut count, mut problems) = (0, Vec::new());
+    while problems.len() < MAX_PROBLEMS
+        && let Some(frame) = frames.next().map_err(unreadable)?
+    {
         count += 1;
-        if args.json {
-            output.json(frame.to_json())?;
-        } else {
-            frame.print(count, &mut output)?;
+        match args.json {
+            true => output.json(frame.to_json())?,
+            false => frame.print(count, &mut output)?,
         }
-        problems += frame.problems.len();
-        first = first.or(frame.problems.into_iter().next());
-        if problems >= MAX_PROBLEMS {
-            break;
-        }
+        problems.extend(frame.problems);
     }
     output.flush()?;
-    if let Some(error) = frames.failed {
-        return Err(unreadable(error));
-    }
-    match (first, problems) {
-        (None, _) if count == 0 => Err(fail(&"no frame in it")),
-        (None, _) => Ok(()),
-        (Some(first), 1) => Err(fail(&first)),
-        (Some(first), MAX_PROBLEMS..) => Err(fail(&format_args!(
-            "{first} (and {} more; nothing is read from offset {:#x} on)",
-            problems - 1,
+    let more = problems.len().saturating_sub(1);
+    match problems.first() {
+        None if count == 0 => Err(fail(&"no frame in it")),
+        None => Ok(()),
+        Some(only) if more == 0 => Err(fail(only)),
+        Some(first) if problems.len() < MAX_PROBLEMS => Err(fail(&format_args!("{first} (and {more} more)"))),
+        Some(first) => Err(fail(&format_args!(
+            "{first} (and {more} more; nothing is read from offset {:#x} on)",
             frames.at
         ))),
-        (Some(first), more) => Err(fail(&format_args!("{first} (and {} more)", more - 1))),
     }
-}
-
-fn open(file: &Path) -> io::Result<Box<dyn BufRead>> {
-    Ok(match file.as_os_str() == "-" {
-        true => Box::new(BufReader::new(io::stdin())),
-        false => Box::new(BufReader::new(File::open(file)?)),
-    })
 }
 
 /// The frames of an input, up to the one behind which nothing can be read.
@@ -131,28 +122,19 @@ impl Frames {
             failed: None,
         })
     }
-}
 
-impl Iterator for Frames {
-    type Item = Frame;
-
-    fn next(&mut self) -> Option<Frame> {
-        if self.ended {
-            return None;
+    /// The next frame; an error of the input comes after what was read of its frame.
+    fn next(&mut self) -> io::Result<Option<Frame>> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
         }
-        match self.source.fill_buf() {
-            Ok([]) => return None,
-            Ok(_) => {}
-            Err(error) => {
-                self.failed = Some(error);
-                self.ended = true;
-                return None;
-            }
+        if self.ended || self.source.fill_buf()?.is_empty() {
+            return Ok(None);
         }
         let walked = Walk::frame_at(self.at, &mut *self.source);
-        self.at = walked.frame.at + walked.frame.len;
+        self.at += walked.frame.len;
         self.ended = walked.lost;
         self.failed = walked.failed;
-        Some(walked.frame)
+        Ok(Some(walked.frame))
     }
 }

@@ -18,14 +18,14 @@ pub(super) const MAX_PAYLOAD: usize = 64 << 20;
 /// The only version of the trace block.
 const TRACE_VERSION: u8 = 1;
 
-/// Walks one frame. The calls that take bytes answer `None`, having noted the
-/// problem, where they are not there.
+/// Walks one frame. The calls that take bytes note a problem and answer `None` if the
+/// bytes are not there.
 pub(super) struct Walk<'a> {
     source: &'a mut dyn BufRead,
     at: usize,
-    /// Where the bytes end that were read, of which the last may be too few.
+    /// The offset behind the last byte that was read.
     seen: usize,
-    /// Where the bytes end that may be taken, and what ends there.
+    /// The offset behind the last byte that may be taken, and the part that ends there.
     end: usize,
     within: &'static str,
     frame: Frame,
@@ -35,7 +35,7 @@ pub(super) struct Walk<'a> {
 /// A frame that was walked.
 pub(super) struct Walked {
     pub(super) frame: Frame,
-    /// It is not known where the next frame begins.
+    /// Whether it is unknown where the next frame begins.
     pub(super) lost: bool,
     pub(super) failed: Option<io::Error>,
 }
@@ -61,16 +61,13 @@ impl<'a> Walk<'a> {
             within: "the input",
             frame: Frame {
                 at,
-                len: 0,
-                kind: None,
-                fields: Vec::new(),
-                problems: Vec::new(),
+                ..Frame::default()
             },
             failed: None,
         }
     }
 
-    /// The whole frame; `None` where it is not known where it ends.
+    /// The whole frame; `None` if it is unknown where it ends.
     fn frame(&mut self) -> Option<()> {
         let start = self.at;
         let major = self.byte("major")?;
@@ -134,8 +131,8 @@ impl<'a> Walk<'a> {
         Some(())
     }
 
-    /// The trace block. What is wrong inside it costs the block, not the
-    /// frame; a length that cannot be true costs the rest.
+    /// The trace block. A fault inside it costs the block, not the frame; a length
+    /// that cannot be true costs the rest.
     fn trace(&mut self) -> Option<()> {
         let at = self.at;
         let announced = self.number("trace length")?;
@@ -150,15 +147,25 @@ impl<'a> Walk<'a> {
             self.beyond(at, "trace block", announced, block.len());
             return None;
         }
-        let mut block: &[u8] = &block;
-        let mut inside = Walk::new(&mut block, self.at);
-        (inside.end, inside.within) = (self.at + len, "the trace block");
-        std::mem::swap(&mut inside.frame, &mut self.frame);
-        // Whatever was found is noted already.
-        let _ = inside.trace_fields();
-        self.frame = inside.frame;
-        self.at += len;
+        self.inside(&block, "the trace block", |walk| walk.trace_fields());
         Some(())
+    }
+
+    /// Walks bytes that were read already. Problems inside them are noted, and do not
+    /// hide what follows.
+    fn inside(
+        &mut self,
+        mut bytes: &[u8],
+        within: &'static str,
+        walk: impl FnOnce(&mut Walk<'_>) -> Option<()>,
+    ) {
+        let end = self.at + bytes.len();
+        let mut inside = Walk::new(&mut bytes, self.at);
+        (inside.end, inside.within) = (end, within);
+        std::mem::swap(&mut inside.frame, &mut self.frame);
+        let _ = walk(&mut inside);
+        self.frame = inside.frame;
+        self.at = end;
     }
 
     fn trace_fields(&mut self) -> Option<()> {
@@ -222,14 +229,7 @@ impl<'a> Walk<'a> {
             return None;
         }
         if let Some(kind) = self.frame.kind.filter(|kind| kind.is_of_streams()) {
-            let mut block: &[u8] = &bytes;
-            let mut inside = Walk::new(&mut block, at);
-            (inside.end, inside.within) = (at + len, "the payload");
-            std::mem::swap(&mut inside.frame, &mut self.frame);
-            // Whatever was found is noted already.
-            let _ = inside.stream_fields(kind);
-            self.frame = inside.frame;
-            self.at += len;
+            self.inside(&bytes, "the payload", |walk| walk.stream_fields(kind));
             return Some(());
         }
         self.at += len;
@@ -328,8 +328,8 @@ impl<'a> Walk<'a> {
         Some(bytes)
     }
 
-    /// So many bytes, or fewer where the input ends: what is announced costs
-    /// no memory before it is there.
+    /// So many bytes, or fewer if the input ends. A length that is only announced
+    /// costs no memory.
     fn read(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
         if let Err(error) = (&mut *self.source).take(len as u64).read_to_end(&mut bytes) {

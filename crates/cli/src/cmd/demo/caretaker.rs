@@ -1,5 +1,5 @@
-//! `ssntp caretaker`: waits until a demo has ended, and removes what is left
-//! of it.
+//! The directory of a demo, and `ssntp caretaker`: the process that removes what is
+//! left in it once the demo has ended.
 //!
 //! ```text
 //!  demo ──── pipe ────▶ caretaker      the demo ends in any way: the pipe does, too
@@ -9,24 +9,25 @@
 //!   directory ◀─────────────┘ removed
 //! ```
 //!
-//! A demo that ends in order has removed all of it by then. One that is killed
-//! by SIGKILL can't, and neither its children nor their workloads, which
-//! outlive agents on purpose, would end by themselves.
+//! A demo that ends in order has ended all its processes by then. One that is killed
+//! by SIGKILL cannot, and neither its children nor their workloads, which outlive
+//! agents on purpose, would end by themselves.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getpid, kill_process};
+use uuid::Uuid;
 
 use super::now;
-use super::processes::{Processes, end_of, pause};
+use super::processes::{end_of, pause, program};
 use crate::failure::Failure;
 
 /// How long killed processes may take to be gone.
@@ -39,17 +40,25 @@ pub(crate) struct Args {
     directory: PathBuf,
 }
 
-/// The process that waits for the end of this one. Dropping it waits for its
-/// end in turn, so that nothing is left of that either.
-pub(super) struct Caretaker(Child);
+/// A directory for one demo, and the process that removes it. Dropping this waits
+/// until both are gone.
+pub(super) struct Caretaker {
+    directory: PathBuf,
+    child: Child,
+}
 
 impl Caretaker {
-    pub(super) fn start(directory: &Path) -> Result<Self, Failure> {
-        // Of a group of its own, so that no Ctrl-C ends it, and elsewhere, so
-        // that it does not find itself.
-        let child = Command::new(Processes::program()?)
+    pub(super) fn start() -> Result<Self, Failure> {
+        let path = std::env::temp_dir().join(format!("ssntp-demo-{}", Uuid::new_v4()));
+        let made = DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
+        // The name without symbolic links, by which the system says where a process runs.
+        let directory = path.canonicalize().unwrap_or(path);
+        // In a group of its own, so that no Ctrl-C ends it, and in another directory,
+        // so that it does not find itself.
+        let child = Command::new(program()?)
             .arg("caretaker")
-            .arg(directory)
+            .arg(&directory)
             .current_dir("/")
             .process_group(0)
             .stdin(Stdio::piped())
@@ -57,88 +66,87 @@ impl Caretaker {
             .stderr(Stdio::null())
             .spawn();
         child
-            .map(Self)
-            .map_err(|e| Failure::new(format!("cannot start the caretaker: {e}")))
+            .map_err(|e| {
+                let _ = fs::remove_dir(&directory);
+                Failure::new(format!("cannot start the caretaker: {e}"))
+            })
+            .map(|child| Self {
+                directory: directory.clone(),
+                child,
+            })
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Waits until everything is removed. Fails if processes had to be killed first.
+    pub(super) fn end(mut self) -> Result<(), Failure> {
+        match self.wait() {
+            true => Ok(()),
+            false => Err(Failure::new("processes were left, and had to be killed")),
+        }
+    }
+
+    fn wait(&mut self) -> bool {
+        drop(self.child.stdin.take());
+        end_of(&mut self.child, now() + 2 * END)
     }
 }
 
 impl Drop for Caretaker {
     fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        let _ = end_of(&mut self.0, now() + 2 * END);
+        self.wait();
     }
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    // Nothing is ever written: what ends is the pipe.
+    // The demo writes nothing: the pipe ends when the demo does.
     let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-    if !args.directory.exists() {
-        return Ok(());
-    }
-    end_all(|| [programs_in(&args.directory), instances_below(&args.directory)].concat());
-    fs::remove_dir_all(&args.directory)
-        .map_err(|e| Failure::new(format!("{}: {e}", args.directory.display())))
-}
-
-/// Kills what our agents have started in a directory. Gives how many there
-/// were at first.
-pub(super) fn end_instances(directory: &Path) -> usize {
-    end_all(|| instances_below(directory))
-}
-
-fn end_all(find: impl Fn() -> Vec<Pid>) -> usize {
-    let mut left = find();
-    let first = left.len();
-    let deadline: Instant = now() + END;
+    let directory = &args.directory;
+    let mut left = left_in(directory);
+    let were_left = !left.is_empty();
+    let deadline = now() + END;
     while !left.is_empty() && now() < deadline {
         for pid in left {
             let _ = kill_process(pid, Signal::KILL);
         }
         pause();
-        left = find();
+        left = left_in(directory);
     }
-    first
+    fs::remove_dir_all(directory).map_err(|e| Failure::new(format!("{}: {e}", directory.display())))?;
+    match were_left {
+        true => Err(Failure::silent(1)),
+        false => Ok(()),
+    }
 }
 
-/// The processes of this program that run in a directory: a demo's children.
-fn programs_in(directory: &Path) -> Vec<Pid> {
-    let Ok(own) = fs::metadata("/proc/self/exe") else {
-        return Vec::new();
-    };
-    processes(|proc| {
-        // The same file, even where it was replaced since.
-        let same =
-            fs::metadata(proc.join("exe")).is_ok_and(|exe| (exe.dev(), exe.ino()) == (own.dev(), own.ino()));
-        same && fs::read_link(proc.join("cwd")).is_ok_and(|cwd| cwd == directory)
-    })
-}
-
-/// The processes that belong to an instance in a directory: they run there, or
-/// were given its directory by the agent.
-fn instances_below(directory: &Path) -> Vec<Pid> {
-    let is_place = |path: &Path| {
+/// The processes of the demo in a directory: this program running there, and all
+/// that run in the directory of an instance or were given it by the agent.
+fn left_in(directory: &Path) -> Vec<Pid> {
+    let file = |path: &Path| fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
+    // The same file, even if another one has its name by now.
+    let own = file(Path::new("/proc/self/exe"));
+    let is_instance = |path: &Path| {
         let below = path.strip_prefix(directory);
-        below.is_ok_and(|place| place.components().any(|part| part.as_os_str() == "instances"))
+        below.is_ok_and(|below| below.iter().any(|part| part == "instances"))
     };
-    processes(|proc| {
-        if fs::read_link(proc.join("cwd")).is_ok_and(|cwd| is_place(&cwd)) {
+    let is_left = |proc: &Path| {
+        let cwd = fs::read_link(proc.join("cwd")).unwrap_or_default();
+        if is_instance(&cwd) || cwd == directory && file(&proc.join("exe")) == own {
             return true;
         }
         let environment = fs::read(proc.join("environ")).unwrap_or_default();
         let mut variables = environment.split(|byte| *byte == 0);
         variables.any(|variable| {
-            let place = variable.strip_prefix(b"SSNTP_DIR=");
-            place.is_some_and(|place| is_place(Path::new(OsStr::from_bytes(place))))
+            let given = variable.strip_prefix(b"SSNTP_DIR=");
+            given.is_some_and(|given| is_instance(Path::new(OsStr::from_bytes(given))))
         })
-    })
-}
-
-/// The processes of which that holds, without this one.
-fn processes(which: impl Fn(&Path) -> bool) -> Vec<Pid> {
+    };
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| {
-        let pid = Pid::from_raw(entry.file_name().to_str()?.parse::<i32>().ok()?)?;
-        (pid != getpid() && which(&entry.path())).then_some(pid)
+        let pid = Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)?;
+        (pid != getpid() && is_left(&entry.path())).then_some(pid)
     });
     pids.collect()
 }

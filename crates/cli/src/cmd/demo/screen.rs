@@ -1,16 +1,15 @@
 //! What the demo shows: on a terminal a live table under the steps that have
 //! been seen; elsewhere a line for each step and each change.
 
-use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::time::Instant;
 
-use comfy_table::{Table, presets};
-use ssntp::payload::InstanceState;
+use comfy_table::Table;
 use ssntp_cluster::controller::{Change, View};
-use uuid::Uuid;
 
-use crate::cmd::ctl::tables::{host, instance_state, node_status, node_type, share, short, with_unit};
+use crate::cmd::ctl::tables::{
+    host, instance_state, node_status, node_type, or_dash, running, share, short, table, with_unit,
+};
 use crate::failure::Failure;
 use crate::output::{Output, printable};
 
@@ -23,7 +22,6 @@ pub(super) struct Screen {
     began: Instant,
     /// How many lines of table stand below the steps.
     drawn: usize,
-    names: BTreeMap<Uuid, &'static str>,
 }
 
 impl Screen {
@@ -32,7 +30,6 @@ impl Screen {
             live: std::io::stdout().is_terminal(),
             began,
             drawn: 0,
-            names: BTreeMap::new(),
         }
     }
 
@@ -41,39 +38,27 @@ impl Screen {
         self.live
     }
 
-    /// An instance is shown under a name.
-    pub(super) fn name(&mut self, instance: Uuid, name: &'static str) {
-        self.names.insert(instance, name);
-    }
-
-    /// An instance, or a node, for a sentence.
-    pub(super) fn called(&self, uuid: Uuid) -> String {
-        let text = short(&uuid.to_string());
-        match self.names.get(&uuid) {
-            Some(name) => format!("{name} ({text})"),
-            None => text,
-        }
-    }
-
-    /// A step that has been seen.
-    pub(super) fn step(&mut self, text: impl std::fmt::Display) -> Result<(), Failure> {
+    /// A step that has been seen. Lines after the first are its details.
+    pub(super) fn step(&mut self, text: &str) -> Result<(), Failure> {
         let time = self.began.elapsed().as_secs_f64();
-        self.line(format!("{time:5.1} s  {}", printable(&text.to_string())))
-    }
-
-    /// A line that belongs to the step before.
-    pub(super) fn detail(&mut self, text: impl std::fmt::Display) -> Result<(), Failure> {
-        self.line(format!("         {}", printable(&text.to_string())))
+        let mut lines = text.lines().map(printable);
+        let first = format!("{time:5.1} s  {}", lines.next().unwrap_or_default());
+        let details = lines.map(|line| format!("\n         {line}"));
+        self.line(first + &details.collect::<String>())
     }
 
     fn line(&mut self, text: String) -> Result<(), Failure> {
+        let erased = self.erase();
+        self.print(&format!("{erased}{text}\n"))
+    }
+
+    fn print(&self, text: &str) -> Result<(), Failure> {
         let mut output = Output::new();
-        output.text(&self.erase())?;
-        output.line(text)?;
+        output.text(text)?;
         output.flush()
     }
 
-    /// A change, where there is no table that shows it.
+    /// A change, if there is no table that shows it.
     pub(super) fn change(&mut self, change: &Change) -> Result<(), Failure> {
         let shown = matches!(
             change,
@@ -88,7 +73,7 @@ impl Screen {
                 | Change::Offline { .. }
         );
         match shown && !self.live {
-            true => self.detail(format!("· {change}")),
+            true => self.line(format!("         · {}", printable(&change.to_string()))),
             false => Ok(()),
         }
     }
@@ -99,19 +84,16 @@ impl Screen {
             return Ok(());
         }
         let mut text = self.erase();
-        let table = format!("{}\n{}\n", nodes(view), self.instances(view));
+        let table = format!("{}\n{}\n", nodes(view), instances(view));
         text.push_str(&table);
         self.drawn = table.lines().count();
-        let mut output = Output::new();
-        output.text(&text)?;
-        output.flush()
+        self.print(&text)
     }
 
     /// Takes the table away.
     pub(super) fn end(&mut self) -> Result<(), Failure> {
-        let mut output = Output::new();
-        output.text(&self.erase())?;
-        output.flush()
+        let erased = self.erase();
+        self.print(&erased)
     }
 
     /// Back to the first line of the table, with all below it cleared.
@@ -121,27 +103,21 @@ impl Screen {
             lines => format!("\x1b[{lines}A\x1b[J"),
         }
     }
-
-    fn instances(&self, view: &View) -> Table {
-        let mut table = table(["instance", "what", "state", "node", "cpu", "memory"]);
-        for instance in view.instances().take(MOST_ROWS) {
-            let name = self.names.get(&instance.uuid);
-            table.add_row([
-                short(&instance.uuid.to_string()),
-                name.map_or("-".into(), |name| (*name).into()),
-                instance_state(view, instance),
-                short(&instance.node.to_string()),
-                with_unit(instance.stats.cpu_usage, "%"),
-                with_unit(instance.stats.memory_usage_mb, " MB"),
-            ]);
-        }
-        more(&mut table, view.instances().count());
-        table
-    }
 }
 
 fn nodes(view: &View) -> Table {
-    let mut table = table([
+    let rows = view.nodes().take(MOST_ROWS).map(|node| {
+        [
+            short(&node.uuid.to_string()),
+            node_type(node).into(),
+            host(&node.stats.hostname),
+            node_status(node),
+            node.stats.load.to_string(),
+            share(node.stats.mem_available_mb, node.stats.mem_total_mb),
+            format!("{} run", running(view, node)),
+        ]
+    });
+    let header = [
         "node",
         "type",
         "host",
@@ -149,35 +125,29 @@ fn nodes(view: &View) -> Table {
         "load",
         "memory free",
         "instances",
-    ]);
-    for node in view.nodes().take(MOST_ROWS) {
-        let running = view
-            .instances_of(node.uuid)
-            .filter(|i| i.state == InstanceState::Active)
-            .count();
-        table.add_row([
-            short(&node.uuid.to_string()),
-            node_type(node).into(),
-            host(&node.stats.hostname),
-            node_status(node),
-            node.stats.load.to_string(),
-            share(node.stats.mem_available_mb, node.stats.mem_total_mb),
-            format!("{running} run"),
-        ]);
-    }
-    more(&mut table, view.nodes().count());
-    table
+    ];
+    with_more(table(true, header, rows), view.nodes().count())
 }
 
-fn table<const N: usize>(header: [&str; N]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED);
-    table.set_header(header);
-    table
+fn instances(view: &View) -> Table {
+    let rows = view.instances().take(MOST_ROWS).map(|instance| {
+        [
+            short(&instance.uuid.to_string()),
+            or_dash(printable(&instance.stats.name)),
+            instance_state(view, instance),
+            short(&instance.node.to_string()),
+            with_unit(instance.stats.cpu_usage, "%"),
+            with_unit(instance.stats.memory_usage_mb, " MB"),
+        ]
+    });
+    let header = ["instance", "what", "state", "node", "cpu", "memory"];
+    with_more(table(true, header, rows), view.instances().count())
 }
 
-fn more(table: &mut Table, rows: usize) {
+/// A table of the first rows of so many, with a line that says how many more there are.
+fn with_more(mut table: Table, rows: usize) -> Table {
     if rows > MOST_ROWS {
         table.add_row([format!("{} more", rows - MOST_ROWS)]);
     }
+    table
 }

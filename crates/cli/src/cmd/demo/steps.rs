@@ -1,15 +1,14 @@
 //! What the demo does, and what has to be seen of it.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use ssntp::client::ClientConfig;
 use ssntp::payload::{
-    AssignPublicIp, FrameTrace, InstanceState, NextState, NodeStatus, Persistence, ReleasePublicIp,
-    Requirements, RestartPolicy, Start, VmType, timestamp,
+    AssignPublicIp, FrameTrace, InstanceState, NextState, NodeStatus, NodeTrace, Persistence,
+    ReleasePublicIp, Requirements, RestartPolicy, Start, VmType, timestamp,
 };
-use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
+use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Issued};
 use ssntp::proto::Outputs;
 use ssntp::{Role, transport::Address};
 use ssntp_cluster::controller::{
@@ -18,20 +17,47 @@ use ssntp_cluster::controller::{
 use uuid::Uuid;
 
 use super::now;
-use super::processes::Processes;
+use super::processes::{Processes, program};
 use super::screen::Screen;
-use super::watch::{LIMIT, Seen};
 use crate::cmd::ctl::tables::short;
 use crate::failure::Failure;
 use crate::output::printable;
 use crate::signals::Stop;
 
-/// How long what is left may take to be deleted after something went wrong.
+/// A step: it does something, waits until that is seen, and gives the sentence to
+/// print. Further lines of the text are details.
+type Step = fn(&mut Demo<'_>) -> Result<String, Failure>;
+
+/// All that is to be seen before everything is deleted.
+pub(super) const STEPS: [Step; 16] = [
+    |demo| demo.configure(),
+    |demo| demo.start_workload(0),
+    |demo| demo.start_workload(1),
+    |demo| demo.start_workload(2),
+    |demo| demo.start_cnci(),
+    |demo| demo.assign_ip(),
+    |demo| demo.stop(),
+    |demo| demo.restart(),
+    |demo| demo.show_log(),
+    |demo| demo.evacuate(),
+    |demo| demo.restore(),
+    |demo| demo.start_again(),
+    |demo| demo.end_by_itself(),
+    |demo| demo.start_what_is_missing(),
+    |demo| demo.start_what_fits_nowhere(),
+    |demo| demo.show_trace(),
+];
+
+/// How long the instances may take to be deleted after something went wrong.
 const CLEAN_UP: Duration = Duration::from_secs(3);
-/// Memory for the instances of a node, and for one of them, in MB.
-const NODE_MEM: &str = "4096";
+/// The flags of the scheduler, and those that all agents have. Of the files in the
+/// demo's directory; other users may not be able to reach it, so that instances run
+/// as the agent's user.
+const SCHEDULER: &str =
+    "scheduler --listen 127.0.0.1:0 --ca ca.pem --cert scheduler.pem --config cluster.yaml --require-bound";
+const NODE: &str = "--ca ca.pem --mem 4096 --interval 1 --grace 2 --confinement rlimits --users agent";
+/// Memory of a workload in MB, and more than any node has.
 const WORKLOAD_MEM: i64 = 64;
-/// More than any node has.
 const TOO_MUCH_MEM: i64 = 1_000_000;
 
 const WORKLOADS: [&str; 3] = ["web", "database", "batch"];
@@ -39,6 +65,8 @@ const WORKLOADS: [&str; 3] = ["web", "database", "batch"];
 const WORK: &str =
     "echo hello from process $$; while sleep 0.2; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; done";
 const FAILS_ONCE: &str = "test -e ran && exec sleep 1000; touch ran; exit 3";
+/// Runs a program with some flags in a directory, whatever characters their names have.
+const RUN_IN: &str = r#"cd "$0" && exec "$1" $2"#;
 const PUBLIC_IP: &str = "198.51.100.20";
 const PRIVATE_IP: &str = "172.16.0.5";
 const CNCI_IP: &str = "10.0.0.33";
@@ -49,313 +77,182 @@ configure:
     mgmt_net: [127.0.0.0/8]
 ";
 
-/// Why the demo does not go on.
-#[derive(Debug)]
-pub(super) enum Interrupt {
-    /// A signal.
-    Stopped,
-    Failed(Failure),
-}
-
-impl From<Failure> for Interrupt {
-    fn from(failure: Failure) -> Self {
-        Self::Failed(failure)
-    }
-}
-
-/// A cluster that stands.
+/// A cluster that is up.
 pub(super) struct Demo<'a> {
     pub(super) processes: &'a mut Processes,
     pub(super) screen: &'a mut Screen,
     pub(super) stop: &'a Stop,
+    /// Everything is being deleted: no signal ends a wait.
+    pub(super) is_ending: bool,
     pub(super) controller: Controller,
     pub(super) changes: Receiver<Change>,
     /// Each entity has a certificate that is bound to its UUID.
     authority: Authority,
     address: String,
-    workloads: Vec<Uuid>,
+    workloads: [Uuid; 3],
     tenant: Uuid,
     cnci: Uuid,
     /// The label of the START whose trace is shown.
     traced: String,
-    /// How long the table shows what a step has brought about.
+    /// How long the table stands still after a step.
     pace: Duration,
 }
 
 impl<'a> Demo<'a> {
-    /// Starts the processes and the controller, and waits until all nodes are
-    /// ready.
+    /// Starts the processes and the controller, and waits until all nodes are ready.
     pub(super) fn bring_up(
         processes: &'a mut Processes,
         screen: &'a mut Screen,
         stop: &'a Stop,
         agents: u16,
         pace: Duration,
-    ) -> Seen<Self> {
-        let authority = Authority::new(&AuthorityRequest::default()).map_err(Failure::from)?;
-        let directory = processes.directory().to_owned();
-        authority.save(&directory, false).map_err(Failure::from)?;
-        certificate(
-            &authority,
-            &directory,
-            Role::SCHEDULER,
-            "scheduler",
-            Uuid::new_v4(),
-        )?;
-        // For who tries `ssntp ctl` meanwhile.
-        certificate(
-            &authority,
-            &directory,
-            Role::CONTROLLER,
-            "controller",
-            Uuid::new_v4(),
-        )?;
-        let listen = [
-            "scheduler",
-            "--listen",
-            "127.0.0.1:0",
-            "--ca",
-            "ca.pem",
-            "--cert",
-            "scheduler.pem",
-        ];
-        let (said, pid) = processes.start(
-            "scheduler",
-            &[&listen[..], &["--config", "cluster.yaml", "--require-bound"]].concat(),
-            stop,
-        )?;
-        let address = said.strip_prefix("listening at ").unwrap_or(&said).to_owned();
-        screen.step(format!("a scheduler listens at {address} (process {pid})"))?;
+    ) -> Result<Self, Failure> {
+        let authority = Authority::new(&AuthorityRequest::default())?;
+        let directory = processes.directory();
+        authority.save(directory, false)?;
+        issue(&authority, Role::SCHEDULER)?.save(directory.join("scheduler.pem"))?;
+        // For a user who tries `ssntp ctl` meanwhile.
+        issue(&authority, Role::CONTROLLER)?.save(directory.join("controller.pem"))?;
+        let (line, pid) = processes.start("scheduler", SCHEDULER, stop)?;
+        let address = line.strip_prefix("listening at ").unwrap_or(&line).to_owned();
+        screen.step(&format!("a scheduler listens at {address} (process {pid})"))?;
 
-        let issued = authority
-            .issue(&CertificateRequest::new(Role::CONTROLLER).uuid(Uuid::new_v4()))
-            .map_err(Failure::from)?;
-        let parsed: Address = address
-            .parse()
-            .map_err(|e| Failure::new(format!("{address}: {e}")))?;
-        let client = ClientConfig::new(issued.identity(), authority.trust()).address(parsed);
-        let controller =
-            Controller::start(ControllerConfig::new(client).tracing(true)).map_err(Failure::new)?;
+        let parsed: Address = address.parse()?;
+        let identity = issue(&authority, Role::CONTROLLER)?.identity();
+        let client = ClientConfig::new(identity, authority.trust()).address(parsed);
+        let controller = Controller::start(ControllerConfig::new(client).tracing(true))?;
         let mut demo = Self {
             changes: controller.subscribe(),
             processes,
             screen,
             stop,
+            is_ending: false,
             controller,
             authority,
             address,
-            workloads: WORKLOADS.map(|_| Uuid::new_v4()).into(),
+            workloads: WORKLOADS.map(|_| Uuid::new_v4()),
             tenant: Uuid::new_v4(),
             cnci: Uuid::new_v4(),
             traced: String::new(),
             pace,
         };
-        for (uuid, name) in demo.workloads.iter().zip(WORKLOADS) {
-            demo.screen.name(*uuid, name);
-        }
-        demo.screen.name(demo.cnci, "CNCI");
         demo.start_nodes(agents)?;
         Ok(demo)
     }
 
-    fn start_nodes(&mut self, agents: u16) -> Seen {
+    fn start_nodes(&mut self, agents: u16) -> Result<(), Failure> {
         let mut pids = Vec::new();
-        for number in 1..=agents {
-            pids.push(self.start_node(Role::AGENT, &format!("agent-{number}"))?);
+        let names = (1..=agents).map(|number| (Role::AGENT, format!("agent-{number}")));
+        for (role, name) in names.chain([(Role::NETAGENT, "network-agent".into())]) {
+            let cert = self.processes.directory().join(format!("{name}.pem"));
+            issue(&self.authority, role)?.save(cert)?;
+            let address = &self.address;
+            let words = format!("{role} --connect {address} --cert {name}.pem --state {name} {NODE}");
+            pids.push(self.processes.start(&name, &words, self.stop)?.1.to_string());
         }
-        pids.push(self.start_node(Role::NETAGENT, "network-agent")?);
-        let nodes = usize::from(agents) + 1;
-        let ready = |view: &View| {
-            let ready = |node: &&_| is(node, &NodeStatus::Ready);
-            (view.nodes().filter(ready).count() == nodes).then_some(())
-        };
-        self.see("all nodes are READY", ready)?;
-        let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
-        self.screen.step(format!(
-            "{agents} agents and a network agent are READY (processes {})",
-            pids.join(", ")
-        ))?;
-        Ok(())
+        let is_ready =
+            |node: &&ssntp_cluster::controller::Node| node.connected && node.status == NodeStatus::Ready;
+        self.see("all nodes are READY", |view| {
+            (view.nodes().filter(is_ready).count() == pids.len()).then_some(())
+        })?;
+        let pids = pids.join(", ");
+        self.screen.step(&format!(
+            "{agents} agents and a network agent are READY (processes {pids})"
+        ))
     }
 
-    fn start_node(&mut self, role: Role, name: &str) -> Seen<u32> {
-        certificate(
-            &self.authority,
-            self.processes.directory(),
-            role,
-            name,
-            Uuid::new_v4(),
-        )?;
-        let (subcommand, cert) = (role.to_string(), format!("{name}.pem"));
-        let words = [
-            &subcommand,
-            "--connect",
-            &self.address,
-            "--ca",
-            "ca.pem",
-            "--cert",
-            &cert,
-            "--state",
-            name,
-            "--mem",
-            NODE_MEM,
-            "--interval",
-            "1",
-            "--grace",
-            "2",
-            "--confinement",
-            "rlimits",
-            // The demo's directory may be one that other users can't get to.
-            "--users",
-            "agent",
-        ];
-        Ok(self.processes.start(name, &words, self.stop)?.1)
-    }
-
-    /// All that is to be seen before everything is deleted.
-    pub(super) fn steps(&mut self) -> Seen {
-        let order = self.controller.configure(CONFIGURATION).map_err(Failure::new)?;
-        self.done(&order)?;
-        self.tell("the cluster has a configuration")?;
-        self.start_workloads()?;
-        self.start_cnci()?;
-        self.stop_and_restart()?;
-        self.show_log()?;
-        self.evacuate_and_restore()?;
-        self.start_again()?;
-        self.end_by_itself()?;
-        self.fail()?;
-        self.show_trace()
-    }
-
-    fn start_workloads(&mut self) -> Seen {
-        let mut orders = Vec::new();
-        for uuid in &self.workloads {
-            let start = Start {
-                persistence: Persistence::All,
-                requirements: Requirements {
-                    mem_mb: WORKLOAD_MEM,
-                    vcpus: 1,
-                    ..Requirements::default()
-                },
-                ..process(*uuid, &["sh", "-c", WORK])
-            };
-            orders.push(
-                self.controller
-                    .start_workload(&start.into())
-                    .map_err(Failure::new)?,
-            );
-        }
-        if let Some(first) = orders.first() {
-            self.traced = first.label().to_owned();
-        }
-        for order in &orders {
-            let (instance, node) = self.runs(order)?;
-            let (instance, node) = (self.screen.called(instance), self.screen.called(node));
-            self.tell(format!("workload {instance} runs on node {node}"))?;
+    /// Does one step after the other, and prints it.
+    pub(super) fn show_steps(&mut self) -> Result<(), Failure> {
+        for step in STEPS {
+            let text = step(self)?;
+            self.screen.step(&text)?;
+            self.draw()?;
+            if !self.pace.is_zero() {
+                self.wait(Some(now() + self.pace), |_| None::<()>)?;
+            }
         }
         Ok(())
     }
 
-    /// Waits until an instance runs; one that has ended already is not what
-    /// was wanted.
-    fn runs(&mut self, order: &Order) -> Seen<(Uuid, Uuid)> {
-        match self.done(order)? {
-            Shown::Running { instance, node } => Ok((instance, node)),
-            other => Err(Failure::new(other).into()),
-        }
+    fn configure(&mut self) -> Result<String, Failure> {
+        self.done(self.controller.configure(CONFIGURATION))?;
+        Ok("the cluster has a configuration".into())
     }
 
-    fn start_cnci(&mut self) -> Seen {
-        let program = Processes::program()?;
-        let directory = self.processes.directory();
-        certificate(
-            &self.authority,
-            directory,
-            Role::CNCIAGENT,
-            "cnciagent",
-            self.cnci,
-        )?;
-        let file = |name: &str| self.processes.directory().join(name).display().to_string();
-        let (ca, cert, state) = (file("ca.pem"), file("cnciagent.pem"), file("cnci"));
-        let (uuid, tenant) = (self.cnci.to_string(), self.tenant.to_string());
-        let program = program.display().to_string();
-        let words = [
-            &program,
-            "cnci",
-            "--connect",
-            &self.address,
-            "--ca",
-            &ca,
-            "--cert",
-            &cert,
-            "--uuid",
-            &uuid,
-            "--tenant",
-            &tenant,
-            "--ip",
-            CNCI_IP,
-            "--state",
-            &state,
-        ];
+    fn start_workload(&mut self, number: usize) -> Result<String, Failure> {
+        let instance = self.workloads[number];
         let start = Start {
-            tenant_uuid: self.tenant.into(),
-            requirements: Requirements {
-                mem_mb: WORKLOAD_MEM,
-                vcpus: 1,
-                network_node: true,
-                ..Requirements::default()
-            },
-            ..process(self.cnci, &words)
+            persistence: Persistence::All,
+            ..process(instance, WORKLOADS[number], &["sh", "-c", WORK])
         };
-        let order = self
-            .controller
-            .start_workload(&start.into())
-            .map_err(Failure::new)?;
-        self.runs(&order)?;
-        let cnci = self.cnci;
-        let announced = |view: &View| view.cnci(cnci).filter(|cnci| cnci.since.is_some()).map(|_| ());
-        self.see("the CNCI announces itself", announced)?;
-        let called = self.screen.called(cnci);
-        self.tell(format!(
-            "a concentrator, {called}, runs on the network node and has connected"
-        ))?;
+        let order = self.controller.start_workload(&start.into())?;
+        if number == 0 {
+            self.traced = order.label().to_owned();
+        }
+        let shown = self.settled(&order)??;
+        let node = self.called(runs_on(&shown)?);
+        Ok(format!("workload {} runs on node {node}", self.called(instance)))
+    }
 
+    fn start_cnci(&mut self) -> Result<String, Failure> {
+        let directory = self.processes.directory();
+        let request = CertificateRequest::new(Role::CNCIAGENT).uuid(self.cnci);
+        self.authority.issue(&request)?.save(directory.join("cnci.pem"))?;
+        let words = format!(
+            "cnci --connect {} --ca ca.pem --cert cnci.pem --uuid {} --tenant {} --ip {CNCI_IP} --state cnci",
+            self.address, self.cnci, self.tenant
+        );
+        let (directory, program) = (directory.display().to_string(), program()?.display().to_string());
+        let command = ["sh", "-c", RUN_IN, &directory, &program, &words];
+        let mut start = process(self.cnci, "CNCI", &command);
+        start.tenant_uuid = self.tenant.into();
+        start.requirements.network_node = true;
+        let shown = self.done(self.controller.start_workload(&start.into()))?;
+        runs_on(&shown)?;
+        let cnci = self.cnci;
+        self.see("the CNCI announces itself", |view| view.cnci(cnci)?.since)?;
+        let called = self.called(cnci);
+        Ok(format!(
+            "a concentrator, {called}, runs on the network node and has connected"
+        ))
+    }
+
+    fn assign_ip(&mut self) -> Result<String, Failure> {
         let assign = AssignPublicIp {
-            concentrator_uuid: cnci.into(),
+            concentrator_uuid: self.cnci.into(),
             tenant_uuid: self.tenant.into(),
             instance_uuid: self.first().into(),
             public_ip: PUBLIC_IP.into(),
             private_ip: PRIVATE_IP.into(),
             vnic_mac: "02:00:00:00:00:05".into(),
         };
-        let order = self.controller.assign_public_ip(&assign).map_err(Failure::new)?;
-        self.done(&order)?;
-        let called = self.screen.called(self.first());
-        self.tell(format!("the concentrator has assigned {PUBLIC_IP} to {called}"))
+        self.done(self.controller.assign_public_ip(&assign))?;
+        let called = self.called(self.first());
+        Ok(format!("the concentrator has assigned {PUBLIC_IP} to {called}"))
     }
 
-    fn stop_and_restart(&mut self) -> Seen {
+    fn stop(&mut self) -> Result<String, Failure> {
         let instance = self.first();
-        let called = self.screen.called(instance);
-        let order = self.controller.stop(instance).map_err(Failure::new)?;
-        self.done(&order)?;
-        self.see_state(&[instance], &InstanceState::Exited)?;
-        self.tell(format!("{called} was stopped, and its node keeps it"))?;
-        let order = self.controller.restart(instance).map_err(Failure::new)?;
-        self.runs(&order)?;
-        self.tell(format!("{called} was restarted"))
+        self.done(self.controller.stop(instance))?;
+        self.see_exited(&[instance])?;
+        let called = self.called(instance);
+        Ok(format!("{called} was stopped, and its node keeps it"))
     }
 
-    /// What `ssntp ctl logs` prints.
-    fn show_log(&mut self) -> Seen {
-        let instance = self.first();
+    fn restart(&mut self) -> Result<String, Failure> {
+        let shown = self.done(self.controller.restart(self.first()))?;
+        runs_on(&shown)?;
+        Ok(format!("{} was restarted", self.called(self.first())))
+    }
+
+    /// The line that `ssntp ctl logs --tail 1` prints.
+    fn show_log(&mut self) -> Result<String, Failure> {
         let request = StreamRequest {
             tail: Some(1),
             outputs: Outputs::STDOUT,
             ..StreamRequest::default()
         };
-        let stream = self.controller.stream(instance, request).map_err(Failure::new)?;
+        let stream = self.controller.stream(self.first(), request)?;
         let mut log = Vec::new();
         let ended = |_: &View| loop {
             match stream.events().try_recv().ok()? {
@@ -364,175 +261,109 @@ impl<'a> Demo<'a> {
                 _ => {}
             }
         };
-        let ended = self.see("the end of a log", ended)?;
-        ended.map_err(Failure::new)?;
-        let said = String::from_utf8_lossy(&log);
-        let called = self.screen.called(instance);
-        self.tell(format!(
-            "the last line of {called}'s log, from its node: {}",
-            printable(said.trim_end())
+        self.see("the end of a log", ended)??;
+        let line = String::from_utf8_lossy(&log);
+        Ok(format!(
+            "the last line of {}'s log, from its node: {}",
+            self.called(self.first()),
+            printable(line.trim_end())
         ))
     }
 
-    fn evacuate_and_restore(&mut self) -> Seen {
-        let first = self.first();
-        let node = self
-            .controller
-            .look(|view| view.instance(first).map(|instance| instance.node));
-        let node = node.ok_or_else(|| Failure::new("the first workload is on no node"))?;
-        let moved: Vec<Uuid> = self
-            .controller
-            .look(|view| view.instances_of(node).map(|i| i.uuid).collect());
-        let called = self.screen.called(node);
-        let order = self
-            .controller
-            .evacuate(node, NextState::Maintenance)
-            .map_err(Failure::new)?;
-        self.done(&order)?;
-        self.see_state(&moved, &InstanceState::Exited)?;
-        self.tell(format!(
-            "node {called} was evacuated: it is in maintenance, and {} stopped",
-            self.list(&moved)
-        ))?;
-        let order = self.controller.restore(node).map_err(Failure::new)?;
-        self.done(&order)?;
-        let mut orders = Vec::new();
-        for instance in &moved {
-            orders.push(self.controller.restart(*instance).map_err(Failure::new)?);
-        }
-        for order in &orders {
-            self.runs(order)?;
-        }
-        self.tell(format!(
-            "node {called} was restored, and {} restarted",
-            self.list(&moved)
+    fn evacuate(&mut self) -> Result<String, Failure> {
+        let (node, instances) = self.first_node()?;
+        self.done(self.controller.evacuate(node, NextState::Maintenance))?;
+        self.see_exited(&instances)?;
+        Ok(format!(
+            "node {} was evacuated: it is in maintenance, and {} stopped",
+            self.called(node),
+            self.list(&instances)
         ))
     }
 
-    /// A process that fails once, and whose node starts it again by itself.
-    fn start_again(&mut self) -> Seen {
-        let instance = Uuid::new_v4();
+    fn restore(&mut self) -> Result<String, Failure> {
+        let (node, instances) = self.first_node()?;
+        self.done(self.controller.restore(node))?;
+        for instance in &instances {
+            let shown = self.done(self.controller.restart(*instance))?;
+            runs_on(&shown)?;
+        }
+        let (called, list) = (self.called(node), self.list(&instances));
+        Ok(format!("node {called} was restored, and {list} restarted"))
+    }
+
+    /// A process that fails once, and that its node starts again by itself.
+    fn start_again(&mut self) -> Result<String, Failure> {
+        let uuid = Uuid::new_v4();
         let start = Start {
             restart_policy: RestartPolicy::OnFailure,
-            requirements: Requirements {
-                mem_mb: WORKLOAD_MEM,
-                vcpus: 1,
-                ..Requirements::default()
-            },
-            ..process(instance, &["sh", "-c", FAILS_ONCE])
+            ..process(uuid, "", &["sh", "-c", FAILS_ONCE])
         };
-        let order = self
-            .controller
-            .start_workload(&start.into())
-            .map_err(Failure::new)?;
-        self.done(&order)?;
-        let again = |view: &View| {
-            let instance = view.instance(instance)?;
+        self.done(self.controller.start_workload(&start.into()))?;
+        self.see("a process that failed is started again", |view| {
+            let instance = view.instance(uuid)?;
             (instance.state == InstanceState::Active && instance.stats.restarts == 1).then_some(())
-        };
-        self.see("a process that failed is started again", again)?;
-        let called = self.screen.called(instance);
-        self.tell(format!(
+        })?;
+        let called = self.called(uuid);
+        self.done(self.controller.delete(uuid))?;
+        Ok(format!(
             "a process, {called}, failed, and its node has started it again"
-        ))?;
-        let order = self.controller.delete(instance).map_err(Failure::new)?;
-        self.done(&order).map(drop)
+        ))
     }
 
-    fn list(&self, instances: &[Uuid]) -> String {
-        let called: Vec<_> = instances
-            .iter()
-            .map(|instance| self.screen.called(*instance))
-            .collect();
-        called.join(", ")
-    }
-
-    /// A workload that ends, and what is known of how; then one that cannot even
-    /// be started.
-    fn end_by_itself(&mut self) -> Seen {
+    /// A workload that ends, and what is known of how.
+    fn end_by_itself(&mut self) -> Result<String, Failure> {
         let job = Uuid::new_v4();
-        self.screen.name(job, "job");
-        let start = Start {
-            name: "job".into(),
-            ..process(job, &["sh", "-c", "sleep 0.3; exit 3"])
-        };
-        let order = self
-            .controller
-            .start_workload(&start.into())
-            .map_err(Failure::new)?;
-        self.done(&order)?;
+        let start = process(job, "job", &["sh", "-c", "sleep 0.3; exit 3"]);
+        self.done(self.controller.start_workload(&start.into()))?;
         let ending = |view: &View| view.instance(job)?.ending().filter(|ending| ending.is_known());
         let ending = self.see("a job has ended", ending)?;
-        let called = self.screen.called(job);
-        self.tell(format!("{called} has ended by itself: {ending}"))?;
-
-        let start = process(Uuid::new_v4(), &["/no/such/program"]);
-        let order = self
-            .controller
-            .start_workload(&start.into())
-            .map_err(Failure::new)?;
-        match self.settled(&order)? {
-            Err(OrderError::Failed(failure)) if !failure.detail.is_empty() => {
-                self.screen.step("a program that is not there does not start:")?;
-                self.screen.detail(failure)?;
-                self.pause()
-            }
-            Err(e) => Err(Failure::new(e).into()),
-            Ok(shown) => {
-                Err(Failure::new(format!("a program that is not there was started: {shown}")).into())
-            }
-        }
+        Ok(format!("{} has ended by itself: {ending}", self.called(job)))
     }
 
-    /// A START that fits nowhere.
-    fn fail(&mut self) -> Seen {
-        let start = Start {
-            requirements: Requirements {
-                mem_mb: TOO_MUCH_MEM,
-                ..Requirements::default()
-            },
-            ..process(Uuid::new_v4(), &["sleep", "1000"])
-        };
-        let order = self
-            .controller
-            .start_workload(&start.into())
-            .map_err(Failure::new)?;
+    fn start_what_is_missing(&mut self) -> Result<String, Failure> {
+        let start = process(Uuid::new_v4(), "", &["/no/such/program"]);
+        let why = self.fails(start)?;
+        Ok(format!("a program that is not there does not start:\n{why}"))
+    }
+
+    fn start_what_fits_nowhere(&mut self) -> Result<String, Failure> {
+        let mut start = process(Uuid::new_v4(), "", &["sleep", "1000"]);
+        start.requirements.mem_mb = TOO_MUCH_MEM;
+        let why = self.fails(start)?;
+        Ok(format!(
+            "a START that needs {TOO_MUCH_MEM} MB fails, as it should:\n{why}"
+        ))
+    }
+
+    /// Why a START fails that has to.
+    fn fails(&mut self, start: Start) -> Result<String, Failure> {
+        let order = self.controller.start_workload(&start.into())?;
         match self.settled(&order)? {
-            Err(OrderError::Failed(failure)) if failure.reason == "full_cloud" => {
-                self.screen.step(format!(
-                    "a START that needs {TOO_MUCH_MEM} MB fails, as it should:"
-                ))?;
-                self.screen.detail(failure)?;
-                self.pause()
-            }
-            Err(e) => Err(Failure::new(e).into()),
-            Ok(shown) => {
-                Err(Failure::new(format!("a START that fits nowhere was carried out: {shown}")).into())
-            }
+            Err(OrderError::Failed(failure)) => Ok(failure.to_string()),
+            Err(e) => Err(e.into()),
+            Ok(shown) => Err(Failure::new(format!(
+                "a START that has to fail was carried out: {shown}"
+            ))),
         }
     }
 
     /// The trace of the first START, hop by hop.
-    fn show_trace(&mut self) -> Seen {
+    fn show_trace(&mut self) -> Result<String, Failure> {
         let label = self.traced.clone();
         let reported = |view: &View| view.traces().find(|trace| trace.label == label).cloned();
         let trace = self.see("the trace of a START is reported", reported)?;
-        let lines = hops(&trace);
-        if lines.len() < 3 {
-            return Err(Failure::new(format!("the trace of a START has {} hops only", lines.len())).into());
+        match trace.nodes.len() {
+            3.. => Ok(format!("the way of a frame, {label:?}:\n{}", hops(&trace))),
+            few => Err(Failure::new(format!("the trace of a START has only {few} hops"))),
         }
-        self.screen
-            .step(format!("the way of a frame, {:?}:", trace.label))?;
-        for line in lines {
-            self.screen.detail(line)?;
-        }
-        self.pause()
     }
 
-    /// Goes on showing the table until a time, or a signal where it is held.
-    pub(super) fn linger(&mut self, until: Option<Instant>, hold: bool) -> Seen {
+    /// Goes on showing the table until a time, or until a signal if it is held.
+    pub(super) fn linger(&mut self, until: Option<Instant>, hold: bool) -> Result<(), Failure> {
         if hold {
-            self.tell_what_to_try()?;
+            let text = self.what_to_try()?;
+            self.screen.step(&text)?;
         } else if until.is_none_or(|until| until <= now()) {
             return Ok(());
         } else {
@@ -540,58 +371,45 @@ impl<'a> Demo<'a> {
                 .step("all steps were seen; the table goes on for the rest of the time")?;
         }
         match self.wait(until, |_| None::<()>) {
-            // A signal says that it has been shown for long enough.
-            Ok(_) | Err(Interrupt::Stopped) => Ok(()),
-            Err(failed) => Err(failed),
+            // A signal ends the showing only: every step was seen.
+            Ok(_) | Err(Failure::Silent(1..)) => Ok(()),
+            Err(failure) => Err(failure),
         }
     }
 
-    fn tell_what_to_try(&mut self) -> Result<(), Failure> {
-        let file = |name: &str| self.processes.directory().join(name).display().to_string();
-        let ssntp = Processes::program()?.display().to_string();
-        let (instance, node) = (
-            self.first(),
-            self.controller.look(|view| view.nodes().next().map(|n| n.uuid)),
-        );
-        let (instance, node) = (
-            short(&instance.to_string()),
-            node.map_or_else(String::new, |n| short(&n.to_string())),
-        );
-        let lines = [
-            format!("export SSNTP_CONNECT={}", self.address),
-            format!(
-                "export SSNTP_CA={} SSNTP_CERT={}",
-                file("ca.pem"),
-                file("controller.pem")
-            ),
-            format!("{ssntp} ctl nodes"),
-            format!("{ssntp} ctl instances --watch"),
-            format!("{ssntp} ctl describe job"),
-            format!("{ssntp} ctl start --count 3 --persistent -- sleep 1000"),
-            format!("{ssntp} ctl logs -f {instance}"),
-            format!("{ssntp} ctl stop {instance}"),
-            format!("{ssntp} ctl restart {instance}"),
-            format!("{ssntp} ctl evacuate {node}"),
-            format!("{ssntp} ctl restore {node}"),
-            format!("{ssntp} ctl cncis"),
-            format!("{ssntp} ctl events --json"),
-        ];
-        self.screen
-            .step("it goes on until Ctrl-C; in another terminal, try:")?;
-        for line in lines {
-            self.screen.detail(line)?;
-        }
-        Ok(())
+    fn what_to_try(&self) -> Result<String, Failure> {
+        let directory = self.processes.directory().display();
+        let (address, ssntp) = (&self.address, program()?);
+        let ssntp = ssntp.display();
+        let (node, _) = self.first_node()?;
+        let (instance, node) = (short(&self.first().to_string()), short(&node.to_string()));
+        Ok(format!(
+            "it goes on until Ctrl-C; in another terminal, try:
+export SSNTP_CONNECT={address}
+export SSNTP_CA={directory}/ca.pem SSNTP_CERT={directory}/controller.pem
+{ssntp} ctl nodes
+{ssntp} ctl instances --watch
+{ssntp} ctl describe job
+{ssntp} ctl start --count 3 --persistent -- sleep 1000
+{ssntp} ctl logs -f {instance}
+{ssntp} ctl stop {instance}
+{ssntp} ctl restart {instance}
+{ssntp} ctl evacuate {node}
+{ssntp} ctl restore {node}
+{ssntp} ctl cncis
+{ssntp} ctl events --json"
+        ))
     }
 
-    /// Deletes every instance, those that somebody else has started as well.
-    pub(super) fn delete_everything(&mut self) -> Seen {
-        let assigned = |view: &View, cnci| {
-            view.cnci(cnci)
-                .is_some_and(|c| c.public_ips.contains_key(PUBLIC_IP))
+    /// Deletes every instance, those that a user has started meanwhile as well.
+    pub(super) fn delete_everything(&mut self) -> Result<(), Failure> {
+        self.is_ending = true;
+        let is_assigned = |view: &View| {
+            let cnci = view.cnci(self.cnci);
+            cnci.is_some_and(|cnci| cnci.public_ips.contains_key(PUBLIC_IP))
         };
-        // Whoever tried things meanwhile may have been faster.
-        if self.controller.look(|view| assigned(view, self.cnci)) {
+        // A user may have released it already.
+        if self.controller.look(is_assigned) {
             let release = ReleasePublicIp {
                 concentrator_uuid: self.cnci.into(),
                 tenant_uuid: self.tenant.into(),
@@ -600,37 +418,30 @@ impl<'a> Demo<'a> {
                 private_ip: PRIVATE_IP.into(),
                 ..ReleasePublicIp::default()
             };
-            let order = self
-                .controller
-                .release_public_ip(&release)
-                .map_err(Failure::new)?;
-            self.still_done(&order)?;
-            self.screen.step(format!("{PUBLIC_IP} was released"))?;
+            self.done(self.controller.release_public_ip(&release))?;
+            self.screen.step(&format!("{PUBLIC_IP} was released"))?;
         }
         let orders = self.delete_all()?;
         for order in &orders {
-            self.still_done(order)?;
+            self.settled(order)??;
         }
-        let deadline = now() + LIMIT;
-        let none = |view: &View| (view.instances().count() == 0).then_some(());
-        if self.unstoppable(deadline, none)?.is_none() {
-            return Err(Failure::new("not every instance is gone").into());
-        }
-        self.screen.draw_from(&self.controller)?;
-        self.screen
-            .step(format!("all {} instances were deleted", orders.len()))?;
-        Ok(())
+        self.see("every instance is gone", |view| {
+            (view.instances().count() == 0).then_some(())
+        })?;
+        self.draw()?;
+        let count = orders.len();
+        self.screen.step(&format!("all {count} instances were deleted"))
     }
 
     fn delete_all(&self) -> Result<Vec<Order>, Failure> {
-        let instances: Vec<Uuid> = self
-            .controller
-            .look(|view| view.instances().map(|i| i.uuid).collect());
-        let delete = |instance| self.controller.delete(instance).map_err(Failure::new);
-        instances.into_iter().map(delete).collect()
+        let uuids = |view: &View| view.instances().map(|i| i.uuid).collect::<Vec<_>>();
+        let instances = self.controller.look(uuids).into_iter();
+        Ok(instances
+            .map(|instance| self.controller.delete(instance))
+            .collect::<Result<_, _>>()?)
     }
 
-    /// After something went wrong: what can still be deleted in order is.
+    /// After something went wrong: deletes the instances that can still be deleted.
     pub(super) fn clean_up(&mut self) {
         let Ok(orders) = self.delete_all() else { return };
         let deadline = now() + CLEAN_UP;
@@ -639,74 +450,80 @@ impl<'a> Demo<'a> {
         }
     }
 
-    /// A step that was seen, and a moment to look at what it has changed.
-    fn tell(&mut self, text: impl std::fmt::Display) -> Seen {
-        self.screen.step(text)?;
-        self.pause()
+    fn first(&self) -> Uuid {
+        self.workloads[0]
     }
 
-    fn pause(&mut self) -> Seen {
-        self.screen.draw_from(&self.controller)?;
-        match self.pace.is_zero() {
-            true => Ok(()),
-            false => self.wait(Some(now() + self.pace), |_| None::<()>).map(drop),
+    /// The node of the first workload, and all instances on it.
+    fn first_node(&self) -> Result<(Uuid, Vec<Uuid>), Failure> {
+        let found = self.controller.look(|view| {
+            let node = view.instance(self.first())?.node;
+            Some((node, view.instances_of(node).map(|i| i.uuid).collect()))
+        });
+        found.ok_or_else(|| Failure::new("the first workload is on no node"))
+    }
+
+    /// An instance or a node in a sentence.
+    fn called(&self, uuid: Uuid) -> String {
+        let name = |view: &View| view.instance(uuid).map(|i| i.stats.name.clone());
+        let (name, text) = (self.controller.look(name), short(&uuid.to_string()));
+        match name.filter(|name| !name.is_empty()) {
+            Some(name) => format!("{name} ({text})"),
+            None => text,
         }
     }
 
-    fn first(&self) -> Uuid {
-        self.workloads.first().copied().unwrap_or_default()
+    fn list(&self, instances: &[Uuid]) -> String {
+        let called: Vec<_> = instances.iter().map(|uuid| self.called(*uuid)).collect();
+        called.join(", ")
     }
 }
 
-fn is(node: &ssntp_cluster::controller::Node, status: &NodeStatus) -> bool {
-    node.connected && node.status == *status
+/// A certificate that is good for one new UUID alone.
+fn issue(authority: &Authority, role: Role) -> Result<Issued, Failure> {
+    Ok(authority.issue(&CertificateRequest::new(role).uuid(Uuid::new_v4()))?)
 }
 
-fn process(uuid: Uuid, command: &[&str]) -> Start {
+fn process(instance_uuid: Uuid, name: &str, command: &[&str]) -> Start {
     Start {
-        instance_uuid: uuid,
+        instance_uuid,
+        name: name.into(),
         vm_type: VmType::Process,
         command: command.iter().map(|word| (*word).to_owned()).collect(),
+        requirements: Requirements {
+            mem_mb: WORKLOAD_MEM,
+            vcpus: 1,
+            ..Requirements::default()
+        },
         ..Start::default()
     }
 }
 
-/// Writes a certificate that is good for one UUID alone.
-fn certificate(
-    authority: &Authority,
-    directory: &Path,
-    role: Role,
-    name: &str,
-    uuid: Uuid,
-) -> Result<(), Failure> {
-    let issued = authority.issue(&CertificateRequest::new(role).uuid(uuid))?;
-    Ok(issued.save(directory.join(format!("{name}.pem")))?)
+/// The node of an instance that was to run. One that has ended already is a failure.
+fn runs_on(shown: &Shown) -> Result<Uuid, Failure> {
+    match shown {
+        Shown::Running { node, .. } => Ok(*node),
+        other => Err(Failure::new(other)),
+    }
 }
 
 /// One line for each hop, with the times since the frame left its origin.
-fn hops(trace: &FrameTrace) -> Vec<String> {
+fn hops(trace: &FrameTrace) -> String {
     let stamp = |text: &str| timestamp::parse(text).filter(|nanos| *nanos != 0);
     let origin = trace.nodes.first().and_then(|node| stamp(&node.tx_timestamp));
-    let since = |at: Option<u64>| Some(at?.checked_sub(origin?)? / 1000);
-    let mut lines = Vec::new();
-    for node in &trace.nodes {
-        let (received, sent) = (since(stamp(&node.rx_timestamp)), since(stamp(&node.tx_timestamp)));
-        let times = match (received, sent) {
+    let since = |text: &str| Some(stamp(text)?.checked_sub(origin?)? / 1000);
+    let line = |node: &NodeTrace| {
+        let times = match (since(&node.rx_timestamp), since(&node.tx_timestamp)) {
+            (None, None) => "no times".into(),
             (None, Some(sent)) => format!("sent at {sent} µs"),
             (Some(received), None) => format!("received at {received} µs"),
-            (Some(received), Some(sent)) => {
-                format!(
-                    "received at {received} µs, sent on at {sent} µs, {} µs inside",
-                    sent.saturating_sub(received)
-                )
-            }
-            (None, None) => "no times".into(),
+            (Some(received), Some(sent)) => format!(
+                "received at {received} µs, sent on at {sent} µs, {} µs inside",
+                sent.saturating_sub(received)
+            ),
         };
-        lines.push(format!(
-            "{:<16} {}  {times}",
-            node.ssntp_role,
-            short(node.ssntp_node_uuid.as_str())
-        ));
-    }
-    lines
+        let uuid = short(node.ssntp_node_uuid.as_str());
+        format!("{:<16} {uuid}  {times}", node.ssntp_role)
+    };
+    trace.nodes.iter().map(line).collect::<Vec<_>>().join("\n")
 }

@@ -88,7 +88,7 @@ fn hold(args: &Args) -> Result<(), Failure> {
     let operands = args.applications.operands()?;
     let (config, renewal) = args.connection.config(&stop)?;
     let config = config.tracing(true).operands(operands.clone()).backoff(BACKOFF);
-    let client = Arc::new(Client::start(config).map_err(Failure::new)?);
+    let client = Arc::new(Client::start(config)?);
     let asked = Arc::new(Asked::default());
     let input = Input::new(&client, &asked, operands.clone(), args.timeout.into());
     let ended = input.start()?;

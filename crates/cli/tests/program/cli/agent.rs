@@ -1,6 +1,5 @@
 //! `ssntp agent` as a user meets it: processes of its own, and signals.
 
-use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
