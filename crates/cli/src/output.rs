@@ -76,7 +76,7 @@ pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     text
 }
 
-/// Rows as blocks of `heading: value` lines, where there is no room for columns.
+/// Rows as blocks of `heading: value` lines, if there is no room for columns.
 /// The first row is the headings.
 #[cfg(feature = "full")]
 pub(crate) fn records<'a>(mut rows: impl Iterator<Item = &'a [String]>) -> String {
@@ -92,16 +92,16 @@ pub(crate) fn records<'a>(mut rows: impl Iterator<Item = &'a [String]>) -> Strin
     blocks.collect::<Vec<_>>().join("\n")
 }
 
-/// How many characters fit into a line of the terminal that the standard output
-/// is; none where it is another thing.
+/// How many characters fit into a line of the terminal; none if the standard output
+/// is no terminal.
 #[cfg(feature = "full")]
 pub(crate) fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
-/// Prints a line of a program that goes on, for people or as JSON. Flushed and
-/// let go of, since somebody may wait for it.
+/// Prints a line of a program that goes on, for people or as JSON. It is flushed,
+/// since a reader may wait for it, and the standard output is unlocked again.
 pub(crate) fn lone_line(text: String, as_json: Option<String>) -> Result<(), Failure> {
     let mut output = Output::new();
     match as_json {
@@ -111,8 +111,8 @@ pub(crate) fn lone_line(text: String, as_json: Option<String>) -> Result<(), Fai
     output.flush()
 }
 
-/// Whether nobody reads the standard output any more, as after `| head -1`:
-/// for programs that would otherwise not hear of it before their next line.
+/// Whether the reader of the standard output is gone, as after `| head -1`: for
+/// programs that would otherwise not notice before their next line.
 pub(crate) fn reader_is_gone() -> bool {
     let stdout = io::stdout();
     let mut polled = [PollFd::new(&stdout, PollFlags::empty())];

@@ -3,35 +3,42 @@
 use std::fmt;
 
 use bytes::Bytes;
+use serde::Serialize;
 use uuid::Uuid;
 
 use super::{Ending, Failure};
 use ssntp::payload::{self, FrameTrace, Id, InstanceState, NodeStatus, NodeType};
 use ssntp::proto::FrameKind;
 
-/// One thing that a controller has learnt. Shown as a sentence.
-#[derive(Clone, Debug)]
+/// One thing that a controller has learnt. Shown as a sentence. Serialized as the
+/// UUIDs, states and addresses that it is about.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
 #[non_exhaustive]
 pub enum Change {
     /// A session with the scheduler stands; what it knows follows.
     Online {
         /// The scheduler: `UUID (roles) at ADDRESS`.
+        #[serde(skip)]
         scheduler: String,
     },
     /// The session is lost. Nothing is known of any node until the next.
     Offline {
         /// Why.
+        #[serde(skip)]
         reason: String,
     },
     /// The controller has ended; no change follows.
     Ended {
         /// Why.
+        #[serde(skip)]
         reason: String,
     },
     /// So many changes were left out before this one: they were not received
     /// in time.
     Missed {
         /// How many.
+        #[serde(skip)]
         count: u64,
     },
     /// A node has connected, or is there at the beginning of a session.
@@ -63,6 +70,7 @@ pub enum Change {
         node: Uuid,
         /// Whether they are the first since it connected, or since the
         /// session began.
+        #[serde(skip)]
         first: bool,
     },
     /// A node has an instance that it did not have before.
@@ -85,6 +93,7 @@ pub enum Change {
         /// What it is doing now.
         state: InstanceState,
         /// How it ended, where it has.
+        #[serde(skip)]
         ending: Option<Ending>,
     },
     /// A node no longer has an instance.
@@ -153,13 +162,17 @@ pub enum Change {
     /// The scheduler has taken up a configuration that this controller sent.
     Configured {
         /// What it was sent.
+        #[serde(skip)]
         configuration: Bytes,
     },
     /// A command failed, be it this controller's or another's.
+    #[serde(skip)]
     Failed(Failure),
     /// A traced frame has arrived.
+    #[serde(skip)]
     Traced(FrameTrace),
     /// A frame came whose payload cannot be read.
+    #[serde(skip)]
     Unreadable {
         /// The frame.
         kind: FrameKind,

@@ -18,9 +18,8 @@ use crate::signals::Stop;
 /// End sessions: of one client by its UUID, or all of a certificate by its serial
 /// number
 ///
-/// Clients come again unless --ban keeps them out. A ban is forgotten when the
-/// server is started anew: who is to stay away for good has its certificate
-/// revoked.
+/// Clients reconnect unless --ban keeps them out. A server that restarts forgets all
+/// bans: to keep a client out for good, revoke its certificate.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
@@ -31,14 +30,14 @@ pub(super) struct Args {
     ban: Option<Age>,
 }
 
-/// Let somebody in again before the ban ends
+/// End a ban before its time is over
 #[derive(Debug, clap::Args)]
 pub(super) struct UnbanArgs {
     #[command(flatten)]
     named: Named,
 }
 
-/// Whom it is about.
+/// The client or the certificate that a command is about.
 #[derive(Debug, clap::Args)]
 struct Named {
     /// A client's UUID or the beginning of it, or a certificate's serial number, in
@@ -210,7 +209,7 @@ fn digits(serial: &str) -> String {
     digits.trim_start_matches('0').to_owned()
 }
 
-/// Fails where nothing was done.
+/// Fails if the server refused.
 fn check(reason: &OperatorRefusal, detail: &str) -> Result<(), Failure> {
     match reason.as_str() {
         "" => Ok(()),

@@ -1,5 +1,5 @@
-//! A controller that stands, and what a program waits for: the scheduler's
-//! first word, the end of its commands, a signal.
+//! A connected controller, and what a command waits for: the scheduler's list of
+//! nodes, the end of its orders, a signal.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -16,14 +16,14 @@ use crate::failure::Failure;
 use crate::output::{Output, printable};
 use crate::signals::Stop;
 
-/// How long a signal may have to wait where nothing better wakes.
+/// How long a signal may go unnoticed in a wait that it cannot end.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
 /// How long the scheduler may take to tell of all nodes.
 const TELLING: Duration = Duration::from_secs(5);
 /// How long a START is waited for that its node is at work on: longer than the
 /// scheduler gives it by default.
 const MOST: Duration = Duration::from_secs(1200);
-/// After how long somebody who looks is told what is waited for.
+/// After how long a user at a terminal is told what is waited for.
 const TELL_AFTER: Duration = Duration::from_secs(1);
 /// How long a node is waited for that could take a START: as long as an agent in
 /// the longest pause between two attempts takes, which is 30 s.
@@ -36,7 +36,7 @@ pub(super) struct Session<'a> {
     pub(super) controller: Controller,
     pub(super) stop: &'a Stop,
     pub(super) limit: Duration,
-    /// Whether the user has said so.
+    /// Whether the user gave the limit.
     is_strict: bool,
     pub(super) json: bool,
 }
@@ -107,9 +107,9 @@ impl<'a> Session<'a> {
         Ok(found)
     }
 
-    /// Waits until a node is connected that is of use, and says so. A START that
-    /// comes before is refused at once, and an agent that has just been started, or
-    /// has found no scheduler yet, takes a moment to come.
+    /// Waits until a node is connected that could take the START, and says so. The
+    /// scheduler would refuse an earlier START at once, and an agent that was just
+    /// started takes a moment to connect.
     pub(super) fn wait_for_node(&self, is_of_use: impl Fn(&Node) -> bool) -> Result<(), Failure> {
         let is_there = || {
             self.controller
@@ -129,8 +129,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Waits for what becomes of orders, and reports each; or, if nobody is
-    /// to wait, until they have left. Some may have failed to be given.
+    /// Waits for what becomes of orders, and reports each; or, with --no-wait, until
+    /// they have left.
     pub(super) fn finish(&self, orders: Vec<Order>, wait: bool) -> Result<(), Failure> {
         if !wait {
             return self.leave(&orders);
@@ -249,8 +249,8 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// What is waited for, on the standard error where that is a terminal: a bar where
-/// it is several things, or what is known of the one once that takes a second.
+/// Progress on the standard error, if that is a terminal: a bar for several things,
+/// or after a second what is known of a single one.
 pub(super) struct Progress {
     bar: ProgressBar,
     several: bool,

@@ -18,12 +18,12 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::signals::Stop;
 
-/// Show who is connected, of any role
+/// Show the sessions of the server, of any role
 ///
 /// Works with `ssntp server` as well.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Only those with one of these roles, as agent or agent,netagent
+    /// Only sessions with one of these roles, for example agent or agent,netagent
     #[arg(long, value_name = "ROLES")]
     role: Option<Role>,
 }
@@ -110,7 +110,7 @@ impl<'a> Operator<'a> {
                     ));
                 }
             };
-            // Controllers are told much else.
+            // A controller receives other frames as well.
             if frame.kind() == A::KIND {
                 let answer = frame.payload::<A>()?;
                 if is_answer(&answer) {
@@ -135,7 +135,7 @@ impl<'a> Operator<'a> {
             };
             let page: Sessions = self.ask(&question, |page: &Sessions| page.id == question.id)?;
             all.extend(page.entries);
-            // Numbers grow: a server that says otherwise would go on for ever.
+            // Numbers have to grow, or a faulty server could keep this loop going for ever.
             if page.next <= after {
                 return Ok(all);
             }

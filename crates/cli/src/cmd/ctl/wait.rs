@@ -14,17 +14,17 @@ use crate::failure::Failure;
 use crate::output::{Output, printable};
 use crate::signals::Stop;
 
-/// The exit code where a workload has failed.
+/// The exit code if a workload has failed.
 const WORKLOAD_FAILED: u8 = 3;
-/// How long the exit code of what has ended may come after that it has.
+/// How much later than the end of an instance its exit code may be reported.
 const AFTERWARDS: Duration = Duration::from_secs(2);
 
 /// Wait until instances run, or have ended
 ///
-/// Without --timeout for as long as it takes. Exit codes: 0 all of them run, or have
-/// ended with exit code 0; 1 that was not seen in time, or one is gone; 3 one has
-/// ended with another exit code, by a signal, out of memory, or before it was seen to
-/// run.
+/// Without --timeout, it waits for as long as it takes. Exit codes: 0 all instances
+/// run, or have ended with exit code 0; 1 that was not seen in time, or an instance is
+/// gone; 3 an instance has ended with another exit code, by a signal, out of memory,
+/// or before it was seen to run.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The instances
@@ -43,7 +43,7 @@ enum What {
     Ended,
 }
 
-/// What was waited for, or that it cannot come.
+/// What became of an instance that is waited for.
 #[derive(Debug)]
 enum Outcome {
     Running { node: Uuid },
