@@ -103,12 +103,22 @@ pub(crate) fn terminal_width() -> Option<usize> {
 /// Prints a line of a program that goes on, for people or as JSON. It is flushed,
 /// since a reader may wait for it, and the standard output is unlocked again.
 pub(crate) fn lone_line(text: String, as_json: Option<String>) -> Result<(), Failure> {
-    let mut output = Output::new();
     match as_json {
-        Some(json) => output.json(json)?,
-        None => output.line(text)?,
+        Some(json) => say_json(json),
+        None => say(text),
     }
+}
+
+/// Prints one line, and flushes it.
+pub(crate) fn say(line: impl Display) -> Result<(), Failure> {
+    let mut output = Output::new();
+    output.line(line)?;
     output.flush()
+}
+
+/// Prints a JSON value in one line, and flushes it.
+pub(crate) fn say_json(value: impl Display) -> Result<(), Failure> {
+    say(printable_json(&value.to_string()))
 }
 
 /// Whether the reader of the standard output is gone, as after `| head -1`: for

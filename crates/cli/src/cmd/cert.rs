@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::credentials::CrlArgs;
 use crate::failure::Failure;
-use crate::output::{Output, printable};
+use crate::output::{Output, printable, say};
 use crate::signals::Stop;
 
 /// Make, renew, revoke, show and check certificates
@@ -223,15 +223,13 @@ fn make(args: Ca) -> Result<(), Failure> {
             other => other.into(),
         })?;
     let info = authority.info();
-    let mut output = Output::new();
-    output.line(format_args!(
+    say(format_args!(
         "{}: {}, {} key, valid until {}",
         args.dir.join("ca.pem").display(),
         info.subject,
         info.key,
         info.not_after_text()
-    ))?;
-    output.flush()
+    ))
 }
 
 fn exists(path: &Path) -> Failure {
@@ -339,15 +337,13 @@ fn renew_authority(authority: &Authority, args: &Renew) -> Result<(), Failure> {
     }
     let renewed = authority.renew_itself(&args.dir, args.days)?;
     let info = renewed.info();
-    let mut output = Output::new();
-    output.line(format_args!(
+    say(format_args!(
         "{}: {} renewed with its key, valid until {}, serial {}",
         args.dir.join("ca.pem").display(),
         info.subject,
         info.not_after_text(),
         info.serial
-    ))?;
-    output.flush()
+    ))
 }
 
 /// How long the list counts that a renewal signs.
@@ -381,14 +377,12 @@ fn sign_list(args: &Crl) -> Result<(), Failure> {
 
 fn tell_of_list(directory: &Path, list: &SignedRevocationList) -> Result<(), Failure> {
     let info = list.info();
-    let mut output = Output::new();
-    output.line(format_args!(
+    say(format_args!(
         "{}: {} revoked, to be signed anew before {}",
         directory.join("crl.pem").display(),
         info.len(),
         info.next_update_text().unwrap_or_default()
-    ))?;
-    output.flush()
+    ))
 }
 
 /// The serial number of a certificate that the authority issued, by its name, its file

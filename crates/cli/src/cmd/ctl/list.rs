@@ -14,7 +14,7 @@ use super::session::Session;
 use super::{json, tables};
 use crate::connection::{self, Complaint};
 use crate::failure::Failure;
-use crate::output::{Output, note, printable_json, reader_is_gone};
+use crate::output::{Output, note, printable_json, reader_is_gone, say};
 use crate::signals::Stop;
 
 #[derive(Debug, clap::Args)]
@@ -61,9 +61,7 @@ pub(super) fn run(options: &Options, stop: &Stop, again: bool, what: &What) -> R
     }
     let session = Session::open_told(options, stop)?;
     let text = session.controller.look(|view| what.text(view, options.json))?;
-    let mut output = Output::new();
-    output.line(text)?;
-    output.flush()
+    say(text)
 }
 
 impl What {

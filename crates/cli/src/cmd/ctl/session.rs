@@ -13,7 +13,7 @@ use super::json;
 use super::options::Options;
 use crate::connection::{Complaint, unanswered};
 use crate::failure::Failure;
-use crate::output::{Output, printable};
+use crate::output::{Output, printable, say, say_json};
 use crate::signals::Stop;
 
 /// How long a signal may go unnoticed in a wait that it cannot end.
@@ -208,13 +208,11 @@ impl<'a> Session<'a> {
     /// One line for each order; what failed goes to the standard error at the
     /// end, unless a program reads.
     fn report(&self, order: &Order, settled: &Result<Shown, OrderError>) -> Result<(), Failure> {
-        let mut output = Output::new();
         match settled {
-            _ if self.json => output.json(json::settled(order.subject(), settled))?,
-            Ok(shown) => output.line(printable(&shown.to_string()))?,
-            Err(_) => {}
+            _ if self.json => say_json(json::settled(order.subject(), settled)),
+            Ok(shown) => say(printable(&shown.to_string())),
+            Err(_) => Ok(()),
         }
-        output.flush()
     }
 
     /// Waits until the commands have left.

@@ -15,7 +15,7 @@ use super::session::LOOK;
 use super::{json, tables};
 use crate::connection::{Complaint, closed, unanswered};
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::{say, say_json};
 use crate::signals::Stop;
 
 /// Show the sessions of the server, of any role
@@ -30,19 +30,12 @@ pub(super) struct Args {
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
     let sessions = Operator::open(options, stop)?.sessions(args.role)?;
-    let mut output = Output::new();
-    if options.json {
-        let now = wall_clock();
-        output.json(
-            sessions
-                .iter()
-                .map(|one| json::session(one, now))
-                .collect::<Value>(),
-        )?;
-    } else {
-        output.line(tables::sessions(&sessions))?;
+    let now = wall_clock();
+    let values = sessions.iter().map(|one| json::session(one, now));
+    match options.json {
+        true => say_json(values.collect::<Value>()),
+        false => say(tables::sessions(&sessions)),
     }
-    output.flush()
 }
 
 /// A client that asks its server.

@@ -11,7 +11,7 @@ use super::json;
 use super::options::Options;
 use super::session::{LOOK, Progress, Session};
 use crate::failure::Failure;
-use crate::output::{Output, printable};
+use crate::output::{printable, say, say_json};
 use crate::signals::Stop;
 
 /// The exit code if a workload has failed.
@@ -117,10 +117,8 @@ fn report(uuid: Uuid, outcome: &Outcome, json: bool) -> Result<(), Failure> {
         Outcome::Ended(ending) => format!("instance {uuid} has ended: {ending}: {}", ending.detail),
         Outcome::Gone => format!("instance {uuid} is gone"),
     };
-    let mut output = Output::new();
     if !json {
-        output.line(printable(&text))?;
-        return output.flush();
+        return say(printable(&text));
     }
     let mut value = serde_json::json!({"subject": uuid, "text": text});
     match outcome {
@@ -134,8 +132,7 @@ fn report(uuid: Uuid, outcome: &Outcome, json: bool) -> Result<(), Failure> {
         }
         Outcome::Gone => value["result"] = "gone".into(),
     }
-    output.json(value)?;
-    output.flush()
+    say_json(value)
 }
 
 fn late(session: &Session<'_>, waiting: &[Uuid], what: What) -> Failure {

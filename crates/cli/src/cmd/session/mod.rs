@@ -35,7 +35,7 @@ use self::input::{Asked, Input};
 use crate::application::Applications;
 use crate::connection::{self, Connection, Renewal, closed};
 use crate::failure::Failure;
-use crate::output::{Output, reader_is_gone};
+use crate::output::{reader_is_gone, say_json};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
@@ -202,7 +202,5 @@ impl Session<'_> {
 
 /// Writes one line, whole, and waits until the pipe has it.
 fn write(line: &Value) -> Result<(), Failure> {
-    let mut output = Output::new();
-    output.json(line)?;
-    output.flush()
+    say_json(line)
 }
