@@ -223,13 +223,13 @@ fn make(args: Ca) -> Result<(), Failure> {
             other => other.into(),
         })?;
     let info = authority.info();
-    say(format_args!(
-        "{}: {}, {} key, valid until {}",
-        args.dir.join("ca.pem").display(),
-        info.subject,
-        info.key,
-        info.not_after_text()
-    ))
+    say(made(&args.dir.join("ca.pem"), &info.subject, info))
+}
+
+/// What is said of a new certificate.
+fn made(path: &Path, what: &str, info: &CertificateInfo) -> String {
+    let (path, key, until) = (path.display(), &info.key, info.not_after_text());
+    format!("{path}: {what}, {key} key, valid until {until}")
 }
 
 fn exists(path: &Path) -> Failure {
@@ -251,17 +251,11 @@ fn issue(args: Issue) -> Result<(), Failure> {
     let issued = authority.issue(&request)?;
     issued.save(&path)?;
     let info = issued.info();
-    let mut output = Output::new();
-    let bound = request.uuid.map(|uuid| format!(", bound to {uuid}"));
-    output.line(format_args!(
-        "{}: for {}, {} key, valid until {}{}",
-        path.display(),
-        info.roles,
-        info.key,
-        info.not_after_text(),
-        bound.unwrap_or_default()
-    ))?;
-    output.flush()
+    let made = made(&path, &format!("for {}", info.roles), info);
+    match request.uuid {
+        Some(uuid) => say(format_args!("{made}, bound to {uuid}")),
+        None => say(made),
+    }
 }
 
 fn authority(directory: &Path) -> Result<Authority, Failure> {
@@ -292,28 +286,18 @@ fn renew(args: &Renew) -> Result<(), Failure> {
         .transpose()?;
     let renewed = authority.renew(&args.dir, &path, &request)?;
     let (before, info) = (&renewed.before, renewed.issued.info());
-    let mut output = Output::new();
-    output.line(format_args!(
-        "{}: renewed for {}, {} key, valid until {}, serial {}",
-        path.display(),
-        info.roles,
-        info.key,
-        info.not_after_text(),
-        info.serial
-    ))?;
+    let made = made(&path, &format!("renewed for {}", info.roles), info);
+    say(format_args!("{made}, serial {}", info.serial))?;
     if !args.revoke_old {
-        output.line(format_args!(
-            "the one before counts until {}, serial {}",
-            before.not_after_text(),
-            before.serial
-        ))?;
-        return output.flush();
+        let (until, serial) = (before.not_after_text(), &before.serial);
+        return say(format_args!(
+            "the old certificate is valid until {until}, serial {serial}"
+        ));
     }
-    output.flush()?;
     // Only the authority that issued a certificate can revoke it.
     authority
         .check_issued(before)
-        .map_err(|fault| Failure::new(format_args!("the one before is not revoked: {fault}")))?;
+        .map_err(|fault| Failure::new(format_args!("the old certificate is not revoked: {fault}")))?;
     let old = Revoked::now(Serial::from(before), RevocationReason::SUPERSEDED);
     tell_of_list(&args.dir, &authority.revoke(&args.dir, &[old], LIST_DAYS)?)
 }

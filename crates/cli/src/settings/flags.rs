@@ -97,7 +97,7 @@ impl<'a> Flag<'a> {
         help.map(ToString::to_string).unwrap_or_default()
     }
 
-    /// What it is where nobody says.
+    /// The default values.
     pub(crate) fn defaults(self) -> Vec<String> {
         let defaults = self.arg.get_default_values().iter().map(OsStr::new);
         let defaults: Vec<_> = defaults
@@ -115,7 +115,7 @@ impl<'a> Flag<'a> {
         names.iter().map(ToString::to_string).collect()
     }
 
-    /// The values that it takes, where these are some words.
+    /// The words that it takes, if its values are some words.
     pub(crate) fn choices(self) -> Vec<String> {
         let choices = self.arg.get_possible_values();
         let shown = choices.iter().filter(|choice| !choice.is_hide_set());

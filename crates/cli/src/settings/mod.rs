@@ -1,5 +1,5 @@
-//! What a daemon is told: by its flags, by the environment, and by the file that
-//! `--config-file` names.
+//! The settings of a daemon: from its flags, from the environment, and from the file
+//! that `--config-file` names.
 //!
 //! ```text
 //!  flags ─────────▶ clap ─┬──────────────────────────▶ clap ─▶ Args
@@ -38,8 +38,8 @@ use crate::failure::Failure;
 /// The flag of a daemon that names its file.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ConfigFile {
-    /// Read what no flag and no environment variable says from this file: YAML, a
-    /// key for each flag, as in `json: true`; see `ssntp config`
+    /// Read settings from this YAML file; one key per flag, for example `json: true`.
+    /// Flags and environment variables win. `ssntp config` checks such a file
     #[arg(long, value_name = "FILE")]
     config_file: Option<PathBuf>,
 }
@@ -47,7 +47,7 @@ pub(crate) struct ConfigFile {
 /// Its name among clap's arguments.
 const CONFIG_FILE: &str = "config_file";
 
-/// What a daemon was told, and by whom. Empty for what is no daemon.
+/// The settings of a daemon, and where each comes from. Empty for other subcommands.
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
     /// The definition of the command line.
@@ -97,15 +97,15 @@ pub(crate) enum Refused {
         path: PathBuf,
         /// At least one.
         problems: Vec<Problem>,
-        /// What the rest of the file comes to, where that can be said.
+        /// The settings without the wrong entries, if they are complete without those.
         rest: Option<Box<Read>>,
     },
 }
 
-/// So many problems are told; who has more has the wrong file.
+/// The most problems that are reported: a file with more is not a settings file.
 pub(super) const MOST_PROBLEMS: usize = 100;
 
-/// What clap has read, and where it comes from.
+/// The command line as clap has read it, and the settings.
 pub(crate) type Read = (ArgMatches, Settings);
 
 /// Reads a command line as `command` defines it, and the file that it names.
@@ -165,8 +165,8 @@ impl<'a> Daemon<'a> {
                 Err(wrong) => problems.extend(wrong),
             }
         }
-        // What is said by a flag or the environment counts in place of an entry,
-        // which has to be right all the same.
+        // A flag or an environment variable replaces an entry, which has to be valid
+        // all the same.
         taken.retain(|(entry, _)| !self.says(&entry.key));
         let rest = self.settle(words, &taken);
         problems.sort_by_key(|problem| problem.at.map(|at| (at.line, at.column)));
@@ -196,7 +196,7 @@ impl<'a> Daemon<'a> {
     /// What the command line comes to with these entries behind it.
     fn settle(&self, words: &[OsString], entries: &[(Entry, Vec<OsString>)]) -> Result<Read, clap::Error> {
         let more = entries.iter().flat_map(|(_, words)| words);
-        // What stands behind a bare `--` is no flag.
+        // Words behind a bare `--` are no flags.
         let flags = words.iter().position(|word| word == "--").unwrap_or(words.len());
         let (flags, rest) = words.split_at(flags);
         let command = self.command.clone();
@@ -246,7 +246,7 @@ impl Settings {
         self.file.clone()
     }
 
-    /// Where the file says it, if it does.
+    /// The place of a key in the file, if it is there.
     pub(crate) fn position(&self, key: &str) -> Option<Position> {
         let setting = self.values.iter().find(|setting| setting.key == key)?;
         match setting.origin {

@@ -8,7 +8,7 @@ use ssntp::pki::{Identity, Trust};
 use crate::credentials::CrlArgs;
 use crate::failure::Failure;
 
-/// What a daemon can tell to be wrong before it starts, by the key that says so.
+/// Faults that a daemon finds before it starts, each with the key that causes it.
 #[derive(Debug, Default)]
 pub(crate) struct Problems(Vec<(&'static str, Failure)>);
 
@@ -21,7 +21,7 @@ impl Problems {
     }
 
     /// Reads the certificate, which has to hold one of these roles, the authority, and
-    /// whom it has revoked.
+    /// its revocation lists.
     pub(crate) fn credentials(
         &mut self,
         cert: &Option<PathBuf>,

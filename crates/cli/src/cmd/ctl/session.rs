@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ssntp::client::ClientHandle;
 use ssntp_cluster::controller::{CommandError, Controller, Node, Order, OrderError, Shown};
 use uuid::Uuid;
 
 use super::json;
 use super::options::Options;
-use crate::connection::{Complaint, unanswered};
+use crate::connection::{Complaint, closed, unanswered};
 use crate::failure::Failure;
 use crate::output::{Output, printable, say, say_json};
 use crate::signals::Stop;
@@ -31,6 +32,27 @@ const NODE: Duration = Duration::from_secs(40);
 /// How long commands may take to leave.
 const LEAVING: Duration = Duration::from_secs(10);
 
+/// Waits until a client has a session with its server, and tells the user why not.
+pub(super) fn await_session(
+    client: &ClientHandle,
+    server: &str,
+    limit: Duration,
+    stop: &Stop,
+) -> Result<(), Failure> {
+    let deadline = now() + limit;
+    let mut complaint = Complaint::default();
+    while !client.wait_connected(Some(LOOK.min(limit))).map_err(closed)? {
+        if stop.requested() {
+            return Err(stop.interrupted());
+        }
+        if now() >= deadline {
+            return Err(unanswered(client, server, limit));
+        }
+        complaint.tell(client);
+    }
+    Ok(())
+}
+
 /// A controller and the signals.
 pub(super) struct Session<'a> {
     pub(super) controller: Controller,
@@ -46,17 +68,7 @@ impl<'a> Session<'a> {
     pub(super) fn open(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
         let controller = Controller::start(options.config(stop)?)?;
         let limit = options.limit();
-        let deadline = now() + limit;
-        let mut complaint = Complaint::default();
-        while !controller.wait_connected(LOOK.min(limit))? {
-            if stop.requested() {
-                return Err(stop.interrupted());
-            }
-            if now() >= deadline {
-                return Err(unanswered(&controller.client(), "scheduler", limit));
-            }
-            complaint.tell(&controller.client());
-        }
+        await_session(&controller.client(), "scheduler", limit, stop)?;
         Ok(Self {
             controller,
             stop,

@@ -1,7 +1,7 @@
 //! `ssntp ctl sessions`, and how an operator asks: a question, and the answer that
 //! repeats its id.
 
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
 
 use serde_json::Value;
 use ssntp::Role;
@@ -11,9 +11,9 @@ use ssntp::proto::Frame;
 use uuid::Uuid;
 
 use super::options::Options;
-use super::session::LOOK;
+use super::session::await_session;
 use super::{json, tables};
-use crate::connection::{Complaint, closed, unanswered};
+use crate::connection::closed;
 use crate::failure::Failure;
 use crate::output::{say, say_json};
 use crate::signals::Stop;
@@ -49,21 +49,7 @@ impl<'a> Operator<'a> {
     /// Connects.
     pub(super) fn open(options: &'a Options, stop: &'a Stop) -> Result<Self, Failure> {
         let client = Client::start(options.client(stop)?)?;
-        let deadline = now() + options.limit();
-        let handle = client.handle();
-        let mut complaint = Complaint::default();
-        while !handle
-            .wait_connected(Some(LOOK.min(options.limit())))
-            .map_err(closed)?
-        {
-            if stop.requested() {
-                return Err(stop.interrupted());
-            }
-            if now() >= deadline {
-                return Err(unanswered(&handle, "server", options.limit()));
-            }
-            complaint.tell(&handle);
-        }
+        await_session(&client.handle(), "server", options.limit(), stop)?;
         Ok(Self {
             client,
             options,
@@ -152,11 +138,6 @@ fn refused(refusal: &InvalidFrameType) -> String {
         "unsupported_operand" => format!("the server is too old: it does not know {kind}"),
         reason => format!("the server refuses {kind}: {reason}"),
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "connecting has a time limit")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 #[expect(clippy::disallowed_methods, reason = "lists say since when")]
