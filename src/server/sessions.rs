@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
+use serde::Serialize;
 use uuid::Uuid;
 
 use ssntp_transport::Role;
@@ -92,7 +93,7 @@ impl fmt::Display for SessionInfo {
 }
 
 /// What a session has carried so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct SessionCounters {
     /// Frames received, those that were filtered or not supported included.

@@ -1,12 +1,10 @@
 //! Where the pages are, and who may see them.
 
-use std::fmt;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 
-use super::ROLES;
 use ssntp::Role;
 use ssntp::pki::{Identity, Trust};
 use ssntp_transport::setters;
@@ -23,21 +21,21 @@ pub struct AdminConfig {
 }
 
 impl AdminConfig {
-    /// Pages at `address`: loopback addresses, or a Unix socket, whose file the own
-    /// user alone may use (0600). One that a killed process left is replaced.
-    /// Other addresses need [`tls`](Self::tls).
+    /// Pages at `address`: a loopback address, or a Unix socket, whose file only the
+    /// own user may use (0600). A socket that a killed process left is replaced. Other
+    /// addresses need [`tls`](Self::tls).
     pub fn new(address: Address) -> Self {
         Self {
             address,
-            roles: ROLES,
+            // Those who may command a cluster may look at it.
+            roles: Role::CONTROLLER,
             for_group: false,
             tls: None,
         }
     }
 
-    /// Mutual TLS at addresses that are not loopback: proves `identity`, and takes
-    /// clients with a certificate of `trust` that holds one of the
-    /// [`roles`](Self::roles).
+    /// Mutual TLS at addresses that are not loopback: the pages prove `identity`, and
+    /// clients need a certificate of `trust` with one of the [`roles`](Self::roles).
     #[must_use]
     pub fn tls(mut self, identity: Identity, trust: Trust) -> Self {
         self.tls = Some((identity, trust));
@@ -45,10 +43,10 @@ impl AdminConfig {
     }
 
     setters! {
-        /// The roles whose holders may look over TLS; one of them is enough.
+        /// The roles of which a client needs one to see the pages over TLS.
         /// Default: controller.
         roles: Role;
-        /// Whether the group of a Unix socket's file may use it, too (0660).
+        /// Whether the group of a Unix socket's file may also use it (0660).
         /// Default: false.
         for_group: bool;
     }
@@ -69,7 +67,7 @@ impl AdminConfig {
         Ok((listeners, doors))
     }
 
-    /// The name that was listened at, which requests may ask for.
+    /// The name in the address, which the `Host` of a request may be.
     pub(super) fn host(&self) -> Option<String> {
         match &self.address {
             Address::Tcp { host, .. } if !host.is_empty() => Some(host.to_ascii_lowercase()),
@@ -78,51 +76,33 @@ impl AdminConfig {
     }
 }
 
-/// Whether only this host can connect there; of an address that is bound.
+/// Whether only this host can connect to an address that is bound.
 pub(super) fn is_local(bound: &Address) -> bool {
     match bound {
         Address::Tcp { host, .. } => host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback()),
-        // A Unix socket.
+        // Only this host can reach a Unix socket.
         _ => true,
     }
 }
 
 /// Why pages can't be served.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdminError {
-    /// The address can't be listened at.
-    Listen(Address, io::Error),
-    /// Others than this host could look, and there is no TLS: name a loopback
-    /// address or a Unix socket, or give a certificate and authorities.
+    /// The address can't be bound. Choose another one, or end the process that has it.
+    #[error("cannot listen at {0}: {1}")]
+    Listen(Address, #[source] io::Error),
+    /// Other hosts could see the pages, and there is no TLS: choose a loopback address
+    /// or a Unix socket, or give a certificate and authorities.
+    #[error(
+        "{0} is not an address of this host alone: there the pages need mutual TLS, by a certificate \
+         and an authority"
+    )]
     Open(Address),
     /// The certificate can't be used for TLS.
+    #[error(transparent)]
     Tls(TlsError),
     /// A thread can't be started.
-    Thread(io::Error),
-}
-
-impl fmt::Display for AdminError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Listen(address, e) => write!(f, "cannot listen at {address}: {e}"),
-            Self::Open(address) => write!(
-                f,
-                "{address} is not an address of this host alone: there the pages need mutual TLS, \
-                 by a certificate and an authority"
-            ),
-            Self::Tls(e) => e.fmt(f),
-            Self::Thread(e) => write!(f, "cannot start a thread: {e}"),
-        }
-    }
-}
-
-impl std::error::Error for AdminError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Listen(_, e) | Self::Thread(e) => Some(e),
-            Self::Tls(e) => Some(e),
-            Self::Open(_) => None,
-        }
-    }
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
 }

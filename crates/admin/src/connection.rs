@@ -18,22 +18,22 @@ use ssntp_transport::LogLimit;
 use ssntp_transport::tls::{Acceptor, TlsError};
 use ssntp_transport::{BufferPool, Duplex, Halves, Newcomer, Outgoing, PeerAddress, drain, plain};
 
-/// How long a client may take to ask, its TLS handshake included.
+/// How long a client may take to send its request, including its TLS handshake.
 const ASKING: Duration = Duration::from_secs(5);
-/// How long it may take to read the answer.
+/// How long a client may take to read the answer.
 const ANSWERING: Duration = Duration::from_secs(10);
-/// How long the end of what it sent is waited for, so that the answer is not
-/// destroyed on its way.
+/// How long the rest of the client's input is read after the answer: closing a socket
+/// with unread input would destroy the answer on its way.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// What every connection is served with.
+/// What all connections share.
 #[derive(Debug)]
 pub(super) struct Door {
-    /// Of each listener, whether only this host can connect there.
+    /// For each listener, whether only this host can connect to it.
     local: Vec<bool>,
     acceptor: Arc<Mutex<Option<Acceptor>>>,
     roles: Role,
-    /// The name that is listened at.
+    /// The host name of the address, if it has one.
     host: Option<String>,
     pages: Arc<Pages>,
     pool: BufferPool,
@@ -59,7 +59,7 @@ impl Door {
         }
     }
 
-    /// Answers one request. Blocks until the client has its answer.
+    /// Answers one request. Blocks until the client has the answer.
     pub(super) fn serve(&self, newcomer: &Arc<Newcomer>) {
         let stopping = {
             let newcomer = Arc::clone(newcomer);
@@ -106,7 +106,7 @@ impl Door {
         Ok(())
     }
 
-    /// Mutual TLS, and whether the client's certificate lets it in.
+    /// Mutual TLS, and whether the client's certificate has one of the roles.
     fn secure(&self, stream: &Arc<Limited>) -> Result<(Halves, Result<(), Refused>), TlsError> {
         let acceptor = self
             .acceptor
@@ -122,7 +122,7 @@ impl Door {
             Some(Ok(certificate)) => certificate.roles,
             _ => Role::NONE,
         };
-        let why = || format!("the certificate's role is {roles}, and {} is let in", self.roles);
+        let why = || format!("the certificate's role is {roles}, it must be {}", self.roles);
         let is_let_in = match roles.intersects(self.roles) {
             true => Ok(()),
             false => Err(Refused::new(403, why())),
@@ -130,8 +130,8 @@ impl Door {
         Ok((secured.halves, is_let_in))
     }
 
-    /// A web page of somebody else's has a name of somebody else's, also where that
-    /// name leads to this host.
+    /// Refuses requests of web pages that a browser shows: a foreign page has a foreign
+    /// name as its `Host`, even if that name resolves to this host (DNS rebinding).
     fn check_host(&self, request: &Request) -> Result<(), Refused> {
         match &request.host {
             Some(host)
@@ -140,14 +140,14 @@ impl Door {
                     && host.parse::<IpAddr>().is_err()
                     && Some(host) != self.host.as_ref() =>
             {
-                let why = "the Host that is asked for has to be an address or localhost";
+                let why = "the Host must be an address or localhost";
                 Err(Refused::new(403, why))
             }
             _ => Ok(()),
         }
     }
 
-    /// Tells the log of somebody who was not let in.
+    /// Logs a client that was refused, so often at most as the limit allows.
     fn say(&self, newcomer: &Newcomer, what: &'static str, why: impl std::fmt::Display) -> io::Error {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         let more = log.admit((), what, now());
@@ -163,7 +163,7 @@ impl Door {
 fn receive(halves: &mut Halves, stream: &Limited) -> io::Result<Result<Request, Refused>> {
     let mut is_over = false;
     loop {
-        // It may have come with the end of the TLS handshake.
+        // The request may have arrived with the end of the TLS handshake.
         match Request::parse(halves.inbox.bytes_mut()) {
             Ok(Some(request)) => return Ok(Ok(request)),
             Err(refused) => return Ok(Err(refused)),

@@ -1,5 +1,5 @@
-//! As much of HTTP/1.1 as pages need: the head of one request, and an answer that
-//! the connection ends with.
+//! The part of HTTP/1.1 that pages need: the head of one request, and one answer,
+//! after which the connection ends.
 
 use httparse::{EMPTY_HEADER, Error, Status};
 
@@ -8,20 +8,20 @@ pub(super) const HEAD: usize = 8 * 1024;
 /// The most headers of a request. Browsers send some twenty.
 const HEADERS: usize = 64;
 
-/// What is asked for.
+/// The head of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Request {
-    /// HEAD, not GET: the answer has no body.
+    /// Whether the method is HEAD: then the answer has no body.
     pub(super) is_head: bool,
-    /// Without the query.
+    /// The path, without the query.
     pub(super) path: String,
-    /// `name=value`, in their order, as they are written.
+    /// The `name=value` pairs of the query, in their order, not unescaped.
     pub(super) query: Vec<(String, String)>,
-    /// Without the port, in lower case.
+    /// The `Host` header without the port, in lower case.
     pub(super) host: Option<String>,
 }
 
-/// Why a request is not answered with a page.
+/// An answer that is an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
     pub(super) code: u16,
@@ -36,7 +36,7 @@ impl Refused {
 }
 
 impl Request {
-    /// Reads the head of a request; none while there is more to come.
+    /// Reads the head of a request. `None` means that more bytes are needed.
     pub(super) fn parse(input: &[u8]) -> Result<Option<Self>, Refused> {
         let mut headers = [EMPTY_HEADER; HEADERS];
         let mut head = httparse::Request::new(&mut headers);
@@ -46,16 +46,16 @@ impl Request {
             Ok(Status::Partial) | Err(Error::TooManyHeaders) => {
                 return Err(Refused::new(431, "the request's head is too long"));
             }
-            Err(e) => return Err(Refused::new(400, format!("this is no HTTP/1.1: {e}"))),
+            Err(e) => return Err(Refused::new(400, format!("not HTTP/1.1: {e}"))),
         }
         let is_head = match head.method {
             Some("GET") => false,
             Some("HEAD") => true,
-            _ => return Err(Refused::new(405, "there is GET and HEAD alone")),
+            _ => return Err(Refused::new(405, "only GET and HEAD are supported")),
         };
         let target = head.path.unwrap_or_default();
         if !target.starts_with('/') {
-            return Err(Refused::new(400, "the target has to begin with /"));
+            return Err(Refused::new(400, "the target must begin with /"));
         }
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let pairs = query.split('&').filter(|pair| !pair.is_empty());
@@ -70,7 +70,7 @@ impl Request {
         let (host, second) = (hosts.next(), hosts.next());
         // RFC 9112, section 3.2.
         if second.is_some() || host.is_none() && head.version == Some(1) {
-            return Err(Refused::new(400, "there has to be one Host header"));
+            return Err(Refused::new(400, "exactly one Host header is needed"));
         }
         Ok(Some(Self {
             is_head,
@@ -85,13 +85,13 @@ fn without_port(host: &str) -> String {
     let host = host.trim().to_ascii_lowercase();
     match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((ip, port)) if port.is_empty() || port.starts_with(':') => ip.to_owned(),
-        // Nobody's name.
+        // An unclosed `[`: no host matches it.
         Some(_) => host,
         None => host.split(':').next().unwrap_or_default().to_owned(),
     }
 }
 
-/// What a request is answered with.
+/// An answer to a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) code: u16,

@@ -1,54 +1,55 @@
-//! Pages about a running process, over HTTP: metrics for Prometheus, health,
-//! who is connected, who is gone.
+//! Pages about a running process, over HTTP: metrics for Prometheus, health, sessions.
 //!
 //! ```text
 //!  curl, Prometheus ─▶ accept thread ─▶ connection's thread ── page ──▶ answer
 //!                      (admin-accept)    (admin-shake)  │  ▲
 //!                                               is wanted  is there, at most a second old
 //!                                                       ▼  │
-//!                              ssntp-figures ── asks ──▶ the source: a server's handle
+//!                          ssntp-figures ── calls ──▶ the source: a server's handle
 //! ```
 //!
-//! | page | what it shows |
+//! | page | shows |
 //! |---|---|
 //! | `/metrics` | counters, gauges and histograms, as text that Prometheus reads |
-//! | `/healthz` | 200 while the process does its work, else 503, and why |
-//! | `/readyz` | 200 while it can be given work, else 503, and why |
-//! | `/sessions` | who is connected; `role`, `uuid`, `limit` and `after` choose |
+//! | `/healthz` | 200 while the process does its work, else 503 with the reason |
+//! | `/readyz` | 200 while the process can be given work, else 503 with the reason |
+//! | `/sessions` | the sessions; `role`, `uuid`, `limit` and `after` select |
 //! | `/closed` | the sessions that ended last, each with its reason |
 //! | `/info` | version, addresses, limits |
 //!
-//! What pages show is a [`Snapshot`], which a function of the application makes: for
-//! a server it is made of its figures. One thread calls it, on demand and at most
-//! once a second, whatever is asked of the pages; they wait for it for a second. So
-//! nobody who asks costs a dispatcher more than that, and a dispatcher that does not
-//! answer costs nobody more than a second, and shows as 503.
+//! Pages show a [`Snapshot`], which a function of the application makes: the *source*.
+//! One thread calls it, on demand and at most once a second, however many requests
+//! there are, and a request waits for it for at most a second. So requests cost a
+//! dispatcher one call a second, and a dispatcher that hangs is seen as a 503.
 //!
-//! | what | bound | when it is reached |
+//! | limit | value | when it is reached |
 //! |---|---|---|
 //! | connections | 32 | the one that has waited longest for its client is cut, or the newcomer waits |
 //! | the head of a request | 8 KiB, 64 headers, 5 s with the TLS handshake | 431, 400, or the connection ends |
 //! | the body of a request | none is read | – |
 //! | requests of a connection | one | it ends with its answer |
-//! | an answer | 10 s, 1,000 sessions | the connection ends; the rest is another page |
+//! | an answer | 10 s, 1,000 sessions | the connection ends; the rest is on the next page |
 //!
-//! Only GET and HEAD are known. At loopback addresses and Unix sockets everybody
-//! who can connect may look; anywhere else there is mutual TLS, and a certificate
-//! with one of the roles that are let in. A web page that a browser on this host
-//! shows cannot: the `Host` that is asked for has to be an address or `localhost`.
+//! Only GET and HEAD are supported. At loopback addresses and Unix sockets, everybody
+//! who can connect sees the pages; other addresses need mutual TLS and a certificate
+//! with one of the configured roles. Web pages in a browser on this host see nothing:
+//! the `Host` of a request must be an address, `localhost` or the configured name.
 //!
 //! ```no_run
-//! use ssntp_admin::{Admin, AdminConfig, Snapshot};
+//! use ssntp_admin::{Admin, AdminConfig, Metric, Snapshot, counter, one};
+//!
+//! const SHOP: &[Metric<u64>] =
+//!     &[counter("shop_orders_total", "Orders that were taken.", |orders| one(*orders))];
+//!
 //! # fn pages(server: ssntp::Server) -> Result<(), Box<dyn std::error::Error>> {
 //! let handle = server.handle();
-//! let shown = move || {
+//! let source = move || {
 //!     let figures = handle.figures().map_err(|e| e.to_string())?;
-//!     let mut shown = Snapshot::of_server(&figures);
-//!     let orders = "Orders that were taken.";
-//!     shown.metrics.counter("shop_orders_total", orders).sample(&[("kind", "book")], 7u64);
-//!     Ok(shown)
+//!     let mut snapshot = Snapshot::of_server(&figures);
+//!     snapshot.metrics.add(SHOP, &7);
+//!     Ok(snapshot)
 //! };
-//! let admin = Admin::start(AdminConfig::new("localhost:9100".parse()?), shown)?;
+//! let admin = Admin::start(AdminConfig::new("localhost:9100".parse()?), source)?;
 //! println!("see {}/metrics", admin.urls()[0]);
 //! # Ok(())
 //! # }
@@ -58,21 +59,20 @@
 //! |---|---|
 //! | `config` | [`AdminConfig`], [`AdminError`] |
 //! | `snapshot` | what pages show: [`Snapshot`], [`Row`] |
-//! | `metrics` | [`Metrics`], and their text |
-//! | `server`, `cluster`, `opflex` | what pages show of what this library runs |
-//! | `sampler` | the thread that asks for it, and what it was told last |
+//! | `metrics` | tables of metrics, and their text |
+//! | `server`, `client` | tables and rows for a server, for a client and the process |
+//! | `sampler` | the thread that calls the source, and its last result |
 //! | `pages` | a path to its page |
 //! | `http` | a request's head, and an answer |
 //! | `connection` | one connection, from its TLS handshake to its end |
 //! | `limited` | a stream with a deadline |
 
-mod cluster;
+mod client;
 mod config;
 mod connection;
 mod http;
 mod limited;
 mod metrics;
-mod opflex;
 mod pages;
 mod sampler;
 mod server;
@@ -83,11 +83,10 @@ use std::time::Instant;
 
 pub use self::config::{AdminConfig, AdminError};
 use self::connection::Door;
-pub use self::metrics::{Family, Histogram, Metrics, Value};
+pub use self::metrics::{Labels, Metric, Metrics, Samples, Value, by, counter, gauge, histogram, one};
 use self::pages::Pages;
 use self::sampler::Sampler;
 pub use self::snapshot::{Row, Snapshot};
-use ssntp::Role;
 use ssntp::pki::{Identity, Trust};
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{Acceptance, Address, Newcomer};
@@ -103,8 +102,8 @@ const CONNECTIONS: usize = 32;
 ///
 /// # Threads
 /// It owns its threads: one that accepts at each address, one for each connection,
-/// and one that asks the source. [`stop`](Self::stop), or dropping it, ends all of
-/// them: it waits for a call of the source that is under way.
+/// and one that calls the source. [`stop`](Self::stop), or dropping it, ends all of
+/// them; it waits for a call of the source that is under way.
 #[derive(Debug)]
 pub struct Admin {
     addresses: Vec<Address>,
@@ -115,12 +114,11 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Binds the address and serves pages from then on. What they show `source`
-    /// says, or why it cannot be said: then `/healthz`, and what needs it, answer
-    /// 503 with this.
+    /// Binds the address and serves pages from then on. `source` makes what they show.
+    /// If it fails, `/healthz` and all pages that need it answer 503 with its reason.
     ///
     /// # Errors
-    /// [`AdminError`]; nothing runs then.
+    /// [`AdminError`]; then nothing runs.
     pub fn start(
         config: AdminConfig,
         source: impl Fn() -> Result<Snapshot, String> + Send + Sync + 'static,
@@ -146,12 +144,12 @@ impl Admin {
         Ok(admin)
     }
 
-    /// The addresses it listens at, with the port that the system chose.
+    /// The bound addresses, with the port that the system chose.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// Where each page begins, as in `http://127.0.0.1:9100` or `unix:/run/s.sock`.
+    /// The beginning of each page's address: `http://127.0.0.1:9100`, `unix:/run/s.sock`.
     pub fn urls(&self) -> Vec<String> {
         let url = |address: &Address| match address {
             Address::Unix(_) => address.to_string(),
@@ -161,8 +159,8 @@ impl Admin {
         self.addresses.iter().map(url).collect()
     }
 
-    /// Takes another certificate and other authorities, for connections from now
-    /// on. Without effect where the pages were started without TLS.
+    /// Takes another certificate and other authorities, for connections from now on.
+    /// Has no effect if the pages were started without TLS.
     ///
     /// # Errors
     /// [`AdminError::Tls`]; the old ones stay.
@@ -175,7 +173,7 @@ impl Admin {
         Ok(())
     }
 
-    /// From now on `/readyz` says that the process ends, whatever the source says.
+    /// From now on `/readyz` answers that the process is stopping.
     pub fn stopping(&self) {
         self.pages.stopping();
     }
@@ -205,11 +203,10 @@ fn acceptor(identity: &Identity, trust: &Trust) -> Result<Acceptor, AdminError> 
     Acceptor::mutual(identity, trust).map_err(AdminError::Tls)
 }
 
-#[expect(clippy::disallowed_methods, reason = "figures have an age, and waits a limit")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "figures have an age, and waits have a limit"
+)]
 fn now() -> Instant {
     Instant::now()
 }
-
-/// The roles that are let in where nobody says: who may command a cluster may
-/// look at it.
-const ROLES: Role = Role::CONTROLLER;

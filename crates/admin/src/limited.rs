@@ -8,24 +8,25 @@ use std::time::{Duration, Instant};
 
 use ssntp_transport::{Duplex, PeerAddress, deadline, is_timeout, left};
 
-/// A stream whose waits end at one deadline, all of them together: however many
-/// bytes a peer drips, or takes one by one, it gets no more time. Time limits of
-/// single reads and writes count for nothing.
+/// A stream with one deadline for all its reads and writes together, so that a peer
+/// that sends or takes single bytes gets no more time. The time limits of single reads
+/// and writes are ignored.
 pub(super) struct Limited {
     stream: Arc<dyn Duplex>,
     deadline: Mutex<Instant>,
     gives_up: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
-/// How long one write may block: how soon a writer sees that it is to give up.
+/// How long one write may block, and so how soon a writer notices that it is to give
+/// up.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// A socket takes a limit of zero for no limit at all.
+/// A socket takes a time limit of zero for no limit at all.
 const LEAST: Duration = Duration::from_millis(1);
 
 impl Limited {
-    /// A stream whose waits last until `limit` has passed from now on. Whoever owns
-    /// the stream ends what is read by a shutdown, and what is written by `gives_up`.
+    /// A stream whose reads and writes fail once `limit` has passed. The owner of the
+    /// stream can end a read earlier by a shutdown, and a write by `gives_up`.
     pub(super) fn new(
         stream: Arc<dyn Duplex>,
         limit: Duration,
@@ -38,7 +39,7 @@ impl Limited {
         }
     }
 
-    /// A new deadline, for what is done from now on.
+    /// Sets a new deadline, for the reads and writes from now on.
     pub(super) fn begin(&self, limit: Duration) {
         *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline(limit);
     }

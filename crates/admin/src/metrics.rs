@@ -1,72 +1,126 @@
-//! Figures by name, and the text that Prometheus reads.
+//! Metrics as tables, and the text that Prometheus reads.
 
 use std::collections::HashSet;
 use std::fmt;
+use std::time::{Duration, SystemTime};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
+use ssntp_transport::Histogram;
 
-/// The media type of [`Metrics::to_text`]: the format that every Prometheus reads,
-/// and `promtool check metrics` alone.
+/// The media type of [`Metrics::to_text`]. Every Prometheus reads this format, and
+/// `promtool check metrics` reads no other.
 pub(super) const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Figures of one moment, by name, in the order in which they were put in.
+/// One row of a table of metrics: its name, its help text, its type, and how its
+/// samples are read from figures of the type `F`.
 ///
-/// Names follow Prometheus: base units (seconds, bytes), `_total` at the end of what
-/// only grows. Labels are for few values: but for the UUIDs of a few slow consumers and
-/// the names of OpFlex agents, of which there are so many at a time at most, nothing
-/// that a peer can invent.
-#[derive(Clone, Debug, Default)]
-pub struct Metrics(Vec<FamilyOf>);
-
-/// All figures of one name.
-#[derive(Clone, Debug)]
-struct FamilyOf {
+/// Names follow Prometheus: base units (seconds, bytes), `_total` at the end of a
+/// counter. A label takes its values from a short list, since each value is a series
+/// that Prometheus keeps.
+///
+/// ```
+/// use ssntp_admin::{Metric, Metrics, by, counter, gauge, one};
+/// struct Shop { orders: u64, stock: Vec<(&'static str, u64)> }
+/// const SHOP: &[Metric<Shop>] = &[
+///     counter("shop_orders_total", "Orders that were taken.", |shop| one(shop.orders)),
+///     gauge("shop_stock", "Items in stock, by kind.", |shop| by("kind", shop.stock.iter().copied())),
+/// ];
+/// let mut metrics = Metrics::default();
+/// metrics.add(SHOP, &Shop { orders: 7, stock: vec![("book", 3)] });
+/// assert!(metrics.to_text().contains("shop_stock{kind=\"book\"} 3\n"));
+/// ```
+#[derive(Clone, Copy)]
+pub struct Metric<F> {
     name: &'static str,
     help: &'static str,
-    kind: Kind,
-    samples: Vec<(Labels, Value)>,
+    kind: MetricType,
+    read: fn(&F) -> Samples,
 }
 
-type Labels = Vec<(&'static str, String)>;
+/// The values of one metric, each with its labels.
+pub type Samples = Vec<(Labels, Value)>;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Counter,
-    Gauge,
-    Histogram,
-}
+/// Names and values of labels; empty for a metric with one value.
+pub type Labels = Vec<(&'static str, String)>;
 
-/// A figure.
-#[derive(Clone, Debug, PartialEq)]
+/// A value.
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Value {
     /// A whole number.
     Whole(u64),
-    /// Any other.
+    /// Any other number.
     Real(f64),
-    /// How often what was measured.
+    /// How long something took, measured many times.
     Histogram(Histogram),
 }
 
-/// How often what was measured.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Histogram {
-    /// For each upper bound, how many were above the bound before it and up to this
-    /// one, by growing bounds. Those above the last are in `above`.
-    pub buckets: Vec<(f64, u64)>,
-    /// How many were above all bounds.
-    pub above: u64,
-    /// The sum of all that was measured.
-    pub sum: f64,
+/// A row for a value that only grows. Its name ends in `_total`.
+pub const fn counter<F>(name: &'static str, help: &'static str, read: fn(&F) -> Samples) -> Metric<F> {
+    let kind = MetricType::Counter;
+    Metric {
+        name,
+        help,
+        kind,
+        read,
+    }
+}
+
+/// A row for a value that grows and shrinks.
+pub const fn gauge<F>(name: &'static str, help: &'static str, read: fn(&F) -> Samples) -> Metric<F> {
+    let kind = MetricType::Gauge;
+    Metric {
+        name,
+        help,
+        kind,
+        read,
+    }
+}
+
+/// A row for times that were measured. Its name ends in `_seconds`.
+pub const fn histogram<F>(name: &'static str, help: &'static str, read: fn(&F) -> Samples) -> Metric<F> {
+    let kind = MetricType::Histogram;
+    Metric {
+        name,
+        help,
+        kind,
+        read,
+    }
+}
+
+/// A value without labels.
+pub fn one(value: impl Into<Value>) -> Samples {
+    vec![(Labels::new(), value.into())]
+}
+
+/// A value for each value of a label.
+pub fn by<K: ToString, V: Into<Value>>(
+    label: &'static str,
+    values: impl IntoIterator<Item = (K, V)>,
+) -> Samples {
+    let sample = |(key, value): (K, V)| (vec![(label, key.to_string())], value.into());
+    values.into_iter().map(sample).collect()
+}
+
+impl<F> fmt::Debug for Metric<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Metric").field(&self.name).finish()
+    }
 }
 
 impl From<u64> for Value {
     fn from(value: u64) -> Self {
         Self::Whole(value)
+    }
+}
+
+impl From<&u64> for Value {
+    fn from(value: &u64) -> Self {
+        Self::Whole(*value)
     }
 }
 
@@ -78,13 +132,22 @@ impl From<usize> for Value {
 
 impl From<bool> for Value {
     fn from(value: bool) -> Self {
-        Self::Whole(u64::from(value))
+        Self::Whole(value.into())
     }
 }
 
-impl From<f64> for Value {
-    fn from(value: f64) -> Self {
-        Self::Real(value)
+impl From<Duration> for Value {
+    /// In seconds.
+    fn from(value: Duration) -> Self {
+        Self::Real(value.as_secs_f64())
+    }
+}
+
+impl From<SystemTime> for Value {
+    /// In seconds since 1970.
+    fn from(value: SystemTime) -> Self {
+        let since = value.duration_since(SystemTime::UNIX_EPOCH);
+        since.unwrap_or_default().into()
     }
 }
 
@@ -94,45 +157,50 @@ impl From<Histogram> for Value {
     }
 }
 
+/// The values of many metrics at one moment, in the order of their tables.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics(Vec<Family>);
+
+/// All values of one name.
+#[derive(Clone, Debug)]
+struct Family {
+    name: &'static str,
+    help: &'static str,
+    kind: MetricType,
+    samples: Samples,
+}
+
 impl Metrics {
-    /// What only grows; its name ends in `_total`.
-    pub fn counter(&mut self, name: &'static str, help: &'static str) -> Family<'_> {
-        self.family(name, help, Kind::Counter)
+    /// Reads every row of a table.
+    pub fn add<F>(&mut self, table: &[Metric<F>], figures: &F) {
+        for row in table {
+            self.put(row.name, row.help, row.kind, (row.read)(figures));
+        }
     }
 
-    /// What is as it is now.
-    pub fn gauge(&mut self, name: &'static str, help: &'static str) -> Family<'_> {
-        self.family(name, help, Kind::Gauge)
-    }
-
-    /// What was measured many times.
-    pub fn histogram(&mut self, name: &'static str, help: &'static str) -> Family<'_> {
-        self.family(name, help, Kind::Histogram)
-    }
-
-    fn family(&mut self, name: &'static str, help: &'static str, kind: Kind) -> Family<'_> {
-        // A name may stand in the text once.
-        let at = match self.0.iter().position(|known| known.name == name) {
-            Some(at) => at,
-            None => {
-                let samples = Vec::new();
-                self.0.push(FamilyOf {
-                    name,
-                    help,
-                    kind,
-                    samples,
-                });
-                self.0.len() - 1
-            }
-        };
-        Family(&mut self.0[at])
-    }
-
-    /// Puts others after these; those of one name stand together.
+    /// Puts other metrics after these.
     pub(super) fn extend(&mut self, others: &Self) {
-        for other in &others.0 {
-            let Family(known) = self.family(other.name, other.help, other.kind);
-            known.samples.extend(other.samples.iter().cloned());
+        for Family {
+            name,
+            help,
+            kind,
+            samples,
+        } in &others.0
+        {
+            self.put(name, help, *kind, samples.clone());
+        }
+    }
+
+    fn put(&mut self, name: &'static str, help: &'static str, kind: MetricType, samples: Samples) {
+        // The text may have a name once, so tables with the same name share a family.
+        match self.0.iter_mut().find(|known| known.name == name) {
+            Some(known) => known.samples.extend(samples),
+            None => self.0.push(Family {
+                name,
+                help,
+                kind,
+                samples,
+            }),
         }
     }
 
@@ -141,42 +209,20 @@ impl Metrics {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(self.clone()));
         let mut text = String::new();
-        // A String takes everything.
+        // Writing to a String cannot fail.
         let _ = encode_registry(&mut text, &registry);
         text
-    }
-}
-
-/// All figures of one name, of which each has other labels.
-#[derive(Debug)]
-pub struct Family<'a>(&'a mut FamilyOf);
-
-impl Family<'_> {
-    /// Puts one figure in. Of several with the same labels, the first is shown.
-    pub fn sample(&mut self, labels: &[(&'static str, &str)], value: impl Into<Value>) -> &mut Self {
-        let labels = labels.iter().map(|(name, value)| (*name, (*value).to_owned()));
-        self.0.samples.push((labels.collect(), value.into()));
-        self
-    }
-
-    /// Puts the only figure of the name in.
-    pub fn set(&mut self, value: impl Into<Value>) {
-        self.sample(&[], value);
     }
 }
 
 impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         for family in self.0.iter().filter(|family| !family.samples.is_empty()) {
-            let kind = match family.kind {
-                Kind::Counter => MetricType::Counter,
-                Kind::Gauge => MetricType::Gauge,
-                Kind::Histogram => MetricType::Histogram,
-            };
-            let mut encoder = encoder.encode_descriptor(family.name, family.help, None, kind)?;
+            let mut encoder = encoder.encode_descriptor(family.name, family.help, None, family.kind)?;
             let mut written = HashSet::new();
             for (labels, value) in &family.samples {
-                // Prometheus takes nothing of a text that has a series twice.
+                // Prometheus refuses the whole text if it has a series twice, so only
+                // the first of several values with the same labels is written.
                 if !written.insert(labels) {
                     continue;
                 }
@@ -192,18 +238,20 @@ impl Collector for Metrics {
 }
 
 impl Value {
-    /// In this text format the whole name of a counter stands before its type, and in
-    /// OpenMetrics, which the crate writes, the name without `_total`. A gauge is
-    /// written with its name as it is, so counters are written as one.
+    /// The crate writes OpenMetrics, where the type line of a counter has its name
+    /// without `_total`; this format wants the whole name there. The crate writes the
+    /// name of a gauge unchanged, so counters are written as gauges.
     fn encode(&self, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
         match self {
             Self::Whole(value) => encoder.encode_gauge(value),
             Self::Real(value) => encoder.encode_gauge(value),
-            Self::Histogram(Histogram { buckets, above, sum }) => {
-                let mut buckets = buckets.clone();
-                buckets.push((f64::INFINITY, *above));
-                let count = buckets.iter().map(|(_, count)| count).sum();
-                encoder.encode_histogram::<NoLabelSet>(*sum, count, &buckets, None)
+            Self::Histogram(histogram) => {
+                let bound =
+                    |bound: Option<Duration>| bound.map_or(f64::INFINITY, |bound| bound.as_secs_f64());
+                let buckets = histogram.buckets().map(|(at, count)| (bound(at), count));
+                let buckets: Vec<_> = buckets.collect();
+                let sum = histogram.sum().as_secs_f64();
+                encoder.encode_histogram::<NoLabelSet>(sum, histogram.count(), &buckets, None)
             }
         }
     }
@@ -215,33 +263,32 @@ mod tests {
 
     #[test]
     fn each_kind_is_written_as_prometheus_reads_it() {
+        let mut times = Histogram::default();
+        times.record(Duration::from_micros(2));
+        // Longer than every bound.
+        times.record(Duration::from_secs(2000));
+        let table: &[Metric<Histogram>] = &[
+            counter("a_total", "As.", |_| one(7u64)),
+            gauge("b_bytes", "Bs.", |_| {
+                by("who", [("x\"\n\\", Value::Real(0.5)), ("y", Value::Whole(2))])
+            }),
+            histogram("c_seconds", "Cs.", |times| by("of", [("z", *times)])),
+            gauge("none", "A metric without values.", |_| Samples::new()),
+            counter("a_total", "As.", |_| by("more", [("1", 8u64), ("1", 9u64)])),
+        ];
         let mut metrics = Metrics::default();
-        metrics.counter("a_total", "As.").set(7u64);
-        let mut family = metrics.gauge("b_bytes", "Bs.");
-        family
-            .sample(&[("who", "x\"\n\\")], 0.5)
-            .sample(&[("who", "y")], 2usize);
-        let histogram = Histogram {
-            buckets: vec![(0.001, 2), (0.5, 0), (10.0, 3)],
-            above: 1,
-            sum: 60.5,
-        };
-        metrics
-            .histogram("c_seconds", "Cs.")
-            .sample(&[("of", "z")], histogram);
-        metrics.gauge("none", "Of which there is none.");
-        metrics
-            .counter("a_total", "As.")
-            .sample(&[("more", "1")], 8u64)
-            .sample(&[("more", "1")], 9u64);
+        metrics.add(table, &times);
+        let text = metrics.to_text();
+        let (before, buckets) = text.split_once("c_seconds_bucket").unwrap();
         assert_eq!(
-            metrics.to_text(),
+            before,
             "# HELP a_total As.\n# TYPE a_total counter\na_total 7\na_total{more=\"1\"} 8\n\
              # HELP b_bytes Bs.\n# TYPE b_bytes gauge\nb_bytes{who=\"x\\\"\\n\\\\\"} 0.5\nb_bytes{who=\"y\"} 2\n\
-             # HELP c_seconds Cs.\n# TYPE c_seconds histogram\nc_seconds_sum{of=\"z\"} 60.5\n\
-             c_seconds_count{of=\"z\"} 6\nc_seconds_bucket{le=\"0.001\",of=\"z\"} 2\n\
-             c_seconds_bucket{le=\"0.5\",of=\"z\"} 2\nc_seconds_bucket{le=\"10.0\",of=\"z\"} 5\n\
-             c_seconds_bucket{le=\"+Inf\",of=\"z\"} 6\n"
+             # HELP c_seconds Cs.\n# TYPE c_seconds histogram\nc_seconds_sum{of=\"z\"} 2000.000002\n\
+             c_seconds_count{of=\"z\"} 2\n"
         );
+        assert!(buckets.starts_with("{le=\"0.000001\",of=\"z\"} 0\n"), "{buckets}");
+        assert!(buckets.contains("{le=\"0.000002\",of=\"z\"} 1\n"), "{buckets}");
+        assert!(buckets.ends_with("{le=\"+Inf\",of=\"z\"} 2\n"), "{buckets}");
     }
 }

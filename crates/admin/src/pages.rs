@@ -7,24 +7,32 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::client::PROCESS;
 use super::http::{Answer, Refused, Request};
-use super::metrics::TEXT;
+use super::metrics::{Metric, TEXT, gauge, one};
 use super::sampler::{AGE, Figures};
 use super::{Metrics, now};
 use ssntp::Role;
 use ssntp_transport::ProcessFigures;
 
-/// Sessions of one answer: the most, and where nobody says.
+/// The most sessions of one answer: about a megabyte of JSON.
 const MOST_SESSIONS: usize = 1000;
+/// The sessions of an answer to a request without `limit`.
 const SESSIONS: usize = 100;
+
+const ANSWERING: &[Metric<bool>] = &[gauge(
+    "ssntp_answering",
+    "Whether the daemon has answered within the last second: 1 or 0.",
+    |answers| one(*answers),
+)];
 
 const INDEX: &str = "\
 /metrics   figures, for Prometheus
 /healthz   whether it works
 /readyz    whether it can be given work
-/sessions  who is connected: ?role=, ?uuid=, ?limit=, ?after=
+/sessions  the sessions: ?role=, ?uuid=, ?limit=, ?after=
 /closed    the sessions that ended last, and why
-/info      what it is
+/info      version, addresses, limits
 ";
 
 /// Every page.
@@ -48,7 +56,7 @@ impl Pages {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// The page that is asked for. Blocks for a second at most.
+    /// Answers a request. Blocks for at most a second.
     pub(super) fn answer(&self, request: &Request) -> Answer {
         self.page(request).unwrap_or_else(Answer::from)
     }
@@ -86,46 +94,45 @@ impl Pages {
                 let now = snapshot().map_err(unavailable)?;
                 Answer::json(200, &Value::Object(now.info.clone()))
             }
-            _ => return Err(Refused::new(404, "there is no such page; / has a list")),
+            _ => return Err(Refused::new(404, "there is no such page; see / for a list")),
         })
     }
 
-    /// Where the source does not answer there is at least what the system says of
-    /// the process, which is when that is wanted most.
+    /// If the source does not answer, the figures that the system has of the process
+    /// are still shown: a process that hangs is the one to look at.
     fn metrics(&self) -> Answer {
         let mut metrics = Metrics::default();
         self.process(&mut metrics);
         let snapshot = self.figures.snapshot();
-        let help = "Whether the daemon has said within the last second what it knows.";
-        metrics.gauge("ssntp_answering", help).set(snapshot.is_ok());
+        metrics.add(ANSWERING, &snapshot.is_ok());
         if let Ok(now) = snapshot {
             metrics.extend(&now.metrics);
         }
         text(TEXT, metrics.to_text())
     }
 
-    /// What the system says of this process, at most a second old: to count its
-    /// descriptors takes a while where there are many.
+    /// The figures that the system has of this process. They are kept for a second,
+    /// since counting many descriptors takes a while.
     fn process(&self, metrics: &mut Metrics) {
         let mut kept = self.process.lock().unwrap_or_else(PoisonError::into_inner);
         let process = match kept.take() {
             Some((at, process)) if now().saturating_duration_since(at) < AGE => (at, process),
             _ => (now(), ProcessFigures::read()),
         };
-        metrics.add_process(&kept.insert(process).1);
+        metrics.add(PROCESS, &kept.insert(process).1);
     }
 
     fn sessions(&self, request: &Request) -> Result<Answer, Refused> {
-        let asked = Asked::read(&request.query)?;
+        let asked = Selection::read(&request.query)?;
         let snapshot = self.figures.snapshot().map_err(|why| Refused::new(503, why))?;
         let rows = &snapshot.sessions;
         let mut matching = rows.iter().filter(|row| {
-            asked.role.is_none_or(|role| row.role().intersects(role))
-                && asked.uuid.is_none_or(|uuid| row.uuid() == Some(uuid))
-                && asked.after.is_none_or(|after| row.key() > after)
+            asked.role.is_none_or(|role| row.role.intersects(role))
+                && asked.uuid.is_none_or(|uuid| row.uuid == Some(uuid))
+                && asked.after.is_none_or(|after| row.key > after)
         });
         let shown: Vec<_> = matching.by_ref().take(asked.limit).collect();
-        let last = shown.last().map(|row| row.key());
+        let last = shown.last().map(|row| row.key);
         let next = matching.next().and(last);
         let sessions: Vec<_> = shown.into_iter().map(|row| row.to_json()).collect();
         Ok(Answer::json(
@@ -143,39 +150,39 @@ fn text(content_type: &'static str, body: String) -> Answer {
     }
 }
 
-/// Which sessions are to be shown.
+/// The parameters of `/sessions`.
 #[derive(Debug)]
-struct Asked {
+struct Selection {
     role: Option<Role>,
     uuid: Option<Uuid>,
     limit: usize,
     after: Option<u64>,
 }
 
-impl Asked {
+impl Selection {
     fn read(query: &[(String, String)]) -> Result<Self, Refused> {
-        let mut asked = Self {
+        let mut selection = Self {
             role: None,
             uuid: None,
             limit: SESSIONS,
             after: None,
         };
         for (name, value) in query {
-            let bad = || Refused::new(400, format!("{name:.64}: {value:.64} will not do"));
+            let bad = || Refused::new(400, format!("invalid value of {name:.64}: {value:.64}"));
             match name.as_str() {
-                "role" => asked.role = Some(value.parse().map_err(|_| bad())?),
-                "uuid" => asked.uuid = Some(value.parse().map_err(|_| bad())?),
-                "after" => asked.after = Some(value.parse().map_err(|_| bad())?),
+                "role" => selection.role = Some(value.parse().map_err(|_| bad())?),
+                "uuid" => selection.uuid = Some(value.parse().map_err(|_| bad())?),
+                "after" => selection.after = Some(value.parse().map_err(|_| bad())?),
                 "limit" => {
                     let limit = value.parse().map_err(|_| bad())?;
                     if !(1..=MOST_SESSIONS).contains(&limit) {
                         return Err(Refused::new(400, format!("limit is 1 to {MOST_SESSIONS}")));
                     }
-                    asked.limit = limit;
+                    selection.limit = limit;
                 }
                 _ => return Err(Refused::new(400, format!("the page has no parameter {name:.64}"))),
             }
         }
-        Ok(asked)
+        Ok(selection)
     }
 }

@@ -1,4 +1,4 @@
-//! The thread that asks the source, and what it found last.
+//! The thread that calls the source of the figures, and its last result.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,35 +9,35 @@ use std::time::{Duration, Instant};
 use super::{Snapshot, now};
 use ssntp_transport::{after, left, threads};
 
-/// How old what a page shows may be, and so how often the source is asked at most.
+/// How old the figures of a page may be. The source is called at most this often.
 pub(super) const AGE: Duration = Duration::from_secs(1);
 /// How long a page waits for the source.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What says what pages show.
+/// The function of the application that makes a snapshot.
 pub(super) type Source = dyn Fn() -> Result<Snapshot, String> + Send + Sync;
 type Found = Result<Arc<Snapshot>, String>;
 
-/// What the source said last.
+/// The last result of the source.
 #[derive(Debug)]
 pub(super) struct Figures {
     state: Mutex<State>,
-    /// Something is wanted, or found, or this was closed.
+    /// Notified if figures are wanted, or found, or if this is closed.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     wanted: bool,
-    /// Since when the source is at it.
+    /// When the call of the source began that is under way.
     asked: Option<Instant>,
-    /// What it said, and when.
+    /// The last result, and when it was there.
     found: Option<(Instant, Found)>,
     closed: bool,
 }
 
 impl Figures {
-    /// What the process says of itself. Waits for it, a second at most.
+    /// A snapshot that is at most a second old. Waits for it, at most a second.
     pub(super) fn snapshot(&self) -> Found {
         let deadline = after(now(), PATIENCE);
         let mut state = self.lock();
@@ -66,7 +66,7 @@ impl Figures {
         }
     }
 
-    /// Asks the source whenever something is wanted, until this is closed.
+    /// Calls the source whenever a snapshot is wanted, until this is closed.
     fn run(&self, source: &Source) {
         let mut state = self.lock();
         loop {
@@ -79,12 +79,13 @@ impl Figures {
             }
             state.asked = Some(now());
             drop(state);
-            // A fault of an application's figures is no reason to show none any more.
+            // A panic in the application's function must not end this thread: the next
+            // call may succeed.
             let found = catch_unwind(AssertUnwindSafe(source));
             let found = found.unwrap_or_else(|_| Err("it panicked".into())).map(Arc::new);
             state = self.lock();
             state.asked = None;
-            // What it said before is let go of without the lock: it may be large.
+            // The old snapshot may be large, so it is dropped without the lock.
             let before = state.found.replace((now(), found));
             self.changed.notify_all();
             drop(state);
@@ -98,7 +99,7 @@ impl Figures {
     }
 }
 
-/// The thread that asks the source.
+/// The thread that calls the source.
 #[derive(Debug)]
 pub(super) struct Sampler {
     figures: Arc<Figures>,
@@ -120,7 +121,7 @@ impl Sampler {
         Arc::clone(&self.figures)
     }
 
-    /// Ends every wait for figures, and the thread once the source has answered.
+    /// Ends every wait for figures, and the thread once the source has returned.
     pub(super) fn close(&self) {
         self.figures.lock().closed = true;
         self.figures.changed.notify_all();

@@ -9,9 +9,10 @@ use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
 use ssntp::server::{Context, Handler, SessionInfo};
 use ssntp::transport::memory::MemoryListener;
 use ssntp::{Client, ClientConfig, Command, Frame, Role, Server, ServerConfig};
-use ssntp_admin::{Admin, AdminConfig, AdminError, Snapshot};
+use ssntp_admin::{Admin, AdminConfig, AdminError, Metric, Snapshot, counter, one};
 
 const LIMIT: Duration = Duration::from_secs(60);
+const SHOP: &[Metric<u64>] = &[counter("shop_orders_total", "Orders.", |orders| one(*orders))];
 
 /// The page's code and body.
 fn get(admin: &Admin, page: &str) -> (u16, String) {
@@ -51,8 +52,8 @@ fn a_dispatcher_that_does_not_answer_shows_and_takes_no_page_with_it() {
     let shown = move || {
         let figures = handle.figures().map_err(|e| e.to_string())?;
         let mut shown = Snapshot::of_server(&figures);
-        shown.metrics.counter("shop_orders_total", "Orders.").set(7u64);
-        shown.info.insert("shop".into(), "open".into());
+        shown.metrics.add(SHOP, &7);
+        shown.show("shop", "open");
         Ok(shown)
     };
     let admin = Admin::start(AdminConfig::new("127.0.0.1:0".parse().unwrap()), shown).unwrap();

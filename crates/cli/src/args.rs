@@ -4,6 +4,8 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use crate::agent;
+#[cfg(feature = "full")]
 use crate::cmd;
 use crate::failure::Failure;
 use crate::logging::LogFormat;
@@ -38,35 +40,10 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     #[command(visible_alias = "netagent")]
-    Agent(cmd::agent::Args),
+    Agent(agent::Args),
     #[cfg(feature = "full")]
     #[command(flatten)]
-    Full(Full),
-}
-
-/// All but the agent.
-#[cfg(feature = "full")]
-#[derive(Debug, Subcommand)]
-pub(crate) enum Full {
-    #[command(hide = true)]
-    Caretaker(cmd::demo::caretaker::Args),
-    Cert(cmd::cert::Args),
-    Cnci(cmd::cnci::Args),
-    Completions(cmd::completions::Args),
-    Config(cmd::config::Args),
-    Context(cmd::context::Args),
-    Ctl(cmd::ctl::Args),
-    Decode(cmd::decode::Args),
-    Demo(cmd::demo::Args),
-    Listen(cmd::listen::Args),
-    #[command(hide = true)]
-    Manual(cmd::completions::ManualArgs),
-    Operands(cmd::operands::Args),
-    Opflex(cmd::opflex::Args),
-    Scheduler(cmd::scheduler::Args),
-    Send(cmd::send::Args),
-    Server(cmd::server::Args),
-    Session(cmd::session::Args),
+    Full(cmd::Command),
 }
 
 impl Args {
@@ -142,9 +119,9 @@ impl Command {
     /// Runs a subcommand to its end. A daemon has settings, too.
     pub(crate) fn run(self, settings: Settings) -> Result<(), Failure> {
         match self {
-            Self::Agent(args) => cmd::agent::run(args, settings),
+            Self::Agent(args) => agent::run(args, settings),
             #[cfg(feature = "full")]
-            Self::Full(command) => command.run(settings),
+            Self::Full(command) => command.run(settings, Args::command()),
         }
     }
 
@@ -154,36 +131,7 @@ impl Command {
         match self {
             Self::Agent(_) => "warn",
             #[cfg(feature = "full")]
-            Self::Full(Full::Cnci(_) | Full::Scheduler(_) | Full::Server(_)) => "warn",
-            #[cfg(feature = "full")]
-            Self::Full(Full::Opflex(args)) if args.serves() => "warn",
-            #[cfg(feature = "full")]
-            Self::Full(_) => "error",
-        }
-    }
-}
-
-#[cfg(feature = "full")]
-impl Full {
-    fn run(self, settings: Settings) -> Result<(), Failure> {
-        match self {
-            Self::Caretaker(args) => cmd::demo::caretaker::run(&args),
-            Self::Cert(args) => cmd::cert::run(args),
-            Self::Cnci(args) => cmd::cnci::run(args, settings),
-            Self::Config(args) => cmd::config::run(args, &Args::command()),
-            Self::Completions(args) => cmd::completions::run(&args, Args::command()),
-            Self::Context(args) => cmd::context::run(args),
-            Self::Ctl(args) => cmd::ctl::run(args),
-            Self::Decode(args) => cmd::decode::run(args),
-            Self::Demo(args) => cmd::demo::run(args),
-            Self::Listen(args) => cmd::listen::run(args),
-            Self::Manual(args) => cmd::completions::manual(&args, Args::command()),
-            Self::Operands(args) => cmd::operands::run(&args),
-            Self::Opflex(args) => cmd::opflex::run(args, settings),
-            Self::Scheduler(args) => cmd::scheduler::run(args, settings),
-            Self::Send(args) => cmd::send::run(args),
-            Self::Server(args) => cmd::server::run(args, settings),
-            Self::Session(args) => cmd::session::run(args),
+            Self::Full(command) => command.log_level(),
         }
     }
 }

@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientFigures, ClientHandle, DialError};
-use ssntp::pki::{Identity, Trust};
-#[cfg(feature = "full")]
+use ssntp::pki::Identity;
 use ssntp::proto::TraceParent;
 use ssntp::transport::Address;
 use uuid::Uuid;
 
 use crate::context::{Context, Contexts, OneOrSeveral};
-use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
+use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::failure::Failure;
 use crate::output::note;
 use crate::seconds::Seconds;
+use crate::settings::wrong_role;
 use crate::signals::Stop;
-use crate::watched::{self, Watched};
+use crate::watched;
 
 /// Which server, and the files that both sides are known by. Each by its flag,
 /// else by the environment, else by the context.
@@ -194,14 +194,10 @@ impl Reached {
         self,
         role: impl FnOnce(&Identity) -> Result<Role, Failure>,
     ) -> Result<(ClientConfig, Renewal), Failure> {
-        let watched = Watched::of(self.files.paths());
-        let (identity, trust) = self.files.load()?;
+        let (identity, trust, read) = self.files.read()?;
         let role = role(&identity)?;
-        let renewal = Renewal {
-            lifetimes: self.files.lifetimes(&identity, &trust),
-            files: self.files,
-            watched,
-        };
+        let files = self.files;
+        let renewal = Renewal { files, read };
         let mut config = ClientConfig::new(identity, trust)
             .addresses(self.connect)
             .role(role);
@@ -215,42 +211,19 @@ impl Reached {
 /// The files of a client that runs for long, which are read again.
 #[derive(Debug)]
 pub(crate) struct Renewal {
-    files: CredentialFiles,
-    /// As they were before they were read.
-    watched: Watched,
-    lifetimes: Vec<Lifetime>,
+    pub(crate) files: CredentialFiles,
+    pub(crate) read: FilesRead,
 }
 
 impl Renewal {
-    /// The files, as they were before they were read first.
-    pub(crate) fn watched(&self) -> Watched {
-        self.watched.clone()
-    }
-
-    /// How long what they held counts.
-    pub(crate) fn lifetimes(&self) -> Vec<Lifetime> {
-        self.lifetimes.clone()
-    }
-
-    /// Reads all of them again, and has `renew` go by what they hold.
-    pub(crate) fn reload(
-        &mut self,
-        renew: impl FnOnce(&Identity, &Trust) -> Result<(), ClientError>,
-    ) -> Result<(), Failure> {
-        let (identity, trust) = self.files.load()?;
-        renew(&identity, &trust).map_err(Failure::new)?;
-        self.lifetimes = self.files.lifetimes(&identity, &trust);
-        Ok(())
-    }
-
-    /// To be called now and then by a command: has its client go by files that have
-    /// changed. What will not do is told, and changes nothing.
+    /// To be called now and then by a command: renews the client's credentials if the
+    /// files have changed. If they cannot be used, the user is told.
     pub(crate) fn look(&mut self, client: &ClientHandle) {
-        if self.watched.have_changed()
-            && let Err(why) = self.reload(|identity, trust| client.renew(identity, trust))
+        if self.read.watched.have_changed()
+            && let Err(why) = self.files.renew(|identity, trust| client.renew(identity, trust))
         {
             note(format_args!(
-                "ssntp: files have changed, which is not taken: {why}"
+                "ssntp: files have changed, but cannot be used: {why}"
             ));
         }
     }
@@ -276,9 +249,12 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// The files that flags and environment name: certificate, authority and lists.
-    #[cfg(feature = "full")]
-    pub(crate) fn files(&self) -> (&Option<PathBuf>, &Option<PathBuf>, &CrlArgs) {
-        (&self.server.cert, &self.server.ca, &self.server.crl)
+    pub(crate) fn files(&self) -> (Option<&PathBuf>, Option<&PathBuf>, &CrlArgs) {
+        (
+            self.server.cert.as_ref(),
+            self.server.ca.as_ref(),
+            &self.server.crl,
+        )
     }
 
     /// The client's configuration so far, and what it was read from.
@@ -306,14 +282,10 @@ impl Connection {
         self.config_of(reached, |identity| {
             let held = identity.roles();
             let advertised = self.role.unwrap_or(held & roles);
-            if advertised.is_empty() || !roles.contains(advertised) {
-                let (cert, any) = (cert.display(), roles.to_string().replace(',', " or "));
-                let found = self.role.unwrap_or(held);
-                return Err(Failure::new(format!(
-                    "{cert}: the role is {found}, it has to be {any}"
-                )));
+            match !advertised.is_empty() && roles.contains(advertised) {
+                true => Ok(advertised),
+                false => Err(wrong_role(&cert, self.role.unwrap_or(held), roles)),
             }
-            Ok(advertised)
         })
     }
 
@@ -327,12 +299,6 @@ impl Connection {
             Some(uuid) => (config.uuid(uuid), renewal),
             None => (config, renewal),
         })
-    }
-
-    /// The identity and the trust, for what listens beside the client.
-    #[cfg(feature = "full")]
-    pub(crate) fn credentials(&self, stop: &Stop) -> Result<(Identity, Trust), Failure> {
-        self.server.reach(stop)?.files.load()
     }
 
     /// Whether the command line says the UUID.
@@ -454,7 +420,6 @@ impl Complaint {
     }
 }
 
-#[cfg(feature = "full")]
 /// The trace that whoever started the program says it is part of. One that is none
 /// is said, and otherwise as if it were not there.
 pub(crate) fn traceparent() -> Option<TraceParent> {

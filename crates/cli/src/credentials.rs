@@ -1,11 +1,12 @@
-//! What a program proves itself with and whom it trusts: the files that say so, and
-//! how long each of them counts.
+//! The files of certificates, authorities and revocation lists, and how long each of
+//! them is valid.
 //!
 //! ```text
-//!  --cert, --ca, --crl ─▶ CredentialFiles ─ load ─▶ (Identity, Trust)
-//!                                             └ lifetimes ─▶ Expiry ─▶ warnings in the log
+//!  --cert, --ca, --crl ─▶ CredentialFiles ─ read ─▶ FilesRead ─▶ (Identity, Trust)
+//!                                                      └ lifetimes ─▶ Expiry ─▶ warnings in the log
 //! ```
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -14,12 +15,13 @@ use std::time::{Duration, SystemTime};
 use ssntp::pki::{Identity, RevocationLists, Trust};
 
 use crate::failure::Failure;
+use crate::watched::Watched;
 
-/// Whose certificates do not count any more.
+/// Revocation lists.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct CrlArgs {
-    /// A file with the authority's revocation list, or several: whose certificate
-    /// such a list holds is refused; may be given several times, or as SSNTP_CRL,
+    /// A file with one or several revocation lists of the authority: certificates
+    /// in such a list are refused; may be given several times, or as SSNTP_CRL,
     /// joined with commas
     #[arg(
         long,
@@ -30,7 +32,8 @@ pub(crate) struct CrlArgs {
         hide_env_values = true
     )]
     pub(crate) crl: Vec<PathBuf>,
-    /// Trust nobody by a revocation list that is out of date, rather than warn of it
+    /// Refuse all certificates while a revocation list is out of date, instead of
+    /// logging a warning
     #[arg(long, global = true)]
     pub(crate) crl_strict: bool,
 }
@@ -44,24 +47,48 @@ pub(crate) struct CredentialFiles {
 }
 
 impl CredentialFiles {
-    /// Reads all of them.
+    /// Reads all files.
     pub(crate) fn load(&self) -> Result<(Identity, Trust), Failure> {
         let identity = Identity::load(&self.cert)?;
         Ok((identity, self.crl.trust(&self.ca)?))
     }
 
-    /// Each of them.
-    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+    /// Reads all files, to watch them from now on.
+    pub(crate) fn read(&self) -> Result<(Identity, Trust, FilesRead), Failure> {
         let files = [&self.cert, &self.ca].into_iter().chain(&self.crl.crl);
-        files.cloned().collect()
+        let watched = Watched::of(files.cloned().collect());
+        let (identity, trust) = self.load()?;
+        let mut lifetimes = vec![Lifetime::of_identity(&identity, &self.cert)];
+        lifetimes.extend(self.crl.lifetimes(&trust, &self.ca));
+        let credentials = Some((identity.clone(), trust.clone()));
+        let read = FilesRead {
+            watched,
+            lifetimes,
+            credentials,
+        };
+        Ok((identity, trust, read))
     }
 
-    /// How long what they held counts.
-    pub(crate) fn lifetimes(&self, identity: &Identity, trust: &Trust) -> Vec<Lifetime> {
-        let own = Lifetime::of_identity(identity, &self.cert);
-        let trusted = self.crl.lifetimes(trust, &self.ca);
-        std::iter::once(own).chain(trusted).collect()
+    /// Reads all files again, and calls `renew` with what they hold.
+    pub(crate) fn renew<E: Display>(
+        &self,
+        renew: impl FnOnce(&Identity, &Trust) -> Result<(), E>,
+    ) -> Result<FilesRead, Failure> {
+        let (identity, trust, read) = self.read()?;
+        renew(&identity, &trust).map_err(Failure::new)?;
+        Ok(read)
     }
+}
+
+/// What a daemon has read from its files.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FilesRead {
+    /// The files, as they were before they were read.
+    pub(crate) watched: Watched,
+    /// How long each certificate and list in them is valid.
+    pub(crate) lifetimes: Vec<Lifetime>,
+    /// The certificate and the authorities for the pages of `--admin`.
+    pub(crate) credentials: Option<(Identity, Trust)>,
 }
 
 impl CrlArgs {
@@ -77,11 +104,11 @@ impl CrlArgs {
             let mut pem = Vec::new();
             let read = File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut pem));
             read.map_err(|e| Failure::new(format!("{shown}: cannot read: {e}")))?;
-            // A part of it would let in whom the rest revokes.
+            // Half a file would let in clients that the other half revokes.
             if pem.len() as u64 > MOST {
                 return Err(Failure::new(format!("{shown}: it is longer than {MOST} bytes")));
             }
-            // What is wrong with one is told with its name.
+            // Each file is also read alone, so that an error names it.
             RevocationLists::from_pem(&pem, &shown.to_string())?;
             all.extend(pem);
             all.push(b'\n');
@@ -90,10 +117,10 @@ impl CrlArgs {
         Ok(trust.with_revocation_lists(&lists.enforce_expiry(self.crl_strict))?)
     }
 
-    /// How long the authorities and the lists count.
+    /// How long the authorities and the lists are valid.
     pub(crate) fn lifetimes(&self, trust: &Trust, ca: &Path) -> Vec<Lifetime> {
         let authorities = trust.authorities().iter().map(|authority| Lifetime {
-            what: Counts::Authority,
+            what: Subject::Authority,
             of: authority.subject.clone(),
             file: ca.display().to_string(),
             since: authority.not_before,
@@ -101,7 +128,7 @@ impl CrlArgs {
         });
         let lists = trust.revocation_lists().iter().filter_map(|list| {
             Some(Lifetime {
-                what: Counts::RevocationList,
+                what: Subject::RevocationList,
                 of: list.issuer.clone(),
                 file: names(&self.crl),
                 since: list.this_update,
@@ -112,7 +139,7 @@ impl CrlArgs {
     }
 }
 
-/// The longest file with lists: that of some 250,000 certificates.
+/// The longest file with lists, in bytes: a list of some 250,000 certificates.
 const MOST: u64 = 16 << 20;
 
 fn names(paths: &[PathBuf]) -> String {
@@ -120,16 +147,16 @@ fn names(paths: &[PathBuf]) -> String {
     names.join(", ")
 }
 
-/// What counts for some time.
+/// The kind of a [`Lifetime`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Counts {
+pub(crate) enum Subject {
     Certificate,
     Authority,
     RevocationList,
 }
 
-impl Counts {
-    /// As people and metrics call it.
+impl Subject {
+    /// Its name in log lines and metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Certificate => "certificate",
@@ -139,11 +166,11 @@ impl Counts {
     }
 }
 
-/// For how long something in a file counts.
+/// How long a certificate, an authority or a list in a file is valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lifetime {
-    pub(crate) what: Counts,
-    /// Whose it is.
+    pub(crate) what: Subject,
+    /// Its subject, or the issuer of a list.
     pub(crate) of: String,
     pub(crate) file: String,
     pub(crate) since: SystemTime,
@@ -151,11 +178,11 @@ pub(crate) struct Lifetime {
 }
 
 impl Lifetime {
-    /// That of our own certificate.
+    /// The lifetime of the own certificate.
     pub(crate) fn of_identity(identity: &Identity, file: &Path) -> Self {
         let info = identity.info();
         Self {
-            what: Counts::Certificate,
+            what: Subject::Certificate,
             of: info.subject.clone(),
             file: file.display().to_string(),
             since: info.not_before,
@@ -163,24 +190,24 @@ impl Lifetime {
         }
     }
 
-    /// The days that are left of it, less than none once it is over.
+    /// The days until its end; negative after it.
     pub(crate) fn days_left(&self, now: SystemTime) -> f64 {
         days_left(self.end, now)
     }
 
-    /// Whether somebody should be told ahead by so many days. A list that is replaced
-    /// every month always has less than 30 days left, so of a list only the last third
-    /// counts.
+    /// Whether there is a warning so many days ahead. A list that is replaced every
+    /// month always has less than 30 days left, so there are warnings only in the last
+    /// third of a list's lifetime.
     fn warns_at(&self, days: u32) -> bool {
         let ahead = DAY * days;
         let lifetime = self.end.duration_since(self.since).unwrap_or_default();
-        self.what != Counts::RevocationList || ahead * 3 <= lifetime
+        self.what != Subject::RevocationList || ahead * 3 <= lifetime
     }
 }
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// The days until then, less than none once it is over.
+/// The days until the end; negative after it.
 pub(crate) fn days_left(end: SystemTime, now: SystemTime) -> f64 {
     let days = |left: Duration| left.as_secs_f64() / DAY.as_secs_f64();
     match end.duration_since(now) {
@@ -189,21 +216,21 @@ pub(crate) fn days_left(end: SystemTime, now: SystemTime) -> f64 {
     }
 }
 
-/// How many days ahead somebody is told.
+/// How many days ahead there are warnings.
 const AHEAD: [u32; 4] = [30, 7, 1, 0];
 
-/// What counts at present, and what was told of its end.
+/// The lifetimes, each with the number of warnings that were logged.
 #[derive(Debug, Default)]
 pub(crate) struct Expiry(Vec<(Lifetime, usize)>);
 
 impl Expiry {
-    /// Of this, nothing was told yet.
+    /// Lifetimes without a warning so far.
     pub(crate) fn of(lifetimes: Vec<Lifetime>) -> Self {
         Self(lifetimes.into_iter().map(|lifetime| (lifetime, 0)).collect())
     }
 
-    /// What has come within 30, 7 or 1 days of its end, or to it, since it was asked
-    /// last: in words.
+    /// A warning for each that has come within 30, 7 or 1 days of its end, or to its
+    /// end, since the last call.
     pub(crate) fn warnings(&mut self, now: SystemTime) -> Vec<String> {
         let mut warnings = Vec::new();
         for (lifetime, told) in &mut self.0 {
@@ -214,9 +241,9 @@ impl Expiry {
                 *told = reached;
                 let Lifetime { file, what, of, .. } = &*lifetime;
                 let when = match left {
-                    left if left <= 0.0 => "has come to its end".to_owned(),
-                    left if left < 2.0 => format!("ends in {:.0} hours", (left * 24.0).max(1.0)),
-                    left => format!("ends in {left:.0} days"),
+                    left if left <= 0.0 => "has expired".to_owned(),
+                    left if left < 2.0 => format!("expires in {:.0} hours", (left * 24.0).max(1.0)),
+                    left => format!("expires in {left:.0} days"),
                 };
                 warnings.push(format!("{file}: the {} of {of:?} {when}", what.name()));
             }
@@ -229,7 +256,7 @@ impl Expiry {
 mod tests {
     use super::*;
 
-    fn lifetime(what: Counts, days: u32) -> Lifetime {
+    fn lifetime(what: Subject, days: u32) -> Lifetime {
         Lifetime {
             what,
             of: "CN=agent".to_owned(),
@@ -240,36 +267,36 @@ mod tests {
     }
 
     #[test]
-    fn each_threshold_is_told_once_with_the_file() {
-        let mut expiry = Expiry::of(vec![lifetime(Counts::Certificate, 365)]);
+    fn each_threshold_warns_once_with_the_file() {
+        let mut expiry = Expiry::of(vec![lifetime(Subject::Certificate, 365)]);
         let mut told = |day: f64| expiry.warnings(SystemTime::UNIX_EPOCH + DAY.mul_f64(day));
         assert!(told(0.0).is_empty() && told(334.0).is_empty());
         let words = |when: &str| vec![format!("agent.pem: the certificate of \"CN=agent\" {when}")];
-        assert_eq!(told(335.0), words("ends in 30 days"));
+        assert_eq!(told(335.0), words("expires in 30 days"));
         assert!(told(335.1).is_empty() && told(357.0).is_empty());
-        assert_eq!(told(358.0), words("ends in 7 days"));
-        assert_eq!(told(364.5), words("ends in 12 hours"));
+        assert_eq!(told(358.0), words("expires in 7 days"));
+        assert_eq!(told(364.5), words("expires in 12 hours"));
         assert!(told(364.9).is_empty());
-        assert_eq!(told(366.0), words("has come to its end"));
+        assert_eq!(told(366.0), words("has expired"));
         assert!(told(900.0).is_empty());
     }
 
     #[test]
-    fn what_is_late_at_the_start_is_told_once() {
-        let mut expiry = Expiry::of(vec![lifetime(Counts::Authority, 6)]);
+    fn a_certificate_that_is_late_at_the_start_warns_once() {
+        let mut expiry = Expiry::of(vec![lifetime(Subject::Authority, 6)]);
         assert_eq!(expiry.warnings(SystemTime::UNIX_EPOCH).len(), 1);
         assert!(expiry.warnings(SystemTime::UNIX_EPOCH).is_empty());
     }
 
     #[test]
-    fn a_list_for_thirty_days_is_told_of_in_its_last_week() {
-        let mut expiry = Expiry::of(vec![lifetime(Counts::RevocationList, 30)]);
+    fn a_list_for_thirty_days_warns_in_its_last_week() {
+        let mut expiry = Expiry::of(vec![lifetime(Subject::RevocationList, 30)]);
         let mut told = |day: u32| expiry.warnings(SystemTime::UNIX_EPOCH + DAY * day).len();
         assert_eq!([told(0), told(22), told(23), told(29), told(30)], [0, 0, 1, 1, 1]);
     }
 
     #[test]
-    fn days_that_are_over_count_below_none() {
+    fn days_are_negative_after_the_end() {
         let end = SystemTime::UNIX_EPOCH + DAY * 10;
         assert_eq!(days_left(end, SystemTime::UNIX_EPOCH), 10.0);
         assert_eq!(days_left(end, end + DAY / 2), -0.5);

@@ -28,9 +28,10 @@
 
 #[cfg(feature = "full")]
 mod admin;
-#[cfg(feature = "full")]
+mod agent;
 mod application;
 mod args;
+#[cfg(feature = "full")]
 mod cmd;
 mod connection;
 mod context;
@@ -38,14 +39,18 @@ mod credentials;
 mod daemon;
 mod failure;
 mod logging;
+#[cfg(not(feature = "full"))]
+mod no_admin;
 mod output;
-#[cfg(feature = "full")]
 mod receipt;
 mod seconds;
 mod service_manager;
 mod settings;
 mod signals;
 mod watched;
+
+#[cfg(not(feature = "full"))]
+use self::no_admin as admin;
 
 use std::process::ExitCode;
 

@@ -51,7 +51,6 @@ impl Output {
 
 /// Rows as lines of columns, two blanks between them, the first row as their
 /// heading. On a terminal that is too narrow each row becomes lines of its own.
-#[cfg(feature = "full")]
 pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     let mut widths = [0; N];
     for row in rows {
@@ -78,7 +77,6 @@ pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
 
 /// Rows as blocks of `heading: value` lines, if there is no room for columns.
 /// The first row is the headings.
-#[cfg(feature = "full")]
 pub(crate) fn records<'a>(mut rows: impl Iterator<Item = &'a [String]>) -> String {
     let headings = rows.next().unwrap_or_default();
     let blocks = rows.map(|row| {
@@ -94,7 +92,6 @@ pub(crate) fn records<'a>(mut rows: impl Iterator<Item = &'a [String]>) -> Strin
 
 /// How many characters fit into a line of the terminal; none if the standard output
 /// is no terminal.
-#[cfg(feature = "full")]
 pub(crate) fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
@@ -152,7 +149,7 @@ pub(crate) fn note(line: impl Display) {
     }
 }
 
-#[cfg(all(test, feature = "full"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

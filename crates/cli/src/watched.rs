@@ -1,8 +1,8 @@
 //! Files that are read again when they change.
 //!
-//! They are looked at every two seconds, without being opened. A change counts once
-//! two looks have found the same, so that a file is not read while it is being
-//! written, and one that is away for a moment is not missed.
+//! Their metadata is looked at every two seconds. A change counts once two looks in a
+//! row have found the same state, so that a file is not read while it is being written
+//! or replaced.
 
 use std::fs;
 use std::io;
@@ -10,10 +10,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Between two looks.
+/// The time between two looks.
 pub(crate) const LOOK: Duration = Duration::from_secs(2);
 
-/// Some files, and what they were when they were read last.
+/// Files, with their state when they were read last and when they were looked at last.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Watched {
     paths: Vec<PathBuf>,
@@ -21,37 +21,39 @@ pub(crate) struct Watched {
     seen: Vec<Stamp>,
 }
 
-/// What tells one state of a file from another, without opening it. Links are
-/// followed, so that one to another file is another state; the last change of its
-/// owner or mode counts, too, since it may not have been readable before.
+/// The state of a file: device, inode, size, and the times of its last changes. Links
+/// are followed, so a link that points to another file is another state. The time of
+/// the last change of owner or mode is included, since it may make a file readable.
 type Stamp = Result<[i128; 5], io::ErrorKind>;
 
 impl Watched {
-    /// These files are about to be read. Those that change from here on have
-    /// changed.
+    /// To be called before the files are read, so that a later change is noticed.
     pub(crate) fn of(paths: Vec<PathBuf>) -> Self {
         let read = stamps(&paths);
         let seen = read.clone();
         Self { paths, read, seen }
     }
 
-    /// The same, and one more, if there is one.
-    pub(crate) fn and(mut self, path: Option<PathBuf>) -> Self {
-        if let Some(path) = path {
-            self.read.push(stamp(&path));
-            self.seen.push(stamp(&path));
-            self.paths.push(path);
-        }
+    /// The same, and one more file, if there is one.
+    pub(crate) fn and(self, path: Option<PathBuf>) -> Self {
+        self.with(Self::of(path.into_iter().collect()))
+    }
+
+    /// These files and the others.
+    pub(crate) fn with(mut self, others: Self) -> Self {
+        self.paths.extend(others.paths);
+        self.read.extend(others.read);
+        self.seen.extend(others.seen);
         self
     }
 
-    /// They are about to be read again.
+    /// To be called before all files are read again.
     pub(crate) fn read_now(&mut self) {
         *self = Self::of(std::mem::take(&mut self.paths));
     }
 
-    /// Whether they have changed since they were read, and nobody is writing any
-    /// more. They then count as read.
+    /// Whether files have changed since they were read, and not since the last look.
+    /// Then they count as read.
     pub(crate) fn have_changed(&mut self) -> bool {
         let now = stamps(&self.paths);
         let is_quiet = now == self.seen;

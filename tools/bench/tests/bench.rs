@@ -6,19 +6,14 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
-/// The program `ssntp`, which the servers are. Another package makes it, so it is built
-/// here if it is missing or older than its sources.
+/// The program `ssntp`, whose servers are measured. Another package makes it, so it is built
+/// here if it is missing or older than its sources. At the root, so that it is the program of
+/// a plain `cargo build`.
 static SSNTP: LazyLock<PathBuf> = LazyLock::new(|| {
     let mut build = Command::new(env!("CARGO"));
-    build.args([
-        "build",
-        "--quiet",
-        "--locked",
-        "--package",
-        "ssntp-cli",
-        "--bin",
-        "ssntp",
-    ]);
+    build
+        .args(["build", "--quiet", "--locked", "--bin", "ssntp"])
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     if !cfg!(debug_assertions) {
         build.arg("--release");
     }

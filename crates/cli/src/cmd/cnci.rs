@@ -5,20 +5,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use comfy_table::{Table, presets};
-use crossbeam_channel::select;
 use serde_json::json;
 use ssntp::Role;
 use ssntp::client::ClientError;
-use ssntp_admin::Snapshot;
 use ssntp_cluster::cnci::{Cnci, CnciConfig, Tables};
 use uuid::Uuid;
 
-use crate::admin::{self, About, AdminArgs, Figures, Pages};
-use crate::connection::{self, Connection, Renewal, closed};
-use crate::credentials::Lifetime;
-use crate::daemon::{Daemon, Service};
+use crate::admin::{self, AdminArgs};
+use crate::connection::{self, Connection};
+use crate::credentials::{CredentialFiles, FilesRead};
+use crate::daemon::{Daemon, Presence, Service, on};
 use crate::failure::Failure;
-use crate::output::{Output, lone_line, printable};
+use crate::output::{Output, printable};
 use crate::settings::{ConfigFile, Problems, Settings};
 
 /// Run the agent of a concentrator instance, or print its tables
@@ -85,93 +83,51 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
             "--uuid, --tenant and --ip are needed to run one, --state to print its tables",
         ));
     };
-    let mut daemon = Daemon::install()?;
+    let mut daemon = Daemon::install(settings)?;
     if !connection.settles_uuid(daemon.stop())? {
-        return Err(Failure::usage("--uuid is needed: the concentrator's instance"));
+        return Err(Failure::usage(
+            "--uuid is needed: the UUID of the concentrator's instance",
+        ));
     }
     let (client, renewal) = connection.config_as(Role::CNCIAGENT, daemon.stop())?;
     let mut config = CnciConfig::new(client.tracing(true), tenant, ip);
     if let Some(state) = args.state {
         config = config.state(state);
     }
-    let cnci = Arc::new(Cnci::start(config).map_err(Failure::new)?);
-    let pages = args.admin.start(
-        About {
-            daemon: "cnci",
-            listening: Vec::new(),
-            notes: daemon.notes(),
-        },
-        || args.connection.credentials(daemon.stop()).map(Some),
-        figures(&cnci),
-    )?;
+    let cnci = Arc::new(Cnci::start(config)?);
     let uuid = cnci.uuid();
-    lone_line(
-        format!("cnci {uuid}"),
-        args.json.then(|| json!({ "cnci": uuid }).to_string()),
-    )?;
-    pages.announce(args.json);
+    let client = Arc::downgrade(&cnci);
+    let presence = Presence {
+        name: "cnci",
+        addresses: &[],
+        lines: vec![(format!("cnci {uuid}"), json!({ "cnci": uuid }))],
+        json: args.json,
+        admin: &args.admin,
+        figures: admin::of_cnci(&cnci),
+        status: Box::new(move || Some(connection::shown(&client.upgrade()?.figures()?.client))),
+    };
     let mut running = Running {
         cnci: &cnci,
-        renewal,
-        pages: &pages,
-        settings,
+        files: renewal.files,
     };
-    let watched = running.renewal.watched().and(running.settings.file());
-    daemon.watch(watched, &running);
-    let pulse = Arc::downgrade(&cnci);
-    daemon.ready(move || Some(connection::shown(&pulse.upgrade()?.figures()?.client)));
-    loop {
-        select! {
-            recv(cnci.ended()) -> why => return Err(closed(why.unwrap_or(ClientError::Closed))),
-            recv(daemon.stop().channel()) -> _ => break,
-            recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut running),
-                Err(_) => break,
-            },
-            recv(daemon.looks()) -> _ => daemon.look(&mut running),
-        }
-    }
-    daemon.stopping();
-    pages.stopping();
-    drop(cnci);
-    Ok(())
+    let arms = vec![on(cnci.ended().clone(), |_, why| {
+        Err(why.unwrap_or(ClientError::Closed).into())
+    })];
+    daemon.run(presence, renewal.read, &mut running, arms)
 }
 
-/// What its pages show. They do not keep it alive.
-fn figures(cnci: &Arc<Cnci>) -> Figures {
-    let cnci = Arc::downgrade(cnci);
-    Box::new(move || {
-        let cnci = cnci.upgrade().ok_or("it is stopping")?;
-        let figures = cnci.figures().ok_or("it does not answer")?;
-        Ok(admin::of_client(&cnci.client(), Snapshot::of_cnci(&figures)))
-    })
-}
-
-/// What is read again.
+/// The part of a concentrator that a reload changes.
 struct Running<'a> {
     cnci: &'a Cnci,
-    renewal: Renewal,
-    pages: &'a Pages,
-    settings: Settings,
+    files: CredentialFiles,
 }
 
 impl Service for Running<'_> {
-    fn reload(&mut self) -> Result<(), Failure> {
-        let read = self.settings.read_again::<Args>()?;
-        let (cnci, pages) = (self.cnci, self.pages);
-        self.renewal.reload(|identity, trust| {
-            cnci.renew(identity, trust)?;
-            pages.renew(identity, trust);
-            Ok(())
-        })?;
-        if let Some((_, now)) = read {
-            self.settings.take(now, &[]);
-        }
-        Ok(())
-    }
+    type Args = Args;
 
-    fn lifetimes(&self) -> Vec<Lifetime> {
-        self.renewal.lifetimes()
+    fn reload(&mut self, _: Option<Args>) -> Result<FilesRead, Failure> {
+        self.files
+            .renew(|identity, trust| self.cnci.renew(identity, trust))
     }
 }
 

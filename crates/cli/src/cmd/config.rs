@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use clap::{ArgMatches, FromArgMatches, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
-use super::{agent, cnci, opflex, scheduler, server};
+use super::{cnci, opflex, scheduler, server};
+use crate::agent;
 use crate::failure::Failure;
 use crate::output::{Output, columns, printable};
 use crate::settings::{self, Flag, Flags, Problem, Problems, Read, Refused};

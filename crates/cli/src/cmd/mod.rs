@@ -1,55 +1,96 @@
-//! The subcommands. Each file has `Args`, what the command line says, and
-//! `run`, which does it. A build with the feature `cli-agent` alone has
-//! `agent` only.
+//! The subcommands but `agent`, which small nodes have alone. Each file has `Args`, its
+//! command line, and `run`.
 //!
 //! | file | subcommand |
 //! |---|---|
-//! | `agent` | run the agent of a node |
 //! | `cert` | make, show and check certificates |
 //! | `completions` | for shells; `manual`: pages for packages |
 //! | `config` | check and show the settings of daemons |
 //! | `context` | name servers and how to reach them |
 //! | `ctl/` | command a cluster, and show it |
-//! | `decode` | name the fields of frames |
-//! | `demo` | everything at once |
+//! | `decode/` | name the fields of frames |
+//! | `demo/` | everything at once |
 //! | `listen` | print what arrives |
 //! | `operands` | every kind of frame |
 //! | `opflex/` | policy over OpFlex |
 //! | `scheduler` | the server of a cluster |
 //! | `send` | send frames |
-//! | `server` | filter and route; `dev`: with throw-away certificates |
+//! | `server/` | filter and route |
 //! | `session/` | a session for programs in any language |
 
-pub(crate) mod agent;
-#[cfg(feature = "full")]
-pub(crate) mod cert;
-#[cfg(feature = "full")]
-pub(crate) mod cnci;
-#[cfg(feature = "full")]
-pub(crate) mod completions;
-#[cfg(feature = "full")]
-pub(crate) mod config;
-#[cfg(feature = "full")]
-pub(crate) mod context;
-#[cfg(feature = "full")]
-pub(crate) mod ctl;
-#[cfg(feature = "full")]
-pub(crate) mod decode;
-#[cfg(feature = "full")]
-pub(crate) mod demo;
-#[cfg(feature = "full")]
-mod dev;
-#[cfg(feature = "full")]
-pub(crate) mod listen;
-#[cfg(feature = "full")]
-pub(crate) mod operands;
-#[cfg(feature = "full")]
-pub(crate) mod opflex;
-#[cfg(feature = "full")]
-pub(crate) mod scheduler;
-#[cfg(feature = "full")]
-pub(crate) mod send;
-#[cfg(feature = "full")]
-pub(crate) mod server;
-#[cfg(feature = "full")]
-pub(crate) mod session;
+mod cert;
+mod cnci;
+mod completions;
+mod config;
+mod context;
+mod ctl;
+mod decode;
+mod demo;
+mod listen;
+mod operands;
+mod opflex;
+mod scheduler;
+mod send;
+mod server;
+mod session;
+
+use crate::failure::Failure;
+use crate::settings::Settings;
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Command {
+    #[command(hide = true)]
+    Caretaker(demo::caretaker::Args),
+    Cert(cert::Args),
+    Cnci(cnci::Args),
+    Completions(completions::Args),
+    Config(config::Args),
+    Context(context::Args),
+    Ctl(ctl::Args),
+    Decode(decode::Args),
+    Demo(demo::Args),
+    Listen(listen::Args),
+    #[command(hide = true)]
+    Manual(completions::ManualArgs),
+    Operands(operands::Args),
+    Opflex(opflex::Args),
+    Scheduler(scheduler::Args),
+    Send(send::Args),
+    Server(server::Args),
+    Session(session::Args),
+}
+
+impl Command {
+    /// Runs a subcommand to its end. Daemons have settings, and `whole` is the
+    /// definition of the program's command line.
+    pub(crate) fn run(self, settings: Settings, whole: clap::Command) -> Result<(), Failure> {
+        match self {
+            Self::Caretaker(args) => demo::caretaker::run(&args),
+            Self::Cert(args) => cert::run(args),
+            Self::Cnci(args) => cnci::run(args, settings),
+            Self::Config(args) => config::run(args, &whole),
+            Self::Completions(args) => completions::run(&args, whole),
+            Self::Context(args) => context::run(args),
+            Self::Ctl(args) => ctl::run(args),
+            Self::Decode(args) => decode::run(args),
+            Self::Demo(args) => demo::run(args),
+            Self::Listen(args) => listen::run(args),
+            Self::Manual(args) => completions::manual(&args, whole),
+            Self::Operands(args) => operands::run(&args),
+            Self::Opflex(args) => opflex::run(args, settings),
+            Self::Scheduler(args) => scheduler::run(args, settings),
+            Self::Send(args) => send::run(args),
+            Self::Server(args) => server::run(args, settings),
+            Self::Session(args) => session::run(args),
+        }
+    }
+
+    /// What is logged if RUST_LOG is not set: see `args::Command::log_level`.
+    pub(crate) fn log_level(&self) -> &'static str {
+        match self {
+            Self::Cnci(_) | Self::Scheduler(_) | Self::Server(_) => "warn",
+            Self::Opflex(args) if args.serves() => "warn",
+            _ => "error",
+        }
+    }
+}

@@ -3,23 +3,20 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ValueEnum, value_parser};
-use crossbeam_channel::select;
+use clap::ValueEnum;
 use ssntp::Role;
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::Address;
 use ssntp_cluster::scheduler::placement::Policy;
 use ssntp_cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
-use uuid::Uuid;
 
-use super::server::{Admission, announce, load_configuration, sessions};
-use crate::admin::{self, About, AdminArgs, Pages};
-use crate::credentials::{CredentialFiles, CrlArgs, Lifetime};
-use crate::daemon::{Daemon, Service};
+use crate::admin::{self, AdminArgs};
+use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
+use crate::daemon::server::{Admission, listening, load_configuration, sessions};
+use crate::daemon::{Daemon, Presence, Service};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
 use crate::settings::{ConfigFile, Problems, Settings};
-use crate::watched::Watched;
 
 /// How long a node may say nothing of a workload that it was given.
 const QUIET: Duration = Duration::from_secs(60);
@@ -62,18 +59,8 @@ pub(crate) struct Args {
     /// failed, and is deleted
     #[arg(long, value_name = "SECONDS", default_value = "900")]
     start_limit: Seconds,
-    /// The most sessions at a time [default: what the system allows]
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
-    max_sessions: Option<u32>,
     #[command(flatten)]
     admission: Admission,
-    /// Give clients no tickets to resume their TLS session with: every
-    /// handshake is a full one
-    #[arg(long)]
-    no_resumption: bool,
-    /// The scheduler's UUID [default: its certificate's, else a random one]
-    #[arg(long)]
-    uuid: Option<Uuid>,
     #[command(flatten)]
     admin: AdminArgs,
     /// Print JSON
@@ -109,9 +96,8 @@ impl Args {
     /// What can be told to be wrong before it is started, by its key.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        let (cert, ca) = (Some(self.cert.clone()), Some(self.ca.clone()));
-        problems.credentials(&cert, &ca, &self.crl, Role::SCHEDULER);
-        // One that is not there yet will be made.
+        problems.credentials(Some(&self.cert), Some(&self.ca), &self.crl, Role::SCHEDULER);
+        // The scheduler makes the file if there is none.
         let config = self.config.as_deref().filter(|path| path.exists());
         problems.of("config", config.map(load_configuration));
         problems
@@ -119,7 +105,7 @@ impl Args {
 }
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
-    let mut daemon = Daemon::install()?;
+    let mut daemon = Daemon::install(settings)?;
     let mut config = SchedulerConfig::new()
         .policy(match args.placement {
             PlacementName::Strict => Policy::Strict,
@@ -128,107 +114,54 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .controllers(match args.controllers {
             ControllersName::Any => ControllerMode::Any,
             ControllersName::Master => ControllerMode::Master,
-        });
-    config = config.start_time(QUIET, args.start_limit.into());
+        })
+        .start_time(QUIET, args.start_limit.into());
     if let Some(path) = &args.config {
         config = config.configuration_file(path.clone());
     }
     let files = args.files();
-    let watched = files.paths().into_iter().chain(settings.file());
-    let watched = Watched::of(watched.collect());
-    let (identity, trust) = files.load()?;
-    let lifetimes = files.lifetimes(&identity, &trust);
-    let mut server = ServerConfig::new(identity.clone(), trust.clone())
-        .resumption(!args.no_resumption)
-        .admission(args.admission.policy())
-        .outlive_certificates(args.admission.outlive_certificates);
-    if let Some(sessions) = args.max_sessions {
-        server = server.max_sessions(sessions as usize);
-    }
-    if let Some(uuid) = args.uuid {
-        server = server.uuid(uuid);
-    }
+    let (identity, trust, read) = files.read()?;
+    let mut server = args.admission.apply(ServerConfig::new(identity, trust));
     for address in &args.listen {
         server = server.listen(address.clone());
     }
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config: {e}")))?;
-    let server = scheduler.start(server).map_err(Failure::new)?;
-    let pages = args.admin.start(
-        About {
-            daemon: "scheduler",
-            listening: admin::shown(server.addresses()),
-            notes: daemon.notes(),
-        },
-        || Ok(Some((identity, trust))),
-        admin::of_scheduler(server.handle()),
-    )?;
-    announce(&server, args.json)?;
-    pages.announce(args.json);
+    let server = scheduler.start(server)?;
     let handle = server.handle();
-    daemon.ready(move || sessions(&handle));
+    let presence = Presence {
+        name: "scheduler",
+        addresses: server.addresses(),
+        lines: vec![listening(server.addresses())],
+        json: args.json,
+        admin: &args.admin,
+        figures: admin::of_scheduler(server.handle()),
+        status: Box::new(move || sessions(&handle)),
+    };
     let mut running = Running {
         server: &server,
-        pages: &pages,
         files,
-        settings,
-        watched: None,
-        lifetimes,
     };
-    daemon.watch(watched, &running);
-    loop {
-        select! {
-            recv(daemon.stop().channel()) -> _ => break,
-            recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut running),
-                Err(_) => break,
-            },
-            recv(daemon.looks()) -> _ => daemon.look(&mut running),
-        }
-    }
-    daemon.stopping();
-    pages.stopping();
+    daemon.run(presence, read, &mut running, Vec::new())?;
     server.stop();
     Ok(())
 }
 
-/// What is read again: certificates alone. The configuration is the scheduler's own
-/// file, which controllers change.
+/// The part of a scheduler that a reload changes: its certificates. It writes the
+/// cluster's configuration itself, so that file is not read again.
 struct Running<'a> {
     server: &'a Server,
-    pages: &'a Pages,
     files: CredentialFiles,
-    settings: Settings,
-    /// Other files than before, as they were before they were read.
-    watched: Option<Watched>,
-    lifetimes: Vec<Lifetime>,
 }
 
 impl Service for Running<'_> {
-    fn reload(&mut self) -> Result<(), Failure> {
-        let read = self.settings.read_again::<Args>()?;
-        let files = match &read {
-            Some((args, _)) => args.files(),
-            _ => self.files.clone(),
-        };
-        let watched = files.paths().into_iter().chain(self.settings.file());
-        let watched = Watched::of(watched.collect());
-        let (identity, trust) = files.load()?;
-        self.server.renew(&identity, &trust).map_err(Failure::new)?;
-        self.pages.renew(&identity, &trust);
-        self.lifetimes = files.lifetimes(&identity, &trust);
+    type Args = Args;
+
+    const RELOADED: &'static [&'static str] = &["ca", "cert", "crl", "crl-strict"];
+
+    fn reload(&mut self, args: Option<Args>) -> Result<FilesRead, Failure> {
+        let files = args.map_or_else(|| self.files.clone(), |args| args.files());
+        let read = files.renew(|identity, trust| self.server.renew(identity, trust).map(drop))?;
         self.files = files;
-        self.watched = Some(watched);
-        if let Some((_, now)) = read {
-            self.settings.take(now, &["ca", "cert", "crl", "crl-strict"]);
-        }
-        Ok(())
-    }
-
-    fn watched(&mut self) -> Option<Watched> {
-        self.watched.take()
-    }
-
-    fn lifetimes(&self) -> Vec<Lifetime> {
-        self.lifetimes.clone()
+        Ok(read)
     }
 }

@@ -1,19 +1,19 @@
-//! The flags of a daemon as clap knows them, which are the keys of its file.
+//! The flags of a daemon as clap knows them: they are the keys of its file.
 
 use std::ffi::{OsStr, OsString};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, ArgAction};
+use clap::{Arg, ArgAction, Command};
 
 use super::file::{Entry, Scalar, Value};
 use super::{CONFIG_FILE, Position, Problem};
 
-/// The flags of one daemon that a file may hold: all but what is hidden, what asks
+/// The flags of one daemon that a file may hold: all but hidden flags, those that ask
 /// for help, and the name of the file.
 #[derive(Debug)]
-pub(crate) struct Flags(clap::Command);
+pub(crate) struct Flags(Command);
 
-/// One of them.
+/// One flag.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flag<'a> {
     arg: &'a Arg,
@@ -21,10 +21,10 @@ pub(crate) struct Flag<'a> {
 }
 
 impl Flags {
-    /// Those of the subcommand of this name, or within another.
-    pub(crate) fn of(command: &clap::Command, names: &[&str]) -> Option<Self> {
+    /// The flags of a subcommand: its name, below the name of the one that holds it.
+    pub(crate) fn of(command: &Command, names: &[&str]) -> Option<Self> {
         let mut command = command.clone();
-        // Until then, subcommands do not have the flags that all of them have.
+        // Gives subcommands the global flags.
         command.build();
         let found = names
             .iter()
@@ -41,12 +41,12 @@ impl Flags {
         self.all().find(|flag| flag.key == key)
     }
 
-    /// What an entry is on the command line: nothing for a switch that is off.
+    /// An entry as words of the command line: none for a switch that is off.
     pub(super) fn words(&self, entry: &Entry) -> Result<Vec<OsString>, Vec<Problem>> {
         let Some(flag) = self.named(&entry.key) else {
             let like = self.like(&entry.key);
-            let like = like.map_or(String::new(), |key| format!("; is {key} meant?"));
-            let what = format!("{}: there is no such key{like}", entry.key);
+            let like = like.map_or(String::new(), |key| format!("; did you mean {key}?"));
+            let what = format!("unknown key {}{like}", entry.key);
             return Err(vec![Problem::at(entry.at, what)]);
         };
         flag.words(entry).map_err(|mut wrong| {
@@ -57,7 +57,7 @@ impl Flags {
         })
     }
 
-    /// The key that is written nearly so, as clap finds it.
+    /// The most similar key, as clap finds it.
     fn like(&self, key: &str) -> Option<&str> {
         let written = key.replace('_', "-").to_ascii_lowercase();
         if let Some(flag) = self.named(&written) {
@@ -91,7 +91,7 @@ impl<'a> Flag<'a> {
         self.arg.get_id().as_str()
     }
 
-    /// What it is for, whole.
+    /// The whole help text.
     pub(crate) fn help(self) -> String {
         let help = self.arg.get_long_help().or_else(|| self.arg.get_help());
         help.map(ToString::to_string).unwrap_or_default()
@@ -109,20 +109,20 @@ impl<'a> Flag<'a> {
         }
     }
 
-    /// What stands for its value in the help text.
+    /// The placeholders of its values in the help text.
     pub(crate) fn placeholders(self) -> Vec<String> {
         let names = self.arg.get_value_names().unwrap_or_default();
         names.iter().map(ToString::to_string).collect()
     }
 
-    /// The words that it takes, if its values are some words.
+    /// The values that it takes, if they are a list of words.
     pub(crate) fn choices(self) -> Vec<String> {
         let choices = self.arg.get_possible_values();
         let shown = choices.iter().filter(|choice| !choice.is_hide_set());
         shown.map(|choice| choice.get_name().to_owned()).collect()
     }
 
-    /// The variable that says it as well.
+    /// The environment variable that sets it, too.
     pub(crate) fn variable(self) -> Option<String> {
         self.arg.get_env().map(|name| name.to_string_lossy().into_owned())
     }
@@ -140,21 +140,21 @@ impl<'a> Flag<'a> {
         let wrong = |at: Position, what: &str| Err(vec![Problem::at(at, what)]);
         let scalars = match &entry.value {
             Value::One(nothing) if nothing.is_nothing() => {
-                return wrong(entry.at, "it has no value: leave it out for the default");
+                return wrong(entry.at, "a value is missing; leave the key out for the default");
             }
             Value::One(one) if self.is_switch() => {
                 return match &*one.text {
                     "true" => Ok(vec![format!("--{}", self.key).into()]),
                     "false" => Ok(Vec::new()),
-                    _ => wrong(one.at, "it is true or false"),
+                    _ => wrong(one.at, "the value must be true or false"),
                 };
             }
             Value::One(one) => std::slice::from_ref(one),
             Value::Several(_) if !self.is_repeated() => {
-                return wrong(entry.at, "it takes one value, not a list");
+                return wrong(entry.at, "one value is expected, not a list");
             }
             Value::Several(none) if none.is_empty() => {
-                return wrong(entry.at, "the list is empty: leave it out for the default");
+                return wrong(entry.at, "the list is empty; leave the key out for the default");
             }
             Value::Several(several) => several,
         };
@@ -162,7 +162,7 @@ impl<'a> Flag<'a> {
         if !problems.is_empty() {
             return Err(problems);
         }
-        // How many values belong together, as those of `--resolve-ident A B C`.
+        // The number of values of one flag, as three of `--resolve-ident A B C`.
         let together = self.arg.get_num_args().map_or(1, |number| number.min_values());
         if together < 2 {
             let word = |scalar: &Scalar| format!("--{}={}", self.key, scalar.text).into();
@@ -170,7 +170,7 @@ impl<'a> Flag<'a> {
         }
         let dashed = scalars.iter().find(|scalar| scalar.text.starts_with('-'));
         if scalars.len() % together != 0 || dashed.is_some() {
-            let what = format!("it takes {together} values each time, none of which begins with a dash");
+            let what = format!("groups of {together} values are expected, none of which begins with a dash");
             return wrong(dashed.map_or(entry.at, |scalar| scalar.at), &what);
         }
         let texts = scalars.chunks(together).flat_map(|chunk| {
@@ -180,7 +180,7 @@ impl<'a> Flag<'a> {
         Ok(texts.collect())
     }
 
-    /// What clap has against one value.
+    /// The error of clap for one value.
     fn problem(self, scalar: &Scalar) -> Option<Problem> {
         let mut alone = Arg::new("value")
             .long("value")
@@ -197,9 +197,9 @@ impl<'a> Flag<'a> {
         let reason = std::error::Error::source(&error).map(ToString::to_string);
         let what = match (error.kind(), reason) {
             _ if scalar.is_nothing() || text.is_empty() => "a value is empty".to_owned(),
-            (ErrorKind::InvalidValue, _) => format!("{text:?} is none of {}", self.choices().join(", ")),
+            (ErrorKind::InvalidValue, _) => format!("{text:?} is not one of {}", self.choices().join(", ")),
             (_, Some(reason)) => format!("{text:?}: {reason}"),
-            (_, None) => format!("{text:?} is no value for it"),
+            (_, None) => format!("{text:?} is not a valid value"),
         };
         Some(Problem::at(scalar.at, what))
     }

@@ -1,22 +1,22 @@
 //! The settings of a daemon: from its flags, from the environment, and from the file
-//! that `--config-file` names.
+//! of `--config-file`.
 //!
 //! ```text
-//!  flags ─────────▶ clap ─┬──────────────────────────▶ clap ─▶ Args
-//!  environment ──▶        │ what neither says            ▲
-//!  FILE ─▶ file ─▶ flags: known? value right? ─▶ as words┘
+//!  flags ─────────▶ clap ─┬──────────────────────────▶ clap ─▶ ArgMatches
+//!  environment ──▶        │ without a value in either    ▲
+//!  FILE ─▶ file ─▶ flags: known? value valid? ─▶ as words┘
 //! ```
 //!
-//! Each key of the file is a long flag of the daemon, without its dashes. There is
-//! no list of them: what clap knows of the daemon's command line says which there
-//! are, what they take and what goes with what. Flags count more than the
-//! environment, that more than the file, and the file more than a default.
+//! Each key of the file is a long flag of the daemon, without its dashes. There is no
+//! list of keys: clap's description of the command line has them, their types and
+//! their dependencies. A flag overrides the environment, the environment overrides the
+//! file, and the file overrides a default.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `file` | the file as entries with their lines and columns |
-//! | `flags` | the flags of a daemon, and what clap makes of an entry |
-//! | `problems` | what a daemon finds wrong with its settings before it starts |
+//! | `flags` | the flags of a daemon, and the check of an entry by clap |
+//! | `problems` | errors in the files that settings name |
 
 mod file;
 mod flags;
@@ -28,36 +28,37 @@ use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{ArgMatches, FromArgMatches};
+use clap::{ArgMatches, Command, FromArgMatches};
 
 use self::file::Entry;
 pub(crate) use self::flags::{Flag, Flags};
-pub(crate) use self::problems::Problems;
+pub(crate) use self::problems::{Problems, wrong_role};
 use crate::failure::Failure;
 
 /// The flag of a daemon that names its file.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ConfigFile {
-    /// Read settings from this YAML file; one key per flag, for example `json: true`.
-    /// Flags and environment variables win. `ssntp config` checks such a file
+    /// Read settings from this YAML file, with one key per flag, as in
+    /// `json: true`; flags and environment variables override it; see
+    /// `ssntp config`
     #[arg(long, value_name = "FILE")]
     config_file: Option<PathBuf>,
 }
 
-/// Its name among clap's arguments.
+/// Its id among clap's arguments.
 const CONFIG_FILE: &str = "config_file";
 
-/// The settings of a daemon, and where each comes from. Empty for other subcommands.
+/// The settings of a daemon, with their origins. Empty for other subcommands.
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
-    /// The definition of the command line.
-    command: clap::Command,
+    /// The whole command line as clap knows it, and as it was given.
+    command: Command,
     words: Vec<OsString>,
     file: Option<PathBuf>,
     values: Vec<Setting>,
 }
 
-/// What a flag of a daemon comes to.
+/// The value of a flag of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
     pub(crate) key: String,
@@ -65,7 +66,7 @@ pub(crate) struct Setting {
     pub(crate) origin: Origin,
 }
 
-/// Who says so.
+/// The origin of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     Flag,
@@ -81,7 +82,7 @@ pub(crate) struct Position {
     pub(crate) column: usize,
 }
 
-/// What is wrong with a file, and where.
+/// An error in a file, and where it is.
 #[derive(Clone, Debug)]
 pub(crate) struct Problem {
     pub(crate) at: Option<Position>,
@@ -91,13 +92,13 @@ pub(crate) struct Problem {
 /// Why nothing is started.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// The command line is wrong by itself, or asks for help.
+    /// The command line is wrong, or asks for help.
     Words(Box<clap::Error>),
     File {
         path: PathBuf,
         /// At least one.
         problems: Vec<Problem>,
-        /// The settings without the wrong entries, if they are complete without those.
+        /// The settings without the entries that are wrong, if they are valid.
         rest: Option<Box<Read>>,
     },
 }
@@ -105,18 +106,18 @@ pub(crate) enum Refused {
 /// The most problems that are reported: a file with more is not a settings file.
 pub(super) const MOST_PROBLEMS: usize = 100;
 
-/// The command line as clap has read it, and the settings.
+/// What clap has read, and the settings of a daemon.
 pub(crate) type Read = (ArgMatches, Settings);
 
 /// Reads a command line as `command` defines it, and the file that it names.
-pub(crate) fn read(command: &clap::Command, words: &[OsString]) -> Result<Read, Refused> {
+pub(crate) fn read(command: &Command, words: &[OsString]) -> Result<Read, Refused> {
     let whole = command.clone().try_get_matches_from(words);
     let daemon = match &whole {
-        Ok(matches) => Daemon::of(command, matches),
-        // The file may have what is missing.
+        Ok(matches) => Daemon::of(command, words, matches),
+        // The file may have the missing flag.
         Err(e) if e.kind() == ErrorKind::MissingRequiredArgument => {
             let rest = command.clone().ignore_errors(true).try_get_matches_from(words);
-            rest.ok().and_then(|matches| Daemon::of(command, &matches))
+            rest.ok().and_then(|rest| Daemon::of(command, words, &rest))
         }
         Err(_) => None,
     };
@@ -124,38 +125,49 @@ pub(crate) fn read(command: &clap::Command, words: &[OsString]) -> Result<Read, 
         return Ok((whole?, Settings::default()));
     };
     match daemon.file.clone() {
-        Some(path) => daemon.with_file(words, &path),
-        None => daemon.settle(words, &[]).map_err(Refused::from),
+        Some(path) => daemon.with_file(&path),
+        None => daemon.settle(&[]).map_err(Refused::from),
     }
 }
 
-/// A daemon's command line so far.
+/// The matches of the innermost subcommand.
+fn innermost(matches: &ArgMatches) -> &ArgMatches {
+    matches
+        .subcommand()
+        .map_or(matches, |(_, inner)| innermost(inner))
+}
+
+/// A daemon's command line, before its file is read.
 struct Daemon<'a> {
-    command: &'a clap::Command,
+    command: &'a Command,
+    words: &'a [OsString],
     flags: Flags,
     file: Option<PathBuf>,
-    /// What flags and environment say.
+    /// The flags and environment variables that are given.
     given: ArgMatches,
 }
 
 impl<'a> Daemon<'a> {
-    /// None if the subcommand is no daemon: others have no such file.
-    fn of(command: &'a clap::Command, matches: &ArgMatches) -> Option<Self> {
-        let (mut names, mut given) = (Vec::new(), matches);
-        while let Some((name, inner)) = given.subcommand() {
+    /// None for the other subcommands, which have no such file.
+    fn of(command: &'a Command, words: &'a [OsString], matches: &ArgMatches) -> Option<Self> {
+        let given = innermost(matches).clone();
+        let file = given.try_get_one::<PathBuf>(CONFIG_FILE).ok()?.cloned();
+        let (mut names, mut at) = (Vec::new(), matches);
+        while let Some((name, inner)) = at.subcommand() {
             names.push(name);
-            given = inner;
+            at = inner;
         }
-        let file = given.try_get_one::<PathBuf>(CONFIG_FILE).ok()?;
+        let flags = Flags::of(command, &names)?;
         Some(Self {
             command,
-            flags: Flags::of(command, &names)?,
-            file: file.cloned(),
-            given: given.clone(),
+            words,
+            flags,
+            file,
+            given,
         })
     }
 
-    fn with_file(&self, words: &[OsString], path: &Path) -> Result<Read, Refused> {
+    fn with_file(&self, path: &Path) -> Result<Read, Refused> {
         let mut problems = Vec::new();
         let mut taken = Vec::new();
         for entry in file::read(path, &mut problems) {
@@ -165,10 +177,9 @@ impl<'a> Daemon<'a> {
                 Err(wrong) => problems.extend(wrong),
             }
         }
-        // A flag or an environment variable replaces an entry, which has to be valid
-        // all the same.
-        taken.retain(|(entry, _)| !self.says(&entry.key));
-        let rest = self.settle(words, &taken);
+        // A flag or a variable overrides an entry, which must be valid all the same.
+        taken.retain(|(entry, _)| !self.is_given(&entry.key));
+        let rest = self.settle(&taken);
         problems.sort_by_key(|problem| problem.at.map(|at| (at.line, at.column)));
         match rest {
             Ok(settled) if problems.is_empty() => Ok(settled),
@@ -185,7 +196,7 @@ impl<'a> Daemon<'a> {
         }
     }
 
-    fn says(&self, key: &str) -> bool {
+    fn is_given(&self, key: &str) -> bool {
         let source = self
             .flags
             .named(key)
@@ -193,15 +204,15 @@ impl<'a> Daemon<'a> {
         matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
     }
 
-    /// What the command line comes to with these entries behind it.
-    fn settle(&self, words: &[OsString], entries: &[(Entry, Vec<OsString>)]) -> Result<Read, clap::Error> {
+    /// The settings of the command line with these entries behind it.
+    fn settle(&self, entries: &[(Entry, Vec<OsString>)]) -> Result<Read, clap::Error> {
         let more = entries.iter().flat_map(|(_, words)| words);
-        // Words behind a bare `--` are no flags.
-        let flags = words.iter().position(|word| word == "--").unwrap_or(words.len());
-        let (flags, rest) = words.split_at(flags);
-        let command = self.command.clone();
-        let matches = command.try_get_matches_from(flags.iter().chain(more).chain(rest))?;
-        let leaf = leaf(&matches);
+        // Words behind a bare `--` are no flags, so the entries stand before it.
+        let dashes = self.words.iter().position(|word| word == "--");
+        let (flags, rest) = self.words.split_at(dashes.unwrap_or(self.words.len()));
+        let words = flags.iter().chain(more).chain(rest);
+        let matches = self.command.clone().try_get_matches_from(words)?;
+        let leaf = innermost(&matches);
         let value = |flag: Flag<'_>| {
             let entry = entries.iter().find(|(entry, _)| entry.key == flag.key());
             let origin = match (leaf.value_source(flag.id())?, entry) {
@@ -219,7 +230,7 @@ impl<'a> Daemon<'a> {
         };
         let settings = Settings {
             command: self.command.clone(),
-            words: words.to_vec(),
+            words: self.words.to_vec(),
             file: self.file.clone(),
             values: self.flags.all().filter_map(value).collect(),
         };
@@ -227,16 +238,8 @@ impl<'a> Daemon<'a> {
     }
 }
 
-/// What clap has read of the innermost subcommand.
-fn leaf(matches: &ArgMatches) -> &ArgMatches {
-    match matches.subcommand() {
-        Some((_, inner)) => leaf(inner),
-        None => matches,
-    }
-}
-
 impl Settings {
-    /// What each flag comes to that has a value.
+    /// The flags that have a value.
     pub(crate) fn values(&self) -> &[Setting] {
         &self.values
     }
@@ -246,7 +249,7 @@ impl Settings {
         self.file.clone()
     }
 
-    /// The place of a key in the file, if it is there.
+    /// The position of a key in the file.
     pub(crate) fn position(&self, key: &str) -> Option<Position> {
         let setting = self.values.iter().find(|setting| setting.key == key)?;
         match setting.origin {
@@ -255,31 +258,31 @@ impl Settings {
         }
     }
 
-    /// Reads the file again, if there is one: what the daemon would be started with
-    /// now. To be [taken](Self::take) once that is in force.
+    /// Reads the file again, if there is one, and gives the daemon's flags with it. To
+    /// be [taken](Self::take) once they are in force.
     pub(crate) fn read_again<A: FromArgMatches>(&self) -> Result<Option<(A, Self)>, Failure> {
         if self.file.is_none() {
             return Ok(None);
         }
-        let read = read(&self.command, &self.words)
-            .and_then(|(matches, settings)| Ok((A::from_arg_matches(leaf(&matches))?, settings)));
-        Ok(Some(read.map_err(|refused| refused.failure())?))
+        let (matches, settings) = read(&self.command, &self.words).map_err(|refused| refused.failure())?;
+        let args = A::from_arg_matches(innermost(&matches)).map_err(|e| Refused::from(e).failure())?;
+        Ok(Some((args, settings)))
     }
 
-    /// Notes that the settings of these keys are in force as they were read now. Of
-    /// others that have changed, the log says that they need a restart.
+    /// Notes that the new values of these keys are in force. If other keys have
+    /// changed, a warning in the log says that they need a restart.
     pub(crate) fn take(&mut self, now: Self, keys: &[&str]) {
         let waiting = self.take_of(now, keys);
         if let (Some(file), false) = (&self.file, waiting.is_empty()) {
             log::warn!(
-                "{}: changed, and needs a restart to count: {}",
+                "{}: changed settings that need a restart: {}",
                 file.display(),
                 waiting.join(", ")
             );
         }
     }
 
-    /// The keys that are not in force as they were read now.
+    /// The keys whose new values are not in force.
     fn take_of(&mut self, now: Self, keys: &[&str]) -> Vec<String> {
         let is_taken = |setting: &Setting| keys.contains(&&*setting.key);
         let said = |values: &[Setting], key: &str| {
@@ -301,7 +304,7 @@ impl Settings {
 }
 
 impl Refused {
-    /// As a daemon says it, in one line.
+    /// The error of a daemon that does not start, in one line.
     pub(crate) fn failure(&self) -> Failure {
         let (path, problems) = match self {
             Self::Words(error) => return Failure::usage(first_paragraph(error)),
@@ -312,7 +315,7 @@ impl Refused {
             [] => Failure::usage(format!("{shown}: refused")),
             [one] => Failure::usage(one.of(path)),
             [first, more @ ..] => Failure::usage(format!(
-                "{}; and {} more: `ssntp config check` tells",
+                "{}; and {} more, which `ssntp config check` lists",
                 first.of(path),
                 more.len()
             )),
@@ -334,7 +337,7 @@ impl Problem {
         }
     }
 
-    /// `FILE:LINE:COLUMN: what`, as compilers say it.
+    /// `FILE:LINE:COLUMN: what`, as compilers print it.
     pub(crate) fn of(&self, path: &Path) -> String {
         let (path, what) = (path.display(), &self.what);
         match self.at {
@@ -361,8 +364,8 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What clap has against the entries together: two that exclude each other, one
-/// that needs another.
+/// An error of clap about several entries: two that exclude each other, or one that
+/// needs another.
 fn explained(error: &clap::Error, entries: &[(Entry, Vec<OsString>)]) -> Problem {
     let text = first_paragraph(error);
     let names = |key: &str| {
@@ -380,12 +383,12 @@ fn explained(error: &clap::Error, entries: &[(Entry, Vec<OsString>)]) -> Problem
         Some(entry) => Problem::at(entry.at, format!("{}: {text}", entry.key)),
         None => Problem {
             at: None,
-            what: format!("{text} (neither here nor on the command line)"),
+            what: format!("{text} (neither in this file nor on the command line)"),
         },
     }
 }
 
-/// What follows the first paragraph of an error is usage and tips.
+/// The error itself: usage and tips follow in other paragraphs.
 fn first_paragraph(error: &clap::Error) -> String {
     let text = error.to_string();
     let first = text.split("\n\n").next().unwrap_or_default();
@@ -414,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_and_was_not_taken_waits_for_a_restart_each_time() {
+    fn a_setting_that_is_not_reloaded_needs_a_restart_each_time() {
         let mut running = of(&[("forward", "STATS=agent"), ("listen", ":1"), ("uuid", "a")]);
         let now = || of(&[("forward", "STATS=controller"), ("listen", ":2"), ("max", "3")]);
         for _ in 0..2 {

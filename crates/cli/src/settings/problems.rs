@@ -1,6 +1,6 @@
-//! What a daemon finds wrong with its settings before it starts.
+//! Errors that a daemon can find before it starts, in the files that its settings name.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ssntp::Role;
 use ssntp::pki::{Identity, Trust};
@@ -8,24 +8,29 @@ use ssntp::pki::{Identity, Trust};
 use crate::credentials::CrlArgs;
 use crate::failure::Failure;
 
-/// Faults that a daemon finds before it starts, each with the key that causes it.
+/// Errors, each with the key of the setting that names the file.
 #[derive(Debug, Default)]
 pub(crate) struct Problems(Vec<(&'static str, Failure)>);
 
 impl Problems {
-    /// Notes how something failed, if it was tried and did.
+    /// Adds the error of something that was tried, if it failed.
     pub(crate) fn of<T>(&mut self, key: &'static str, tried: Option<Result<T, Failure>>) {
         if let Some(Err(failure)) = tried {
             self.0.push((key, failure));
         }
     }
 
-    /// Reads the certificate, which has to hold one of these roles, the authority, and
-    /// its revocation lists.
+    /// The errors, each with its key.
+    pub(crate) fn into_iter(self) -> impl Iterator<Item = (&'static str, Failure)> {
+        self.0.into_iter()
+    }
+
+    /// Reads the certificate, which must hold one of these roles, the authority and the
+    /// revocation lists.
     pub(crate) fn credentials(
         &mut self,
-        cert: &Option<PathBuf>,
-        ca: &Option<PathBuf>,
+        cert: Option<&PathBuf>,
+        ca: Option<&PathBuf>,
         crl: &CrlArgs,
         roles: Role,
     ) {
@@ -33,26 +38,20 @@ impl Problems {
             let held = Identity::load(path)?.roles();
             match held.intersects(roles) {
                 true => Ok(()),
-                false => {
-                    let any = roles.to_string().replace(',', " or ");
-                    Err(Failure::new(format!(
-                        "{}: the role is {held}, it has to be {any}",
-                        path.display()
-                    )))
-                }
+                false => Err(wrong_role(path, held, roles)),
             }
         };
-        self.of("cert", cert.as_ref().map(identity));
+        self.of("cert", cert.map(identity));
         let Some(ca) = ca else { return };
         match Trust::load(ca) {
             Ok(_) => self.of("crl", Some(crl.trust(ca))),
             Err(e) => self.of("ca", Some(Err::<(), _>(e.into()))),
         }
     }
+}
 
-    /// Each problem with the key of the setting that causes it.
-    #[cfg(feature = "full")]
-    pub(crate) fn into_iter(self) -> impl Iterator<Item = (&'static str, Failure)> {
-        self.0.into_iter()
-    }
+/// A certificate without one of the roles that are needed.
+pub(crate) fn wrong_role(cert: &Path, found: Role, needed: Role) -> Failure {
+    let (cert, any) = (cert.display(), needed.to_string().replace(',', " or "));
+    Failure::new(format!("{cert}: the role is {found}, it must be {any}"))
 }

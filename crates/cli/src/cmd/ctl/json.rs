@@ -93,8 +93,7 @@ pub(super) fn session(session: &SessionEntry, at: SystemTime) -> Value {
 /// A ban, as it was at that time.
 pub(super) fn ban(ban: &BanEntry, at: SystemTime) -> Value {
     json!({
-        "number": ban.number, "uuid": known(ban.uuid.as_str()), "serial": known(&ban.serial),
-        "issuer": known(&ban.issuer), "by": ban.by.as_str(), "since": ago(at, ban.age_s),
+        "number": ban.number, "uuid": ban.uuid.as_str(), "by": ban.by.as_str(), "since": ago(at, ban.age_s),
         "until": at.checked_add(Duration::from_secs(ban.left_s)).map(time),
     })
 }

@@ -15,14 +15,13 @@ use super::load_objects;
 use super::local::{InspectorArgs, ServeArgs};
 use super::printing::{print_object, print_properties};
 use super::tls::ClientTls;
-use crate::credentials::Lifetime;
-use crate::daemon::{Daemon, Service};
+use crate::credentials::FilesRead;
+use crate::daemon::{Daemon, Next, Service, on};
 use crate::failure::Failure;
 use crate::output::{Output, printable};
 use crate::seconds::Seconds;
 use crate::settings::{ConfigFile, Problems};
 use crate::signals::Stop;
-use crate::watched::Watched;
 
 /// Resolve policy, declare endpoints and report state
 ///
@@ -212,7 +211,7 @@ fn policies(arguments: &[String]) -> Result<Vec<Wanted>, Failure> {
 pub(super) fn run(args: Args) -> Result<(), Failure> {
     let stays = args.stays();
     let mut daemon = match stays {
-        true => Daemon::install()?,
+        true => Daemon::install(crate::settings::Settings::default())?,
         false => Daemon::install_for_trying()?,
     };
     let wanted = args.wanted()?;
@@ -226,8 +225,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         data["mac"] = mac.into();
     }
     let mut config = ElementConfig::new(settings);
-    let watched = Watched::of(args.tls.paths());
-    let (connector, lifetimes) = args.tls.connector()?;
+    let (connector, read) = args.tls.read()?;
     config.tls = connector;
     config.inspector = args.inspector.socket();
     config.serve = args.serve.socket();
@@ -253,13 +251,18 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         .collect::<Result<Vec<Reference>, _>>()
         .map_err(Failure::new)?;
     let result = if stays {
-        let running = Running {
+        let mut running = Running {
             element: &element,
             tls: args.tls,
-            lifetimes,
         };
-        daemon.watch(watched, &running);
-        watch(running, &mut daemon, args.watch, args.json)
+        let events = on(element.events().clone(), |_, event: Option<ElementEvent>| {
+            let event = event.ok_or_else(|| Failure::new("the element has ended"))?;
+            if args.watch {
+                print_event(&event, args.json)?;
+            }
+            Ok(Next::Continue)
+        });
+        daemon.serve(read, &mut running, vec![events])
     } else {
         resolve_once(&element, daemon.stop(), args.timeout.into()).and_then(|done| {
             if done {
@@ -274,62 +277,31 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     result
 }
 
-/// Takes events until a signal comes, and prints them or not.
-fn watch(
-    mut running: Running<'_>,
-    daemon: &mut Daemon,
-    is_shown: bool,
-    as_json: bool,
-) -> Result<(), Failure> {
-    loop {
-        let event = select! {
-            recv(running.element.events()) -> event => event.map_err(Failure::new)?,
-            recv(daemon.stop().channel()) -> _ => return Ok(()),
-            recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => {
-                    daemon.reload(&mut running);
-                    continue;
-                }
-                Err(_) => return Ok(()),
-            },
-            recv(daemon.looks()) -> _ => {
-                daemon.look(&mut running);
-                continue;
-            }
-        };
-        if !is_shown {
-            continue;
-        }
-        let mut output = Output::new();
-        if as_json {
-            output.json(event.to_json())?;
-        } else {
-            print(&mut output, &event)?;
-        }
-        // A reader at the other end of a pipe waits for each event.
-        output.flush()?;
+/// Prints an event, and flushes it: a reader at the other end of a pipe waits for it.
+fn print_event(event: &ElementEvent, as_json: bool) -> Result<(), Failure> {
+    let mut output = Output::new();
+    match as_json {
+        true => output.json(event.to_json())?,
+        false => print(&mut output, event)?,
     }
+    output.flush()
 }
 
 /// What is read again.
 struct Running<'a> {
     element: &'a PolicyElement,
     tls: ClientTls,
-    lifetimes: Vec<Lifetime>,
 }
 
 impl Service for Running<'_> {
-    fn reload(&mut self) -> Result<(), Failure> {
-        let (connector, lifetimes) = self.tls.connector()?;
-        if let Some(connector) = connector {
-            self.element.renew(connector).map_err(Failure::new)?;
-        }
-        self.lifetimes = lifetimes;
-        Ok(())
-    }
+    type Args = Args;
 
-    fn lifetimes(&self) -> Vec<Lifetime> {
-        self.lifetimes.clone()
+    fn reload(&mut self, _: Option<Args>) -> Result<FilesRead, Failure> {
+        let (connector, read) = self.tls.read()?;
+        if let Some(connector) = connector {
+            self.element.renew(connector)?;
+        }
+        Ok(read)
     }
 }
 

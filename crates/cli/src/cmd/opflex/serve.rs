@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use clap::value_parser;
-use crossbeam_channel::select;
-use serde_json::json;
+use crossbeam_channel::TryRecvError;
 use ssntp::transport::Address;
 use ssntp_opflex::Server;
 use ssntp_opflex::model::Edit;
@@ -15,13 +14,12 @@ use super::load_model;
 use super::local::InspectorArgs;
 use super::source::{LOOK, Source};
 use super::tls::ServerTls;
-use crate::admin::{self, About, AdminArgs, Pages};
-use crate::credentials::Lifetime;
-use crate::daemon::{Daemon, Service};
+use crate::admin::{self, AdminArgs};
+use crate::credentials::FilesRead;
+use crate::daemon::server::listening;
+use crate::daemon::{Arms, Daemon, Next, Presence, Service, on};
 use crate::failure::Failure;
-use crate::output::Output;
 use crate::settings::{ConfigFile, Problems, Settings};
-use crate::watched::Watched;
 
 /// Serve policy, register endpoints and keep state reports
 ///
@@ -85,12 +83,11 @@ impl Args {
 }
 
 pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
-    let mut daemon = Daemon::install()?;
+    let mut daemon = Daemon::install(settings)?;
     let mut config = ServerConfig::new(args.identity.settings());
     config.schema = args.model.as_deref().map(load_model).transpose()?;
     config.listen = args.listen;
-    let watched = Watched::of(args.tls.paths());
-    let (acceptor, lifetimes) = args.tls.acceptor()?;
+    let (acceptor, read) = args.tls.read()?;
     config.tls = acceptor;
     config.keep = args.persist;
     config.control = args.control;
@@ -101,91 +98,60 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     if let Some(source) = &mut source {
         config.policy = source.read()?;
     }
-    let server = Server::start(config).map_err(Failure::new)?;
-    let pages = args.admin.start(
-        About {
-            daemon: "opflex",
-            listening: admin::shown(server.addresses()),
-            notes: daemon.notes(),
-        },
-        || args.tls.credentials(),
-        admin::of_opflex(server.handle()),
-    )?;
-    announce(&server, args.json)?;
-    pages.announce(args.json);
+    let server = Server::start(config)?;
     let handle = server.handle();
-    daemon.ready(move || {
-        let clients = handle.with(|cx| cx.core().session_count()).ok()?;
-        Some(format!("{clients} clients"))
-    });
-    let look = match &source {
-        Some(_) => crossbeam_channel::tick(LOOK),
-        None => crossbeam_channel::never(),
+    let presence = Presence {
+        name: "opflex",
+        addresses: server.addresses(),
+        lines: vec![listening(server.addresses())],
+        json: args.json,
+        admin: &args.admin,
+        figures: admin::of_opflex(server.handle()),
+        status: Box::new(move || {
+            let clients = handle.with(|cx| cx.core().session_count()).ok()?;
+            Some(format!("{clients} clients"))
+        }),
     };
+    let mut arms: Arms<'_, Running<'_>> = vec![on(server.running().clone(), |_, _| {
+        Err(Failure::new(
+            "the server has panicked, as the log tells, and ends",
+        ))
+    })];
+    if source.is_some() {
+        let look = |running: &mut Running<'_>, _| Ok(running.look().map_or(Next::Continue, Next::Reloaded));
+        arms.push(on(crossbeam_channel::tick(LOOK), look));
+    }
     let mut running = Running {
         server: &server,
-        pages: &pages,
         source,
         tls: args.tls,
-        lifetimes,
-        settings,
     };
-    daemon.watch(watched.and(running.settings.file()), &running);
-    loop {
-        select! {
-            recv(daemon.stop().channel()) -> _ => break,
-            // Nothing can be put in order any more.
-            recv(server.running()) -> _ => {
-                std::mem::forget(server);
-                return Err(Failure::new("the server has panicked, as the log tells, and ends"));
-            }
-            recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut running),
-                Err(_) => break,
-            },
-            recv(daemon.looks()) -> _ => daemon.look(&mut running),
-            // This thread has nothing else to do, and a signal ends one that
-            // hangs in a file system.
-            recv(look) -> _ => daemon.note_reload(running.look()),
-        }
+    let done = daemon.run(presence, read, &mut running, arms);
+    match server.running().try_recv() {
+        // After a panic of the dispatcher, nothing can be put in order any more.
+        Err(TryRecvError::Disconnected) => std::mem::forget(server),
+        _ => server.stop(),
     }
-    daemon.stopping();
-    pages.stopping();
-    server.stop();
-    Ok(())
+    done
 }
 
 /// What is read again.
 struct Running<'a> {
     server: &'a Server,
-    pages: &'a Pages,
     source: Option<Source>,
     tls: ServerTls,
-    lifetimes: Vec<Lifetime>,
-    settings: Settings,
 }
 
 impl Service for Running<'_> {
-    fn reload(&mut self) -> Result<(), Failure> {
-        let read = self.settings.read_again::<Args>()?;
-        let (acceptor, lifetimes) = self.tls.acceptor()?;
-        let of_pages = self.tls.credentials()?;
+    type Args = Args;
+
+    fn reload(&mut self, _: Option<Args>) -> Result<FilesRead, Failure> {
+        let (acceptor, read) = self.tls.read()?;
         self.read_policy()?;
         if let Some(acceptor) = acceptor {
-            self.server.renew(acceptor).map_err(Failure::new)?;
+            self.server.renew(acceptor)?;
         }
-        if let Some((identity, trust)) = of_pages {
-            self.pages.renew(&identity, &trust);
-        }
-        self.lifetimes = lifetimes;
-        if let Some((_, now)) = read {
-            self.settings.take(now, &[]);
-        }
-        Ok(())
-    }
-
-    fn lifetimes(&self) -> Vec<Lifetime> {
-        self.lifetimes.clone()
+        Ok(read)
     }
 }
 
@@ -218,17 +184,4 @@ impl Running<'_> {
         log::info!("{path}: read again: {changed} objects changed");
         Ok(())
     }
-}
-
-/// Prints where a server listens. Flushed and let go of: somebody waits for
-/// this line.
-fn announce(server: &Server, as_json: bool) -> Result<(), Failure> {
-    let addresses: Vec<_> = server.addresses().iter().map(Address::to_string).collect();
-    let mut output = Output::new();
-    if as_json {
-        output.json(json!({ "listening": addresses }))?;
-    } else {
-        output.line(format!("listening at {}", addresses.join(", ")))?;
-    }
-    output.flush()
 }

@@ -15,8 +15,9 @@ use std::path::{Path, PathBuf};
 use ssntp::pki::{Identity, Trust};
 use ssntp::transport::tls::{Acceptor, Connector, ServerCheck};
 
-use crate::credentials::{CrlArgs, Lifetime};
+use crate::credentials::{CrlArgs, FilesRead, Lifetime};
 use crate::failure::Failure;
+use crate::watched::Watched;
 
 /// TLS of a server.
 #[derive(Clone, Debug, clap::Args)]
@@ -37,7 +38,7 @@ pub(super) struct ServerTls {
 impl ServerTls {
     /// What the pages of `--admin` prove themselves with, and whom they trust, where
     /// both are known.
-    pub(super) fn credentials(&self) -> Result<Option<(Identity, Trust)>, Failure> {
+    fn credentials(&self) -> Result<Option<(Identity, Trust)>, Failure> {
         match (&self.tls_cert, &self.tls_ca) {
             (Some(cert), Some(ca)) => Ok(Some((
                 self.key.identity(cert)?,
@@ -45,6 +46,19 @@ impl ServerTls {
             ))),
             _ => Ok(None),
         }
+    }
+
+    /// The acceptor, and what else was read, to be watched from now on.
+    pub(super) fn read(&self) -> Result<(Option<Acceptor>, FilesRead), Failure> {
+        let watched = Watched::of(self.key.paths(&self.tls_cert, &self.tls_ca, &self.crl));
+        let (acceptor, lifetimes) = self.acceptor()?;
+        let credentials = self.credentials()?;
+        let read = FilesRead {
+            watched,
+            lifetimes,
+            credentials,
+        };
+        Ok((acceptor, read))
     }
 
     /// What clients have their handshake with, and how long what was read counts.
@@ -62,11 +76,6 @@ impl ServerTls {
             None => Acceptor::server_only(&identity),
         };
         Ok((Some(acceptor.map_err(Failure::new)?), lifetimes))
-    }
-
-    /// Each file of it.
-    pub(super) fn paths(&self) -> Vec<PathBuf> {
-        self.key.paths(&self.tls_cert, &self.tls_ca, &self.crl)
     }
 }
 
@@ -175,8 +184,15 @@ impl ClientTls {
         Ok((Some(connector), lifetimes))
     }
 
-    /// Each file of it.
-    pub(super) fn paths(&self) -> Vec<PathBuf> {
-        self.key.paths(&self.tls_cert, &self.tls_ca, &self.crl)
+    /// The connector, and what else was read, to be watched from now on.
+    pub(super) fn read(&self) -> Result<(Option<Connector>, FilesRead), Failure> {
+        let watched = Watched::of(self.key.paths(&self.tls_cert, &self.tls_ca, &self.crl));
+        let (connector, lifetimes) = self.connector()?;
+        let read = FilesRead {
+            watched,
+            lifetimes,
+            credentials: None,
+        };
+        Ok((connector, read))
     }
 }

@@ -1,6 +1,6 @@
 //! The pages of `--admin`, as curl and Prometheus meet them, and under attack.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -607,8 +607,8 @@ fn check_text(text: &str) {
             assert!(!help.is_empty() && families.insert(name.to_owned()), "{line}");
             (family, kind) = (name.to_owned(), found.to_owned());
             assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
-            let entry = (family.clone(), kind.clone());
-            assert!(documented.contains(&entry), "docs/metrics.md has no {entry:?}");
+            let entry = (kind.clone(), help.to_owned());
+            assert_eq!(documented.get(name), Some(&entry), "docs/metrics.md: {name}");
             continue;
         }
         let (name, value) = line.rsplit_once(' ').unwrap();
@@ -636,13 +636,16 @@ fn check_text(text: &str) {
     }
 }
 
-/// What docs/metrics.md lists: each metric with its type.
-fn documented() -> BTreeSet<(String, String)> {
+/// What docs/metrics.md lists: each metric with its type and its meaning.
+fn documented() -> BTreeMap<String, (String, String)> {
     let page = include_str!("../../../../../docs/metrics.md");
     let rows = page.lines().filter_map(|line| {
-        let mut cells = line.strip_prefix("| `")?.split(" | ");
+        let mut cells = line.strip_prefix("| `")?.strip_suffix(" |")?.split(" | ");
         let name = cells.next()?.split(['`', '{']).next()?;
-        Some((name.to_owned(), cells.next()?.to_owned()))
+        Some((
+            name.to_owned(),
+            (cells.next()?.to_owned(), cells.next()?.to_owned()),
+        ))
     });
     rows.filter(|(name, _)| name.starts_with("ssntp_") || name.starts_with("process_"))
         .collect()
@@ -654,13 +657,12 @@ fn each_metric_is_documented_and_the_dashboard_shows_what_there_is() {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let is_of_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let mut names = BTreeSet::new();
-    let mut files: Vec<_> = fs::read_dir(root.join("crates/admin/src"))
-        .unwrap()
-        .map(|file| file.unwrap().path())
-        .collect();
-    files.push(root.join("crates/cli/src/admin.rs"));
-    for file in files {
-        let text = fs::read_to_string(file).unwrap();
+    let folders = ["crates/admin/src", "crates/cli/src/admin"];
+    for file in folders
+        .iter()
+        .flat_map(|folder| fs::read_dir(root.join(folder)).unwrap())
+    {
+        let text = fs::read_to_string(file.unwrap().path()).unwrap();
         for prefix in ["\"ssntp_", "\"process_"] {
             for (at, _) in text.match_indices(prefix) {
                 let word = &text[at + 1..];
@@ -671,7 +673,9 @@ fn each_metric_is_documented_and_the_dashboard_shows_what_there_is() {
             }
         }
     }
-    let documented: BTreeSet<_> = documented().into_iter().map(|(name, _)| name).collect();
+    // The target of the log has a name of the same form.
+    names.remove("ssntp_admin");
+    let documented: BTreeSet<_> = documented().into_keys().collect();
     assert_eq!(names, documented);
 
     let dashboard = include_str!("../../../../../docs/grafana-ssntp.json");

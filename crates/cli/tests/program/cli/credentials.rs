@@ -148,7 +148,7 @@ fn a_file_that_will_not_do_changes_nothing_and_is_told_once() {
     let stays = listener(&user, &at, "pki/agent.pem");
     let whole = fs::read_to_string(user.path("pki/crl.pem")).unwrap();
     fs::write(user.path("pki/crl.pem"), &whole[..whole.len() / 2]).unwrap();
-    let told = server.error_with("files have changed, which is not taken");
+    let told = server.error_with("files have changed, but cannot be used");
     assert!(told.contains("pki/crl.pem"), "{told}");
     user.done(&client(&["send", "STATS", "load: 1"], &at, "pki/agent.pem"));
     // An operator who asks is told again.
@@ -395,7 +395,7 @@ fn what_ends_soon_is_warned_of_at_the_start_with_its_file() {
     user.done(&["cert", "crl", "--dir", "pki", "--days", "30"]);
     let (server, _) = server(&user);
     let told = server.error_with("pki/server.pem: the certificate of ");
-    assert!(told.contains("ends in 5 days"), "{told}");
+    assert!(told.contains("expires in 5 days"), "{told}");
     server.signal(Signal::TERM);
     // Nothing of the authority, nor of the list, which is always replaced so late.
     assert_eq!(server.err.iter().find(|line| line.contains("ends in")), None);

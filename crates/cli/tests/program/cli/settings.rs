@@ -102,18 +102,18 @@ fn all_that_is_wrong_with_a_file_is_told_with_line_and_column() {
         uuid:\n";
     write(&user, "wrong.yaml", wrong);
     let told = [
-        "1:1: lissten: there is no such key; is listen meant?",
-        "2:1: max_sessions: there is no such key; is max-sessions meant?",
+        "1:1: unknown key lissten; did you mean listen?",
+        "2:1: unknown key max_sessions; did you mean max-sessions?",
         "3:15: max-sessions: \"many\": invalid digit found in string",
-        "4:9: filter: \"specc\" is none of allow-all, spec",
+        "4:9: filter: \"specc\" is not one of allow-all, spec",
         "7:3: a map or list within another is not taken here: a key has a value or a list of values",
-        "8:7: json: it is true or false",
+        "8:7: json: the value must be true or false",
         "10:1: forward: it stands twice, in line 9 as well",
-        "11:1: handshake-timeout: it takes one value, not a list",
-        "13:1: cert: certs/agent.pem: the role is agent, it has to be server",
-        "14:1: until-stdin-ends: there is no such key",
-        "15:1: config-file: there is no such key",
-        "16:1: uuid: it has no value: leave it out for the default",
+        "11:1: handshake-timeout: one value is expected, not a list",
+        "13:1: cert: certs/agent.pem: the role is agent, it must be server",
+        "14:1: unknown key until-stdin-ends",
+        "15:1: unknown key config-file",
+        "16:1: uuid: a value is missing; leave the key out for the default",
     ];
     let output = user.run(&["config", "check", "server", "wrong.yaml"]);
     let said = String::from_utf8(output.stdout).unwrap();
@@ -271,12 +271,12 @@ fn a_hang_up_takes_rules_and_filter_from_the_file_and_tells_what_waits_for_a_res
 
     server_file(&user, "max-sessions: 20\nforward: STATS=controller\n");
     server.signal(Signal::HUP);
-    server.error_with("server.yaml: changed, and needs a restart to count: max-sessions");
+    server.error_with("server.yaml: changed settings that need a restart: max-sessions");
     assert_eq!(receivers(), 1);
 
     // A file that changes needs no signal; the filter is taken with it.
     server_file(&user, "forward: STATS=controller\nfilter: spec\n");
-    server.error_with("needs a restart to count: max-sessions");
+    server.error_with("settings that need a restart: max-sessions");
     let refused = with(&["send", "STATS"], "controller");
     let why = user.fails(&refused.iter().map(String::as_str).collect::<Vec<_>>(), 1);
     assert!(why.contains("STATS"), "{why}");

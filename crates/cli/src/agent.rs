@@ -4,27 +4,21 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use clap::{ValueEnum, value_parser};
-use crossbeam_channel::{Receiver, after, never, select};
 use log::warn;
+use serde_json::json;
 use ssntp::Role;
 use ssntp::client::{ClientError, UuidSource};
 use ssntp::payload::NextState;
-#[cfg(feature = "full")]
-use ssntp_admin::Snapshot;
 use ssntp_cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver};
 use ssntp_cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 
-#[cfg(feature = "full")]
-#[cfg(feature = "full")]
-use crate::admin::{self, About, AdminArgs, Figures, Pages};
-use crate::connection::{self, Connection, Renewal, closed};
-use crate::credentials::Lifetime;
-use crate::daemon::{Daemon, Service};
+use crate::admin::{self, AdminArgs};
+use crate::connection::{self, Connection};
+use crate::credentials::{CredentialFiles, FilesRead};
+use crate::daemon::{Daemon, Next, Presence, Service, on};
 use crate::failure::Failure;
-use crate::output::lone_line;
 use crate::seconds::Seconds;
 use crate::service_manager::VARIABLES;
 use crate::settings::{ConfigFile, Problems, Settings};
@@ -95,7 +89,6 @@ pub(crate) struct Args {
     /// How instances are kept within their memory and CPUs
     #[arg(long, value_enum, default_value_t = ConfinementName::Auto)]
     confinement: ConfinementName,
-    #[cfg(feature = "full")]
     #[command(flatten)]
     admin: AdminArgs,
     /// Print JSON
@@ -172,20 +165,19 @@ impl PolicyArgs {
     }
 }
 
-#[cfg(feature = "full")]
 impl Args {
     /// What can be told to be wrong before it is started, by its key.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         let (cert, ca, crl) = self.connection.files();
-        problems.credentials(cert, ca, crl, Role::AGENT | Role::NETAGENT);
+        problems.credentials(cert, ca, crl, ROLES);
         problems.of("policy", Some(self.policy.policy()));
         problems
     }
 }
 
-/// How often the program after an evacuation is looked at.
-const LOOK_AFTER: Duration = Duration::from_secs(1);
+/// The roles of an agent.
+const ROLES: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits());
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum DriverName {
@@ -204,10 +196,8 @@ enum ConfinementName {
 }
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
-    let (mut daemon, toggle) = Daemon::install_with(signal_hook::consts::SIGUSR1)?;
-    let (client, renewal) = args
-        .connection
-        .config_as(Role::AGENT | Role::NETAGENT, daemon.stop())?;
+    let (mut daemon, toggle) = Daemon::install_with(settings, signal_hook::consts::SIGUSR1)?;
+    let (client, renewal) = args.connection.config_as(ROLES, daemon.stop())?;
     let mut client = client.tracing(true);
     if let Some(state) = &args.state
         && !args.connection.has_uuid()
@@ -218,7 +208,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .policy(args.policy.policy()?)
         .max_instances(args.max_instances as usize)
         .interval(args.interval.into())
-        .grace(Duration::from(args.grace));
+        .grace(args.grace.into());
     if let Some(state) = &args.state {
         config = config.state(state);
         for driver in &args.driver {
@@ -228,7 +218,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             };
         }
     }
-    if let Some(volumes) = args.volumes {
+    if let Some(volumes) = &args.volumes {
         config = config.volumes(volumes);
     }
     if let Some(mb) = args.mem {
@@ -237,103 +227,60 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     if let Some(mb) = args.disk {
         config = config.disk_mb(mb);
     }
-    let agent = Arc::new(Agent::start(config).map_err(Failure::new)?);
-    #[cfg(feature = "full")]
-    let pages = args.admin.start(
-        About {
-            daemon: "agent",
-            listening: Vec::new(),
-            notes: daemon.notes(),
-        },
-        || args.connection.credentials(daemon.stop()).map(Some),
-        figures(&agent),
-    )?;
+    let agent = Arc::new(Agent::start(config)?);
     let uuid = agent.uuid();
-    lone_line(
-        format!("agent {uuid}"),
-        args.json.then(|| format!("{{\"agent\":\"{uuid}\"}}")),
-    )?;
-    #[cfg(feature = "full")]
-    pages.announce(args.json);
+    let client = Arc::downgrade(&agent);
+    let presence = Presence {
+        name: "agent",
+        addresses: &[],
+        lines: vec![(format!("agent {uuid}"), json!({ "agent": uuid }))],
+        json: args.json,
+        admin: &args.admin,
+        figures: admin::of_agent(&agent),
+        status: Box::new(move || Some(connection::shown(&client.upgrade()?.figures()?.client))),
+    };
     let mut running = Running {
         agent: &agent,
-        renewal,
-        #[cfg(feature = "full")]
-        pages: &pages,
-        settings,
+        files: renewal.files,
+        after: AfterEvacuation::new(args.after_evacuation),
     };
-    let watched = running.renewal.watched().and(running.settings.file());
-    daemon.watch(watched, &running);
-    let pulse = Arc::downgrade(&agent);
-    daemon.ready(move || Some(connection::shown(&pulse.upgrade()?.figures()?.client)));
-    let mut after = AfterEvacuation::new(args.after_evacuation);
-    loop {
-        select! {
-            recv(agent.evacuated()) -> next => next.into_iter().for_each(|next| after.run(&next)),
-            recv(after.due()) -> _ => after.look(),
-            recv(agent.ended()) -> why => {
-                return Err(closed(why.unwrap_or(ClientError::Closed)));
+    let arms = vec![
+        on(agent.evacuated().clone(), |running: &mut Running<'_>, next| {
+            next.into_iter().for_each(|next| running.after.run(&next));
+            Ok(Next::Continue)
+        }),
+        on(agent.ended().clone(), |_, why| {
+            Err(why.unwrap_or(ClientError::Closed).into())
+        }),
+        on(toggle, |running: &mut Running<'_>, signal| match signal {
+            Some(()) => {
+                running.agent.toggle_offline();
+                Ok(Next::Continue)
             }
-            recv(daemon.stop().channel()) -> _ => break,
-            recv(daemon.hang_ups()) -> came => match came {
-                Ok(()) => daemon.reload(&mut running),
-                Err(_) => break,
-            },
-            recv(daemon.looks()) -> _ => daemon.look(&mut running),
-            recv(toggle) -> signal => match signal {
-                Ok(()) => agent.toggle_offline(),
-                Err(_) => break,
-            },
-        }
-    }
-    daemon.stopping();
-    #[cfg(feature = "full")]
-    pages.stopping();
-    drop(agent);
-    Ok(())
+            None => Ok(Next::End),
+        }),
+    ];
+    daemon.run(presence, renewal.read, &mut running, arms)
 }
 
-/// What its pages show. They do not keep it alive.
-#[cfg(feature = "full")]
-fn figures(agent: &Arc<Agent>) -> Figures {
-    let agent = Arc::downgrade(agent);
-    Box::new(move || {
-        let agent = agent.upgrade().ok_or("it is stopping")?;
-        let figures = agent.figures().ok_or("it does not answer")?;
-        Ok(admin::of_client(&agent.client(), Snapshot::of_agent(&figures)))
-    })
-}
-
-/// What is read again: certificates. The policy of the node is its start's, and what
-/// else the file of settings says.
+/// The part of an agent that a reload changes: its certificate. The node's policy and
+/// its other settings need a restart.
 struct Running<'a> {
     agent: &'a Agent,
-    renewal: Renewal,
-    #[cfg(feature = "full")]
-    pages: &'a Pages,
-    settings: Settings,
+    files: CredentialFiles,
+    after: AfterEvacuation,
 }
 
 impl Service for Running<'_> {
-    fn reload(&mut self) -> Result<(), Failure> {
-        let read = self.settings.read_again::<Args>()?;
-        let agent = self.agent;
-        #[cfg(feature = "full")]
-        let pages = self.pages;
-        self.renewal.reload(|identity, trust| {
-            agent.renew(identity, trust)?;
-            #[cfg(feature = "full")]
-            pages.renew(identity, trust);
-            Ok(())
-        })?;
-        if let Some((_, now)) = read {
-            self.settings.take(now, &[]);
-        }
-        Ok(())
+    type Args = Args;
+
+    fn reload(&mut self, _: Option<Args>) -> Result<FilesRead, Failure> {
+        self.files
+            .renew(|identity, trust| self.agent.renew(identity, trust))
     }
 
-    fn lifetimes(&self) -> Vec<Lifetime> {
-        self.renewal.lifetimes()
+    fn look(&mut self) {
+        self.after.look();
     }
 }
 
@@ -391,14 +338,7 @@ impl AfterEvacuation {
         }
     }
 
-    /// When to look whether it has ended.
-    fn due(&self) -> Receiver<Instant> {
-        match self.running {
-            Some(_) => after(LOOK_AFTER),
-            None => never(),
-        }
-    }
-
+    /// Notices its end. Called every two seconds.
     fn look(&mut self) {
         let ended = self
             .running

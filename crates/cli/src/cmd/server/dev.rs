@@ -11,6 +11,7 @@ use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trus
 use ssntp::transport::Address;
 
 use crate::context::{self, Context, Contexts, OneOrSeveral};
+use crate::credentials::FilesRead;
 use crate::failure::Failure;
 
 /// What the context is called.
@@ -27,8 +28,8 @@ const CLIENT: Role = Role::from_bits(
 /// The files, and what is in them.
 pub(super) struct Dev {
     pub(super) directory: PathBuf,
-    pub(super) identity: Identity,
-    pub(super) trust: Trust,
+    identity: Identity,
+    trust: Trust,
     /// Whether they were made just now.
     pub(super) is_new: bool,
 }
@@ -58,6 +59,16 @@ impl Dev {
             directory,
             is_new,
         })
+    }
+
+    /// The credentials of the server. With `--dev`, no files are watched.
+    pub(super) fn read(&self) -> (Identity, Trust, FilesRead) {
+        let credentials = Some((self.identity.clone(), self.trust.clone()));
+        let read = FilesRead {
+            credentials,
+            ..FilesRead::default()
+        };
+        (self.identity.clone(), self.trust.clone(), read)
     }
 
     /// Makes the context for a server at these addresses; whether it is the current

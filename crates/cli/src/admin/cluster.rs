@@ -1,0 +1,138 @@
+//! The pages of a scheduler, an agent and a concentrator.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use ssntp::client::ClientHandle;
+use ssntp::server::ServerHandle;
+use ssntp_admin::{Metric, Samples, Snapshot, by, counter, gauge, histogram, one};
+use ssntp_cluster::agent::{Agent, AgentFigures, CrewFigures};
+use ssntp_cluster::cnci::{Cnci, CnciFigures};
+use ssntp_cluster::scheduler::{Scheduler, SchedulerFigures};
+
+use super::Figures;
+
+/// The pages of a scheduler.
+pub(crate) fn of_scheduler(server: ServerHandle) -> Figures {
+    Box::new(move || {
+        let figures = server.figures().map_err(|e| e.to_string())?;
+        let mut snapshot = Snapshot::of_server(&figures);
+        let figures = Scheduler::figures(&server).map_err(|e| e.to_string())?;
+        snapshot.metrics.add(SCHEDULER, &figures);
+        let (held, in_flight) = (figures.starts.max_held, figures.starts.max_in_flight);
+        let limits = json!({ "held_starts": held, "starts_in_flight": in_flight });
+        snapshot.show("scheduler", json!({ "master": figures.master, "limits": limits }));
+        Ok(snapshot)
+    })
+}
+
+/// The pages of an agent, which they do not keep alive.
+pub(crate) fn of_agent(agent: &Arc<Agent>) -> Figures {
+    let agent = Arc::downgrade(agent);
+    Box::new(move || {
+        let agent = agent.upgrade().ok_or("it is stopping")?;
+        let figures = agent.figures().ok_or("it does not answer")?;
+        let mut snapshot = Snapshot::of_client(&figures.client);
+        introduce(&mut snapshot, &agent.client());
+        snapshot.show("status", figures.status);
+        snapshot.show("limits", figures.limits);
+        snapshot.metrics.add(AGENT, &figures);
+        Ok(snapshot)
+    })
+}
+
+/// The pages of a concentrator, which they do not keep alive.
+pub(crate) fn of_cnci(cnci: &Arc<Cnci>) -> Figures {
+    let cnci = Arc::downgrade(cnci);
+    Box::new(move || {
+        let cnci = cnci.upgrade().ok_or("it is stopping")?;
+        let figures = cnci.figures().ok_or("it does not answer")?;
+        let mut snapshot = Snapshot::of_client(&figures.client);
+        introduce(&mut snapshot, &cnci.client());
+        snapshot.metrics.add(CNCI, &figures);
+        Ok(snapshot)
+    })
+}
+
+fn introduce(snapshot: &mut Snapshot, client: &ClientHandle) {
+    snapshot.show("uuid", client.uuid());
+    snapshot.show("role", client.role().to_string());
+}
+
+#[rustfmt::skip] // A table: one row a metric.
+const SCHEDULER: &[Metric<SchedulerFigures>] = &[
+    gauge("ssntp_scheduler_nodes", "Nodes that are connected, by status.", |f| by("status", f.nodes.by_status())),
+    gauge("ssntp_scheduler_instances", "Instances, by state.", |f| by("state", f.instances.by_state())),
+    counter("ssntp_scheduler_starts_received_total", "STARTs received, including those of instances that are moved.",
+        |f| one(f.starts.received)),
+    counter("ssntp_scheduler_starts_given_total", "STARTs that were given to a node.", |f| one(f.starts.given)),
+    counter("ssntp_scheduler_starts_total", "STARTs by outcome: started, or the reason of the failure.",
+        |f| outcomes(f.starts.started, &f.starts.failed)),
+    histogram("ssntp_scheduler_start_seconds",
+        "How long STARTs took, from their arrival until STATS listed the instance or they failed.",
+        |f| by("outcome", [("started", f.starts.start_time), ("failed", f.starts.failure_time)])),
+    gauge("ssntp_scheduler_held_starts", "STARTs that wait for a READY.", |f| one(f.starts.held)),
+    gauge("ssntp_scheduler_held_starts_bytes", "Bytes of the STARTs that wait.", |f| one(f.starts.held_bytes)),
+    gauge("ssntp_scheduler_held_starts_limit", "The most STARTs that wait.", |f| one(f.starts.max_held)),
+    gauge("ssntp_scheduler_starts_in_flight", "STARTs that wait for the answer of their node.",
+        |f| one(f.starts.in_flight)),
+    gauge("ssntp_scheduler_starts_in_flight_limit", "The most STARTs that wait for the answer of their node.",
+        |f| one(f.starts.max_in_flight)),
+    gauge("ssntp_scheduler_streams", "Streams that are open.", |f| one(f.streams)),
+    gauge("ssntp_scheduler_moving_instances", "Instances that are being moved.", |f| one(f.moving)),
+    gauge("ssntp_scheduler_controllers", "Controllers that are connected.", |f| one(f.controllers)),
+    gauge("ssntp_scheduler_concentrators", "Concentrators that have announced themselves.", |f| one(f.concentrators)),
+    counter("ssntp_scheduler_streams_opened_total", "Streams that were opened.", |f| one(f.streams_opened)),
+    counter("ssntp_scheduler_moved_instances_total", "Instances whose START was given to another node.",
+        |f| one(f.moved)),
+    counter("ssntp_scheduler_foreign_reports_total",
+        "Reports of agents about nodes or instances that are not theirs.", |f| one(f.foreign_reports)),
+    counter("ssntp_scheduler_invalid_frames_total", "InvalidFrameType frames that the scheduler has received.",
+        |f| one(f.invalid_frames)),
+];
+
+const STATUSES: [&str; 4] = ["READY", "FULL", "OFFLINE", "MAINTENANCE"];
+const STATES: [&str; 6] = [
+    "launching",
+    "active",
+    "terminating",
+    "hung",
+    "stopped",
+    "removing",
+];
+
+#[rustfmt::skip]
+const AGENT: &[Metric<AgentFigures>] = &[
+    gauge("ssntp_agent_status", "The status that the node announced last: 1, and 0 for the others.",
+        |f| by("status", STATUSES.map(|status| (status, f.status == Some(status))))),
+    gauge("ssntp_agent_instances", "Instances by state.",
+        |f| by("state", STATES.map(|state| (state, f.instances.get(state).copied().unwrap_or(0))))),
+    gauge("ssntp_agent_instances_limit", "The most instances, all states together.", |f| one(f.limits.instances)),
+    gauge("ssntp_agent_worker_threads", "Threads of a crew of workers.", |f| by_crew(f, |crew| crew.threads)),
+    gauge("ssntp_agent_jobs", "Jobs under way, by crew.", |f| by_crew(f, |crew| crew.busy)),
+    gauge("ssntp_agent_waiting_jobs", "Instances whose next job waits for a worker, by crew.",
+        |f| by_crew(f, |crew| crew.waiting)),
+    counter("ssntp_agent_reports_total", "STATS that were sent.", |f| one(f.reports)),
+    counter("ssntp_agent_restarts_total", "Instances that were started again.", |f| one(f.restarts)),
+    counter("ssntp_agent_starts_total", "STARTs by outcome: started, or the reason of the failure.",
+        |f| outcomes(f.starts, &f.failures)),
+    gauge("ssntp_agent_held_frames", "Frames that wait for a session, or for room.", |f| one(f.frames_held)),
+];
+
+#[rustfmt::skip]
+const CNCI: &[Metric<CnciFigures>] = &[
+    gauge("ssntp_cnci_tunnels", "Tunnels to nodes.", |f| one(f.tunnels)),
+    gauge("ssntp_cnci_peers", "The tenant's other concentrators.", |f| one(f.peers)),
+    gauge("ssntp_cnci_public_ips", "Public addresses that are assigned.", |f| one(f.public_ips)),
+    gauge("ssntp_cnci_held_frames", "Answers that wait for a session, or for room.", |f| one(f.frames_held)),
+];
+
+/// STARTs that succeeded, and that failed by the reason.
+fn outcomes<'a>(started: u64, failed: impl IntoIterator<Item = (&'a &'static str, &'a u64)>) -> Samples {
+    let failed = failed.into_iter().map(|(reason, count)| (*reason, *count));
+    by("outcome", std::iter::once(("started", started)).chain(failed))
+}
+
+fn by_crew(figures: &AgentFigures, count: fn(&CrewFigures) -> usize) -> Samples {
+    by("crew", figures.crews.iter().map(|crew| (crew.name, count(crew))))
+}

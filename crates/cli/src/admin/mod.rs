@@ -1,0 +1,168 @@
+//! `--admin`: pages about a daemon, over HTTP.
+//!
+//! ```text
+//!  the figures of the daemon ─┐
+//!  version, addresses ────────┼─▶ Snapshot ─▶ ssntp_admin
+//!  Notes: reloads, lifetimes ─┘
+//!  (main thread)
+//! ```
+//!
+//! | file | holds |
+//! |---|---|
+//! | `cluster` | tables of a scheduler, an agent and a concentrator |
+//! | `opflex` | the table and the sessions of an OpFlex server |
+//! | `notes` | what the main thread notes for the pages |
+
+mod cluster;
+mod notes;
+mod opflex;
+
+use std::net::IpAddr;
+use std::time::Instant;
+
+use serde_json::json;
+use ssntp::Role;
+use ssntp::pki::{Identity, Trust};
+use ssntp::server::ServerHandle;
+use ssntp::transport::Address;
+use ssntp_admin::{Admin, AdminConfig, Snapshot};
+
+pub(crate) use self::cluster::{of_agent, of_cnci, of_scheduler};
+pub(crate) use self::notes::Notes;
+pub(crate) use self::opflex::of_opflex;
+use crate::failure::Failure;
+use crate::output::lone_line;
+
+/// The address of the pages, and the clients that may see them.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct AdminArgs {
+    /// Show pages about this process over HTTP, at HOST:PORT or unix:PATH:
+    /// /metrics, /healthz, /readyz, /sessions, /closed, /info. At addresses that
+    /// are not loopback, the pages use mutual TLS with the certificates of this
+    /// process
+    #[arg(long, value_name = "ADDR", value_parser = with_port)]
+    admin: Option<Address>,
+    /// The roles that may see the pages over TLS; a client needs one of them
+    #[arg(long, value_name = "ROLES", default_value = "controller", requires = "admin")]
+    admin_role: Role,
+    /// Let the group of the pages' Unix socket use it, too: mode 0660, not 0600
+    #[arg(long, requires = "admin")]
+    admin_group: bool,
+}
+
+/// An address with a port. The default port of an address is that of SSNTP itself, and
+/// so of no use for the pages.
+fn with_port(text: &str) -> Result<Address, String> {
+    let address = text.parse::<Address>().map_err(|e| e.to_string())?;
+    let is_port = |end: &str| !end.is_empty() && end.bytes().all(|byte| byte.is_ascii_digit());
+    let has_port =
+        text.parse::<IpAddr>().is_err() && text.rsplit_once(':').is_some_and(|(_, end)| is_port(end));
+    match has_port || text.starts_with("unix:") {
+        true => Ok(address),
+        false => Err("a port is needed, as in 127.0.0.1:9100".into()),
+    }
+}
+
+/// Makes a snapshot of a daemon.
+pub(crate) type Figures = Box<dyn Fn() -> Result<Snapshot, String> + Send + Sync>;
+
+/// What the pages show of a daemon in addition to its figures.
+#[derive(Debug)]
+pub(crate) struct About {
+    /// The subcommand.
+    pub(crate) daemon: &'static str,
+    /// The addresses at which it listens.
+    pub(crate) listening: Vec<String>,
+    pub(crate) notes: Notes,
+}
+
+/// The pages of a daemon, if it has any.
+#[derive(Debug, Default)]
+pub(crate) struct Pages(Option<Admin>);
+
+impl AdminArgs {
+    /// Starts the pages. `credentials` are for addresses that other hosts can reach.
+    pub(crate) fn start(
+        &self,
+        about: About,
+        credentials: Option<(Identity, Trust)>,
+        figures: Figures,
+    ) -> Result<Pages, Failure> {
+        let Some(address) = &self.admin else {
+            return Ok(Pages(None));
+        };
+        let mut config = AdminConfig::new(address.clone())
+            .roles(self.admin_role)
+            .for_group(self.admin_group);
+        if let Some((identity, trust)) = credentials {
+            config = config.tls(identity, trust);
+        }
+        let began = now();
+        let source = move || {
+            let mut snapshot = figures()?;
+            snapshot.show("daemon", about.daemon);
+            snapshot.show("version", env!("CARGO_PKG_VERSION"));
+            snapshot.show("pid", std::process::id());
+            snapshot.show("uptime_seconds", began.elapsed().as_secs());
+            snapshot.show("listening", &about.listening);
+            snapshot.show("features", features());
+            about.notes.add_to(&mut snapshot);
+            Ok(snapshot)
+        };
+        let admin = Admin::start(config, source).map_err(|e| Failure::new(format!("--admin: {e}")))?;
+        Ok(Pages(Some(admin)))
+    }
+}
+
+/// The pages of a server.
+pub(crate) fn of_server(server: ServerHandle) -> Figures {
+    Box::new(move || {
+        let figures = server.figures().map_err(|e| e.to_string())?;
+        Ok(Snapshot::of_server(&figures))
+    })
+}
+
+impl Pages {
+    /// Prints the addresses of the pages. If the output is closed, the daemon goes on.
+    pub(crate) fn announce(&self, as_json: bool) {
+        let Some(admin) = &self.0 else { return };
+        let urls = admin.urls();
+        let text = format!("pages at {}", urls.join(", "));
+        let _ = lone_line(text, as_json.then(|| json!({ "pages": urls }).to_string()));
+    }
+
+    /// Takes other credentials, for connections from now on.
+    pub(crate) fn renew(&self, identity: &Identity, trust: &Trust) {
+        if let Some(admin) = &self.0
+            && let Err(e) = admin.renew(identity, trust)
+        {
+            log::warn!("--admin: the new certificate cannot be used, the old one stays: {e}");
+        }
+    }
+
+    /// Shows that the daemon is about to end.
+    pub(crate) fn stopping(&self) {
+        if let Some(admin) = &self.0 {
+            admin.stopping();
+        }
+    }
+}
+
+/// The parts of this build, as far as builds differ.
+fn features() -> Vec<&'static str> {
+    let cryptography = [
+        (cfg!(feature = "aws-lc-rs"), "aws-lc-rs"),
+        (cfg!(feature = "ring"), "ring"),
+    ];
+    let built = cryptography.iter().filter(|(is_built, _)| *is_built);
+    let parts = ["admin", "cluster", "opflex"];
+    parts.into_iter().chain(built.map(|(_, name)| *name)).collect()
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the pages show how long a daemon has run"
+)]
+fn now() -> Instant {
+    Instant::now()
+}

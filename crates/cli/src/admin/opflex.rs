@@ -1,0 +1,137 @@
+//! The pages of an OpFlex server.
+
+use std::cmp::Reverse;
+use std::time::Instant;
+
+use serde_json::{Map, Value, json};
+use ssntp::Role;
+use ssntp_admin::{Labels, Metric, Row, Samples, Snapshot, by, counter, gauge, one};
+use ssntp_opflex::message::Method;
+use ssntp_opflex::run::{ServerFigures, ServerHandle};
+use ssntp_opflex::server::{AgentInfo, RequestCounters, SessionInfo};
+
+use super::{Figures, now};
+
+/// How many agents have series of their own. Agents choose their names, so without a
+/// bound they could make any number of series.
+const AGENTS: usize = 256;
+/// The methods that are counted for each agent.
+const OF_AGENT: [Method; 3] = [
+    Method::PolicyResolve,
+    Method::EndpointDeclare,
+    Method::StateReport,
+];
+
+/// The pages of an OpFlex server.
+pub(crate) fn of_opflex(server: ServerHandle) -> Figures {
+    Box::new(move || {
+        let figures = server.figures().map_err(|e| e.to_string())?;
+        let mut snapshot = Snapshot::default();
+        if figures.sessions.len() >= figures.max_sessions {
+            snapshot.not_ready = Some("it has as many clients as it admits".into());
+        }
+        snapshot.metrics.add(OPFLEX, &figures);
+        let (queues, received) = (figures.queues, figures.received);
+        snapshot
+            .metrics
+            .add_dispatcher(&figures.dispatcher, queues, received);
+        let limits = json!({
+            "sessions": figures.max_sessions,
+            "handshakes": figures.max_handshakes,
+            "queue_bytes": queues.limit,
+            "received_bytes": received.limit,
+        });
+        snapshot.show("limits", limits);
+        snapshot.show("policy_revision", figures.policy_revision);
+        let taken = now();
+        snapshot.sessions = figures
+            .sessions
+            .into_iter()
+            .map(|session| row(session, taken))
+            .collect();
+        snapshot.sessions.sort_unstable_by_key(|row| row.key);
+        Ok(snapshot)
+    })
+}
+
+/// OpFlex has roles of its own, and no UUIDs.
+fn row(session: SessionInfo, taken: Instant) -> Row {
+    let key = session.connection.0;
+    Row::new(key, None, Role::NONE, move || {
+        json!({
+            "session": key,
+            "name": session.name,
+            "role": session.roles,
+            "address": session.address,
+            "location": session.location,
+            "seconds": taken.saturating_duration_since(session.since).as_secs(),
+            "policies": session.policies,
+            "endpoint_resolves": session.endpoint_resolves,
+            "endpoints": session.endpoints,
+            "counters": counters(&session.counters),
+        })
+    })
+}
+
+fn counters(counters: &RequestCounters) -> Value {
+    let counts = |count: &dyn Fn(Method) -> u64| -> Map<String, Value> {
+        let counts = Method::ALL.iter().map(|method| (method.name(), count(*method)));
+        let counts = counts.filter(|(_, count)| *count > 0);
+        counts
+            .map(|(name, count)| (name.to_owned(), count.into()))
+            .collect()
+    };
+    json!({
+        "requests": counts(&|method| counters.requests(method)),
+        "refused": counts(&|method| counters.refused(method)),
+        "unknown": counters.unknown,
+        "unavailable": counters.unavailable,
+        "updates": counters.updates,
+        "update_errors": counters.update_errors,
+        "bytes_received": counters.bytes_received,
+        "bytes_sent": counters.bytes_sent,
+    })
+}
+
+#[rustfmt::skip] // A table: one row a metric.
+const OPFLEX: &[Metric<ServerFigures>] = &[
+    gauge("ssntp_opflex_sessions", "Clients that are connected.", |f| one(f.sessions.len())),
+    gauge("ssntp_opflex_sessions_limit", "The most clients.", |f| one(f.max_sessions)),
+    gauge("ssntp_opflex_handshakes", "Handshakes under way.", |f| one(f.handshakes)),
+    gauge("ssntp_opflex_handshakes_limit", "The most handshakes under way.", |f| one(f.max_handshakes)),
+    gauge("ssntp_opflex_policy_objects", "Objects of policy.", |f| one(f.policy_objects)),
+    gauge("ssntp_opflex_endpoint_objects", "Objects of endpoints.", |f| one(f.endpoint_objects)),
+    gauge("ssntp_opflex_reports", "Objects that have a state report.", |f| one(f.reports)),
+    gauge("ssntp_opflex_report_series", "Numbers of state reports that are kept over time.", |f| one(f.series)),
+    gauge("ssntp_opflex_agents", "Agents that were connected since the start.", |f| one(f.agents.len())),
+    gauge("ssntp_opflex_resolves", "Policy resolves in force.",
+        |f| one(f.sessions.iter().map(|session| session.policies).sum::<usize>())),
+    gauge("ssntp_opflex_endpoints", "Endpoints that are declared.",
+        |f| one(f.sessions.iter().map(|session| session.endpoints).sum::<usize>())),
+    counter("ssntp_opflex_requests_total", "Requests of all agents, by method, including refused ones.",
+        |f| by("method", Method::ALL.map(|method| (method.name(), f.requests.requests(method))))),
+    counter("ssntp_opflex_requests_refused_total",
+        "Requests of all agents that were answered with an error, by method.",
+        |f| by("method", Method::ALL.map(|method| (method.name(), f.requests.refused(method))))),
+    counter("ssntp_opflex_updates_total", "Updates sent.", |f| one(f.requests.updates)),
+    counter("ssntp_opflex_update_errors_total", "Updates that were answered with an error.",
+        |f| one(f.requests.update_errors)),
+    counter("ssntp_opflex_received_bytes_total", "Bytes received of agents.", |f| one(f.requests.bytes_received)),
+    counter("ssntp_opflex_sent_bytes_total", "Bytes sent to agents.", |f| one(f.requests.bytes_sent)),
+    counter("ssntp_opflex_agent_requests_total",
+        "Resolves, declares and reports of an agent, for 256 agents; connected agents come first.", by_agent),
+];
+
+fn by_agent(figures: &ServerFigures) -> Samples {
+    let mut agents: Vec<_> = figures.agents.iter().collect();
+    agents.sort_by_key(|agent| Reverse(agent.connected > 0));
+    let sample = |agent: &AgentInfo, method: Method| {
+        let labels = Labels::from([
+            ("agent", agent.name.as_str().to_owned()),
+            ("method", method.name().to_owned()),
+        ]);
+        (labels, agent.counters.requests(method).into())
+    };
+    let samples = |agent| OF_AGENT.map(|method| sample(agent, method));
+    agents.into_iter().take(AGENTS).flat_map(samples).collect()
+}

@@ -1,0 +1,431 @@
+//! `ssntp server`: filters and forwards the frames of its clients.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `forwarding` | the answers to questions of senders, and the printing of frames |
+//! | `dev` | what `--dev` makes: certificates and a context |
+
+mod dev;
+mod forwarding;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use clap::ValueEnum;
+use crossbeam_channel::{Receiver, Sender};
+use serde_json::{Value, json};
+use ssntp::Role;
+use ssntp::proto::{Command, Frame, FrameKind, Operands};
+use ssntp::server::{Filter, FilterAction, RuleError, Rules, Server, ServerConfig, SlowConsumer};
+use ssntp::transport::Address;
+
+use self::dev::Dev;
+use self::forwarding::{Application, Receivers, SHOWN, forwarding, lock, receivers};
+use super::operands;
+use crate::admin::{self, AdminArgs};
+use crate::application::Applications;
+use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
+use crate::daemon::server::{Admission, check_configuration, listening, load_configuration, sessions};
+use crate::daemon::{Daemon, Next, Presence, Service, on};
+use crate::failure::Failure;
+use crate::seconds::Seconds;
+use crate::settings::{ConfigFile, Problems, Settings};
+use crate::watched::Watched;
+
+/// Run a server that checks roles, filters and routes
+///
+/// Prints one line with its address once it accepts clients. With --dev it needs
+/// nothing else: it makes an authority to throw away and a context that names it,
+/// listens on this host alone, forwards and filters as `ssntp operands` shows, and
+/// prints what it routes.
+///
+/// SIGHUP makes it read --ca, --cert, --crl and --config again, except with --dev, and
+/// so does a change of these files. Sessions stay, but for those whose certificate does
+/// not count any more, and clients get a CONFIGURE if there is another --config. Of
+/// --config-file, which is read with them, forward, filter and filter-action count at
+/// once.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    config_file: ConfigFile,
+    /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
+    /// lets the system choose [with --dev: 127.0.0.1:8888]
+    #[arg(long, value_name = "ADDR", required_unless_present = "dev", num_args = 1..)]
+    listen: Vec<Address>,
+    /// The authority that clients' certificates have to come from
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "dev",
+        conflicts_with = "dev"
+    )]
+    ca: Option<PathBuf>,
+    /// The server's certificate and key
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "dev",
+        conflicts_with = "dev"
+    )]
+    cert: Option<PathBuf>,
+    #[command(flatten)]
+    crl: CrlArgs,
+    /// Try the protocol: make all that is needed, for this host and user alone
+    #[arg(long)]
+    dev: bool,
+    /// Forward frames of a kind to every session with a role, as in
+    /// STATS=controller; may be given several times [with --dev: as
+    /// `ssntp operands` shows]
+    #[arg(long = "forward", value_name = "OPERAND=ROLE", value_parser = forward, num_args = 1..)]
+    forwards: Vec<(FrameKind, Role)>,
+    #[command(flatten)]
+    applications: Applications,
+    /// The cluster's configuration, which clients get; the server's own settings
+    /// are for --config-file
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Who may send what [default: allow-all, with --dev spec]
+    #[arg(long, value_enum)]
+    filter: Option<FilterName>,
+    /// Print each frame that passes the filter, and to how many sessions it goes
+    /// [default: with --dev]; those that the output does not take in time are left
+    /// out, with their number
+    #[arg(long)]
+    show: bool,
+    /// What happens to a frame that its sender may not send
+    #[arg(long, value_enum, default_value_t = ActionName::Reject)]
+    filter_action: ActionName,
+    #[command(flatten)]
+    admission: Admission,
+    /// The longest payload to take
+    #[arg(long, value_name = "BYTES", default_value_t = ssntp::proto::DEFAULT_MAX_PAYLOAD)]
+    max_payload: u32,
+    /// How long TLS and CONNECT together may take
+    #[arg(long, value_name = "SECONDS", default_value = "10")]
+    handshake_timeout: Seconds,
+    /// What happens to a session whose queue is full
+    #[arg(long, value_enum, default_value_t = PolicyName::Disconnect)]
+    slow_consumer: PolicyName,
+    #[command(flatten)]
+    admin: AdminArgs,
+    /// End when the standard input does: for whoever starts it as a child
+    #[arg(long, hide = true)]
+    until_stdin_ends: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FilterName {
+    /// Everybody may send everything
+    AllowAll,
+    /// The table of the cluster's roles
+    Spec,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ActionName {
+    /// Drop it and tell its sender
+    Reject,
+    /// Drop it
+    Drop,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PolicyName {
+    /// End that session
+    Disconnect,
+    /// Drop frames that do not fit
+    DropNewest,
+    /// Drop the frames that have waited longest
+    DropOldest,
+}
+
+impl From<PolicyName> for SlowConsumer {
+    fn from(name: PolicyName) -> Self {
+        match name {
+            PolicyName::Disconnect => Self::Disconnect,
+            PolicyName::DropNewest => Self::DropNewest,
+            PolicyName::DropOldest => Self::DropOldest,
+        }
+    }
+}
+
+fn forward(text: &str) -> Result<(FrameKind, Role), String> {
+    let (kind, role) = text.split_once('=').ok_or("it is not OPERAND=ROLE")?;
+    let kind = operands::kind(kind.trim())?;
+    let role = role.parse::<Role>().map_err(|e| e.to_string())?;
+    Ok((kind, role))
+}
+
+impl Args {
+    /// Who gets what is forwarded.
+    fn rules(&self) -> Result<Rules, Failure> {
+        let rules = match self.dev && self.forwards.is_empty() {
+            true => Rules::spec(),
+            false => {
+                (self.forwards.iter()).fold(Rules::new(), |rules, (kind, role)| rules.multicast(*kind, *role))
+            }
+        };
+        rules
+            .check()
+            .map_err(|e| Failure::usage(format!("--forward: {e}")))?;
+        Ok(rules)
+    }
+
+    /// Who may send what.
+    fn filter(&self) -> Filter {
+        let filter = match self.filter {
+            Some(FilterName::AllowAll) => Filter::allow_all(),
+            Some(FilterName::Spec) => Filter::spec(),
+            None if self.dev => Filter::spec(),
+            None => Filter::allow_all(),
+        };
+        filter.action(match self.filter_action {
+            ActionName::Reject => FilterAction::Reject,
+            ActionName::Drop => FilterAction::Drop,
+        })
+    }
+
+    /// What can be told to be wrong before it is started, by its key.
+    pub(crate) fn problems(&self) -> Problems {
+        let mut problems = Problems::default();
+        problems.credentials(self.cert.as_ref(), self.ca.as_ref(), &self.crl, Role::SERVER);
+        problems.of("config", self.configuration().transpose());
+        problems.of("forward", Some(self.rules()));
+        problems.of("application", Some(self.applications.operands()));
+        problems
+    }
+}
+
+pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
+    let mut daemon = match args.dev {
+        true => Daemon::install_for_trying()?,
+        false => Daemon::install(settings)?,
+    };
+    for address in args.listen.iter().filter(|_| args.dev) {
+        dev::check_local(address)?;
+    }
+    let rules = args.rules()?;
+    let dev = args.dev.then(Dev::prepare).transpose()?;
+    // Stamped before the configuration is read, so that a change meanwhile is noticed.
+    let configuration_file = args.watched();
+    let (identity, trust, mut read) = match (&dev, args.files()) {
+        (Some(dev), _) => dev.read(),
+        (None, Some(files)) => files.read()?,
+        (None, None) => return Err(Failure::usage("--ca and --cert are needed, or --dev")),
+    };
+    read.watched = read.watched.with(configuration_file);
+    let (shown, show) = crossbeam_channel::bounded(SHOWN);
+    let operands = args.applications.operands()?;
+    let receivers = receivers(&rules, &operands);
+    let rules = forwarding(&receivers);
+    let receivers = Arc::new(Mutex::new(receivers));
+    let application = Application {
+        receivers: Arc::clone(&receivers),
+        show: (args.show || args.dev).then_some(shown),
+        missed: 0,
+    };
+    let mut config = ServerConfig::new(identity, trust)
+        .rules(rules)
+        .filter(args.filter())
+        .max_payload(args.max_payload)
+        .operands(operands.clone())
+        .handshake_timeout(args.handshake_timeout.into())
+        .slow_consumer(args.slow_consumer.into())
+        .operators(Role::CONTROLLER)
+        .configuration_check(check_configuration);
+    config = args.admission.apply(config);
+    if let Some(yaml) = args.configuration()? {
+        config = config.configuration(yaml);
+    }
+    if dev.is_some() && args.listen.is_empty() {
+        config = config.listen(dev::LISTEN.parse()?);
+    }
+    for address in args.listen.iter().cloned() {
+        config = config.listen(address);
+    }
+    let server = Server::start(config, application)?;
+    let mut lines = vec![listening(server.addresses())];
+    if let Some(dev) = &dev {
+        let is_current = dev.name(server.addresses())?;
+        lines.push(introduction(dev, is_current));
+    }
+    let handle = server.handle();
+    let presence = Presence {
+        name: "server",
+        addresses: server.addresses(),
+        lines,
+        json: args.json,
+        admin: &args.admin,
+        figures: admin::of_server(server.handle()),
+        status: Box::new(move || sessions(&handle)),
+    };
+    let mut running = Running {
+        server: &server,
+        args: &args,
+        operands,
+        receivers,
+        is_read: true,
+    };
+    let mut arms = vec![on(
+        show,
+        |running: &mut Running<'_>, frame: Option<forwarding::Shown>| {
+            // If the reader of the output has gone, the server goes on without printing.
+            if let Some(frame) = frame.filter(|_| running.is_read) {
+                running.is_read = frame.print(&running.operands, running.args.json).is_ok();
+            }
+            Ok(Next::Continue)
+        },
+    )];
+    if args.until_stdin_ends {
+        arms.push(on(stdin_ends()?, |_, _| Ok(Next::End)));
+    }
+    daemon.run(presence, read, &mut running, arms)?;
+    server.stop();
+    Ok(())
+}
+
+/// The line that tells what was made, and what to type next.
+fn introduction(dev: &Dev, is_current: bool) -> (String, Value) {
+    let directory = dev.directory.display();
+    let made = if dev.is_new { "made" } else { "found" };
+    let context = if is_current { "" } else { " --context dev" };
+    let text = format!(
+        "throw-away certificates {made} in {directory}, and context {}; try in another terminal:\n  \
+         ssntp listen{context}\n  ssntp send{context} STATS 'load: 1'",
+        dev::CONTEXT
+    );
+    let as_json = json!({ "dev": {
+        "directory": directory.to_string(), "made": dev.is_new,
+        "context": dev::CONTEXT, "current": is_current,
+    }});
+    (text, as_json)
+}
+
+impl Args {
+    fn files(&self) -> Option<CredentialFiles> {
+        Some(CredentialFiles {
+            cert: self.cert.clone()?,
+            ca: self.ca.clone()?,
+            crl: self.crl.clone(),
+        })
+    }
+
+    /// The cluster's configuration, if there is a file of it. It must fit into a frame
+    /// that clients of this server take.
+    fn configuration(&self) -> Result<Option<Vec<u8>>, Failure> {
+        let Some(path) = &self.config else { return Ok(None) };
+        let yaml = load_configuration(path)?;
+        match yaml.len() > self.max_payload as usize {
+            false => Ok(Some(yaml)),
+            true => Err(Failure::new(format!(
+                "{}: its {} bytes are more than --max-payload, {}",
+                path.display(),
+                yaml.len(),
+                self.max_payload
+            ))),
+        }
+    }
+
+    /// The file of the configuration, to be read again when it changes; not with --dev.
+    fn watched(&self) -> Watched {
+        Watched::default().and(self.config.clone().filter(|_| !self.dev))
+    }
+}
+
+/// The part of a server that a reload changes.
+struct Running<'a> {
+    server: &'a Server,
+    args: &'a Args,
+    operands: Operands,
+    receivers: Arc<Mutex<Receivers>>,
+    /// Whether the standard output is read.
+    is_read: bool,
+}
+
+impl Service for Running<'_> {
+    type Args = Args;
+
+    /// `show` is not reloaded: frames of a new rule are printed as the start decided.
+    const RELOADED: &'static [&'static str] = &[
+        "ca",
+        "cert",
+        "config",
+        "crl",
+        "crl-strict",
+        "filter",
+        "filter-action",
+        "forward",
+    ];
+
+    fn reload(&mut self, new: Option<Args>) -> Result<FilesRead, Failure> {
+        // All files are read before anything is changed.
+        let args = new.as_ref().unwrap_or(self.args);
+        let configuration_file = args.watched();
+        let configuration = args.configuration()?;
+        let rules = new.as_ref().map(Args::rules).transpose()?;
+        let is_unknown = |kind: &FrameKind| kind.is_application() && !self.operands.contains(*kind);
+        if let Some((kind, _)) = args.forwards.iter().find(|(kind, _)| is_unknown(kind)) {
+            return Err(Failure::new(format!(
+                "forward: {kind} needs a restart with its application"
+            )));
+        }
+        let renew = |files: CredentialFiles| {
+            files.renew(|identity, trust| self.server.renew(identity, trust).map(drop))
+        };
+        let mut read = args.files().map(renew).transpose()?.unwrap_or_default();
+        read.watched = read.watched.with(configuration_file);
+        if let Some(rules) = rules {
+            self.take_rules(&rules, args.filter())?;
+        }
+        if let Some(yaml) = configuration {
+            self.take_configuration(yaml)?;
+        }
+        Ok(read)
+    }
+}
+
+impl Running<'_> {
+    fn take_rules(&self, rules: &Rules, filter: Filter) -> Result<(), Failure> {
+        let shared = Arc::clone(&self.receivers);
+        let receivers = receivers(rules, &self.operands);
+        self.server.handle().with(move |cx| {
+            cx.set_rules(forwarding(&receivers))?;
+            cx.set_filter(filter);
+            *lock(&shared) = receivers;
+            Ok::<_, RuleError>(())
+        })??;
+        Ok(())
+    }
+
+    /// Sends a configuration that differs from the one before to the clients that the
+    /// protocol configures.
+    fn take_configuration(&self, yaml: Vec<u8>) -> Result<(), Failure> {
+        self.server.handle().with(move |cx| {
+            if *cx.configuration() == yaml {
+                return Ok(0);
+            }
+            cx.set_configuration(yaml.clone());
+            let to = Rules::spec().receivers(Command::CONFIGURE).unwrap_or(Role::NONE);
+            cx.multicast(to, &Frame::with_payload(Command::CONFIGURE, yaml))
+        })??;
+        Ok(())
+    }
+}
+
+/// Disconnected when the standard input ends. Its thread is never joined: it
+/// may wait for ever.
+fn stdin_ends() -> Result<Receiver<()>, Failure> {
+    let (end, ended) = crossbeam_channel::bounded(0);
+    let thread = std::thread::Builder::new().name("ssntp-stdin".into());
+    let read = move || {
+        let _end: Sender<()> = end;
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    };
+    thread
+        .spawn(read)
+        .map_err(|e| Failure::new(format!("cannot start a thread: {e}")))?;
+    Ok(ended)
+}

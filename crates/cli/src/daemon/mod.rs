@@ -1,0 +1,394 @@
+//! What all daemons do in the same way: they tell where they are, read their files
+//! again, and end in order. One loop, on the main thread, does this for all of them.
+//!
+//! ```text
+//!  SIGINT, SIGTERM ─▶ Stop ─────────────────────▶ the end
+//!  SIGHUP ─────────▶ hang_ups ─▶ reload ─────────────────▶ Service::reload
+//!  every 2 seconds ─▶ looks ─▶ look ─ files changed? ──────┘
+//!                                 └─ about to expire? ─▶ a warning in the log
+//!  the daemon's own channels ─▶ Arm ─▶ the daemon
+//!  ready, reloaded, stopping ─▶ the service manager and the pages of --admin
+//! ```
+//!
+//! The loop waits for nothing but its channels and the disk. If a file system hangs, no
+//! file is read again, but the daemon's own threads go on.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `arm` | a channel that a daemon adds to the loop |
+//! | `server` | flags and texts that the daemons share that are servers |
+
+mod arm;
+pub(crate) mod server;
+
+use std::ffi::c_int;
+use std::time::{Instant, SystemTime};
+
+use crossbeam_channel::{Receiver, Select, tick};
+use serde_json::Value;
+use signal_hook::consts::SIGHUP;
+use ssntp::transport::Address;
+
+pub(crate) use self::arm::{Arms, Next, on};
+use crate::admin::{About, AdminArgs, Figures, Notes, Pages};
+use crate::credentials::{Expiry, FilesRead};
+use crate::failure::Failure;
+use crate::output::lone_line;
+use crate::service_manager::ServiceManager;
+use crate::settings::Settings;
+use crate::signals::Stop;
+use crate::watched::{LOOK, Watched};
+
+/// After a failed reload, files are read again after this many looks, which is a
+/// minute, even if they have not changed: the reason of the failure need not be in the
+/// files, for example a certificate that is not valid yet.
+const LOOKS_TO_RETRY: u32 = 30;
+
+/// The part of a daemon that reads files again.
+pub(crate) trait Service {
+    /// The daemon's flags, which the file of settings may change.
+    type Args: clap::FromArgMatches;
+
+    /// The settings that a reload puts in force. The others need a restart.
+    const RELOADED: &'static [&'static str] = &[];
+
+    /// Reads all files, and then puts what they hold in force. `args` is there if there
+    /// is a file of settings: the flags as the file is now.
+    ///
+    /// # Errors
+    /// A file cannot be used; everything is as it was before.
+    fn reload(&mut self, args: Option<Self::Args>) -> Result<FilesRead, Failure>;
+
+    /// Called every two seconds.
+    fn look(&mut self) {}
+}
+
+/// What others see of a daemon while it runs.
+pub(crate) struct Presence<'a> {
+    /// The subcommand, for `/info`.
+    pub(crate) name: &'static str,
+    /// The addresses at which a server listens.
+    pub(crate) addresses: &'a [Address],
+    /// The first lines of the output, each as text and as JSON.
+    pub(crate) lines: Vec<(String, Value)>,
+    /// Whether the output is JSON.
+    pub(crate) json: bool,
+    pub(crate) admin: &'a AdminArgs,
+    pub(crate) figures: Figures,
+    /// What the daemon does, in a few words, for the service manager. See
+    /// [`ServiceManager::ready`].
+    pub(crate) status: Box<dyn Fn() -> Option<String> + Send>,
+}
+
+/// A process that runs until it is told to end.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    manager: ServiceManager,
+    pages: Pages,
+    notes: Notes,
+    settings: Settings,
+    stop: Stop,
+    hang_ups: Receiver<()>,
+    looks: Receiver<Instant>,
+    watched: Watched,
+    expiry: Expiry,
+    /// The result of the last reload.
+    last_reload: Option<Result<(), String>>,
+    /// Looks since a reload failed.
+    failing: Option<u32>,
+}
+
+impl Daemon {
+    /// From here on, SIGHUP does not kill the process, and SIGINT and SIGTERM end it in
+    /// order.
+    pub(crate) fn install(settings: Settings) -> Result<Self, Failure> {
+        let (stop, [hang_ups]) = Stop::install_with([SIGHUP])?;
+        Ok(Self::new(settings, stop, hang_ups))
+    }
+
+    /// The same with one more signal. The channel has a message when it arrives.
+    pub(crate) fn install_with(settings: Settings, signal: c_int) -> Result<(Self, Receiver<()>), Failure> {
+        let (stop, [hang_ups, arrivals]) = Stop::install_with([SIGHUP, signal])?;
+        Ok((Self::new(settings, stop, hang_ups), arrivals))
+    }
+
+    /// For a process that a user only tries: it has no files to read again, and SIGHUP,
+    /// which the end of its terminal sends, ends it.
+    pub(crate) fn install_for_trying() -> Result<Self, Failure> {
+        let never = crossbeam_channel::never();
+        Ok(Self::new(Settings::default(), Stop::install()?, never))
+    }
+
+    fn new(settings: Settings, stop: Stop, hang_ups: Receiver<()>) -> Self {
+        Self {
+            manager: ServiceManager::of_this_process(),
+            pages: Pages::default(),
+            notes: Notes::default(),
+            settings,
+            stop,
+            hang_ups,
+            looks: tick(LOOK),
+            watched: Watched::default(),
+            expiry: Expiry::default(),
+            last_reload: None,
+            failing: None,
+        }
+    }
+
+    /// Tells whether the process is to end.
+    pub(crate) fn stop(&self) -> &Stop {
+        &self.stop
+    }
+
+    /// Runs a daemon that has started, until it is told to end: shows its pages, prints
+    /// its first lines, tells the service manager, and [serves](Self::serve). `read` is
+    /// what the daemon has read from its files.
+    ///
+    /// # Errors
+    /// The pages cannot be shown, or an arm failed.
+    pub(crate) fn run<S: Service>(
+        &mut self,
+        presence: Presence<'_>,
+        read: FilesRead,
+        service: &mut S,
+        arms: Arms<'_, S>,
+    ) -> Result<(), Failure> {
+        let about = About {
+            daemon: presence.name,
+            listening: presence.addresses.iter().map(Address::to_string).collect(),
+            notes: self.notes.clone(),
+        };
+        let credentials = read.credentials.clone();
+        self.pages = presence.admin.start(about, credentials, presence.figures)?;
+        for (text, value) in presence.lines {
+            lone_line(text, presence.json.then(|| value.to_string()))?;
+        }
+        self.pages.announce(presence.json);
+        self.manager.ready(presence.status);
+        self.serve(read, service, arms)?;
+        self.manager.stopping();
+        self.pages.stopping();
+        Ok(())
+    }
+
+    /// The loop alone, for what has no pages.
+    ///
+    /// # Errors
+    /// An arm failed.
+    pub(crate) fn serve<S: Service>(
+        &mut self,
+        read: FilesRead,
+        service: &mut S,
+        mut arms: Arms<'_, S>,
+    ) -> Result<(), Failure> {
+        self.watched = read.watched.and(self.settings.file());
+        self.expect(read.lifetimes);
+        let (stop, hang_ups, looks) = (
+            self.stop.channel().clone(),
+            self.hang_ups.clone(),
+            self.looks.clone(),
+        );
+        loop {
+            let mut select = Select::new();
+            let (at_stop, at_hang_up, at_look) =
+                (select.recv(&stop), select.recv(&hang_ups), select.recv(&looks));
+            let first = at_look + 1;
+            arms.iter().for_each(|arm| arm.register(&mut select));
+            let ready = select.select();
+            match ready.index() {
+                at if at == at_stop => {
+                    let _ = ready.recv(&stop);
+                    return Ok(());
+                }
+                at if at == at_hang_up => match ready.recv(&hang_ups) {
+                    Ok(()) => self.hang_up(service),
+                    // The thread of the signals has ended.
+                    Err(_) => return Ok(()),
+                },
+                at if at == at_look => {
+                    let _ = ready.recv(&looks);
+                    self.look(service);
+                }
+                at => match arms[at - first].receive(ready, service)? {
+                    Next::Continue => {}
+                    Next::End => return Ok(()),
+                    Next::Reloaded(done) => self.note(done),
+                    Next::Closed => drop(arms.remove(at - first)),
+                },
+            }
+        }
+    }
+
+    /// SIGHUP: has the service read its files. If that fails, the reason is logged, and
+    /// the service goes on as before.
+    fn hang_up(&mut self, service: &mut impl Service) {
+        self.watched.read_now();
+        if let Err(why) = self.reload(service) {
+            log::warn!("SIGHUP: not reloaded: {why}");
+        }
+    }
+
+    /// Has the service read files that have changed, and warns of what expires soon.
+    fn look<S: Service>(&mut self, service: &mut S) {
+        service.look();
+        let failing = self.failing.as_mut().map(|looks| {
+            *looks += 1;
+            *looks
+        });
+        let have_changed = self.watched.have_changed();
+        if have_changed || failing.is_some_and(|looks| looks >= LOOKS_TO_RETRY) {
+            let before = self.last_reload.take();
+            if let Err(why) = self.reload(service) {
+                // The same reason for the same files is logged once.
+                let is_logged = before.is_some_and(|before| before.as_ref() == Err(&why));
+                if have_changed || !is_logged {
+                    log::warn!("files have changed, but cannot be used: {why}");
+                }
+            }
+        }
+        self.warn();
+    }
+
+    fn reload<S: Service>(&mut self, service: &mut S) -> Result<(), String> {
+        self.manager.reloading();
+        let done = self.read_again(service).map_err(|why| why.to_string());
+        self.failing = done.is_err().then_some(0);
+        self.note(done.clone());
+        if done.is_ok() {
+            log::info!("read its files again");
+        }
+        done
+    }
+
+    fn read_again<S: Service>(&mut self, service: &mut S) -> Result<(), Failure> {
+        // Stamped before it is read, so that a change meanwhile is not missed.
+        let settings_file = Watched::default().and(self.settings.file());
+        let (args, settings) = self.settings.read_again()?.unzip();
+        let read = service.reload(args)?;
+        if let Some((identity, trust)) = &read.credentials {
+            self.pages.renew(identity, trust);
+        }
+        if let Some(settings) = settings {
+            self.settings.take(settings, S::RELOADED);
+        }
+        self.watched = read.watched.with(settings_file);
+        self.expect(read.lifetimes);
+        Ok(())
+    }
+
+    /// Shows the result of a reload to the service manager and on the pages.
+    fn note(&mut self, done: Result<(), String>) {
+        self.notes.reloaded(done.clone().err());
+        let failure = done.as_ref().err().map(|why| format!("not reloaded: {why}"));
+        self.manager.reloaded(failure.as_deref());
+        self.last_reload = Some(done);
+    }
+
+    fn expect(&mut self, lifetimes: Vec<crate::credentials::Lifetime>) {
+        self.notes.lifetimes(lifetimes.clone());
+        self.expiry = Expiry::of(lifetimes);
+        self.warn();
+    }
+
+    fn warn(&mut self) {
+        for warning in self.expiry.warnings(now()) {
+            log::warn!("{warning}");
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "certificates end at a time of day")]
+fn now() -> SystemTime {
+    SystemTime::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// Counts its reloads, which fail if its file says so.
+    struct Counting {
+        path: PathBuf,
+        reloads: usize,
+    }
+
+    #[derive(Debug, clap::Args)]
+    struct NoArgs {}
+
+    impl Counting {
+        fn watched(&self) -> Watched {
+            Watched::of(vec![self.path.clone()])
+        }
+    }
+
+    impl Service for Counting {
+        type Args = NoArgs;
+
+        fn reload(&mut self, _: Option<NoArgs>) -> Result<FilesRead, Failure> {
+            self.reloads += 1;
+            let watched = self.watched();
+            match fs::read_to_string(&self.path).as_deref() {
+                Ok("bad") => Err(Failure::new("it is bad")),
+                Ok(_) => Ok(FilesRead {
+                    watched,
+                    ..FilesRead::default()
+                }),
+                Err(e) => Err(Failure::new(e)),
+            }
+        }
+    }
+
+    #[test]
+    fn files_that_cannot_be_used_are_read_once_and_again_after_a_minute() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.pem");
+        fs::write(&path, "good").unwrap();
+        let mut daemon = Daemon::install_for_trying().unwrap();
+        let mut service = Counting {
+            path: path.clone(),
+            reloads: 0,
+        };
+        daemon.watched = service.watched();
+        fs::write(&path, "bad").unwrap();
+        (0..10).for_each(|_| daemon.look(&mut service));
+        assert_eq!(service.reloads, 1);
+        assert_eq!(daemon.last_reload, Some(Err("it is bad".to_owned())));
+        (0..LOOKS_TO_RETRY).for_each(|_| daemon.look(&mut service));
+        assert_eq!(service.reloads, 2);
+        fs::write(&path, "good again").unwrap();
+        (0..LOOKS_TO_RETRY * 2).for_each(|_| daemon.look(&mut service));
+        assert_eq!(service.reloads, 3);
+        assert_eq!(daemon.last_reload, Some(Ok(())));
+        daemon.hang_up(&mut service);
+        assert_eq!(service.reloads, 4, "a signal counts even if nothing has changed");
+    }
+
+    #[test]
+    fn an_arm_is_served_until_its_channel_is_closed_and_may_end_the_daemon() {
+        let mut daemon = Daemon::install_for_trying().unwrap();
+        let mut service = Counting {
+            path: PathBuf::new(),
+            reloads: 0,
+        };
+        let (numbers, received) = crossbeam_channel::unbounded();
+        let (end, ended) = crossbeam_channel::bounded(1);
+        numbers.send(1).unwrap();
+        numbers.send(2).unwrap();
+        drop(numbers);
+        let arms: Arms<'_, Counting> = vec![
+            on(received, |counting: &mut Counting, number| {
+                match number {
+                    Some(number) => counting.reloads += number,
+                    None => end.send(()).unwrap(),
+                }
+                Ok(Next::Continue)
+            }),
+            on(ended, |_, _| Ok(Next::End)),
+        ];
+        daemon.serve(FilesRead::default(), &mut service, arms).unwrap();
+        assert_eq!(service.reloads, 3);
+    }
+}

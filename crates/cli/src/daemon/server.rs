@@ -1,0 +1,85 @@
+//! Flags and texts of the daemons that are servers.
+
+use std::path::Path;
+
+use clap::value_parser;
+use serde_json::{Value, json};
+use ssntp::payload::{Configure, Payload};
+use ssntp::server::{AdmissionPolicy, ServerConfig, ServerHandle};
+use ssntp::transport::Address;
+use uuid::Uuid;
+
+use crate::failure::Failure;
+
+/// The clients that a server admits.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Admission {
+    /// The most sessions at a time [default: what the system allows]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    max_sessions: Option<u32>,
+    /// Admit only clients whose certificate is bound to their UUID
+    #[arg(long)]
+    require_bound: bool,
+    /// The most sessions of one certificate; values above three quarters of all
+    /// sessions count as that [default: three quarters]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    sessions_per_certificate: Option<u32>,
+    /// Let a session continue after its client's certificate has expired
+    /// [default: the session ends]
+    #[arg(long)]
+    outlive_certificates: bool,
+    /// Give clients no tickets to resume their TLS session with: every
+    /// handshake is a full one
+    #[arg(long)]
+    no_resumption: bool,
+    /// The server's UUID [default: the one in its certificate, else a random one]
+    #[arg(long)]
+    uuid: Option<Uuid>,
+}
+
+impl Admission {
+    /// The configuration with these flags.
+    pub(crate) fn apply(&self, mut config: ServerConfig) -> ServerConfig {
+        let mut policy = AdmissionPolicy::default().require_bound_uuid(self.require_bound);
+        if let Some(sessions) = self.sessions_per_certificate {
+            policy = policy.sessions_per_certificate(sessions as usize);
+        }
+        if let Some(sessions) = self.max_sessions {
+            config = config.max_sessions(sessions as usize);
+        }
+        if let Some(uuid) = self.uuid {
+            config = config.uuid(uuid);
+        }
+        config
+            .admission(policy)
+            .resumption(!self.no_resumption)
+            .outlive_certificates(self.outlive_certificates)
+    }
+}
+
+/// The first line of a server's output: where it listens.
+pub(crate) fn listening(addresses: &[Address]) -> (String, Value) {
+    let addresses: Vec<_> = addresses.iter().map(Address::to_string).collect();
+    let text = format!("listening at {}", addresses.join(", "));
+    (text, json!({ "listening": addresses }))
+}
+
+/// A server's status for the service manager. It waits for the dispatcher, so that a
+/// dispatcher that hangs is noticed.
+pub(crate) fn sessions(server: &ServerHandle) -> Option<String> {
+    let sessions = server.with(|cx| cx.directory().len()).ok()?;
+    Some(format!("{sessions} sessions"))
+}
+
+/// Reads and checks a cluster configuration. Its bytes are sent unchanged.
+pub(crate) fn load_configuration(path: &Path) -> Result<Vec<u8>, Failure> {
+    let shown = path.display();
+    let bytes = std::fs::read(path).map_err(|e| Failure::new(format!("{shown}: {e}")))?;
+    check_configuration(&bytes).map_err(|why| Failure::new(format!("{shown}: {why}")))?;
+    Ok(bytes)
+}
+
+pub(crate) fn check_configuration(payload: &[u8]) -> Result<(), String> {
+    let configure = Configure::decode(payload).map_err(|e| e.to_string())?;
+    configure.validate().map_err(|e| e.to_string())
+}

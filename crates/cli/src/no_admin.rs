@@ -1,0 +1,47 @@
+//! The place of `admin` in a program that is built without pages: no flags, and nothing
+//! is shown.
+
+use std::sync::Arc;
+
+use ssntp::pki::{Identity, Trust};
+use ssntp_cluster::agent::Agent;
+
+use crate::credentials::Lifetime;
+use crate::failure::Failure;
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct AdminArgs {}
+
+pub(crate) type Figures = ();
+
+#[derive(Debug)]
+pub(crate) struct About {
+    pub(crate) daemon: &'static str,
+    pub(crate) listening: Vec<String>,
+    pub(crate) notes: Notes,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Notes;
+
+#[derive(Debug, Default)]
+pub(crate) struct Pages;
+
+pub(crate) fn of_agent(_: &Arc<Agent>) -> Figures {}
+
+impl AdminArgs {
+    pub(crate) fn start(&self, _: About, _: Option<(Identity, Trust)>, _: Figures) -> Result<Pages, Failure> {
+        Ok(Pages)
+    }
+}
+
+impl Notes {
+    pub(crate) fn reloaded(&self, _: Option<String>) {}
+    pub(crate) fn lifetimes(&self, _: Vec<Lifetime>) {}
+}
+
+impl Pages {
+    pub(crate) fn announce(&self, _: bool) {}
+    pub(crate) fn renew(&self, _: &Identity, _: &Trust) {}
+    pub(crate) fn stopping(&self) {}
+}
