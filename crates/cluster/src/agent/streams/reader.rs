@@ -1,10 +1,9 @@
-//! What there is next in a stream: the files of an instance's log, one after the
-//! other.
+//! The next piece of a stream, from the files of an instance's log.
 //!
 //! Files are those that the instance's supervisor writes and begins anew
 //! (`driver/supervisor/logs.rs`). They are opened in the instance's directory, never
-//! through a link, without waiting, and are files or are not read. What was opened
-//! is read to its end whatever becomes of its name.
+//! through a link and without waiting, and only regular files are read. A file that was
+//! opened is read to its end, also when it gets another name.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -19,16 +18,16 @@ use rustix::io::Errno;
 use super::Wanted;
 use ssntp::proto::{Outputs, StreamData};
 
-/// How much is looked through for the beginning of the last lines at a time.
+/// How many bytes are searched for the beginning of the last lines at a time.
 const BLOCK: usize = 256 * 1024;
 /// How often a log may be begun anew while it is being opened.
 const TRIES: usize = 8;
 
-/// What there is next in a stream.
+/// The next piece of a stream.
 #[derive(Debug)]
 pub(super) enum Piece {
     Data(StreamData),
-    /// Nothing was found yet, and there is more to look through.
+    /// Nothing was found yet, and there is more to search.
     Sought,
     /// The instance has written nothing more so far.
     NotYet,
@@ -281,6 +280,8 @@ impl Part {
 fn parts(dir: &OwnedFd, name: &'static str) -> io::Result<VecDeque<Part>> {
     let mut files = VecDeque::new();
     for _ in 0..TRIES {
+        // The supervisor may rename the log between the two; then the name means another file
+        // afterwards, and both are opened again.
         let latest = open(dir, name)?;
         let before = open(dir, &before(name))?;
         let still = open(dir, name)?;
@@ -335,7 +336,7 @@ fn before(name: &str) -> String {
     format!("{name}.1")
 }
 
-/// Opens a log: never through a link, never waiting for who may write to a FIFO,
+/// Opens a log: never through a link, never waiting for the writer of a FIFO,
 /// and nothing but a file.
 fn open(dir: &OwnedFd, name: &str) -> io::Result<Option<File>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
