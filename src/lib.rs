@@ -3,7 +3,7 @@
 //! without an async runtime.
 //!
 //! A server and two clients in one process, over memory and with throw-away
-//! certificates; with addresses and files it is the same code:
+//! certificates. With addresses and files the code is the same:
 //!
 //! ```
 //! # #[cfg(feature = "issue")] {
@@ -14,17 +14,17 @@
 //!
 //! let authority = Authority::new(&AuthorityRequest::default())?;
 //! let identity = |role| authority.issue(&CertificateRequest::new(role)).map(|i| i.identity());
-//! let place = MemoryListener::new();
+//! let network = MemoryListener::new();
 //!
 //! // Statistics of agents go to every controller.
 //! let config = ServerConfig::new(identity(Role::SERVER)?, authority.trust())
-//!     .listen_in_memory(&place)
+//!     .listen_in_memory(&network)
 //!     .rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER));
 //! let server = Server::start(config, ())?;
 //!
 //! let connect = |role| -> Result<Client, Box<dyn std::error::Error>> {
 //!     let config = ClientConfig::new(identity(role)?, authority.trust());
-//!     Ok(Client::connect(config.connect_in_memory(&place))?)
+//!     Ok(Client::connect(config.connect_in_memory(&network))?)
 //! };
 //! let (controller, agent) = (connect(Role::CONTROLLER)?, connect(Role::AGENT)?);
 //! agent.send(Frame::with_payload(Command::STATS, "load: 1\n"))?;
@@ -36,83 +36,56 @@
 //!
 //! # Layers
 //!
+//! Each module uses those above it, and none below it; docs/architecture.md shows the crates.
+//!
 //! | module | what it is |
 //! |---|---|
+//! | [`pki`], [`transport`] | certificates with roles; addresses, TLS, limits of queues |
 //! | [`proto`] | the protocol without I/O: frames, codec, handshake |
 //! | [`payload`] | the YAML payloads as types |
-//! | [`pki`] | certificates with roles: read, check, issue |
-//! | [`transport`] | byte streams, TLS split by direction, two threads a connection |
-//! | [`server`] | accepts, proves roles, filters, routes, tells an application |
+//! | [`server`] | accepts, proves roles, filters, routes, and tells an application |
 //! | [`client`] | connects, reconnects, sends and receives |
-#![cfg_attr(
-    feature = "cluster",
-    doc = "| [`cluster`] | the entities of a small cloud on top |"
-)]
-#![cfg_attr(
-    feature = "opflex",
-    doc = "| [`opflex`] | the OpFlex control protocol, beside SSNTP on the same transport |"
-)]
-#![cfg_attr(
-    feature = "admin",
-    doc = "| [`admin`] | pages about a running process over HTTP, metrics among them |"
-)]
-#![cfg_attr(
-    feature = "testkit",
-    doc = "| [`testkit`] | for tests of programs that embed this crate |"
-)]
+//! | `testkit` | certificates, servers and handlers for tests, with the feature `issue` |
 //!
-//! Who may use whom goes one way only; see `docs/architecture.md`.
-//!
-//! What nearly every program names is at the root, with the foreign types that
-//! appear in signatures: [`Uuid`], [`Bytes`], [`Receiver`], and their crates with
-//! [`rustls`] for the rest. [`Event`] is the protocol's EVENT, beside
-//! [`Command`], [`Status`] and [`ErrorCode`]; what a client tells its program is
-//! a [`ClientEvent`](client::ClientEvent).
+//! The root has what nearly every program names, and the foreign types that appear in
+//! signatures: [`Uuid`], [`Bytes`], [`Receiver`]. [`Event`] is the protocol's EVENT, beside
+//! [`Command`], [`Status`] and [`ErrorCode`]; a client tells its program of a
+//! [`ClientEvent`](client::ClientEvent).
 //!
 //! # Out of scope
 //!
-//! Delivery guarantees beyond the connection, storage of frames, discovery
-//! other than by the names in a CA certificate, and anything async: calls
-//! block, and each says for how long.
+//! Delivery guarantees beyond the connection, storage of frames, discovery other than by the
+//! names in a CA certificate, and anything async: calls block, and each says for how long.
 //!
 //! # Features
 //!
 //! | feature | default | what it adds |
 //! |---|---|---|
 //! | `aws-lc-rs` | yes | cryptography by aws-lc-rs |
-//! | `ring` | no | cryptography by ring; used where `aws-lc-rs` is off |
-//! | `admin` | with `cli` | the module `admin`: metrics, health and sessions over HTTP |
-//! | `cluster` | with `cli`, `cli-agent` | the module `cluster`: scheduler, agent, controller |
-//! | `issue` | with `cli` | making certificates: `pki::Authority` |
-//! | `opflex` | yes | the module `opflex` |
-//! | `testkit` | yes | the module `testkit`, for tests of programs that embed this crate |
-//! | `json` | with `opflex`, `cli` | JSON as payloads of an application's own frames |
-//! | `cli` | yes | the `ssntp` program |
-//! | `cli-agent` | with `cli` | the `ssntp` program; alone, with nothing but its agent |
+//! | `ring` | no | cryptography by ring, if `aws-lc-rs` is off |
+//! | `issue` | no | making certificates, `pki::Authority`, and the module `testkit` |
 //!
-//! `--no-default-features --features ring` (or `aws-lc-rs`) is the small
-//! library for embedding. With neither, everything compiles, and whatever
-//! needs TLS answers that no cryptography was compiled in.
+//! Without `aws-lc-rs` and `ring` everything compiles, and each use of TLS answers that no
+//! cryptography was compiled in.
 //!
 //! # Threads
 //!
-//! A server has one thread for each listening socket, one dispatcher, a
-//! bounded number for handshakes, and two for each session. A client has a
-//! supervisor, and two while a session stands. Every thread has a name and is
-//! joined by its owner.
+//! A server has one thread for each listening socket, one dispatcher, a bounded number for
+//! handshakes, and two for each session. A client has a supervisor, and two more while a
+//! session stands. Every thread has a name and is joined by its owner. docs/threads.md lists
+//! them with their queues.
 //!
 //! # Log targets
 //!
-//! `ssntp::server`, `ssntp::client` and `ssntp::scheduler`, through the `log`
-//! crate, with UUID and role of the session in each line. Connections come and go at `info`,
-//! what an operator should see is `warn`. Of each kind of line that a peer can
-//! cause in the roles of a cluster and in OpFlex's core it gets five, then one
-//! a minute with the count of those left out; its texts are cut and escaped.
+//! `ssntp::server` and `ssntp::client`, through the `log` crate, with UUID and role of the
+//! session in each line. Connections come and go at `info`; `warn` is for the operator. Text
+//! of a peer is cut and escaped. Of each kind of line that a peer can cause the log gets
+//! five, then one a minute with the number of those that were left out.
 
 // On docs.rs each item says which feature it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
+#![deny(missing_docs)]
 
 pub mod client;
 pub mod payload;
@@ -127,8 +100,8 @@ pub use client::{Client, ClientConfig, ClientHandle};
 pub use proto::{Command, ErrorCode, Event, Frame, Status};
 pub use server::{Server, ServerConfig};
 
-/// Where to listen and connect, TLS, limits of queues, and networks in memory: what an
-/// embedder needs of the crate `ssntp-transport`.
+/// Addresses, TLS, limits of queues, and networks in memory: the part of the crate
+/// `ssntp-transport` that an embedder needs.
 pub mod transport {
     pub use ssntp_transport::memory;
     pub use ssntp_transport::tls;
@@ -140,20 +113,18 @@ pub mod transport {
 pub use ssntp_transport::pki;
 pub use ssntp_transport::{Histogram, ParseRoleError, Role};
 
-// Types of other crates that appear in signatures here, so that whoever uses
-// them need not find out the version.
+// Crates whose types appear in signatures here, so that a program can use the same version.
 pub use bytes::{self, Bytes};
 pub use crossbeam_channel::{self, Receiver};
 pub use rustls;
 pub use serde_json;
 pub use uuid::{self, Uuid};
 
-/// Compiles what README.md shows.
+// The code that README.md and the pages of docs/book show is compiled and run as tests.
 #[cfg(all(doctest, feature = "issue"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Compiles and runs what the pages of docs/book show.
 #[cfg(all(doctest, feature = "issue"))]
 mod book {
     macro_rules! pages {

@@ -13,7 +13,6 @@
 //! whom it asked.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -99,15 +98,17 @@ fn bare(frame: &Frame) -> Frame {
 }
 
 /// Why a request has no reply.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
     /// The kind is not registered as a request
     /// ([`Operands::request`](crate::proto::Operands::request)). Nothing was
     /// sent.
+    #[error("{0} is not registered as a request")]
     Kind(FrameKind),
     /// The payload is longer than the configured maximum, less 32 bytes.
     /// Nothing was sent.
+    #[error("its payload has {len} bytes, the maximum is {limit}")]
     TooLong {
         /// The length of all of it, in bytes.
         len: usize,
@@ -115,47 +116,36 @@ pub enum RequestError {
         limit: u32,
     },
     /// As many requests as may wait for answers do. Nothing was sent.
+    #[error("{0} requests wait for answers, as many as may")]
     TooMany(usize),
     /// No session stands with who is asked, or with the server. Nothing was
     /// sent.
+    #[error("no session stands at present")]
     NotConnected,
     /// There was no room in the queue in time. Nothing was sent.
+    #[error("the queue is full")]
     QueueFull,
     /// The client has ended, or the server has stopped. Nothing was sent.
+    #[error("the client has ended, or the server has stopped")]
     Ended,
     /// A server's call from a dispatcher, which must not wait. Nothing was
     /// sent.
+    #[error("a handler must not wait for an answer")]
     OnDispatcher,
     /// The session was lost before an answer came. The request may have been
     /// carried out.
+    #[error("the session was lost before an answer came")]
     Disconnected,
     /// No answer came in time; one that comes later is dropped and counted.
     /// The request may have been carried out.
+    #[error("no answer in {0:?}")]
     TimedOut(Duration),
     /// The answer is that there will be none. The text says why: what the
     /// application gave, or a word of the protocol: `not_connected`,
     /// `not_allowed`, `not_answered`, `queue_full`, `unsupported`.
+    #[error("refused: {0}")]
     Refused(String),
 }
-
-impl fmt::Display for RequestError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Kind(kind) => write!(f, "{kind} is not registered as a request"),
-            Self::TooLong { len, limit } => write!(f, "its payload has {len} bytes, the maximum is {limit}"),
-            Self::TooMany(most) => write!(f, "{most} requests wait for answers, as many as may"),
-            Self::NotConnected => f.write_str("no session stands at present"),
-            Self::QueueFull => f.write_str("the queue is full"),
-            Self::Ended => f.write_str("the client has ended, or the server has stopped"),
-            Self::OnDispatcher => f.write_str("a handler must not wait for an answer"),
-            Self::Disconnected => f.write_str("the session was lost before an answer came"),
-            Self::TimedOut(limit) => write!(f, "no answer in {limit:?}"),
-            Self::Refused(why) => write!(f, "refused: {why}"),
-        }
-    }
-}
-
-impl std::error::Error for RequestError {}
 
 pub(super) type Answer = Result<Frame, RequestError>;
 

@@ -1,27 +1,72 @@
-//! Frames on their way into the transport, and stamps on the way.
+//! Frames on their way into and out of the transport, and their stamps.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::BytesMut;
+use uuid::Uuid;
 
-use crate::proto::{Codec, Frame, Item, ProtocolError, TRACE_FLAG};
-use ssntp_transport::{Decode, Outgoing};
+use crate::proto::{Codec, Frame, Item, Operands, ProtocolError, TRACE_FLAG};
+use ssntp_transport::{Decode, Outgoing, Role};
 
-impl Decode for Codec {
+/// The codec of a session's reader: stamps traced frames, and counts malformed traces.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    codec: Codec,
+    /// Malformed traces of this session that `bad_traces` has.
+    counted: u64,
+    bad_traces: Arc<AtomicU64>,
+    receiver: (Uuid, Role),
+}
+
+impl Decoder {
+    pub(super) fn new(
+        max_payload: u32,
+        tracing: bool,
+        operands: Operands,
+        bad_traces: Arc<AtomicU64>,
+        receiver: (Uuid, Role),
+    ) -> Self {
+        Self {
+            codec: Codec::new(max_payload, tracing).operands(operands),
+            counted: 0,
+            bad_traces,
+            receiver,
+        }
+    }
+}
+
+impl Decode for Decoder {
     type Item = Item;
     type Error = ProtocolError;
 
     fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<(), ProtocolError> {
-        Codec::decode(self, input, items)
+        let before = items.len();
+        let result = self.codec.decode(input, items);
+        for item in &mut items[before..] {
+            if let Item::Traced(frame) = item
+                && let Some(trace) = frame.trace_mut()
+            {
+                let (uuid, role) = self.receiver;
+                trace.stamp_received(uuid, role, unix_nanos());
+            }
+        }
+        let more = self.codec.bad_traces() - self.counted;
+        if more > 0 {
+            self.counted += more;
+            self.bad_traces.fetch_add(more, Ordering::Relaxed);
+        }
+        result
     }
 
     fn wanted(&self) -> usize {
-        Codec::wanted(self)
+        self.codec.wanted()
     }
 }
 
-/// A frame as it leaves: with its trace where the session agreed on tracing,
-/// else without. The payload is shared; only a trace makes it be copied.
+/// A frame as it leaves: with its trace if the session agreed on tracing, otherwise
+/// without. The payload is shared; it is copied only with a trace.
 pub(super) fn outgoing(frame: &Frame, tracing: bool) -> Outgoing {
     if tracing && frame.trace().is_some() {
         return Outgoing::whole(frame.encode(), 1);

@@ -1,6 +1,5 @@
 //! Everything that can go wrong with a client, by who has to mend it.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,13 +14,15 @@ use ssntp_transport::pki::Fault;
 use ssntp_transport::tls::TlsError;
 
 /// Why a client did not start, or why it ended. A clone is cheap.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
     /// The application closed the client, or dropped it.
+    #[error("the client was closed")]
     Closed,
     /// The roles to advertise are not the certificate's: advertise some of
     /// those, or issue another certificate.
+    #[error("the certificate holds the roles {certified}, not {advertised}")]
     Role {
         /// What is to be advertised.
         advertised: Role,
@@ -30,6 +31,7 @@ pub enum ClientError {
     },
     /// The certificate is bound to another UUID than the one that was given:
     /// give that one, or none.
+    #[error("the certificate is bound to the UUID {bound}, not {given}")]
     BorrowedUuid {
         /// The UUID that was given.
         given: Uuid,
@@ -37,22 +39,27 @@ pub enum ClientError {
         bound: Uuid,
     },
     /// The nil UUID was given, which names nobody.
+    #[error("the nil UUID names nobody")]
     NilUuid,
     /// The directory of persistent UUIDs cannot be used.
+    #[error("{}: {error}", .path.display())]
     UuidFile {
         /// The file at fault.
         path: PathBuf,
         /// What the system says.
+        #[source]
         error: Arc<io::Error>,
     },
     /// A file of the directory holds something other than a UUID. It is not
     /// replaced, because its UUID is this host's name in the cluster: restore
     /// it, or remove it to get a new one.
+    #[error("{}: not a UUID; restore the file, or remove it to get a new UUID", .path.display())]
     UuidCorrupt {
         /// The file at fault.
         path: PathBuf,
     },
     /// Every UUID of the role in the directory is in use by a running client.
+    #[error("{}: all {slots} UUIDs are in use", .directory.display())]
     UuidsInUse {
         /// The directory.
         directory: PathBuf,
@@ -60,19 +67,26 @@ pub enum ClientError {
         slots: u32,
     },
     /// Identity and trust do not make a TLS configuration.
-    Tls(Arc<TlsError>),
+    #[error(transparent)]
+    Tls(#[from] Arc<TlsError>),
     /// A thread cannot be started.
-    Thread(Arc<io::Error>),
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] Arc<io::Error>),
     /// The server sent ConnectionAborted: it does not want this client, whose
     /// role its certificate does not hold, or whose UUID is another's. Mend
     /// the certificate or the UUID.
+    #[error(
+        "{server} refuses this client for good (ConnectionAborted): its role or UUID is not what its certificate allows"
+    )]
     Aborted {
         /// Where the server was dialled.
         server: String,
     },
     /// Every server is ruled out for good: none of these faults mends itself.
+    #[error("no server is left to try: {}", list(.0))]
     NoServerLeft(Vec<DialError>),
     /// As many rounds of attempts as the configuration allows have failed.
+    #[error("cannot connect{}: {}", gave_up(*.attempts), list(.last))]
     GaveUp {
         /// How many rounds there were.
         attempts: u32,
@@ -81,126 +95,76 @@ pub enum ClientError {
         last: Vec<DialError>,
     },
     /// The session was lost, and reconnecting is turned off.
+    #[error("disconnected: {0}")]
     Disconnected(DisconnectReason),
 }
 
-impl fmt::Display for ClientError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Closed => f.write_str("the client was closed"),
-            Self::Role {
-                advertised,
-                certified,
-            } => {
-                write!(f, "the certificate holds the roles {certified}, not {advertised}")
-            }
-            Self::BorrowedUuid { given, bound } => {
-                write!(f, "the certificate is bound to the UUID {bound}, not {given}")
-            }
-            Self::NilUuid => f.write_str("the nil UUID names nobody"),
-            Self::UuidFile { path, error } => write!(f, "{}: {error}", path.display()),
-            Self::UuidCorrupt { path } => write!(
-                f,
-                "{}: not a UUID; restore the file, or remove it to get a new UUID",
-                path.display()
-            ),
-            Self::UuidsInUse { directory, slots } => {
-                write!(f, "{}: all {slots} UUIDs are in use", directory.display())
-            }
-            Self::Tls(e) => e.fmt(f),
-            Self::Thread(e) => write!(f, "cannot start a thread: {e}"),
-            Self::Aborted { server } => write!(
-                f,
-                "{server} refuses this client for good (ConnectionAborted): \
-                 its role or UUID is not what its certificate allows"
-            ),
-            Self::NoServerLeft(errors) => {
-                f.write_str("no server is left to try: ")?;
-                list(f, errors)
-            }
-            Self::GaveUp { attempts: 1, last } => {
-                f.write_str("cannot connect: ")?;
-                list(f, last)
-            }
-            Self::GaveUp { attempts, last } => {
-                write!(f, "cannot connect, gave up after {attempts} attempts: ")?;
-                list(f, last)
-            }
-            Self::Disconnected(reason) => write!(f, "disconnected: {reason}"),
-        }
+fn list(errors: &[DialError]) -> String {
+    let texts: Vec<_> = errors.iter().map(ToString::to_string).collect();
+    texts.join("; ")
+}
+
+fn gave_up(attempts: u32) -> String {
+    match attempts {
+        1 => String::new(),
+        _ => format!(", gave up after {attempts} attempts"),
     }
 }
 
-fn list(f: &mut fmt::Formatter<'_>, errors: &[DialError]) -> fmt::Result {
-    for (at, error) in errors.iter().enumerate() {
-        let separator = if at == 0 { "" } else { "; " };
-        write!(f, "{separator}{error}")?;
-    }
-    Ok(())
-}
-
-impl std::error::Error for ClientError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::UuidFile { error, .. } | Self::Thread(error) => Some(&**error),
-            Self::Tls(e) => Some(&**e),
-            Self::NoServerLeft(errors) | Self::GaveUp { last: errors, .. } => {
-                errors.last().map(|e| e as &(dyn std::error::Error + 'static))
-            }
-            _ => None,
-        }
+fn lost(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "the server closed the connection during the handshake".into(),
+        _ => format!("the connection was lost during the handshake: {error}"),
     }
 }
 
 /// Why one attempt at one server gave no session.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{server}: {fault}")]
 pub struct DialError {
     /// Where it was dialled, as in [`ServerInfo::name`](super::ServerInfo::name).
     pub server: String,
     /// What went wrong there.
+    #[source]
     pub fault: DialFault,
 }
 
-impl fmt::Display for DialError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.server, self.fault)
-    }
-}
-
-impl std::error::Error for DialError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.fault)
-    }
-}
-
 /// What can go wrong in one attempt.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DialFault {
     /// Nobody answers at that address, or the name has none. Tried again.
+    #[error(transparent)]
     Connect(Arc<io::Error>),
     /// The connection was lost before the session stood. Tried again.
-    Lost(Arc<io::Error>),
+    #[error("{}", lost(.0))]
+    Lost(#[source] Arc<io::Error>),
     /// TLS failed for another reason than a certificate. Tried again.
+    #[error(transparent)]
     Tls(Arc<TlsError>),
     /// The server's certificate is not trusted, does not hold the name that
     /// was dialled, or cannot be read. The server is ruled out, unless there has
     /// been a session with it before: then its certificate is being replaced, or
     /// ours, and it is tried again.
+    #[error("the server's certificate is refused: {0}")]
     ServerCertificate(String),
     /// The server's name cannot be checked: it is neither a DNS name nor an
     /// IP address. The server is ruled out.
+    #[error("{0:?} is neither a DNS name nor an IP address")]
     ServerName(String),
     /// The server refused our certificate, and this is what its alert says, whose
     /// name stands at the end: it trusts another authority, or the certificate is
     /// of the wrong kind. The server is ruled out, unless it has taken this client
     /// before. (One that calls the certificate expired is tried again, since its
     /// clock or ours may be wrong.)
+    #[error("the server refuses our certificate: {0}")]
     OwnCertificate(String),
     /// The server says that our certificate is revoked. The server is ruled out,
     /// until the client is [renewed](super::ClientHandle::renew).
+    #[error("the server refuses our certificate: it is revoked (CertificateRevoked)")]
     Revoked,
     /// TLS stands and the protocol's handshake failed.
+    #[error(transparent)]
     Refused(Refusal),
 }
 
@@ -339,79 +303,40 @@ impl From<Fault> for DialFault {
     }
 }
 
-impl fmt::Display for DialFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Connect(e) => e.fmt(f),
-            Self::Lost(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-                f.write_str("the server closed the connection during the handshake")
-            }
-            Self::Lost(e) => write!(f, "the connection was lost during the handshake: {e}"),
-            Self::Tls(e) => e.fmt(f),
-            Self::ServerCertificate(why) => write!(f, "the server's certificate is refused: {why}"),
-            Self::ServerName(name) => write!(f, "{name:?} is neither a DNS name nor an IP address"),
-            Self::OwnCertificate(alert) => write!(f, "the server refuses our certificate: {alert}"),
-            Self::Revoked => {
-                f.write_str("the server refuses our certificate: it is revoked (CertificateRevoked)")
-            }
-            Self::Refused(refusal) => refusal.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for DialFault {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Connect(e) | Self::Lost(e) => Some(&**e),
-            Self::Tls(e) => Some(&**e),
-            Self::Refused(e) => Some(e),
-            _ => None,
-        }
-    }
-}
-
 /// Why a session is over.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DisconnectReason {
     /// The application closed the client.
+    #[error("the client was closed")]
     Closed,
     /// The server closed it in order.
+    #[error("closed by the server")]
     PeerClosed,
     /// The server sent ConnectionFailure, or ConnectionAborted, after which
     /// the client does not connect again.
+    #[error("the server sent {0}")]
     PeerRefused(ErrorCode),
     /// Reading or writing failed, or the connection was cut.
+    #[error("{0}")]
     Lost(String),
     /// The server broke the protocol.
+    #[error("protocol error: {0}")]
     Protocol(String),
     /// The client was [renewed](super::ClientHandle::renew), and ended the session
     /// in order to begin another one with its new certificate. What is sent
     /// meanwhile waits for that.
+    #[error("the certificate was renewed, and is shown in another session")]
     Renewed,
     /// The client was renewed, and does not trust the server's certificate any
     /// more. This is why.
+    #[error("the server is not trusted any more: {0}")]
     Certificate(String),
 }
 
-impl fmt::Display for DisconnectReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Closed => f.write_str("the client was closed"),
-            Self::PeerClosed => f.write_str("closed by the server"),
-            Self::PeerRefused(code) => write!(f, "the server sent {code}"),
-            Self::Lost(why) => f.write_str(why),
-            Self::Protocol(why) => write!(f, "protocol error: {why}"),
-            Self::Renewed => f.write_str("the certificate was renewed, and is shown in another session"),
-            Self::Certificate(why) => write!(f, "the server is not trusted any more: {why}"),
-        }
-    }
-}
-
-impl std::error::Error for DisconnectReason {}
-
 /// Why a frame was not taken for sending. It gives the frame back.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{} is not sent: {}", .0.frame.kind(), .0.fault)]
 pub struct SendError(Box<Unsent>);
 
 #[derive(Clone, Debug)]
@@ -436,35 +361,28 @@ impl SendError {
     }
 }
 
-impl fmt::Display for SendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is not sent: {}", self.0.frame.kind(), self.0.fault)
-    }
-}
-
-impl std::error::Error for SendError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.0.fault)
-    }
-}
-
 /// What stands in the way of sending a frame.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendFault {
     /// No session stands, and frames are not queued meanwhile: wait for
     /// [`ClientEvent::Connected`](super::ClientEvent::Connected), or configure
     /// [`Offline::Queue`](super::Offline::Queue).
+    #[error("no session stands at present")]
     NotConnected,
     /// The queue was full for as long as the call could wait.
+    #[error("the queue is full")]
     Full,
     /// CONNECT, CONNECTED, a kind that neither the protocol defines nor the
     /// application has registered, or a request, which is asked or answered.
+    #[error("{0} cannot be sent on an established session")]
     Kind(FrameKind),
     /// A payload of an application's own type cannot be written. The frame that
     /// is given back has none.
-    Payload(payload::Error),
+    #[error("its payload cannot be written: {0}")]
+    Payload(#[source] payload::Error),
     /// The payload is longer than the configured maximum.
+    #[error("its payload has {len} bytes, the maximum is {limit}")]
     TooLong {
         /// Its length in bytes.
         len: usize,
@@ -472,60 +390,20 @@ pub enum SendFault {
         limit: u32,
     },
     /// The client has ended.
-    Ended(ClientError),
-}
-
-impl fmt::Display for SendFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotConnected => f.write_str("no session stands at present"),
-            Self::Full => f.write_str("the queue is full"),
-            Self::Kind(kind) => write!(f, "{kind} cannot be sent on an established session"),
-            Self::Payload(e) => write!(f, "its payload cannot be written: {e}"),
-            Self::TooLong { len, limit } => {
-                write!(f, "its payload has {len} bytes, the maximum is {limit}")
-            }
-            Self::Ended(reason) => write!(f, "the client has ended: {reason}"),
-        }
-    }
-}
-
-impl std::error::Error for SendFault {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Ended(reason) => Some(reason),
-            Self::Payload(e) => Some(e),
-            _ => None,
-        }
-    }
+    #[error("the client has ended: {0}")]
+    Ended(#[source] ClientError),
 }
 
 /// Why no event was received.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecvError {
     /// None is there, or none came in time.
+    #[error("nothing was received in time")]
     Empty,
     /// The client has ended, and every event has been received.
-    Ended(ClientError),
-}
-
-impl fmt::Display for RecvError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Empty => f.write_str("nothing was received in time"),
-            Self::Ended(reason) => write!(f, "the client has ended: {reason}"),
-        }
-    }
-}
-
-impl std::error::Error for RecvError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Ended(reason) => Some(reason),
-            Self::Empty => None,
-        }
-    }
+    #[error("the client has ended: {0}")]
+    Ended(#[source] ClientError),
 }
 
 #[cfg(test)]

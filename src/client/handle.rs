@@ -482,7 +482,7 @@ pub(super) struct Counts {
     pub(super) received_frames: AtomicU64,
     pub(super) received_bytes: AtomicU64,
     pub(super) unsupported: AtomicU64,
-    pub(super) bad_traces: AtomicU64,
+    pub(super) bad_traces: Arc<AtomicU64>,
     sent: Mutex<Sent>,
 }
 
@@ -506,7 +506,7 @@ impl Counts {
             received_frames: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
             unsupported: AtomicU64::new(0),
-            bad_traces: AtomicU64::new(0),
+            bad_traces: Arc::default(),
             sent: Mutex::new(Sent {
                 since: now(),
                 sessions: 0,

@@ -106,13 +106,12 @@ mod tests;
 mod uplink;
 mod uuid_file;
 
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use bytes::Bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
-use uuid::Uuid;
 
 pub use self::config::{Backoff, ClientConfig, Offline, UuidSource};
 pub use self::error::{ClientError, DialError, DialFault, DisconnectReason, RecvError, SendError, SendFault};
@@ -120,17 +119,14 @@ pub use self::event::{ClientCounters, ClientEvent, ServerInfo};
 pub use self::figures::ClientFigures;
 pub use self::handle::ClientHandle;
 use self::supervisor::Supervisor;
-use crate::payload::Content;
 use crate::proto::Frame;
 pub use crate::request::{Request, RequestError};
-use ssntp_transport::Role;
-use ssntp_transport::pki::{Identity, Trust};
 use ssntp_transport::{deadline, threads};
 
 /// The log target of this module and all below it.
 const LOG: &str = "ssntp::client";
 
-/// A running client.
+/// A running client: receives, and does all that its [`ClientHandle`] does.
 ///
 /// # Threads
 /// It owns a supervisor thread, and while a session stands, that session's
@@ -256,115 +252,6 @@ impl Client {
         self.events.iter().filter_map(ClientEvent::into_frame)
     }
 
-    /// Sends a frame, see [`ClientHandle::send`].
-    ///
-    /// # Errors
-    /// [`SendError`], which gives the frame back.
-    pub fn send(&self, frame: Frame) -> Result<(), SendError> {
-        self.handle.send(frame)
-    }
-
-    /// Sends the frame that carries `payload`, see
-    /// [`ClientHandle::send_payload`].
-    ///
-    /// # Errors
-    /// [`SendError`], which gives the frame back.
-    pub fn send_payload<T: Content>(&self, payload: &T) -> Result<(), SendError> {
-        self.handle.send_payload(payload)
-    }
-
-    /// Sends a frame or fails at once, see [`ClientHandle::try_send`].
-    ///
-    /// # Errors
-    /// [`SendError`], which gives the frame back.
-    pub fn try_send(&self, frame: Frame) -> Result<(), SendError> {
-        self.handle.try_send(frame)
-    }
-
-    /// Sends a frame within `limit`, see [`ClientHandle::send_timeout`].
-    ///
-    /// # Errors
-    /// [`SendError`], which gives the frame back.
-    pub fn send_timeout(&self, frame: Frame, limit: Duration) -> Result<(), SendError> {
-        self.handle.send_timeout(frame, limit)
-    }
-
-    /// Asks the server and waits for the answer, see [`ClientHandle::request`].
-    ///
-    /// # Errors
-    /// [`RequestError`].
-    pub fn request(&self, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
-        self.handle.request(frame, limit)
-    }
-
-    /// Asks another entity and waits for the answer, see
-    /// [`ClientHandle::request_to`].
-    ///
-    /// # Errors
-    /// [`RequestError`].
-    pub fn request_to(&self, whom: Uuid, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
-        self.handle.request_to(whom, frame, limit)
-    }
-
-    /// Answers a request, see [`ClientHandle::reply`].
-    ///
-    /// # Errors
-    /// [`RequestError`].
-    pub fn reply(&self, request: &Request, payload: impl Into<Bytes>) -> Result<(), RequestError> {
-        self.handle.reply(request, payload)
-    }
-
-    /// Says that there will be no answer, see [`ClientHandle::refuse`].
-    ///
-    /// # Errors
-    /// [`RequestError`].
-    pub fn refuse(&self, request: &Request, why: &str) -> Result<(), RequestError> {
-        self.handle.refuse(request, why)
-    }
-
-    /// Replaces identity and trust, see [`ClientHandle::renew`].
-    ///
-    /// # Errors
-    /// As there; nothing has changed then.
-    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
-        self.handle.renew(identity, trust)
-    }
-
-    /// Waits until what was sent has left, see [`ClientHandle::flush`].
-    pub fn flush(&self, limit: Duration) -> bool {
-        self.handle.flush(limit)
-    }
-
-    /// The client's UUID.
-    pub fn uuid(&self) -> Uuid {
-        self.handle.uuid()
-    }
-
-    /// The roles that it advertises.
-    pub fn role(&self) -> Role {
-        self.handle.role()
-    }
-
-    /// Whether a session stands at present.
-    pub fn is_connected(&self) -> bool {
-        self.handle.is_connected()
-    }
-
-    /// The server of the present session, if one stands.
-    pub fn server(&self) -> Option<ServerInfo> {
-        self.handle.server()
-    }
-
-    /// The latest cluster configuration, see [`ClientHandle::configuration`].
-    pub fn configuration(&self) -> Option<Bytes> {
-        self.handle.configuration()
-    }
-
-    /// What has been carried so far.
-    pub fn counters(&self) -> ClientCounters {
-        self.handle.counters()
-    }
-
     /// Ends the client and waits for its threads. Every wait of every thread
     /// ends at once; frames that wait in the session's queue still go out
     /// within the configured grace, and the server gets close_notify.
@@ -384,6 +271,15 @@ impl Client {
     /// set, so there is one.
     fn reason(&self) -> ClientError {
         self.handle.ended().unwrap_or(ClientError::Closed)
+    }
+}
+
+/// Everything that a handle can do: sending, requests, renewing, and how things stand.
+impl Deref for Client {
+    type Target = ClientHandle;
+
+    fn deref(&self) -> &ClientHandle {
+        &self.handle
     }
 }
 

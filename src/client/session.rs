@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bytes::BytesMut;
 use crossbeam_channel::Sender;
 use log::{debug, warn};
 
@@ -12,48 +11,12 @@ use super::inbound::Inbound;
 use super::{ClientEvent, DisconnectReason, LOG};
 use crate::payload::InvalidFrameType;
 use crate::proto::{
-    Codec, Command, ErrorCode, Exchange, Frame, FrameKind, HEADER_LEN, Item, ProtocolError, Run, Step,
-    answer_to_bad_exchange, answer_to_unsupported,
+    Command, ErrorCode, Exchange, Frame, FrameKind, HEADER_LEN, Item, Run, Step, answer_to_bad_exchange,
+    answer_to_unsupported,
 };
 use crate::request::Request;
-use crate::wire::{outgoing, unix_nanos};
-use ssntp_transport::{Decode, EndReason, Outbox, Sink};
-
-/// The codec, with its count of bad traces where the application sees it.
-pub(super) struct Decoder {
-    codec: Codec,
-    counted: u64,
-    state: Arc<ClientState>,
-}
-
-impl Decoder {
-    pub(super) fn new(state: Arc<ClientState>, tracing: bool) -> Self {
-        Self {
-            codec: Codec::new(state.max_payload, tracing).operands(state.operands.clone()),
-            counted: 0,
-            state,
-        }
-    }
-}
-
-impl Decode for Decoder {
-    type Item = Item;
-    type Error = ProtocolError;
-
-    fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<(), ProtocolError> {
-        let result = self.codec.decode(input, items);
-        let more = self.codec.bad_traces() - self.counted;
-        if more > 0 {
-            self.counted += more;
-            self.state.counts.bad_traces.fetch_add(more, Ordering::Relaxed);
-        }
-        result
-    }
-
-    fn wanted(&self) -> usize {
-        self.codec.wanted()
-    }
-}
+use crate::wire::outgoing;
+use ssntp_transport::{EndReason, Outbox, Sink};
 
 /// Hands frames to the application.
 pub(super) struct SessionSink {
@@ -135,16 +98,13 @@ impl SessionSink {
         let _ = self.outbox.push(outgoing(answer, false));
     }
 
-    fn traced(&mut self, mut frame: Frame, inbound: &mut Inbound) -> bool {
+    fn traced(&mut self, frame: Frame, inbound: &mut Inbound) -> bool {
         self.count(1);
         if self.is_refusal(frame.kind()) {
             return false;
         }
         if frame.kind() == Command::CONFIGURE {
             self.state.configure(frame.payload_bytes());
-        }
-        if let Some(trace) = frame.trace_mut() {
-            trace.stamp_received(self.state.uuid, self.state.role, unix_nanos());
         }
         if self.state.operands.is_request(frame.kind()) {
             return self.exchange(frame, inbound);

@@ -34,12 +34,13 @@ use super::credentials::{self, Credentials};
 use super::dial::{Dialer, Established, say_goodbye};
 use super::handle::{ClientState, Counts, lock, now};
 use super::inbound::Inbound;
-use super::session::{Decoder, SessionSink};
+use super::session::SessionSink;
 use super::uplink::Uplink;
 use super::uuid_file::Claimed;
 use super::{Backoff, ClientConfig, ClientError, ClientEvent, DialError, DialFault, DisconnectReason, LOG};
 use crate::proto::{ErrorCode, Refusal};
 use crate::request::Outstanding;
+use crate::wire::Decoder;
 use ssntp_transport::pki::{CertificateDer, Identity};
 use ssntp_transport::{Cancel, Link, LinkConfig, Target, deadline};
 
@@ -378,7 +379,13 @@ impl Supervisor {
 
         let (tell, over) = crossbeam_channel::bounded(1);
         let sink = SessionSink::new(Arc::clone(&self.state), outbox.clone(), tell);
-        let decoder = Decoder::new(Arc::clone(&self.state), server.tracing());
+        let decoder = Decoder::new(
+            self.state.max_payload,
+            server.tracing(),
+            self.state.operands.clone(),
+            Arc::clone(&self.state.counts.bad_traces),
+            (self.state.uuid, self.state.role),
+        );
         let config = LinkConfig {
             name: "ssntp-client".into(),
             write_timeout: Some(self.write_timeout),

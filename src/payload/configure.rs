@@ -5,7 +5,6 @@
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::yaml::{self, ErrorKind, Segment};
@@ -214,17 +213,14 @@ impl Configure {
             }
         }
         let net = &controller.cnci_net;
-        if !net.is_empty() && net.parse::<IpAddr>().is_err() && net.parse::<IpNet>().is_err() {
+        if !net.is_empty() && net.parse::<IpAddr>().is_err() && !is_network(net) {
             return Err(invalid(["controller", "cnci_net"], "not a network"));
         }
         for (key, networks) in [
             ("compute_net", &self.launcher.compute_net),
             ("mgmt_net", &self.launcher.mgmt_net),
         ] {
-            if let Some(index) = networks
-                .iter()
-                .position(|network| network.parse::<IpNet>().is_err())
-            {
+            if let Some(index) = networks.iter().position(|network| !is_network(network)) {
                 let error = yaml::Error::new(ErrorKind::Invalid("not a network in CIDR form".to_owned()));
                 let error = error.under(Segment::Index(index));
                 return Err([key, "launcher", ROOT]
@@ -241,6 +237,19 @@ const OUT_OF_RANGE: &str = "out of range (1 to 2147483647)";
 
 fn invalid(path: [&str; 2], what: &str) -> yaml::Error {
     refusal(Some(ROOT), &path, ErrorKind::Invalid(what.to_owned()))
+}
+
+/// Whether a text is a network in CIDR form: an address, and the bits that are fixed.
+fn is_network(text: &str) -> bool {
+    let Some((address, bits)) = text.split_once('/') else {
+        return false;
+    };
+    let most = match address.parse() {
+        Ok(IpAddr::V4(_)) => 32,
+        Ok(IpAddr::V6(_)) => 128,
+        Err(_) => return false,
+    };
+    bits.bytes().all(|b| b.is_ascii_digit()) && bits.parse::<u8>().is_ok_and(|bits| bits <= most)
 }
 
 /// An absolute path, or a scheme and something after it, in which every `%`

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::names::names;
-use super::workload::is_false;
+use super::workload::is_default;
 use super::{Id, payload};
 
 /// Empty a node, and what it does afterwards.
@@ -21,29 +21,21 @@ pub struct Evacuate {
     /// The node; required.
     pub workload_agent_uuid: Id,
     /// What the node does afterwards; default: maintenance, and then left out.
-    #[serde(skip_serializing_if = "is_maintenance")]
+    #[serde(skip_serializing_if = "is_default")]
     pub next_state: NextState,
     /// After how many seconds instances that have not ended are killed; default:
     /// 0, after the time that the node gives them, and then left out. A key of
     /// this project.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub deadline: u32,
     /// Whether the scheduler starts what can run elsewhere on other nodes once it
     /// has ended here; default: false, and then left out. Written as `move`. A key
     /// of this project.
-    #[serde(rename = "move", skip_serializing_if = "is_false")]
+    #[serde(rename = "move", skip_serializing_if = "is_default")]
     pub moves: bool,
 }
 
-fn is_zero(seconds: &u32) -> bool {
-    *seconds == 0
-}
-
 payload!(Evacuate = Command::EVACUATE, under "evacuate", requires workload_agent_uuid);
-
-fn is_maintenance(next_state: &NextState) -> bool {
-    *next_state == NextState::Maintenance
-}
 
 names! {
     /// What a node does once it is empty. The default is `Maintenance`.

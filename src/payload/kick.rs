@@ -1,37 +1,30 @@
 //! Kick, Unban and ListBans with their answers (COMMAND and EVENT 0x44 to 0x46):
-//! who is thrown out, and kept out for some time.
+//! operators end sessions, and keep clients out for some time.
 
 use serde::{Deserialize, Serialize};
 
 use super::names::names;
 use super::{Id, payload};
 
-/// An operator ends the session of a UUID, or all sessions of a certificate.
+/// An operator ends the session of a client.
 ///
-/// The payload of Kick (COMMAND 0x44); either `uuid` or `serial` is there:
+/// The payload of Kick (COMMAND 0x44):
 ///
 /// ```yaml
 /// kick:
 ///   id: 8b0f6f2e-53a1-4f0c-9f43-2d6a1c0e7b12
-///   uuid: ""
-///   serial: 4f:0a:11
-///   issuer: CN=cluster
+///   uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
 ///   ban_s: 3600
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Kick {
-    /// Chosen by who asks, and repeated in the answer; required, 64 bytes at most.
+    /// Chosen by the operator and repeated in the answer; required, 64 bytes at most.
     pub id: Id,
     /// The client.
     pub uuid: Id,
-    /// The certificate's serial number: hexadecimal, with or without colons.
-    pub serial: String,
-    /// Who issued the certificate; default: empty, whoever issued the only one
-    /// with that serial number.
-    pub issuer: String,
-    /// For how many seconds it is kept out, a year at most; default: 0, it may
-    /// come again at once.
+    /// For how many seconds the client is kept out, a year at most; default: 0, it may
+    /// connect again at once.
     pub ban_s: u64,
 }
 
@@ -49,9 +42,7 @@ payload!(Kick = Command::KICK, under "kick", requires id);
 ///   count: 1
 ///   uuids:
 ///   - 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-///   uuid: ""
-///   serial: 4f:0a:11
-///   issuer: CN=cluster
+///   uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
 ///   ban_s: 3600
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,27 +50,23 @@ payload!(Kick = Command::KICK, under "kick", requires id);
 pub struct Kicked {
     /// As in the question.
     pub id: Id,
-    /// Why nothing was done; empty where it was.
+    /// Why nothing was done; empty after success.
     pub reason: OperatorRefusal,
-    /// The reason in words, or what is to be known of what was done.
+    /// The reason in words; after success, a warning or nothing.
     pub detail: String,
     /// How many sessions were ended.
     pub count: u64,
-    /// Their clients, 64 at most.
+    /// Their clients.
     pub uuids: Vec<Id>,
     /// The client that was named.
     pub uuid: Id,
-    /// The certificate that was named.
-    pub serial: String,
-    /// Who issued it, as found.
-    pub issuer: String,
-    /// For how many seconds it is kept out, 0 where it is not.
+    /// For how many seconds the client is kept out; 0 without a ban.
     pub ban_s: u64,
 }
 
 payload!(Kicked = Event::KICKED, under "kicked");
 
-/// An operator asks who is kept out, a page at a time.
+/// An operator asks for the bans, a page at a time.
 ///
 /// The payload of ListBans (COMMAND 0x45):
 ///
@@ -91,16 +78,16 @@ payload!(Kicked = Event::KICKED, under "kicked");
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ListBans {
-    /// Chosen by who asks, and repeated in the answer; required, 64 bytes at most.
+    /// Chosen by the operator and repeated in the answer; required, 64 bytes at most.
     pub id: Id,
-    /// Only those after this number, the `next` of the page before; default: 0,
+    /// List only bans after this number, the `next` of the page before; default: 0,
     /// from the beginning.
     pub after: u64,
 }
 
 payload!(ListBans = Command::LIST_BANS, under "list_bans", requires id);
 
-/// Some of those who are kept out, in the order in which they were banned.
+/// A page of bans, the oldest first.
 ///
 /// The payload of Bans (EVENT 0x45), made by the server:
 ///
@@ -110,9 +97,7 @@ payload!(ListBans = Command::LIST_BANS, under "list_bans", requires id);
 ///   next: 0
 ///   entries:
 ///   - number: 3
-///     uuid: ""
-///     serial: 4f:0a:11
-///     issuer: CN=cluster
+///     uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
 ///     by: 3f1c2d4e-6a5b-4c7d-8e9f-0a1b2c3d4e5f
 ///     age_s: 600
 ///     left_s: 3000
@@ -122,7 +107,7 @@ payload!(ListBans = Command::LIST_BANS, under "list_bans", requires id);
 pub struct Bans {
     /// As in the question.
     pub id: Id,
-    /// What to ask for next; 0 where this is the last page.
+    /// The `after` of the next page; 0 on the last page.
     pub next: u64,
     /// The bans.
     pub entries: Vec<BanEntry>,
@@ -130,7 +115,7 @@ pub struct Bans {
 
 payload!(Bans = Event::BANS, under "bans");
 
-/// One ban in [`Bans`]: of a UUID, or of a certificate.
+/// One ban in [`Bans`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BanEntry {
@@ -138,10 +123,6 @@ pub struct BanEntry {
     pub number: u64,
     /// The client that is kept out.
     pub uuid: Id,
-    /// The serial number of the certificate that is kept out.
-    pub serial: String,
-    /// Who issued the certificate.
-    pub issuer: String,
     /// The operator.
     pub by: Id,
     /// How many seconds ago it began.
@@ -150,29 +131,22 @@ pub struct BanEntry {
     pub left_s: u64,
 }
 
-/// An operator lets somebody in again.
+/// An operator ends a ban before its time.
 ///
-/// The payload of Unban (COMMAND 0x46); either `uuid` or `serial` is there:
+/// The payload of Unban (COMMAND 0x46):
 ///
 /// ```yaml
 /// unban:
 ///   id: 8b0f6f2e-53a1-4f0c-9f43-2d6a1c0e7b14
 ///   uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-///   serial: ""
-///   issuer: ""
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Unban {
-    /// Chosen by who asks, and repeated in the answer; required, 64 bytes at most.
+    /// Chosen by the operator and repeated in the answer; required, 64 bytes at most.
     pub id: Id,
     /// The client.
     pub uuid: Id,
-    /// The certificate's serial number: hexadecimal, with or without colons.
-    pub serial: String,
-    /// Who issued the certificate; default: empty, whoever issued the only one
-    /// with that serial number that is banned.
-    pub issuer: String,
 }
 
 payload!(Unban = Command::UNBAN, under "unban", requires id);
@@ -192,7 +166,7 @@ payload!(Unban = Command::UNBAN, under "unban", requires id);
 pub struct Unbanned {
     /// As in the question.
     pub id: Id,
-    /// Why nothing was done; empty where it was.
+    /// Why nothing was done; empty after success.
     pub reason: OperatorRefusal,
     /// The reason in words.
     pub detail: String,
@@ -203,17 +177,15 @@ payload!(Unbanned = Event::UNBANNED, under "unbanned");
 names! {
     /// Why a server does not do what an operator wants.
     OperatorRefusal {
-        /// Nobody who is connected is meant, and nobody else can be banned by it.
+        /// No session has that UUID, and no ban is asked for.
         NotConnected = "not_connected";
-        /// Several issuers have given out that serial number: one has to be named.
-        Ambiguous = "ambiguous";
         /// The operator's own session would end.
         OwnSession = "own_session";
-        /// There are as many bans as there may be.
+        /// The server has 1024 bans, the most that it keeps.
         TooManyBans = "too_many_bans";
-        /// Nobody who is banned is meant.
+        /// There is no ban of that UUID.
         NotBanned = "not_banned";
-        /// What is asked for makes no sense.
+        /// A value is missing or out of range.
         InvalidData = "invalid_data";
     }
 }

@@ -43,7 +43,7 @@
 //! | `trace_report` | TraceReport |
 //! | `sessions` | ListSessions, Sessions |
 //! | `kick` | Kick, Kicked, ListBans, Bans, Unban, Unbanned |
-//! | `failure/` | StartFailure and the other failures of commands |
+//! | `failure` | StartFailure and the other failures of commands |
 //! | `invalid_frame_type` | InvalidFrameType |
 //!
 //! and beside them:
@@ -98,8 +98,6 @@ mod volume;
 mod workload;
 pub mod yaml;
 
-use std::fmt;
-
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -151,11 +149,12 @@ pub trait Payload: Sized {
 }
 
 /// A payload that was refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The frame is of another kind than the schema belongs to. A mistake of
     /// the caller, not of the peer.
+    #[error("a payload of {expected} was asked of a {found} frame")]
     OtherKind {
         /// The kind that the schema belongs to.
         expected: FrameKind,
@@ -165,9 +164,11 @@ pub enum Error {
     /// The document isn't what the schema says. A mistake of the peer, who is
     /// told by the matching failure: `invalid_payload` when
     /// [`is_malformed`](yaml::Error::is_malformed), `invalid_data` otherwise.
-    Document(yaml::Error),
+    #[error(transparent)]
+    Document(#[from] yaml::Error),
     /// A payload of an application's own type is not what that type says, or
     /// cannot be written.
+    #[error("{0}")]
     Content(String),
 }
 
@@ -192,33 +193,6 @@ impl Error {
     /// [`yaml::Error::is_malformed`].
     pub fn is_malformed(&self) -> bool {
         matches!(self, Self::Document(error) if error.is_malformed())
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::OtherKind { expected, found } => {
-                write!(f, "a payload of {expected} was asked of a {found} frame")
-            }
-            Self::Document(error) => error.fmt(f),
-            Self::Content(why) => f.write_str(why),
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::OtherKind { .. } | Self::Content(_) => None,
-            Self::Document(error) => Some(error),
-        }
-    }
-}
-
-impl From<yaml::Error> for Error {
-    fn from(error: yaml::Error) -> Self {
-        Self::Document(error)
     }
 }
 
@@ -253,18 +227,19 @@ fn refusal(root: Option<&str>, path: &[&str], kind: yaml::ErrorKind) -> yaml::Er
         })
 }
 
-/// Implements [`Payload`] for a schema that serde reads and writes: its frame,
-/// the key that wraps it where there is one, and the fields that mustn't be
-/// empty.
+/// Implements [`Payload`] for a schema that serde reads and writes: its frame, the key
+/// that wraps it, the fields that must not be empty, and a function that completes it by
+/// an older form.
 macro_rules! payload {
-    ($name:ident = $operand:ident::$constant:ident $(, under $root:literal)? $(, requires $($field:ident),+)?) => {
+    ($name:ident = $operand:ident::$constant:ident $(, under $root:literal)? $(, requires $($field:ident),+)? $(; completed by $complete:expr)?) => {
         impl $crate::payload::Payload for $name {
             const KIND: $crate::proto::FrameKind = $crate::payload::kind!($operand::$constant);
 
             fn decode(payload: &[u8]) -> Result<Self, $crate::payload::Error> {
                 let root = $crate::payload::root!($($root)?);
-                #[allow(unused_variables, reason = "only used where a field is required")]
-                let (value, tree): (Self, _) = $crate::payload::read(payload, root)?;
+                #[allow(unused, reason = "used if a field is required, or an older form is read")]
+                let (mut value, tree): (Self, _) = $crate::payload::read(payload, root)?;
+                $(($complete)(&mut value, tree.decode(root)?);)?
                 $($(
                     if value.$field.is_empty() {
                         let missing = $crate::payload::yaml::ErrorKind::Missing;
@@ -280,6 +255,25 @@ macro_rules! payload {
             }
         }
     };
+}
+
+/// Defines schemas that have the same fields.
+macro_rules! alike {
+    (
+        $fields:tt
+        $(
+            $(#[$doc:meta])*
+            $name:ident = $operand:ident::$constant:ident,
+            under $root:literal $(, requires $($field:ident),+)?;
+        )+
+    ) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default, PartialEq, Eq, ::serde::Serialize, ::serde::Deserialize)]
+        #[serde(default)]
+        pub struct $name $fields
+
+        $crate::payload::payload!($name = $operand::$constant, under $root $(, requires $($field),+)?);
+    )+};
 }
 
 macro_rules! root {
@@ -310,4 +304,4 @@ macro_rules! kind {
     };
 }
 
-use {kind, payload, root};
+use {alike, kind, payload, root};

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::workload::Resource;
+use super::workload::Older;
 use super::{FwType, Id, Networking, Persistence, Requirements, payload};
 
 /// Start a stopped instance again, on the node that has it.
@@ -27,7 +27,7 @@ use super::{FwType, Id, Networking, Persistence, Requirements, payload};
 ///     vcpus: 2
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Form")]
+#[serde(default)]
 pub struct Restart {
     /// Whose instance it is; default: empty.
     pub tenant_uuid: Id,
@@ -45,35 +45,4 @@ pub struct Restart {
     pub requirements: Requirements,
 }
 
-payload!(Restart = Command::RESTART, under "restart", requires instance_uuid, workload_agent_uuid);
-
-/// All that is read of a RESTART, older forms included.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Form {
-    tenant_uuid: Id,
-    instance_uuid: Id,
-    workload_agent_uuid: Id,
-    fw_type: FwType,
-    persistence: Persistence,
-    networking: Networking,
-    requirements: Option<Requirements>,
-    requested_resources: Vec<Resource>,
-    estimated_resources: Vec<Resource>,
-}
-
-impl From<Form> for Restart {
-    fn from(form: Form) -> Self {
-        Self {
-            tenant_uuid: form.tenant_uuid,
-            instance_uuid: form.instance_uuid,
-            workload_agent_uuid: form.workload_agent_uuid,
-            fw_type: form.fw_type,
-            persistence: form.persistence,
-            networking: form.networking,
-            requirements: form.requirements.unwrap_or_else(|| {
-                Requirements::of_resources(&form.requested_resources, &form.estimated_resources)
-            }),
-        }
-    }
-}
+payload!(Restart = Command::RESTART, under "restart", requires instance_uuid, workload_agent_uuid; completed by |restart: &mut Self, older: Older| older.complete(&mut restart.requirements));

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::id::parse_uuid;
 use super::label::{read_labels, read_name};
 use super::names::names;
-use super::workload::{Resource, is_false};
+use super::workload::{Older, is_default};
 use super::yaml::{self, ErrorKind, Position, Tree};
 use super::{Error, FwType, Id, Networking, Payload, Persistence, Requirements, kind, refusal, write};
 use crate::proto::FrameKind;
@@ -58,11 +58,12 @@ const ROOT: &str = "start";
 ///   restart: false
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Form")]
+#[serde(default)]
 pub struct Start {
     /// Whose instance it is; default: empty.
     pub tenant_uuid: Id,
     /// The new instance; required, and a UUID.
+    #[serde(deserialize_with = "required_uuid")]
     pub instance_uuid: Uuid,
     /// The image of a container; default: empty.
     pub docker_image: String,
@@ -75,7 +76,7 @@ pub struct Start {
     /// How it is wired; default: nothing said.
     pub networking: Networking,
     /// Its volumes; default: none. Left out when empty.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "yaml::one_or_many")]
     pub storage: Vec<Storage>,
     /// What it needs of its node; default: nothing.
     pub requirements: Requirements,
@@ -85,11 +86,11 @@ pub struct Start {
     /// Whether its node starts it again when it has ended by itself; default:
     /// never. Left out then. A key of this project: `restart` was taken, and has
     /// to stay a boolean for others.
-    #[serde(skip_serializing_if = "is_never")]
+    #[serde(skip_serializing_if = "is_default")]
     pub restart_policy: RestartPolicy,
     /// How often in a row its node does; default: 0, without end. Left out then.
     /// A key of this project.
-    #[serde(skip_serializing_if = "is_zero_count")]
+    #[serde(skip_serializing_if = "is_default")]
     pub restart_limit: u32,
     /// The program of a process and its arguments; required for `process`.
     /// Default: none. Left out when empty.
@@ -106,12 +107,12 @@ pub struct Start {
     /// What people call it: see [`check_name`](super::check_name). Several may have
     /// the same. A key of this project, which others ignore; default: empty. Left
     /// out when empty.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "read_name")]
     pub name: String,
     /// What else people say of it: see [`check_label`](super::check_label), and at
     /// most [`MAX_LABELS`](super::MAX_LABELS). A key of this project; default: none.
     /// Left out when empty.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "read_labels")]
     pub labels: BTreeMap<String, String>,
 }
 
@@ -123,38 +124,26 @@ pub struct Storage {
     #[serde(skip_serializing_if = "Id::is_empty")]
     pub id: Id,
     /// Whether the instance may boot from it; default: false.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_default")]
     pub boot: bool,
     /// Its place among those it may boot from, lowest first; default: 0.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub boot_index: i64,
     /// Whether it goes with the instance; default: false.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_default")]
     pub ephemeral: bool,
     /// Whether it is made on the node; default: false.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_default")]
     pub local: bool,
     /// Whether it is for swapping; default: false.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_default")]
     pub swap: bool,
     /// A name for people; default: empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tag: String,
     /// Its size in GiB; default: 0, not said.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub size: i64,
-}
-
-fn is_zero(number: &i64) -> bool {
-    *number == 0
-}
-
-fn is_zero_count(count: &u32) -> bool {
-    *count == 0
-}
-
-fn is_never(policy: &RestartPolicy) -> bool {
-    *policy == RestartPolicy::Never
 }
 
 names! {
@@ -187,95 +176,13 @@ names! {
     default Unset
 }
 
-/// All that is read of a START, older forms included.
-#[derive(Deserialize)]
-struct Form {
-    #[serde(default)]
-    tenant_uuid: Id,
-    #[serde(deserialize_with = "required_uuid")]
-    instance_uuid: Uuid,
-    #[serde(default)]
-    image_uuid: Id,
-    #[serde(default)]
-    docker_image: String,
-    #[serde(default)]
-    fw_type: FwType,
-    #[serde(default)]
-    persistence: Persistence,
-    #[serde(default)]
-    vm_type: VmType,
-    #[serde(default)]
-    networking: Networking,
-    #[serde(default, deserialize_with = "yaml::one_or_many")]
-    storage: Vec<Storage>,
-    requirements: Option<Requirements>,
-    #[serde(default)]
-    requested_resources: Vec<Resource>,
-    #[serde(default)]
-    estimated_resources: Vec<Resource>,
-    #[serde(default)]
-    restart: bool,
-    #[serde(default)]
-    restart_policy: RestartPolicy,
-    #[serde(default)]
-    restart_limit: u32,
-    #[serde(default)]
-    command: Vec<String>,
-    #[serde(default)]
-    env: BTreeMap<String, String>,
-    #[serde(default)]
-    dir: String,
-    #[serde(default, deserialize_with = "read_name")]
-    name: String,
-    #[serde(default, deserialize_with = "read_labels")]
-    labels: BTreeMap<String, String>,
-}
-
-impl From<Form> for Start {
-    fn from(form: Form) -> Self {
-        let mut storage = form.storage;
-        // Then, the image was a file that the node copied.
-        if !form.image_uuid.is_empty() && !storage.iter().any(|volume| volume.boot) {
-            let image = Storage {
-                id: form.image_uuid,
-                boot: true,
-                local: true,
-                ..Storage::default()
-            };
-            storage.insert(0, image);
-        }
-        let requirements = form.requirements.unwrap_or_else(|| {
-            Requirements::of_resources(&form.requested_resources, &form.estimated_resources)
-        });
-        Self {
-            tenant_uuid: form.tenant_uuid,
-            instance_uuid: form.instance_uuid,
-            docker_image: form.docker_image,
-            fw_type: form.fw_type,
-            persistence: form.persistence,
-            vm_type: form.vm_type,
-            networking: form.networking,
-            storage,
-            requirements,
-            restart: form.restart,
-            restart_policy: form.restart_policy,
-            restart_limit: form.restart_limit,
-            command: form.command,
-            env: form.env,
-            dir: form.dir,
-            name: form.name,
-            labels: form.labels,
-        }
-    }
-}
-
 fn required_uuid<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Uuid, D::Error> {
     use serde::de::{Error, Unexpected};
 
     let text = String::deserialize(deserializer)?;
     if text.is_empty() {
-        // Its name is known where it is missing altogether.
-        return Err(D::Error::missing_field(""));
+        // `read_command` says that it is missing.
+        return Ok(Uuid::nil());
     }
     parse_uuid(&text).ok_or_else(|| D::Error::invalid_value(Unexpected::Str(&text), &"a UUID"))
 }
@@ -408,10 +315,24 @@ fn find_command<'a>(
 }
 
 fn read_command(tree: &Tree<'_>) -> Result<Start, yaml::Error> {
-    let start: Start = tree.decode(Some(ROOT))?;
+    let (mut start, older): (Start, Older) = (tree.decode(Some(ROOT))?, tree.decode(Some(ROOT))?);
+    let missing = |key| tree.locate(refusal(Some(ROOT), &[key], ErrorKind::Missing));
+    if older.instance_uuid.is_empty() {
+        return Err(missing("instance_uuid"));
+    }
+    // The image was a file that the node copied.
+    if !older.image_uuid.is_empty() && !start.storage.iter().any(|volume| volume.boot) {
+        let image = Storage {
+            id: older.image_uuid.clone(),
+            boot: true,
+            local: true,
+            ..Storage::default()
+        };
+        start.storage.insert(0, image);
+    }
+    older.complete(&mut start.requirements);
     if start.vm_type == VmType::Process && start.command.is_empty() {
-        let missing = refusal(Some(ROOT), &["command"], ErrorKind::Missing);
-        return Err(tree.locate(missing));
+        return Err(missing("command"));
     }
     Ok(start)
 }
@@ -463,16 +384,9 @@ impl fmt::Debug for RawDocument {
 
 /// A text that can't be a document of a payload, since one of its lines
 /// separates documents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line} separates documents (--- or ...)")]
 pub struct MarkerInside {
     /// The line, from 1.
     pub line: usize,
 }
-
-impl fmt::Display for MarkerInside {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {} separates documents (--- or ...)", self.line)
-    }
-}
-
-impl std::error::Error for MarkerInside {}

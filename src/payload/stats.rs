@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::names::names;
-use super::workload::is_false;
+use super::workload::is_default;
 use super::{Id, payload};
 
 /// The load of a node and of each of its instances, sent periodically.
@@ -64,7 +64,7 @@ pub struct Stats {
     pub hostname: String,
     /// How often the node sends STATS, in seconds. A key of this project, which
     /// others ignore; default: 0, it does not say, and nothing is written.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub interval: i64,
     /// The node's addresses; default: none.
     pub networks: Vec<NodeNetwork>,
@@ -93,10 +93,6 @@ impl Default for Stats {
     }
 }
 
-fn is_zero(number: &i64) -> bool {
-    *number == 0
-}
-
 fn is_unknown(number: &i64) -> bool {
     *number == -1
 }
@@ -121,7 +117,7 @@ pub struct InstanceStats {
     pub state: InstanceState,
     /// How often its node has started it again by itself. A key of this project,
     /// which others ignore; default: 0, and then left out.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub restarts: i64,
     /// The address at which its SSH server is reached; default: empty.
     pub ssh_ip: String,
@@ -157,11 +153,11 @@ pub struct InstanceStats {
     #[serde(skip_serializing_if = "is_unknown")]
     pub exit_code: i64,
     /// The number of the signal that ended it; default: 0, none. Left out when 0.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub exit_signal: i64,
     /// Whether a process of it was killed because its memory was used up; default:
     /// false. Left out when false.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_default")]
     pub out_of_memory: bool,
     /// What the exit code does not tell: why its node ended it, or could not start
     /// it again. In one line of at most 200 characters; default: empty. Left out

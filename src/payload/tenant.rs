@@ -4,79 +4,60 @@
 
 use std::net::Ipv4Addr;
 
-use serde::{Deserialize, Serialize};
+use super::{Id, alike};
 
-use super::{Id, payload};
+alike! {
+    {
+        /// The node; default: empty.
+        pub agent_uuid: Id,
+        /// The node's address; default: empty.
+        pub agent_ip: String,
+        /// The tenant; default: empty.
+        pub tenant_uuid: Id,
+        /// The tenant's subnet in CIDR form; default: empty.
+        pub tenant_subnet: String,
+        /// The tenant's concentrator, who is told; required.
+        pub concentrator_uuid: Id,
+        /// The concentrator's address; default: empty.
+        pub concentrator_ip: String,
+        /// The key of the tunnel, see [`subnet_key`]; default: 0.
+        pub subnet_key: u32,
+    }
 
-/// A node runs its first workload of a tenant.
-///
-/// The payload of TenantAdded (EVENT 0x0):
-///
-/// ```yaml
-/// tenant_added:
-///   agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-///   agent_ip: 10.0.0.7
-///   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
-///   tenant_subnet: 172.16.0.0/24
-///   concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
-///   concentrator_ip: 10.0.0.33
-///   subnet_key: 4268
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct TenantAdded {
-    /// The node; default: empty.
-    pub agent_uuid: Id,
-    /// The node's address; default: empty.
-    pub agent_ip: String,
-    /// The tenant; default: empty.
-    pub tenant_uuid: Id,
-    /// The tenant's subnet in CIDR form; default: empty.
-    pub tenant_subnet: String,
-    /// The tenant's concentrator, who is told; required.
-    pub concentrator_uuid: Id,
-    /// The concentrator's address; default: empty.
-    pub concentrator_ip: String,
-    /// The key of the tunnel, see [`subnet_key`]; default: 0.
-    pub subnet_key: u32,
+    /// A node runs its first workload of a tenant.
+    ///
+    /// The payload of TenantAdded (EVENT 0x0):
+    ///
+    /// ```yaml
+    /// tenant_added:
+    ///   agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    ///   agent_ip: 10.0.0.7
+    ///   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+    ///   tenant_subnet: 172.16.0.0/24
+    ///   concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+    ///   concentrator_ip: 10.0.0.33
+    ///   subnet_key: 4268
+    /// ```
+    TenantAdded = Event::TENANT_ADDED,
+    under "tenant_added", requires concentrator_uuid;
+
+    /// A node runs no workload of a tenant any more.
+    ///
+    /// The payload of TenantRemoved (EVENT 0x1):
+    ///
+    /// ```yaml
+    /// tenant_removed:
+    ///   agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    ///   agent_ip: 10.0.0.7
+    ///   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+    ///   tenant_subnet: 172.16.0.0/24
+    ///   concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+    ///   concentrator_ip: 10.0.0.33
+    ///   subnet_key: 4268
+    /// ```
+    TenantRemoved = Event::TENANT_REMOVED,
+    under "tenant_removed", requires concentrator_uuid;
 }
-
-payload!(TenantAdded = Event::TENANT_ADDED, under "tenant_added", requires concentrator_uuid);
-
-/// A node runs no workload of a tenant any more.
-///
-/// The payload of TenantRemoved (EVENT 0x1):
-///
-/// ```yaml
-/// tenant_removed:
-///   agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-///   agent_ip: 10.0.0.7
-///   tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
-///   tenant_subnet: 172.16.0.0/24
-///   concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
-///   concentrator_ip: 10.0.0.33
-///   subnet_key: 4268
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct TenantRemoved {
-    /// The node; default: empty.
-    pub agent_uuid: Id,
-    /// The node's address; default: empty.
-    pub agent_ip: String,
-    /// The tenant; default: empty.
-    pub tenant_uuid: Id,
-    /// The tenant's subnet in CIDR form; default: empty.
-    pub tenant_subnet: String,
-    /// The tenant's concentrator, who is told; required.
-    pub concentrator_uuid: Id,
-    /// The concentrator's address; default: empty.
-    pub concentrator_ip: String,
-    /// The key of the tunnel, see [`subnet_key`]; default: 0.
-    pub subnet_key: u32,
-}
-
-payload!(TenantRemoved = Event::TENANT_REMOVED, under "tenant_removed", requires concentrator_uuid);
 
 /// The key of a subnet's tunnel: its address read as a little-endian number.
 ///

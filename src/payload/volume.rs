@@ -1,59 +1,40 @@
 //! AttachVolume and DetachVolume (COMMAND 0xa, 0xb).
 
-use serde::{Deserialize, Serialize};
+use super::{Id, alike};
 
-use super::{Id, payload};
+alike! {
+    {
+        /// The instance; required.
+        pub instance_uuid: Id,
+        /// The volume; required.
+        pub volume_uuid: Id,
+        /// The node that the instance is on; required.
+        pub workload_agent_uuid: Id,
+    }
 
-/// Attach a volume to an instance.
-///
-/// The payload of AttachVolume (COMMAND 0xa):
-///
-/// ```yaml
-/// attach_volume:
-///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-///   volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
-///   workload_agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct AttachVolume {
-    /// The instance; required.
-    pub instance_uuid: Id,
-    /// The volume; required.
-    pub volume_uuid: Id,
-    /// The node that the instance is on; required.
-    pub workload_agent_uuid: Id,
-}
-
-payload!(
+    /// Attach a volume to an instance.
+    ///
+    /// The payload of AttachVolume (COMMAND 0xa):
+    ///
+    /// ```yaml
+    /// attach_volume:
+    ///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    ///   volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
+    ///   workload_agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    /// ```
     AttachVolume = Command::ATTACH_VOLUME,
-    under "attach_volume",
-    requires instance_uuid, volume_uuid, workload_agent_uuid
-);
+    under "attach_volume", requires instance_uuid, volume_uuid, workload_agent_uuid;
 
-/// Detach a volume from an instance.
-///
-/// The payload of DetachVolume (COMMAND 0xb):
-///
-/// ```yaml
-/// detach_volume:
-///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-///   volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
-///   workload_agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct DetachVolume {
-    /// The instance; required.
-    pub instance_uuid: Id,
-    /// The volume; required.
-    pub volume_uuid: Id,
-    /// The node that the instance is on; required.
-    pub workload_agent_uuid: Id,
-}
-
-payload!(
+    /// Detach a volume from an instance.
+    ///
+    /// The payload of DetachVolume (COMMAND 0xb):
+    ///
+    /// ```yaml
+    /// detach_volume:
+    ///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    ///   volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
+    ///   workload_agent_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    /// ```
     DetachVolume = Command::DETACH_VOLUME,
-    under "detach_volume",
-    requires instance_uuid, volume_uuid, workload_agent_uuid
-);
+    under "detach_volume", requires instance_uuid, volume_uuid, workload_agent_uuid;
+}

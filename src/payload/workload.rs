@@ -2,6 +2,7 @@
 //! how it is wired; and the older lists of resources, which are read in place
 //! of [`Requirements`].
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::Id;
@@ -77,42 +78,53 @@ pub struct Requirements {
     pub hostname: String,
     /// Whether it needs a network node, as concentrators do; default: false.
     /// Left out when false.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_default")]
     pub network_node: bool,
     /// Whether a container has all rights on its node; default: false. Left
     /// out when false.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_default")]
     pub privileged: bool,
 }
 
-impl Requirements {
-    /// What the older lists say: what was requested, and for the rest what
-    /// was estimated. `disk_mb` and `physical_network` have no place in the
+/// The keys of older forms of START and RESTART, and those that decide whether they count.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Older {
+    pub(super) instance_uuid: Id,
+    pub(super) image_uuid: Id,
+    requirements: Option<IgnoredAny>,
+    requested_resources: Vec<Resource>,
+    estimated_resources: Vec<Resource>,
+}
+
+impl Older {
+    /// Sets requirements that only the older lists have: what was requested, and for the
+    /// rest what was estimated. `disk_mb` and `physical_network` have no place in the
     /// current form.
-    pub(super) fn of_resources(requested: &[Resource], estimated: &[Resource]) -> Self {
+    pub(super) fn complete(&self, requirements: &mut Requirements) {
+        if self.requirements.is_some() {
+            return;
+        }
         let value = |name| {
-            let mut resources = requested.iter().chain(estimated);
+            let mut resources = self.requested_resources.iter().chain(&self.estimated_resources);
             resources.find(|r| r.name == name).map_or(0, |r| r.value)
         };
-        Self {
-            mem_mb: value("mem_mb"),
-            vcpus: value("vcpus"),
-            network_node: value("network_node") != 0,
-            ..Self::default()
-        }
+        requirements.mem_mb = value("mem_mb");
+        requirements.vcpus = value("vcpus");
+        requirements.network_node = value("network_node") != 0;
     }
 }
 
 /// An entry of `requested_resources` or `estimated_resources`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Resource {
+struct Resource {
     #[serde(rename = "type")]
     name: String,
     value: i64,
 }
 
-/// For fields that are left out when false.
-pub(super) fn is_false(value: &bool) -> bool {
-    !value
+/// For fields that are left out when they have their default.
+pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }

@@ -1,6 +1,5 @@
 //! What can be wrong with what a peer sent, and with a connection attempt.
 
-use std::fmt;
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -10,12 +9,14 @@ use ssntp_transport::Role;
 
 /// The peer broke the protocol on an established session, which is closed
 /// for it. Nothing is sent in answer (docs/protocol.md, "Frames").
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
     /// A major version that this crate does not speak.
+    #[error("frame with major version {0}, not 0")]
     Version(u8),
     /// A payload length over the receiver's limit. None of it was buffered.
+    #[error("{kind} announces a payload of {announced} bytes, the limit is {limit}")]
     PayloadTooLong {
         /// What the frame is.
         kind: FrameKind,
@@ -25,52 +26,37 @@ pub enum ProtocolError {
         limit: u32,
     },
     /// CONNECT or CONNECTED after the handshake.
+    #[error("{0} on an established session")]
     HandshakeFrame(FrameKind),
     /// A trace block on a session that did not agree on tracing.
+    #[error("{0} carries a trace block that was not agreed on")]
     TraceNotAgreed(FrameKind),
     /// A trace block that announces more bytes than a whole payload may have.
+    #[error("trace block announces {0} bytes")]
     TraceTooLong(u32),
 }
 
-impl fmt::Display for ProtocolError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Version(major) => write!(f, "frame with major version {major}, not 0"),
-            Self::PayloadTooLong {
-                kind,
-                announced,
-                limit,
-            } => {
-                write!(
-                    f,
-                    "{kind} announces a payload of {announced} bytes, the limit is {limit}"
-                )
-            }
-            Self::HandshakeFrame(kind) => write!(f, "{kind} on an established session"),
-            Self::TraceNotAgreed(kind) => write!(f, "{kind} carries a trace block that was not agreed on"),
-            Self::TraceTooLong(len) => write!(f, "trace block announces {len} bytes"),
-        }
-    }
-}
-
-impl std::error::Error for ProtocolError {}
-
 /// Why a handshake ended without a session: one row of docs/protocol.md's
 /// "Handshake" table.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// The first frame of a client is another than CONNECT. It is discarded
     /// and the connection closed without an answer.
+    #[error("the first frame is {0}, not CONNECT")]
     NotConnect(FrameKind),
     /// A major version that this crate does not speak.
+    #[error("major version {0}, not 0")]
     Version(u8),
     /// A CONNECT with the nil UUID as its source.
+    #[error("CONNECT from the nil UUID")]
     NilSource,
     /// A CONNECT whose destination is not the nil UUID.
+    #[error("CONNECT to {0}, not to the nil UUID")]
     Destination(Uuid),
     /// Advertised roles that the certificate does not hold, or none, or
     /// unknown ones.
+    #[error("role {advertised} is advertised, the certificate holds {certified}")]
     Role {
         /// What the peer advertised.
         advertised: Role,
@@ -78,8 +64,10 @@ pub enum Refusal {
         certified: Role,
     },
     /// A server that is neither SERVER nor SCHEDULER.
+    #[error("the peer's role is {0}, neither server nor scheduler")]
     NotAServer(Role),
     /// A certificate bound to another UUID.
+    #[error("UUID {claimed} is claimed, the certificate is bound to {bound}")]
     BorrowedUuid {
         /// The UUID the peer claims.
         claimed: Uuid,
@@ -87,27 +75,37 @@ pub enum Refusal {
         bound: Uuid,
     },
     /// The server's own UUID, which nobody else may have.
+    #[error("UUID {0} is the server's own")]
     OwnUuid(Uuid),
     /// A certificate that is bound to no UUID, at a server that requires it.
+    #[error("the certificate is bound to no UUID, and this server requires it")]
     UnboundCertificate,
     /// The UUID is connected with a certificate that is bound to it, and the
     /// newcomer's is not: it is not the owner.
+    #[error("UUID {0} is connected with a certificate that is bound to it, this one is not")]
     UuidOwned(Uuid),
     /// The UUID is connected with another certificate, and neither of the two
     /// is bound to it: who owns it cannot be told, so who came first stays.
+    #[error("UUID {0} is connected with another certificate, and neither is bound to it")]
     UuidInUse(Uuid),
     /// The UUID is connected with a certificate that is bound to it as the
     /// newcomer's is, but issued by another authority: who came first stays.
+    #[error("UUID {0} is connected with a certificate bound to it by another authority")]
     OtherAuthority(Uuid),
-    /// An operator has banned its UUID or its certificate, for so long still.
+    /// An operator has banned its UUID; the time that is left.
+    #[error("an operator has banned it, for another {} s", .0.as_secs())]
     Banned(Duration),
     /// The server has as many sessions as it may have.
+    #[error("the server has {0} sessions, as many as it may (max_sessions)")]
     SessionLimit(usize),
     /// The certificate has as many sessions as one may have.
+    #[error("the certificate has {0} sessions, as many as one may (sessions_per_certificate)")]
     CertificateLimit(usize),
     /// The server is busy or shutting down.
+    #[error("{0}")]
     Busy(&'static str),
     /// The server's application does not want this client, now or ever.
+    #[error("the application refuses it: {reason}")]
     Unwanted {
         /// Whether it may try again.
         for_now: bool,
@@ -115,11 +113,14 @@ pub enum Refusal {
         reason: String,
     },
     /// The handshake was not complete at its deadline.
+    #[error("the handshake was not complete in time")]
     Deadline,
     /// CONNECTED repeats another UUID than the client's, or names none for
     /// the server.
+    #[error("CONNECTED with UUID {0} where another is due")]
     WrongUuid(Uuid),
     /// CONNECTED announces a configuration over the limit.
+    #[error("CONNECTED announces a configuration of {announced} bytes, the limit is {limit}")]
     ConfigurationTooLong {
         /// The announced length in bytes.
         announced: u32,
@@ -127,10 +128,13 @@ pub enum Refusal {
         limit: u32,
     },
     /// The first frame of a server is neither CONNECTED nor a refusal.
+    #[error("the server's first frame is {0}, not CONNECTED")]
     NotConnected(FrameKind),
     /// The peer sent ConnectionFailure: later it may succeed.
+    #[error("the peer sent ConnectionFailure")]
     PeerFailed,
     /// The peer sent ConnectionAborted: it never will.
+    #[error("the peer sent ConnectionAborted")]
     PeerAborted,
 }
 
@@ -208,83 +212,6 @@ impl Refusal {
         )
     }
 }
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotConnect(kind) => write!(f, "the first frame is {kind}, not CONNECT"),
-            Self::Version(major) => write!(f, "major version {major}, not 0"),
-            Self::NilSource => f.write_str("CONNECT from the nil UUID"),
-            Self::Destination(uuid) => write!(f, "CONNECT to {uuid}, not to the nil UUID"),
-            Self::Role {
-                advertised,
-                certified,
-            } => {
-                write!(
-                    f,
-                    "role {advertised} is advertised, the certificate holds {certified}"
-                )
-            }
-            Self::NotAServer(role) => write!(f, "the peer's role is {role}, neither server nor scheduler"),
-            Self::BorrowedUuid { claimed, bound } => {
-                write!(
-                    f,
-                    "UUID {claimed} is claimed, the certificate is bound to {bound}"
-                )
-            }
-            Self::OwnUuid(uuid) => write!(f, "UUID {uuid} is the server's own"),
-            Self::UnboundCertificate => {
-                f.write_str("the certificate is bound to no UUID, and this server requires it")
-            }
-            Self::UuidOwned(uuid) => {
-                write!(
-                    f,
-                    "UUID {uuid} is connected with a certificate that is bound to it, this one is not"
-                )
-            }
-            Self::UuidInUse(uuid) => {
-                write!(
-                    f,
-                    "UUID {uuid} is connected with another certificate, and neither is bound to it"
-                )
-            }
-            Self::OtherAuthority(uuid) => {
-                write!(
-                    f,
-                    "UUID {uuid} is connected with a certificate bound to it by another authority"
-                )
-            }
-            Self::Banned(left) => write!(f, "an operator has banned it, for another {} s", left.as_secs()),
-            Self::SessionLimit(limit) => {
-                write!(
-                    f,
-                    "the server has {limit} sessions, as many as it may (max_sessions)"
-                )
-            }
-            Self::CertificateLimit(limit) => {
-                write!(
-                    f,
-                    "the certificate has {limit} sessions, as many as one may (sessions_per_certificate)"
-                )
-            }
-            Self::Busy(why) => f.write_str(why),
-            Self::Unwanted { reason, .. } => write!(f, "the application refuses it: {reason}"),
-            Self::Deadline => f.write_str("the handshake was not complete in time"),
-            Self::WrongUuid(uuid) => write!(f, "CONNECTED with UUID {uuid} where another is due"),
-            Self::ConfigurationTooLong { announced, limit } => {
-                write!(
-                    f,
-                    "CONNECTED announces a configuration of {announced} bytes, the limit is {limit}"
-                )
-            }
-            Self::NotConnected(kind) => write!(f, "the server's first frame is {kind}, not CONNECTED"),
-            Self::PeerFailed => f.write_str("the peer sent ConnectionFailure"),
-            Self::PeerAborted => f.write_str("the peer sent ConnectionAborted"),
-        }
-    }
-}
-
-impl std::error::Error for Refusal {}
 
 #[cfg(test)]
 mod tests {

@@ -177,36 +177,22 @@ fn bit(kind: FrameKind) -> Option<u128> {
 }
 
 /// Why an operand cannot be an application's.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperandError {
     /// Not an operand from 0x80 to 0xfe of COMMAND, STATUS, EVENT or ERROR, or
     /// a request that would be an ERROR.
+    #[error(
+        "{0} is not an application's: its operands are 0x80 to 0xfe of COMMAND, STATUS, EVENT and, unless they ask, ERROR"
+    )]
     Range(FrameKind),
     /// Not one word of at most 32 letters, digits, `_` and `-`.
+    #[error("{0:?} is not one word of at most {MAX_NAME} letters, digits, \"_\" and \"-\"")]
     Name(String),
     /// The kind was registered before.
+    #[error("{0} is registered twice")]
     Twice(FrameKind),
     /// Another operand has the name, in any case of letters.
+    #[error("{0:?} is the name of another operand")]
     NameTwice(String),
 }
-
-impl fmt::Display for OperandError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Range(kind) => write!(
-                f,
-                "{kind} is not an application's: its operands are 0x80 to 0xfe of COMMAND, STATUS, EVENT \
-                 and, unless they ask, ERROR"
-            ),
-            Self::Name(name) => write!(
-                f,
-                "{name:?} is not one word of at most {MAX_NAME} letters, digits, \"_\" and \"-\""
-            ),
-            Self::Twice(kind) => write!(f, "{kind} is registered twice"),
-            Self::NameTwice(name) => write!(f, "{name:?} is the name of another operand"),
-        }
-    }
-}
-
-impl std::error::Error for OperandError {}

@@ -16,28 +16,25 @@
 use std::fmt;
 use std::io;
 use std::net::Shutdown;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
-
-use bytes::{Bytes, BytesMut};
-use log::info;
-use uuid::Uuid;
 
 use super::config::Environment;
 use super::core::{Request, ServerCore};
 use super::now;
 use super::sessions::SessionId;
-use crate::proto::{Codec, Connect, ErrorCode, Frame, Item, ProtocolError, Refusal, ServerHandshake};
-use crate::wire::{outgoing, unix_nanos};
-use ssntp_transport::Role;
+use crate::proto::{Connect, ErrorCode, Frame, Refusal, ServerHandshake};
+use crate::wire::{Decoder, outgoing};
+use bytes::{Bytes, BytesMut};
+use log::info;
 use ssntp_transport::dispatch::{Admission, DispatchEvent, Events, Feed};
 use ssntp_transport::excerpt;
 use ssntp_transport::pki::CertificateInfo;
 use ssntp_transport::tls::TlsError;
 use ssntp_transport::{
-    Acceptance, Decode, Duplex, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, after,
-    drain, left, refuse,
+    Acceptance, Duplex, Halves, Link, LinkConfig, Listener, Newcomer, Outgoing, PeerAddress, after, drain,
+    left, refuse,
 };
 
 /// How long after a refusal the peer may take to read it.
@@ -159,11 +156,13 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         environment.refused(newcomer, "lost");
         return admission.started(Err(e));
     }
-    let decoder = Decoder {
-        codec: Codec::new(environment.max_payload, info.tracing()).operands(environment.operands.clone()),
+    let decoder = Decoder::new(
+        environment.max_payload,
+        info.tracing(),
+        environment.operands.clone(),
         bad_traces,
-        stamps: info.tracing().then_some((environment.uuid, environment.role)),
-    };
+        (environment.uuid, environment.role),
+    );
     let feed = Feed::new(&admitted, events.clone(), environment.write_timeout);
     let config = LinkConfig {
         name: SessionId(admitted.id).to_string(),
@@ -243,41 +242,5 @@ fn receive_connect(
             Err(e) if e.kind() == io::ErrorKind::TimedOut => return Err(Ended::Refused(Refusal::Deadline)),
             Err(e) => return Err(Ended::Lost(e)),
         }
-    }
-}
-
-/// The codec, which stamps traced frames, and has its count of bad traces where
-/// the core sees it.
-struct Decoder {
-    codec: Codec,
-    bad_traces: Arc<AtomicU64>,
-    /// Who stamps, where the session agreed on tracing.
-    stamps: Option<(Uuid, Role)>,
-}
-
-impl Decode for Decoder {
-    type Item = Item;
-    type Error = ProtocolError;
-
-    fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<(), ProtocolError> {
-        let before = items.len();
-        let result = self.codec.decode(input, items);
-        if let Some((uuid, role)) = self.stamps {
-            for item in &mut items[before..] {
-                if let Item::Traced(frame) = item
-                    && let Some(trace) = frame.trace_mut()
-                {
-                    trace.stamp_received(uuid, role, unix_nanos());
-                }
-            }
-        }
-        if self.codec.bad_traces() > 0 {
-            self.bad_traces.store(self.codec.bad_traces(), Ordering::Relaxed);
-        }
-        result
-    }
-
-    fn wanted(&self) -> usize {
-        self.codec.wanted()
     }
 }

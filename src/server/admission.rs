@@ -16,7 +16,7 @@
 //! | its UUID is the server's own | ConnectionAborted |
 //! | its certificate is bound to another UUID | ConnectionAborted |
 //! | its certificate is bound to none, and has to be | ConnectionAborted |
-//! | an operator has banned its UUID or certificate, and the ban lasts | ConnectionFailure |
+//! | an operator has banned its UUID, and the ban lasts | ConnectionFailure |
 //! | its UUID is connected with the same certificate | it takes over |
 //! | … its certificate is bound to the UUID, the old one is not | it takes over |
 //! | … both are bound to the UUID, by the same authority | it takes over |

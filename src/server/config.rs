@@ -74,7 +74,7 @@ pub struct ServerConfig {
     pub(super) outlive_certificates: bool,
     pub(super) max_payload: u32,
     pub(super) operands: Operands,
-    pub(super) max_sessions: Option<usize>,
+    pub(crate) max_sessions: Option<usize>,
     pub(super) admission: AdmissionPolicy,
     pub(super) operators: Role,
     pub(super) max_handshakes: usize,
@@ -276,14 +276,17 @@ impl ServerConfig {
 }
 
 /// Why a server does not start.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
     /// No address to listen at was given.
+    #[error("no address to listen at")]
     NoAddress,
     /// An address cannot be listened at.
-    Listen(Address, io::Error),
+    #[error("cannot listen at {0}: {1}")]
+    Listen(Address, #[source] io::Error),
     /// The roles to advertise are not the certificate's, or none of a server.
+    #[error("{}", role_fault(*.advertised, *.certified))]
     Role {
         /// What is to be advertised.
         advertised: Role,
@@ -291,69 +294,25 @@ pub enum ServerError {
         certified: Role,
     },
     /// The certificate is bound to another UUID.
+    #[error("the certificate is bound to the UUID {0}")]
     BorrowedUuid(Uuid),
     /// The forwarding rules cannot be used.
-    Rules(RuleError),
+    #[error(transparent)]
+    Rules(#[from] RuleError),
     /// Identity and trust do not make a TLS configuration.
-    Tls(TlsError),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The system does not allow so many sessions, or none at all; the text
     /// names the setting, its value, and what it needs.
+    #[error("{0}")]
     TooManySessions(String),
     /// A thread cannot be started.
-    Thread(io::Error),
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
     /// [`Server::renew`](super::Server::renew) was called on a dispatcher, as a
     /// handler is, and would wait for it. Nothing was changed: call it elsewhere.
+    #[error("certificates cannot be renewed on a dispatcher")]
     OnDispatcher,
-}
-
-impl fmt::Display for ServerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoAddress => f.write_str("no address to listen at"),
-            Self::Listen(address, e) => write!(f, "cannot listen at {address}: {e}"),
-            Self::Role {
-                advertised,
-                certified,
-            } if advertised.intersects(Role::SERVER | Role::SCHEDULER) => {
-                write!(f, "the certificate holds the roles {certified}, not {advertised}")
-            }
-            Self::Role { advertised, .. } => {
-                write!(
-                    f,
-                    "a server's role is server or scheduler, this one's is {advertised}"
-                )
-            }
-            Self::BorrowedUuid(bound) => write!(f, "the certificate is bound to the UUID {bound}"),
-            Self::Rules(e) => e.fmt(f),
-            Self::Tls(e) => e.fmt(f),
-            Self::TooManySessions(why) => f.write_str(why),
-            Self::Thread(e) => write!(f, "cannot start a thread: {e}"),
-            Self::OnDispatcher => f.write_str("certificates cannot be renewed on a dispatcher"),
-        }
-    }
-}
-
-impl std::error::Error for ServerError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Listen(_, e) | Self::Thread(e) => Some(e),
-            Self::Rules(e) => Some(e),
-            Self::Tls(e) => Some(e),
-            _ => None,
-        }
-    }
-}
-
-impl From<RuleError> for ServerError {
-    fn from(e: RuleError) -> Self {
-        Self::Rules(e)
-    }
-}
-
-impl From<TlsError> for ServerError {
-    fn from(e: TlsError) -> Self {
-        Self::Tls(e)
-    }
 }
 
 impl ServerConfig {
@@ -371,7 +330,7 @@ impl ServerConfig {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), ServerError> {
+    pub(crate) fn check(&self) -> Result<(), ServerError> {
         check_identity(&self.identity, self.role, self.uuid)?;
         if self.listen.is_empty() && self.memory.is_empty() {
             return Err(ServerError::NoAddress);
@@ -381,7 +340,14 @@ impl ServerConfig {
     }
 }
 
-/// Whether a server of these roles and this UUID may be who holds the certificate.
+fn role_fault(advertised: Role, certified: Role) -> String {
+    match advertised.intersects(Role::SERVER | Role::SCHEDULER) {
+        true => format!("the certificate holds the roles {certified}, not {advertised}"),
+        false => format!("a server's role is server or scheduler, this one's is {advertised}"),
+    }
+}
+
+/// Checks that the certificate allows these roles and this UUID.
 fn check_identity(identity: &Identity, role: Role, uuid: Uuid) -> Result<(), ServerError> {
     let certified = identity.roles();
     let is_server = role.intersects(Role::SERVER | Role::SCHEDULER);
@@ -413,7 +379,7 @@ pub struct Environment {
     pub(super) role: Role,
     pub(super) tracing: bool,
     pub(super) max_payload: u32,
-    pub(super) operands: Operands,
+    pub(crate) operands: Operands,
     pub(super) handshake_timeout: Duration,
     pub(super) write_timeout: Duration,
     pub(super) pool: ssntp_transport::BufferPool,

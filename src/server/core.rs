@@ -92,7 +92,7 @@ const LOOKS_IN_A_ROW: usize = 256;
 pub struct ServerCore {
     pub(super) state: State,
     handler: Box<dyn Handler>,
-    /// What the handler said last.
+    /// The handler's last answer to `next_timer`.
     timer: Option<Instant>,
 }
 
@@ -134,6 +134,12 @@ pub(super) struct State {
     pub(super) caused: bool,
     /// Counts the times that all actions had been carried out.
     pub(super) step: u64,
+}
+
+impl std::fmt::Debug for ServerCore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.state.fmt(f)
+    }
 }
 
 impl std::fmt::Debug for State {
@@ -514,7 +520,7 @@ impl State {
             maximum: self.max_sessions,
             sessions: standing,
             of_certificate: self.certificates.sessions_of(certificate),
-            banned: self.bans.left(connect.source, certificate, self.now),
+            banned: self.bans.left(connect.source, self.now),
             holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, certificate)),
         };
         self.admission.judge(newcomer, &standing)

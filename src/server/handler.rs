@@ -1,7 +1,6 @@
 //! What an application implements, and what it may do from there.
 
 use std::any::Any;
-use std::fmt;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -149,33 +148,43 @@ pub struct HeldFrame {
 }
 
 /// Why a session is over.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DisconnectReason {
     /// The client closed it in order.
+    #[error("closed by the client")]
     PeerClosed,
     /// The client sent ConnectionFailure or ConnectionAborted.
+    #[error("the client sent {0}")]
     PeerRefused(ErrorCode),
     /// Reading or writing failed, or the connection was cut.
+    #[error("{0}")]
     Lost(String),
     /// The client broke the protocol.
+    #[error("protocol error: {0}")]
     Protocol(String),
     /// The same client connected again.
+    #[error("the client connected again")]
     Replaced,
     /// Its queue was full.
+    #[error("slow consumer: its queue is full")]
     SlowConsumer,
     /// Its certificate counts no longer: it is revoked, has expired, or comes from an
     /// authority that is no longer trusted. The text says which.
+    #[error("{0}")]
     Certificate(String),
     /// An operator ended it, see
     /// [`ServerConfig::operators`](super::ServerConfig::operators).
+    #[error("ended by the operator {by}")]
     Kicked {
         /// The operator.
         by: Uuid,
     },
     /// The application ended it.
+    #[error("ended by the application")]
     Application,
     /// The server stops.
+    #[error("the server stops")]
     Stopped,
 }
 
@@ -197,39 +206,27 @@ impl DisconnectReason {
     }
 }
 
-impl fmt::Display for DisconnectReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::PeerClosed => f.write_str("closed by the client"),
-            Self::PeerRefused(code) => write!(f, "the client sent {code}"),
-            Self::Lost(why) => f.write_str(why),
-            Self::Protocol(why) => write!(f, "protocol error: {why}"),
-            Self::Replaced => f.write_str("the client connected again"),
-            Self::SlowConsumer => f.write_str("slow consumer: its queue is full"),
-            Self::Certificate(why) => f.write_str(why),
-            Self::Kicked { by } => write!(f, "ended by the operator {by}"),
-            Self::Application => f.write_str("ended by the application"),
-            Self::Stopped => f.write_str("the server stops"),
-        }
-    }
-}
-
 /// Why a frame was not queued for a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
     /// No session of that UUID.
+    #[error("{0} is not connected")]
     NotConnected(Uuid),
     /// The frame came from the session it would be forwarded to.
+    #[error("it came from {0} itself")]
     ToSender(Uuid),
     /// CONNECT, CONNECTED, a kind that neither the protocol defines nor the
     /// application has registered, or a request, which is asked or answered.
+    #[error("{0} cannot be sent on an established session")]
     Kind(FrameKind),
     /// A payload of an application's own type cannot be written:
     /// [`Frame::try_of`] says why.
+    #[error("the payload of {0} cannot be written")]
     Payload(FrameKind),
     /// The payload is longer than the configured maximum, which peers are
     /// taken to share.
+    #[error("the payload has {len} bytes, the maximum is {limit}")]
     TooLong {
         /// Its length in bytes.
         len: usize,
@@ -238,40 +235,24 @@ pub enum SendError {
     },
     /// The session's queue is full; the policy for slow consumers has been
     /// applied to it.
+    #[error("the queue of {0} is full")]
     QueueFull(Uuid),
     /// The server has stopped.
+    #[error("the server has stopped")]
     Stopped,
     /// A call that waits for a dispatcher, from the dispatcher of this server
     /// or another one: two of them could wait for each other. Use the
     /// [`Context`], or [`ServerHandle::post`](super::ServerHandle::post).
+    #[error("a handler has to use its context, or to post, and not to wait for a dispatcher")]
     OnDispatcher,
     /// The dispatcher has more to do than fits into its queue; try again.
+    #[error("the dispatcher is busy")]
     Busy,
     /// The server's handler is of another type than the one that was asked for,
     /// see [`ServerHandle::with_handler`](super::ServerHandle::with_handler).
+    #[error("the server's handler is of another type")]
     OtherHandler,
 }
-
-impl fmt::Display for SendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotConnected(uuid) => write!(f, "{uuid} is not connected"),
-            Self::ToSender(uuid) => write!(f, "it came from {uuid} itself"),
-            Self::Kind(kind) => write!(f, "{kind} cannot be sent on an established session"),
-            Self::Payload(kind) => write!(f, "the payload of {kind} cannot be written"),
-            Self::TooLong { len, limit } => write!(f, "the payload has {len} bytes, the maximum is {limit}"),
-            Self::QueueFull(uuid) => write!(f, "the queue of {uuid} is full"),
-            Self::Stopped => f.write_str("the server has stopped"),
-            Self::OnDispatcher => {
-                f.write_str("a handler has to use its context, or to post, and not to wait for a dispatcher")
-            }
-            Self::Busy => f.write_str("the dispatcher is busy"),
-            Self::OtherHandler => f.write_str("the server's handler is of another type"),
-        }
-    }
-}
-
-impl std::error::Error for SendError {}
 
 /// What a handler, or a closure given to
 /// [`ServerHandle::with`](super::ServerHandle::with), may do. It exists on

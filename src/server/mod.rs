@@ -59,7 +59,6 @@
 //! | `core` | all state of a server, without threads, sockets or clock |
 //! | `delivery` | who is sent what, and what happens where there is no room |
 //! | `exchange` | requests: who answers, and to whom the answer goes |
-//! | `handler_test` | a handler under test, in virtual time |
 //! | `channel` | [`channel`]: a handler that feeds a receiver |
 //! | `figures` | [`Figures`]: what it knows about itself |
 
@@ -75,8 +74,6 @@ mod exchange;
 mod figures;
 mod filter;
 mod handler;
-#[cfg(feature = "issue")]
-pub(crate) mod handler_test;
 mod held;
 mod operators;
 mod routing;
@@ -476,6 +473,6 @@ impl ServerHandle {
 }
 
 #[expect(clippy::disallowed_methods, reason = "the core is told the time")]
-fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }

@@ -1,17 +1,17 @@
-//! Operators: who is connected, whose sessions end, who is kept out.
+//! Operators: controllers that list sessions, end them, and keep clients out.
 //!
 //! ```text
-//!  ListSessions, ListBans ─▶ may they? ─▶ a page of 64 ─▶ Sessions, Bans
-//!  Kick, Unban ────────────▶ may they? ─ Handler::may_kick ─▶ State::kick ─▶ Kicked, Unbanned
+//!  ListSessions, ListBans ─▶ operator? ─▶ a page of 64 ─▶ Sessions, Bans
+//!  Kick, Unban ────────────▶ operator? ─ Handler::may_kick ─▶ State::kick ─▶ Kicked, Unbanned
 //!                                                              │
 //!                                      ConnectionFailure, end ◀┴▶ Bans ─▶ AdmissionPolicy::judge
 //! ```
 //!
-//! The server deals with these frames itself, whatever its application is. A
-//! list is asked for page by page, and a page is made when it is asked for, so
-//! that the longest list takes no more room in a queue than 64 entries. Each
-//! frame is dealt with alone: who asks for pages and reads none waits like any
-//! other that does not read its answers.
+//! The server handles these frames itself, whatever its application is. A list is
+//! asked for page by page, and a page is made when it is asked for, so the longest
+//! list takes no more room in a queue than 64 entries. Each frame is handled alone:
+//! an operator that asks for pages and does not read them is held back as any peer
+//! that does not read its answers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,33 +19,31 @@ use std::time::Duration;
 use log::{debug, warn};
 use uuid::Uuid;
 
-use super::bans::{Banned, MAX_BAN, MAX_ISSUER, Serial};
+use super::bans::{MAX_BAN, MAX_BANS};
 use super::core::{ServerCore, State};
 use super::handler::DisconnectReason;
-use super::sessions::{Session, SessionId, SessionInfo};
+use super::sessions::{Session, SessionInfo};
 use crate::payload::{
     self, BanEntry, Bans, Id, InvalidFrameType, Kick, Kicked, ListBans, ListSessions, OperatorRefusal,
     Payload, SessionEntry, Sessions, Unban, Unbanned,
 };
 use crate::proto::{Command, Frame, FrameKind, FrameType, Item, answer_to_filtered};
 use ssntp_transport::Role;
-use ssntp_transport::excerpt;
 
 /// The entries of a page: with some 500 bytes each half of the 64 KiB that a queue
 /// may have, however little memory is left.
 const PAGE: usize = 64;
 /// The longest id that an answer repeats, in bytes.
 const MAX_ID: usize = 64;
-/// How much of a name stands in a list, in characters: a certificate may have
-/// 64 KiB of it.
+/// How much of a certificate's name a list shows, in characters: it may have 64 KiB.
 const MAX_NAME: usize = 256;
 
-/// Whether it is a frame that the server takes from operators.
+/// Whether the server handles this kind of frame for operators.
 pub(super) fn is_of_operators(kind: FrameKind) -> bool {
     kind.frame_type == FrameType::COMMAND && kind.is_of_operators()
 }
 
-/// Why nothing is done, and in words.
+/// Why nothing was done: the reason and its text.
 type Refused = (OperatorRefusal, String);
 
 impl ServerCore {
@@ -97,7 +95,7 @@ impl ServerCore {
     }
 }
 
-/// A question, or the reason with which it is refused.
+/// An operator's request, or the reason in InvalidFrameType.
 fn read<T: Payload>(frame: &Frame, id: fn(&T) -> &Id) -> Result<T, &'static str> {
     match T::decode(frame.payload_bytes()) {
         Ok(asked) if id(&asked).as_str().len() <= MAX_ID => Ok(asked),
@@ -184,17 +182,12 @@ impl State {
         let bans = self.bans.standing(now).filter(|ban| ban.number > asked.after);
         let bans: Vec<_> = bans.take(PAGE + 1).collect();
         let is_last = bans.len() <= PAGE;
-        let entries = bans.into_iter().take(PAGE).map(|ban| {
-            let (uuid, serial, issuer) = ban.who.named();
-            BanEntry {
-                number: ban.number,
-                uuid,
-                serial,
-                issuer: beginning(&issuer),
-                by: ban.by.into(),
-                age_s: now.saturating_duration_since(ban.since).as_secs(),
-                left_s: ban.until.saturating_duration_since(now).as_secs(),
-            }
+        let entries = bans.into_iter().take(PAGE).map(|ban| BanEntry {
+            number: ban.number,
+            uuid: ban.uuid.into(),
+            by: ban.by.into(),
+            age_s: now.saturating_duration_since(ban.since).as_secs(),
+            left_s: ban.until.saturating_duration_since(now).as_secs(),
         });
         let entries: Vec<_> = entries.collect();
         let page = Bans {
@@ -216,223 +209,88 @@ impl State {
         self.tell(by, Kick::KIND, &Frame::of(&Kicked { id, ..answer }));
     }
 
-    /// Ends sessions, and keeps their clients out. Nothing is done where it cannot
-    /// be done whole.
+    /// Ends a session, and keeps its client out. It is done whole or not at all.
     fn kick(&mut self, by: &SessionInfo, asked: &Kick) -> Result<Kicked, Refused> {
         let ban = Duration::from_secs(asked.ban_s);
         if ban > MAX_BAN {
-            let text = "a ban lasts a year at most: what is to last has its certificate revoked";
+            let text = "a ban lasts a year at most; to keep a client out for good, revoke its certificate";
             return Err((OperatorRefusal::InvalidData, text.into()));
         }
-        let target = Target::read(&asked.uuid, &asked.serial, &asked.issuer)?;
-        let (who, sessions) = self.find(target, !ban.is_zero())?;
-        if sessions.contains(&by.id) {
-            let text = "it would end the operator's own session: let another one do it";
+        let uuid = named(&asked.uuid)?;
+        let session = self.sessions.id_of(uuid).and_then(|id| self.sessions.get(id));
+        let session = session.map(|session| Arc::clone(&session.info));
+        if session.is_none() && ban.is_zero() {
+            return Err((OperatorRefusal::NotConnected, "no session has that UUID".into()));
+        }
+        if uuid == by.uuid {
+            let text = "an operator cannot end its own session";
             return Err((OperatorRefusal::OwnSession, text.into()));
         }
         let until = self.now.checked_add(ban);
         if let Some(until) = until.filter(|_| !ban.is_zero())
-            && !self.bans.add(who.clone(), by.uuid, self.now, until)
+            && !self.bans.add(uuid, by.uuid, self.now, until)
         {
-            let text = "there are as many bans as there may be, 1024: lift some";
-            return Err((OperatorRefusal::TooManyBans, text.into()));
+            let text = format!("there are {MAX_BANS} bans already; end some first");
+            return Err((OperatorRefusal::TooManyBans, text));
         }
-        let mut detail = String::new();
-        let infos = sessions.iter().filter_map(|id| self.sessions.get(*id));
-        if matches!(who, Banned::Uuid(_))
-            && !ban.is_zero()
-            && infos
-                .clone()
-                .any(|session| session.info.certificate().uuid.is_none())
-        {
-            detail = "its certificate is not bound to its UUID: it may come back under another one, unless \
-                      the serial number is banned"
-                .into();
+        let is_unbound = session
+            .as_ref()
+            .is_some_and(|info| info.certificate().uuid.is_none());
+        let detail = match is_unbound && !ban.is_zero() {
+            true => {
+                "its certificate is not bound to its UUID, so it may connect with another UUID unless the certificate is revoked"
+            }
+            false => "",
+        };
+        if let Some(info) = &session {
+            self.dismiss(info.id, DisconnectReason::Kicked { by: by.uuid });
         }
-        let uuids = infos.take(PAGE).map(|session| session.info.uuid.into()).collect();
-        for id in &sessions {
-            self.dismiss(*id, DisconnectReason::Kicked { by: by.uuid });
-        }
-        let (uuid, serial, issuer) = who.named();
+        let count = u64::from(session.is_some());
         if let Some(more) = self.log.admit(by.uuid, "kick", self.now) {
             let banned = match asked.ban_s {
                 0 => String::new(),
                 seconds => format!(", banned for {seconds} s"),
             };
-            warn!(target: "ssntp::server",
-                "{by}: kicks {}: sessions ended: {}{banned}{more}", who.shown(), sessions.len()
-            );
+            warn!(target: "ssntp::server", "{by}: kicks UUID {uuid}: sessions ended: {count}{banned}{more}");
         }
         Ok(Kicked {
-            detail,
-            count: sessions.len() as u64,
-            uuids,
-            uuid,
-            serial,
-            issuer,
+            detail: detail.into(),
+            count,
+            uuids: session.iter().map(|info| info.uuid.into()).collect(),
+            uuid: uuid.into(),
             ban_s: asked.ban_s,
             ..Kicked::default()
         })
     }
 
-    /// Who is meant, and the sessions. Who has none is found where it is named
-    /// whole, and `absent` ones are wanted.
-    fn find(&self, target: Target, absent: bool) -> Result<(Banned, Vec<SessionId>), Refused> {
-        let refused = |text: &str| Err((OperatorRefusal::NotConnected, text.to_owned()));
-        let (serial, issuer) = match target {
-            Target::Uuid(uuid) => {
-                let sessions = Vec::from_iter(self.sessions.id_of(uuid));
-                return match sessions.is_empty() && !absent {
-                    true => refused("no session has that UUID"),
-                    false => Ok((Banned::Uuid(uuid), sessions)),
-                };
-            }
-            Target::Certificate { serial, issuer } => (serial, issuer),
-        };
-        let mut issuers: Vec<String> = issuer.iter().cloned().collect();
-        let mut sessions = Vec::new();
-        for session in self.sessions.iter() {
-            let certificate = &session.info.certificate;
-            if !certificate.serial().is_some_and(|raw| serial.is(raw)) {
-                continue;
-            }
-            let of = &certificate.info().issuer;
-            if issuer.as_ref().is_none_or(|issuer| issuer == of) {
-                sessions.push(session.info.id);
-                if !issuers.contains(of) {
-                    issuers.push(of.clone());
-                }
-            }
-        }
-        match issuers.as_slice() {
-            _ if sessions.is_empty() && !absent => {
-                refused("no session has a certificate with that serial number, of that issuer")
-            }
-            [] => refused(
-                "no session has a certificate with that serial number: to ban one that is not connected, its \
-                 issuer has to be named",
-            ),
-            [one] if one.len() > MAX_ISSUER && absent => {
-                let text = format!("the name of its issuer is longer than {MAX_ISSUER} bytes");
-                Err((OperatorRefusal::InvalidData, text))
-            }
-            [one] => Ok((
-                Banned::Certificate {
-                    serial,
-                    issuer: one.clone(),
-                },
-                sessions,
-            )),
-            several => Err(ambiguous(several)),
-        }
-    }
-
     fn unbanned(&mut self, by: &SessionInfo, asked: &Unban) {
-        let (reason, detail) = match self.unban(by, asked) {
-            Ok(()) => Default::default(),
-            Err(refused) => refused,
-        };
+        let (reason, detail) = self.unban(by, asked).err().unwrap_or_default();
         let id = asked.id.clone();
         self.tell(by, Unban::KIND, &Frame::of(&Unbanned { id, reason, detail }));
     }
 
     fn unban(&mut self, by: &SessionInfo, asked: &Unban) -> Result<(), Refused> {
-        let target = Target::read(&asked.uuid, &asked.serial, &asked.issuer)?;
-        let meant = self.bans.standing(self.now).filter(|ban| target.means(&ban.who));
-        let meant: Vec<_> = meant.collect();
-        match meant.as_slice() {
-            [] => Err((OperatorRefusal::NotBanned, "there is no such ban".into())),
-            [ban] => {
-                let (number, who) = (ban.number, ban.who.shown());
-                self.bans.lift(number);
-                if let Some(more) = self.log.admit(by.uuid, "unban", self.now) {
-                    warn!(target: "ssntp::server", "{by}: lifts the ban of {who}{more}");
-                }
-                Ok(())
-            }
-            several => {
-                let issuers: Vec<_> = several.iter().map(|ban| ban.who.named().2).collect();
-                Err(ambiguous(&issuers))
-            }
+        let uuid = named(&asked.uuid)?;
+        if !self.bans.lift(uuid, self.now) {
+            return Err((OperatorRefusal::NotBanned, "there is no such ban".into()));
         }
+        if let Some(more) = self.log.admit(by.uuid, "unban", self.now) {
+            warn!(target: "ssntp::server", "{by}: ends the ban of UUID {uuid}{more}");
+        }
+        Ok(())
     }
 }
 
-/// Whom an operator names.
-enum Target {
-    Uuid(Uuid),
-    Certificate { serial: Serial, issuer: Option<String> },
+/// The client that an operator names.
+fn named(uuid: &Id) -> Result<Uuid, Refused> {
+    let text = match uuid.is_empty() {
+        true => "a UUID is required; certificates are kept out by revoking them",
+        false => "the value of uuid is not a UUID",
+    };
+    uuid.uuid().ok_or((OperatorRefusal::InvalidData, text.into()))
 }
 
-impl Target {
-    fn read(uuid: &Id, serial: &str, issuer: &str) -> Result<Self, Refused> {
-        let invalid = |text: &str| Err((OperatorRefusal::InvalidData, text.to_owned()));
-        match (uuid.is_empty(), serial.is_empty()) {
-            (false, true) if !issuer.is_empty() => invalid("a UUID has no issuer"),
-            (false, true) => match uuid.uuid() {
-                Some(uuid) => Ok(Self::Uuid(uuid)),
-                None => invalid("the UUID is not one"),
-            },
-            (true, false) if issuer.len() > MAX_ISSUER => {
-                invalid("the name of the issuer is longer than 1024 bytes")
-            }
-            (true, false) => match Serial::read(serial) {
-                Some(serial) => Ok(Self::Certificate {
-                    serial,
-                    issuer: Some(issuer.to_owned()).filter(|issuer| !issuer.is_empty()),
-                }),
-                None => invalid("the serial number is not hexadecimal digits"),
-            },
-            _ => invalid("either a UUID or a serial number has to be named"),
-        }
-    }
-
-    fn means(&self, banned: &Banned) -> bool {
-        match (self, banned) {
-            (Self::Uuid(uuid), Banned::Uuid(banned)) => uuid == banned,
-            (
-                Self::Certificate { serial, issuer },
-                Banned::Certificate {
-                    serial: own,
-                    issuer: of,
-                },
-            ) => serial == own && issuer.as_ref().is_none_or(|issuer| issuer == of),
-            _ => false,
-        }
-    }
-}
-
-impl Banned {
-    /// As logs show it.
-    fn shown(&self) -> String {
-        match self {
-            Self::Uuid(uuid) => format!("UUID {uuid}"),
-            Self::Certificate { serial, issuer } => {
-                format!("certificate {} of {}", serial.shown(), excerpt(issuer))
-            }
-        }
-    }
-
-    /// UUID, serial number and issuer, as payloads have them.
-    fn named(&self) -> (Id, String, String) {
-        match self {
-            Self::Uuid(uuid) => ((*uuid).into(), String::new(), String::new()),
-            Self::Certificate { serial, issuer } => (Id::default(), serial.shown(), issuer.clone()),
-        }
-    }
-}
-
-fn ambiguous(issuers: &[String]) -> Refused {
-    let few: Vec<_> = issuers.iter().take(5).map(|issuer| beginning(issuer)).collect();
-    let text = format!(
-        "{} issuers have given out that serial number, one has to be named: {}",
-        issuers.len(),
-        few.join("; ")
-    );
-    (OperatorRefusal::Ambiguous, text)
-}
-
-/// What to ask for after a page that ends with this number.
+/// The `next` of a page that ends with this number.
 fn next(is_last: bool, number: Option<u64>) -> u64 {
     number.filter(|_| !is_last).unwrap_or_default()
 }

@@ -197,34 +197,22 @@ impl fmt::Debug for Rules {
 }
 
 /// Why [`Rules`] cannot be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuleError {
     /// Two rules for one kind.
+    #[error("{0} has two forwarding rules")]
     Duplicate(FrameKind),
     /// A kind that neither the protocol defines nor the server has registered.
+    #[error("{0} is neither a frame of the protocol nor registered as one of the application")]
     Unknown(FrameKind),
     /// CONNECT or CONNECTED.
+    #[error("{0} belongs to the handshake and is never forwarded")]
     Handshake(FrameKind),
     /// A multicast to no role, or to one that does not exist.
+    #[error("the rule for {0} names the role {1}")]
     Role(FrameKind, Role),
 }
-
-impl fmt::Display for RuleError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Duplicate(kind) => write!(f, "{kind} has two forwarding rules"),
-            Self::Unknown(kind) => write!(
-                f,
-                "{kind} is neither a frame of the protocol nor registered as one of the application"
-            ),
-            Self::Handshake(kind) => write!(f, "{kind} belongs to the handshake and is never forwarded"),
-            Self::Role(kind, role) => write!(f, "the rule for {kind} names the role {role}"),
-        }
-    }
-}
-
-impl std::error::Error for RuleError {}
 
 /// A value for each kind of the protocol's types. The kind is the index, so
 /// that looking it up for each run of frames costs next to nothing.

@@ -12,7 +12,7 @@ use ssntp::client::{Client, ClientConfig, ClientEvent};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
 use ssntp::proto::{Command, Connect, ErrorCode, Frame};
 use ssntp::server::{
-    Context, DisconnectReason, Handler, Renewed, Rules, Server, ServerConfig, ServerError, SessionInfo,
+    Context, DisconnectReason, Handler, Rules, Server, ServerConfig, ServerError, SessionInfo,
 };
 use ssntp::transport::memory::MemoryListener;
 use ssntp::transport::tls::Connector;

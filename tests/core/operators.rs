@@ -111,14 +111,6 @@ fn by_uuid(uuid: Uuid, ban_s: u64) -> Kick {
     }
 }
 
-fn by_serial(identity: &Identity, ban_s: u64) -> Kick {
-    Kick {
-        serial: identity.info().serial.clone(),
-        ban_s,
-        ..Kick::default()
-    }
-}
-
 const DONE: OperatorRefusal = OperatorRefusal::Other(String::new());
 
 #[test]
@@ -307,13 +299,23 @@ fn a_ban_of_a_uuid_ends_with_its_time() {
     let refused = rig.test.connect_as(&agent, uuid).unwrap_err();
     assert_eq!(refused, Refusal::Banned(Duration::from_secs(1)));
     let [ban] = &rig.bans()[..] else { panic!("one ban") };
-    assert!(ban.uuid == uuid && ban.by == rig.operator && ban.serial.is_empty());
+    assert!(ban.uuid == uuid && ban.by == rig.operator);
     assert_eq!((ban.age_s, ban.left_s), (3599, 1));
     // The same certificate with another UUID is somebody else.
     rig.test.connect_as(&agent, Uuid::new_v4()).unwrap();
     rig.pass(1);
     rig.test.connect_as(&agent, uuid).unwrap();
     assert!(rig.bans().is_empty());
+    // Before its time.
+    assert_eq!(rig.kick(by_uuid(uuid, 60)).reason, DONE);
+    assert!(rig.test.connect_as(&agent, uuid).is_err());
+    let lifted = Unban {
+        uuid: uuid.into(),
+        ..Unban::default()
+    };
+    assert_eq!(rig.unban(lifted.clone()), DONE);
+    assert_eq!(rig.unban(lifted), OperatorRefusal::NotBanned);
+    rig.test.connect_as(&agent, uuid).unwrap();
     // Who is not there is kept out all the same, by its whole UUID.
     let other = Uuid::new_v4();
     assert_eq!(rig.kick(by_uuid(other, 10)).reason, DONE);
@@ -321,70 +323,13 @@ fn a_ban_of_a_uuid_ends_with_its_time() {
 }
 
 #[test]
-fn a_certificate_is_ended_and_banned_by_its_serial_number() {
-    let mut rig = Rig::new();
-    let (agent, other) = (rig.agent(), rig.agent());
-    let uuids: Vec<Uuid> = (0..70)
-        .map(|_| rig.test.connect_as(&agent, Uuid::new_v4()).unwrap().uuid())
-        .collect();
-    let stays = rig.test.connect(&other).unwrap().uuid();
-    let compact = agent.info().serial.replace(':', "").to_uppercase();
-    let kicked = rig.kick(Kick {
-        serial: compact,
-        ban_s: 60,
-        ..Kick::default()
-    });
-    assert_eq!((kicked.reason, kicked.count, kicked.uuids.len()), (DONE, 70, 64));
-    assert_eq!(
-        (&kicked.serial, &kicked.issuer),
-        (&agent.info().serial, &agent.info().issuer)
-    );
-    assert!(uuids.iter().all(|uuid| !rig.test.is_connected(*uuid)) && rig.test.is_connected(stays));
-    let refused = rig.test.connect(&agent).unwrap_err();
-    assert_eq!(refused, Refusal::Banned(Duration::from_secs(60)));
-    rig.test.connect(&other).unwrap();
-    // The same again lasts from now on, and takes no further place.
-    rig.pass(30);
-    let again = Kick {
-        issuer: agent.info().issuer.clone(),
-        ..by_serial(&agent, 60)
-    };
-    assert_eq!((rig.kick(again).reason, rig.bans().len()), (DONE, 1));
-    rig.pass(59);
-    assert!(rig.test.connect(&agent).is_err());
-    let lifted = Unban {
-        serial: agent.info().serial.clone(),
-        ..Unban::default()
-    };
-    assert_eq!(rig.unban(lifted.clone()), DONE);
-    assert_eq!(rig.unban(lifted), OperatorRefusal::NotBanned);
-    rig.test.connect(&agent).unwrap();
-}
-
-#[test]
 fn what_makes_no_sense_or_would_end_the_operator_changes_nothing() {
     let mut rig = Rig::new();
     let agent = rig.agent();
     let uuid = rig.test.connect(&agent).unwrap().uuid();
-    let own = rig.sessions("controller").remove(0);
     let invalid = OperatorRefusal::InvalidData;
-    let serial = agent.info().serial.clone();
     for (kick, reason) in [
         (Kick::default(), &invalid),
-        (
-            Kick {
-                serial: serial.clone(),
-                ..by_uuid(uuid, 0)
-            },
-            &invalid,
-        ),
-        (
-            Kick {
-                issuer: "CN=x".into(),
-                ..by_uuid(uuid, 0)
-            },
-            &invalid,
-        ),
         (
             Kick {
                 uuid: "agent-7".into(),
@@ -392,53 +337,10 @@ fn what_makes_no_sense_or_would_end_the_operator_changes_nothing() {
             },
             &invalid,
         ),
-        (
-            Kick {
-                serial: "xyz".into(),
-                ..Kick::default()
-            },
-            &invalid,
-        ),
-        (
-            Kick {
-                issuer: "x".repeat(1025),
-                ..by_serial(&agent, 1)
-            },
-            &invalid,
-        ),
         (by_uuid(uuid, 366 * 24 * 3600), &invalid),
         (by_uuid(uuid, u64::MAX), &invalid),
         (by_uuid(Uuid::new_v4(), 0), &OperatorRefusal::NotConnected),
-        (
-            Kick {
-                serial: "77".into(),
-                ..Kick::default()
-            },
-            &OperatorRefusal::NotConnected,
-        ),
-        (
-            Kick {
-                serial: "77".into(),
-                ban_s: 60,
-                ..Kick::default()
-            },
-            &OperatorRefusal::NotConnected,
-        ),
-        (
-            Kick {
-                issuer: "CN=x".into(),
-                ..by_serial(&agent, 0)
-            },
-            &OperatorRefusal::NotConnected,
-        ),
         (by_uuid(rig.operator, 60), &OperatorRefusal::OwnSession),
-        (
-            Kick {
-                serial: own.serial.clone(),
-                ..Kick::default()
-            },
-            &OperatorRefusal::OwnSession,
-        ),
     ] {
         let kicked = rig.kick(kick.clone());
         assert_eq!(&kicked.reason, reason, "{kick:?}: {}", kicked.detail);
@@ -446,6 +348,12 @@ fn what_makes_no_sense_or_would_end_the_operator_changes_nothing() {
     }
     assert!(rig.test.is_connected(uuid) && rig.test.is_connected(rig.operator));
     assert!(rig.bans().is_empty());
+    // The key of a former release is told what to name instead.
+    let serial = Frame::with_payload(Command::KICK, "kick: {id: k, serial: 4f:0a}");
+    rig.test.receive(rig.operator, &serial);
+    let kicked: Kicked = rig.test.sent_to(rig.operator)[0].payload().unwrap();
+    assert_eq!(kicked.reason, invalid);
+    assert!(kicked.detail.contains("UUID is required"), "{}", kicked.detail);
     for question in [
         Frame::with_payload(Command::KICK, "kick: ["),
         Frame::with_payload(Command::UNBAN, "unban: {}"),
@@ -464,33 +372,6 @@ fn what_makes_no_sense_or_would_end_the_operator_changes_nothing() {
         let refused: InvalidFrameType = rig.test.sent_to(rig.operator)[0].payload().unwrap();
         assert_eq!(refused.refused(), question.kind());
     }
-}
-
-#[test]
-fn one_serial_number_of_two_issuers_needs_the_issuer() {
-    let mut rig = Rig::new();
-    for issuer in ["CN=one", "CN=two"] {
-        let kick = Kick {
-            serial: "0a".into(),
-            issuer: issuer.into(),
-            ban_s: 60,
-            ..Kick::default()
-        };
-        assert_eq!(rig.kick(kick).reason, DONE);
-    }
-    let both = Unban {
-        serial: "a".into(),
-        ..Unban::default()
-    };
-    assert_eq!(rig.unban(both.clone()), OperatorRefusal::Ambiguous);
-    assert_eq!(
-        rig.unban(Unban {
-            issuer: "CN=one".into(),
-            ..both.clone()
-        }),
-        DONE
-    );
-    assert_eq!(rig.unban(both), DONE);
 }
 
 #[test]

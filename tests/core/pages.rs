@@ -1,4 +1,4 @@
-//! docs/protocol.md and docs/payloads.md, beside the code.
+//! The examples and tables of docs/protocol.md and docs/payloads.md, compared with the code.
 
 use ssntp::payload::Payload;
 use ssntp::proto::{Connect, Connected, Exchange, FrameKind, FrameType, Step, Trace, answer_to_unsupported};
@@ -184,11 +184,11 @@ fn each_payload_has_an_example_that_is_one() {
     assert_eq!(without.join(" "), expected);
 }
 
-/// Every `.rs` and `.md` file below a directory of the package.
+/// Every `.rs` and `.md` file below a directory of the workspace.
 fn sources(directory: &std::path::Path, found: &mut Vec<std::path::PathBuf>) {
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
-        if path.is_dir() {
+        if path.is_dir() && !path.ends_with("target") {
             sources(&path, found);
         } else if path.extension().is_some_and(|e| e == "rs" || e == "md") {
             found.push(path);
@@ -200,7 +200,7 @@ fn sources(directory: &std::path::Path, found: &mut Vec<std::path::PathBuf>) {
 fn every_page_that_is_cited_is_here() {
     let package = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = vec![package.join("README.md")];
-    for directory in ["src", "docs", "tests", "examples"] {
+    for directory in ["src", "docs", "tests", "examples", "crates", "tools", "benches"] {
         sources(&package.join(directory), &mut files);
     }
     let is_of_a_path = |c: char| c.is_alphanumeric() || "./-_".contains(c);

@@ -101,7 +101,7 @@ fn what_operators_ask_and_are_told() {
     assert_eq!(sessions.entries[0].uuid, NODE);
     assert!(sessions.entries[0].bound);
     let kick: Kick = current(&fixture("ours_Kick"));
-    assert_eq!((kick.serial.as_str(), kick.ban_s), ("4f:0a:11", 3600));
+    assert_eq!((kick.uuid.as_str(), kick.ban_s), (NODE, 3600));
     let kicked: Kicked = current(&fixture("ours_Kicked"));
     assert_eq!((kicked.count, kicked.uuids), (1, vec![NODE.into()]));
     assert!(!kicked.reason.is_known());

@@ -3,17 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What every queue may take, whatever the others have.
+/// How much every queue may take, however much the others have.
 const LEAST_SHARE: u64 = 64 * 1024;
 
-/// A bound for many queues together, with a fair share for each: no queue
-/// grows beyond what is still free. So one greedy queue gets half of the
-/// budget and `n` greedy ones get an `n + 1`th each, the last part staying
-/// free for those that have had nothing.
+/// A bound for many queues together, with a fair share for each: no queue grows beyond the
+/// free part. So one greedy queue gets half of the budget, and `n` greedy ones get an
+/// `n + 1`th each; the last part stays free for queues that have nothing yet.
 ///
-/// It is a measure for decisions, not a lock: a queue looks at its share
-/// before it takes more, and two that look at once may pass it by an item
-/// each. A clone counts in the same budget.
+/// It is a measure for decisions, not a lock: a queue looks at its share before it takes
+/// more, and two that look at the same time may exceed the share by an item each. A clone
+/// counts in the same budget.
 #[derive(Clone, Debug)]
 pub struct Budget(Option<Arc<Counted>>);
 
@@ -24,7 +23,7 @@ struct Counted {
 }
 
 impl Budget {
-    /// So many bytes for all.
+    /// A budget of so many bytes.
     pub fn new(limit: u64) -> Self {
         Self(Some(Arc::new(Counted {
             limit,
@@ -32,28 +31,27 @@ impl Budget {
         })))
     }
 
-    /// The two budgets of a server that may take so many bytes: three quarters
-    /// for what waits to be sent, one for what was received and is not dealt
-    /// with. A thousand senders that are far ahead so leave the queue of their
-    /// receiver room to work with.
+    /// The two budgets of a server that may take so many bytes: three quarters for frames
+    /// that wait to be sent, and a quarter for received frames that are not dealt with. So
+    /// a thousand senders that are far ahead leave room for their receiver's queue.
     pub fn for_queues_and_received(limit: u64) -> (Self, Self) {
         (Self::new(limit - limit / 4), Self::new(limit / 4))
     }
 
-    /// No bound, and nothing is counted.
+    /// A budget without a bound, in which nothing is counted.
     pub fn unlimited() -> Self {
         Self(None)
     }
 
-    /// What is taken now, in bytes.
+    /// The bytes in use.
     pub fn used(&self) -> u64 {
-        // Only a figure is read and nothing else depends on it, here and below.
+        // Relaxed, here and below: no other memory depends on this number.
         self.0
             .as_ref()
             .map_or(0, |counted| counted.used.load(Ordering::Relaxed))
     }
 
-    /// What is taken, and what may be.
+    /// The bytes in use, and the bound.
     pub fn figures(&self) -> BudgetFigures {
         BudgetFigures {
             used: self.used(),
@@ -79,14 +77,14 @@ impl Budget {
         }
     }
 
-    /// Somebody takes so many bytes.
+    /// Counts bytes as used.
     pub fn take(&self, bytes: u64) {
         if let Some(counted) = &self.0 {
             counted.used.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
-    /// Somebody gives back what was taken.
+    /// Counts bytes as free again.
     pub fn give(&self, bytes: u64) {
         if let Some(counted) = &self.0 {
             let before = counted.used.fetch_sub(bytes, Ordering::Relaxed);
@@ -99,9 +97,9 @@ impl Budget {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BudgetFigures {
-    /// What they take.
+    /// The bytes in use.
     pub used: u64,
-    /// What they may take.
+    /// The bound.
     pub limit: u64,
 }
 

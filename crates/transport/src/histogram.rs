@@ -25,7 +25,7 @@ const BOUNDS: usize = 30;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
-    /// The last one is for what is longer than every bound.
+    /// The last one counts durations beyond every bound.
     counts: [u64; BOUNDS + 1],
     sum: Duration,
 }
@@ -61,7 +61,7 @@ impl Histogram {
     }
 
     /// The bound of the bucket below which so large a part of them is, of 0 to 1:
-    /// 0.5 is the median. None where there is none, or it is beyond all bounds.
+    /// 0.5 is the median. `None` if there is no duration, or it is beyond all bounds.
     pub fn quantile(&self, part: f64) -> Option<Duration> {
         let count = self.count();
         #[expect(clippy::cast_precision_loss, reason = "a part of a count")]

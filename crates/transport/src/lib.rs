@@ -1,5 +1,5 @@
-//! Byte streams, the two threads that serve one, and the dispatcher that
-//! serves all. Knows no protocol.
+//! Byte streams, the two threads that serve each of them, and the dispatcher that serves
+//! all. This crate knows no protocol; SSNTP and OpFlex are built on it.
 //!
 //! ```text
 //!             ┌────────────── link ──────────────────────────────────────────────┐
@@ -9,33 +9,40 @@
 //!             └──────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! What an embedder needs of it is public: where to listen and connect
-//! ([`Address`]), TCP's options ([`TcpOptions`]), what may wait for a peer
-//! ([`Limits`]), TLS ([`tls`]), what the process uses ([`ProcessFigures`]), and
-//! streams in memory for tests ([`memory`]).
+//! Each row uses only the rows below it:
 //!
-//! | file | holds |
+//! | module | holds |
 //! |---|---|
-//! | `address`, `target`, `lookup` | where to listen or connect, and names to addresses |
-//! | `duplex` | a raw, blocking byte stream that two threads share |
-//! | `socket`, `memory` | what implements it |
-//! | `tcp`, `unix`, `listener` | how sockets connect, and are accepted |
-//! | `halves` | its two directions, in clear |
-//! | `tls` | both as TLS |
-//! | `buffers` | read and write buffers of busy links |
-//! | `codec` | what turns bytes into items |
-//! | `newcomers` | accept threads, and a thread for each handshake |
-//! | `capacity`, `available_memory`, `procfs` | what the system can carry |
-//! | `process` | what this process uses of it |
-//! | `outgoing`, `outbox` | the way out of a connection |
-//! | `link` | the two threads |
-//! | `flow` | who may go on, and who waits for whom |
-//! | `dispatch` | the dispatcher, and the life of a connection |
-//! | `table` | connections by number |
-//! | `cancel`, `deadline`, `threads` | what ends a wait; names and stacks |
+//! | [`dispatch`] | the dispatcher, and the life of a connection |
+//! | [`flow`] | flow control: which connections may go on, and which wait |
+//! | `link` | the reader thread and the writer thread of a connection |
+//! | [`outbox`] | the way out of a connection |
+//! | [`tls`], `newcomers` | both directions as TLS; accept threads and handshake threads |
+//! | `stream` | both directions in clear; buffers, and from bytes to items |
+//! | [`pki`] | certificates: who a peer is and which roles it has |
+//! | `socket` | addresses, the system's sockets, and streams in memory |
+//! | `host` | the system's limits, this process, threads and deadlines |
+//! | `budget`, `end`, `table`, `role`, … | small types that all rows use |
+//!
+//! An embedder of `ssntp` needs only a part of it: [`Address`], [`TcpOptions`],
+//! [`Limits`], [`tls`], [`ProcessFigures`], [`pki`], and [`memory`] for tests. The root
+//! package re-exports that part.
+//!
+//! # Features
+//!
+//! `aws-lc-rs` (default) and `ring` choose the cryptography; with both, aws-lc-rs is used.
+//! `issue` adds [`pki`]'s `Authority`. `encrypted-keys` reads private keys under a
+//! passphrase; it is a feature because it brings 24 crates.
+//!
+//! # Threads
+//!
+//! A link has a reader `NAME.r` and a writer `NAME.w`. [`Acceptance`] has an accept thread
+//! for each listener and a thread for each handshake. The dispatcher runs on its caller's
+//! thread. A look-up of a name runs on `ssntp-lookup`. Each type says in its section
+//! "Threads" which calls block.
 
 #![forbid(unsafe_code)]
-#![warn(missing_docs)]
+#![deny(missing_docs)]
 
 #[cfg(not(any(feature = "aws-lc-rs", feature = "ring")))]
 compile_error!("one of the features aws-lc-rs and ring is needed");
@@ -65,11 +72,7 @@ pub use self::dispatch::DispatcherFigures;
 pub use self::end::EndReason;
 pub use self::flow::{Credit, PATIENCE};
 pub use self::histogram::Histogram;
-pub use self::host::available_memory::memory_for_queues;
-pub use self::host::capacity::{Room, descriptors};
-pub use self::host::deadline::{after, deadline, left};
-pub use self::host::process::ProcessFigures;
-pub use self::host::threads;
+pub use self::host::{ProcessFigures, Room, after, deadline, descriptors, left, memory_for_queues, threads};
 pub use self::link::{Link, LinkConfig, Sink};
 pub use self::log_limit::{LogLimit, More};
 pub use self::newcomers::{Acceptance, Newcomer, Occupancy, default_max_handshakes};
@@ -77,19 +80,15 @@ pub use self::outbox::{Gauge, Limits, Outbox, PushError};
 pub use self::printable::{Excerpt, excerpt, excerpt_bytes, printable, printable_json};
 pub use self::replace::{directory, replace};
 pub use self::role::{ParseRoleError, Role};
-pub use self::socket::address::{Address, AddressError, DEFAULT_PORT};
-pub use self::socket::cancel::Cancel;
-pub use self::socket::duplex::{Duplex, PeerAddress, is_timeout};
-pub use self::socket::listener::Listener;
-pub use self::socket::memory;
-pub use self::socket::target::Target;
-pub use self::socket::tcp::{KeepAlive, TcpOptions, connect_tcp, connect_unless};
-pub use self::socket::unix::connect_unix;
-pub use self::stream::buffers::BufferPool;
-pub use self::stream::codec::{Decode, Inbox};
-pub use self::stream::halves::{Halves, Receive, Received, Transmit, Tried, drain, plain, refuse};
-pub use self::stream::outgoing::{Load, Outgoing};
+pub use self::socket::{
+    Address, AddressError, Cancel, DEFAULT_PORT, Duplex, KeepAlive, Listener, PeerAddress, Target,
+    TcpOptions, connect_tcp, connect_unix, connect_unless, is_timeout, memory,
+};
+pub use self::stream::{
+    BufferPool, Decode, Halves, Inbox, Load, Outgoing, Receive, Received, Transmit, Tried, drain, plain,
+    refuse,
+};
 pub use self::table::{ConnectionId, Numbers, Table};
 
-/// The TLS library, whose types stand in signatures here.
+/// The TLS library, whose types are in signatures here.
 pub use rustls;

@@ -1,9 +1,9 @@
 //! Limits the log lines that peers can cause, where they are caused.
 //!
-//! Whoever may send a frame may send a million of them. So each kind of line
-//! that a peer can cause has an allowance for each peer: the first few lines,
-//! then one a minute, which says how many were left out. Peers may come under
-//! any number of names; those that find the table full share one allowance.
+//! A peer that may send one frame may send a million. So for each kind of line that
+//! a peer can cause, each peer has an allowance: the first few lines, then one a minute,
+//! which says how many were left out. Peers may connect under any number of names, so
+//! the table is bounded, and peers that find it full share one allowance.
 //!
 //! ```text
 //! if let Some(more) = self.log.admit(from.uuid(), "READY refused", now) {
@@ -18,19 +18,19 @@ use std::time::{Duration, Instant};
 
 /// How many lines a peer may cause at once: enough to see what is wrong.
 const FIRST: u32 = 5;
-/// How often it may cause another one then.
+/// How often it may then cause another line.
 const PERIOD: Duration = Duration::from_secs(60);
-/// How many peers have an allowance of their own, for each kind. With some 50
-/// bytes each this is a few KiB a kind, and at worst four lines a second.
+/// How many peers have their own allowance for each kind. An entry has some 50 bytes, so a
+/// kind takes a few KiB, and at worst there are four lines a second.
 const PEERS: usize = 256;
 
-/// The lines that peers of name `K` may cause, each kind for itself.
+/// The allowances of peers with names of type `K`, for each kind of line.
 ///
 /// # Threads
-/// Plain data for one owner; behind a mutex where several threads log.
+/// Plain data for one owner. Put it behind a mutex if several threads log.
 #[derive(Debug)]
 pub struct LogLimit<K> {
-    /// A kind is a literal at a call site, so that there are few.
+    /// A list is enough: a kind is a literal at a call site, so there are few.
     kinds: Vec<(&'static str, Peers<K>)>,
 }
 
@@ -41,8 +41,7 @@ impl<K> Default for LogLimit<K> {
 }
 
 impl<K: Eq + Hash> LogLimit<K> {
-    /// Whether `peer` may cause a line of this kind; to be written at the end
-    /// of the line where it may.
+    /// If `peer` may cause a line of this kind: the text to write at its end.
     pub fn admit(&mut self, peer: K, kind: &'static str, now: Instant) -> Option<More> {
         let at = match self.kinds.iter().position(|(known, _)| *known == kind) {
             Some(at) => at,
@@ -55,8 +54,8 @@ impl<K: Eq + Hash> LogLimit<K> {
     }
 }
 
-/// How many lines like this one were not written since the last that was;
-/// shows as nothing where there are none.
+/// How many lines of this kind were left out since the last one that was written. An
+/// empty text if there were none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the line is to say it"]
 pub struct More(u64);
@@ -85,9 +84,9 @@ impl fmt::Display for Grouped {
 #[derive(Debug)]
 struct Peers<K> {
     known: HashMap<K, Allowance>,
-    /// Of all that are not known because there are too many.
+    /// The allowance of all peers that found the table full.
     others: Allowance,
-    /// Before this time nobody can be forgotten: the table is not searched
+    /// Before this time no entry can be forgotten, so that the table is not searched
     /// for each line of a flood.
     full_until: Instant,
 }
@@ -112,8 +111,8 @@ impl<K: Eq + Hash> Peers<K> {
         }
     }
 
-    /// Forgets who has a whole allowance again: as a newcomer it gets the
-    /// same. What it left out is said with the next line of the others.
+    /// Forgets the peers that have their whole allowance again, since a new entry would
+    /// have the same. Their count of left-out lines goes to the shared allowance.
     fn forget(&mut self, now: Instant) {
         let others = &mut self.others;
         self.known.retain(|_, allowance| {
@@ -131,7 +130,7 @@ impl<K: Eq + Hash> Peers<K> {
 /// [`FIRST`] lines, of which one comes back in each [`PERIOD`].
 #[derive(Debug)]
 struct Allowance {
-    /// When none of it is used any more: each line moves it by a period.
+    /// When the whole allowance is free again. Each line moves this by a period.
     whole_at: Instant,
     left_out: u64,
 }

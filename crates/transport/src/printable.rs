@@ -1,20 +1,18 @@
-//! Texts of peers and certificates, as terminals, logs and programs may get
-//! them: nothing in them moves the cursor, ends a line, turns the direction of
-//! writing or hides.
+//! Makes texts of peers and certificates safe for terminals, logs and programs: no
+//! character moves the cursor, ends a line, changes the writing direction or hides.
 
 use std::fmt::{self, Display, Write};
 
 /// How much of a peer's text a log line repeats, in characters.
 const EXCERPT: usize = 200;
 
-/// A text in one line, with everything in it that does not show escaped as in
-/// `\u{202e}`.
+/// The text in one line, with hidden characters escaped as in `\u{202e}`.
 pub fn printable(text: &str) -> String {
     escaped(text, does_not_show, |c, out| out.extend(c.escape_default()))
 }
 
-/// JSON text with the same characters escaped as JSON does it, as in
-/// `\u202e`. Line ends, which can only stand between its values, stay.
+/// The JSON text with hidden characters escaped as in `\u202e`. Line ends stay: in JSON
+/// they can only be between values.
 pub fn printable_json(json: &str) -> String {
     escaped(
         json,
@@ -28,18 +26,19 @@ pub fn printable_json(json: &str) -> String {
     )
 }
 
-/// The beginning of what a peer said, in one line of bounded length.
+/// The beginning of a peer's text, in one line of bounded length.
 pub fn excerpt<T: Display>(said: T) -> Excerpt<T> {
     Excerpt(said)
 }
 
-/// The same of bytes that may be no text.
+/// As [`excerpt`], for bytes that may not be text.
 pub fn excerpt_bytes(said: &[u8]) -> Excerpt<std::borrow::Cow<'_, str>> {
-    // No character has more than four bytes: what is cut here is not shown.
+    // No character has more than four bytes, so the bytes cut here are not shown.
     let most = said.len().min(4 * (EXCERPT + 1));
     Excerpt(String::from_utf8_lossy(&said[..most]))
 }
 
+/// The beginning of a text, made by [`excerpt`].
 #[derive(Clone, Copy, Debug)]
 pub struct Excerpt<T>(T);
 
@@ -57,7 +56,7 @@ impl<T: Display> Display for Excerpt<T> {
     }
 }
 
-/// Passes on so many characters, escaped, and then fails.
+/// Passes on a number of characters, escaped, and then fails.
 struct Cut<'a, 'b> {
     to: &'a mut fmt::Formatter<'b>,
     left: usize,

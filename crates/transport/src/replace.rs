@@ -1,4 +1,4 @@
-//! Files that are whole whenever they are read: what the roles keep.
+//! Files that are replaced in one step, so that a reader never sees a part.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -6,22 +6,21 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-/// Puts `bytes` in place of the file at `path` in one step, on the disk when
-/// this returns: whoever reads it, even after a crash, finds the old content
-/// or the new one. A file that is there keeps its mode, and its owner where we may
-/// give it away; a new one is its owner's alone, since it may hold secrets. Blocks
-/// on the disk.
+/// Replaces the content of the file at `path` in one step. It is on the disk when this
+/// returns: a reader, even after a crash, finds the old content or the new one. An existing
+/// file keeps its mode, and its owner if this process may set it. A new file is readable to
+/// its owner only, since it may hold secrets. Blocks on the disk.
 ///
 /// # Errors
-/// The file is as it was, unless the very last step fails: then it is
-/// replaced, but a crash may undo that.
+/// The file is unchanged, unless the very last step fails: then it is replaced, but a crash
+/// may undo that.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let beside = beside(path);
     let fill = || {
         let mut file = create(&beside)?;
         if let Ok(metadata) = fs::metadata(path) {
-            // Before the mode, which this may change. Who may not give a file away
-            // owns what they write.
+            // Before the mode, which this call may change. Without the right to change
+            // the owner, the file belongs to this process's user.
             let _ = fchown(&file, Some(metadata.uid()), Some(metadata.gid()));
             file.set_permissions(metadata.permissions())?;
         }
@@ -30,24 +29,24 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         fs::rename(&beside, path)
     };
     fill().inspect_err(|_| {
-        // The first error is the one to tell.
+        // The first error is reported, not that of the clean-up.
         let _ = fs::remove_file(&beside);
     })?;
     File::open(directory(path))?.sync_all()
 }
 
-/// A new file, its owner's alone, in place of what a crash left of an earlier attempt.
-/// `create_new` follows no link and opens nothing that is there: in a directory that
-/// others may write, the file that is filled and given away is never one of theirs. A
-/// pipe of ours was left by no crash but put there to see what is written: it is
-/// written to, which then fails, since there is nothing to put in place.
+/// Creates a file that only its owner may read, in place of one that a crash left from an
+/// earlier attempt. `create_new` follows no link and opens no existing file, so in a
+/// directory that other users may write, the file is never one of theirs. A pipe of our own
+/// user was not left by a crash, but put there to see the bytes. It is opened for writing;
+/// the replacement then fails, because a pipe cannot be synced.
 fn create(path: &Path) -> io::Result<File> {
     let is_our_pipe = |found: &fs::Metadata| {
         found.file_type().is_fifo() && found.uid() == rustix::process::geteuid().as_raw()
     };
     if fs::symlink_metadata(path).is_ok_and(|found| is_our_pipe(&found)) {
         let pipe = File::options().write(true).open(path)?;
-        // Others may have put something else there meanwhile.
+        // Another process may have put another file there meanwhile.
         if is_our_pipe(&pipe.metadata()?) {
             return Ok(pipe);
         }
@@ -61,7 +60,7 @@ fn create(path: &Path) -> io::Result<File> {
             _ => attempts -= 1,
         }
         match options.open(path) {
-            // Another one came in between.
+            // Another process created the file in between.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempts > 0 => {}
             opened => return opened,
         }

@@ -1,5 +1,5 @@
-//! Roles: what an entity may be, as a bitmask on the wire and as extended key
-//! usages in its certificate (docs/protocol.md, "Roles").
+//! Roles of peers: a bitmask on the wire, and extended key usages in certificates
+//! (docs/protocol.md, "Roles").
 
 use std::fmt;
 use std::ops::{BitAnd, BitOr, BitOrAssign};

@@ -1,16 +1,16 @@
-//! Connections by number, and tables of what belongs to each.
+//! Numbers of connections, and tables with one entry for each connection.
 
 use std::fmt;
 
-/// Names one connection of a dispatcher. Numbers are not used a second time.
+/// The number of one connection of a dispatcher. No number is used twice.
 ///
-/// The lower bits say where the connection stands in its tables, so that a
-/// look-up is one comparison; the upper ones grow with each connection.
+/// The lower bits are the connection's slot in the tables, so that a look-up is one
+/// comparison. The upper bits grow with each connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
 
-/// Each connection has two threads, and Linux has at most 2^22 of them, so the
-/// slots do not run out.
+/// Each connection has two threads, and Linux allows at most 2^22 threads, so there are
+/// always enough slots.
 const SLOT_BITS: u32 = 24;
 const SLOTS: u64 = 1 << SLOT_BITS;
 
@@ -35,8 +35,8 @@ impl fmt::Display for ConnectionId {
     }
 }
 
-/// Gives numbers to connections. A slot is given again once its connection is
-/// over, its number is not.
+/// Gives numbers to connections. A slot is used again after its connection has ended; a
+/// number is not.
 #[derive(Debug, Default)]
 pub struct Numbers {
     sequence: u64,
@@ -56,8 +56,7 @@ impl Numbers {
         ConnectionId::new(self.sequence, slot)
     }
 
-    /// Takes back the slot of a connection that is over and in no table any
-    /// more.
+    /// Takes back the slot of a connection that has ended and is in no table.
     pub fn give(&mut self, id: ConnectionId) {
         self.free.push(id.slot());
     }
@@ -66,7 +65,7 @@ impl Numbers {
 /// One entry for each connection.
 #[derive(Debug)]
 pub struct Table<T> {
-    // Boxed: a table keeps the slots of the most connections there ever were.
+    // Boxed, because a table never shrinks: an empty slot should be small.
     slots: Vec<Option<Box<(ConnectionId, T)>>>,
     len: usize,
 }
@@ -81,6 +80,7 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
+    /// Adds an entry for a connection that has none.
     pub fn insert(&mut self, id: ConnectionId, entry: T) {
         let slot = id.slot();
         if self.slots.len() <= slot {
@@ -91,6 +91,7 @@ impl<T> Table<T> {
         self.len += usize::from(before.is_none());
     }
 
+    /// Takes the entry of a connection out.
     pub fn remove(&mut self, id: ConnectionId) -> Option<T> {
         let slot = self.slots.get_mut(id.slot())?;
         let entry = slot.take_if(|entry| entry.0 == id)?;
@@ -98,24 +99,29 @@ impl<T> Table<T> {
         Some(entry.1)
     }
 
+    /// The entry of a connection.
     pub fn get(&self, id: ConnectionId) -> Option<&T> {
         let entry = self.slots.get(id.slot())?.as_ref()?;
         (entry.0 == id).then_some(&entry.1)
     }
 
+    /// The entry of a connection, to be changed.
     pub fn get_mut(&mut self, id: ConnectionId) -> Option<&mut T> {
         let entry = self.slots.get_mut(id.slot())?.as_mut()?;
         (entry.0 == id).then_some(&mut entry.1)
     }
 
+    /// Whether a connection has an entry.
     pub fn contains(&self, id: ConnectionId) -> bool {
         self.get(id).is_some()
     }
 
+    /// How many entries there are.
     pub fn len(&self) -> usize {
         self.len
     }
 
+    /// Whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

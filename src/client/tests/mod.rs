@@ -10,6 +10,8 @@ mod renewing;
 mod sending;
 mod server;
 
+use uuid::Uuid;
+
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 

@@ -31,12 +31,14 @@ struct Inner {
 }
 
 /// What is wrong with a document.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// It is not YAML, or not UTF-8. The sender has to be mended.
+    #[error("not YAML: {0}")]
     Syntax(String),
     /// It is longer than the limit, in bytes. Nothing of it was read.
+    #[error("the document has {len} bytes, more than {limit}")]
     TooLong {
         /// Its length.
         len: usize,
@@ -44,6 +46,7 @@ pub enum ErrorKind {
         limit: usize,
     },
     /// It holds more of something than the limit allows.
+    #[error("more than {limit} {what}")]
     TooMany {
         /// Of what, in the plural.
         what: &'static str,
@@ -51,8 +54,10 @@ pub enum ErrorKind {
         limit: usize,
     },
     /// A key stands twice in one map; the path ends with it.
+    #[error("the key stands twice")]
     DuplicateKey,
     /// A value is of another type than the schema says, or out of range.
+    #[error("expected {expected}, found {found}")]
     Type {
         /// What the schema says.
         expected: String,
@@ -60,12 +65,15 @@ pub enum ErrorKind {
         found: String,
     },
     /// A value that the schema requires is missing or empty.
+    #[error("required, and missing or empty")]
     Missing,
     /// A value has the right type and breaks another rule of the schema.
+    #[error("{0}")]
     Invalid(String),
 }
 
 impl Error {
+    /// An error without path and position.
     pub fn new(kind: ErrorKind) -> Self {
         Self(Box::new(Inner {
             kind,
@@ -151,17 +159,7 @@ impl fmt::Display for Error {
         if !path.is_empty() {
             write!(f, "{path}: ")?;
         }
-        match self.kind() {
-            ErrorKind::Syntax(what) => write!(f, "not YAML: {what}")?,
-            ErrorKind::TooLong { len, limit } => {
-                write!(f, "the document has {len} bytes, more than {limit}")?;
-            }
-            ErrorKind::TooMany { what, limit } => write!(f, "more than {limit} {what}")?,
-            ErrorKind::DuplicateKey => f.write_str("the key stands twice")?,
-            ErrorKind::Type { expected, found } => write!(f, "expected {expected}, found {found}")?,
-            ErrorKind::Missing => f.write_str("required, and missing or empty")?,
-            ErrorKind::Invalid(what) => f.write_str(what)?,
-        }
+        self.kind().fmt(f)?;
         match self.0.position {
             Some(Position { line, column }) => write!(f, " (line {line}, column {column})"),
             None => Ok(()),
@@ -185,13 +183,7 @@ impl de::Error for Error {
     }
 
     fn missing_field(field: &'static str) -> Self {
-        let error = Self::new(ErrorKind::Missing);
-        // A field's own reader says "missing" without knowing its name.
-        if field.is_empty() {
-            error
-        } else {
-            error.under(Segment::key(field))
-        }
+        Self::new(ErrorKind::Missing).under(Segment::key(field))
     }
 }
 

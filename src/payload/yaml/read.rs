@@ -96,8 +96,27 @@ macro_rules! integers {
     };
 }
 
+macro_rules! forwards {
+    ($($method:ident $to:ident;)*) => {
+        $(
+            fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+                self.$to(visitor)
+            }
+        )*
+    };
+}
+
 impl<'de> Deserializer<'de> for &Node<'_> {
     type Error = Error;
+
+    forwards! {
+        deserialize_f32 deserialize_f64;
+        deserialize_char deserialize_str;
+        deserialize_string deserialize_str;
+        deserialize_bytes deserialize_str;
+        deserialize_byte_buf deserialize_str;
+        deserialize_identifier deserialize_str;
+    }
 
     integers! {
         deserialize_i8 visit_i8 i8;
@@ -143,10 +162,6 @@ impl<'de> Deserializer<'de> for &Node<'_> {
         }
     }
 
-    fn deserialize_f32<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        self.deserialize_f64(visitor)
-    }
-
     fn deserialize_f64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match self.value() {
             Value::Scalar(..) if self.is_empty() => visitor.visit_f64(0.0),
@@ -158,26 +173,10 @@ impl<'de> Deserializer<'de> for &Node<'_> {
         }
     }
 
-    fn deserialize_char<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        self.deserialize_str(visitor)
-    }
-
     fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         visitor
             .visit_str(self.text()?)
             .map_err(|error: Error| error.at(self.position))
-    }
-
-    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        self.deserialize_str(visitor)
-    }
-
-    fn deserialize_bytes<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        self.deserialize_str(visitor)
-    }
-
-    fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        self.deserialize_str(visitor)
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
@@ -272,10 +271,6 @@ impl<'de> Deserializer<'de> for &Node<'_> {
         visitor
             .visit_enum(Name(self.text()?))
             .map_err(|error| error.at(self.position))
-    }
-
-    fn deserialize_identifier<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        self.deserialize_str(visitor)
     }
 
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {

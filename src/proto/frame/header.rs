@@ -231,16 +231,9 @@ fn edits(one: &str, other: &str) -> Option<usize> {
 }
 
 /// A text that names no frame type or operand.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct ParseKindError(String);
-
-impl fmt::Display for ParseKindError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for ParseKindError {}
 
 /// The eight bytes every frame begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

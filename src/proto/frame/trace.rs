@@ -1,7 +1,6 @@
 //! The trace block: where a frame has been and when
 //! (docs/protocol.md, "Trace block").
 
-use std::fmt;
 use std::time::Duration;
 
 use byteorder::{BigEndian, ByteOrder};
@@ -226,33 +225,22 @@ fn between(from: u64, to: u64) -> Option<Duration> {
 }
 
 /// Why a trace block was dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadTrace {
     /// Longer than 4096 bytes.
+    #[error("trace block of {0} bytes is longer than {MAX_TRACE_LEN}")]
     TooLong(usize),
     /// A version other than 1.
+    #[error("trace block has version {0}, not {VERSION}")]
     Version(u8),
     /// A count points past the end.
+    #[error("trace block ends inside a field")]
     Truncated,
     /// More than 32 hops.
+    #[error("trace block counts {0} nodes, more than {MAX_TRACE_NODES}")]
     TooManyNodes(usize),
     /// Bytes after the last hop.
+    #[error("trace block has {0} bytes after its last node")]
     Trailing(usize),
 }
-
-impl fmt::Display for BadTrace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TooLong(len) => write!(f, "trace block of {len} bytes is longer than {MAX_TRACE_LEN}"),
-            Self::Version(version) => write!(f, "trace block has version {version}, not {VERSION}"),
-            Self::Truncated => f.write_str("trace block ends inside a field"),
-            Self::TooManyNodes(count) => {
-                write!(f, "trace block counts {count} nodes, more than {MAX_TRACE_NODES}")
-            }
-            Self::Trailing(count) => write!(f, "trace block has {count} bytes after its last node"),
-        }
-    }
-}
-
-impl std::error::Error for BadTrace {}

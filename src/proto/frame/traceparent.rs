@@ -131,35 +131,26 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Why a text is no [`TraceParent`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadTraceParent {
     /// It has not the 55 characters of `00-<32>-<16>-<2>`; only a later version may
     /// have more, behind another dash.
+    #[error("it has not the length of 00-<32 digits>-<16 digits>-<2 digits>")]
     Length,
     /// Its fields are not of 2, 32, 16 and 2 characters.
+    #[error("its fields are not of 2, 32, 16 and 2 digits")]
     Field,
     /// A field holds something else than the digits 0 to 9 and a to f.
+    #[error("a digit is none of 0 to 9 and a to f")]
     Digit,
     /// Its version is ff, which is none.
+    #[error("the version ff is none")]
     Version,
     /// The trace or the span is all zeros, which is none.
+    #[error("a trace or span that is all zeros is none")]
     Zero,
 }
-
-impl fmt::Display for BadTraceParent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Length => "it has not the length of 00-<32 digits>-<16 digits>-<2 digits>",
-            Self::Field => "its fields are not of 2, 32, 16 and 2 digits",
-            Self::Digit => "a digit is none of 0 to 9 and a to f",
-            Self::Version => "the version ff is none",
-            Self::Zero => "a trace or span that is all zeros is none",
-        })
-    }
-}
-
-impl std::error::Error for BadTraceParent {}
 
 #[cfg(test)]
 mod tests {

@@ -5,16 +5,16 @@
 //!       └ asleep? ──▶ unpark ─────────────────▶ parked while it is empty
 //! ```
 //!
-//! The channel's own way to wait spins and yields for a while before it
-//! sleeps. A thread that yields counts as running: the system leaves it in line
-//! behind a reader on the same core although another core has nothing to do,
-//! which costs 7 to 14 % of the throughput on two cores. A thread that sleeps is
-//! woken where there is room. So the dispatcher sleeps at once, and whoever
-//! sends wakes it, which takes a system call only where it does sleep.
+//! The channel's own wait spins and yields for a while before it sleeps. A thread
+//! that yields counts as running: the system leaves it in line behind a reader on
+//! the same core although another core is idle, which costs 7 to 14 % of the
+//! throughput on two cores. A sleeping thread is woken on an idle core. So the
+//! dispatcher sleeps at once, and senders wake it, which takes a system call only
+//! if it does sleep.
 //!
-//! How long events wait is measured by samples, since a clock that is read for
-//! each would be seen in the throughput: once a millisecond at most the
-//! dispatcher asks for one, and whoever sends next notes the time.
+//! The waits of events are measured by samples, because reading the clock for each
+//! event would reduce the throughput. At most once a millisecond the dispatcher asks
+//! for a sample, and the next sender notes the time.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -25,9 +25,9 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError, TrySendError};
 
-use crate::host::deadline::{left, now};
+use crate::host::{left, now};
 
-/// How often the wait of an event is measured at most.
+/// At most this often the wait of an event is measured.
 const SAMPLES_EVERY: Duration = Duration::from_millis(1);
 
 /// Both ends of a channel with room for `capacity` events.
@@ -57,7 +57,7 @@ struct Bell {
     /// The dispatcher sleeps, or is about to.
     asleep: AtomicBool,
     dispatcher: OnceLock<Thread>,
-    /// The next event is to say when it was sent.
+    /// The next event is to hold the time at which it was sent.
     sample: AtomicBool,
 }
 
@@ -65,7 +65,7 @@ struct Bell {
 #[derive(Debug)]
 struct Sent<T> {
     event: T,
-    /// When it was sent, where that was asked for.
+    /// When it was sent, if it is a sample.
     at: Option<Instant>,
 }
 
@@ -86,7 +86,7 @@ impl Bell {
     }
 }
 
-/// Rings when it goes, so that the dispatcher hears of the last producer's end.
+/// Rings when it is dropped, so that the dispatcher notices the end of the last producer.
 #[derive(Clone, Debug)]
 struct Ring(Arc<Bell>);
 
@@ -96,7 +96,7 @@ impl Drop for Ring {
     }
 }
 
-/// Where events are sent. A clone is another producer.
+/// The sending end of the channel. A clone is another producer.
 #[derive(Debug)]
 pub struct Events<T> {
     // Dropped before the bell rings.
@@ -124,9 +124,9 @@ impl<T> Events<T> {
         Ok(())
     }
 
-    /// Waits for what answers an event. `None` where nobody will: an event that
-    /// was in the channel when the dispatcher ended, be it by a panic, stays in
-    /// there, and whoever could answer it with it.
+    /// Waits for the answer to an event. `None` if the dispatcher ends first. An event
+    /// that is in the channel when the dispatcher ends stays there together with the
+    /// sender of its answer, so waiting for the answer alone would never end.
     pub fn answer<A>(&self, answer: &Receiver<A>) -> Option<A> {
         crossbeam_channel::select! {
             recv(answer) -> answer => answer.ok(),
@@ -151,13 +151,13 @@ impl<T> Events<T> {
     }
 
     /// How many events wait.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.channel.len()
     }
 
     fn sent(&self, event: T) -> Sent<T> {
         let sample = &self.bell.0.sample;
-        // Which of several that send at once is the sample does not matter.
+        // Of several threads that send at once, any may be the sample.
         let asked = sample.load(Ordering::Relaxed) && sample.swap(false, Ordering::Relaxed);
         Sent {
             event,
@@ -166,7 +166,7 @@ impl<T> Events<T> {
     }
 }
 
-/// Where the dispatcher takes events from.
+/// The dispatcher's end of the channel.
 #[derive(Debug)]
 pub struct Queue<T> {
     // Dropped before the life ends.
@@ -180,8 +180,8 @@ pub struct Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// The oldest event. Blocks until there is one, until the deadline, or until
-    /// the last producer has gone.
+    /// The oldest event. Blocks until there is one, until the deadline, or until the last
+    /// producer is dropped.
     pub fn next(&self, deadline: Option<Instant>) -> Result<T, RecvTimeoutError> {
         loop {
             match self.channel.try_recv() {
@@ -194,8 +194,8 @@ impl<T> Queue<T> {
             self.bell.dispatcher.get_or_init(std::thread::current);
             self.bell.asleep.store(true, Ordering::SeqCst);
             fence(Ordering::SeqCst);
-            // Whatever was sent before the fence did not ring, so it is looked
-            // for here; so is the end of the last producer.
+            // A sender before the fence did not ring, so its event is looked for here;
+            // so is the end of the last producer.
             match self.channel.try_recv() {
                 Err(TryRecvError::Empty) => match left {
                     Some(left) => std::thread::park_timeout(left),
@@ -223,7 +223,7 @@ impl<T> Queue<T> {
         sent.event
     }
 
-    /// Asks the next event when it is sent, if it is time for a sample.
+    /// Makes the next event a sample, if it is time for one.
     pub fn ask_for_sample(&self, now: Instant) {
         let is_due = |asked: Instant| now.saturating_duration_since(asked) >= SAMPLES_EVERY;
         if self.asked.get().is_none_or(is_due) {
@@ -232,12 +232,12 @@ impl<T> Queue<T> {
         }
     }
 
-    /// How long the event waited that was just taken, where it is a sample.
+    /// How long the event that was just taken waited, if it is a sample.
     pub fn waited(&self) -> Option<Duration> {
         self.waited.take()
     }
 
-    /// Another handle, to see whether something waits.
+    /// A handle that sees whether events wait.
     pub fn watch(&self) -> Watch<T> {
         Watch(self.channel.clone())
     }
@@ -248,6 +248,7 @@ impl<T> Queue<T> {
 pub struct Watch<T>(Receiver<Sent<T>>);
 
 impl<T> Watch<T> {
+    /// Whether no event waits.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -263,7 +264,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::host::deadline::after;
+    use crate::host::after;
 
     #[test]
     fn a_sleeper_hears_every_producer_and_the_end_of_the_last() {

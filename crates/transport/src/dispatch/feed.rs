@@ -1,5 +1,6 @@
-//! What joins a reader to the dispatcher.
+//! Connects a reader to the dispatcher.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,8 +11,8 @@ use crate::link::Sink;
 use crate::outbox::Outbox;
 use crate::table::ConnectionId;
 
-/// Hands what a reader finds to the dispatcher, as far ahead of it as the
-/// reader's credit allows.
+/// Hands the items of a reader to the dispatcher, as far ahead as the reader's credit
+/// allows.
 pub struct Feed<C: Core> {
     id: ConnectionId,
     events: Events<DispatchEvent<C>>,
@@ -21,8 +22,8 @@ pub struct Feed<C: Core> {
 }
 
 impl<C: Core> Feed<C> {
-    /// For a connection that was just admitted. A long item may take so long
-    /// while memory is short.
+    /// For a connection that was just admitted. `limit` is how long an unfinished item may
+    /// wait for memory.
     pub fn new(admitted: &Admitted<C::Grant>, events: Events<DispatchEvent<C>>, limit: Duration) -> Self {
         Self {
             id: admitted.id,
@@ -31,6 +32,12 @@ impl<C: Core> Feed<C> {
             outbox: admitted.outbox.clone(),
             unfinished: admitted.credit.unfinished(limit),
         }
+    }
+}
+
+impl<C: Core> fmt::Debug for Feed<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Feed").field(&self.id).finish()
     }
 }
 
@@ -48,11 +55,10 @@ impl<C: Core> Sink<C::Item> for Feed<C> {
     }
 
     fn ended(&mut self, reason: EndReason) {
-        // What the peer sent before its end may still wait for its turn, and
-        // be answered: the link's own end waits until the dispatcher has dealt
-        // with all of it and closed the queue. That needs no time limit: the
-        // dispatcher comes to it, or it ends the connection, or its own end
-        // aborts whatever it has.
+        // Input from before the peer's end may still wait for its turn and be answered.
+        // So the link ends only after the dispatcher has dealt with all of it and closed
+        // the queue. This needs no time limit: the dispatcher gets to it, or it ends the
+        // connection, or its own end aborts all connections.
         if self.events.send(DispatchEvent::Ended(self.id, reason)).is_ok() {
             self.outbox.wait_until_closed(Duration::MAX);
         }

@@ -1,11 +1,12 @@
 //! One connection in its runner's table.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
 
 use super::{Core, DispatchEvent, Events};
-use crate::host::deadline::after;
+use crate::host::after;
 use crate::link::Link;
 use crate::outbox::Outbox;
 use crate::table::{ConnectionId, Table};
@@ -36,13 +37,13 @@ pub(super) struct Life<T, P> {
     pub(super) outbox: Outbox,
     /// `None` until the threads have been started.
     threads: Option<T>,
-    /// It is to send what waits and end.
+    /// It sends its queue and then ends.
     ending: bool,
-    /// It is to end at once.
+    /// It ends at once.
     aborted: bool,
     /// Its threads are about to end.
     finished: bool,
-    /// When the dispatcher last sent past its writer.
+    /// The step in which the dispatcher last sent in place of its writer.
     pub(super) sent_in_step: u64,
 }
 
@@ -50,9 +51,9 @@ pub(super) struct Life<T, P> {
 #[derive(Debug)]
 pub(super) struct Lives<T, P> {
     table: Table<Life<T, P>>,
-    /// How long one that ends may take to send what waits.
+    /// How long an ending connection may take to send its queue.
     parting: Duration,
-    /// When those that are ending are cut off, in order.
+    /// When ending connections are cut off, in the order of time.
     cut_off: VecDeque<(Instant, ConnectionId)>,
 }
 
@@ -77,7 +78,7 @@ impl<T: Threads, P> Lives<T, P> {
         self.table.get_mut(id)
     }
 
-    /// Whether a connection is there and has not begun to end.
+    /// Whether a connection exists and has not begun to end.
     pub(super) fn is_open(&self, id: ConnectionId) -> bool {
         self.table.get(id).is_some_and(|life| !life.ending)
     }
@@ -97,8 +98,8 @@ impl<T: Threads, P> Lives<T, P> {
         );
     }
 
-    /// Lets a connection send what waits and end, or ends it at once. False
-    /// where it was ending already.
+    /// Lets a connection send its queue and end, or ends it at once. False if it was
+    /// ending already.
     pub(super) fn end(&mut self, id: ConnectionId, abort: bool, now: Instant) -> bool {
         let Some(life) = self.table.get_mut(id) else {
             return false;
@@ -114,8 +115,8 @@ impl<T: Threads, P> Lives<T, P> {
         began
     }
 
-    /// The threads run. A connection that has ended meanwhile is joined.
-    /// True where it is gone now.
+    /// Notes that the threads run. A connection that has ended meanwhile is joined. True
+    /// if the connection is removed now.
     pub(super) fn started(&mut self, id: ConnectionId, threads: T) -> bool {
         let Some(life) = self.table.get_mut(id) else {
             return false;
@@ -127,7 +128,7 @@ impl<T: Threads, P> Lives<T, P> {
         self.reap(id)
     }
 
-    /// The threads are about to end. True where the connection is gone now.
+    /// Notes that the threads are about to end. True if the connection is removed now.
     pub(super) fn finished(&mut self, id: ConnectionId) -> bool {
         if let Some(life) = self.table.get_mut(id) {
             life.finished = true;
@@ -135,7 +136,7 @@ impl<T: Threads, P> Lives<T, P> {
         self.reap(id)
     }
 
-    /// Takes a connection out whose threads never ran.
+    /// Removes a connection whose threads never ran.
     pub(super) fn never_started(&mut self, id: ConnectionId) -> bool {
         let life = self.remove(id);
         if let Some(life) = &life {
@@ -145,8 +146,8 @@ impl<T: Threads, P> Lives<T, P> {
         life.is_some()
     }
 
-    /// Joins the threads of a connection that has ended and whose threads have
-    /// said their last word. True where the connection is gone now.
+    /// Joins the threads of a connection that has ended, if they are about to end. True if
+    /// the connection is removed now.
     pub(super) fn reap(&mut self, id: ConnectionId) -> bool {
         let over = self
             .table
@@ -173,13 +174,13 @@ impl<T: Threads, P> Lives<T, P> {
         Some(life)
     }
 
-    /// When the next one is to be cut off.
+    /// When the next ending connection is cut off.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.cut_off.front().map(|(at, _)| *at)
     }
 
-    /// Ends at once who has had its time to send what waited: one whose peer
-    /// takes a byte now and then would never come to an end.
+    /// Cuts off connections whose time to send their queue is over. Without that, a peer
+    /// that takes a byte now and then would keep its connection forever.
     pub(super) fn tick(&mut self, now: Instant) {
         while let Some((at, id)) = self.cut_off.front().copied()
             && at <= now
@@ -209,8 +210,9 @@ impl<T: Threads, P> Life<T, P> {
     }
 }
 
-/// Tells the dispatcher, whatever comes in between, that the threads of an
-/// admitted connection run or never will: so none stays that has none.
+/// Tells the dispatcher that the threads of an admitted connection run, or that they never
+/// will. Dropping it tells that in any case, also after a panic, so no connection stays in
+/// the table without threads.
 pub struct Admission<C: Core, T: Send + 'static = Link> {
     id: ConnectionId,
     events: Events<DispatchEvent<C, T>>,
@@ -227,9 +229,15 @@ impl<C: Core, T: Send + 'static> Admission<C, T> {
         }
     }
 
-    /// The threads run, or could not be started.
+    /// Notes the threads, or why they could not be started.
     pub fn started(&mut self, threads: io::Result<T>) {
         self.threads = Some(threads);
+    }
+}
+
+impl<C: Core, T: Send + 'static> fmt::Debug for Admission<C, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Admission").field(&self.id).finish()
     }
 }
 

@@ -15,13 +15,13 @@
 //! * A [`Core`] is a protocol's state without sockets, threads or clock. SSNTP's
 //!   and OpFlex's servers are one each.
 //! * The [`Runner`] runs a core: it keeps the connections, lets them take turns
-//!   (see [`flow`](super::flow)), carries out what the core wants, and watches
-//!   over time limits. It has no thread and no clock either, so that a simulation
-//!   runs the same code step by step.
+//!   (see [`flow`](super::flow)), carries out the core's actions, and watches time
+//!   limits. It has no thread and no clock either, so a simulation runs the same
+//!   code step by step.
 //! * [`run`] is the thread: it takes events and tells the runner the time.
-//! * [`events`] is the only way in, and [`Feed`] the reader's.
+//! * [`events`] is the only way in. Readers use it through a [`Feed`].
 //!
-//! The life of a connection, from consent to the end of its threads:
+//! The life of a connection, from its admission to the end of its threads:
 //!
 //! ```text
 //!  Admit ─ Core::admit ──▶ Starting ─ Started(Ok) ──▶ Running
@@ -33,8 +33,8 @@
 //! ```
 //!
 //! A connection is in the runner's table from its admission until its threads
-//! are joined, and the length of that table is what limits are compared with:
-//! there is no second count that could differ from it.
+//! are joined. Limits are compared with the length of that table; there is no
+//! second count that could differ from it.
 
 pub mod events;
 mod feed;
@@ -45,6 +45,7 @@ mod runner;
 mod tests;
 
 use std::cell::Cell;
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -61,30 +62,30 @@ use crate::end::EndReason;
 use crate::flow::{Credit, Flow};
 use crate::link::Link;
 use crate::outbox::{Gauge, Outbox};
-use crate::stream::outgoing::Outgoing;
+use crate::stream::Outgoing;
 use crate::table::ConnectionId;
 
-/// Room in the channel of events: enough that a burst of readers need not
-/// wait, and a batch is mostly one read.
+/// The capacity of the channel of events. It is large enough that a burst of readers does
+/// not wait, and small enough that the events are mostly one batch of each reader.
 pub const EVENTS: usize = 256;
 
-/// The state of a protocol's server: input and the time in, actions out.
+/// The state of a protocol's server: input and the time go in, actions come out.
 ///
-/// Every call appends to `actions` what is to be done. Nothing here waits.
+/// Every call appends to `actions`. No call waits.
 pub trait Core: Send + Sized + 'static {
-    /// What readers find.
+    /// A decoded piece of a peer's input.
     type Item: Send + 'static;
-    /// What a newcomer asks with.
+    /// A newcomer's request to be admitted.
     type Request: Send + 'static;
-    /// What an admitted newcomer needs to know.
+    /// The answer to an admitted newcomer.
     type Grant: Send + 'static;
-    /// What an admitted newcomer holds until its threads are joined.
+    /// A guard that is kept until the connection's threads are joined.
     type Place: Send + 'static;
-    /// Why a newcomer is not admitted.
+    /// The reason why a newcomer is not admitted.
     type Refusal: Send + 'static;
 
-    /// Judges a newcomer, who becomes `id` where it is admitted. So many
-    /// connections are there already, those that are ending included.
+    /// Decides about a newcomer, which gets the number `id` if it is admitted. There are
+    /// `standing` connections already, including those that are ending.
     fn admit(
         &mut self,
         id: ConnectionId,
@@ -95,15 +96,15 @@ pub trait Core: Send + Sized + 'static {
         actions: &mut Vec<Action>,
     ) -> Result<(Self::Grant, Self::Place), Self::Refusal>;
 
-    /// The newcomer has been told, or could not be and is gone again.
+    /// Called after an admission: the newcomer was `told`, or it is gone already.
     fn admitted(&mut self, id: ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
         if !told {
             self.ended(id, EndReason::Local, now, actions);
         }
     }
 
-    /// Deals with at most about so many frames of an item. Gives back how many
-    /// they were, and what is left of the item.
+    /// Deals with about `most` frames of an item, at most. Returns how many they were, and
+    /// the rest of the item.
     fn item(
         &mut self,
         id: ConnectionId,
@@ -113,78 +114,110 @@ pub trait Core: Send + Sized + 'static {
         actions: &mut Vec<Action>,
     ) -> (u32, Option<Self::Item>);
 
-    /// So many bytes have been received for what comes next from it.
+    /// Counts the bytes of a connection's next items.
     fn received(&mut self, id: ConnectionId, bytes: u64, now: Instant);
 
-    /// A connection has come to an end by itself. Its way out is being closed.
+    /// Called when a connection has ended by itself. Its way out is being closed.
     fn ended(&mut self, id: ConnectionId, reason: EndReason, now: Instant, actions: &mut Vec<Action>);
 
-    /// Items of a connection that ended, which nobody will deal with.
+    /// Called with the items of a connection that ended before its turn.
     fn left(&mut self, id: ConnectionId, items: Vec<Self::Item>);
 
-    /// An item does not fit into the queue of a connection, and nobody waits
-    /// for it. Sent again, it would come back again. False where it is dropped,
-    /// and true where an action sends it.
+    /// Called if an item does not fit into the queue of a connection and no sender
+    /// waits. Returns true if an action sends the item in another way, and false if it
+    /// is dropped. An ordinary send would fail again.
     fn full(&mut self, to: ConnectionId, item: Outgoing, now: Instant, actions: &mut Vec<Action>) -> bool;
 
-    /// Something has been dealt with: a chance to tell an application of what
-    /// came of it. Called until it appends no more.
+    /// Called after each step, so that an application can be told of the results. Called
+    /// again until it appends no action.
     fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
         let _ = (now, actions);
     }
 
-    /// When [`tick`](Self::tick) is to be called, if nothing happens before.
+    /// When [`tick`](Self::tick) is to be called next.
     fn next_deadline(&mut self) -> Option<Instant>;
 
-    /// Does what is due.
+    /// Does the work that is due at that time.
     fn tick(&mut self, now: Instant, actions: &mut Vec<Action>);
 
-    /// End every connection and admit nobody any more.
+    /// Ends every connection and admits no newcomers from now on.
     fn stop(&mut self, now: Instant, actions: &mut Vec<Action>);
 }
 
-/// What a core wants done.
+/// An action that a core wants done.
 #[derive(Debug)]
 pub enum Action {
-    /// Send this. Sends that a connection's items cause make that connection
-    /// wait where the receiver has no room.
-    Send { to: ConnectionId, item: Outgoing },
-    /// Send this in place of the oldest items that wait.
-    SendDroppingOldest { to: ConnectionId, item: Outgoing },
-    /// End a connection: once what waits for it is sent, or at once.
-    End { id: ConnectionId, abort: bool },
-    /// End all of them, as a stop of the owner does.
+    /// Send an item. If the receiver has no room, the connection whose item caused the
+    /// send waits.
+    Send {
+        /// The receiver.
+        to: ConnectionId,
+        /// The item.
+        item: Outgoing,
+    },
+    /// Send an item and drop the receiver's oldest waiting items to make room.
+    SendDroppingOldest {
+        /// The receiver.
+        to: ConnectionId,
+        /// The item.
+        item: Outgoing,
+    },
+    /// End a connection.
+    End {
+        /// The connection.
+        id: ConnectionId,
+        /// Whether it ends at once. Otherwise its queue is sent first.
+        abort: bool,
+    },
+    /// End all connections, as a stop by the owner does.
     Stop,
 }
 
 /// A newcomer that was admitted.
 #[derive(Debug)]
 pub struct Admitted<G> {
+    /// Its number.
     pub id: ConnectionId,
+    /// Its way out.
     pub outbox: Outbox,
+    /// The credit of its reader.
     pub credit: Arc<Credit>,
+    /// The core's answer.
     pub grant: G,
 }
 
-/// What a newcomer is told.
+/// The answer to a newcomer.
 pub type Verdict<C> = Result<Admitted<<C as Core>::Grant>, <C as Core>::Refusal>;
 
-/// Something to be done on the dispatcher.
+/// A function that changes the core on the dispatcher's thread.
 pub type Call<C> = dyn FnOnce(&mut C, Instant, &mut Vec<Action>) + Send;
 
-/// Something that looks at everything on the dispatcher, and changes nothing.
+/// A function that looks at the core on the dispatcher's thread and changes nothing.
 pub type Look<C> = dyn FnOnce(&C, &View<'_, <C as Core>::Item>) + Send;
 
-/// A runner as it shows itself to a [`Look`].
+/// The state of a runner, for a [`Look`].
 pub struct View<'a, I> {
+    /// The time of the look.
     pub now: Instant,
+    /// The flow between the connections.
     pub flow: &'a Flow<I>,
     /// Connections from their admission until their threads are joined.
     pub connections: usize,
-    /// But for what only the sender of the look knows.
+    /// The dispatcher's figures, except for those that only the asking thread knows.
     pub dispatcher: DispatcherFigures,
+    /// The budget of frames that wait to be sent.
     pub queues: BudgetFigures,
+    /// The budget of received frames.
     pub received: BudgetFigures,
+}
+
+impl<I> fmt::Debug for View<'_, I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("View")
+            .field("connections", &self.connections)
+            .field("dispatcher", &self.dispatcher)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The only way into the dispatcher.
@@ -201,28 +234,33 @@ pub enum DispatchEvent<C: Core, T = Link> {
     Ended(ConnectionId, EndReason),
     /// The threads of a connection are about to end.
     Finished(ConnectionId),
-    /// Another thread has something to be done here.
+    /// Another thread changes the core.
     Call(Box<Call<C>>),
-    /// Another thread wants to look.
+    /// Another thread looks at the core.
     Look(Box<Look<C>>),
-    /// End every connection, admit nobody.
+    /// End every connection, and admit no newcomers.
     Stop,
-    /// Nobody will send anything more but the readers and writers.
+    /// From now on only readers and writers send events.
     Exit,
 }
 
+impl<C: Core, T> fmt::Debug for DispatchEvent<C, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DispatchEvent")
+    }
+}
+
 impl<C: Core> Events<DispatchEvent<C>> {
-    /// Asks the dispatcher to admit a newcomer, and waits for its verdict; none
-    /// where the dispatcher is gone. It answers every request, also while it
-    /// stops.
+    /// Asks the dispatcher to admit a newcomer and waits for the answer. `None` if the
+    /// dispatcher has ended. It answers every request, even while it stops.
     pub fn admit(&self, request: C::Request) -> Option<Verdict<C>> {
         let (reply, verdict) = crossbeam_channel::bounded(1);
         self.send(DispatchEvent::Admit(Box::new(request), reply)).ok()?;
         self.answer(&verdict)
     }
 
-    /// Gives back what a look at everything makes of it, with how busy the
-    /// dispatcher is; none where it is gone.
+    /// Runs `look` on the dispatcher's thread. Returns its result, and how busy the
+    /// dispatcher is. `None` if the dispatcher has ended.
     pub fn look<T: Send + 'static>(
         &self,
         look: impl FnOnce(&C, &View<'_, C::Item>) -> T + Send + 'static,
@@ -246,8 +284,8 @@ thread_local! {
     static IS_DISPATCHER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is a dispatcher, of whatever server: it must not wait
-/// for another one, which may be waiting for it.
+/// Whether this thread is the dispatcher of any server. A dispatcher must not wait for
+/// another one, which may be waiting for it.
 pub fn is_dispatcher() -> bool {
     IS_DISPATCHER.get()
 }
@@ -262,7 +300,7 @@ pub fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Dispatc
             match events.next(due) {
                 Ok(first) => event = Some(first),
                 Err(RecvTimeoutError::Timeout) => {}
-                // Every sender is gone, and with them every connection.
+                // There are no senders left, and so no connections.
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
@@ -272,8 +310,8 @@ pub fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Dispatc
             runner.waited(events.waited());
             runner.handle(event, now);
         }
-        // What has come is put where it belongs before anybody takes a turn, so
-        // that a turn is given to who waits longest, not to who shouts loudest.
+        // All events that have come are handled before the next turn, so that the turn
+        // goes to the connection that has waited longest, not to the busiest one.
         for _ in 0..EVENTS {
             let Some(event) = events.try_next() else { break };
             runner.waited(events.waited());
@@ -289,8 +327,8 @@ fn clock() -> Instant {
     Instant::now()
 }
 
-/// How long this thread has had a processor: a turn in which the system gave it
-/// to others took no longer than without that.
+/// The processor time of this thread. Turns are measured by it, so that a turn does not
+/// count as longer because the system ran other threads meanwhile.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()

@@ -10,31 +10,30 @@ use crate::budget::Budget;
 use crate::end::EndReason;
 use crate::flow::{Credit, Delivery, Flow, Input};
 use crate::histogram::Histogram;
-use crate::host::deadline::after;
+use crate::host::after;
 use crate::link::Link;
 use crate::outbox::{Limits, Outbox};
-use crate::stream::outgoing::Outgoing;
+use crate::stream::Outgoing;
 use crate::table::{ConnectionId, Numbers};
 
-/// How a runner treats its connections.
+/// The limits that a runner sets for its connections.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How much may wait for one connection.
+    /// The limits of one connection's queue.
     pub queue: Limits,
-    /// How much all queues may take together.
+    /// The memory of all queues together.
     pub budget: Budget,
-    /// How much may be received and not dealt with, of all connections
-    /// together.
+    /// The memory of received items that are not dealt with, of all connections together.
     pub received: Budget,
     /// How long others wait for a receiver that does not keep the pace.
     pub patience: Duration,
-    /// How long a connection that ends may take to send what waits.
+    /// How long a connection that ends may take to send its queue.
     pub parting: Duration,
-    /// The same at a stop.
+    /// As `parting`, at a stop.
     pub grace: Duration,
 }
 
-/// A core with its connections, and whose turn it is.
+/// A core with its connections and their turns.
 pub struct Runner<C: Core, T: Threads = Link> {
     core: C,
     settings: Settings,
@@ -42,20 +41,19 @@ pub struct Runner<C: Core, T: Threads = Link> {
     lives: Lives<T, C::Place>,
     numbers: Numbers,
     actions: Vec<Action>,
-    /// Whether no event waits: then the dispatcher may do what writers would.
+    /// Whether no event waits. Then the dispatcher may send in place of writers.
     quiet: Box<dyn Fn() -> bool + Send>,
-    /// Counts what is dealt with, item by item: a connection is sent to past
-    /// its writer once for each. What a handler sends beyond that is for the
-    /// writer, in as few writes as it can.
+    /// Counts the items that are dealt with. For each item the dispatcher sends at most
+    /// once to a connection by itself. The writer sends the rest, in as few writes as
+    /// possible.
     step: u64,
-    /// Nothing else is to be done after the present item.
+    /// Whether there is nothing else to do after the present item.
     last: bool,
-    /// When a stop cuts off who is left.
+    /// When a stop cuts off the remaining connections.
     stopping: Option<Instant>,
     exiting: bool,
     due: Option<Instant>,
-    /// How long events waited, as far as that was measured, and how long turns
-    /// took.
+    /// How long sampled events waited, and how long turns took.
     waits: Histogram,
     turns: Histogram,
 }
@@ -70,6 +68,7 @@ impl<C: Core + fmt::Debug, T: Threads> fmt::Debug for Runner<C, T> {
 }
 
 impl<C: Core, T: Threads> Runner<C, T> {
+    /// A runner without connections. `quiet` tells whether no event waits.
     pub fn new(core: C, settings: Settings, quiet: impl Fn() -> bool + Send + 'static) -> Self {
         Self {
             core,
@@ -89,22 +88,22 @@ impl<C: Core, T: Threads> Runner<C, T> {
         }
     }
 
-    /// For tests and simulations that step the dispatcher.
+    /// The core, for tests and simulations that step the dispatcher.
     pub fn core(&self) -> &C {
         &self.core
     }
 
-    /// For tests and simulations that step the dispatcher.
+    /// The core to be changed, for tests and simulations that step the dispatcher.
     pub fn core_mut(&mut self) -> &mut C {
         &mut self.core
     }
 
-    /// For tests and simulations that step the dispatcher.
+    /// The flow, for tests and simulations that step the dispatcher.
     pub fn flow(&self) -> &Flow<C::Item> {
         &self.flow
     }
 
-    /// For tests and simulations that step the dispatcher.
+    /// How many connections there are, for tests and simulations that step the dispatcher.
     pub fn standing(&self) -> usize {
         self.lives.len()
     }
@@ -114,7 +113,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         self.exiting && self.lives.is_empty()
     }
 
-    /// Whether nobody has input to be dealt with.
+    /// Whether no connection has input for a turn.
     pub fn is_idle(&self) -> bool {
         self.flow.is_idle()
     }
@@ -133,14 +132,14 @@ impl<C: Core, T: Threads> Runner<C, T> {
         self.due
     }
 
-    /// The event that comes next has waited so long, as far as that was measured.
+    /// Counts how long the next event has waited, if it was sampled.
     pub fn waited(&mut self, wait: Option<Duration>) {
         if let Some(wait) = wait {
             self.waits.record(wait);
         }
     }
 
-    /// Puts an event where it belongs; what readers found waits for its turn.
+    /// Handles an event. The items of readers wait for a turn of their connection.
     pub fn handle(&mut self, event: DispatchEvent<C, T>, now: Instant) {
         self.begin_step(self.flow.is_idle());
         match event {
@@ -157,7 +156,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
             DispatchEvent::Admit(request, reply) => {
                 let verdict = self.admit(*request, now);
                 let id = verdict.as_ref().ok().map(|admitted| admitted.id);
-                // Who is replaced leaves before the newcomer is told.
+                // A connection that is replaced leaves before the newcomer is told.
                 self.perform(None, now);
                 let told = reply.send(verdict).is_ok();
                 if let Some(id) = id {
@@ -186,8 +185,8 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 }
                 return;
             }
-            // What the peer sent before its end may still wait for turns; then
-            // the connection goes when they have come to that end.
+            // Input from before the peer's end may still wait for turns. Then the
+            // connection ends after those turns.
             DispatchEvent::Finished(id) => {
                 if !self.flow.has_end(id) {
                     self.end_of(id, EndReason::Local, now);
@@ -206,10 +205,9 @@ impl<C: Core, T: Threads> Runner<C, T> {
         self.perform(None, now);
     }
 
-    /// Lets the next connection take its turn. `clock` measures what the core
-    /// makes of the frames, in whatever time counts. What is then done about them is not counted: it is
-    /// done once for an item, however many frames that has, so shorter turns
-    /// would only have it done more often.
+    /// Lets the next connection take its turn. `clock` measures the core's work on the
+    /// frames. The actions that follow are not measured: they are carried out once for an
+    /// item, however many frames it has, so shorter turns would only repeat them.
     pub fn turn(&mut self, now: Instant, clock: impl Fn() -> Duration) {
         let Some((id, most)) = self.flow.next_turn() else {
             return;
@@ -260,8 +258,8 @@ impl<C: Core, T: Threads> Runner<C, T> {
         }
     }
 
-    /// Does what was due when [`next_deadline`](Self::next_deadline) was asked
-    /// for, if its time has come.
+    /// Does the work of the last [`next_deadline`](Self::next_deadline), if that time has
+    /// come.
     pub fn tick(&mut self, now: Instant) {
         if self.due.is_none_or(|due| due > now) {
             return;
@@ -317,7 +315,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         }
     }
 
-    /// A connection has come to its end by itself.
+    /// Handles the end of a connection that has ended by itself.
     fn end_of(&mut self, id: ConnectionId, reason: EndReason, now: Instant) {
         if self.lives.is_open(id) {
             self.core.ended(id, reason, now, &mut self.actions);
@@ -334,7 +332,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         }
     }
 
-    /// A connection takes part no more.
+    /// Takes a connection out of the flow.
     fn leave(&mut self, id: ConnectionId) {
         let items = self.flow.remove(id);
         if !items.is_empty() {
@@ -356,7 +354,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         }
     }
 
-    /// Does what the core wants done, and what comes of that.
+    /// Carries out the core's actions, and those that follow from them.
     fn perform(&mut self, sender: Option<ConnectionId>, now: Instant) {
         self.core.settle(now, &mut self.actions);
         let mut actions = std::mem::take(&mut self.actions);
@@ -367,15 +365,15 @@ impl<C: Core, T: Threads> Runner<C, T> {
             self.core.settle(now, &mut self.actions);
             std::mem::swap(&mut actions, &mut self.actions);
         }
-        // The list keeps its memory for the next time, unless it was a flood.
+        // The list keeps its memory for the next time, unless it is unusually long.
         if actions.capacity() <= 4096 {
             self.actions = actions;
         }
     }
 
-    /// An item finds no room and nobody waits for it: the core says what is to
-    /// be done. That is done at once: what is sent next may find room, and is
-    /// not to overtake an item that goes in place of older ones.
+    /// Asks the core about an item for which there is no room. Its actions are carried out
+    /// at once: a later item may find room, and must not overtake one that replaces older
+    /// items.
     fn full(&mut self, to: ConnectionId, item: Outgoing, now: Instant) {
         let (load, before) = (item.load(), self.actions.len());
         let is_sent = self.core.full(to, item, now, &mut self.actions);

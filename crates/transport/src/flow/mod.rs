@@ -1,5 +1,5 @@
-//! Flow control: who may go on, and who waits for whom. One place for rules,
-//! forwarded frames, answers, and what handlers send.
+//! Flow control: which connections may go on, and which wait for which receiver. One
+//! place for rules, forwarded frames, answers, and the frames that handlers send.
 //!
 //! ```text
 //!  reader ── Credit ──▶ input of its connection ── a turn at a time ──▶ core
@@ -13,45 +13,44 @@
 //!
 //! # Exact
 //!
-//! What a connection sends is handed to a receiver's queue only while that has
-//! room below its mark; otherwise it waits in the receiver's line, and its
-//! sender gets no further turn until all that it has in lines is delivered. So
-//! a queue is never overrun because many send at once: what waits is one turn
-//! for each sender, counted in the [`Budget`], and one queue for each receiver.
-//! When a receiver has drained some way below its mark, its line moves, in
-//! order, as far as there is room, and nobody else is woken.
+//! A frame is handed to a receiver's queue only while the queue has room below its
+//! mark. Otherwise the frame waits in the receiver's line, and its sender gets no
+//! further turn until all its frames in lines are delivered. So many senders at once
+//! never overrun a queue: at most one turn of each sender waits, counted in the
+//! [`Budget`], and one queue for each receiver. When a receiver has drained some way
+//! below its mark, its line moves in order as far as there is room, and no other line
+//! is touched.
 //!
-//! # Who is waited for
+//! # Patience
 //!
-//! A receiver that takes at least 4 MiB or 20,000 frames a second while others
-//! wait for it is waited for as long as it likes; of a frame in its writer's
-//! hand counts what the system has. One that takes less for as
-//! long as the *patience* is slow: its line is delivered up to the limit of its
-//! queue or its share of the budget, what does not fit meets the policy of the
-//! core, and nobody waits for it again before its queue has drained to half of
-//! its mark. So one stuck peer delays those who
-//! send to it once, by the patience, and everybody else not at all.
+//! A receiver that takes at least 4 MiB or 20,000 frames a second while others wait
+//! for it may take as long as it needs. Of a frame that its writer is sending, the bytes
+//! that the system has taken count. A receiver that takes less for as long as the
+//! *patience* is slow: its line is delivered up to the limit of its queue or its share
+//! of the budget, and the policy of the core decides about frames that do not fit.
+//! Senders wait for it again only after its queue has drained to half of its mark. So
+//! one stuck peer delays its senders once, by the patience, and no other connection.
 //!
-//! A sender whose own answers pile up waits for itself: that harms nobody else,
-//! and the write timeout ends a peer that never reads.
+//! A sender whose own answers pile up waits for itself. That harms no other
+//! connection, and the write timeout ends a peer that never reads.
 //!
 //! # Turns
 //!
 //! Connections with input take turns. A turn is as many frames as the core can
-//! deal with in about a millisecond, as measured in the turns before: so a
-//! connection whose frames are expensive delays others no longer than one whose
-//! frames are cheap. The next turn is of who has had least of the dispatcher
-//! (start-time fair queueing, with some credit for those that were quiet): so one
-//! that sends less than its fair part passes a thousand busy ones.
+//! deal with in about a millisecond, as measured in earlier turns. So a connection
+//! with expensive frames delays others no longer than one with cheap frames. The next
+//! turn goes to the connection that has used the least of the dispatcher (start-time
+//! fair queueing, with some credit for quiet connections). So a connection that sends
+//! less than its fair share passes a thousand busy ones.
 //!
 //! | bound | how much | when full |
 //! |---|---|---|
 //! | input of a connection | its credit, 1 MiB or one batch | its reader waits, and with it its peer |
-//! | what has arrived of an unfinished item | the budget of what was received, beyond 128 KiB | it is not read from, up to the write timeout; then it is ended |
-//! | a receiver's queue, for others' frames | half of its limit, or its share of the budget | senders wait in its line |
-//! | a receiver's queue, for answers to itself | 1 MiB | it is not read from |
+//! | the received part of an unfinished item | the budget of received bytes, beyond 128 KiB | the connection is not read, up to the write timeout; then it is ended |
+//! | a receiver's queue, for frames of others | half of its limit, or its share of the budget | senders wait in its line |
+//! | a receiver's queue, for answers to itself | 1 MiB | the connection is not read |
 //! | a receiver's line | one turn of each sender | – |
-//! | a receiver's queue, where nobody waits: it is slow, or the application sends by itself | its limit, or its share of the budget | the core's policy |
+//! | a receiver's queue, if no sender waits: the receiver is slow, or the application sends by itself | its limit, or its share of the budget | the core's policy |
 
 mod credit;
 #[cfg(test)]
@@ -68,124 +67,123 @@ pub use self::unfinished::Unfinished;
 use crate::budget::Budget;
 use crate::end::EndReason;
 use crate::outbox::{Outbox, PushError};
-use crate::stream::outgoing::{Load, Outgoing};
+use crate::stream::{Load, Outgoing};
 use crate::table::{ConnectionId, Table};
 
-/// How long others wait for a receiver that does not keep the pace, where the
-/// configuration does not say: longer than a healthy process is without a
-/// processor on a busy machine.
+/// How long others wait for a receiver that does not keep the pace, by default. A healthy
+/// process on a busy machine gets a processor sooner than that.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The pace of a receiver that is worth waiting for, each second: one of the
-/// two suffices.
+/// The pace, for each second, at which a receiver is worth waiting for. One of the two is
+/// enough.
 const PACE_BYTES: f64 = (4 << 20) as f64;
 const PACE_FRAMES: f64 = 20_000.0;
 
-/// How much of its own answers may wait for a connection that is still read.
+/// How many bytes of its own answers may wait for a connection that is still read.
 const ANSWERS: u64 = 1 << 20;
 
-/// How long a turn is meant to take. Ten connections with a backlog of the
-/// most expensive frames delay an eleventh by ten of these.
+/// How long a turn should take. Ten connections with a backlog of the most expensive
+/// frames delay an eleventh by ten turns.
 const TURN: Duration = Duration::from_millis(1);
-/// What a byte counts in nanoseconds of the dispatcher: it is received, opened,
-/// sealed and sent, which is other threads' work on the same processors.
+/// The cost of a byte in nanoseconds of the dispatcher. Other threads receive, open, seal
+/// and send it on the same processors.
 const BYTE: u64 = 4;
-/// How much less of the server than the others a connection may have had
-/// and catch up with, in the units of [`Way::had`]: one that sends less than its
-/// fair part is always first with what it sends now and then, and one that was
-/// quiet for long and sends much keeps the others waiting for a millisecond.
+/// How far a connection's use of the server may be behind that of the others, in the
+/// units of [`Way::had`]. A connection that sends less than its fair share is always
+/// first with its occasional frames. One that was quiet for long and then sends much
+/// keeps the others waiting for a millisecond only.
 const BEHIND: u64 = 1 << 20;
 /// The frames of a connection's first turn.
 const FIRST_TURN: u32 = 256;
 /// The most frames of a turn: a batch of frames without payload.
 const LONGEST_TURN: u32 = 1 << 20;
 
-/// What became of an item.
+/// The result of [`Flow::deliver`].
 #[derive(Debug)]
 pub enum Delivery {
-    /// It is in the receiver's queue, or waits for its turn in the line.
+    /// The item is in the receiver's queue, or waits in its line.
     Taken,
-    /// There is no room, and its sender is not to wait. It comes back.
+    /// There is no room, and the sender does not wait. The item comes back.
     Full(Outgoing),
     /// The receiver is closed or gone.
     Gone,
 }
 
-/// What a turn finds in the input of its connection.
+/// The next input of a connection.
 #[derive(Debug)]
 pub enum Input<I> {
+    /// An item that the reader found.
     Item(I),
-    /// The reader has come to an end, and everything before it is dealt with.
+    /// The reader has come to an end, and all items before it are dealt with.
     End(EndReason),
 }
 
-/// The flow between all connections of one dispatcher. `I` is what readers
-/// find.
+/// The flow between all connections of one dispatcher. Readers find items of type `I`.
 #[derive(Debug)]
 pub struct Flow<I> {
     ways: Table<Way<I>>,
     budget: Budget,
     patience: Duration,
-    /// Connections with input, and how much of the dispatcher each has had.
+    /// Connections with input, and how much of the dispatcher each has used.
     turns: BinaryHeap<Reverse<(u64, ConnectionId)>>,
-    /// How much the one had had whose turn was last.
+    /// How much the connection of the last turn had used.
     served: u64,
     /// Receivers that others wait for.
     awaited: Vec<ConnectionId>,
 }
 
-/// One connection: what came from it, and what is to go to it.
+/// One connection: its input, and the line of items for it.
 #[derive(Debug)]
 struct Way<I> {
     credit: Arc<Credit>,
     input: VecDeque<Batch<I>>,
     end: Option<EndReason>,
-    /// In the list of who takes turns.
+    /// It is in the list of connections that take turns.
     listed: bool,
-    /// How much of the server it has had: nanoseconds of the dispatcher, frames,
+    /// How much of the server it has used: nanoseconds of the dispatcher, frames,
     /// and [`BYTE`] for each byte.
     had: u64,
     /// How many frames its next turn has.
     turn: u32,
-    /// In the lines of how many receivers it stands.
+    /// How many receivers have items of it in their line.
     owed: usize,
-    /// And since when it stands in any.
+    /// Since when there is such a receiver.
     owes_since: Option<Instant>,
 
     outbox: Outbox,
     limit: u64,
     line: VecDeque<Waiting>,
-    /// Since when others wait, and what had been sent then.
+    /// Since when others wait, and how much it had taken then.
     watched: Option<(Instant, Load)>,
-    /// Nobody waits for it.
+    /// It is slow, so no sender waits for it.
     slow: bool,
-    /// When there was last something for it.
+    /// When the last item for it came.
     sent_to: Option<Instant>,
 }
 
-/// How the flow from and to one connection stands.
+/// The state of the flow from and to one connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// Since when it waits for room in the queues of others.
     pub in_line_since: Option<Instant>,
-    /// Since when its reader waits until what it read is dealt with.
+    /// Since when its reader waits until the dispatcher has dealt with its items.
     pub without_credit_since: Option<Instant>,
     /// Since when others wait for it, or since it was last seen to keep the pace.
     pub awaited_since: Option<Instant>,
-    /// Nobody waits for it.
+    /// It is slow, so no sender waits for it.
     pub is_slow: bool,
-    /// When there was last something for its queue.
+    /// When the last item for its queue came.
     pub sent_to: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Batch<I> {
     items: VecDeque<I>,
-    /// What the reader's credit gets back once it is dealt with.
+    /// The credit that the reader gets back when the batch is dealt with.
     bytes: u64,
 }
 
-/// What one sender has for a receiver without room.
+/// The items of one sender in the line of a receiver.
 #[derive(Debug)]
 struct Waiting {
     sender: ConnectionId,
@@ -193,23 +191,23 @@ struct Waiting {
 }
 
 impl<I> Way<I> {
-    /// Up to how much memory of its queue others may fill.
+    /// How many bytes of its queue's memory others may fill.
     fn mark(&self, budget: &Budget) -> u64 {
         (self.limit / 2).min(budget.share())
     }
 
-    /// The same for those that wait in its line: it may be itself.
+    /// The mark for a sender in its line, which may be the receiver itself.
     fn mark_for(&self, own: bool, budget: &Budget) -> u64 {
         let mark = self.mark(budget);
         if own { mark.min(ANSWERS) } else { mark }
     }
 
-    /// Up to how much it takes where nobody waits for it.
+    /// How many bytes it takes if no sender waits for it.
     fn ceiling(&self, budget: &Budget) -> u64 {
         self.limit.min(budget.share())
     }
 
-    /// The first batch is dealt with.
+    /// Ends the first batch, which is dealt with.
     fn finish_batch(&mut self) {
         if let Some(batch) = self.input.pop_front() {
             self.credit.grant(batch.bytes);
@@ -223,6 +221,7 @@ impl<I> Way<I> {
 }
 
 impl<I> Flow<I> {
+    /// A flow without connections. Items in lines count in `budget`.
     pub fn new(budget: Budget, patience: Duration) -> Self {
         Self {
             ways: Table::default(),
@@ -255,8 +254,7 @@ impl<I> Flow<I> {
         self.ways.insert(id, way);
     }
 
-    /// How it stands with one connection; as with an idle one where it takes part
-    /// no more.
+    /// The state of one connection. A connection that has left counts as idle.
     pub fn standing(&self, id: ConnectionId) -> Standing {
         self.ways.get(id).map_or_else(Standing::default, |way| Standing {
             in_line_since: way.owes_since,
@@ -272,9 +270,9 @@ impl<I> Flow<I> {
         self.turns.len()
     }
 
-    /// A connection takes part no more: who waits for it goes on, and what
-    /// they had for it is dropped. Gives back the input that nobody dealt
-    /// with. What it has in the lines of others is still delivered.
+    /// Removes a connection. Senders that wait for it go on, and their items for it are
+    /// dropped. Returns its input that was not dealt with. Its items in the lines of
+    /// others are still delivered.
     pub fn remove(&mut self, id: ConnectionId) -> Vec<I> {
         let Some(way) = self.ways.remove(id) else {
             return Vec::new();
@@ -296,7 +294,7 @@ impl<I> Flow<I> {
         rest
     }
 
-    /// A reader has found items, and spent so much of its credit on them.
+    /// Adds items that a reader found, and for which it spent so much credit.
     pub fn arrived(&mut self, id: ConnectionId, items: Vec<I>, credit: u64) {
         if let Some(way) = self.ways.get_mut(id) {
             way.input.push_back(Batch {
@@ -307,7 +305,7 @@ impl<I> Flow<I> {
         }
     }
 
-    /// A reader has come to an end; what it found before comes first.
+    /// Notes that a reader has come to an end. Its earlier items come first.
     pub fn ended(&mut self, id: ConnectionId, reason: EndReason) {
         if let Some(way) = self.ways.get_mut(id) {
             way.end = Some(reason);
@@ -315,8 +313,8 @@ impl<I> Flow<I> {
         }
     }
 
-    /// Puts a connection that may take a turn into the list, once. However
-    /// long it was quiet, it is not far behind the others.
+    /// Puts a connection that may take a turn into the list once. However long it was
+    /// quiet, it is not far behind the others.
     fn list(&mut self, id: ConnectionId) {
         let Some(way) = self.ways.get_mut(id) else { return };
         if way.owed == 0 && way.has_input() && !std::mem::replace(&mut way.listed, true) {
@@ -325,16 +323,16 @@ impl<I> Flow<I> {
         }
     }
 
-    /// Whether nobody can take a turn.
+    /// Whether no connection can take a turn.
     pub fn is_idle(&self) -> bool {
         self.turns.is_empty()
     }
 
-    /// Who takes the next turn, and of how many frames.
+    /// The connection that takes the next turn, and how many frames the turn has.
     pub fn next_turn(&mut self) -> Option<(ConnectionId, u32)> {
         loop {
             let Reverse((had, id)) = self.turns.pop()?;
-            // It may have gone meanwhile.
+            // It may have left meanwhile.
             if let Some(way) = self.ways.get(id) {
                 self.served = had;
                 return Some((id, way.turn));
@@ -342,8 +340,8 @@ impl<I> Flow<I> {
         }
     }
 
-    /// The next input of the connection that takes a turn; `None` where it has
-    /// none, has to wait for a receiver, or is gone.
+    /// The next input of the connection that takes a turn. `None` if it has none, has
+    /// to wait for a receiver, or has left.
     pub fn take(&mut self, id: ConnectionId) -> Option<Input<I>> {
         let way = self.ways.get_mut(id)?;
         if way.owed > 0 {
@@ -358,7 +356,7 @@ impl<I> Flow<I> {
         way.end.take().map(Input::End)
     }
 
-    /// Whether the end of a connection's reader is to have its turn still.
+    /// Whether the end of a connection's reader still waits for its turn.
     pub fn has_end(&self, id: ConnectionId) -> bool {
         self.ways.get(id).is_some_and(|way| way.end.is_some())
     }
@@ -371,14 +369,14 @@ impl<I> Flow<I> {
         way.end.is_some() || way.input.iter().any(|batch| !batch.items.is_empty())
     }
 
-    /// Gives back what is left of an item: its rest needs another turn.
+    /// Puts back the rest of an item, which needs another turn.
     pub fn put_back(&mut self, id: ConnectionId, rest: I) {
         if let Some(batch) = self.ways.get_mut(id).and_then(|way| way.input.front_mut()) {
             batch.items.push_front(rest);
         }
     }
 
-    /// A turn is over: so many frames took so long.
+    /// Ends a turn in which so many frames took so long.
     pub fn end_turn(&mut self, id: ConnectionId, frames: u32, took: Duration) {
         let Some(way) = self.ways.get_mut(id) else { return };
         if took > TURN && frames > 1 {
@@ -390,8 +388,8 @@ impl<I> Flow<I> {
         } else if frames >= way.turn && took < TURN / 4 {
             way.turn = way.turn.saturating_mul(2).min(LONGEST_TURN);
         }
-        // What is left of a batch that was dealt with is nothing: its credit
-        // goes back now, not with the next turn.
+        // Empty batches are dealt with: their credit goes back now, not with the next
+        // turn.
         while way.input.front().is_some_and(|batch| batch.items.is_empty()) {
             way.finish_batch();
         }
@@ -401,9 +399,9 @@ impl<I> Flow<I> {
         self.list(id);
     }
 
-    /// Hands an item to a receiver, or puts it into its line where `sender`,
-    /// whose turn it is, has to wait. With `at_once` an idle receiver is sent
-    /// to on this thread. Without a sender nobody can wait.
+    /// Hands an item to a receiver, or puts it into the receiver's line if `sender`,
+    /// which has the turn, has to wait. With `at_once` this thread sends to an idle
+    /// receiver itself. Without a sender there is no waiting.
     pub fn deliver(
         &mut self,
         sender: Option<ConnectionId>,
@@ -451,8 +449,8 @@ impl<I> Flow<I> {
 
     fn wait_in_line(&mut self, sender: ConnectionId, to: ConnectionId, item: Outgoing, now: Instant) {
         let Some(way) = self.ways.get_mut(to) else { return };
-        // During its turn nobody else joins a line: if it is in this one, it is
-        // the last.
+        // During its turn no other sender joins a line. So if the sender is in this
+        // line, it is the last one.
         match way.line.back_mut() {
             Some(last) if last.sender == sender => {
                 last.items.push_back(item);
@@ -474,7 +472,7 @@ impl<I> Flow<I> {
         }
     }
 
-    /// A receiver has room again, as it was asked to tell.
+    /// Notes that a receiver has room again. Returns the items that do not fit.
     pub fn room(&mut self, to: ConnectionId) -> Vec<Outgoing> {
         if let Some(way) = self.ways.get_mut(to)
             && way.slow
@@ -485,10 +483,9 @@ impl<I> Flow<I> {
         self.move_line(to, false)
     }
 
-    /// Delivers what waits in the line of a receiver, as far as there is room:
-    /// below its mark, or up to its limit where nobody waits for it any more.
-    /// Then what does not fit comes back, and whatever its sender has behind
-    /// it, so that it is not overtaken.
+    /// Delivers the line of a receiver as far as there is room: below its mark, or up to
+    /// its limit if it is `slow`. Then the items that do not fit come back, with all
+    /// later items of the same sender, so that no item overtakes another.
     fn move_line(&mut self, to: ConnectionId, slow: bool) -> Vec<Outgoing> {
         let mut full = Vec::new();
         while let Some(way) = self.ways.get_mut(to) {
@@ -529,18 +526,18 @@ impl<I> Flow<I> {
         full
     }
 
-    /// Others may have left the line of a receiver. Whoever waits for itself
-    /// has no patience to lose.
+    /// Stops the clock of the patience if no other connection is in the line of a
+    /// receiver. A receiver that waits only for itself has no time limit here.
     fn mind_who_waits(&mut self, to: ConnectionId) {
         let Some(way) = self.ways.get_mut(to) else { return };
-        // Each stands in a line once.
+        // Each sender is in a line at most once.
         let others = way.line.len() > 1 || way.line.front().is_some_and(|first| first.sender != to);
         if !others && way.watched.take().is_some() {
             self.awaited.retain(|awaited| *awaited != to);
         }
     }
 
-    /// A sender has left one line.
+    /// Notes that a sender has left one line.
     fn release(&mut self, sender: ConnectionId) {
         if let Some(way) = self.ways.get_mut(sender) {
             way.owed -= 1;
@@ -556,12 +553,11 @@ impl<I> Flow<I> {
     pub fn next_deadline(&self) -> Option<Instant> {
         let since = |id: &ConnectionId| Some(self.ways.get(*id)?.watched?.0);
         let first = self.awaited.iter().filter_map(since).min()?;
-        Some(crate::host::deadline::after(first, self.patience))
+        Some(crate::host::after(first, self.patience))
     }
 
-    /// Looks at the receivers that others have waited for as long as the
-    /// patience, and gives back what does not fit into the queues of those that
-    /// turn out to be slow.
+    /// Checks the receivers for which others have waited as long as the patience.
+    /// Returns the items that do not fit into the queues of those that are slow.
     pub fn tick(&mut self, now: Instant) -> Vec<(ConnectionId, Vec<Outgoing>)> {
         let mut overflow = Vec::new();
         for to in self.awaited.clone() {
@@ -598,12 +594,12 @@ impl<I> Flow<I> {
 
 impl<I> Flow<I> {
     /// How many connections take part.
-    pub fn len(&self) -> usize {
+    pub fn connections(&self) -> usize {
         self.ways.len()
     }
 
-    /// A connection that stands in another number of lines than it believes: it
-    /// would wait for ever, or overtake itself.
+    /// A connection whose count of lines is wrong: it would wait forever, or its items
+    /// would overtake each other.
     pub fn miscounted(&self) -> Option<ConnectionId> {
         let stands = |id| {
             let lines = self.ways.iter().flat_map(|(_, way)| &way.line);
@@ -618,12 +614,12 @@ impl<I> Flow<I> {
         self.ways.get(to).map_or(0, |way| way.line.len())
     }
 
-    /// Whether a connection waits for a receiver, be it itself.
+    /// Whether a connection waits for a receiver, which may be itself.
     pub fn waits_for_others(&self, id: ConnectionId) -> bool {
         self.ways.get(id).is_some_and(|way| way.owed > 0)
     }
 
-    /// Whether a connection has input and is not waiting for anybody.
+    /// Whether a connection has input and does not wait for a receiver.
     pub fn may_take_a_turn(&self, id: ConnectionId) -> bool {
         self.ways
             .get(id)

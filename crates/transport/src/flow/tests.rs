@@ -4,10 +4,8 @@ use super::*;
 use crate::host::threads;
 use crate::outbox::Limits;
 use crate::outbox::tests::{Wire, item, long};
-use crate::socket::duplex::Duplex;
-use crate::socket::memory;
-use crate::stream::buffers::BufferPool;
-use crate::stream::halves::plain;
+use crate::socket::{Duplex, memory};
+use crate::stream::{BufferPool, plain};
 use crate::table::Numbers;
 
 /// The length of an item that is a batch of its own and takes 256 KiB and a

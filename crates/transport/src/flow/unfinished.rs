@@ -5,16 +5,15 @@ use std::time::{Duration, Instant};
 use super::Credit;
 use crate::budget::Budget;
 
-/// How long a reader rests before it looks for memory again. Memory comes back
-/// in many ways, and who waits for it is rare and in no hurry.
+/// How long a reader rests before it looks for memory again. Memory becomes free in many
+/// places, so polling is simpler than a notice; waiting is rare, and not urgent.
 const REST: Duration = Duration::from_millis(20);
 
-/// What one connection holds of an item whose end has not come yet.
+/// The memory that one connection holds for an item that is not complete yet.
 ///
-/// It counts in the budget of what was received. Where that is used up the
-/// connection is not read from until there is memory again, for as long as the
-/// limit since the item began at most: so peers that begin long items and leave
-/// them cannot keep others from theirs for good.
+/// It counts in the budget of received bytes. If the budget is used up, the connection is
+/// not read until there is memory again, but at most for `limit` since the item began. So
+/// peers that begin long items and never finish them cannot block others forever.
 #[derive(Debug)]
 pub struct Unfinished {
     budget: Budget,
@@ -24,6 +23,7 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
+    /// For one connection: `limit` is how long an item may wait for memory.
     pub fn new(budget: Budget, limit: Duration) -> Self {
         Self {
             budget,
@@ -33,8 +33,8 @@ impl Unfinished {
         }
     }
 
-    /// So many bytes of an item are here; none where it is whole. Waits for
-    /// memory. False where there was none in time, or the connection is over.
+    /// Counts the bytes of an item that have arrived, or 0 when it is complete. Waits for
+    /// memory. False if there was none in time, or the connection has ended.
     pub fn hold(&mut self, bytes: u64, credit: &Credit, clock: impl Fn() -> Instant) -> bool {
         let before = std::mem::replace(&mut self.counted, bytes);
         self.budget.take(bytes.saturating_sub(before));

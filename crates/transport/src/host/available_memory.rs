@@ -1,15 +1,14 @@
-//! How much memory queues may hold, all of them together, and what is left.
+//! How much memory this process may have, and how much of it is for queues.
 
 use std::fs;
 use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::host::procfs::{directories, number, number_field};
+use super::procfs::{directories, number, number_field};
 
-/// A quarter of the memory that this process may have: the default budget of
-/// all queues. The rest is for what is not counted as queued: buffers,
-/// sockets, the application and everybody else on the host.
+/// A quarter of the memory that this process may have: the default budget of all queues.
+/// The rest is for buffers, sockets, the application and other processes on the host.
 pub fn memory_for_queues() -> u64 {
     available_memory() / 4
 }
@@ -20,15 +19,15 @@ pub(crate) fn available_memory() -> u64 {
     memory(Path::new("/"), address_space)
 }
 
-/// The other three quarters, in KiB, for what sessions take themselves. Address
-/// space is counted for itself.
+/// The other three quarters, in KiB, for the memory of sessions beside their queues. The
+/// address space has a limit of its own, so it does not count here.
 pub(crate) fn memory_beside_queues() -> Option<u64> {
     Some(memory(Path::new("/"), None) / 1024 / 4 * 3)
 }
 
-/// The tightest of physical memory, the limits of the process's control
-/// groups, and its address space where that is limited. Where nothing is
-/// known it is 1 GiB, which a host that runs a server has.
+/// The smallest of physical memory, the limits of the process's control groups, and its
+/// limit of address space. If none is known it is 1 GiB, which a host that runs a server
+/// has.
 fn memory(root: &Path, address_space: Option<u64>) -> u64 {
     let v1 = ["memory.limit_in_bytes"];
     let files = ["memory.max", "memory.high"].into_iter().chain(v1);

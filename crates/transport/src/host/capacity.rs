@@ -18,31 +18,31 @@ use std::thread::available_parallelism;
 use log::{info, warn};
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 
-use crate::host::available_memory::memory_beside_queues;
-use crate::host::procfs::{directories, field, number, number_field};
+use super::available_memory::memory_beside_queues;
+use super::procfs::{directories, field, number, number_field};
 
 const THREADS_PER_SESSION: u64 = 2;
-/// Fewer sessions than this are worth a warning, where nobody has asked for
-/// a number: a system for servers has room for thousands.
+/// Room for fewer sessions than this is worth a warning, unless a number was asked for: a
+/// system for servers has room for thousands.
 const FEW: usize = 100;
-/// The part of a limit that handshakes may have at most, as one in so many:
-/// where it is tight, most of it is for sessions.
+/// Handshakes may use a quarter of a limit at most. If the limit is tight, most of it is
+/// for sessions.
 const HANDSHAKES_SHARE: u64 = 4;
-/// The part of a limit that is kept free, up to [`Cost::most_spare`], as one
-/// in so many: what others take of it may grow while the server runs.
+/// A sixteenth of a limit is kept free, but at most [`Cost::most_spare`], because other
+/// processes may use more of it while the server runs.
 const SPARE_SHARE: u64 = 16;
 
-/// What is counted against one kind of limit.
+/// How much sessions and handshakes use of one kind of limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cost {
     session: u64,
     handshake: u64,
-    /// What the rest of the server takes: threads, listeners and the newcomer
-    /// that is at hand for each, files; libraries and heap arenas.
+    /// How much the rest of the server uses: its threads, listeners with one newcomer each,
+    /// files, libraries and heap arenas.
     fixed: u64,
     most_spare: u64,
-    /// What the allocator reserves as threads come, for as long as there is
-    /// enough for another arena.
+    /// How much the allocator reserves as threads are started, if there is enough for
+    /// another arena.
     reserved: u64,
 }
 
@@ -62,8 +62,8 @@ const TASKS: Cost = Cost {
     reserved: 0,
 };
 
-/// Of memory mappings, for threads that take so many each. No other process
-/// takes any; 16 heap arenas and large buffers are in the fixed part.
+/// Memory mappings, of which each thread takes `per_thread`. The limit is the process's
+/// own. The fixed part is for 16 heap arenas and large buffers.
 const fn mappings(per_thread: u64) -> Cost {
     Cost {
         session: per_thread * THREADS_PER_SESSION,
@@ -75,7 +75,7 @@ const fn mappings(per_thread: u64) -> Cost {
 }
 
 impl Cost {
-    /// One limit that this counts against; none where it is not set.
+    /// A limit of this kind. `None` if it is not set.
     fn limit(self, name: &'static str, value: Option<u64>, used: u64) -> Option<Limit> {
         Some(Limit {
             name,
@@ -89,8 +89,8 @@ impl Cost {
 /// An arena of the C library's allocator, in KiB of address space.
 const ARENA: u64 = 64 * 1024;
 
-/// How many arenas the C library makes at most: eight for each core, or what
-/// the environment tells it.
+/// How many arenas the C library makes at most: eight for each core, or the number in the
+/// environment.
 fn arenas() -> u64 {
     let told = env::var("MALLOC_ARENA_MAX")
         .ok()
@@ -99,10 +99,9 @@ fn arenas() -> u64 {
     told.filter(|told| *told > 0).unwrap_or(cores.saturating_mul(8))
 }
 
-/// In KiB. Where it is used up, it is not a thread that fails but memory for
-/// something small, and the process aborts. A handshake has a stack of 2 MiB
-/// and a session two of 128 KiB, each with a signal stack and guard pages,
-/// and some memory beside.
+/// Address space in KiB. If it is used up, not the start of a thread fails but a small
+/// allocation, and the process aborts. A handshake has a stack of 2 MiB and a session two
+/// of 128 KiB, each with a signal stack and guard pages, and some memory beside.
 fn address_space() -> Cost {
     Cost {
         session: 400,
@@ -113,9 +112,9 @@ fn address_space() -> Cost {
     }
 }
 
-/// In KiB, of what the process may have beside the queues. A session that waits
-/// takes 26 of them, and somewhat more while it is used; a handshake has a stack
-/// and the state of TLS; a server without sessions takes 8 MiB beside its program.
+/// Memory in KiB, beside the queues. An idle session takes 26 KiB, and a little more while
+/// it is used. A handshake has a stack and the state of TLS. A server without sessions
+/// takes 8 MiB beside its program.
 const MEMORY: Cost = Cost {
     session: 40,
     handshake: 128,
@@ -129,19 +128,19 @@ const MEMORY: Cost = Cost {
 struct Limit {
     name: &'static str,
     value: u64,
-    /// How much is taken already, by this process or by all that share it.
+    /// How much is in use, by this process or by all processes that share the limit.
     used: u64,
     cost: Cost,
 }
 
 impl Limit {
-    /// How many sessions, and handshakes of those wanted, it has room for.
+    /// How many sessions it has room for, and how many of the wanted handshakes.
     fn room(&self, handshakes: usize) -> (usize, usize) {
         let taken = self.used.saturating_add(self.cost.fixed);
         let room = self.value.saturating_sub(taken);
         let room = match self.cost.reserved {
             0 => room,
-            // Where not all arenas fit, no more than what one would need is left.
+            // If not all arenas fit, less than one arena may be left.
             reserved => room.saturating_sub(reserved).max(room.min(ARENA)),
         };
         let room = room - (room / SPARE_SHARE).min(self.cost.most_spare);
@@ -152,8 +151,8 @@ impl Limit {
         (sessions, handshakes)
     }
 
-    /// What to say where not all arenas fit: then they may take what small
-    /// pieces of memory need, and no count of sessions prevents that.
+    /// The warning if not all arenas fit. Then arenas may use up the memory for small
+    /// allocations, and a lower number of sessions does not prevent that.
     fn crowded(&self) -> Option<String> {
         let beside = self.used.saturating_add(self.cost.fixed);
         let fits = self.value >= beside.saturating_add(self.cost.reserved);
@@ -189,12 +188,12 @@ impl Limit {
     }
 }
 
-/// What the tightest limit of the system has room for, and of it what a server
-/// takes.
+/// How many sessions and handshakes the system's tightest limit has room for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Room {
+    /// How many sessions there is room for.
     pub sessions: usize,
-    /// At a time: those wanted, or fewer where limits are tight.
+    /// How many handshakes at a time: the wanted number, or fewer if limits are tight.
     pub handshakes: usize,
     /// How many handshakes are wanted.
     wanted: usize,
@@ -203,16 +202,16 @@ pub struct Room {
 
 impl Room {
     /// Raises the soft limits of open files and processes to the hard ones,
-    /// and decides how many sessions a server admits: what it was asked to,
-    /// or as many as the system has room for. Where these are few it says so
-    /// in the log, under `target`.
+    /// and decides how many sessions a server admits: the number that was asked for, or
+    /// as many as the system has room for. Warns in the log under `target` if these are
+    /// few.
     ///
     /// # Errors
-    /// More are asked for than there is room for, or there is none for a
-    /// single one: the text names the setting, its value, and what it needs.
+    /// There is no room for the number that was asked for, or for a single session. The
+    /// text names the setting, its value, and the value that is needed.
     pub fn claim(handshakes: usize, asked: Option<usize>, target: &str) -> Result<Self, String> {
         let room = Self::of_this_system(handshakes, |resource| match resource {
-            // Whoever has lowered it means it.
+            // A soft limit of the address space is set on purpose, so it is not raised.
             Resource::As => getrlimit(resource).current,
             _ => raise(resource),
         });
@@ -227,8 +226,8 @@ impl Room {
         Ok(Self { sessions, ..room })
     }
 
-    /// Reads the system's limits, with so many handshakes beside the
-    /// sessions; `limit` reads those of the process.
+    /// Reads the system's limits, for so many handshakes beside the sessions. `limit` reads
+    /// the limits of the process.
     fn of_this_system(handshakes: usize, limit: fn(Resource) -> Option<u64>) -> Self {
         Self::of(limits(mappings_per_thread(), limit), handshakes.max(1))
     }
@@ -245,7 +244,7 @@ impl Room {
         }
     }
 
-    /// How many sessions a server has that was asked for so many.
+    /// How many sessions the server admits if it was asked for that number.
     fn admit(&self, asked: Option<usize>) -> Result<usize, String> {
         let sessions = asked.unwrap_or(self.sessions);
         if sessions == 0 && asked.is_none() {
@@ -267,7 +266,7 @@ impl Room {
         Ok(sessions)
     }
 
-    /// What to say where nobody has asked for a number, and it is small.
+    /// The warning if no number was asked for, and the room is small.
     fn few(&self, asked: Option<usize>) -> Option<String> {
         (asked.is_none() && self.sessions < FEW).then(|| {
             format!(
@@ -279,7 +278,7 @@ impl Room {
         })
     }
 
-    /// The limit that is the tightest, with its value.
+    /// The tightest limit, with its value.
     pub fn limit(&self) -> String {
         let unknown = || "no limit that is known".to_owned();
         self.tightest.as_ref().map_or_else(unknown, Limit::shown)
@@ -291,13 +290,13 @@ impl Room {
     }
 }
 
-/// Every limit that there is, for threads of so many memory mappings.
+/// All limits that are set, for threads of so many memory mappings.
 fn limits(per_thread: u64, limit: fn(Resource) -> Option<u64>) -> Vec<Limit> {
     let sysctl = |name| number(&Path::new("/proc/sys").join(name));
     let (files, open) = (limit(Resource::Nofile), entries("/proc/self/fd"));
     let (space, mapped) = (limit(Resource::As).map(|bytes| bytes / 1024), mapped());
-    // A program's mappings come and go: so a count that is asked for again
-    // somewhat later is the same.
+    // The number of mappings changes all the time. It is rounded up, so that two counts
+    // shortly after each other are the same.
     let maps = lines("/proc/self/maps").next_multiple_of(256);
     let (tasks, own) = (all_tasks(), tasks_of_this_user());
     let processes = limit(Resource::Nproc);
@@ -332,14 +331,14 @@ fn entries(path: &str) -> u64 {
     fs::read_dir(path).map_or(0, |entries| entries.count() as u64)
 }
 
-/// Of the whole system.
+/// The threads of the whole system.
 fn all_tasks() -> u64 {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let tasks = load.split(' ').find_map(|field| field.split_once('/'));
     tasks.and_then(|(_, all)| all.parse().ok()).unwrap_or(0)
 }
 
-/// As far as they are visible.
+/// The threads of this user, as far as they are visible.
 fn tasks_of_this_user() -> u64 {
     let user = getuid().as_raw().to_string();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -351,8 +350,8 @@ fn tasks_of_this_user() -> u64 {
     tasks.sum()
 }
 
-/// The bound of the process's control groups that leaves the least, and how
-/// much of it is in use.
+/// The limit of the process's control groups that leaves the least, and how much of it is
+/// in use.
 fn pids(root: &Path) -> Option<(u64, u64)> {
     let groups = directories(root, "pids").into_iter();
     let bounds = groups.filter_map(|group| {
@@ -376,8 +375,8 @@ fn mappings_per_thread() -> u64 {
     }
 }
 
-/// How many files may be open, once the soft limit has been raised to the
-/// hard one; none where there is no limit.
+/// Raises the soft limit of open files to the hard one, and returns it. `None` if there is
+/// no limit.
 pub fn descriptors() -> Option<u64> {
     raise(Resource::Nofile)
 }

@@ -1,5 +1,5 @@
-//! When a time limit ends. `Duration::MAX` is a good way to say "never", and
-//! adding it to an `Instant` panics.
+//! Deadlines of time limits. `Duration::MAX` means "never", and adding it to an `Instant`
+//! would panic.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ pub fn after(start: Instant, limit: Duration) -> Instant {
     start + limit.min(NEVER)
 }
 
-/// What is left until a deadline.
+/// The time until a deadline.
 ///
 /// # Errors
 /// `TimedOut` once it has passed.

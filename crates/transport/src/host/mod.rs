@@ -2,16 +2,22 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `capacity` | [`Room`](capacity::Room): how many sessions the system's limits allow |
+//! | `capacity` | [`Room`]: how many sessions the system's limits allow |
 //! | `available_memory` | how much memory the process may have |
 //! | `procfs` | reading `/proc`, `/sys` and control groups |
-//! | `process` | [`ProcessFigures`](process::ProcessFigures): what the process uses |
+//! | `process` | [`ProcessFigures`]: what the process uses |
 //! | `threads` | named threads with the right stack |
 //! | `deadline` | when a time limit ends |
 
-pub(crate) mod available_memory;
-pub(crate) mod capacity;
-pub(crate) mod deadline;
-pub(crate) mod process;
+mod available_memory;
+mod capacity;
+mod deadline;
+mod process;
 mod procfs;
 pub mod threads;
+
+pub use self::available_memory::memory_for_queues;
+pub use self::capacity::{Room, descriptors};
+pub(crate) use self::deadline::now;
+pub use self::deadline::{after, deadline, left};
+pub use self::process::ProcessFigures;

@@ -1,4 +1,4 @@
-//! This process, as the system sees it.
+//! The system's figures of this process.
 
 use std::fs;
 use std::path::Path;
@@ -8,16 +8,17 @@ use std::time::{Duration, SystemTime};
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::host::available_memory::available_memory;
-use crate::host::procfs::number_field;
+use super::available_memory::available_memory;
+use super::procfs::number_field;
 
-/// What this process uses, and may use. What cannot be read is `None`.
+/// The resources that this process uses, and their limits. A figure that cannot be read is
+/// `None`.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ProcessFigures {
-    /// When it began, by the wall clock as it is now. It is 10 ms exact.
+    /// When it began, by the present wall clock, exact to 10 ms.
     pub started: Option<SystemTime>,
-    /// How long ago that was, time in which the host slept included.
+    /// How long ago that was, including time in which the host slept.
     pub uptime: Option<Duration>,
     /// The processor time of all its threads.
     pub processor_time: Duration,
@@ -25,14 +26,14 @@ pub struct ProcessFigures {
     pub threads: Option<u64>,
     /// How many descriptors are open.
     pub descriptors: Option<u64>,
-    /// How many may be, where there is a limit.
+    /// How many descriptors may be open, if there is a limit.
     pub max_descriptors: Option<u64>,
-    /// Its memory, in bytes: what of it is in RAM.
+    /// Its memory in RAM, in bytes.
     pub resident: Option<u64>,
     /// Its address space, in bytes.
     pub virtual_memory: Option<u64>,
-    /// The memory that it may have, in bytes: the tightest of what there is, the
-    /// limits of its control groups, and that of its address space.
+    /// The memory that it may have, in bytes: the smallest of the physical memory, the
+    /// limits of its control groups, and the limit of its address space.
     pub memory_limit: u64,
     /// The version of this crate.
     pub version: &'static str,
@@ -44,8 +45,8 @@ impl ProcessFigures {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let bytes = |name| number_field(&status, name).map(|kib| kib * 1024);
         let uptime = uptime(Path::new("/proc"));
-        // Worked out once: two readings of two clocks never say quite the same, and
-        // whoever watches this takes any change for a restart.
+        // Computed once: two readings of two clocks always differ a little, and a
+        // monitoring system takes any change for a restart.
         static STARTED: OnceLock<Option<SystemTime>> = OnceLock::new();
         let started = *STARTED.get_or_init(|| wall_clock().checked_sub(uptime?));
         Self {
@@ -68,10 +69,10 @@ impl ProcessFigures {
     }
 }
 
-/// How long this process has been there.
+/// How long this process has been running.
 fn uptime(proc: &Path) -> Option<Duration> {
     let stat = fs::read_to_string(proc.join("self/stat")).ok()?;
-    // The name of the program stands in parentheses, and may hold any.
+    // The name of the program is in parentheses, and may hold any characters.
     let fields = stat.rsplit_once(')')?.1;
     let ticks: u64 = fields.split_whitespace().nth(19)?.parse().ok()?;
     let began = Duration::from_millis(ticks.checked_mul(10)?);

@@ -1,14 +1,14 @@
-//! What Linux says about limits and their use, in `/proc` and `/sys`.
+//! Reads limits and their use from Linux's `/proc` and `/sys`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where a controller's files may be: in the process's group and in each one
-/// above it, since the limits of all of them bind. The places are those of
-/// version 2 alone, of version 2 beside version 1 (`unified`), and of version 1
-/// (a directory for each controller). Inside of a container the path of the
-/// group may be that of the host, while its files are at the top, so the top is
-/// always among them. Not every place exists.
+/// The directories that may hold a controller's files: those of the process's group and of
+/// each group above it, because the limits of all of them apply. They are listed for
+/// version 2 alone, for version 2 beside version 1 (`unified`), and for version 1 (a
+/// directory for each controller). Inside a container the path of the group may be that of
+/// the host while its files are at the top, so the top is always included. Not every
+/// directory exists.
 pub(crate) fn directories(root: &Path, controller: &str) -> Vec<PathBuf> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut directories = Vec::new();
@@ -24,8 +24,8 @@ pub(crate) fn directories(root: &Path, controller: &str) -> Vec<PathBuf> {
             }
             _ => continue,
         };
-        // The path begins with ".." where the group is outside of what this
-        // namespace shows; then only the top can be read.
+        // The path begins with ".." if the group is outside of this namespace; then only
+        // the top can be read.
         let path = path.trim_start_matches('/');
         let path = Path::new(if path.starts_with("..") { "" } else { path });
         for top in tops {
@@ -35,7 +35,7 @@ pub(crate) fn directories(root: &Path, controller: &str) -> Vec<PathBuf> {
     directories
 }
 
-/// The number in a file; none where it says `max`, or is not there.
+/// The number in a file. `None` if the file says `max`, or does not exist.
 pub(crate) fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
@@ -48,7 +48,7 @@ pub(crate) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     values.next()?.split_whitespace().next()
 }
 
-/// The same where it is a number.
+/// As [`field`], for a number.
 pub(crate) fn number_field(text: &str, name: &str) -> Option<u64> {
     field(text, name)?.parse().ok()
 }

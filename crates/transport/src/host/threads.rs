@@ -3,12 +3,12 @@
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
-/// Stack of a session's reader and writer. They hold no frame-sized array;
-/// a TLS record and a log line need some 20 KiB in a debug build. What is not
-/// touched costs address space only.
+/// The stack of a session's reader and writer. They have no large arrays on it; a TLS record
+/// and a log line need some 20 KiB in a debug build. Untouched stack costs address space
+/// only.
 const SMALL_STACK: usize = 128 * 1024;
 
-/// Stack of threads that run TLS handshakes or an application's code.
+/// The stack of threads that run TLS handshakes or an application's code.
 const FULL_STACK: usize = 2 * 1024 * 1024;
 
 /// Starts a thread with a full stack, for handshakes and application code.

@@ -11,10 +11,10 @@
 //!                                                  finished(): both threads end
 //! ```
 //!
-//! The reader owns the writer's handle and joins it; whoever owns the
-//! [`Link`] joins the reader. Once the writer has sent its last byte it
-//! lingers for a moment so that the peer can read it: closing a socket that
-//! holds unread input would destroy what is still under way.
+//! The reader owns the writer's handle and joins it; the owner of the [`Link`] joins the
+//! reader. Once the writer has sent its last byte it lingers for a moment so that the peer
+//! can read it: closing a socket that holds unread input would destroy data that is still
+//! on its way.
 //!
 //! | file | holds |
 //! |---|---|
@@ -35,20 +35,19 @@ pub use self::reader::Sink;
 use self::writer::{WriterHandle, join, lock, write};
 use crate::host::threads;
 use crate::outbox::Outbox;
-use crate::socket::duplex::Duplex;
-use crate::stream::codec::Decode;
-use crate::stream::halves::Halves;
+use crate::socket::Duplex;
+use crate::stream::{Decode, Halves};
 
-/// How a link behaves.
+/// The name and the time limits of a link.
 #[derive(Clone, Debug)]
 pub struct LinkConfig {
     /// Names its threads: `NAME.r` and `NAME.w`.
     pub name: String,
-    /// How long the system may take not one byte before the peer counts as
-    /// dead. Default: 30 s.
+    /// How long a write may wait without progress before the peer counts as dead.
+    /// Default: 30 s.
     pub write_timeout: Option<Duration>,
-    /// How long, after the last byte was sent, the peer may take to end its
-    /// side. Default: 1 s.
+    /// How long the peer may take to end its side after the last byte was sent.
+    /// Default: 1 s.
     pub linger: Duration,
 }
 
@@ -75,11 +74,11 @@ pub struct Link {
 }
 
 impl Link {
-    /// Starts both threads. What `outbox` holds already goes out first. What
-    /// `halves.inbox` holds is decoded before the first read. Does not block.
+    /// Starts both threads. Items that are in `outbox` already are sent first. Bytes that
+    /// are in `halves.inbox` are decoded before the first read. Does not block.
     ///
     /// # Errors
-    /// The system gives no more threads; the stream is shut down then.
+    /// The system has no more threads. Then the stream is shut down.
     pub fn start<D: Decode>(
         halves: Halves,
         decoder: D,
@@ -104,12 +103,12 @@ impl Link {
         })
     }
 
-    /// Sends what waits, tells the peer, and ends. Does not wait for it.
+    /// Sends the queue, tells the peer, and ends. Does not wait for that.
     pub fn close(&self) {
         self.outbox.close();
     }
 
-    /// Ends at once; what waits is lost. Does not wait.
+    /// Ends at once; the queue is lost. Does not wait for the threads.
     pub fn abort(&self) {
         self.outbox.abort();
         let _ = self.stream.shutdown(Shutdown::Both);

@@ -9,42 +9,41 @@ use std::time::Duration;
 use super::writer::{WriterHandle, join};
 use crate::end::EndReason;
 use crate::outbox::Outbox;
-use crate::socket::duplex::{Duplex, is_timeout};
-use crate::stream::codec::{Decode, Inbox};
-use crate::stream::halves::Receive;
+use crate::socket::{Duplex, is_timeout};
+use crate::stream::{Decode, Inbox, Receive};
 
-/// Whom a link tells. All calls come from the reader thread, but for those of
-/// [`room`](Self::room).
+/// The receiver of a link's items and events. All calls come from the reader thread, except
+/// for those of [`room`](Self::room).
 pub trait Sink<I>: Send + 'static {
-    /// Items in the order of the stream, and how many bytes were received
-    /// for them. May block: the peer is then held back by its own socket.
-    /// False ends the link.
+    /// Takes items in the order of the stream, and how many bytes were received for them.
+    /// It may block: then the peer's socket fills, and the peer has to wait. False ends the
+    /// link.
     fn items(&mut self, items: &mut Vec<I>, bytes: usize) -> bool;
 
-    /// So many bytes of an item are here whose end has not come, more than
-    /// 128 KiB; or none any more, after that. May block. False ends the link.
+    /// Tells how many bytes of an unfinished item have arrived, once they are more than
+    /// 128 KiB, and 0 when it is complete. It may block. False ends the link.
     fn unfinished(&mut self, bytes: usize) -> bool {
         let _ = bytes;
         true
     }
 
-    /// No more items will come. The link may still send what waits.
+    /// Tells that no further items will come. The link may still send its queue.
     fn ended(&mut self, reason: EndReason);
 
-    /// Both threads are about to end; joining the link takes no time now.
+    /// Tells that both threads are about to end, so that joining the link takes no time.
     fn finished(&mut self);
 
-    /// What the writer thread calls when the outbox was asked to tell of room,
-    /// and where it fails: then nobody needs to wait for room any more.
+    /// A function that the writer thread calls when the outbox has room, if it was asked to
+    /// tell, and when writing fails, since then no sender needs to wait for room.
     fn room(&self) -> Box<dyn Fn() + Send> {
         Box::new(|| ())
     }
 }
 
-/// From this length on an unfinished item is minded.
+/// The length from which on an unfinished item counts in the budget and has a time limit.
 const LONG: usize = 128 * 1024;
 
-/// The end of a long item that did not come to its own.
+/// The reason of the end if a long item was not completed.
 fn unfinished(held: usize) -> EndReason {
     let why = format!("a frame did not come to its end, {held} bytes of it are here");
     EndReason::Protocol(why.into())
@@ -63,19 +62,19 @@ pub(super) struct Reader<D, S> {
     pub(super) sink: S,
 }
 
-/// How long a write may take not one byte once the peer has ended its side or
-/// broken the protocol; one under way already keeps its own limit.
+/// How long a write may wait without progress once the peer has ended its side or broken
+/// the protocol. A write that is under way keeps its own limit.
 const LAST_WRITE: Duration = Duration::from_secs(1);
 
 impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     pub(super) fn run(&mut self, writer: &WriterHandle) {
-        // A fault of ours costs this link alone, and its owner hears of it.
+        // A panic ends this link only, and its owner is told.
         let found = catch_unwind(AssertUnwindSafe(|| self.read()))
             .unwrap_or_else(|_| EndReason::Io(io::Error::other("the reader panicked")));
         self.end(found, writer);
     }
 
-    /// Everything after the last byte that was read.
+    /// Brings the link to its end after the last read.
     #[inline(never)]
     fn end(&mut self, found: EndReason, writer: &WriterHandle) {
         let reason = match (self.outbox.failure(), found) {
@@ -84,8 +83,8 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
             (None, _) if self.outbox.is_closed() => EndReason::Local,
             (None, found) => found,
         };
-        // After a lost connection there is nobody to send the rest to; but
-        // TLS that refuses a record has an alert to send.
+        // After a lost connection the rest cannot be sent. But if TLS refused a record,
+        // there is an alert to send.
         let lost = matches!(&reason, EndReason::Io(e) if e.kind() != io::ErrorKind::InvalidData);
         self.sink.ended(reason);
         if lost || self.outbox.is_over() {
@@ -103,8 +102,8 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
         self.sink.finished();
     }
 
-    /// Blocks here while the stream is idle: its frame, and those below, are
-    /// what an idle session's reader costs.
+    /// Blocks here while the stream is idle. Not inlined: this stack frame and those below
+    /// it are the stack of an idle session's reader.
     #[inline(never)]
     fn read(&mut self) -> EndReason {
         let mut items = Vec::new();
@@ -151,19 +150,19 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
                 Err(e) if self.is_long && is_timeout(&e) => {
                     return unfinished(held);
                 }
-                // What came before it is delivered.
+                // The bytes before the error are delivered first.
                 Err(e) => fault = Some(e),
             }
         }
     }
 
-    /// A long item that is not whole is to come to its end: its peer may be
-    /// silent for as long as a write may take, and the owner may give it up.
-    /// Short ones may take as long as they like, since they keep little.
+    /// Limits the time of a long unfinished item: its peer may be silent for as long as a
+    /// write may take, and the owner may end the link. Short items have no limit, because
+    /// they hold little memory.
     fn mind_unfinished(&mut self, held: usize) -> Result<(), EndReason> {
         let is_long = held > LONG;
         if std::mem::replace(&mut self.is_long, is_long) != is_long {
-            // A stream that can't be told is cut, and the next read says so.
+            // If the timeout cannot be set, the stream is broken, and the next read fails.
             let _ = self.stream.set_read_timeout(self.silence.filter(|_| is_long));
             if !is_long {
                 self.sink.unfinished(0);
@@ -175,15 +174,15 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
         Ok(())
     }
 
-    /// Takes what the peer still sends off the socket, until it ends its
-    /// side or the writer has lingered long enough and shuts the stream down.
+    /// Reads and drops further input until the peer ends its side, or the writer has
+    /// lingered long enough and shuts the stream down.
     fn drain(&self) {
         let mut scratch = [0; 1024];
         while matches!(self.stream.read(&mut scratch), Ok(n) if n > 0) {}
     }
 
-    /// A peer that has ended its side may still receive: waits until the
-    /// writer is done, for as long as it makes progress.
+    /// Waits until the writer has sent everything, as long as it makes progress: a peer that
+    /// has ended its side may still receive.
     fn wait_for_writer(&self) {
         let mut before = self.outbox.sent();
         while !self.outbox.wait_until_drained(LAST_WRITE) {

@@ -8,11 +8,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::outbox::{Due, Outbox};
-use crate::socket::duplex::{Duplex, is_timeout};
-use crate::stream::outgoing::Outgoing;
+use crate::socket::{Duplex, is_timeout};
+use crate::stream::Outgoing;
 
-/// The writer's handle, which the reader takes at its end. Where no reader could
-/// be started, whoever tried to does.
+/// The writer's handle, which the reader takes at its end. If no reader could be started,
+/// the thread that tried to start it takes the handle.
 pub(super) type WriterHandle = Arc<Mutex<Option<JoinHandle<()>>>>;
 
 pub(super) fn lock(writer: &WriterHandle) -> MutexGuard<'_, Option<JoinHandle<()>>> {
@@ -53,7 +53,7 @@ fn fail(outbox: &Outbox, stream: &dyn Duplex, error: &io::Error) {
     let _ = stream.shutdown(Shutdown::Both);
 }
 
-/// Says that the writer has sent its last byte, also where it panics.
+/// Tells that the writer has sent its last byte, even if it panics.
 struct Sent<'a>(&'a Outbox);
 
 impl Drop for Sent<'_> {
@@ -65,9 +65,9 @@ impl Drop for Sent<'_> {
 }
 
 enum End {
-    /// Everything is sent, and the peer has been told.
+    /// Everything is sent, and the peer has been told of the end.
     Drained,
-    /// Nothing is to be sent any more.
+    /// The link ended, so nothing more is sent.
     Over,
 }
 
@@ -75,7 +75,7 @@ fn write_until_over(outbox: &Outbox, room: &dyn Fn()) -> io::Result<End> {
     let mut batch: Vec<Outgoing> = Vec::new();
     loop {
         let mut next = Some(outbox.next(&mut batch));
-        // Everything that waits goes out before the thread sleeps again.
+        // The whole queue is sent before the thread sleeps again.
         while let Some(due) = next {
             if due.over {
                 return Ok(End::Over);
@@ -86,13 +86,12 @@ fn write_until_over(outbox: &Outbox, room: &dyn Fn()) -> io::Result<End> {
             next = outbox.try_next(&mut batch);
         }
         outbox.idle();
-        // An idle thread keeps room for an item at most.
+        // An idle thread keeps memory for one item at most.
         batch.shrink_to(1);
     }
 }
 
-/// Not part of its caller, so that what an idle thread has on its stack stays
-/// small.
+/// Not inlined into its caller, so that an idle thread uses little stack.
 #[inline(never)]
 fn send(outbox: &Outbox, due: Due, batch: &mut Vec<Outgoing>, room: &dyn Fn()) -> io::Result<bool> {
     outbox.send(due, batch, room)

@@ -1,5 +1,5 @@
-//! Newcomers: accepted on one thread for each listener, and each brought in on
-//! a thread that it has for itself, where a TLS handshake may take its time.
+//! Newcomers: one thread for each listener accepts them, and each has a thread of its own
+//! for its handshake, which may take a while.
 //!
 //! ```text
 //!  backlog ─▶ accept thread ─▶ takes a slot ─▶ handshake thread: serve(newcomer)
@@ -9,16 +9,15 @@
 //!                  └────────── the slot is given back ◀──────┘
 //! ```
 //!
-//! The slots that are taken are the entries of one table; a [`Slot`] removes
-//! its entry when it is dropped, whether its thread served, panicked or was
-//! never started. So there is no count that could drift from the truth. A
-//! thread that cannot be started costs that newcomer its connection, at once,
-//! and nobody else anything.
+//! The slots in use are the entries of one table. A [`Slot`] removes its entry when it
+//! is dropped, whether its thread served, panicked or was never started, so there is no
+//! separate count that could become wrong. If a thread cannot be started, only that
+//! newcomer loses its connection.
 //!
-//! A thread that has served waits a moment for another newcomer: the first
-//! handshake of a thread costs half as much again, mostly for what the
-//! cryptography sets up in each thread. A slot goes to such a thread through a
-//! channel without room, so only where one waits for it at that moment.
+//! A thread that has served waits a moment for another newcomer, because the first
+//! handshake of a thread costs half as much again: the cryptography library sets up
+//! state in each thread. A slot goes to such a thread through a channel without
+//! capacity, so only if a thread waits for it at that moment.
 //!
 //! While all slots are taken, each listener has one newcomer at hand, and the
 //! others wait in the kernel's backlog.
@@ -40,21 +39,18 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, select};
 use log::{error, warn};
 
-use crate::host::deadline::now;
-use crate::host::threads;
+use crate::host::{now, threads};
 use crate::log_limit::LogLimit;
-use crate::socket::cancel::Cancel;
-use crate::socket::duplex::{Duplex, PeerAddress};
-use crate::socket::listener::Listener;
+use crate::socket::{Cancel, Duplex, Listener, PeerAddress};
 
-/// How long a handshake may wait for its peer before it may be cut for a
-/// newcomer. Only time in which the peer has to do something counts, so a
-/// slow host of ours never makes an honest peer look slow.
+/// How long a handshake may wait for its peer before it may be cut to make room for a
+/// newcomer. Only time in which the peer has to act counts, so a slow server never makes
+/// an honest peer look slow.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
     /// In one wait, without a byte.
     silent: Duration,
-    /// In all its waits together, so that bytes that drip in do not help.
+    /// In all its waits together, so that a peer gains nothing by sending single bytes.
     in_sum: Duration,
 }
 
@@ -64,36 +60,36 @@ const PATIENCE: Patience = Patience {
     silent: Duration::from_millis(250),
     in_sum: Duration::from_secs(2),
 };
-/// How often an accept thread looks for a handshake that may be cut, while
-/// all slots are taken.
+/// How often an accept thread looks for a handshake that may be cut, while all slots are
+/// taken.
 const LOOK: Duration = Duration::from_millis(25);
 /// How long a thread that has served waits for another newcomer.
 const IDLE: Duration = Duration::from_secs(2);
-/// Pause of an accept thread after an error such as no more descriptors.
+/// The pause of an accept thread after an error, such as too few descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How many handshakes a server has under way at a time, where its
-/// configuration does not say: 64 for each core, and 512 at most.
+/// How many handshakes a server has under way at a time, by default: 64 for each core, and
+/// 512 at most.
 ///
 /// A handshake takes about a millisecond of a core and several round trips.
-/// With 64 of them a core is busy at round trips of up to some 20 ms, and
-/// still serves each within a tenth of a second when all become ready at
-/// once: far below any time limit. More would wait for each other on a small
-/// host; further newcomers wait in the kernel's backlog instead.
+/// With 64 of them a core is busy at round trips of up to some 20 ms, and still serves
+/// each within a tenth of a second if all become ready at once: far below any time limit.
+/// On a small host more handshakes would only wait for each other. Further newcomers wait
+/// in the kernel's backlog.
 pub fn default_max_handshakes() -> usize {
     let cores = available_parallelism().map_or(1, usize::from);
     cores.saturating_mul(64).min(512)
 }
 
-/// Brings one newcomer in, or refuses it. Blocks for as long as that takes.
+/// Makes the handshake of one newcomer, and blocks until it is admitted or refused.
 pub(crate) type Serve = dyn Fn(&Arc<Newcomer>) + Send + Sync;
 
-/// What a handshake thread runs.
+/// The function that a handshake thread runs.
 type Body = Box<dyn FnOnce() + Send>;
 /// Starts a handshake thread; tests make it fail.
 type Spawn = dyn Fn(String, Body) -> io::Result<JoinHandle<()>> + Send + Sync;
 
-/// Everything that brings newcomers in.
+/// Listeners, accept threads and handshakes of a server.
 #[derive(Debug)]
 pub struct Acceptance {
     handshakes: Arc<Handshakes>,
@@ -102,9 +98,9 @@ pub struct Acceptance {
 }
 
 impl Acceptance {
-    /// Starts to accept. `serve` brings one newcomer in, on a thread of its
-    /// own; at most `max` are at it at a time. Threads are named
-    /// `NAME-accept` and `NAME-shake`; `target` is where their log lines go.
+    /// Starts to accept. `serve` makes the handshake of one newcomer on a thread of its
+    /// own; at most `max` run at a time. Threads are named `NAME-accept` and
+    /// `NAME-shake`; `target` is the target of their log lines.
     pub fn start(
         listeners: Vec<Listener>,
         name: &'static str,
@@ -137,14 +133,13 @@ impl Acceptance {
         Ok(acceptance)
     }
 
-    /// How many handshakes are under way, now and later.
+    /// A handle that tells how many handshakes are under way.
     pub fn occupancy(&self) -> Arc<Occupancy> {
         Arc::clone(&self.handshakes.occupancy)
     }
 
-    /// Accepts nobody any more, ends the input of the handshakes under way,
-    /// and joins every thread: those of handshakes through the accept thread
-    /// that started them.
+    /// Stops accepting, ends the input of the handshakes under way, and joins every
+    /// thread. Each accept thread joins the handshake threads that it started.
     pub fn stop(self) {
         self.handshakes.close();
         for listener in &self.listeners {
@@ -156,8 +151,7 @@ impl Acceptance {
     }
 }
 
-/// Accepts at one listener, and owns the handshake threads of those who came
-/// there.
+/// Accepts at one listener, and owns the handshake threads of its newcomers.
 fn accept(index: usize, listener: &Listener, handshakes: &Arc<Handshakes>) {
     let mut threads = Vec::new();
     loop {
@@ -176,7 +170,7 @@ fn accept(index: usize, listener: &Listener, handshakes: &Arc<Handshakes>) {
     }
 }
 
-/// How many handshakes are under way, for whoever looks.
+/// How many handshakes are under way, for figures.
 #[derive(Debug)]
 pub struct Occupancy {
     running: AtomicUsize,
@@ -184,13 +178,14 @@ pub struct Occupancy {
     without_thread: AtomicU64,
 }
 
-// Only figures: nothing is decided by them.
+// Relaxed: these are only figures, and no decision depends on them.
 impl Occupancy {
+    /// How many handshakes are under way.
     pub fn running(&self) -> usize {
         self.running.load(Ordering::Relaxed)
     }
 
-    /// How many there may be.
+    /// How many may be under way at a time.
     pub fn max(&self) -> usize {
         self.max
     }
@@ -215,10 +210,10 @@ struct Handshakes {
     /// Threads that serve or wait, never more than `max`.
     threads: AtomicUsize,
     state: Mutex<State>,
-    /// A slot was given back, or this was closed.
+    /// Notified when a slot is given back, and at the end.
     changed: Condvar,
     closed: Cancel,
-    /// From an accept thread to one that has served.
+    /// From an accept thread to a handshake thread that has served.
     hand_over: Sender<Slot>,
     handed_over: Receiver<Slot>,
 }
@@ -226,10 +221,10 @@ struct Handshakes {
 #[derive(Default)]
 struct State {
     next: u64,
-    /// One entry for each slot that is taken, put in and removed by [`Slot`].
+    /// One entry for each slot in use, removed by [`Slot`].
     taken: HashMap<u64, Arc<Newcomer>>,
-    /// What newcomers may cause in the log, all of them together: they prove
-    /// nothing yet.
+    /// The log lines that newcomers may cause. They share one allowance, because they
+    /// have not proved any identity yet.
     log: LogLimit<()>,
 }
 
@@ -271,17 +266,17 @@ impl Handshakes {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a newcomer to a thread, once there is a slot for it; the thread
-    /// where it is a new one.
+    /// Gives a newcomer to a thread once there is a slot for it. Returns the thread if it
+    /// is a new one.
     fn begin(self: &Arc<Self>, listener: usize, stream: Arc<dyn Duplex>) -> Option<JoinHandle<()>> {
         let slot = self.take_slot(listener, stream)?;
-        let (slot, place) = self.hand_over(slot)?;
+        let (slot, permit) = self.hand_over(slot)?;
         let peer = slot.newcomer.peer();
-        // Where no thread is started, the slot is dropped with the closure,
-        // and the socket with the slot.
+        // If no thread can be started, the slot is dropped with the closure, and the
+        // socket with the slot.
         match (self.spawn)(
             format!("{}-shake", self.name),
-            Box::new(move || work(slot, &place)),
+            Box::new(move || work(slot, &permit)),
         ) {
             Ok(thread) => Some(thread),
             Err(e) => {
@@ -294,15 +289,16 @@ impl Handshakes {
         }
     }
 
-    /// Gives a slot to a thread that has served, or back with the place of a thread
-    /// that is to be started. Where there are as many threads as slots, one of them is
-    /// about to wait for a slot or to end, so this does not wait for long.
-    fn hand_over(self: &Arc<Self>, slot: Slot) -> Option<(Slot, Place)> {
+    /// Gives a slot to a thread that has served. If none waits, the slot comes back with
+    /// the permission to start another thread. If there are as many threads as slots, one
+    /// of them is about to wait for a slot or to end, so this does not wait for long.
+    fn hand_over(self: &Arc<Self>, slot: Slot) -> Option<(Slot, Permit)> {
         let mut slot = self.hand_over.try_send(slot).err()?.into_inner();
         loop {
-            // Counted from here on, so that two accept threads do not exceed it.
+            // Counted before the thread is started, so that two accept threads together
+            // do not exceed the maximum.
             if self.threads.fetch_add(1, Ordering::Relaxed) < self.max {
-                return Some((slot, Place(Arc::clone(self))));
+                return Some((slot, Permit(Arc::clone(self))));
             }
             self.threads.fetch_sub(1, Ordering::Relaxed);
             slot = self.hand_over.send_timeout(slot, LOOK).err()?.into_inner();
@@ -312,14 +308,14 @@ impl Handshakes {
         }
     }
 
-    /// Waits for a slot, and cuts handshakes whose peers are slow meanwhile;
-    /// none once this is closed.
+    /// Waits for a slot, and meanwhile cuts handshakes with slow peers. `None` once this
+    /// is closed.
     fn take_slot(self: &Arc<Self>, listener: usize, stream: Arc<dyn Duplex>) -> Option<Slot> {
         let mut state = self.lock();
         while state.taken.len() >= self.max && !self.closed.is_cancelled() {
             self.cut_slowest(&mut state);
-            // The thread of the one that was cut wakes, fails and gives its
-            // slot back, which ends this wait.
+            // The thread of the handshake that was cut wakes, fails and gives its slot
+            // back, which ends this wait.
             state = self
                 .changed
                 .wait_timeout(state, LOOK)
@@ -347,8 +343,8 @@ impl Handshakes {
         })
     }
 
-    /// Cuts the handshake that has waited longest for its peer in sum, of
-    /// those that have waited too long.
+    /// Of the handshakes that have waited too long for their peers, cuts the one with the
+    /// longest wait in all.
     fn cut_slowest(&self, state: &mut State) {
         let now = now();
         let waited = |newcomer: &Newcomer| newcomer.progress().waited_too_long(now, self.patience);
@@ -366,12 +362,11 @@ impl Handshakes {
         }
     }
 
-    /// Says that accepting failed, and waits a moment; true once this is
-    /// closed.
+    /// Logs that accepting failed, and pauses. True once this is closed.
     fn cannot_accept(&self, error: &io::Error) -> bool {
         use io::ErrorKind::{ConnectionAborted, Interrupted};
 
-        // That one newcomer is gone; the system lacks nothing.
+        // Only that newcomer is gone; the system does not lack resources.
         if matches!(error.kind(), ConnectionAborted | Interrupted) {
             return false;
         }
@@ -391,8 +386,8 @@ impl Handshakes {
 }
 
 /// A handshake thread.
-fn work(first: Slot, place: &Place) {
-    let handshakes = &place.0;
+fn work(first: Slot, permit: &Permit) {
+    let handshakes = &permit.0;
     first.serve();
     loop {
         select! {
@@ -406,16 +401,16 @@ fn work(first: Slot, place: &Place) {
     }
 }
 
-/// A thread's place among those that there may be; dropping it gives it back.
-struct Place(Arc<Handshakes>);
+/// The permission to run one of the handshake threads. Dropping it gives it back.
+struct Permit(Arc<Handshakes>);
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.threads.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// A handshake's place among those under way; dropping it gives it back.
+/// The slot of one handshake under way. Dropping it gives it back.
 struct Slot {
     handshakes: Arc<Handshakes>,
     id: u64,
@@ -425,7 +420,7 @@ struct Slot {
 impl Slot {
     fn serve(self) {
         let Handshakes { serve, target, .. } = &*self.handshakes;
-        // A fault of ours in one handshake costs that newcomer alone.
+        // A panic in one handshake ends that newcomer's connection only.
         if catch_unwind(AssertUnwindSafe(|| serve(&self.newcomer))).is_err() {
             error!(target: target, "{}: its handshake panicked", self.newcomer.peer());
             let _ = self.newcomer.stream.shutdown(Shutdown::Both);
@@ -453,7 +448,7 @@ struct Progress {
     fate: Fate,
     /// Since when the reader and the writer wait for the peer.
     since: [Option<Instant>; 2],
-    /// In all waits that are over.
+    /// The sum of all waits that are over.
     waited: Duration,
 }
 
@@ -461,9 +456,9 @@ struct Progress {
 enum Fate {
     #[default]
     UnderWay,
-    /// Its input is over, since the server stops; it is told so.
+    /// Its input has ended because the server stops. The peer is told.
     Stopping,
-    /// Its part is done, and what it is answered is on its way.
+    /// All of its input was received, and the answer is on its way.
     Heard,
     Cut,
     Admitted,
@@ -485,7 +480,7 @@ impl Progress {
         }
     }
 
-    /// How long it has waited in sum, where it waits and that is too long.
+    /// The sum of all its waits, if it waits now and has waited too long.
     fn waited_too_long(&self, now: Instant, patience: Patience) -> Option<Duration> {
         if !self.fate.is_under_way() {
             return None;
@@ -497,31 +492,31 @@ impl Progress {
     }
 }
 
-/// Somebody who has connected: a stream that knows how long its handshake waits
-/// for the peer, and that the handshake, and then its session, reads through.
+/// A peer that has just connected: a stream that measures how long the handshake waits for
+/// the peer. The handshake, and then the session, read through it.
 #[derive(Debug)]
 pub struct Newcomer {
     listener: usize,
     accepted: Instant,
     progress: Mutex<Progress>,
-    /// Set with [`Fate::Admitted`]: a session's reads look here alone. To see
-    /// it late does no harm, since the fate decides.
+    /// Set with [`Fate::Admitted`], so that a session's reads take no lock. A thread that
+    /// sees it late does no harm, because the fate decides.
     unwatched: AtomicBool,
     stream: Arc<dyn Duplex>,
 }
 
 impl Newcomer {
-    /// Which of the listeners it came to.
+    /// The index of its listener.
     pub fn listener(&self) -> usize {
         self.listener
     }
 
-    /// When its handshake began: time in the backlog is not its own.
+    /// When its handshake began. Time in the backlog does not count.
     pub fn accepted(&self) -> Instant {
         self.accepted
     }
 
-    /// What its handshake, and then its session, reads through.
+    /// The stream of its handshake and then of its session.
     pub fn stream(self: &Arc<Self>) -> Arc<dyn Duplex> {
         Arc::clone(self) as Arc<dyn Duplex>
     }
@@ -531,15 +526,14 @@ impl Newcomer {
         self.progress().fate == Fate::Stopping
     }
 
-    /// Whether it was cut, to make room for another one.
+    /// Whether it was cut to make room for another newcomer.
     pub fn was_cut(&self) -> bool {
         self.progress().fate == Fate::Cut
     }
 
-    /// All that it has to say has been received. A session may stand for it
-    /// from here on, and things may be sent to that, so a stop ends the session
-    /// and not the newcomer's input. False where it was cut or stopped before
-    /// this.
+    /// Notes that all input of the handshake was received. From now on there may be a
+    /// session to which others send, so a stop ends that session and not this input.
+    /// False if it was cut or stopped before.
     pub fn heard(&self) -> bool {
         let mut progress = self.progress();
         if progress.fate == Fate::UnderWay {
@@ -548,8 +542,8 @@ impl Newcomer {
         progress.fate == Fate::Heard
     }
 
-    /// The handshake is over: from here on its reads may wait, and it is
-    /// neither cut nor stopped. False where it was before this.
+    /// Notes that the handshake is over. From now on reads may wait, and it is neither cut
+    /// nor stopped. False if it was cut or stopped before.
     pub fn admitted(&self) -> bool {
         let mut progress = self.progress();
         if progress.fate.is_under_way() {
@@ -563,13 +557,13 @@ impl Newcomer {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Cuts it, unless it goes on. Decided under the lock that
-    /// [`Newcomer::admitted`] takes: nobody admitted is cut.
+    /// Cuts it if it has waited too long. This is decided under the lock that
+    /// [`Newcomer::admitted`] takes, so an admitted newcomer is never cut.
     fn cut(&self, now: Instant, patience: Patience) -> bool {
         let mut progress = self.progress();
         let too_long = progress.waited_too_long(now, patience).is_some();
-        // Bytes are there already, and its thread has yet to get a core: what
-        // it waits for is this host. That is no excuse where it writes.
+        // If bytes are there already, its thread waits for a processor of this host,
+        // and not for the peer. That does not matter while it writes.
         let ours = progress.since[WRITE].is_none() && self.stream.is_readable();
         if !too_long || ours {
             return false;
@@ -579,8 +573,8 @@ impl Newcomer {
         true
     }
 
-    /// Ends its input, unless all of it was heard: then it is its session that
-    /// ends. It can still be told why.
+    /// Ends its input, unless all of it was received: then the session ends instead. The
+    /// peer can still be told why.
     fn stop(&self) {
         let mut progress = self.progress();
         if progress.fate == Fate::UnderWay {

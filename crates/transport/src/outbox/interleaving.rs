@@ -1,5 +1,4 @@
-//! Lets a simulation do what other threads might, between two looks at a
-//! ledger.
+//! Lets a simulation run the actions of other threads between two looks at a ledger.
 
 use std::cell::RefCell;
 
@@ -9,9 +8,9 @@ thread_local! {
     static OTHERS: RefCell<Option<Others>> = const { RefCell::new(None) };
 }
 
-/// Other threads do what they like.
+/// Runs the actions that were [`set`].
 pub fn interleave() {
-    // Taken out, since what they do may come by here again.
+    // Taken out, because the actions may call this function, too.
     let others = OTHERS.with_borrow_mut(Option::take);
     if let Some(mut others) = others {
         others();
@@ -19,7 +18,7 @@ pub fn interleave() {
     }
 }
 
-/// What other threads do on this thread from now on.
+/// Sets the actions of other threads, which run on this thread from now on.
 pub fn set(others: Option<Others>) {
     OTHERS.with_borrow_mut(|place| *place = others);
 }

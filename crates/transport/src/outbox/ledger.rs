@@ -13,26 +13,27 @@
 //! |---|---|---|
 //! | Open | yes | sends |
 //! | Closing | no | sends what waits, then tells the peer |
-//! | Drained | no | has told the peer, and waits for the peer's end |
+//! | Drained | no | has told the peer, and waits until the peer ends its side |
 //! | Closed, Failed | no | ends |
 //!
 //! An item counts as waiting from the moment it is taken until the system has
-//! all of it, somebody drops it, or the end finds it unsent; then it counts
-//! as sent, dropped or lost, and as nothing else.
+//! all of it, it is dropped, or the connection ends. Then it counts as either
+//! sent, dropped or lost.
 
 use std::io;
 
 use super::Limits;
-use crate::stream::outgoing::Load;
+use crate::stream::Load;
 
-/// How far below its mark a queue drains before who waits for room is told:
-/// some batches of its writer, so that it is not every batch, and so that a
-/// thousand senders in line wake up by the dozen, not all at once.
+/// How far a queue drains below its mark before waiting senders are told: several
+/// batches of its writer. So they are not told for every batch, and a thousand senders
+/// in line wake up by the dozen, not all at once.
 const STEP: u64 = 1 << 20;
 
-/// Where a way out is in its life.
-#[derive(Debug)]
+/// The phase in the life of a way out.
+#[derive(Debug, Default)]
 pub(super) enum Phase {
+    #[default]
     Open,
     Closing,
     Drained,
@@ -48,26 +49,26 @@ pub(super) enum Refused {
     Closed,
 }
 
-/// What somebody who changed the books has to tell others.
+/// Who has to be told of a change of the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub(super) struct Tell {
-    /// Threads that wait for room, or for an end.
+    /// Threads that wait for room or for the end.
     pub sleepers: bool,
-    /// Whoever asked by [`Ledger::watch`] or [`Ledger::ask_for_room`].
+    /// The dispatcher, which asked by [`Ledger::watch`] or [`Ledger::ask_for_room`].
     pub watcher: bool,
-    /// The writer, who has the end to tell now.
+    /// The writer, which now has to tell the peer of the end.
     pub writer: bool,
 }
 
-/// Up to how much may wait when the watcher is told.
+/// The level to which the queue has to drain before the watcher is told.
 #[derive(Clone, Copy, Debug)]
 struct Level {
     memory: u64,
     frames: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Ledger {
     limits: Limits,
     phase: Phase,
@@ -75,13 +76,13 @@ pub(super) struct Ledger {
     sent: Load,
     dropped: u64,
     lost: u64,
-    /// How many threads wait for a change.
+    /// How many threads wait for a change of the ledger.
     pub(super) sleepers: u32,
-    /// The dispatcher is told once no more than this waits.
+    /// The level at which the dispatcher is told, if it asked.
     watch: Option<Level>,
-    /// The reader left something for the socket.
+    /// The reader has left bytes for the socket.
     flush: bool,
-    /// A nudge is on its way to the writer: one is enough.
+    /// A nudge is on its way to the writer. One nudge is enough.
     nudged: bool,
 }
 
@@ -89,15 +90,7 @@ impl Ledger {
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             limits,
-            phase: Phase::Open,
-            waiting: Load::default(),
-            sent: Load::default(),
-            dropped: 0,
-            lost: 0,
-            sleepers: 0,
-            watch: None,
-            flush: false,
-            nudged: false,
+            ..Self::default()
         }
     }
 
@@ -105,12 +98,12 @@ impl Ledger {
         &self.phase
     }
 
-    /// What has been taken, and is neither sent nor given up.
+    /// The items that were taken and are not sent, dropped or lost.
     pub(super) fn waiting(&self) -> Load {
         self.waiting
     }
 
-    /// What the system has.
+    /// The items that the system has taken.
     pub(super) fn sent(&self) -> Load {
         self.sent
     }
@@ -120,7 +113,7 @@ impl Ledger {
         self.dropped
     }
 
-    /// Frames that were taken and that nobody will send. Final at the end.
+    /// Frames that were taken and will never be sent. Final at the end.
     pub(super) fn lost(&self) -> u64 {
         self.lost
     }
@@ -129,23 +122,23 @@ impl Ledger {
         matches!(self.phase, Phase::Open)
     }
 
-    /// Whether nothing will leave any more.
+    /// Whether no further item will be sent.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Closed | Phase::Failed(_))
     }
 
-    /// Whether everything that was taken before the close has been sent, and
-    /// only the peer is to be told.
+    /// Whether everything that was taken before the close has been sent, so that the
+    /// peer can be told of the end.
     pub(super) fn is_drained(&self) -> bool {
         matches!(self.phase, Phase::Closing) && self.waiting.items == 0
     }
 
-    /// Whether an item fits. One may always wait alone, however long.
+    /// Whether an item fits. A single item always fits, however long it is.
     pub(super) fn fits(&self, item: Load) -> bool {
         self.waiting.items == 0 || self.fits_more(item)
     }
 
-    /// Whether items fit beside what waits.
+    /// Whether items fit beside those that wait.
     pub(super) fn fits_more(&self, items: Load) -> bool {
         let mut all = self.waiting;
         all += items;
@@ -159,7 +152,7 @@ impl Ledger {
                 && self.waiting.memory() <= self.limits.bytes / 2)
     }
 
-    /// Takes an item; says whether nothing waited before it.
+    /// Takes an item. True if no item waited before it.
     pub(super) fn take(&mut self, item: Load) -> Result<bool, Refused> {
         if !self.is_open() {
             return Err(Refused::Closed);
@@ -172,14 +165,14 @@ impl Ledger {
         Ok(first)
     }
 
-    /// The system has these items.
+    /// Counts items that the system has taken.
     pub(super) fn count_sent(&mut self, items: Load) -> Tell {
         self.sent += items;
         self.leave(items)
     }
 
-    /// These items were taken out again, to make room for others. Whoever does
-    /// that has something to queue, so the watcher is told when that is sent.
+    /// Counts items that were dropped to make room for another one. That one is queued
+    /// next, so the watcher is not told before it is sent.
     pub(super) fn count_dropped(&mut self, items: Load) -> Tell {
         self.dropped += items.frames;
         let watch = self.watch.take();
@@ -188,25 +181,24 @@ impl Ledger {
         tell
     }
 
-    /// An item that there is no room for was not taken, and is not offered
-    /// again.
+    /// Counts an item that was not taken because there was no room for it.
     pub(super) fn count_refused(&mut self, item: Load) {
         self.dropped += item.frames;
     }
 
-    /// An item that was meant for the connection came too late.
+    /// Counts an item that came after the way out was closed.
     pub(super) fn count_late(&mut self, item: Load) {
         self.lost += item.frames;
     }
 
-    /// These items will not be sent: the connection is over.
+    /// Counts items that will not be sent because the connection is over.
     pub(super) fn count_lost(&mut self, items: Load) -> Tell {
         self.lost += items.frames;
         self.leave(items)
     }
 
-    /// Items leave the count of what waits. Sleepers are told when the queue
-    /// becomes roomy and when it becomes empty, not for every batch.
+    /// Takes items out of the count of waiting ones. Sleepers are told when the queue
+    /// drains to half of its limits and when it becomes empty, not for every batch.
     fn leave(&mut self, items: Load) -> Tell {
         let was_roomy = self.is_roomy();
         self.waiting -= items;
@@ -224,8 +216,8 @@ impl Ledger {
             || (self.waiting.memory() <= level.memory && self.waiting.frames <= level.frames)
     }
 
-    /// Asks to be told, once, as soon as at most so much memory is taken and
-    /// half of the frames, or nothing waits. False where that is so already.
+    /// Asks to be told once when the queue takes at most `memory` bytes and half of
+    /// the allowed frames, or is empty. False if that is so already.
     pub(super) fn watch(&mut self, memory: u64) -> bool {
         let level = Level {
             memory,
@@ -236,21 +228,20 @@ impl Ledger {
         !reached
     }
 
-    /// Whether an item fits, and no more memory than `mark` is taken with it.
-    /// One may always wait alone. Where items are not taken any more each is
-    /// refused at once, so that nobody has to wait for room.
+    /// Whether an item fits and all items together take at most `mark` bytes of
+    /// memory. A single item always fits. A closed way out has room, since it
+    /// refuses each item at once and no sender needs to wait.
     pub(super) fn has_room(&self, item: Load, mark: u64) -> bool {
         let fits = self.fits_more(item) && self.waiting.memory() + item.memory() <= mark;
         self.waiting.items == 0 || fits || !self.is_open()
     }
 
-    /// As [`has_room`](Self::has_room), and asks to be told where there is
-    /// none: once there is, and some way below the mark, so that nobody is woken
-    /// for each batch.
+    /// As [`has_room`](Self::has_room). If there is no room, the watcher is told when
+    /// the queue is some way below the mark, and not for each batch.
     pub(super) fn ask_for_room(&mut self, item: Load, mark: u64) -> bool {
         let room = self.has_room(item, mark);
         if !room {
-            // Never reached already: without room more waits than this.
+            // This level is not reached yet: without room, more waits than this.
             let (memory, frames) = (mark.min(self.limits.bytes), self.limits.frames);
             let low = memory - STEP.min(memory / 2);
             self.watch = Some(Level {
@@ -261,14 +252,14 @@ impl Ledger {
         room
     }
 
-    /// Takes no more items.
+    /// Takes no further items.
     pub(super) fn close(&mut self) {
         if self.is_open() {
             self.phase = Phase::Closing;
         }
     }
 
-    /// The peer has been told that nothing more comes.
+    /// Notes that the peer has been told of the end.
     pub(super) fn drained(&mut self) {
         if matches!(self.phase, Phase::Closing) {
             self.phase = Phase::Drained;
@@ -282,22 +273,21 @@ impl Ledger {
         }
     }
 
-    /// Writing failed. An end that came before is the reason of the failure,
-    /// and stays.
+    /// Notes that writing failed. An earlier end caused that failure, so it stays.
     pub(super) fn fail(&mut self, error: io::Error) {
         if !self.is_over() {
             self.phase = Phase::Failed(error);
         }
     }
 
-    /// The writer has something to send beside items. True where it has to be
-    /// nudged for that.
+    /// Notes that the writer has bytes of the reader to send. True if the writer has
+    /// to be nudged for that.
     pub(super) fn ask_to_flush(&mut self) -> bool {
         self.flush = true;
         self.nudge()
     }
 
-    /// True where no nudge is on its way to the writer yet.
+    /// True if no nudge is on its way to the writer yet.
     pub(super) fn nudge(&mut self) -> bool {
         !std::mem::replace(&mut self.nudged, true)
     }
@@ -307,7 +297,7 @@ impl Ledger {
         self.nudged = false;
     }
 
-    /// Whether the reader left something for the socket; asked once.
+    /// Whether the reader left bytes for the socket since the last call.
     pub(super) fn take_flush(&mut self) -> bool {
         std::mem::take(&mut self.flush)
     }

@@ -10,29 +10,29 @@
 //!
 //! Three parts, each with one job:
 //!
-//! * The [`Ledger`] under a lock knows what waits, exactly, and in which phase
-//!   the way out is. Every item passes it twice: when it is taken, and when
+//! * The [`Ledger`], under a lock, counts exactly what waits and knows the phase
+//!   of the way out. Every item passes it twice: when it is taken, and when
 //!   the system has it (or it is dropped, or lost).
-//! * A channel joins whoever sends to the writer thread. Its places hold a
-//!   pointer each, so that an idle connection keeps half a kibibyte at most;
-//!   it knows no bound of its own, since the ledger refuses what is too much.
-//!   An empty place (`None`) is a nudge: the writer looks at the ledger.
-//! * [`Sending`] under a second lock is what puts bytes on the socket. The
-//!   writer holds it while it writes, which may block. Others only try it.
+//! * A channel carries items from the senders to the writer thread. An entry is
+//!   a pointer, so an idle connection keeps half a kibibyte at most. The channel
+//!   is unbounded, because the ledger refuses items beyond the limits. An empty
+//!   entry (`None`) is a nudge: the writer looks at the ledger.
+//! * [`Sending`], under a second lock, puts bytes on the socket. The writer holds
+//!   the lock while it writes, which may block. Other threads only try the lock.
 //!
 //! # Why order holds
 //!
 //! The items of one thread leave in the order in which it pushed them:
 //!
 //! 1. Items in the channel are sent by one thread, the writer, in order.
-//! 2. An item goes past the channel only if the ledger counted nothing as
-//!    waiting when it was taken. Whatever the same thread pushed before has
-//!    then left the count, so the system has all of it.
-//! 3. Where the system takes only a part of such an item, its rest stays with
+//! 2. An item bypasses the channel only if the ledger counted nothing as
+//!    waiting when the item was taken. All earlier items of the same thread have
+//!    then left the count, so the system has all of them.
+//! 3. If the system takes only a part of such an item, its rest stays with
 //!    `Sending`, and the item stays in the count. So later items go through
 //!    the channel, and the writer sends a rest before anything else.
 //!
-//! Between two threads that push at once nobody promised an order.
+//! The order of items that two threads push at the same time is not defined.
 
 mod ledger;
 #[cfg(test)]
@@ -49,8 +49,7 @@ use crossbeam_channel::{Receiver, Sender};
 
 use self::ledger::{Ledger, Phase, Refused, Tell};
 use crate::budget::Budget;
-use crate::stream::halves::{Transmit, Tried};
-use crate::stream::outgoing::{Load, Outgoing};
+use crate::stream::{Load, Outgoing, Transmit, Tried};
 
 /// How much may wait for one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,26 +105,27 @@ struct OutboxState {
     entrance: Sender<Place>,
     exit: Receiver<Place>,
     sending: Mutex<Option<Sending>>,
-    /// Bytes that the system has, those of items that it has a part of included.
+    /// Bytes that the system has taken, including those of an item that it has taken
+    /// in part.
     written: Arc<AtomicU64>,
     budget: Budget,
 }
 
-/// A place in the channel: an item, or a nudge.
+/// An entry of the channel: an item, or a nudge.
 type Place = Option<Box<Outgoing>>;
 
-/// What puts bytes on the socket.
+/// The sending direction, which puts bytes on the socket.
 #[derive(Debug)]
 struct Sending {
     transmit: Box<dyn Transmit>,
-    /// An item of which the system has a part; the rest is with `transmit`.
+    /// An item that the system has taken in part; `transmit` keeps the rest.
     begun: Option<Load>,
 }
 
 /// What the writer has to do next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Due {
-    /// What is in the batch.
+    /// The size of the batch.
     pub(super) batch: Load,
     /// The reader left something for the socket.
     pub(super) flush: bool,
@@ -176,23 +176,23 @@ impl Outbox {
         }
     }
 
-    /// As [`push`](Self::push), but where nothing waits this thread sends what
-    /// the system takes at once, and the writer is woken for the rest only.
-    /// Waking a thread takes longer than sealing and writing a short item; so
+    /// As [`push`](Self::push), but if nothing waits, this thread itself sends as
+    /// much as the system takes without blocking, and wakes the writer only for the
+    /// rest. Waking a thread takes longer than sealing and writing a short item, so
     /// this is for callers that have nothing else to do. Long items are queued.
     ///
     /// # Errors
     /// As [`push`](Self::push).
     pub fn push_now(&self, item: Outgoing) -> Result<(), PushError> {
         let tried = match self.take(&item) {
-            // The module's second rule: only where nothing waited.
+            // Rule 2 of the module: only if nothing waited.
             Ok(true) => self.try_send(&item),
             Ok(false) => Tried::Not,
             Err(refused) => return Err(refused.with(item)),
         };
         match tried {
             Tried::Sent => {}
-            // The third rule: the item stays in the count.
+            // Rule 3: the item stays in the count.
             Tried::Begun => self.nudge(),
             // After a failure the writer finds nothing to send with, and ends.
             Tried::Not | Tried::Failed => self.enqueue(item),
@@ -200,19 +200,20 @@ impl Outbox {
         Ok(())
     }
 
-    /// Counts an item in; says whether nothing waited before it.
+    /// Counts an item as waiting. True if no item waited before it.
     fn take(&self, item: &Outgoing) -> Result<bool, Refused> {
         interleave();
         let load = item.load();
         let mut ledger = self.ledger();
         let first = ledger.take(load)?;
-        // Under the lock: whoever gives it back finds it counted.
+        // Under the ledger's lock, so that the budget is never given back before it
+        // was taken.
         self.shared.budget.take(load.memory());
         Ok(first)
     }
 
     fn enqueue(&self, item: Outgoing) {
-        // Both ends are ours, so it is never disconnected.
+        // This outbox holds both ends, so the channel is never disconnected.
         let _ = self.shared.entrance.send(Some(Box::new(item)));
     }
 
@@ -222,12 +223,12 @@ impl Outbox {
         }
     }
 
-    /// Sends what can be sent without waiting for anybody.
+    /// Sends as much as possible without blocking.
     fn try_send(&self, item: &Outgoing) -> Tried {
         let mut sending = match self.shared.sending.try_lock() {
             Ok(sending) => sending,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // The writer flushes what the reader left.
+            // The writer is just sending.
             Err(TryLockError::WouldBlock) => return Tried::Not,
         };
         let Some(Sending {
@@ -241,10 +242,10 @@ impl Outbox {
         let tried = catch_unwind(AssertUnwindSafe(|| transmit.try_transmit(item)));
         match tried {
             Ok(Tried::Begun) => *begun = Some(item.load()),
-            // Counted before the lock is given back: whoever ends the
-            // connection takes `sending` away first and counts what is left
-            // as lost afterwards, so no item is counted twice. Nobody has
-            // asked to be told of room while nothing waited.
+            // Counted before the lock is released: the end of a connection first
+            // takes `sending` away and then counts the remaining items as lost, so
+            // no item is counted twice. Nothing waited, so no caller has asked to be
+            // told of room.
             Ok(Tried::Sent) => {
                 self.count_sent(item.load());
             }
@@ -254,33 +255,31 @@ impl Outbox {
         tried.unwrap_or(Tried::Failed)
     }
 
-    /// Whether an item fits, and no more memory than `mark` is taken with it.
-    /// One may always wait alone. Where the way out is closed, whatever comes
-    /// is refused at once, so that nobody has to wait for room in it.
+    /// Whether an item fits and all items together take at most `mark` bytes of
+    /// memory. A single item always fits. A closed way out has room, since it
+    /// refuses each item at once and no sender needs to wait.
     pub fn has_room(&self, item: Load, mark: u64) -> bool {
         interleave();
         self.ledger().has_room(item, mark)
     }
 
-    /// As [`has_room`](Self::has_room), and asks the writer to tell, once,
-    /// where there is none: as soon as there is, and no more than half of the
-    /// mark is taken.
+    /// As [`has_room`](Self::has_room). If there is no room, the writer tells once
+    /// when there is room again and the queue is some way below the mark.
     pub fn ask_for_room(&self, item: Load, mark: u64) -> bool {
         interleave();
         self.ledger().ask_for_room(item, mark)
     }
 
-    /// Asks the writer to tell, once, when at most so much memory is taken and
-    /// half of the frames, or nothing waits. False where that is so already.
+    /// Asks the writer to tell once when the queue takes at most `memory` bytes and
+    /// half of the allowed frames, or is empty. False if that is so already.
     pub fn watch(&self, memory: u64) -> bool {
         interleave();
         self.ledger().watch(memory)
     }
 
-    /// Queues an item in place of the oldest ones that wait, as many as it
-    /// takes to stay within the limits and the share of the budget. Where all
-    /// that is left is on its way to the system, the item is dropped. Both are
-    /// counted.
+    /// Queues an item and drops the oldest waiting items until the queue is within
+    /// its limits and its share of the budget. If only items that the writer has
+    /// taken are left, the new item is dropped. All dropped frames are counted.
     pub fn push_dropping_oldest(&self, mut item: Outgoing) {
         loop {
             let load = item.load();
@@ -297,23 +296,23 @@ impl Outbox {
         }
     }
 
-    /// An item that there was no room for is dropped.
+    /// Counts an item that was dropped because there was no room for it.
     pub fn count_refused(&self, item: Load) {
         self.ledger().count_refused(item);
     }
 
-    /// An item that was to be taken found the connection closed.
+    /// Counts an item that came after the connection was closed.
     pub fn count_late(&self, item: Load) {
         self.ledger().count_late(item);
     }
 
-    /// Drops the oldest item that waits; false where there is none but what is
-    /// being written, or the connection ends.
+    /// Drops the oldest waiting item. False if there is none that the writer has not
+    /// taken, or the connection ends.
     fn drop_oldest(&self) -> bool {
         let (mut nudged, mut oldest) = (false, None);
         let _ = self.tell(|ledger| {
-            // Under the lock, and only while open: whatever is in the channel
-            // is still counted as waiting then, and no end counts it as lost.
+            // Under the lock, and only while open: all items in the channel are
+            // still counted as waiting, and no end counts them as lost.
             while ledger.is_open() && oldest.is_none() {
                 match self.shared.exit.try_recv() {
                     Ok(Some(item)) => oldest = Some(item),
@@ -327,7 +326,7 @@ impl Outbox {
             }
         });
         if nudged {
-            // The nudge was for the writer, wherever it stands in the channel.
+            // The nudge was meant for the writer. Its position does not matter.
             let _ = self.shared.entrance.send(None);
         }
         let Some(item) = oldest else { return false };
@@ -335,23 +334,23 @@ impl Outbox {
         true
     }
 
-    /// What can be seen of it from outside.
+    /// Its figures, for a core.
     pub fn gauge(&self) -> Gauge {
         Gauge(self.clone())
     }
 
-    /// What has been taken and not sent.
+    /// The items that were taken and not sent yet.
     pub fn waiting(&self) -> Load {
         self.ledger().waiting()
     }
 
-    /// What the system has taken.
+    /// The items that the system has taken.
     pub fn sent(&self) -> Load {
         self.ledger().sent()
     }
 
-    /// How far it has come: what the system has taken, and in the bytes what it
-    /// has of an item that it has a part of.
+    /// As [`sent`](Self::sent), but the bytes include those of an item that the
+    /// system has taken in part.
     pub fn progress(&self) -> Load {
         let sent = self.sent();
         Load {
@@ -360,14 +359,14 @@ impl Outbox {
         }
     }
 
-    /// Frames that were taken and that nobody will send. Final once the
-    /// connection has ended; what was dropped is not among them.
+    /// Frames that were taken and will never be sent. Final once the connection has
+    /// ended. Dropped frames are not included.
     pub fn lost(&self) -> u64 {
         self.ledger().lost()
     }
 
-    /// Waits until a push of `len` bytes may succeed, or the limit passes;
-    /// false when it passed or the connection ends.
+    /// Waits until a push of `len` bytes may succeed. False if the time limit passed
+    /// or the connection ends.
     pub fn wait_for_room(&self, len: usize, limit: Option<Duration>) -> bool {
         let item = Load {
             items: 1,
@@ -390,22 +389,20 @@ impl Outbox {
     /// Waits until it is closed or closing, for at most `limit`; false when
     /// that has passed.
     pub fn wait_until_closed(&self, limit: Duration) -> bool {
-        self.sleep_until(Some(crate::host::deadline::deadline(limit)), |ledger| {
-            !ledger.is_open()
-        })
+        self.sleep_until(Some(crate::host::deadline(limit)), |ledger| !ledger.is_open())
     }
 
     /// Waits until the writer has sent its last byte, for at most `limit`;
     /// false when that has passed.
     pub(super) fn wait_until_drained(&self, limit: Duration) -> bool {
-        self.sleep_until(Some(crate::host::deadline::deadline(limit)), |ledger| {
+        self.sleep_until(Some(crate::host::deadline(limit)), |ledger| {
             ledger.is_over() || matches!(ledger.phase(), Phase::Drained)
         })
     }
 
     /// Waits until nothing is to be sent any more, for at most `limit`.
     pub(super) fn wait_until_over(&self, limit: Duration) {
-        self.sleep_until(Some(crate::host::deadline::deadline(limit)), Ledger::is_over);
+        self.sleep_until(Some(crate::host::deadline(limit)), Ledger::is_over);
     }
 
     fn sleep_until(&self, deadline: Option<Instant>, mut done: impl FnMut(&Ledger) -> bool) -> bool {
@@ -432,7 +429,7 @@ impl Outbox {
         found
     }
 
-    /// Lets the writer send what waits and then end the stream. Later pushes
+    /// Makes the writer send all waiting items and then end the stream. Later pushes
     /// are refused.
     pub fn close(&self) {
         self.change(Ledger::close);
@@ -443,22 +440,22 @@ impl Outbox {
         !self.ledger().is_open()
     }
 
-    /// Makes the writer end at once; what waits is lost.
+    /// Makes the writer end at once. Waiting items are lost.
     pub fn abort(&self) {
         self.change(Ledger::abort);
     }
 
-    /// Writing failed: nothing will leave any more.
+    /// Ends the way out because writing failed.
     pub fn fail(&self, error: io::Error) {
         self.change(|ledger| ledger.fail(error));
     }
 
-    /// The peer has been told that nothing more comes.
+    /// Notes that the peer has been told of the end.
     pub fn drained(&self) {
         self.change(Ledger::drained);
     }
 
-    /// Changes the phase; whoever waits for it, the writer included, looks.
+    /// Changes the phase and wakes all waiting threads, the writer included.
     fn change(&self, change: impl FnOnce(&mut Ledger)) {
         let _ = self.tell(|ledger| {
             change(ledger);
@@ -475,7 +472,7 @@ impl Outbox {
         self.ledger().is_over()
     }
 
-    /// Why writing failed, where it did.
+    /// Why writing failed, if it failed.
     pub fn failure(&self) -> Option<io::Error> {
         match self.ledger().phase() {
             Phase::Failed(error) => Some(io::Error::new(error.kind(), error.to_string())),
@@ -499,14 +496,14 @@ impl Outbox {
         });
     }
 
-    /// Gives buffers and keys back: nothing will be sent any more.
+    /// Gives buffers and TLS keys back, because nothing will be sent any more.
     pub fn shut(&self) {
         let sending = self.sending().take();
         drop(sending);
     }
 
-    /// Drops everything that waits, so that a dead connection holds nothing.
-    /// What was being written when it ended is lost as well.
+    /// Drops all waiting items, so that a dead connection holds no memory. Items
+    /// that were being written at the end are lost as well.
     pub fn discard(&self) {
         while self.shared.exit.try_recv().is_ok() {}
         let mut unsent = Load::default();
@@ -520,12 +517,11 @@ impl Outbox {
     /// Waits until there is something to do, and moves a batch's worth of
     /// items into `batch`.
     pub(super) fn next(&self, batch: &mut Vec<Outgoing>) -> Due {
-        // Both ends are ours: it is never disconnected.
+        // This outbox holds both ends, so the channel is never disconnected.
         self.gather(self.shared.exit.recv().ok(), batch)
     }
 
-    /// As [`next`](Self::next), but does not wait: `None` where nothing is to
-    /// be done.
+    /// As [`next`](Self::next), but does not wait. `None` if there is nothing to do.
     pub fn try_next(&self, batch: &mut Vec<Outgoing>) -> Option<Due> {
         let first = self.shared.exit.try_recv().ok()?;
         Some(self.gather(Some(first), batch))
@@ -556,8 +552,8 @@ impl Outbox {
         due
     }
 
-    /// Sends what is due. True once the peer has been told of the end.
-    /// Says by `room` when somebody asked for that.
+    /// Sends what is due. True once the peer has been told of the end. Calls `room`
+    /// if the dispatcher asked to be told of room and there is room now.
     pub fn send(&self, due: Due, batch: &mut Vec<Outgoing>, room: &dyn Fn()) -> io::Result<bool> {
         let mut sending = self.sending();
         let Some(Sending { transmit, begun }) = &mut *sending else {
@@ -583,7 +579,7 @@ impl Outbox {
         Ok(false)
     }
 
-    /// Gives buffers back: nothing is to be sent for now.
+    /// Gives buffers back, because nothing is to be sent for now.
     pub fn idle(&self) {
         if let Some(sending) = &mut *self.sending() {
             sending.transmit.idle();
@@ -596,7 +592,7 @@ impl Outbox {
         }
     }
 
-    /// True where the watcher is to be told.
+    /// True if the watcher is to be told.
     fn count_sent(&self, items: Load) -> bool {
         let tell = self.tell(|ledger| ledger.count_sent(items));
         self.shared.budget.give(items.memory());
@@ -608,8 +604,8 @@ impl Outbox {
         if tell.sleepers {
             self.shared.changed.notify_all();
         }
-        // What was sent past the writer may be the last item of a closing way
-        // out: the writer has looked at the close before, and found it waiting.
+        // An item that bypassed the writer may be the last one of a closing way out.
+        // The writer saw the close while that item still waited, so it looks again.
         if tell.writer {
             self.nudge();
         }
@@ -633,13 +629,12 @@ impl Drop for OutboxState {
     }
 }
 
-/// The figures of a way out, for a core that decides by them and sends
-/// nothing itself.
+/// The figures of a way out, for a core: it decides by them and sends nothing itself.
 #[derive(Clone, Debug)]
 pub struct Gauge(Outbox);
 
 impl Gauge {
-    /// All that is counted, at one moment.
+    /// All counters at one moment.
     pub fn books(&self) -> Books {
         let ledger = self.0.ledger();
         Books {
@@ -650,12 +645,12 @@ impl Gauge {
         }
     }
 
-    /// Frames that nobody will send any more. Final once the threads are joined.
+    /// Frames that were taken and will never be sent. Final once the threads are joined.
     pub fn lost(&self) -> u64 {
         self.0.lost()
     }
 
-    /// An item that there was no room for is dropped.
+    /// Counts an item that was dropped because there was no room for it.
     pub fn count_refused(&self, item: Load) {
         self.0.count_refused(item);
     }
@@ -672,13 +667,13 @@ impl Gauge {
 /// What a [`Gauge`] shows.
 #[derive(Clone, Copy, Debug)]
 pub struct Books {
-    /// What the system has taken.
+    /// The items that the system has taken.
     pub sent: Load,
-    /// What has been taken and not sent.
+    /// The items that were taken and not sent yet.
     pub waiting: Load,
     /// Frames that were dropped for lack of room.
     pub dropped: u64,
-    /// Frames that nobody will send any more.
+    /// Frames that were taken and will never be sent.
     pub lost: u64,
 }
 
@@ -691,8 +686,8 @@ impl Refused {
     }
 }
 
-/// Where a simulation lets the writer come in between: other threads may do
-/// something between any two looks at the ledger.
+/// A point at which a simulation lets other threads act: in reality they may act between
+/// any two looks at the ledger.
 #[cfg(not(debug_assertions))]
 fn interleave() {}
 #[cfg(debug_assertions)]

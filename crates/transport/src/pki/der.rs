@@ -1,9 +1,10 @@
-//! What is read from DER in more than one place: certificates, revocation lists,
-//! their signatures, names, times and key usages.
+//! Reading DER: certificates, revocation lists, their signatures, names, times and key
+//! usages.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::crypto::WebPkiSupportedAlgorithms;
+use rustls::pki_types::SignatureVerificationAlgorithm;
 use x509_parser::asn1_rs::{Any, FromDer};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::error::X509Error;
@@ -153,10 +154,9 @@ pub(super) fn is_signed_by(der: &[u8], key: &[u8], algorithms: &WebPkiSupportedA
         let signed = content.get(..content.len() - rest.len())?;
         let (algorithm, rest) = element(rest)?;
         let signature = whole_bytes(element(rest)?.0)?;
-        let mut fits = algorithms.all.iter().filter(|usable| {
-            usable.signature_alg_id().as_ref() == algorithm && key.is_for(usable.public_key_alg_id().as_ref())
-        });
-        Some(fits.any(|usable| usable.verify_signature(key.bits, signed, signature).is_ok()))
+        let fits = algorithms.all.iter().copied();
+        let fits = fits.filter(|usable| usable.signature_alg_id().as_ref() == algorithm);
+        Some(key.has_signed(signed, signature, fits))
     };
     verified().unwrap_or_default()
 }
@@ -164,7 +164,7 @@ pub(super) fn is_signed_by(der: &[u8], key: &[u8], algorithms: &WebPkiSupportedA
 /// A public key as cryptography libraries take it.
 pub(super) struct PublicKey<'a> {
     algorithm: &'a [u8],
-    pub(super) bits: &'a [u8],
+    bits: &'a [u8],
 }
 
 impl<'a> PublicKey<'a> {
@@ -176,8 +176,15 @@ impl<'a> PublicKey<'a> {
         Some(Self { algorithm, bits })
     }
 
-    pub(super) fn is_for(&self, algorithm: &[u8]) -> bool {
-        self.algorithm == algorithm
+    /// Whether one of the algorithms finds that this key made the signature.
+    pub(super) fn has_signed(
+        &self,
+        message: &[u8],
+        signature: &[u8],
+        algorithms: impl Iterator<Item = &'static dyn SignatureVerificationAlgorithm>,
+    ) -> bool {
+        let mut fits = algorithms.filter(|usable| usable.public_key_alg_id().as_ref() == self.algorithm);
+        fits.any(|usable| usable.verify_signature(self.bits, message, signature).is_ok())
     }
 }
 

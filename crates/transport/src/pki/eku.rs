@@ -12,18 +12,18 @@ use crate::Role;
 /// numbers: decoders have been wrong about the two-byte arc 343.
 const BRANCH: [u8; 8] = [0x2b, 0x06, 0x01, 0x04, 0x01, 0x82, 0x57, 0x08];
 
-/// The roles that a certificate gives, [`Role::NONE`] where it gives none.
-/// Usages that are no role are passed over; names and dates are not looked at.
+/// The roles that a certificate gives, [`Role::NONE`] if it gives none. Other usages are
+/// passed over; names and dates are not checked.
 ///
 /// # Errors
-/// [`Fault::BadCertificate`] when the bytes are no certificate or its
-/// extended key usage is broken or there twice.
+/// [`Fault::BadCertificate`] if the bytes are not a certificate, or its extended key usage
+/// is broken or occurs twice.
 pub fn roles_of(certificate: &CertificateDer<'_>) -> Result<Role, Fault> {
     let parsed = der::certificate(certificate)?;
     Ok(usages(&parsed)?.map_or(Role::NONE, roles))
 }
 
-/// The extended key usage of a certificate, where it has one.
+/// The extended key usage of a certificate, if it has one.
 pub(super) fn usages<'a>(
     certificate: &'a X509Certificate<'_>,
 ) -> Result<Option<&'a ExtendedKeyUsage<'a>>, Fault> {

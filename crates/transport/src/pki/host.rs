@@ -1,10 +1,10 @@
-//! Where a server is to be found: a DNS name or an IP address.
+//! The host of a server: a DNS name or an IP address.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
-/// A DNS name or an IP address, as it stands in a certificate's SAN.
+/// A DNS name or an IP address in a certificate's SAN.
 ///
 /// ```
 /// use ssntp_transport::pki::Host;
@@ -35,10 +35,9 @@ impl fmt::Display for Host {
 impl FromStr for Host {
     type Err = ParseHostError;
 
-    /// Reads a name or an address. IPv6 addresses may stand in brackets; a
-    /// zone after `%` means something on one machine only and is left out,
-    /// and so is the dot at the end of a name. Names in other scripts are
-    /// taken in their `xn--` form.
+    /// Reads a name or an address. IPv6 addresses may be in brackets. A zone after `%` is
+    /// left out, because it has a meaning on one machine only, and so is a dot at the end
+    /// of a name. Names in other scripts are read in their `xn--` form.
     fn from_str(text: &str) -> Result<Self, ParseHostError> {
         let bad = || ParseHostError(text.to_owned());
         let bracketed = text.strip_prefix('[').map(|rest| rest.strip_suffix(']'));

@@ -1,5 +1,5 @@
-//! What an entity shows to its peers: a certificate chain, and what signs with
-//! the private key of its first certificate.
+//! The identity that this side shows to its peers: a certificate chain, and the private key
+//! of its first certificate or a signer that holds the key.
 
 use std::fmt;
 use std::path::Path;
@@ -13,8 +13,8 @@ use super::store::Sections;
 use super::{CertificateInfo, Error, Fault, der, provider, store};
 use crate::Role;
 
-/// A certificate chain and its private key, checked to belong together. The
-/// key may be held elsewhere: [`with_signer`](Self::with_signer).
+/// A certificate chain and its private key, which are checked to belong together. The
+/// key may be outside of this process: [`with_signer`](Self::with_signer).
 ///
 /// The roles that may be advertised in the handshake are the ones of the
 /// chain's first certificate (docs/protocol.md, "Roles").
@@ -49,7 +49,7 @@ impl Identity {
     /// another. Blocks while the files are read.
     ///
     /// # Errors
-    /// As [`load`](Self::load); each names the file that is at fault.
+    /// As [`load`](Self::load). Each names the file with the fault.
     pub fn load_parts(certificates: impl AsRef<Path>, key: impl AsRef<Path>) -> Result<Self, Error> {
         let (certificates, key) = (certificates.as_ref(), key.as_ref());
         let identity = Self::load_with(certificates, Some(key), Sections::key)?;
@@ -82,7 +82,7 @@ impl Identity {
     ///
     /// # Errors
     /// As [`load_parts`](Self::load_parts) without [`Fault::NoRole`];
-    /// [`Fault::EncryptedKey`] where there is no passphrase, and
+    /// [`Fault::EncryptedKey`] if the key needs a passphrase and none is given, and
     /// [`Fault::WrongPassphrase`].
     pub fn load_without_role(
         certificates: &Path,
@@ -95,8 +95,7 @@ impl Identity {
         valid.map(|()| identity).map_err(Error::content(origin))
     }
 
-    /// Reads a PEM text as [`load`](Self::load) reads a file. `origin` is
-    /// what errors call it.
+    /// Reads a PEM text as [`load`](Self::load) reads a file. Errors name it `origin`.
     ///
     /// # Errors
     /// As [`load`](Self::load) without [`Error::Read`].
@@ -117,19 +116,16 @@ impl Identity {
         Self::assemble(chain, key, CERTIFICATES, KEY)?.judge(CERTIFICATES)
     }
 
-    /// Takes certificates, our own first, and something that signs with the
-    /// first one's private key, which this process need not have: a hardware
-    /// module or an agent.
+    /// Takes certificates, our own first, and a signer with the first one's private key.
+    /// The key need not be in this process: it may be in a hardware module or an agent.
     ///
-    /// The signer is called once for each full handshake, on the handshake's
-    /// thread, and by several at once. While it works nothing can interrupt
-    /// it, so it should answer well within the time limit of a handshake. An
-    /// error of it ends that handshake alone.
+    /// The signer is called once for each full handshake, on the handshake's thread, and by
+    /// several threads at once. A call cannot be interrupted, so it should return well
+    /// within the time limit of a handshake. Its error ends that handshake only.
     ///
     /// # Errors
-    /// As [`from_der`](Self::from_der). That the key is the certificate's is
-    /// checked where [`SigningKey::public_key`] tells the public key; else
-    /// peers find out.
+    /// As [`from_der`](Self::from_der). Whether the key belongs to the certificate is checked
+    /// if [`SigningKey::public_key`] tells the public key; otherwise peers notice it.
     pub fn with_signer(
         chain: Vec<CertificateDer<'static>>,
         signer: Arc<dyn SigningKey>,
@@ -139,7 +135,7 @@ impl Identity {
         Self(Arc::new(Inner { certified, info })).judge(CERTIFICATES)
     }
 
-    /// Puts chain and key together without judging lifetime and roles.
+    /// Puts chain and key together without a check of lifetime and roles.
     pub(super) fn assemble(
         chain: Vec<CertificateDer<'static>>,
         key: PrivateKeyDer<'static>,
@@ -166,18 +162,18 @@ impl Identity {
         &self.0.certified.cert
     }
 
-    /// The chain and its key as rustls wants them.
+    /// The chain and its key in rustls's type.
     pub fn certified_key(&self) -> Arc<CertifiedKey> {
         Arc::clone(&self.0.certified)
     }
 
-    /// The roles that the certificate gives: none only after
+    /// The roles that the certificate gives. They may be none only after
     /// [`load_without_role`](Self::load_without_role).
     pub fn roles(&self) -> Role {
         self.0.info.roles
     }
 
-    /// The UUID that the certificate binds its holder to, where it does.
+    /// The UUID to which the certificate binds its holder, if it does.
     pub fn uuid(&self) -> Option<Uuid> {
         self.0.info.uuid
     }
@@ -199,7 +195,7 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// How errors call what came from no file.
+/// The names in errors for input that is not from a file.
 const CERTIFICATES: &str = "the certificates";
 const KEY: &str = "the private key";
 
@@ -220,8 +216,8 @@ pub(super) fn signing_key(key: PrivateKeyDer<'static>, origin: &str) -> Result<A
     load().map_err(Error::content(origin))
 }
 
-/// Puts a chain and its key together, unless the key is known to belong to
-/// another certificate.
+/// Puts a chain and its key together. Fails if the key is known to belong to another
+/// certificate.
 pub(super) fn certify(
     chain: Vec<CertificateDer<'static>>,
     key: Arc<dyn SigningKey>,
@@ -230,7 +226,7 @@ pub(super) fn certify(
         Some(first) => der::certificate(first)?.public_key().raw.to_vec(),
         None => return Err(Fault::NoCertificate),
     };
-    // Some signers do not tell; then peers find out.
+    // Some signers do not tell their public key. Then peers notice a wrong key.
     match key.public_key() {
         Some(public) if *public != *own => Err(Fault::KeyMismatch),
         _ => Ok(Arc::new(CertifiedKey::new(chain, key))),

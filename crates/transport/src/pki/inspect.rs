@@ -1,4 +1,4 @@
-//! The facts that a certificate states about its holder.
+//! The facts in a certificate.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,25 +17,24 @@ use crate::role::Role;
 
 const UUID_SCHEME: &str = "urn:uuid:";
 
-/// The facts in one certificate, read and not judged: whether a trusted
-/// authority stands behind them is for [`Trust::verify`](super::Trust::verify)
-/// to say. What does not show in their texts is escaped.
+/// The facts in one certificate, read and not judged:
+/// [`Trust::verify`](super::Trust::verify) checks whether a trusted authority issued it.
+/// Hidden characters in its texts are escaped.
 ///
-/// Two certificates are the same when their [`der`](Self::der) bytes are;
-/// that is also what `==` compares.
+/// Two certificates are equal if their [`der`](Self::der) bytes are.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CertificateInfo {
-    /// Whose certificate it is, as in `CN=agent-7`.
+    /// The name of its holder, as in `CN=agent-7`.
     pub subject: String,
-    /// Who issued it.
+    /// The name of its issuer.
     pub issuer: String,
     /// The serial number in hexadecimal, bytes joined with colons.
     pub serial: String,
-    /// The roles it gives, [`Role::NONE`] where it gives none.
+    /// The roles it gives, [`Role::NONE`] if it gives none.
     pub roles: Role,
-    /// The UUID of its `urn:uuid:` SAN, where it has one. Its holder may
-    /// connect with no other (docs/protocol.md, "Handshake").
+    /// The UUID of its `urn:uuid:` SAN, if it has one. Its holder may connect with this
+    /// UUID only (docs/protocol.md, "Handshake").
     pub uuid: Option<Uuid>,
     /// The DNS names and IP addresses in its SANs, in their order.
     pub hosts: Vec<Host>,
@@ -50,12 +49,12 @@ pub struct CertificateInfo {
     pub key: String,
     /// Whether it is an authority's.
     pub is_authority: bool,
-    /// Whether TLS lets its holder be a server (serverAuth).
+    /// Whether its holder may be a TLS server (serverAuth).
     pub server_auth: bool,
-    /// Whether TLS lets its holder be a client (clientAuth).
+    /// Whether its holder may be a TLS client (clientAuth).
     pub client_auth: bool,
-    /// The SHA-256 digest of the DER in hexadecimal, bytes joined with
-    /// colons; missing where the crate was built without cryptography.
+    /// The SHA-256 digest of the DER in hexadecimal, bytes joined with colons. `None` if the
+    /// crate was built without cryptography.
     pub fingerprint: Option<String>,
     /// The certificate itself.
     pub der: CertificateDer<'static>,
@@ -65,10 +64,9 @@ impl CertificateInfo {
     /// Reads a certificate.
     ///
     /// # Errors
-    /// [`Fault::BadCertificate`] when the bytes are no certificate, or a part
-    /// of it that is read here is broken; [`Fault::BadUuid`] when a
-    /// `urn:uuid:` SAN is not a UUID in RFC 9562 form, is nil, or differs
-    /// from another one.
+    /// [`Fault::BadCertificate`] if the bytes are not a certificate, or a part of it that is
+    /// read here is broken; [`Fault::BadUuid`] if a `urn:uuid:` SAN is not a UUID in RFC
+    /// 9562 form, is nil, or differs from another one.
     pub fn from_der(certificate: &CertificateDer<'_>) -> Result<Self, Fault> {
         let parsed = der::certificate(certificate)?;
         let usages = eku::usages(&parsed)?;
@@ -95,7 +93,7 @@ impl CertificateInfo {
             not_after: moment(&parsed.validity().not_after)?,
             key: key_kind(parsed.public_key()),
             is_authority: constraints.is_some_and(|extension| extension.value.ca),
-            // No extended key usage at all means that TLS allows any.
+            // Without an extended key usage, TLS allows every usage.
             server_auth: usages.is_none_or(|usages| usages.server_auth),
             client_auth: usages.is_none_or(|usages| usages.client_auth),
             fingerprint: provider::sha256(certificate).map(|digest| hexadecimal(&digest)),
@@ -140,15 +138,13 @@ impl CertificateInfo {
         })
     }
 
-    /// Whether one authority issued both: the issuers' names are the same,
-    /// byte for byte, and so are the identifiers of the authorities' keys,
-    /// where the certificates carry them.
+    /// Whether one authority issued both: the issuers' names are the same, byte for byte,
+    /// and so are the identifiers of the authorities' keys, if the certificates have them.
     ///
-    /// An authority whose certificate was renewed with its old key is still
-    /// the same one. Nothing is verified here: that is for
-    /// [`Trust::verify`](super::Trust::verify).
+    /// An authority whose certificate was renewed with its old key is still the same one.
+    /// No signature is verified here: [`Trust::verify`](super::Trust::verify) does that.
     pub fn has_same_issuer(&self, other: &Self) -> bool {
-        // Read again, since few certificates are ever compared.
+        // Read again on each call, because few certificates are ever compared.
         match (der::certificate(&self.der), der::certificate(&other.der)) {
             (Ok(one), Ok(other)) => {
                 one.issuer().as_raw() == other.issuer().as_raw()
@@ -169,8 +165,8 @@ impl CertificateInfo {
         rfc3339(self.not_after)
     }
 
-    /// How many whole days of its lifetime are left at that time: 0 on its last
-    /// day, and less once it has expired.
+    /// How many whole days of its lifetime are left at that time: 0 on its last day, and
+    /// negative once it has expired.
     pub fn days_left(&self, at: SystemTime) -> i64 {
         let days = |distance: Duration| i64::try_from(distance.as_secs() / 86_400).unwrap_or(i64::MAX);
         match self.not_after.duration_since(at) {
@@ -205,7 +201,7 @@ impl PartialEq for CertificateInfo {
 
 impl Eq for CertificateInfo {}
 
-/// What the SANs of a certificate say.
+/// The SANs of a certificate.
 #[derive(Default)]
 struct Names {
     uuid: Option<Uuid>,
@@ -240,8 +236,8 @@ impl Names {
         Ok(read)
     }
 
-    /// A `urn:uuid:` URI is an identity, so that a broken one is an error
-    /// and not merely another name.
+    /// Reads a URI. A `urn:uuid:` URI is an identity, so a broken one is an error and not
+    /// merely another name.
     fn uri(&mut self, uri: &str) -> Result<(), Fault> {
         let scheme = uri.get(..UUID_SCHEME.len()).unwrap_or_default();
         if !scheme.eq_ignore_ascii_case(UUID_SCHEME) {

@@ -1,4 +1,4 @@
-//! Making certificates: an authority and what it issues.
+//! Making certificates: an authority and the certificates that it issues.
 
 use std::fmt;
 use std::fs;
@@ -26,9 +26,9 @@ const PRIVATE: u32 = 0o600;
 
 pub(super) const DAY: u64 = 86_400;
 pub(super) const MAX_DAYS: u32 = 36_500;
-/// The last second of the year 9999, where certificates stop counting.
+/// The last second of the year 9999, which is the last time that a certificate can hold.
 const LAST_SECOND: u64 = 253_402_300_799;
-/// How far the lifetimes begin in the past, for peers whose clocks are slow.
+/// How far in the past lifetimes begin, for peers with slow clocks.
 pub(super) const CLOCK_SKEW: u64 = 600;
 
 /// A certificate authority with its private key.
@@ -48,7 +48,7 @@ impl Authority {
     /// Makes a new authority in memory.
     ///
     /// # Errors
-    /// [`Error::Request`] names what cannot be had; [`Error::Crypto`].
+    /// [`Error::Request`] if the request cannot be met; [`Error::Crypto`].
     pub fn new(request: &AuthorityRequest) -> Result<Self, Error> {
         let key = generate(request.key)?;
         let mut params = params(&request.name)?;
@@ -77,9 +77,9 @@ impl Authority {
     /// Loads `ca.pem` and `ca.key` from a directory.
     ///
     /// # Errors
-    /// [`Error::Read`]; [`Error::Content`] when a file is not PEM, holds no
-    /// authority's certificate or not the key that belongs to it, or the
-    /// authority has expired. With ring alone the key must be PKCS#8.
+    /// [`Error::Read`]; [`Error::Content`] if a file is not PEM, does not hold an
+    /// authority's certificate or its key, or the authority has expired. With ring alone the
+    /// key must be PKCS#8.
     pub fn load(directory: impl AsRef<Path>) -> Result<Self, Error> {
         let certificate_path = directory.as_ref().join(CERTIFICATE_FILE);
         let key_path = directory.as_ref().join(KEY_FILE);
@@ -119,13 +119,12 @@ impl Authority {
         })
     }
 
-    /// Writes `ca.pem` (readable to all) and `ca.key` (mode 0600) into a
-    /// directory, which is made where there is none. Each file appears whole
-    /// or not at all.
+    /// Writes `ca.pem` (readable to all) and `ca.key` (mode 0600) into a directory, which is
+    /// created if necessary. Each file appears whole or not at all.
     ///
     /// # Errors
-    /// [`Error::Exists`] when one of the files is there and `overwrite` is
-    /// false; [`Error::Write`].
+    /// [`Error::Exists`] if one of the files exists and `overwrite` is false;
+    /// [`Error::Write`].
     pub fn save(&self, directory: impl AsRef<Path>, overwrite: bool) -> Result<(), Error> {
         let directory = directory.as_ref();
         let certificate = directory.join(CERTIFICATE_FILE);
@@ -149,13 +148,13 @@ impl Authority {
     /// serverAuth for servers and schedulers (docs/protocol.md, "Roles").
     ///
     /// # Errors
-    /// [`Error::Request`] names what cannot be had; [`Error::Crypto`].
+    /// [`Error::Request`] if the request cannot be met; [`Error::Crypto`].
     pub fn issue(&self, request: &CertificateRequest) -> Result<Issued, Error> {
         self.issue_for(request, || generate(request.key))
     }
 
-    /// As [`issue`](Self::issue), for a key that is made once nothing else is in
-    /// the way.
+    /// As [`issue`](Self::issue), with a key that is made only after the request was
+    /// checked.
     pub(super) fn issue_for(
         &self,
         request: &CertificateRequest,
@@ -207,8 +206,8 @@ impl Authority {
         })
     }
 
-    /// Peers compare the issuer's name byte by byte. It was taken apart and
-    /// put together again on the way, which may lose an unusual form.
+    /// Checks the issuer's name, which peers compare byte by byte. rcgen encodes the name
+    /// anew, which may change an unusual form.
     fn check_issuer_name(&self, issued: &CertificateDer<'_>) -> Result<(), Error> {
         let same = || {
             let (issued, own) = (der::certificate(issued)?, der::certificate(&self.info.der)?);
@@ -221,7 +220,7 @@ impl Authority {
         }
     }
 
-    /// Trust in this authority alone, whatever its lifetime is.
+    /// Trust in this authority only, whatever its lifetime is.
     pub fn trust(&self) -> Trust {
         self.trust.clone()
     }
@@ -271,8 +270,8 @@ impl Issued {
         &self.key_pem
     }
 
-    /// Certificate and key, ready to use. Unlike a loaded one it may have no
-    /// role and lie outside its lifetime, for tests of such peers.
+    /// Certificate and key, ready to use. Unlike a loaded identity it may have no role and
+    /// be outside its lifetime, for tests of such peers.
     pub fn identity(&self) -> Identity {
         self.identity.clone()
     }
@@ -288,9 +287,8 @@ impl Issued {
         format!("{}{}", self.certificate_pem, self.key_pem)
     }
 
-    /// Writes [`to_pem`](Self::to_pem) into a file of mode 0600, in place of
-    /// one that is there. The file appears whole or not at all. Blocks on the
-    /// disk.
+    /// Writes [`to_pem`](Self::to_pem) into a file of mode 0600 and replaces an existing one.
+    /// The file appears whole or not at all. Blocks on the disk.
     ///
     /// # Errors
     /// [`Error::Write`].
@@ -305,8 +303,8 @@ impl fmt::Debug for Issued {
     }
 }
 
-/// Parameters with a checked name, a random serial number and both ends of
-/// the lifetime at 1970, to be moved.
+/// Parameters with a checked name and a random serial number. Both ends of the lifetime are
+/// at 1970, so that seconds can be added.
 pub(super) fn params(name: &str) -> Result<CertificateParams, Error> {
     let length = name.chars().count();
     if !(1..=64).contains(&length) || name.chars().any(char::is_control) || name.trim().is_empty() {
@@ -317,7 +315,8 @@ pub(super) fn params(name: &str) -> Result<CertificateParams, Error> {
         .secure_random
         .fill(&mut serial)
         .map_err(|_| Error::Crypto("no random bytes".to_owned()))?;
-    // Positive, and of one length: the first bit clear, the second set.
+    // The first bit is clear and the second is set, so that the number is positive and all
+    // numbers have the same length.
     serial[0] = serial[0] & 0x7f | 0x40;
     let mut params = CertificateParams::default();
     params.serial_number = Some(serial.to_vec().into());
@@ -380,14 +379,14 @@ fn generate(kind: KeyKind) -> Result<KeyPair, Error> {
     pair.map_err(crypto)
 }
 
-/// The same key in the first version of PKCS#8. Generators write the second,
-/// which repeats the public key, and OpenSSL before 3.2 cannot read that.
+/// The same key in version 1 of PKCS#8. Generators write version 2, which repeats the public
+/// key, and OpenSSL before 3.2 cannot read that.
 fn plain_ed25519(pair: &KeyPair) -> Result<KeyPair, rcgen::Error> {
     const HEAD: [u8; 16] = [
         0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20,
     ];
-    // Both versions hold the algorithm and the 32 secret bytes at the same
-    // place; length and version number before them differ.
+    // Both versions hold the algorithm and the 32 secret bytes at the same offset. Only the
+    // length and the version number before them differ.
     let der = pair.serialized_der();
     if der.get(5..16) != Some(&HEAD[5..]) {
         return Err(rcgen::Error::CouldNotParseKeyPair);
@@ -407,8 +406,8 @@ pub(super) fn key_pair(key: &PrivateKeyDer<'static>) -> Result<KeyPair, Fault> {
     })
 }
 
-/// What the issuing library has to know of an authority, read back from its
-/// certificate: its name, its key's identifier, and that it may sign at all.
+/// The parameters of an authority for rcgen, read from its certificate: its name and its
+/// key's identifier. Fails if it may not sign certificates.
 pub(super) fn issuer_params(authority: &CertificateInfo, origin: &str) -> Result<CertificateParams, Error> {
     let unfit = |fault| Error::content(origin)(fault);
     let parsed = der::certificate(&authority.der).map_err(unfit)?;
@@ -421,7 +420,7 @@ pub(super) fn issuer_params(authority: &CertificateInfo, origin: &str) -> Result
     Ok(params)
 }
 
-/// `None` for parts of several attributes and for rare kinds of text.
+/// The name for rcgen. `None` if it has parts of several attributes or a rare kind of text.
 fn issuer_name(subject: &X509Name<'_>) -> Option<DistinguishedName> {
     let mut name = DistinguishedName::new();
     for part in subject.iter_rdn() {

@@ -10,10 +10,10 @@ use x509_parser::asn1_rs::{FromDer, Header};
 
 use super::CertificateInfo;
 
-/// A certificate that has been read, kept as its DER: less than half of what
-/// the facts take. They are read again once somebody asks. With it are those between
-/// it and a trusted authority, where its holder showed any. Clones share all of it,
-/// and two that are equal have the same DER.
+/// A certificate that has been read, kept as its DER, which takes less than half of the
+/// memory of its facts. The facts are read again on demand. The intermediate certificates
+/// that the peer showed are kept with it. Clones share everything; two are equal if their
+/// DER is.
 #[derive(Clone)]
 pub struct KeptCertificate(Arc<Kept>);
 
@@ -24,6 +24,7 @@ struct Kept {
 }
 
 impl KeptCertificate {
+    /// Keeps a certificate, and the intermediate ones if the peer showed any.
     pub fn new(certificate: &CertificateInfo, intermediates: Option<Arc<[CertificateDer<'static>]>>) -> Self {
         Self(Arc::new(Kept {
             der: Box::from(&certificate.der[..]),
@@ -32,7 +33,7 @@ impl KeptCertificate {
         }))
     }
 
-    /// It and those that its holder showed with it.
+    /// The certificate, followed by the intermediate ones.
     pub fn chain(&self) -> Vec<CertificateDer<'_>> {
         let intermediates = self
             .0
@@ -43,17 +44,17 @@ impl KeptCertificate {
         std::iter::once(leaf).chain(intermediates).collect()
     }
 
-    /// Whether it is the same one.
+    /// Whether it is that certificate.
     pub fn is(&self, other: &CertificateInfo) -> bool {
         *self.0.der == *other.der
     }
 
+    /// Its facts, which are kept from the first call on.
     pub fn info(&self) -> &CertificateInfo {
         self.0.facts.get_or_init(|| Box::new(self.read()))
     }
 
-    /// The same without keeping it: for who goes through the certificates of all
-    /// sessions.
+    /// Its facts without keeping them, for a caller that goes through all sessions.
     pub fn glance(&self) -> Cow<'_, CertificateInfo> {
         match self.0.facts.get() {
             Some(info) => Cow::Borrowed(info),
@@ -63,12 +64,12 @@ impl KeptCertificate {
 
     fn read(&self) -> CertificateInfo {
         let der = CertificateDer::from(&self.0.der[..]);
-        // The same bytes were read before.
+        // The same bytes were read before, so this does not fail.
         CertificateInfo::from_der(&der).unwrap_or_else(|_| CertificateInfo::nothing(&der))
     }
 
-    /// The bytes of its serial number. Nothing else is read, since whoever looks
-    /// for one goes through thousands.
+    /// The bytes of its serial number. Nothing else is read, because a search goes through
+    /// thousands of certificates.
     pub fn serial(&self) -> Option<&[u8]> {
         let inside = |bytes| Header::from_der(bytes).ok();
         let (certificate, _) = inside(&self.0.der)?;
@@ -83,8 +84,8 @@ impl KeptCertificate {
     }
 }
 
-// A table of certificates is searched by DER, so that whoever looks one up
-// need not make a `KeptCertificate` of it first.
+// So that a table of certificates can be searched by DER, without making a
+// `KeptCertificate` for the search.
 impl Borrow<[u8]> for KeptCertificate {
     fn borrow(&self) -> &[u8] {
         &self.0.der

@@ -1,6 +1,6 @@
-//! What certificates of a chain limit in each other beyond what webpki looks
-//! at, which knows neither roles nor key usages, and takes no limits from a
-//! trusted authority.
+//! The limits that certificates of a chain set for each other and that webpki does not
+//! check: it knows neither roles nor key usages, and takes no limits from a trusted
+//! authority.
 
 use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
@@ -9,8 +9,7 @@ use x509_parser::extensions::KeyUsage;
 use super::{CertificateInfo, Fault, der, eku};
 use crate::Role;
 
-/// How many authorities may stand below one that is trusted (its path length),
-/// where it says so.
+/// The path length of a trusted authority: how many authorities may be below it.
 #[derive(Clone, Debug)]
 pub(super) struct PathLength {
     subject: Vec<u8>,
@@ -32,12 +31,11 @@ impl PathLength {
     }
 }
 
-/// Checks a chain whose signatures are checked elsewhere; `intermediates`
-/// holds none that is itself trusted.
+/// Checks a chain whose signatures are checked elsewhere. `intermediates` must not hold a
+/// trusted authority.
 ///
-/// Which of them lie on the path to a trusted authority is not known here. A
-/// peer that shows more than the path is held to the limits of all it shows,
-/// so that nothing it adds can loosen one.
+/// It is not known here which of them are on the path to a trusted authority. So the limits
+/// of all shown certificates apply, and an additional certificate can never loosen a limit.
 pub(super) fn check(
     first: &CertificateDer<'_>,
     intermediates: &[&CertificateDer<'_>],
@@ -62,8 +60,8 @@ pub(super) fn check(
                 issuer: der::distinguished_name(issuer.subject()),
             });
         }
-        // RFC 5280, section 4.2.1.9: the new certificate of an authority by
-        // itself makes a path no longer.
+        // RFC 5280, section 4.2.1.9: a certificate that an authority issued to itself does
+        // not count in the path length.
         below += usize::from(issuer.subject().as_raw() != issuer.issuer().as_raw());
         issuers.push(issuer.issuer().as_raw());
     }

@@ -212,18 +212,19 @@ impl Revoked {
     }
 }
 
-/// The serial number of a certificate, without zeros in front.
+/// The serial number of a certificate, without leading zeros: DER puts a zero before a
+/// number whose first bit is set, and some programs leave it out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Serial(Vec<u8>);
 
 impl Serial {
-    /// The number in these bytes, the highest first.
+    /// The number in these bytes, the most significant first.
     pub fn of(bytes: &[u8]) -> Self {
         let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
         Self(bytes[zeros..].to_vec())
     }
 
-    /// Its bytes, the highest first.
+    /// Its bytes, the most significant first.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -247,9 +248,8 @@ impl fmt::Display for Serial {
 impl FromStr for Serial {
     type Err = BadRequest;
 
-    /// Reads hexadecimal digits as they are printed: with colons between the bytes,
-    /// with `0x` in front, or at least 16 of them, so that no name is taken for a
-    /// number.
+    /// Reads hexadecimal digits with colons between the bytes, with `0x` in front, or at
+    /// least 16 digits. A shorter text could be a name.
     fn from_str(text: &str) -> Result<Self, BadRequest> {
         let wrong = || BadRequest::Serial(text.to_owned());
         let digits = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {

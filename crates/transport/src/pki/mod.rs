@@ -1,35 +1,36 @@
-//! Certificates: who a peer is and what it may be.
+//! Certificates: the identity of a peer and its roles.
 //!
-//! Every entity of a cluster shows one certificate, issued by the cluster's
-//! authority. Its roles are extended key usages in it, so that a peer cannot
-//! claim a role that the authority did not give (docs/protocol.md, "Roles").
+//! Every peer of a cluster shows one certificate, issued by the cluster's authority. The
+//! roles are extended key usages in it, so a peer cannot claim a role that the authority
+//! did not give (docs/protocol.md, "Roles").
 //!
 //! ```text
-//!   Authority --issue--> Issued --PEM file--> Identity   what we show
+//!   Authority --issue--> Issued --PEM file--> Identity   shown to peers
 //!       |                                        |
 //!     trust()                              chain(), key(), roles(), uuid()
 //!       v
-//!     Trust  --verify(chain)-->  CertificateInfo         what we believe
+//!     Trust  --verify(chain)-->  CertificateInfo         checked of peers
 //!     roots(), names()
 //! ```
 //!
 //! | file | holds |
 //! |---|---|
-//! | `identity` | [`Identity`]: certificate chain and private key, or what signs with it |
+//! | `identity` | [`Identity`]: a certificate chain with its private key, or with a signer |
 //! | `trust` | [`Trust`]: the authorities, and the check that a TLS peer would make |
 //! | `inspect` | [`CertificateInfo`]: the facts in one certificate |
-//! | `limits` | what certificates of a chain limit in each other |
-//! | `revocation` | [`RevocationLists`]: certificates that count no longer |
-//! | `signature` | signatures that are checked apart from a chain |
+//! | `kept` | [`KeptCertificate`]: the certificate of a session, in little memory |
+//! | `limits` | how certificates of a chain limit each other |
+//! | `revocation` | [`RevocationLists`]: the lists that a trust checks |
+//! | `list` | [`RevocationList`]: the facts in one revocation list, [`Serial`] |
 //! | `version_1` | certificates of X.509 version 1, for protocols without roles |
 //! | `eku` | roles as object identifiers, [`roles_of`] |
 //! | `host` | [`Host`]: a DNS name or an address |
-//! | `store` | PEM text and files, [`load_certificates`] |
+//! | `der`, `pem` | reading DER and PEM, as the other files need it |
+//! | `store` | files of certificates and keys, [`load_certificates`] |
 //! | `request` | `AuthorityRequest`, `CertificateRequest`, `KeyKind` (feature `issue`) |
 //! | `issue` | `Authority` and what it issues (feature `issue`) |
-//! | `renew`, `revoke` | what becomes of that later: `RenewalRequest`, `SignedRevocationList` (feature `issue`) |
-//! | `list_info` | [`RevocationListInfo`]: the facts in a revocation list, [`Serial`] |
-//! | `provider` | which cryptography is used, [`provider()`] |
+//! | `renew`, `revoke` | renewing and revoking them: `RenewalRequest`, `SignedRevocationList` (feature `issue`) |
+//! | `provider` | the choice of the cryptography, [`provider()`] |
 //! | `error` | [`Error`], [`Fault`], [`BadRequest`] |
 //!
 //! A throw-away authority, without a file:
@@ -73,8 +74,8 @@ mod store;
 mod trust;
 mod version_1;
 
-/// From rustls, as they stand in signatures here. What else a [`SigningKey`]
-/// needs is in [`crate::rustls`].
+/// Types of rustls that are in signatures here. Further types for a [`SigningKey`] are in
+/// [`crate::rustls`].
 #[doc(no_inline)]
 pub use rustls::{
     pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer},

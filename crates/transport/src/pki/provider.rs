@@ -8,12 +8,12 @@ use rustls::server::ProducesTickets;
 
 use super::Error;
 
-/// The cryptography that every certificate check and TLS connection of this
-/// crate uses: aws-lc-rs where it is compiled in, else ring. The process-wide
-/// default of rustls is neither read nor set.
+/// The cryptography of every certificate check and TLS connection of this crate: aws-lc-rs
+/// if it is compiled in, else ring. The process-wide default of rustls is neither read nor
+/// set.
 ///
 /// # Errors
-/// [`Error::NoProvider`] when the crate was built with neither.
+/// [`Error::NoProvider`] if the crate was built with neither.
 pub fn provider() -> Result<Arc<CryptoProvider>, Error> {
     #[cfg(feature = "aws-lc-rs")]
     return Ok(Arc::new(rustls::crypto::aws_lc_rs::default_provider()));
@@ -23,7 +23,7 @@ pub fn provider() -> Result<Arc<CryptoProvider>, Error> {
     Err(Error::NoProvider)
 }
 
-/// What seals session tickets, under random keys that it changes by itself.
+/// Seals session tickets, under random keys that it changes by itself.
 pub fn ticketer() -> Result<Arc<dyn ProducesTickets>, rustls::Error> {
     #[cfg(feature = "aws-lc-rs")]
     return rustls::crypto::aws_lc_rs::Ticketer::new();
@@ -45,7 +45,7 @@ pub(super) fn sha256(data: &[u8]) -> Option<Vec<u8>> {
     Some(hash.hash(data).as_ref().to_vec())
 }
 
-#[cfg(all(test, any(feature = "aws-lc-rs", feature = "ring")))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -1,4 +1,4 @@
-//! Renewing: another certificate that says the same, for further days.
+//! Renewing: issuing the same certificate again for further days.
 
 use std::path::Path;
 
@@ -17,19 +17,18 @@ use super::{
     der, pem, store,
 };
 
-/// How a certificate is renewed.
+/// Options of a renewal.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct RenewalRequest {
-    /// Its lifetime in days, cut where the authority's own ends.
-    /// Default: as long as the one before.
+    /// Its lifetime in days, which ends with the authority's at the latest.
+    /// Default: as long as the old certificate's.
     pub days: Option<u32>,
     /// Whether the key stays.
-    /// Default: a new one of the same kind.
+    /// Default: a new key of the same kind.
     pub keep_key: bool,
-    /// Authorities besides this one that the certificate may have come from, for a
-    /// cluster that goes over to another authority. What its revocation lists hold is
-    /// not renewed.
+    /// Other authorities that may have issued the old certificate, for a cluster that
+    /// changes to another authority. Certificates in its revocation lists are not renewed.
     /// Default: none.
     pub issued_by: Option<Trust>,
 }
@@ -37,25 +36,24 @@ pub struct RenewalRequest {
 /// A certificate that was renewed.
 #[derive(Clone, Debug)]
 pub struct Renewed {
-    /// The facts in the one before.
+    /// The facts in the old certificate.
     pub before: CertificateInfo,
-    /// The new one.
+    /// The new certificate.
     pub issued: Issued,
 }
 
 impl Authority {
-    /// Puts a new certificate in place of that in a file as
-    /// [`Issued::save`](super::Issued::save) writes it: for the same name, roles,
-    /// hosts, UUID and kind of key. The file is replaced in one step and keeps its
-    /// mode; further certificates in it stay. Whether it is revoked says the list in
-    /// the authority's `directory`, wherever the file is. Waits as
+    /// Replaces the certificate in a file that [`Issued::save`](super::Issued::save) wrote
+    /// with a new one for the same name, roles, hosts, UUID and kind of key. The file is
+    /// replaced in one step and keeps its mode; further certificates in it stay. The
+    /// revocation list in the authority's `directory` is checked. Waits as
     /// [`revoke`](Self::revoke) does.
     ///
     /// # Errors
-    /// [`Error::Read`], [`Error::Write`]; [`Error::Content`] when the file holds no
-    /// certificate with its key, one of another authority, or one that is revoked;
-    /// [`Error::Request`] when it says something that this authority does not issue.
-    /// The file is as it was.
+    /// [`Error::Read`], [`Error::Write`]; [`Error::Content`] if the file holds no certificate
+    /// with its key, one of another authority, or one that is revoked; [`Error::Request`] if
+    /// the certificate holds something that this authority does not issue. The file is
+    /// unchanged then.
     pub fn renew(
         &self,
         directory: impl AsRef<Path>,
@@ -111,14 +109,14 @@ impl Authority {
         }
     }
 
-    /// Signs the authority's own certificate anew, with the same key, name and hosts,
-    /// and puts it in place of the first in the `ca.pem` of its directory; further ones
-    /// stay. What it has issued is good under either. Waits as
+    /// Signs the authority's own certificate anew, with the same key, name and hosts, and
+    /// replaces the first certificate in the `ca.pem` of its directory; further ones stay.
+    /// Certificates that it has issued are valid under both. Waits as
     /// [`revoke`](Self::revoke) does.
     ///
     /// # Errors
-    /// [`Error::Request`] when another authority signed it, or it says something that
-    /// cannot be repeated; [`Error::Read`], [`Error::Write`]. The file is as it was.
+    /// [`Error::Request`] if another authority signed it, or it holds something that cannot
+    /// be repeated; [`Error::Read`], [`Error::Write`]. The file is unchanged then.
     pub fn renew_itself(&self, directory: impl AsRef<Path>, days: Option<u32>) -> Result<Self, Error> {
         let directory = directory.as_ref();
         let _held = hold(directory)?;
@@ -142,7 +140,7 @@ impl Authority {
         let most = constraints.and_then(|extension| extension.value.path_len_constraint);
         wanted.is_ca = IsCa::Ca(match most {
             None => BasicConstraints::Unconstrained,
-            // Nobody has chains that long.
+            // A chain of more than 255 authorities does not occur.
             Some(most) => BasicConstraints::Constrained(u8::try_from(most).unwrap_or(u8::MAX)),
         });
         wanted.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
@@ -166,7 +164,7 @@ impl Authority {
     }
 }
 
-/// What has to be asked for to have a certificate that says the same.
+/// The request for a certificate with the same content.
 fn said_by(certificate: &CertificateInfo) -> Result<CertificateRequest, Error> {
     check_names(certificate)?;
     let mut request = CertificateRequest::new(certificate.roles);
@@ -187,8 +185,8 @@ fn check_names(certificate: &CertificateInfo) -> Result<(), BadRequest> {
     }
 }
 
-/// That an authority's certificate says no more than is written into a new one: what
-/// limits it would be lost otherwise.
+/// Checks that an authority's certificate has no extension that a new one would not have:
+/// otherwise the new one could lose a limit.
 fn check_extensions(own: &X509Certificate<'_>) -> Result<(), BadRequest> {
     for extension in own.iter_extensions() {
         let oid = extension.oid.to_id_string();
@@ -197,7 +195,7 @@ fn check_extensions(own: &X509Certificate<'_>) -> Result<(), BadRequest> {
             | ParsedExtension::KeyUsage(_)
             | ParsedExtension::SubjectAlternativeName(_)
             | ParsedExtension::SubjectKeyIdentifier(_)
-            // Names its own key in what signs itself.
+            // In a self-signed certificate it names the certificate's own key.
             | ParsedExtension::AuthorityKeyIdentifier(_) => continue,
             ParsedExtension::NameConstraints(_) => "nameConstraints",
             ParsedExtension::ExtendedKeyUsage(_) => "extendedKeyUsage",
@@ -211,7 +209,7 @@ fn check_extensions(own: &X509Certificate<'_>) -> Result<(), BadRequest> {
     Ok(())
 }
 
-/// The holder's name, where it is nothing but a common name.
+/// The holder's name, if it consists of a common name only.
 fn common_name(certificate: &CertificateInfo) -> Option<String> {
     let parsed = der::certificate(&certificate.der).ok()?;
     let mut parts = parsed.subject().iter_rdn();
@@ -227,7 +225,7 @@ fn common_name(certificate: &CertificateInfo) -> Option<String> {
     Some(name.to_owned())
 }
 
-/// Its lifetime, without what it began in the past.
+/// Its lifetime in days, without the part for slow clocks.
 fn days_of(certificate: &CertificateInfo) -> u32 {
     let lifetime = certificate.not_after.duration_since(certificate.not_before);
     let seconds = lifetime.unwrap_or_default().as_secs();
@@ -235,7 +233,7 @@ fn days_of(certificate: &CertificateInfo) -> u32 {
     u32::try_from(days).unwrap_or(MAX_DAYS).clamp(1, MAX_DAYS)
 }
 
-/// The certificates of a PEM text but the first, as they stand there.
+/// The text of all certificates of a PEM text except for the first.
 fn behind_the_first(pem: &[u8]) -> String {
     pem::texts(pem, "CERTIFICATE").skip(1).collect()
 }

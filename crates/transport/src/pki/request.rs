@@ -1,4 +1,4 @@
-//! What can be asked of an authority.
+//! Requests for authorities and certificates.
 
 use std::fmt;
 use std::str::FromStr;
@@ -60,7 +60,7 @@ impl FromStr for KeyKind {
     }
 }
 
-/// What a new authority should be like.
+/// The request for a new authority.
 ///
 /// ```
 /// use ssntp_transport::pki::AuthorityRequest;
@@ -74,8 +74,9 @@ pub struct AuthorityRequest {
     /// The organization, 1 to 64 characters.
     /// Default: `ssntp`.
     pub name: String,
-    /// Where clients may look for a server, see [`Trust::names`](super::Trust::names).
-    /// Default: nowhere.
+    /// The hosts at which clients may look for a server, see
+    /// [`Trust::names`](super::Trust::names).
+    /// Default: none.
     pub hosts: Vec<Host>,
     /// The kind of its key.
     /// Default: P-256.
@@ -120,7 +121,7 @@ impl AuthorityRequest {
     }
 }
 
-/// What a certificate to be issued should say.
+/// The request for a certificate.
 ///
 /// ```
 /// use ssntp_transport::Role;
@@ -133,8 +134,7 @@ impl AuthorityRequest {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CertificateRequest {
-    /// The roles that it gives. None is allowed, for tests of peers that
-    /// have none.
+    /// The roles that it gives. It may give none, for tests of such peers.
     pub roles: Role,
     /// Its holder's name, 1 to 64 characters.
     /// Default: the roles' names, joined with `-`.
@@ -149,8 +149,8 @@ pub struct CertificateRequest {
     /// The kind of its key.
     /// Default: P-256.
     pub key: KeyKind,
-    /// Its lifetime from the start on, 1 to 36,500 days; cut where the
-    /// authority's own ends.
+    /// Its lifetime from the start on, 1 to 36,500 days. It ends with the authority's at the
+    /// latest.
     /// Default: 365.
     pub days: u32,
     /// When its lifetime starts.
@@ -211,7 +211,7 @@ fn default_hosts() -> Vec<Host> {
     let this_machine = this_machine.nodename().to_str().unwrap_or_default();
     ["localhost", "127.0.0.1", "::1", this_machine]
         .into_iter()
-        // A machine may be called anything, even what no certificate can say.
+        // A machine's name may have characters that a certificate cannot hold.
         .filter_map(|host| host.parse().ok())
         .collect()
 }

@@ -1,15 +1,14 @@
-//! Revocation lists: which certificates no longer count before their time is over.
+//! Revocation: certificates that are refused before they expire.
 //!
-//! A certificate is revoked when a list of its issuer holds its serial number.
-//! "Of its issuer" is a matter of keys and not of names, since an authority and
-//! the one that replaces it often have the same name: the key that signed the
-//! certificate has to have signed the list.
+//! A certificate is revoked if a list of its issuer holds its serial number. The list and
+//! the certificate must be signed by the same key. Names are not enough, because an
+//! authority and its successor often have the same name.
 //!
-//! rustls checks lists, too, and is not asked to: it takes the first list that has
-//! the issuer's name, so that the list of one authority would have every peer of
-//! its namesake refused; it checks the signature over the whole list in each
-//! handshake, where here that is done once; and its alert for a list that is out of
-//! date tells clients to stay away for good.
+//! rustls can check lists as well, but it is not used for that, for three reasons. It takes
+//! the first list with the issuer's name, so the list of one authority would make it refuse
+//! every peer of an authority of the same name. It checks the signature over the whole list
+//! in each handshake; here that is done once. And its alert for an overdue list makes
+//! clients stay away for good.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,8 +22,8 @@ use x509_parser::extensions::KeyUsage;
 use super::der::{self, is_signed_by};
 use super::{CertificateInfo, Error, Fault, RevocationList, Serial, provider, store};
 
-/// Certificate revocation lists (CRLs), of one or several authorities, to be
-/// counted by a [`Trust`](super::Trust::with_revocation_lists).
+/// Certificate revocation lists (CRLs) of one or several authorities, for a
+/// [`Trust`](super::Trust::with_revocation_lists).
 ///
 /// ```no_run
 /// use ssntp_transport::pki::{RevocationLists, Trust};
@@ -44,8 +43,8 @@ pub struct RevocationLists {
 }
 
 impl RevocationLists {
-    /// Loads a PEM file with one or more `X509 CRL` sections; what else is in it is
-    /// passed over. Blocks while the file is read.
+    /// Loads a PEM file with one or more `X509 CRL` sections; others are passed over. Blocks
+    /// while the file is read.
     ///
     /// # Errors
     /// [`Error::Read`], also for a file of more than 16 MiB (some 250,000
@@ -56,8 +55,7 @@ impl RevocationLists {
         Self::from_pem(&store::read(path)?, &store::origin(path))
     }
 
-    /// Reads a PEM text as [`load`](Self::load) reads a file. `origin` is what
-    /// errors call it.
+    /// Reads a PEM text as [`load`](Self::load) reads a file. Errors name it `origin`.
     ///
     /// # Errors
     /// As [`load`](Self::load) without [`Error::Read`].
@@ -93,10 +91,10 @@ impl RevocationLists {
         })
     }
 
-    /// Whether a list may not be used beyond its next update: then no trust is
-    /// made with it, and one that was made before refuses every certificate of the
-    /// list's issuer until it gets a newer list. Those peers may try again.
-    /// Otherwise such a list is warned of and counts. Default: false.
+    /// Whether an overdue list is an error. If so, no trust can be made with it, and an
+    /// existing trust refuses every certificate of the list's issuer until it gets a newer
+    /// list; those peers may try again. Otherwise there is a warning, and the list still
+    /// counts. Default: false.
     #[must_use]
     pub fn enforce_expiry(mut self, enforced: bool) -> Self {
         self.enforced = enforced;
@@ -113,19 +111,19 @@ impl RevocationLists {
     }
 }
 
-/// The lists that a trust counts.
+/// The lists that a trust checks.
 #[derive(Clone, Debug)]
 pub(super) struct Revocation {
     lists: RevocationLists,
-    /// The public key of the trusted authority that signed each list; none where
-    /// an authority in between has to have.
+    /// The public key of the trusted authority that signed each list. `None` if an
+    /// intermediate authority must have signed it.
     signers: Vec<Option<Box<[u8]>>>,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl Revocation {
-    /// Checks each list against the authorities. A list that only an authority in
-    /// between can have issued is checked when a peer shows that one.
+    /// Checks each list against the authorities. The list of an intermediate authority is
+    /// checked when a peer shows that authority's certificate.
     pub(super) fn new(lists: &RevocationLists, authorities: &[CertificateInfo]) -> Result<Self, Fault> {
         let provider = provider().map_err(|error| Fault::Refused(error.to_string()))?;
         let algorithms = provider.signature_verification_algorithms;
@@ -186,9 +184,8 @@ impl Revocation {
         &self.lists
     }
 
-    /// Checks a chain whose signatures are checked elsewhere; `intermediates` holds
-    /// none that is itself trusted. As with the limits, all that a peer shows
-    /// counts.
+    /// Checks a chain whose signatures are checked elsewhere. `intermediates` must not hold a
+    /// trusted authority. As with the limits, all certificates that a peer shows count.
     pub(super) fn check(
         &self,
         first: &CertificateDer<'_>,
@@ -220,8 +217,8 @@ impl Revocation {
         Ok(())
     }
 
-    /// Whether one key signed the list and the certificate, whose issuer has the
-    /// list's name.
+    /// Whether the same key signed the list and the certificate. The issuer of the
+    /// certificate has the list's name.
     fn is_of_issuer(
         &self,
         list: &RevocationList,
@@ -241,6 +238,7 @@ impl Revocation {
     }
 }
 
+/// Whether the issuer's key usage allows cRLSign.
 fn may_sign_lists(issuer: &X509Certificate<'_>) -> bool {
     der::key_may(issuer, KeyUsage::crl_sign).unwrap_or(false)
 }

@@ -1,13 +1,11 @@
-//! Revoking what an authority has issued: its list, in a file beside its
-//! certificate.
+//! Revoking certificates of an authority: its list is in a file beside its certificate.
 //!
 //! ```text
 //!  lock DIR/ca.key ─▶ read DIR/crl.pem ─▶ ours? ─▶ add what is new ─▶ sign ─▶ replace DIR/crl.pem
 //! ```
 //!
-//! The whole of it is under the lock, so that two programs lose no entry of each
-//! other, and the file is replaced in one step, so that a crash leaves the old list
-//! or the new one.
+//! All steps are under the lock, so that two programs lose no entry of each other. The file
+//! is replaced in one step, so that a crash leaves the old list or the new one.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -30,7 +28,7 @@ use crate::replace::replace;
 
 const LIST_FILE: &str = "crl.pem";
 
-/// How long others may hold an authority: they sign and write a few files.
+/// How long other programs may hold an authority. They only sign and write a few files.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A list just signed.
@@ -52,19 +50,19 @@ impl SignedRevocationList {
         &self.pem
     }
 
-    /// What it revokes and the list before it did not.
+    /// The certificates that it revokes and the list before it did not.
     pub fn added(&self) -> &[Revoked] {
         &self.added
     }
 }
 
 impl Authority {
-    /// Signs a list that revokes these certificates, and is to be replaced within so
-    /// many days. The list before it, where there is one, must have a lower number.
+    /// Signs a list that revokes these certificates and is due to be replaced after `days`.
+    /// An earlier list must have a lower number.
     ///
     /// # Errors
-    /// [`Error::Request`] for a lifetime that cannot be had; [`Error::Content`] when
-    /// the authority may not sign lists; [`Error::Crypto`].
+    /// [`Error::Request`] for an impossible lifetime, or if the authority may not sign lists;
+    /// [`Error::Content`]; [`Error::Crypto`].
     pub fn revocation_list(
         &self,
         revoked: &[Revoked],
@@ -106,18 +104,16 @@ impl Authority {
         })
     }
 
-    /// Revokes certificates in the list of this authority's directory, `crl.pem`,
-    /// which is made where there is none. Those that it revokes already stay as they
-    /// are. Without any, the list is signed anew, so that it counts for further days.
-    /// Waits up to ten seconds for other programs that change the directory at the
-    /// time, and for the disk.
+    /// Revokes certificates in the list of this authority's directory, `crl.pem`, which is
+    /// created if necessary. Existing entries stay as they are. With no certificates, the
+    /// list is signed anew for further days. Waits up to ten seconds for other programs that
+    /// are changing the directory, and for the disk.
     ///
     /// # Errors
-    /// [`Error::Read`], also where another program holds the directory for longer;
-    /// [`Error::Write`]; [`Error::Content`] when the list that is
-    /// there is broken or another authority's; [`Error::Request`] when one is this
-    /// authority's own certificate; and as [`revocation_list`](Self::revocation_list).
-    /// The list is as it was.
+    /// [`Error::Read`], also if another program holds the directory for longer;
+    /// [`Error::Write`]; [`Error::Content`] if the existing list is broken or of another
+    /// authority; [`Error::Request`] if a certificate is this authority's own; and as
+    /// [`revocation_list`](Self::revocation_list). The list is unchanged then.
     pub fn revoke(
         &self,
         directory: impl AsRef<Path>,
@@ -142,7 +138,8 @@ impl Authority {
                 added.push(one.clone());
             }
         }
-        // It grows also where the list before was lost, unless the clock goes back.
+        // At least the present time in seconds: so it grows even if the earlier list was
+        // lost, unless the clock goes back.
         let now = der::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let number = number.saturating_add(1).max(now.as_secs());
         let list = self.revocation_list(&revoked, number, days)?;
@@ -156,7 +153,7 @@ impl Authority {
         Ok(SignedRevocationList { added, ..list })
     }
 
-    /// The list in the authority's directory, where there is one.
+    /// The list in the authority's directory, if there is one.
     pub(super) fn kept_list(&self, directory: &Path) -> Result<Option<RevocationList>, Error> {
         let path = directory.join(LIST_FILE);
         let mut lists = match RevocationList::load(&path) {
@@ -220,8 +217,8 @@ impl Authority {
     }
 }
 
-/// Holds an authority's directory against other programs until this is dropped. What
-/// is locked is its key, so that nobody who may not use it can make others wait.
+/// Locks an authority's directory against other programs until this is dropped. The lock is
+/// on the key file, so that only users who may read the key can make others wait.
 pub(super) fn hold(directory: &Path) -> Result<File, Error> {
     hold_within(directory, PATIENCE)
 }
@@ -252,7 +249,7 @@ fn hold_within(directory: &Path, patience: Duration) -> Result<File, Error> {
     }
 }
 
-/// Puts a file in place of one that may be there, or of what a link there leads to.
+/// Writes a file, or replaces an existing one or the target of a link.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let target: PathBuf = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     replace(&target, bytes).map_err(|source| Error::Write {

@@ -1,5 +1,4 @@
-//! PEM text and files: the one place that knows how certificates and keys
-//! are written down.
+//! Files and texts that hold certificates, keys and revocation lists.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,12 +9,12 @@ use rustls_pemfile::Item;
 
 use super::{Error, Fault, pem};
 
-/// Far above any certificate bundle; it stops at a device or a log file that
-/// was named by mistake.
+/// Far above any certificate bundle, and some 250,000 entries of a revocation list. It stops
+/// reading a device or a log file that was named by mistake.
 const MAX_FILE_LEN: u64 = 16 << 20;
 
-/// What the sections of a PEM text hold. Sections of other kinds (parameters,
-/// requests) are passed over.
+/// The content of a PEM text. Sections of other kinds (parameters, requests) are passed
+/// over.
 #[derive(Default)]
 pub(super) struct Sections {
     pub(super) certificates: Vec<CertificateDer<'static>>,
@@ -106,9 +105,8 @@ fn open(_: &str, _: &[u8]) -> Result<PrivateKeyDer<'static>, Fault> {
     ))
 }
 
-/// The certificates of a PEM file in their order; what else is in it is
-/// passed over. The certificates themselves are not looked at. Blocks while
-/// the file is read.
+/// The certificates of a PEM file in their order. Other sections are passed over, and the
+/// certificates are not parsed. Blocks while the file is read.
 ///
 /// # Errors
 /// [`Error::Read`], or [`Error::Content`] with [`Fault::NotPem`],
@@ -141,13 +139,13 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
     })
 }
 
-/// How errors call a file.
+/// The name of a file in errors.
 pub(super) fn origin(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Puts a file in place in one step, readable with `mode` alone from the
-/// first moment: a new file is filled beside it, then renamed.
+/// Replaces a file in one step: a new file is filled beside it and then renamed. It has
+/// `mode` from the first moment.
 #[cfg(feature = "issue")]
 pub(super) fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
     use std::ffi::OsString;
@@ -170,7 +168,7 @@ pub(super) fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
         fs::rename(&beside, path)
     };
     fill().map_err(|source| {
-        // It may not be there; the first error is the one to tell.
+        // The file may not exist. Only the first error is reported.
         let _ = fs::remove_file(&beside);
         Error::Write {
             path: path.to_owned(),

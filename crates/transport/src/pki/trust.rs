@@ -1,4 +1,4 @@
-//! Whom we believe: the authorities, and the check of a peer's chain.
+//! Trusted authorities, and the check of a peer's chain.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,21 +34,19 @@ struct Inner {
 
 impl Trust {
     /// Loads a PEM file with the certificates of one or more authorities.
-    /// One that is not valid at present is passed over with a warning in the
-    /// log, so that a bundle may hold the old and the new authority. Blocks
-    /// while the file is read.
+    /// A certificate that is not valid at present is passed over with a warning in the log,
+    /// so that a bundle may hold the old and the new authority. Blocks while the file is
+    /// read.
     ///
     /// # Errors
-    /// [`Error::Read`], and [`Error::Content`] when the file is not PEM, has no
-    /// certificate, has one that is broken or not an authority's, or has none
-    /// that is valid at present.
+    /// [`Error::Read`], and [`Error::Content`] if the file is not PEM, or has no certificate,
+    /// one that is broken or not an authority's, or none that is valid at present.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         Self::from_pem(&store::read(path)?, &store::origin(path))
     }
 
-    /// Reads a PEM text as [`load`](Self::load) reads a file. `origin` is
-    /// what errors call it.
+    /// Reads a PEM text as [`load`](Self::load) reads a file. Errors name it `origin`.
     ///
     /// # Errors
     /// As [`load`](Self::load) without [`Error::Read`].
@@ -69,7 +67,7 @@ impl Trust {
         Self::of_valid(authorities, origin).map_err(Error::content(origin))
     }
 
-    /// Trusts those that are valid at present, at least one.
+    /// Trusts the authorities that are valid at present. There must be one.
     fn of_valid(certificates: &[CertificateDer<'_>], origin: &str) -> Result<Self, Fault> {
         let now = der::now();
         let mut valid = Vec::new();
@@ -90,7 +88,7 @@ impl Trust {
         Self::new(valid)
     }
 
-    /// Trusts these, whatever their lifetime is.
+    /// Trusts these authorities, whatever their lifetime is.
     pub(super) fn new(authorities: Vec<CertificateInfo>) -> Result<Self, Fault> {
         let mut roots = RootCertStore::empty();
         let mut names: Vec<Host> = Vec::new();
@@ -118,20 +116,18 @@ impl Trust {
         })))
     }
 
-    /// The same trust, which counts these lists in place of any it had: wherever a
-    /// peer's certificate is checked, one that is revoked is refused, and so is one
-    /// below an authority that is. Certificates of an authority that has no list
-    /// are not refused for that. A list past its next update is warned of in the
-    /// log; see [`RevocationLists::enforce_expiry`].
+    /// The same trust with these revocation lists in place of its own. Every check of a peer
+    /// then refuses a revoked certificate, and one below a revoked authority. An authority
+    /// need not have a list. An overdue list causes a warning in the log; see
+    /// [`RevocationLists::enforce_expiry`].
     ///
-    /// A list whose issuer is not trusted here is warned of as well: it counts where
-    /// a peer shows the issuer's certificate, as one between its own and a trusted
-    /// authority's.
+    /// A list whose issuer is not trusted here causes a warning, too: it counts only for
+    /// peers that show the issuer's certificate as an intermediate one.
     ///
     /// # Errors
-    /// [`Error::Content`] when a list has a trusted authority's name and not its
-    /// signature, or that authority's key usage does not let it sign lists; and
-    /// when one is overdue where that is enforced.
+    /// [`Error::Content`] if a list has a trusted authority's name but not its signature, if
+    /// that authority's key usage does not allow it to sign lists, and if a list is overdue
+    /// and that is enforced.
     pub fn with_revocation_lists(&self, lists: &RevocationLists) -> Result<Self, Error> {
         let revocation = Revocation::new(lists, &self.0.authorities);
         let revocation = revocation.map_err(Error::content(lists.origin()))?;
@@ -147,14 +143,13 @@ impl Trust {
         revocation.map_or(&[], |revocation| revocation.lists().lists())
     }
 
-    /// The authorities as rustls wants them.
+    /// The authorities in rustls's type.
     pub fn roots(&self) -> &Arc<RootCertStore> {
         &self.0.roots
     }
 
-    /// The DNS names and addresses in the authorities' own SANs, in their
-    /// order and each once: where a client that was told nothing else may
-    /// look for a server.
+    /// The DNS names and addresses in the authorities' own SANs, in their order and each
+    /// once. A client without a configured address may look for a server there.
     pub fn names(&self) -> &[Host] {
         &self.0.names
     }
@@ -164,14 +159,18 @@ impl Trust {
         &self.0.authorities
     }
 
-    /// Checks a peer's certificates, its own first, at the present time as a
-    /// TLS peer would: the signatures up to a trusted authority, the
-    /// lifetimes, and the usages that the roles need (serverAuth and a name
-    /// for servers and schedulers, clientAuth for the others); that it gives a
-    /// role at all, and only roles that the extended key usages of the issuers
-    /// in between allow; that its key may sign; the trusted authority's path length; and
-    /// that no revocation list holds any of them. Which name a server is dialled by is
-    /// not known here and not checked. Returns the facts in the first certificate.
+    /// Checks a peer's certificates, its own first, at the present time as a TLS peer does:
+    ///
+    /// * the signatures up to a trusted authority, and the lifetimes;
+    /// * the usages that the roles need: serverAuth and a name for servers and schedulers,
+    ///   clientAuth for the others;
+    /// * that there is a role, and that the extended key usages of intermediate issuers allow
+    ///   all roles;
+    /// * that the key may sign, and the trusted authority's path length;
+    /// * that no certificate is in a revocation list.
+    ///
+    /// The name by which a server was dialled is not known here and not checked. Returns the
+    /// facts in the first certificate.
     ///
     /// # Errors
     /// The first [`Fault`] that was found.
@@ -220,11 +219,11 @@ impl Trust {
         Ok(info)
     }
 
-    /// The part of [`verify`](Self::verify) that TLS libraries leave out: that
-    /// the certificate's key may sign, that the extended key usages of issuers
-    /// in between allow its roles, and that there are no more of these than the
-    /// trusted authority allows. The signatures are for the caller to check.
-    pub fn check_limits(
+    /// The part of [`verify`](Self::verify) that TLS libraries leave out: that the
+    /// certificate's key may sign, that the extended key usages of intermediate issuers allow
+    /// its roles, and that there are no more of these than the trusted authority allows. The
+    /// caller has to check the signatures.
+    pub(crate) fn check_limits(
         &self,
         first: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
@@ -232,9 +231,9 @@ impl Trust {
         limits::check(first, &self.between(intermediates), &self.0.path_lengths)
     }
 
-    /// The other part of [`verify`](Self::verify) that is left to us: that neither the
-    /// certificate nor one in between is revoked.
-    pub fn check_revocation(
+    /// The other such part of [`verify`](Self::verify): that neither the certificate nor an
+    /// intermediate one is revoked.
+    pub(crate) fn check_revocation(
         &self,
         first: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
@@ -246,7 +245,7 @@ impl Trust {
         }
     }
 
-    /// Some peers show the trusted authority's own certificate as well.
+    /// The intermediate certificates: some peers also show that of the trusted authority.
     fn between<'a, 'b>(&self, shown: &'a [CertificateDer<'b>]) -> Vec<&'a CertificateDer<'b>> {
         let trusted = |der: &CertificateDer<'_>| self.0.authorities.iter().any(|a| a.der == *der);
         shown.iter().filter(|der| !trusted(der)).collect()
@@ -279,7 +278,7 @@ impl Trust {
     }
 }
 
-/// What rustls found, in our terms.
+/// The fault for an error of rustls.
 fn explain(error: rustls::Error, info: &CertificateInfo) -> Fault {
     let rustls::Error::InvalidCertificate(error) = error else {
         return Fault::Refused(error.to_string());

@@ -1,14 +1,14 @@
-//! X.509 certificates of version 1, which webpki does not read: what a plain
-//! `openssl x509 -req` makes.
+//! X.509 certificates of version 1, which webpki does not read. A plain
+//! `openssl x509 -req` makes them.
 //!
-//! They have no extensions, so they give no roles, hold no names that could be
-//! compared with what was dialled, limit no usages, and cannot be told from an
-//! authority's. What can be checked of one, and is checked here, is that the
-//! key of an authority that is trusted itself signed it, under that authority's
-//! name; that this key may sign certificates; that the present time is within
-//! its lifetime; and that the peer holds its key. An authority in between is not
-//! looked for, and the certificate issues none itself.
+//! They have no extensions. So they give no roles, hold no names that could be compared
+//! with the dialled one, limit no usages, and look the same as an authority's. What is
+//! checked here is that a trusted authority's key signed the certificate, under that
+//! authority's name; that this key may sign certificates; that the present time is
+//! within the lifetime; and that the peer holds the certificate's key. Intermediate
+//! authorities are not looked for, and the certificate cannot issue others.
 
+use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, SubjectPublicKeyInfoDer, UnixTime};
 use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
@@ -20,16 +20,17 @@ use super::Trust;
 use super::der::{self, PublicKey, is_signed_by};
 
 /// A certificate of version 1.
+#[derive(Debug)]
 pub struct Version1<'a>(X509Certificate<'a>, &'a [u8]);
 
 impl<'a> Version1<'a> {
-    /// Reads one; `None` where it is of another version, or broken.
+    /// Reads one. `None` if it is of another version, or broken.
     pub fn read(certificate: &'a CertificateDer<'_>) -> Option<Self> {
         let parsed = der::certificate(certificate).ok()?;
         (parsed.version() == X509Version::V1).then_some(Self(parsed, certificate))
     }
 
-    /// Its public key, in the form of a certificate.
+    /// Its public key as SubjectPublicKeyInfo.
     pub fn key(&self) -> SubjectPublicKeyInfoDer<'_> {
         SubjectPublicKeyInfoDer::from(self.0.public_key().raw)
     }
@@ -72,21 +73,13 @@ impl<'a> Version1<'a> {
         message: &[u8],
         signed: &DigitallySignedStruct,
         algorithms: &WebPkiSupportedAlgorithms,
-    ) -> Result<(), Error> {
+    ) -> Result<HandshakeSignatureValid, Error> {
         let of_scheme = |(scheme, _): &&(SignatureScheme, _)| *scheme == signed.scheme;
         let usable = algorithms.mapping.iter().find(of_scheme);
         let usable = usable.map_or(&[][..], |(_, algorithms)| algorithms);
         let key = PublicKey::read(self.0.public_key().raw).ok_or(CertificateError::BadEncoding)?;
-        let mut usable = usable
-            .iter()
-            .filter(|usable| key.is_for(usable.public_key_alg_id().as_ref()));
-        let proved = usable.any(|usable| {
-            usable
-                .verify_signature(key.bits, message, signed.signature())
-                .is_ok()
-        });
-        match proved {
-            true => Ok(()),
+        match key.has_signed(message, signed.signature(), usable.iter().copied()) {
+            true => Ok(HandshakeSignatureValid::assertion()),
             false => Err(CertificateError::BadSignature.into()),
         }
     }

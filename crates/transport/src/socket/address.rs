@@ -8,11 +8,11 @@ use std::str::FromStr;
 /// The default port of SSNTP (docs/protocol.md, "Underneath").
 pub const DEFAULT_PORT: u16 = 8888;
 
-/// A place to listen at or to connect to.
+/// An address to listen at or to connect to.
 ///
 /// Read from text as `HOST`, `HOST:PORT`, `IPV4:PORT`, `[IPV6]:PORT`, a bare
 /// IPv6 address, `:PORT` (every interface when listening, this host when
-/// connecting), or `unix:PATH`. The port is 8888 where none is given.
+/// connecting), or `unix:PATH`. The default port is 8888.
 ///
 /// ```
 /// use ssntp_transport::Address;
@@ -78,8 +78,8 @@ impl FromStr for Address {
         match text.strip_prefix("unix:") {
             Some("") => return Err(bad("no path after unix:")),
             Some(path) => return Ok(Self::Unix(path.into())),
-            // Taken for a host it would be shown with its port, as unix:8888, and
-            // that reads as a socket's path.
+            // As a host it would be shown with its port, as unix:8888, which looks
+            // like a socket's path.
             None if text == "unix" => return Err(bad("no path after unix:")),
             None if text.is_empty() => return Err(bad("it is empty")),
             None => {}

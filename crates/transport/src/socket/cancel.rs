@@ -15,14 +15,14 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
-use crate::socket::duplex::Duplex;
+use super::duplex::Duplex;
 
-/// Ends what one thread waits for: a connection attempt, a handshake, a
-/// pause. Once cancelled it stays so.
+/// Ends the wait of one thread: for a connection attempt, a handshake or a pause. It
+/// stays cancelled.
 ///
 /// # Threads
 /// A clone is another handle. One thread at a time waits under it; any
-/// thread may [`cancel`](Self::cancel), which blocks nobody.
+/// thread may [`cancel`](Self::cancel), which does not block.
 #[derive(Clone, Debug)]
 pub struct Cancel {
     state: Arc<Mutex<State>>,
@@ -36,14 +36,21 @@ struct State {
     awaited: Option<Awaited>,
 }
 
-/// What the thread waits in, and so what has to be ended to wake it.
+/// The object in which the thread waits. Ending the object wakes the thread.
 #[derive(Debug)]
 enum Awaited {
     Stream(Arc<dyn Duplex>),
-    Pipe(#[expect(dead_code, reason = "it is there to be dropped")] PipeWriter),
+    Pipe(#[expect(dead_code, reason = "dropping it wakes the reader")] PipeWriter),
+}
+
+impl Default for Cancel {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Cancel {
+    /// A handle that is not cancelled.
     pub fn new() -> Self {
         let (open, done) = crossbeam_channel::bounded(0);
         let state = State {
@@ -65,16 +72,18 @@ impl Cancel {
         }
     }
 
+    /// Whether it was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.lock().open.is_none()
     }
 
-    /// Never gives anything; disconnected once cancelled. For `select!`.
+    /// A channel without messages, which is disconnected once this is cancelled. For
+    /// `select!`.
     pub fn done(&self) -> &Receiver<Infallible> {
         &self.done
     }
 
-    /// Waits so long; false at once when cancelled.
+    /// Waits for `time`. False at once when cancelled.
     pub fn pause(&self, time: Duration) -> bool {
         matches!(self.done.recv_timeout(time), Err(RecvTimeoutError::Timeout))
     }
@@ -84,8 +93,8 @@ impl Cancel {
         self.register(Awaited::Stream(Arc::clone(stream)))
     }
 
-    /// A pipe that ends when this is cancelled while the guard lives, to
-    /// stand beside a socket in `poll`.
+    /// A pipe that ends if this is cancelled while the guard lives, for `poll` together
+    /// with a socket.
     pub(crate) fn pipe(&self) -> io::Result<(PipeReader, Watch<'_>)> {
         let (reader, writer) = io::pipe()?;
         Ok((reader, self.register(Awaited::Pipe(writer))))
@@ -106,7 +115,7 @@ impl Cancel {
     }
 }
 
-/// What a cancelled attempt fails with.
+/// The error of a cancelled attempt.
 pub(crate) fn cancelled_error() -> io::Error {
     io::Error::new(io::ErrorKind::Interrupted, "cancelled")
 }

@@ -7,34 +7,33 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A blocking byte stream, read by one thread while another writes.
+/// A blocking byte stream that one thread reads while another writes.
 ///
 /// Every call takes `&self`: one thread reads, one writes, and any thread may
 /// [`shutdown`](Self::shutdown), which wakes both.
 pub trait Duplex: Send + Sync + fmt::Debug + 'static {
-    /// Blocks until there are bytes; 0 at the end of the stream.
+    /// Blocks until there are bytes. Returns 0 at the end of the stream.
     ///
     /// # Errors
-    /// `WouldBlock` or `TimedOut` after the read timeout, else what the
-    /// stream says.
+    /// `WouldBlock` or `TimedOut` after the read timeout, else the stream's error.
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// As [`read`](Self::read), but answers `WouldBlock` at once where
-    /// nothing is there.
+    /// As [`read`](Self::read), but fails with `WouldBlock` at once if there are no
+    /// bytes.
     ///
     /// # Errors
     /// As [`read`](Self::read).
     fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Blocks until [`read`](Self::read) would not, and takes nothing, so
-    /// that an idle stream needs no buffer.
+    /// Blocks until [`read`](Self::read) would return, and takes no bytes, so that an
+    /// idle stream needs no buffer.
     ///
     /// # Errors
     /// As [`read`](Self::read).
     fn wait_readable(&self) -> io::Result<()>;
 
-    /// Whether [`read`](Self::read) would answer at once. A stream that
-    /// cannot tell says no.
+    /// Whether [`read`](Self::read) would return at once. False for a stream that cannot
+    /// tell.
     fn is_readable(&self) -> bool {
         false
     }
@@ -42,12 +41,12 @@ pub trait Duplex: Send + Sync + fmt::Debug + 'static {
     /// Writes some of the bytes; blocks until it can.
     ///
     /// # Errors
-    /// `WouldBlock` or `TimedOut` when not one byte went out within the write
-    /// timeout, else what the stream says.
+    /// `WouldBlock` or `TimedOut` if no byte was written within the write timeout, else
+    /// the stream's error.
     fn write(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// As [`write`](Self::write), but answers `WouldBlock` at once where not
-    /// one byte fits. A stream that can't do so always answers that.
+    /// As [`write`](Self::write), but fails with `WouldBlock` at once if no byte fits. A
+    /// stream that cannot do so always fails like that.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -56,34 +55,34 @@ pub trait Duplex: Send + Sync + fmt::Debug + 'static {
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Ends one direction or both; wakes whoever waits in it.
+    /// Ends one direction or both, and wakes threads that wait in it.
     ///
     /// # Errors
-    /// What the stream says. To end a direction that has ended is no error.
+    /// The stream's error. Ending a direction twice is not an error.
     fn shutdown(&self, how: Shutdown) -> io::Result<()>;
 
     /// Limits each later read; `None` for no limit.
     ///
     /// # Errors
-    /// What the stream says.
+    /// The stream's error.
     fn set_read_timeout(&self, limit: Option<Duration>) -> io::Result<()>;
 
     /// Limits each later write; `None` for no limit.
     ///
     /// # Errors
-    /// What the stream says.
+    /// The stream's error.
     fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()>;
 
-    /// Who is at the other end.
+    /// The address of the peer.
     fn peer(&self) -> PeerAddress;
 
-    /// The address and port of this end, where it has one.
+    /// The address and port of this end, if it has one.
     fn local(&self) -> Option<SocketAddr> {
         None
     }
 }
 
-/// Who is at the other end of a [`Duplex`].
+/// The peer of a [`Duplex`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PeerAddress {
@@ -105,9 +104,8 @@ impl fmt::Display for PeerAddress {
     }
 }
 
-/// The writing end of a stream. It counts each byte as the system takes it, so
-/// that a peer that takes one long frame slowly is told from one that takes
-/// nothing.
+/// The writing end of a stream. It counts each byte that the system takes, so that a peer
+/// that takes one long frame slowly can be told from one that takes no bytes.
 #[derive(Debug)]
 pub(crate) struct WriteHalf {
     stream: Arc<dyn Duplex>,
@@ -122,7 +120,7 @@ impl WriteHalf {
         }
     }
 
-    /// What is written from now on counts here.
+    /// Counts the bytes that are written from now on in `written`.
     pub(crate) fn count_in(&mut self, written: Arc<AtomicU64>) {
         self.written = written;
     }
@@ -132,9 +130,8 @@ impl WriteHalf {
         write_all(&*self.stream, bytes, |written| self.count(written))
     }
 
-    /// Writes what the system takes without waiting, and says how much that
-    /// was. An error is not told here: it comes up again when the rest is
-    /// written.
+    /// Writes as much as the system takes without waiting, and returns how much that was.
+    /// An error is not reported: it occurs again when the rest is written.
     pub(crate) fn try_write_all(&self, bytes: &[u8]) -> usize {
         let mut sent = 0;
         while sent < bytes.len() {
@@ -148,7 +145,7 @@ impl WriteHalf {
         sent
     }
 
-    /// Nothing more will be written.
+    /// Ends the writing direction.
     pub(crate) fn finish(&self) -> io::Result<()> {
         self.stream.shutdown(Shutdown::Write)
     }
@@ -158,7 +155,8 @@ impl WriteHalf {
     }
 }
 
-/// Writes all of the bytes, and tells of each part that the system has taken.
+/// Writes all of the bytes, and calls `each` with the length of each part that the system
+/// has taken.
 pub(crate) fn write_all(
     stream: &dyn Duplex,
     mut bytes: &[u8],
@@ -178,8 +176,8 @@ pub(crate) fn write_all(
     Ok(())
 }
 
-/// Whether an error is the read or write timeout of a stream: the kind
-/// depends on the system.
+/// Whether an error is the read or write timeout of a stream. Systems use either of two
+/// kinds for it.
 pub fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }

@@ -1,4 +1,4 @@
-//! Listening sockets, and how to wake whoever waits in one.
+//! Listening sockets, and how to wake a thread that waits in one.
 
 use std::io;
 use std::net::Shutdown;
@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use socket2::Socket;
 
-use crate::socket::address::Address;
-use crate::socket::duplex::Duplex;
+use super::address::Address;
+use super::duplex::Duplex;
+use super::tcp::TcpOptions;
+use super::{tcp, unix};
 use crate::socket::memory::MemoryListener;
-use crate::socket::tcp::TcpOptions;
-use crate::socket::{tcp, unix};
 
 /// A bound listening socket.
 ///
@@ -21,13 +21,13 @@ use crate::socket::{tcp, unix};
 /// thread. Dropping the listener of a Unix socket removes its file.
 #[derive(Debug)]
 pub struct Listener {
-    place: Place,
+    bound: Bound,
     options: TcpOptions,
     closed: AtomicBool,
 }
 
 #[derive(Debug)]
-enum Place {
+enum Bound {
     Tcp(Socket),
     Unix(Socket, PathBuf),
     Memory(MemoryListener),
@@ -41,24 +41,21 @@ impl Listener {
     /// What the system says: in use, not permitted, no such host. A Unix
     /// socket file whose server is gone is replaced.
     pub fn bind(address: &Address, options: TcpOptions) -> io::Result<Vec<Self>> {
-        let places = match address {
-            Address::Tcp { host, port } => tcp::listen(host, *port)?.into_iter().map(Place::Tcp).collect(),
-            Address::Unix(path) => vec![Place::Unix(unix::listen(path)?, path.clone())],
+        let bound = match address {
+            Address::Tcp { host, port } => tcp::listen(host, *port)?.into_iter().map(Bound::Tcp).collect(),
+            Address::Unix(path) => vec![Bound::Unix(unix::listen(path)?, path.clone())],
         };
-        Ok(places
-            .into_iter()
-            .map(|place| Self::new(place, options))
-            .collect())
+        Ok(bound.into_iter().map(|bound| Self::new(bound, options)).collect())
     }
 
     /// A listener for in-memory connections.
     pub fn memory(listener: MemoryListener) -> Self {
-        Self::new(Place::Memory(listener), TcpOptions::default())
+        Self::new(Bound::Memory(listener), TcpOptions::default())
     }
 
-    fn new(place: Place, options: TcpOptions) -> Self {
+    fn new(bound: Bound, options: TcpOptions) -> Self {
         Self {
-            place,
+            bound,
             options,
             closed: AtomicBool::new(false),
         }
@@ -67,29 +64,29 @@ impl Listener {
     /// The address it is bound to, with the port that the system chose;
     /// `None` for memory.
     pub fn local_address(&self) -> Option<Address> {
-        match &self.place {
-            Place::Tcp(socket) => {
+        match &self.bound {
+            Bound::Tcp(socket) => {
                 let address = socket.local()?;
                 Some(Address::tcp(address.ip().to_string(), address.port()))
             }
-            Place::Unix(_, path) => Some(Address::Unix(path.clone())),
-            Place::Memory(_) => None,
+            Bound::Unix(_, path) => Some(Address::Unix(path.clone())),
+            Bound::Memory(_) => None,
         }
     }
 
-    /// Blocks until somebody connects; `None` once it is closed.
+    /// Blocks until a peer connects. `None` once it is closed.
     ///
     /// # Errors
     /// What the system says: out of descriptors, or a connection that ended
     /// before it was accepted. The listener goes on.
     pub fn accept(&self) -> io::Result<Option<Arc<dyn Duplex>>> {
-        let accepted: io::Result<Arc<dyn Duplex>> = match &self.place {
-            Place::Tcp(socket) => socket.accept().and_then(|(stream, _)| {
+        let accepted: io::Result<Arc<dyn Duplex>> = match &self.bound {
+            Bound::Tcp(socket) => socket.accept().and_then(|(stream, _)| {
                 self.options.apply(&stream)?;
                 Ok(Arc::new(stream) as _)
             }),
-            Place::Unix(socket, _) => socket.accept().map(|(stream, _)| Arc::new(stream) as _),
-            Place::Memory(listener) => listener.accept().map(|stream| Arc::new(stream) as _),
+            Bound::Unix(socket, _) => socket.accept().map(|(stream, _)| Arc::new(stream) as _),
+            Bound::Memory(listener) => listener.accept().map(|stream| Arc::new(stream) as _),
         };
         if self.closed.load(Ordering::Acquire) {
             return Ok(None);
@@ -97,21 +94,21 @@ impl Listener {
         accepted.map(Some)
     }
 
-    /// Ends [`accept`](Self::accept) for good: it answers `None` from now on.
+    /// Ends [`accept`](Self::accept), which returns `None` from now on.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        match &self.place {
+        match &self.bound {
             // A listening socket that is shut down makes accept return at once.
-            Place::Tcp(socket) | Place::Unix(socket, _) => drop(socket.shutdown(Shutdown::Both)),
-            Place::Memory(listener) => listener.close(),
+            Bound::Tcp(socket) | Bound::Unix(socket, _) => drop(socket.shutdown(Shutdown::Both)),
+            Bound::Memory(listener) => listener.close(),
         }
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Place::Unix(_, path) = &self.place {
-            // It may be gone, or somebody else's by now: nothing to be done.
+        if let Bound::Unix(_, path) = &self.bound {
+            // It fails if the file is gone already, which is just as well.
             let _ = std::fs::remove_file(path);
         }
     }

@@ -1,8 +1,7 @@
-//! Names to addresses, without waiting for the system longer than wanted.
+//! Looks names up, and waits for the system no longer than wanted.
 //!
-//! The system's look-up cannot be ended: a resolver that does not answer holds
-//! it for many seconds. So it runs on a thread of its own, and whoever waits
-//! can stop waiting.
+//! The system's look-up cannot be cancelled: a resolver that does not answer blocks it for
+//! many seconds. So it runs on a thread of its own, and the caller can stop waiting.
 //!
 //! ```text
 //!  addresses()                      thread ssntp-lookup
@@ -12,10 +11,9 @@
 //!    └ given up ─ the thread is left alone, and ends when the system answers
 //! ```
 //!
-//! A thread that is left alone holds a name and its stack, nothing of whoever
-//! asked. It is the only kind of thread in this crate that nobody joins. There
-//! are at most [`MOST`] at a time in a process; beyond that a look-up fails at
-//! once. An address in figures needs no thread.
+//! A thread that is left alone holds a name and its stack, and nothing of the caller. It is
+//! the only kind of thread in this crate that is not joined. There are at most [`MOST`] at
+//! a time in a process; further look-ups fail at once. An IP address needs no thread.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -24,11 +22,11 @@ use std::time::Instant;
 
 use crossbeam_channel::{after, select};
 
-use crate::host::deadline::now;
-use crate::host::threads;
-use crate::socket::cancel::{Cancel, cancelled_error};
+use super::cancel::{Cancel, cancelled_error};
+use crate::host::{now, threads};
 
-/// Look-ups that may be under way in a process.
+/// How many look-ups may be under way in a process: enough for an agent's reconnects, and
+/// few enough that a dead resolver cannot use up the threads.
 const MOST: usize = 64;
 
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
@@ -53,8 +51,8 @@ impl Drop for Counted {
 /// passes, or it is cancelled.
 ///
 /// # Errors
-/// What the system says; `TimedOut`, `Interrupted`; `WouldBlock` when too many
-/// look-ups are under way.
+/// The system's error; `TimedOut`; `Interrupted`; `WouldBlock` if too many look-ups are
+/// under way.
 pub(crate) fn addresses(
     host: &str,
     port: u16,
@@ -83,7 +81,7 @@ fn look_up<T: Send + 'static>(
     let thread = threads::spawn("ssntp-lookup", move || {
         let found = ask();
         drop(counted);
-        // Nobody may wait for it any more.
+        // The caller may have stopped waiting; then the answer is not needed.
         let _ = sender.send(found);
     })?;
     let left = deadline.saturating_duration_since(now());
@@ -106,7 +104,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     fn in_time(limit: Duration) -> Instant {
-        crate::host::deadline::deadline(limit)
+        crate::host::deadline(limit)
     }
 
     #[test]

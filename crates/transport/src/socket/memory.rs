@@ -13,22 +13,21 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, select};
 
-use crate::host::deadline::{after, deadline, left, now};
-use crate::socket::cancel::{Cancel, cancelled_error};
-use crate::socket::duplex::{Duplex, PeerAddress};
+use super::cancel::{Cancel, cancelled_error};
+use super::duplex::{Duplex, PeerAddress};
+use crate::host::{after, deadline, left, now};
 
 /// The bytes that one direction holds before its writer blocks.
 pub const CAPACITY: usize = 64 * 1024;
 
-/// What goes wrong in the bytes that one end receives. The default is
-/// nothing.
+/// The faults of the bytes that one end receives. None by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// Each read gives at most so many bytes.
+    /// The most bytes that a read returns.
     pub short_reads: Option<usize>,
-    /// Bytes become readable so much later than they were written.
+    /// The time after which written bytes become readable.
     pub delay: Option<Duration>,
-    /// After so many bytes the stream is cut: reads and writes fail with
+    /// The number of bytes after which the stream is cut: reads and writes fail with
     /// `ConnectionReset` on both ends.
     pub cut_after: Option<u64>,
 }
@@ -38,8 +37,8 @@ pub fn pair() -> (MemoryStream, MemoryStream) {
     pair_with(Faults::default(), Faults::default())
 }
 
-/// Two ends of one stream; `first` strikes what the first end receives,
-/// `second` what the second does.
+/// Two ends of one stream. `first` applies to the bytes that the first end receives,
+/// `second` to those of the second.
 pub fn pair_with(first: Faults, second: Faults) -> (MemoryStream, MemoryStream) {
     let to_first = Arc::new(Pipe::new(first));
     let to_second = Arc::new(Pipe::new(second));
@@ -73,12 +72,12 @@ struct State {
     pieces: VecDeque<(Instant, Bytes)>,
     held: usize,
     passed: u64,
-    /// The writer is done: the reader gets the rest, then the end.
+    /// The writer has ended: the reader gets the rest, then the end.
     finished: bool,
-    /// The reader is gone: the writer gets `BrokenPipe`.
+    /// The reader has ended: the writer gets `BrokenPipe`.
     abandoned: bool,
     cut: bool,
-    /// Nothing passes: what is written stays where it is.
+    /// Written bytes do not become readable.
     stalled: bool,
 }
 
@@ -250,9 +249,9 @@ impl Drop for MemoryStream {
     }
 }
 
-/// Where in-memory clients connect to and a server accepts them.
+/// A listener in memory: clients connect to it and a server accepts them.
 ///
-/// A clone is another handle of the same place. At most 64 connections wait
+/// A clone is another handle of the same listener. At most 64 connections wait
 /// to be accepted; a further [`connect`](Self::connect) waits for room.
 #[derive(Clone, Debug)]
 pub struct MemoryListener {
@@ -262,14 +261,13 @@ pub struct MemoryListener {
     network: Arc<Mutex<Network>>,
 }
 
-/// What all connections of a place have in common.
+/// The state that all connections of a listener share.
 #[derive(Debug, Default)]
 struct Network {
-    /// Of what clients receive, and of what the server does.
+    /// The faults of the bytes that clients receive, and of those that the server receives.
     faults: (Faults, Faults),
     stalled: bool,
-    /// Both directions of each connection that stands, and of some that do not
-    /// any more.
+    /// Both directions of each connection, including some that have ended.
     pipes: Vec<Weak<Pipe>>,
 }
 
@@ -297,7 +295,7 @@ impl Default for MemoryListener {
 }
 
 impl MemoryListener {
-    /// A place nobody waits at yet.
+    /// A listener without connections.
     pub fn new() -> Self {
         let (sender, receiver) = crossbeam_channel::bounded(64);
         Self {
@@ -308,9 +306,9 @@ impl MemoryListener {
         }
     }
 
-    /// The faults of the connections that clients make from now on: `first` of
-    /// what the client receives, `second` of what the server does. Those of
-    /// [`connect`](Self::connect) are its own.
+    /// Sets the faults of the connections that clients make from now on: `first` for the
+    /// bytes that the client receives, `second` for those of the server. They do not apply
+    /// to [`connect`](Self::connect), which has its own.
     pub fn set_faults(&self, first: Faults, second: Faults) {
         self.network().faults = (first, second);
     }
@@ -321,8 +319,8 @@ impl MemoryListener {
         self.network().change(|state| state.cut = true);
     }
 
-    /// Lets nothing pass on any connection, and on none to come, until it is
-    /// called with false: as a network that swallows everything.
+    /// Stops all bytes on all connections, also on later ones, until it is called with
+    /// false: as a network that drops every packet.
     pub fn stall(&self, stalled: bool) {
         let mut network = self.network();
         network.stalled = stalled;
@@ -333,8 +331,8 @@ impl MemoryListener {
         self.network.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new connection to whoever accepts here; `first` strikes what the
-    /// client receives, `second` what the server does.
+    /// Connects to the server that accepts here. `first` applies to the bytes that the
+    /// client receives, `second` to those of the server.
     ///
     /// # Errors
     /// `ConnectionRefused` once it is closed.
@@ -342,8 +340,8 @@ impl MemoryListener {
         self.enter(pair_with(first, second), &Cancel::new())
     }
 
-    /// As [`connect`](Self::connect) with the faults of the place, and ends at
-    /// once when it is cancelled.
+    /// As [`connect`](Self::connect) with the faults of the listener, and ends at once when
+    /// it is cancelled.
     pub(crate) fn connect_unless(&self, cancel: &Cancel) -> io::Result<MemoryStream> {
         let pair = self.network().pair();
         self.enter(pair, cancel)

@@ -8,23 +8,32 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `address` | [`Address`](address::Address): where to listen or connect |
-//! | `target` | [`Target`](target::Target): an address, or a listener in memory |
+//! | `address` | [`Address`]: where to listen or connect |
+//! | `target` | [`Target`]: an address, or a listener in memory |
 //! | `lookup` | names to addresses, on a thread that can be left behind |
-//! | `duplex` | [`Duplex`](duplex::Duplex): the raw, blocking byte stream |
+//! | `duplex` | [`Duplex`]: the raw, blocking byte stream |
 //! | `system` | the system's sockets as `Duplex` |
 //! | `tcp`, `unix` | how they connect and listen |
-//! | `listener` | [`Listener`](listener::Listener): a bound socket |
+//! | `listener` | [`Listener`]: a bound socket |
 //! | `memory` | streams and listeners in memory, for tests |
-//! | `cancel` | [`Cancel`](cancel::Cancel): ends a wait from another thread |
+//! | `cancel` | [`Cancel`]: ends a wait from another thread |
 
-pub(crate) mod address;
-pub(crate) mod cancel;
-pub(crate) mod duplex;
-pub(crate) mod listener;
+mod address;
+mod cancel;
+mod duplex;
+mod listener;
 mod lookup;
 pub mod memory;
 mod system;
-pub(crate) mod target;
-pub(crate) mod tcp;
-pub(crate) mod unix;
+mod target;
+mod tcp;
+mod unix;
+
+pub use self::address::{Address, AddressError, DEFAULT_PORT};
+pub use self::cancel::Cancel;
+pub use self::duplex::{Duplex, PeerAddress, is_timeout};
+pub(crate) use self::duplex::{WriteHalf, write_all};
+pub use self::listener::Listener;
+pub use self::target::Target;
+pub use self::tcp::{KeepAlive, TcpOptions, connect_tcp, connect_unless};
+pub use self::unix::connect_unix;

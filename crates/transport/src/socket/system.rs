@@ -8,7 +8,7 @@ use rustix::io::retry_on_intr;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use socket2::Socket;
 
-use crate::socket::duplex::{Duplex, PeerAddress};
+use super::duplex::{Duplex, PeerAddress};
 
 impl Duplex for Socket {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -55,7 +55,7 @@ impl Duplex for Socket {
         if self.local_addr().is_ok_and(|address| address.is_unix()) {
             return PeerAddress::Unix;
         }
-        // A peer that is gone already has no address any more.
+        // The system no longer knows the address of a peer that has disconnected.
         let address = self.peer_addr().ok().and_then(|address| address.as_socket());
         PeerAddress::Ip(address.unwrap_or((Ipv4Addr::UNSPECIFIED, 0).into()))
     }
@@ -71,15 +71,15 @@ fn received(socket: &Socket, buffer: &mut [u8], flags: RecvFlags) -> io::Result<
     Ok(len)
 }
 
-/// As [`received`], for what is sent. A peer that is gone is an error, not a
-/// signal.
+/// Sends until it is not interrupted by a signal. If the peer is gone, this is an error and
+/// not the signal SIGPIPE.
 fn sent(socket: &Socket, bytes: &[u8], flags: SendFlags) -> io::Result<usize> {
     Ok(retry_on_intr(|| {
         send(socket, bytes, flags | SendFlags::NOSIGNAL)
     })?)
 }
 
-/// A zero timeout means none to the system.
+/// The system takes a timeout of zero as no timeout.
 fn at_least_a_tick(limit: Option<Duration>) -> Option<Duration> {
     limit.map(|limit| limit.max(Duration::from_millis(1)))
 }

@@ -1,27 +1,28 @@
-//! A place to connect to, and how.
+//! The target of a client's connection.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::socket::address::Address;
-use crate::socket::cancel::Cancel;
-use crate::socket::duplex::Duplex;
+use super::address::Address;
+use super::cancel::Cancel;
+use super::duplex::Duplex;
+use super::tcp::TcpOptions;
+use super::{tcp, unix};
 use crate::socket::memory::MemoryListener;
-use crate::socket::tcp::TcpOptions;
-use crate::socket::{tcp, unix};
 
 /// Where a client connects: an address, or a listener in this process.
 #[derive(Clone, Debug)]
 pub enum Target {
+    /// An address.
     Address(Address),
+    /// A listener in memory, for tests.
     Memory(MemoryListener),
 }
 
 impl Target {
-    /// Connects within `limit`. Blocks, and ends at once when `cancel` is
-    /// cancelled.
+    /// Connects within `limit`. Blocks until then, or until `cancel` is cancelled.
     pub fn connect(
         &self,
         options: &TcpOptions,
@@ -37,7 +38,7 @@ impl Target {
         })
     }
 
-    /// The name that the server there has to prove, unless another is wanted.
+    /// The name that the server has to prove by default.
     pub fn server_name(&self) -> &str {
         match self {
             Self::Address(address) => address.server_name(),

@@ -8,10 +8,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
-use crate::host::deadline::{deadline, left, now};
-use crate::socket::cancel::{Cancel, cancelled_error};
-use crate::socket::duplex::Duplex;
-use crate::socket::lookup;
+use super::cancel::{Cancel, cancelled_error};
+use super::duplex::Duplex;
+use super::lookup;
+use crate::host::{deadline, left, now};
 
 /// How the kernel probes a silent connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,16 +35,15 @@ impl Default for KeepAlive {
     }
 }
 
-/// Options of every TCP connection. TCP_NODELAY is always on: what can be
-/// coalesced is, before it reaches the socket. Where this side listens
-/// at or connects to a loopback address, Linux's congestion control is `reno`,
-/// which does not pace.
+/// Options of every TCP connection. TCP_NODELAY is always on, because frames are coalesced
+/// before they reach the socket. At loopback addresses Linux's congestion control is set
+/// to `reno`, which does not pace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpOptions {
     /// Keep-alive probes; `None` turns them off. Default: see [`KeepAlive`].
     pub keep_alive: Option<KeepAlive>,
-    /// How long sent data may stay unacknowledged before the connection is
-    /// dead (TCP_USER_TIMEOUT, where the system has it). Default: 30 s.
+    /// How long sent data may stay unacknowledged before the connection counts as
+    /// dead (TCP_USER_TIMEOUT, if the system has it). Default: 30 s.
     pub unacknowledged: Option<Duration>,
 }
 
@@ -76,25 +75,25 @@ impl TcpOptions {
     }
 }
 
-/// Between two ends on one host nothing is lost and nobody else is in the way:
-/// a system's congestion control that paces what it sends, as BBR does, would
-/// only wait for timers. What a listening socket has goes to those it accepts.
+/// Turns pacing off at loopback addresses. Between two ends on one host no packet is lost
+/// and no other traffic is in the way, so a congestion control that paces, as BBR does,
+/// would only wait for timers. Accepted sockets inherit the setting.
 fn without_pacing(socket: &Socket, address: SocketAddr) {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     if address.ip().is_loopback() {
-        // Every Linux has it; where it is not permitted, the system's stays.
+        // Every Linux has reno. If it is not permitted, the system's default stays.
         let _ = socket.set_tcp_congestion(b"reno");
     }
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     let _ = (socket, address);
 }
 
-/// How many connections may wait to be accepted. std's 128 makes a burst of
-/// newcomers wait for SYN retransmits.
+/// How many connections may wait to be accepted. With std's 128 a burst of newcomers waits
+/// for SYN retransmits.
 const BACKLOG: i32 = 4096;
 
-/// Connects to the first address of `host` that answers, within `limit` for
-/// all of them, the look-up of the name included. Blocks.
+/// Connects to the first address of `host` that answers. `limit` is the time for all
+/// addresses and the look-up of the name. Blocks.
 ///
 /// # Errors
 /// The last address's error, or `NotFound` when the name has no address.
@@ -115,7 +114,8 @@ pub fn connect_unless(
     let addresses = lookup::addresses(host, port, deadline, cancel)?;
     let mut last = no_address(host);
     for (tried, address) in addresses.iter().enumerate() {
-        // One that swallows packets leaves the others their share of the time.
+        // Each address has its share of the time, so that one that drops packets leaves
+        // time for the others.
         let others = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
         let share = deadline.saturating_duration_since(now()) / others;
         match connect_one(*address, share, cancel) {
@@ -153,7 +153,8 @@ fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Res
 /// Waits until the socket's connection attempt is over.
 fn wait_writable(socket: &Socket, cancelled: &io::PipeReader, deadline: Instant) -> io::Result<()> {
     loop {
-        // None would be without a limit: longer than any process runs.
+        // A time that does not fit is longer than any process runs, so `None` (no limit)
+        // is right.
         let left = Timespec::try_from(left(deadline)?).ok();
         let mut polled = [
             PollFd::new(socket, PollFlags::OUT),
@@ -198,9 +199,9 @@ fn listen_at(host: &str, addresses: Vec<SocketAddr>) -> io::Result<Vec<Socket>> 
         }
         match bind(address, host.is_empty()) {
             Ok(listener) => listeners.push(listener),
-            // localhost resolves to ::1 on hosts without IPv6, and a port that
-            // is free at one address need not be at the other. But one that
-            // was asked for is not half somebody else's.
+            // localhost resolves to ::1 on hosts without IPv6, and a port that is free at
+            // one address may be in use at another. But a port that was asked for must be
+            // free at all addresses.
             Err(e) if is_chosen || is_not_here(&e) => last = e,
             Err(e) => return Err(e),
         }
@@ -218,12 +219,11 @@ fn is_not_here(error: &io::Error) -> bool {
         || error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error())
 }
 
-/// What the system may keep of what a connection received and nobody has read,
-/// in bytes of payload about; it takes twice that of memory. Left to itself it
-/// would grow to megabytes for each peer that is held back, and a thousand of
-/// those reach the limit of all sockets together (`net.ipv4.tcp_mem`): then the
-/// system slows down every connection, also those that are to drain. This much
-/// fills a gigabit over 2 ms.
+/// How many received bytes the system may keep for a connection until they are read; they
+/// take twice that memory. By default the buffer of each peer that is held back would grow
+/// to megabytes. A thousand of those reach the limit of all sockets together
+/// (`net.ipv4.tcp_mem`), and then the system slows down every connection, also those that
+/// should drain. 256 KiB is enough for a gigabit over 2 ms.
 const RECEIVE_BUFFER: usize = 256 * 1024;
 
 fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use crate::host::deadline::{deadline, left};
-use crate::socket::cancel::{Cancel, cancelled_error};
+use super::cancel::{Cancel, cancelled_error};
+use crate::host::{deadline, left};
 
 /// Connects to the socket at `path`.
 ///
 /// # Errors
-/// What the system says: no such file, nobody listens, no permission.
+/// The system's error: no such file, no listener, no permission.
 pub fn connect_unix(path: &Path) -> io::Result<Socket> {
     UnixStream::connect(path).map(Socket::from)
 }
@@ -31,8 +31,8 @@ pub(crate) fn connect_unless(path: &Path, limit: Duration, cancel: &Cancel) -> i
     loop {
         match socket.connect(&address) {
             Ok(()) => break,
-            // The listener's queue is full, and nothing tells when it no
-            // longer is.
+            // The listener's queue is full. The system has no notice for when it has room,
+            // so this polls.
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => return Err(e),
         }
@@ -46,8 +46,8 @@ pub(crate) fn connect_unless(path: &Path, limit: Duration, cancel: &Cancel) -> i
     Ok(socket)
 }
 
-/// Listens at `path`. A socket file that nobody listens at any more, as a
-/// killed server leaves it, is replaced; any other file is left alone.
+/// Listens at `path`. A socket file without a listener, as a killed server leaves it, is
+/// replaced. Any other file is left alone.
 pub(crate) fn listen(path: &Path) -> io::Result<Socket> {
     let listener = match UnixListener::bind(path) {
         Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_stale(path) => {

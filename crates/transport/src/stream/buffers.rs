@@ -5,23 +5,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::BytesMut;
 
-/// Size of a read buffer: four full TLS records with their overhead, and room
-/// for one more that is not complete yet.
+/// The size of a read buffer: four full TLS records with their overhead, and room for a
+/// fifth that is not complete yet.
 pub(crate) const BUFFER_LEN: usize = 5 * (16 * 1024 + 256);
 
-/// How many idle buffers are kept; further ones are freed.
+/// How many idle buffers of each kind are kept, some 2.6 MiB. Further ones are freed.
 const KEEP: usize = 32;
 
-/// Memory for items that is longer than this is not kept for later. It holds a
-/// frame of 64 KiB that is not complete yet, and one more read behind it.
+/// Longer memory for items is not kept. This much holds an incomplete frame of 64 KiB and
+/// one more read after it.
 const LENT: usize = 2 * BUFFER_LEN;
 
-/// A pool of buffers. An idle link holds none, so that its memory does not
-/// depend on what it once carried.
+/// A pool of buffers. An idle link holds none, so that its memory does not depend on the
+/// traffic that it once carried.
 ///
-/// It lends two kinds: plain buffers, which come back when a link is done
-/// with them, and the memory that received items are cut from. That is shared
-/// by the items, wherever they go; it is lent again once all of them are gone.
+/// The pool lends two kinds: plain buffers, which come back when a link has used them, and
+/// memory from which received items are cut. The items share that memory; it is lent again
+/// once all of them are dropped.
 ///
 /// A clone is another handle of the same pool; taking and giving back hold a
 /// lock for a few instructions.
@@ -59,17 +59,16 @@ impl BufferPool {
         }
     }
 
-    /// Empty memory of at least `len` bytes. The lengths that busy links ask for
-    /// come from the pool, in whole read buffers; what is shorter or longer is
-    /// made for the caller and has just that length.
+    /// Empty memory of at least `len` bytes. Lengths that busy links ask for come from the
+    /// pool, in whole read buffers. Shorter or longer memory is allocated with just that
+    /// length.
     pub(crate) fn memory(&self, len: usize) -> BytesMut {
         if !(BUFFER_LEN / 2..=LENT).contains(&len) {
             return BytesMut::with_capacity(len);
         }
         let whole = len.next_multiple_of(BUFFER_LEN);
         let mut cut = lock(&self.shared.cut);
-        // From the end: what came back last is likely to be in the
-        // processor's cache still.
+        // From the end: the latest memory is likely to be in the processor's cache.
         for at in (0..cut.len()).rev() {
             if cut[at].1 == whole && cut[at].0.try_reclaim(whole) {
                 return cut.remove(at).0;
@@ -79,20 +78,58 @@ impl BufferPool {
         BytesMut::with_capacity(whole)
     }
 
-    /// Takes memory of `len` bytes back, whose items may still be under way.
-    /// Only what [`memory`](Self::memory) would lend again is kept.
+    /// Takes memory of `len` bytes back. Its items may still be in use. Only memory that
+    /// [`memory`](Self::memory) could lend again is kept.
     pub(crate) fn recycle(&self, mut memory: BytesMut, len: usize) {
         if len > LENT || len == 0 || !len.is_multiple_of(BUFFER_LEN) {
             return;
         }
         memory.clear();
         let mut cut = lock(&self.shared.cut);
-        // The oldest gives way: somebody still holds items of it, and there is
-        // no telling for how long.
+        // The oldest makes room. Its items are still in use, for an unknown time, else it
+        // would have been lent again.
         let oldest = (cut.len() == KEEP).then(|| cut.remove(0));
         cut.push((memory, len));
         drop(cut);
         drop(oldest);
+    }
+}
+
+/// A buffer that is borrowed from a pool while it is in use, and goes back when this is
+/// dropped.
+#[derive(Debug)]
+pub(crate) struct Borrowed {
+    pool: BufferPool,
+    buffer: Option<Box<[u8]>>,
+}
+
+impl Borrowed {
+    /// Nothing yet.
+    pub(crate) fn from(pool: BufferPool) -> Self {
+        Self { pool, buffer: None }
+    }
+
+    /// The buffer, borrowed first if necessary.
+    pub(crate) fn get(&mut self) -> &mut [u8] {
+        self.buffer.get_or_insert_with(|| self.pool.take())
+    }
+
+    /// The buffer, if it is borrowed.
+    pub(crate) fn held(&mut self) -> Option<&mut [u8]> {
+        self.buffer.as_deref_mut()
+    }
+
+    /// Gives the buffer back.
+    pub(crate) fn release(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.pool.give(buffer);
+        }
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        self.release();
     }
 }
 

@@ -1,45 +1,45 @@
-//! What turns received bytes into items.
+//! From received bytes to items.
 
 use bytes::BytesMut;
 
-use crate::stream::buffers::{BUFFER_LEN, BufferPool};
+use super::buffers::{BUFFER_LEN, BufferPool};
 
 /// An incremental decoder: the codec of one protocol.
 pub trait Decode: Send + 'static {
-    /// What it finds in the bytes.
+    /// A decoded piece of the stream.
     type Item: Send + 'static;
-    /// How a peer can break the protocol.
+    /// The ways in which a peer can break the protocol.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Takes everything complete off the front of `input` and appends it to
-    /// `items`; what is incomplete stays. Too few bytes is no error.
+    /// Takes all complete items off the front of `input` and appends them to `items`. An
+    /// incomplete item stays; too few bytes are not an error.
     ///
     /// # Errors
-    /// The peer broke the protocol; what came before the fault is in `items`.
+    /// The peer broke the protocol. The items before the fault are in `items`.
     fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Self::Item>) -> Result<(), Self::Error>;
 
-    /// How many bytes the item at the front needs in all, once it is known;
-    /// else 0. A hint for the buffer's growth.
+    /// How many bytes the item at the front needs in all, or 0 if that is not known yet. A
+    /// hint for the growth of the buffer.
     fn wanted(&self) -> usize;
 }
 
 /// Received bytes that wait to be decoded.
 ///
-/// Memory follows the bytes that have arrived: an announced length is
-/// believed up to 80 KiB, and beyond it the buffer doubles. What has been
-/// decoded shares its memory with nothing that arrives later. Busy links
-/// borrow the memory from a [`BufferPool`].
+/// Memory follows the bytes that have arrived: an announced length is believed up to
+/// 80 KiB, and beyond that the buffer doubles. Decoded items never share memory with later
+/// bytes. Busy links borrow the memory from a [`BufferPool`].
 #[derive(Debug, Default)]
 pub struct Inbox {
     pub(crate) bytes: BytesMut,
     pub(crate) wanted: usize,
-    /// The buffer's capacity when it was made: when less is left, items have
-    /// been cut off its front.
+    /// The buffer's capacity when it was made. If less is left, items have been cut off its
+    /// front.
     made: usize,
     pool: BufferPool,
 }
 
-/// How much memory an announcement alone can take.
+/// How much memory an announced length alone can reserve. Without this bound, a peer could
+/// reserve memory for a frame that it never sends.
 const TRUST: usize = BUFFER_LEN;
 
 impl Inbox {
@@ -51,16 +51,16 @@ impl Inbox {
         }
     }
 
-    /// Appends `data`; `expected` is how many bytes, these included, the
-    /// current read is about to append.
+    /// Appends `data`. `expected` is how many bytes the current read is about to append,
+    /// including these.
     pub fn append(&mut self, data: &[u8], expected: usize) {
         let held = self.bytes.len();
         let cut = self.bytes.capacity() < self.made;
         if cut || self.bytes.capacity() - held < data.len() {
             let due = held + expected.max(data.len());
             let believed = self.wanted.min(TRUST.max(2 * held));
-            // A new buffer of just the right size: frames decoded from it
-            // keep it alive, and should keep no more than themselves.
+            // A new buffer of just the right size, because frames that are cut from it keep
+            // all of it alive.
             let mut grown = self.pool.memory(due.max(believed));
             grown.extend_from_slice(&self.bytes);
             self.replace(grown);

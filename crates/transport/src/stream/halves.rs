@@ -1,4 +1,4 @@
-//! The two directions of a stream as its two threads see them.
+//! The two directions of a stream, one for each of its two threads.
 
 use std::fmt;
 use std::io;
@@ -6,89 +6,86 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use crate::host::deadline::{deadline, left};
-use crate::socket::duplex::{Duplex, WriteHalf, is_timeout};
-use crate::stream::buffers::BufferPool;
-use crate::stream::codec::Inbox;
-use crate::stream::outgoing::Outgoing;
+use super::buffers::{Borrowed, BufferPool};
+use super::codec::Inbox;
+use super::outgoing::Outgoing;
+use crate::host::{deadline, left};
+use crate::socket::{Duplex, WriteHalf, is_timeout};
 
 /// The receiving direction. One thread owns it.
 pub trait Receive: Send + fmt::Debug {
-    /// Blocks until bytes have been appended to `inbox` or the stream ends.
-    /// What an earlier stage already took off the socket comes first, without
-    /// waiting.
+    /// Blocks until bytes have been appended to `inbox` or the stream ends. Bytes that the
+    /// handshake already took off the socket come first, without waiting.
     ///
     /// # Errors
-    /// What the stream or TLS says; an end without TLS's close_notify is
+    /// The error of the stream or of TLS. An end without TLS's close_notify is
     /// `UnexpectedEof`.
     fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received>;
 }
 
-/// What [`Receive::receive`] did.
+/// The result of [`Receive::receive`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Received {
-    /// The peer is done; nothing more will come.
+    /// The peer has ended its side.
     pub end: bool,
     /// There are bytes for the socket that only the sending direction may send:
     /// [`Transmit::flush`] has to be called.
     pub flush: bool,
 }
 
-/// The sending direction. Whoever has it writes to the socket, and nobody
-/// else does.
+/// The sending direction. Only its holder writes to the socket.
 pub trait Transmit: Send + fmt::Debug {
     /// Sends everything in `batch` in order, in as few writes as it can, after
     /// the rest of what was begun before. Blocks until the system has taken all
     /// of it.
     ///
     /// # Errors
-    /// What the stream or TLS says, the write timeout included.
+    /// The error of the stream or of TLS, including the write timeout.
     fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()>;
 
-    /// Sends as much of one short item as the system takes without waiting, and
-    /// gives buffers back. Waits for nobody. A fault of the stream is left to the
-    /// next call.
+    /// Sends as much of one short item as the system takes without waiting, and gives
+    /// buffers back. Never blocks. An error of the stream is left to the next call.
     fn try_transmit(&mut self, item: &Outgoing) -> Tried;
 
-    /// Sends the rest of what was begun, and what the receiving side left for
-    /// the socket.
+    /// Sends the rest of an item that was begun, and the bytes that the receiving side left
+    /// for the socket.
     ///
     /// # Errors
     /// As [`transmit`](Self::transmit).
     fn flush(&mut self) -> io::Result<()>;
 
-    /// Tells the peer that nothing more will come.
+    /// Tells the peer of the end of this side.
     ///
     /// # Errors
     /// As [`transmit`](Self::transmit).
     fn finish(&mut self) -> io::Result<()>;
 
-    /// Counts what the system takes from now on, as it takes it: the bytes of a
-    /// long item before it has all of them. What does not count is judged by
-    /// whole items.
+    /// Counts the bytes that the system takes from now on in `written`, also those of an
+    /// item that it has taken in part. A stream that does not count is judged by whole
+    /// items.
     fn count_in(&mut self, written: Arc<AtomicU64>) {
         let _ = written;
     }
 
-    /// Gives buffers back: nothing is to be sent for now.
+    /// Gives buffers back, because nothing is to be sent for now.
     fn idle(&mut self);
 }
 
-/// The longest item that is sent at once: what two TLS records hold. More is
-/// better sent by the writer, while other threads do other things.
+/// The longest item that is sent in place of the writer: two TLS records. The writer sends
+/// longer ones, so that the calling thread can do other work meanwhile.
 pub(crate) const AT_ONCE: usize = 32 * 1024;
 
-/// What [`Transmit::try_transmit`] did.
+/// The result of [`Transmit::try_transmit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tried {
-    /// The system has all of the item.
+    /// The system has taken all of the item.
     Sent,
-    /// The rest of it goes before whatever is sent next.
+    /// The system has taken a part. The rest is sent before the next item.
     Begun,
-    /// Nothing: it is too long, or something is to be sent before it, or the
-    /// other direction is busy.
+    /// Nothing was sent: the item is too long, other bytes have to go first, or the other
+    /// direction is busy.
     Not,
-    /// It has broken the stream: nothing more can be sent.
+    /// The stream is broken, and nothing more can be sent.
     Failed,
 }
 
@@ -97,16 +94,17 @@ pub enum Tried {
 pub struct Halves {
     /// The raw stream, to shut it down.
     pub stream: Arc<dyn Duplex>,
-    /// What the reader thread owns.
+    /// The receiving direction, which the reader thread owns.
     pub receive: Box<dyn Receive>,
-    /// The sending direction: the writer's, or that of who sends in its place.
+    /// The sending direction, for the writer or a thread that sends in its place.
     pub transmit: Box<dyn Transmit>,
-    /// What has been received and not decoded yet.
+    /// The received bytes that are not decoded yet.
     pub inbox: Inbox,
 }
 
 impl Halves {
-    /// Receives once, before the deadline, and sends what that calls for. Blocks.
+    /// Receives once, before the deadline, and sends the bytes that receiving caused.
+    /// Blocks.
     ///
     /// # Errors
     /// `TimedOut` at the deadline, else as [`Receive::receive`] and
@@ -122,7 +120,8 @@ impl Halves {
             }
             Err(e) if is_timeout(&e) => Err(io::ErrorKind::TimedOut.into()),
             Err(e) => {
-                // A fault of TLS has an alert to send; the rest is best effort.
+                // After a TLS error there is an alert to send. The error is reported even if
+                // the alert cannot be sent.
                 let _ = self.transmit.flush();
                 Err(e)
             }
@@ -130,8 +129,8 @@ impl Halves {
     }
 }
 
-/// Tells the peer why there will be no session, ends the stream, and lets the
-/// peer read what it was told, for `linger` at most. Blocks for that.
+/// Tells the peer why there will be no session, ends the stream, and gives the peer time to
+/// read the answer, `linger` at most. Blocks for that time.
 pub fn refuse(halves: &mut Halves, answer: Option<Outgoing>, linger: Duration) {
     let _ = halves.stream.set_write_timeout(Some(linger));
     if let Some(answer) = answer {
@@ -157,13 +156,11 @@ pub fn plain(stream: Arc<dyn Duplex>, pool: BufferPool) -> Halves {
     Halves {
         receive: Box::new(PlainReceive {
             stream: Arc::clone(&stream),
-            pool: pool.clone(),
-            buffer: None,
+            buffer: Borrowed::from(pool.clone()),
         }),
         transmit: Box::new(PlainTransmit {
             stream: WriteHalf::new(Arc::clone(&stream)),
-            pool: pool.clone(),
-            buffer: None,
+            buffer: Borrowed::from(pool.clone()),
             rest: Vec::new(),
         }),
         stream,
@@ -174,53 +171,41 @@ pub fn plain(stream: Arc<dyn Duplex>, pool: BufferPool) -> Halves {
 #[derive(Debug)]
 struct PlainReceive {
     stream: Arc<dyn Duplex>,
-    pool: BufferPool,
     /// Held while the stream is busy.
-    buffer: Option<Box<[u8]>>,
+    buffer: Borrowed,
 }
 
 impl Receive for PlainReceive {
     fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
-        let mut buffer = match self.buffer.take() {
-            Some(buffer) => buffer,
-            None => {
-                inbox.release();
-                self.stream.wait_readable()?;
-                self.pool.take()
-            }
-        };
-        let read = self.stream.try_read(&mut buffer);
-        let n = match read {
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                self.pool.give(buffer);
-                return Ok(Received::default());
-            }
-            Err(e) => {
-                self.pool.give(buffer);
-                return Err(e);
-            }
-            Ok(n) => n,
-        };
-        inbox.append(&buffer[..n], n);
-        // A full buffer means that more is likely there.
-        if n == buffer.len() {
-            self.buffer = Some(buffer);
-        } else {
-            self.pool.give(buffer);
+        if self.buffer.held().is_none() {
+            inbox.release();
+            self.stream.wait_readable()?;
         }
-        Ok(Received {
-            end: n == 0,
-            flush: false,
-        })
+        let buffer = self.buffer.get();
+        let read = self.stream.try_read(buffer);
+        if let Ok(n) = read {
+            inbox.append(&buffer[..n], n);
+        }
+        // A full buffer means that there are likely more bytes.
+        if !matches!(read, Ok(n) if n == buffer.len()) {
+            self.buffer.release();
+        }
+        match read {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Received::default()),
+            Err(e) => Err(e),
+            Ok(n) => Ok(Received {
+                end: n == 0,
+                flush: false,
+            }),
+        }
     }
 }
 
 #[derive(Debug)]
 struct PlainTransmit {
     stream: WriteHalf,
-    pool: BufferPool,
-    buffer: Option<Box<[u8]>>,
-    /// What was begun and is not sent.
+    buffer: Borrowed,
+    /// The rest of an item that was begun.
     rest: Vec<u8>,
 }
 
@@ -251,7 +236,7 @@ impl Transmit for PlainTransmit {
 
     fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()> {
         self.send_rest()?;
-        let buffer = self.buffer.get_or_insert_with(|| self.pool.take());
+        let buffer = self.buffer.get();
         let mut used = 0;
         for part in batch.iter().flat_map(Outgoing::parts) {
             if part.len() > buffer.len() - used {
@@ -282,8 +267,6 @@ impl Transmit for PlainTransmit {
     }
 
     fn idle(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
-            self.pool.give(buffer);
-        }
+        self.buffer.release();
     }
 }

@@ -7,12 +7,19 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `halves` | [`Receive`](halves::Receive) and [`Transmit`](halves::Transmit), and both in clear |
-//! | `codec` | [`Inbox`](codec::Inbox) and [`Decode`](codec::Decode): from bytes to items |
-//! | `outgoing` | [`Outgoing`](outgoing::Outgoing): whole frames that wait to be sent |
-//! | `buffers` | [`BufferPool`](buffers::BufferPool): buffers of busy streams |
+//! | `halves` | [`Receive`] and [`Transmit`], and both in clear |
+//! | `codec` | [`Inbox`] and [`Decode`]: from bytes to items |
+//! | `outgoing` | [`Outgoing`]: whole frames that wait to be sent |
+//! | `buffers` | [`BufferPool`]: buffers of busy streams |
 
-pub(crate) mod buffers;
-pub(crate) mod codec;
-pub(crate) mod halves;
-pub(crate) mod outgoing;
+mod buffers;
+mod codec;
+mod halves;
+mod outgoing;
+
+pub(crate) use self::buffers::Borrowed;
+pub use self::buffers::BufferPool;
+pub use self::codec::{Decode, Inbox};
+pub(crate) use self::halves::AT_ONCE;
+pub use self::halves::{Halves, Receive, Received, Transmit, Tried, drain, plain, refuse};
+pub use self::outgoing::{Load, Outgoing};

@@ -1,9 +1,9 @@
-//! What is on its way out of a connection.
+//! Items on their way out of a connection.
 
 use bytes::Bytes;
 
-/// Whole frames that wait to be sent: up to eight bytes of their own, then
-/// shared ones. A clone shares the body.
+/// Whole frames that wait to be sent: up to eight bytes of their own, then a shared body. A
+/// clone shares the body.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
     head: [u8; 8],
@@ -48,7 +48,7 @@ impl Outgoing {
         self.len() == 0
     }
 
-    /// What it adds to a queue.
+    /// The load that it adds to a queue.
     pub fn load(&self) -> Load {
         Load {
             items: 1,
@@ -64,8 +64,8 @@ impl Outgoing {
     }
 }
 
-/// What a queued item takes beside its bytes: the item itself, its place in
-/// the channel, and what the allocator and the shared body add to that.
+/// The memory of a queued item beside its bytes: the item itself, its entry in the channel,
+/// and the overhead of the allocator and of the shared body.
 const ITEM_MEMORY: u64 = 128;
 
 /// An amount of queued items.
@@ -80,8 +80,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// The memory that it takes, in bytes: many short items take much more
-    /// than their frames are long.
+    /// Its memory in bytes. Many short items take much more memory than the bytes of their
+    /// frames.
     pub fn memory(&self) -> u64 {
         self.bytes + self.items * ITEM_MEMORY
     }

@@ -4,7 +4,7 @@ use std::io;
 
 use rustls::CertificateError;
 
-use crate::socket::duplex::is_timeout;
+use crate::socket::is_timeout;
 
 /// Why a TLS connection was not made.
 #[derive(Debug, thiserror::Error)]
@@ -64,9 +64,9 @@ impl TlsError {
     }
 }
 
-/// What an error says against a peer's certificate. Nothing where it says as much
-/// about this host: that the certificate is not valid yet, or that something else is
-/// missing to judge it.
+/// The reason why a peer's certificate is refused. `None` if the error may be the fault of
+/// this host: its clock may be wrong if a certificate is not valid yet, and other errors do
+/// not concern the certificate.
 pub(super) fn objection(error: &rustls::Error) -> Option<String> {
     use CertificateError as E;
     match error {
@@ -80,8 +80,7 @@ pub(super) fn objection(error: &rustls::Error) -> Option<String> {
     }
 }
 
-/// What is wrong with a certificate, where rustls would print the name of a
-/// variant.
+/// Words for a certificate's fault, for faults that rustls prints as the name of a variant.
 fn words(fault: &CertificateError) -> Option<&'static str> {
     Some(match fault {
         CertificateError::BadSignature => "is not signed by the authority that it names",

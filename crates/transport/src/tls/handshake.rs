@@ -11,15 +11,12 @@ use super::resumption::Recheck;
 use super::split::{Agreed, Opener, Sealer};
 use super::transmit::TlsTransmit;
 use super::{Secured, TlsError};
-use crate::host::deadline::left;
-use crate::socket::duplex::{Duplex, write_all};
-use crate::stream::buffers::BufferPool;
-use crate::stream::codec::Inbox;
-use crate::stream::halves::{Halves, Transmit};
+use crate::host::left;
+use crate::socket::{Duplex, write_all};
+use crate::stream::{BufferPool, Halves, Inbox, Transmit};
 
-/// Runs a handshake, and gives its connection to both directions. `recheck`
-/// verifies the chain of a peer whose session resumes; `name` is what a server
-/// has to prove.
+/// Runs a handshake, and hands its connection to both directions. `recheck` verifies the
+/// chain of a peer whose session resumes. `name` is the name that a server has to prove.
 pub(super) fn handshake(
     stream: Arc<dyn Duplex>,
     (mut sealer, mut opener): (Sealer, Opener),
@@ -43,8 +40,8 @@ pub(super) fn handshake(
         && let Some(recheck) = recheck
         && let Err(e) = recheck.check(&agreed.peer, name, UnixTime::now())
     {
-        // For rustls the handshake has succeeded, so it makes no alert: all
-        // that the peer can be told is that the session ends.
+        // For rustls the handshake has succeeded, so it makes no alert. The peer is only
+        // told that the session ends.
         let _ = transmit.finish();
         return Err(TlsError::Tls(e));
     }
@@ -67,9 +64,8 @@ pub(super) fn handshake(
     })
 }
 
-/// Exchanges flights until both sides agree. What of the peer's bytes came
-/// after the handshake is then in `incoming`, and in `inbox` where it was
-/// opened.
+/// Exchanges flights until both sides agree. Bytes that the peer sent after the handshake
+/// are then in `incoming`, or in `inbox` if they were opened already.
 pub(super) fn agree(
     stream: &dyn Duplex,
     sealer: &mut Sealer,
@@ -81,8 +77,7 @@ pub(super) fn agree(
     stream.set_write_timeout(Some(left(deadline)?))?;
     loop {
         let opened = incoming.open(opener, inbox);
-        // Sent even where opening failed: then this is the alert that tells
-        // the peer why.
+        // Sent even if opening failed: then this is the alert that tells the peer why.
         write_all(stream, &sealer.take_pending()?, |_| {})?;
         opened?;
         if let Some(agreed) = opener.agreed()? {

@@ -7,12 +7,12 @@
 //!                                    └ (a lock) ┘
 //! ```
 //!
-//! The lock is held for one record at a time, or for the two or three of an
-//! item that goes past the writer, and never over I/O, so each direction makes
-//! progress while the other waits for its peer. What the reading side has for
-//! the socket (alerts, key updates) goes into `pending`, and whoever has the
-//! sending direction sends it before its own next record: one thread at a time
-//! decides the order of records. A poisoned lock ends the session.
+//! The lock is held for one record at a time, or for the two or three records of an item
+//! that bypasses the writer, and never during I/O. So each direction makes progress while
+//! the other waits for its peer. Bytes that the reading side has for the socket (alerts,
+//! key updates) go into `pending`, and the holder of the sending direction sends them
+//! before its own next record: one thread at a time decides the order of records. A
+//! poisoned lock ends the session.
 //!
 //! Buffers are borrowed from a [`BufferPool`] while a direction is busy; an idle
 //! one has none.
@@ -31,7 +31,8 @@ mod handshake;
 mod receive;
 mod resumption;
 mod split;
-#[cfg(all(test, feature = "issue"))]
+#[cfg(test)]
+#[cfg(feature = "issue")]
 mod testing;
 mod transmit;
 mod verifier;
@@ -51,16 +52,14 @@ pub use self::error::TlsError;
 use self::handshake::handshake;
 use self::resumption::{Kept, Recheck};
 use crate::pki::{self, Identity, Trust};
-use crate::socket::duplex::Duplex;
-use crate::stream::buffers::BufferPool;
-use crate::stream::halves::Halves;
+use crate::socket::Duplex;
+use crate::stream::{BufferPool, Halves};
 
-/// What a server needs to accept TLS: its identity and whom it trusts. A
-/// clone shares it.
+/// Accepts TLS connections with a server's identity and trust. A clone shares them.
 #[derive(Clone, Debug)]
 pub struct Acceptor {
     config: Arc<ServerConfig>,
-    /// The same with tickets, where they are allowed.
+    /// The same configuration with tickets, if they are allowed.
     resuming: Option<Arc<ServerConfig>>,
     recheck: Option<Recheck>,
 }
@@ -77,9 +76,9 @@ impl Acceptor {
     }
 
     /// As [`mutual`](Self::mutual), for protocols without roles: clients may
-    /// show a certificate of X.509 version 1 as well, which an authority of
-    /// `trust` has to have issued itself. Its signature and lifetime are
-    /// checked; it has no usages and no names that could be.
+    /// also show a certificate of X.509 version 1, which an authority of `trust` must
+    /// have issued itself. Its signature and lifetime are checked; it has no usages and no
+    /// names.
     ///
     /// # Errors
     /// As [`mutual`](Self::mutual).
@@ -97,8 +96,8 @@ impl Acceptor {
         })
     }
 
-    /// TLS where only the server has a certificate; clients are asked for
-    /// none, and prove nothing. Otherwise as [`mutual`](Self::mutual).
+    /// TLS in which only the server has a certificate: clients are not asked for one.
+    /// Otherwise as [`mutual`](Self::mutual).
     ///
     /// # Errors
     /// As [`mutual`](Self::mutual).
@@ -134,9 +133,9 @@ impl Acceptor {
         Ok(self)
     }
 
-    /// What a handshake at that time would have against a client with these
-    /// certificates, its own first. Nothing where it asks for none, was configured
-    /// elsewhere, or cannot judge them.
+    /// Why a handshake at that time would refuse a client with these certificates, its own
+    /// first. `None` if it would not, if clients are not asked for certificates, or if this
+    /// was made by [`with_config`](Self::with_config).
     pub fn objection(&self, chain: &[CertificateDer<'_>], at: SystemTime) -> Option<String> {
         let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
         let checked = self
@@ -150,7 +149,7 @@ impl Acceptor {
     /// `deadline` has passed.
     ///
     /// # Errors
-    /// [`TlsError`]; an alert that says why has been sent where one could be.
+    /// [`TlsError`]. An alert with the reason has been sent, if that was possible.
     pub fn accept(
         &self,
         stream: Arc<dyn Duplex>,
@@ -182,7 +181,7 @@ fn server_config(
     Ok(config)
 }
 
-/// What a client needs to connect with TLS. A clone shares it.
+/// Connects with TLS, with a client's identity and trust. A clone shares them.
 #[derive(Clone, Debug)]
 pub struct Connector {
     config: Arc<ClientConfig>,
@@ -258,10 +257,10 @@ impl Connector {
         }
     }
 
-    /// What a handshake would have now against a server that has proved `name`
-    /// with these certificates, its own first, and whether that is a revocation:
-    /// for a session that began under another trust. Nothing where it was
-    /// configured elsewhere, or cannot judge them.
+    /// Why a handshake would now refuse a server that has proved `name` with these
+    /// certificates, its own first, and whether that is a revocation: for a session that
+    /// began under another trust. `None` if it would not, or if this was made by
+    /// [`with_config`](Self::with_config).
     pub fn objection(&self, chain: &[CertificateDer<'_>], name: &str) -> Option<(String, bool)> {
         let name = ServerName::try_from(name).ok()?;
         let checked = self.recheck.as_ref()?.check(chain, Some(&name), UnixTime::now());
@@ -278,7 +277,7 @@ impl Connector {
     /// this: then the first read fails with its alert.
     ///
     /// # Errors
-    /// [`TlsError`]; an alert that says why has been sent where one could be.
+    /// [`TlsError`]. An alert with the reason has been sent, if that was possible.
     pub fn connect(
         &self,
         stream: Arc<dyn Duplex>,
@@ -299,19 +298,19 @@ impl Connector {
     }
 }
 
-/// What a client wants to know of a server.
+/// How a client checks a server.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum ServerCheck<'a> {
     /// Its certificate comes from an authority of this trust, and holds the
     /// name that is connected to.
     Name(&'a Trust),
-    /// Its certificate comes from an authority of this trust. Whoever holds
-    /// any server certificate of it can stand in for the server; one of X.509
-    /// version 1 is taken too, and says not even whether it is a server's.
+    /// Its certificate comes from an authority of this trust. The holder of any server
+    /// certificate of that authority can pose as the server. Certificates of X.509
+    /// version 1 are taken as well, and they do not even say whether they are a server's.
     Authority(&'a Trust),
-    /// Nothing. What is sent is encrypted, but whoever can come between the
-    /// two reads it all the same.
+    /// Not at all. The bytes are encrypted, but an attacker between the two ends can pose
+    /// as the server and read them.
     Nothing,
 }
 
@@ -320,7 +319,7 @@ pub enum ServerCheck<'a> {
 pub struct Secured {
     /// Both directions, for a link or for a handshake on this thread.
     pub halves: Halves,
-    /// The peer's certificates, its own first; empty where none was asked for.
+    /// The peer's certificates, its own first. Empty if the peer was not asked for any.
     pub peer: Vec<CertificateDer<'static>>,
     /// `TLSv1.3` or `TLSv1.2`.
     pub version: &'static str,

@@ -5,27 +5,22 @@ use std::io;
 use std::sync::Arc;
 
 use super::split::Opener;
-use crate::socket::duplex::Duplex;
-use crate::stream::buffers::BufferPool;
-use crate::stream::codec::Inbox;
-use crate::stream::halves::{Receive, Received};
+use crate::socket::Duplex;
+use crate::stream::{Borrowed, BufferPool, Inbox, Receive, Received};
 
-/// Ciphertext that has been received and not opened yet, in a pooled buffer
-/// while there is some.
+/// Received ciphertext that is not opened yet, in a borrowed buffer while there is some.
 pub(super) struct Incoming {
-    pool: BufferPool,
-    buffer: Option<Box<[u8]>>,
+    buffer: Borrowed,
     start: usize,
     end: usize,
-    /// The last read filled the buffer: more is likely there.
+    /// The last read filled the buffer, so there are likely more bytes.
     more: bool,
 }
 
 impl Incoming {
     pub(super) fn new(pool: BufferPool) -> Self {
         Self {
-            pool,
-            buffer: None,
+            buffer: Borrowed::from(pool),
             start: 0,
             end: 0,
             more: false,
@@ -38,30 +33,27 @@ impl Incoming {
 
     /// Opens every complete record that is there.
     pub(super) fn open(&mut self, opener: &mut Opener, inbox: &mut Inbox) -> io::Result<()> {
-        let bytes = match &mut self.buffer {
-            Some(buffer) => &mut buffer[self.start..self.end],
-            None => &mut [],
-        };
+        let bytes = self.buffer.held().unwrap_or_default();
+        let bytes = &mut bytes[self.start..self.end];
         self.start += opener.open(bytes, inbox)?;
         if self.is_empty() {
             (self.start, self.end) = (0, 0);
             if !self.more {
-                self.release();
+                self.buffer.release();
             }
         }
         Ok(())
     }
 
-    /// Reads once; blocks for it unless `ready` says that bytes are there.
+    /// Reads once. Blocks unless `ready` tells that bytes are there.
     pub(super) fn read(&mut self, stream: &dyn Duplex, ready: bool) -> io::Result<usize> {
-        let buffer = self.buffer.get_or_insert_with(|| self.pool.take());
+        let buffer = self.buffer.get();
         if self.start > 0 {
             buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        // There is always room: what is left in the buffer is less than one
-        // record, a record is at most a fifth of the buffer, and a longer one
-        // is refused at its header.
+        // There is always room: the buffer holds less than one record, a record is at
+        // most a fifth of the buffer, and a longer one is refused at its header.
         let room = &mut buffer[self.end..];
         let n = if ready {
             stream.try_read(room)?
@@ -71,18 +63,6 @@ impl Incoming {
         self.more = n == room.len();
         self.end += n;
         Ok(n)
-    }
-
-    fn release(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
-            self.pool.give(buffer);
-        }
-    }
-}
-
-impl Drop for Incoming {
-    fn drop(&mut self) {
-        self.release();
     }
 }
 
@@ -101,7 +81,7 @@ impl fmt::Debug for TlsReceive {
 }
 
 impl TlsReceive {
-    /// Opens what is there. Not inlined: an idle reader sleeps in the caller,
+    /// Opens the records that are there. Not inlined: an idle reader sleeps in the caller,
     /// and would keep the stack that opening takes.
     #[inline(never)]
     fn open(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
@@ -113,8 +93,8 @@ impl TlsReceive {
 impl Receive for TlsReceive {
     fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
         let before = inbox.bytes.len();
-        // The last read of the handshake may have brought records that follow
-        // it; nothing more may come, so they are opened before any wait.
+        // The last read of the handshake may have brought records that follow it. The
+        // peer may send nothing else, so they are opened before any wait.
         let first = if self.incoming.is_empty() {
             self.opener.noted()?
         } else {
@@ -123,7 +103,7 @@ impl Receive for TlsReceive {
         if first.end || first.flush || inbox.bytes.len() > before {
             return Ok(first);
         }
-        if self.incoming.buffer.is_some() && self.incoming.more {
+        if self.incoming.buffer.held().is_some() && self.incoming.more {
             match self.incoming.read(&*self.stream, true) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(_) => return self.open(inbox),
@@ -131,10 +111,10 @@ impl Receive for TlsReceive {
                 Err(e) => return Err(e),
             }
         }
-        // An idle stream holds no buffer: wait for bytes without one. Part of
-        // a record keeps its buffer, for at most as long as the record takes.
+        // An idle stream waits for bytes without a buffer. A part of a record keeps its
+        // buffer until the record is complete.
         if self.incoming.is_empty() {
-            self.incoming.release();
+            self.incoming.buffer.release();
             inbox.release();
         }
         self.stream.wait_readable()?;
@@ -150,13 +130,14 @@ impl Receive for TlsReceive {
     }
 }
 
-#[cfg(all(test, feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+#[cfg(test)]
+#[cfg(feature = "issue")]
 mod tests {
     use std::time::Duration;
 
     use super::super::testing::{Ends, ends};
     use super::*;
-    use crate::socket::duplex::is_timeout;
+    use crate::socket::is_timeout;
 
     #[test]
     fn a_writer_that_is_busy_is_asked_once_to_send_what_the_reader_left() {

@@ -1,5 +1,5 @@
-//! Session resumption: what a returning client may skip, and what is looked
-//! at again all the same.
+//! Session resumption: a returning client skips signatures, but its certificate is verified
+//! again.
 //!
 //! ```text
 //!  client                                          server
@@ -10,12 +10,11 @@
 //!    server's chain: verified again                client's chain: verified again
 //! ```
 //!
-//! The server keeps nothing for a session: its ticket holds everything, under
-//! keys that this acceptor alone has, and that rustls's ticketer changes every
-//! six hours. So another process, or an acceptor made anew with another trust,
-//! takes no ticket of this one, and its clients do a full handshake. A client keeps its tickets
-//! in memory, with the connector that holds its identity, and uses each once.
-//! There is no early data.
+//! The server keeps no state for a session: its ticket holds everything, sealed under
+//! keys of this acceptor, which rustls's ticketer changes every six hours. So another
+//! process, or a new acceptor with another trust, takes no ticket of this one, and the
+//! clients make a full handshake. A client keeps its tickets in memory, with the
+//! connector that holds its identity, and uses each once. There is no early data.
 
 use std::sync::Arc;
 
@@ -24,7 +23,7 @@ use rustls::client::{ClientSessionMemoryCache, ClientSessionStore, Resumption, T
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 
-/// Servers that one client keeps tickets of; the oldest is forgotten.
+/// For how many servers a client keeps tickets. The oldest is forgotten.
 const SERVERS: usize = 8;
 
 /// The tickets that a client holds.
@@ -36,21 +35,21 @@ impl Kept {
         Self(Arc::new(ClientSessionMemoryCache::new(SERVERS)))
     }
 
-    /// What makes a client use them. TLS 1.3 only: there each ticket is used
-    /// once, and the secrets of later sessions do not follow from it.
+    /// The setting that makes a client use them. Only in TLS 1.3: there each ticket is used
+    /// once, and the secrets of later sessions cannot be derived from it.
     pub(super) fn resumption(&self) -> Resumption {
         let store: Arc<dyn ClientSessionStore> = Arc::<ClientSessionMemoryCache>::clone(&self.0);
         Resumption::store(store).tls12_resumption(Tls12Resumption::Disabled)
     }
 
-    /// Forgets those of one server, so that the next handshake is a full one.
+    /// Forgets the tickets of one server, so that the next handshake is a full one.
     pub(super) fn forget(&self, name: &ServerName<'_>) {
         while self.0.take_tls13_ticket(&name.to_owned()).is_some() {}
     }
 }
 
-/// How a peer's chain is verified a second time, when its session resumes: it
-/// may have expired since.
+/// Verifies a peer's chain again when its session resumes, because a certificate may have
+/// expired since.
 #[derive(Clone, Debug)]
 pub(super) enum Recheck {
     Client(Arc<dyn ClientCertVerifier>),
@@ -58,7 +57,7 @@ pub(super) enum Recheck {
 }
 
 impl Recheck {
-    /// Verifies the chain of a peer; `name` is what a server has to prove.
+    /// Verifies the chain of a peer. `name` is the name that a server has to prove.
     pub(super) fn check(
         &self,
         chain: &[CertificateDer<'_>],
@@ -78,7 +77,8 @@ impl Recheck {
     }
 }
 
-#[cfg(all(test, feature = "issue"))]
+#[cfg(test)]
+#[cfg(feature = "issue")]
 mod tests {
     use std::time::{Duration, Instant};
 
@@ -88,8 +88,7 @@ mod tests {
     use crate::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
     use crate::role::Role;
     use crate::socket::memory;
-    use crate::stream::buffers::BufferPool;
-    use crate::stream::codec::Inbox;
+    use crate::stream::{BufferPool, Inbox};
 
     struct Cloud {
         authority: Authority,
@@ -143,7 +142,7 @@ mod tests {
         let mut secured = acceptor
             .accept(Arc::new(here), &BufferPool::new(), deadline)
             .unwrap();
-        let byte = crate::stream::outgoing::Outgoing::whole(vec![1].into(), 1);
+        let byte = crate::stream::Outgoing::whole(vec![1].into(), 1);
         secured.halves.transmit.transmit(&[byte]).unwrap();
         (secured, client.unwrap().join().unwrap())
     }

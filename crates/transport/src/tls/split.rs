@@ -9,10 +9,9 @@
 //!               └───────────────────────────────┘
 //! ```
 //!
-//! rustls 0.23 has no halves of its own: its unbuffered connection is one
-//! state machine, stepped here under a lock by whichever half has something
-//! to do. Where rustls's own halves come (`SendTraffic` and `ReceiveTraffic`
-//! in its next version), they replace this file's inside.
+//! rustls 0.23 has no halves of its own: its unbuffered connection is one state machine,
+//! which each half steps under a lock when it has something to do. When rustls has halves
+//! (`SendTraffic` and `ReceiveTraffic` in its next version), they can replace this file.
 
 use std::fmt;
 use std::io;
@@ -24,8 +23,7 @@ use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
 use rustls::{ClientConfig, CommonState, HandshakeKind, ServerConfig};
 
-use crate::stream::codec::Inbox;
-use crate::stream::halves::Received;
+use crate::stream::{Inbox, Received};
 
 /// The most plaintext that one TLS record holds.
 pub(super) const RECORD: usize = 16 * 1024;
@@ -51,11 +49,11 @@ pub(super) fn server(config: Arc<ServerConfig>) -> Result<(Sealer, Opener), rust
 #[derive(Debug)]
 pub(super) struct Sealer(Arc<Mutex<Session>>);
 
-/// What [`Sealer::seal`] made.
+/// The result of [`Sealer::seal`].
 pub(super) struct Sealed {
     /// How many bytes of the buffer hold sealed records.
     pub(super) len: usize,
-    /// What the receiving half left for the socket; it goes out before them.
+    /// Bytes that the receiving half left for the socket, which go before these records.
     pub(super) before: Vec<u8>,
 }
 
@@ -64,13 +62,12 @@ impl Sealer {
     /// the data and [`OVERHEAD`] for each record of it.
     ///
     /// # Errors
-    /// What TLS says, `BrokenPipe` where it takes no data any more.
+    /// The error of TLS; `BrokenPipe` if TLS has ended.
     pub(super) fn seal(&mut self, data: &[u8], out: &mut [u8]) -> io::Result<Sealed> {
         lock(&self.0)?.seal(data, out)
     }
 
-    /// As [`seal`](Self::seal), but none where the receiving half is busy at
-    /// this moment.
+    /// As [`seal`](Self::seal), but `None` if the receiving half is busy.
     pub(super) fn try_seal(&mut self, data: &[u8], out: &mut [u8]) -> io::Result<Option<Sealed>> {
         match self.0.try_lock() {
             Ok(mut session) => session.seal(data, out).map(Some),
@@ -79,12 +76,12 @@ impl Sealer {
         }
     }
 
-    /// Takes what the receiving half left for the socket.
+    /// Takes the bytes that the receiving half left for the socket.
     pub(super) fn take_pending(&mut self) -> io::Result<Vec<u8>> {
         Ok(lock(&self.0)?.take_pending())
     }
 
-    /// The last bytes for the socket: what the receiving half left, then a
+    /// The last bytes for the socket: those that the receiving half left, then a
     /// close_notify unless an alert has ended the connection before.
     pub(super) fn close_notify(&mut self) -> io::Result<Vec<u8>> {
         let mut out = [0; OVERHEAD];
@@ -106,14 +103,13 @@ impl Sealer {
 pub(super) struct Opener(Arc<Mutex<Session>>);
 
 impl Opener {
-    /// Opens every complete record at the front of `bytes` into the inbox, and
-    /// says how many bytes are done with. The others have to stand at the
-    /// front the next time. Each record takes the lock anew, so that the
-    /// sending half never waits for more than one.
+    /// Opens every complete record at the front of `bytes` into the inbox, and returns how
+    /// many bytes are used. The others must be at the front the next time. Each record takes
+    /// the lock anew, so that the sending half waits for one record at most.
     ///
     /// # Errors
-    /// What TLS says: the connection is over, and the alert that tells the
-    /// peer is left to the sending half.
+    /// The error of TLS. Then the connection is over, and the sending half has an alert for
+    /// the peer.
     pub(super) fn open(&mut self, bytes: &mut [u8], inbox: &mut Inbox) -> io::Result<usize> {
         let mut used = 0;
         loop {
@@ -136,9 +132,9 @@ impl Opener {
         }
     }
 
-    /// What has been found beside data: the peer's end, and bytes for the
-    /// socket. The sending half is asked for these once, since it may be
-    /// waiting for the peer and would be asked for the same ones over and over.
+    /// Whether the peer has ended its side, and whether there are bytes for the socket. The
+    /// sending half is asked to send these only once: it may be waiting for the peer, and
+    /// would be asked again for the same bytes.
     pub(super) fn noted(&mut self) -> io::Result<Received> {
         let mut session = lock(&self.0)?;
         let flush = session.pending.len() > session.asked;
@@ -149,7 +145,7 @@ impl Opener {
         })
     }
 
-    /// What the handshake agreed on, once it is complete.
+    /// The result of the handshake, once it is complete.
     pub(super) fn agreed(&self) -> io::Result<Option<Agreed>> {
         let session = lock(&self.0)?;
         let state = session.connection.state();
@@ -170,15 +166,16 @@ impl Opener {
 
     /// Keeps the other half out, and lets a test look at and change what is
     /// pending.
-    #[cfg(all(test, feature = "issue"))]
+    #[cfg(test)]
+    #[cfg(feature = "issue")]
     pub(super) fn hold(&self) -> MutexGuard<'_, Session> {
         self.0.lock().unwrap()
     }
 }
 
-/// What a handshake agreed on.
+/// The result of a handshake.
 pub(super) struct Agreed {
-    /// The peer's certificates, its own first; empty where none was asked for.
+    /// The peer's certificates, its own first. Empty if the peer was not asked for any.
     pub(super) peer: Vec<CertificateDer<'static>>,
     pub(super) version: &'static str,
     /// Whether a ticket stood for the peer's certificate.
@@ -208,20 +205,19 @@ fn invalid(error: rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// What both halves share.
+/// The state that both halves share.
 pub(super) struct Session {
     connection: Connection,
-    /// Ciphertext that the receiving half made and the sending half has to put
-    /// on the socket: flights of the handshake, alerts, key updates.
+    /// Ciphertext of the receiving half, which the sending half has to put on the socket:
+    /// flights of the handshake, alerts, key updates.
     pub(super) pending: Vec<u8>,
     /// How much of it the sending half has been asked to send.
     asked: usize,
     peer_closed: bool,
-    /// The peer has sent a part of a handshake message, and its rest is still
-    /// to come. rustls remembers where in the receiving half's buffer the part
-    /// stands, and panics when it is stepped without that buffer. So nothing
-    /// can be sealed meanwhile; a peer that splits a message over records and
-    /// lets time pass between them loses its connection.
+    /// The peer has sent a part of a handshake message, and the rest has not come yet.
+    /// rustls remembers the position of the part in the receiving half's buffer, and panics
+    /// if it is stepped without that buffer. So nothing can be sealed meanwhile. A peer that
+    /// splits a message over records and pauses between them loses its connection.
     part: bool,
 }
 
@@ -245,34 +241,34 @@ impl Connection {
     }
 }
 
-/// What a step is for.
+/// The purpose of a step.
 enum Task<'a> {
     /// Received data goes to an inbox, about so many bytes of it.
     Open { inbox: &'a mut Inbox, expected: usize },
-    /// Data to be sealed, and where its records go.
+    /// Data to be sealed, and the buffer for its records.
     Seal { data: &'a [u8], out: &'a mut [u8] },
-    /// Where the record of a close_notify goes.
+    /// The buffer for the record of a close_notify.
     CloseNotify(&'a mut [u8]),
     /// An alert becomes pending; nothing else is done.
     CollectAlert,
 }
 
-/// What one step of the state machine did.
+/// The result of one step of the state machine.
 enum Step {
-    /// Something: there may be more to do.
+    /// The step did something, and there may be more to do.
     Again,
-    /// Nothing, and without further bytes there is nothing.
+    /// There is nothing to do without further bytes.
     Idle,
-    /// It sealed records of that length.
+    /// The step sealed records of that length.
     Sealed(usize),
 }
 
 impl Session {
     fn seal(&mut self, data: &[u8], out: &mut [u8]) -> io::Result<Sealed> {
         match self.send(&mut Task::Seal { data, out }).map_err(invalid)? {
-            // Taken under the same lock as the sealing: TLS numbers records,
-            // and whatever the receiving half adds later has a higher number,
-            // so it has to be sent later.
+            // Taken under the same lock as the sealing: TLS numbers records, and records
+            // that the receiving half adds later have a higher number, so they must be
+            // sent later.
             Some(len) => Ok(Sealed {
                 len,
                 before: self.take_pending(),
@@ -281,7 +277,7 @@ impl Session {
         }
     }
 
-    /// Steps until the task has sealed something, none where it cannot.
+    /// Steps until the task has sealed something. `None` if it cannot.
     fn send(&mut self, task: &mut Task<'_>) -> Result<Option<usize>, rustls::Error> {
         loop {
             match self.step(&mut [], task).1? {
@@ -297,7 +293,7 @@ impl Session {
         std::mem::take(&mut self.pending)
     }
 
-    /// One step on `incoming`; says how many bytes of it are done with.
+    /// One step on `incoming`. Returns how many bytes of it are used.
     fn step(&mut self, incoming: &mut [u8], task: &mut Task<'_>) -> (usize, Result<Step, rustls::Error>) {
         if self.part && incoming.is_empty() {
             let why = "the peer has sent a part of a handshake message only";
@@ -312,20 +308,20 @@ impl Session {
                 advance::<ServerConnectionData>(c.process_tls_records(incoming), pending, closed, task)
             }
         };
-        // rustls leaves a whole record untaken in two cases: it ends with a part
-        // of a handshake message, or it comes after the peer's close_notify and
-        // is not looked at any more. Only the first is noted.
+        // rustls leaves a whole record untaken in two cases: the record ends with a part of
+        // a handshake message, or it comes after the peer's close_notify. Only the first
+        // case is noted.
         let idle = matches!(result, Ok(Step::Idle));
         self.part = idle && !self.peer_closed && begins_with_record(&incoming[done..]);
         (done, result)
     }
 
-    /// After an error: the alert that tells the peer becomes pending.
-    /// `incoming` is what the error left, since rustls may still refer to it.
+    /// Makes the alert for the peer pending after an error. `incoming` is the rest of the
+    /// input, because rustls may still refer to it.
     ///
     /// A further step after the alert would look at the refused record again
-    /// and make a second alert, which rustls takes for a bug of its own and
-    /// panics where assertions are on. So this ends with the first alert.
+    /// and make a second alert. rustls takes that for a bug of its own, and panics if
+    /// assertions are on. So this ends with the first alert.
     fn collect_alert(&mut self, mut incoming: &mut [u8]) {
         loop {
             let before = self.pending.len();
@@ -340,8 +336,8 @@ impl Session {
     }
 }
 
-/// Whether a record that rustls made by itself is an alert. TLS 1.3 hides the
-/// kind of a record, but what else rustls makes by itself is longer.
+/// Whether a record that rustls made by itself is an alert. TLS 1.3 hides the kind of a
+/// record, but all other records that rustls makes by itself are longer.
 fn is_alert(record: &[u8]) -> bool {
     const ALERT: u8 = 21;
     const HIDDEN: u8 = 23;
@@ -364,7 +360,7 @@ fn begins_with_record(bytes: &[u8]) -> bool {
     })
 }
 
-/// Does what rustls wants to be done in its state.
+/// Acts on the state of rustls's state machine.
 fn advance<D>(
     status: UnbufferedStatus<'_, '_, D>,
     pending: &mut Vec<u8>,
@@ -404,7 +400,7 @@ fn advance<D>(
             Ok(Step::Again)
         }
         ConnectionState::TransmitTlsData(data) => {
-            // What is pending is sent before anything else.
+            // Pending bytes are sent before all others, so they count as transmitted.
             data.done();
             Ok(Step::Again)
         }

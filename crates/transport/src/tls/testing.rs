@@ -10,11 +10,8 @@ use super::{Acceptor, Connector};
 use crate::host::threads;
 use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
 use crate::role::Role;
-use crate::socket::duplex::Duplex;
-use crate::socket::memory;
-use crate::stream::buffers::BufferPool;
-use crate::stream::codec::Inbox;
-use crate::stream::halves::Halves;
+use crate::socket::{Duplex, memory};
+use crate::stream::{BufferPool, Halves, Inbox};
 
 /// A server's end in its parts, and its peer.
 pub(super) struct Ends {

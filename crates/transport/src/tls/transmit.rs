@@ -6,20 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::split::{OVERHEAD, RECORD, Sealed, Sealer};
-use crate::socket::duplex::{Duplex, WriteHalf};
-use crate::stream::buffers::BufferPool;
-use crate::stream::halves::{AT_ONCE, Transmit, Tried};
-use crate::stream::outgoing::Outgoing;
+use crate::socket::{Duplex, WriteHalf};
+use crate::stream::{AT_ONCE, Borrowed, BufferPool, Outgoing, Transmit, Tried};
 
 pub(super) struct TlsTransmit {
     stream: WriteHalf,
     sealer: Sealer,
-    pool: BufferPool,
-    /// In two: its front is staging, where short parts become one record; the
-    /// rest is for sealed records that wait for the socket.
-    buffer: Option<Box<[u8]>>,
-    /// Ciphertext of an item sent past the writer, and of what goes before it,
-    /// that the system has not taken yet. It is sent before anything else.
+    /// In two parts: in the front, short pieces become one record. The rest is for sealed
+    /// records that wait for the socket.
+    buffer: Borrowed,
+    /// Ciphertext of an item that bypassed the writer, and of the bytes before it, that the
+    /// system has not taken yet. It is sent before everything else.
     rest: Vec<u8>,
 }
 
@@ -31,8 +28,8 @@ impl fmt::Debug for TlsTransmit {
     }
 }
 
-/// Cuts parts into the data of records, all but the last of them full. What
-/// lies in one part is not copied.
+/// Cuts parts into the data of records, all of them full except for the last. Data of a
+/// record that lies in one part is not copied.
 fn each_record<'a>(
     parts: impl Iterator<Item = &'a [u8]>,
     staging: &mut [u8],
@@ -70,14 +67,9 @@ impl TlsTransmit {
         Self {
             stream: WriteHalf::new(stream),
             sealer,
-            pool,
-            buffer: None,
+            buffer: Borrowed::from(pool),
             rest: Vec::new(),
         }
-    }
-
-    fn take_buffer(&mut self) -> Box<[u8]> {
-        self.buffer.take().unwrap_or_else(|| self.pool.take())
     }
 
     fn send_rest(&mut self) -> io::Result<()> {
@@ -85,11 +77,10 @@ impl TlsTransmit {
         self.stream.write_all(&rest)
     }
 
-    /// Seals a short item and sends what the system takes of it; the rest of
-    /// it stays. The item is sealed in one go, so that it is sealed as a whole
-    /// or not at all.
-    fn begin(&mut self, item: &Outgoing, buffer: &mut [u8]) -> Tried {
-        let (staging, out) = buffer.split_at_mut(AT_ONCE);
+    /// Seals a short item, sends as much of it as the system takes, and keeps the rest. The
+    /// item is sealed under one lock, so that it is sealed as a whole or not at all.
+    fn begin(&mut self, item: &Outgoing) -> Tried {
+        let (staging, out) = self.buffer.get().split_at_mut(AT_ONCE);
         let data = in_one_piece(item, staging);
         // Nothing is sealed while the receiving half holds the lock to open a
         // record, nor after an error. The writer then sends the item instead,
@@ -112,8 +103,8 @@ impl TlsTransmit {
     }
 }
 
-/// The bytes of an item, copied only where it has several parts. It must not
-/// be longer than `staging`.
+/// The bytes of an item, copied only if it has several parts. It must not be longer than
+/// `staging`.
 fn in_one_piece<'a>(item: &'a Outgoing, staging: &'a mut [u8]) -> &'a [u8] {
     let mut parts = item.parts();
     match (parts.next(), parts.next()) {
@@ -132,8 +123,7 @@ fn in_one_piece<'a>(item: &'a Outgoing, staging: &'a mut [u8]) -> &'a [u8] {
 impl Transmit for TlsTransmit {
     fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()> {
         self.send_rest()?;
-        let mut buffer = self.take_buffer();
-        let (staging, out) = buffer.split_at_mut(RECORD);
+        let (staging, out) = self.buffer.get().split_at_mut(RECORD);
         let mut used = 0;
         each_record(batch.iter().flat_map(Outgoing::parts), staging, |data| {
             if out.len() - used < RECORD + OVERHEAD {
@@ -150,18 +140,15 @@ impl Transmit for TlsTransmit {
             used += sealed.len;
             Ok(())
         })?;
-        self.stream.write_all(&out[..used])?;
-        self.buffer = Some(buffer);
-        Ok(())
+        self.stream.write_all(&out[..used])
     }
 
     fn try_transmit(&mut self, item: &Outgoing) -> Tried {
         if item.len() > AT_ONCE || !self.rest.is_empty() {
             return Tried::Not;
         }
-        let mut buffer = self.take_buffer();
-        let tried = self.begin(item, &mut buffer);
-        self.pool.give(buffer);
+        let tried = self.begin(item);
+        self.buffer.release();
         tried
     }
 
@@ -181,15 +168,7 @@ impl Transmit for TlsTransmit {
     }
 
     fn idle(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
-            self.pool.give(buffer);
-        }
-    }
-}
-
-impl Drop for TlsTransmit {
-    fn drop(&mut self) {
-        self.idle();
+        self.buffer.release();
     }
 }
 

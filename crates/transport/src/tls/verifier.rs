@@ -6,7 +6,10 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature_with_raw_key};
+use rustls::crypto::{
+    CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
+    verify_tls13_signature_with_raw_key,
+};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
@@ -17,7 +20,7 @@ use rustls::{
 use super::{ServerCheck, TlsError};
 use crate::pki::{Fault, Trust, Version1};
 
-/// What a server checks clients by.
+/// How a server checks clients.
 ///
 /// With `version_1`, certificates of X.509 version 1 that an authority issued
 /// itself are taken as well; see [`Version1`] for what is checked of them.
@@ -31,11 +34,14 @@ pub(super) fn of_clients(
     Ok(Arc::new(OfClients {
         chain: chain.map_err(|e| TlsError::Configuration(e.to_string()))?,
         trust: trust.clone(),
-        version_1: version_1.then(|| Arc::clone(provider)),
+        keys: Keys {
+            algorithms: provider.signature_verification_algorithms,
+            version_1,
+        },
     }))
 }
 
-/// What a client checks servers by.
+/// How a client checks servers.
 pub(super) fn of_servers(
     check: ServerCheck<'_>,
     provider: &Arc<CryptoProvider>,
@@ -54,32 +60,72 @@ pub(super) fn of_servers(
     Ok(Arc::new(OfServers {
         chain: trust.map(chain).transpose()?,
         any_name,
-        provider: Arc::clone(provider),
+        keys: Keys {
+            algorithms: provider.signature_verification_algorithms,
+            version_1: true,
+        },
     }))
 }
 
-fn tls12(
-    old: &Version1<'_>,
-    message: &[u8],
-    dss: &DigitallySignedStruct,
-    algorithms: &WebPkiSupportedAlgorithms,
-) -> Result<HandshakeSignatureValid, Error> {
-    old.verify_tls12(message, dss, algorithms)?;
-    Ok(HandshakeSignatureValid::assertion())
+/// Which keys of peers are taken.
+#[derive(Debug)]
+struct Keys {
+    algorithms: WebPkiSupportedAlgorithms,
+    /// Whether certificates of X.509 version 1 are taken as well.
+    version_1: bool,
 }
 
-fn within_limits(
-    trust: &Trust,
-    end_entity: &CertificateDer<'_>,
-    intermediates: &[CertificateDer<'_>],
-) -> Result<(), Error> {
-    let checked = trust.check_limits(end_entity, intermediates);
-    checked.map_err(|fault| CertificateError::Other(OtherError(Arc::new(fault))).into())
+impl Keys {
+    fn version_1<'a>(&self, cert: &'a CertificateDer<'_>) -> Option<Version1<'a>> {
+        Version1::read(cert).filter(|_| self.version_1)
+    }
 }
 
-/// The alert for a certificate that is revoked says so, after which its holder
-/// stays away. For a list that should have been replaced it says no more than that
-/// the handshake failed, since that is no fault of the peer's: it tries again.
+/// The methods that the traits for clients and for servers have in common: they check
+/// that the peer holds the key of its certificate.
+macro_rules! check_keys {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            cert: &CertificateDer<'_>,
+            dss: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            let algorithms = &self.keys.algorithms;
+            match self.keys.version_1(cert) {
+                Some(old) => old.verify_tls12(message, dss, algorithms),
+                None => verify_tls12_signature(message, cert, dss, algorithms),
+            }
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            cert: &CertificateDer<'_>,
+            dss: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            let algorithms = &self.keys.algorithms;
+            match self.keys.version_1(cert) {
+                Some(old) => verify_tls13_signature_with_raw_key(message, &old.key(), dss, algorithms),
+                None => verify_tls13_signature(message, cert, dss, algorithms),
+            }
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.keys.algorithms.supported_schemes()
+        }
+    };
+}
+
+fn refused(fault: Fault) -> Error {
+    CertificateError::Other(OtherError(Arc::new(fault))).into()
+}
+
+/// Checks that no certificate is revoked.
+///
+/// The alert for a revoked certificate says so, and its holder then stays away. An
+/// overdue list is not the peer's fault, so the alert says only that the handshake
+/// failed, and the peer tries again.
 fn not_revoked(
     trust: &Trust,
     end_entity: &CertificateDer<'_>,
@@ -91,26 +137,38 @@ fn not_revoked(
     checked.map_err(|fault| match fault {
         Fault::Revoked { .. } => CertificateError::Revoked.into(),
         Fault::RevocationListOverdue { .. } => Error::General(fault.to_string()),
-        fault => CertificateError::Other(OtherError(Arc::new(fault))).into(),
+        fault => refused(fault),
     })
+}
+
+/// The checks of a chain that webpki does not make.
+fn check_chain(
+    trust: &Trust,
+    end_entity: &CertificateDer<'_>,
+    intermediates: &[CertificateDer<'_>],
+    now: UnixTime,
+) -> Result<(), Error> {
+    trust.check_limits(end_entity, intermediates).map_err(refused)?;
+    not_revoked(trust, end_entity, intermediates, now)
+}
+
+/// The check of a certificate of version 1, which has no chain.
+fn check_version_1(
+    old: &Version1<'_>,
+    trust: &Trust,
+    cert: &CertificateDer<'_>,
+    now: UnixTime,
+    algorithms: &WebPkiSupportedAlgorithms,
+) -> Result<(), Error> {
+    old.verify(trust, now, algorithms)?;
+    not_revoked(trust, cert, &[], now)
 }
 
 #[derive(Debug)]
 struct OfClients {
     chain: Arc<dyn ClientCertVerifier>,
     trust: Trust,
-    /// What certificates of version 1 are verified with, where they may be.
-    version_1: Option<Arc<CryptoProvider>>,
-}
-
-impl OfClients {
-    fn version_1<'a>(
-        &self,
-        cert: &'a CertificateDer<'_>,
-    ) -> Option<(Version1<'a>, &WebPkiSupportedAlgorithms)> {
-        let provider = self.version_1.as_ref()?;
-        Some((Version1::read(cert)?, &provider.signature_verification_algorithms))
-    }
+    keys: Keys,
 }
 
 impl ClientCertVerifier for OfClients {
@@ -124,55 +182,25 @@ impl ClientCertVerifier for OfClients {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        if let Some((old, algorithms)) = self.version_1(end_entity) {
-            old.verify(&self.trust, now, algorithms)?;
-            not_revoked(&self.trust, end_entity, &[], now)?;
+        if let Some(old) = self.keys.version_1(end_entity) {
+            check_version_1(&old, &self.trust, end_entity, now, &self.keys.algorithms)?;
             return Ok(ClientCertVerified::assertion());
         }
         let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
-        within_limits(&self.trust, end_entity, intermediates)?;
-        not_revoked(&self.trust, end_entity, intermediates, now)?;
+        check_chain(&self.trust, end_entity, intermediates, now)?;
         Ok(verified)
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        match self.version_1(cert) {
-            Some((old, algorithms)) => tls12(&old, message, dss, algorithms),
-            None => self.chain.verify_tls12_signature(message, cert, dss),
-        }
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        match self.version_1(cert) {
-            Some((old, algorithms)) => {
-                verify_tls13_signature_with_raw_key(message, &old.key(), dss, algorithms)
-            }
-            None => self.chain.verify_tls13_signature(message, cert, dss),
-        }
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.chain.supported_verify_schemes()
-    }
+    check_keys!();
 }
 
-/// Looks at the chain and the name only where it has to. That the server
-/// holds the key of its certificate is always checked.
+/// Checks the chain and the name only if the configuration asks for that. It always
+/// checks that the server holds the key of its certificate.
 #[derive(Debug)]
 struct OfServers {
     chain: Option<(Arc<WebPkiServerVerifier>, Trust)>,
     any_name: bool,
-    provider: Arc<CryptoProvider>,
+    keys: Keys,
 }
 
 impl ServerCertVerifier for OfServers {
@@ -187,55 +215,23 @@ impl ServerCertVerifier for OfServers {
         let Some((chain, trust)) = &self.chain else {
             return Ok(ServerCertVerified::assertion());
         };
-        // It holds no name, so where one is asked for it cannot be the server's.
+        // A certificate of version 1 holds no name, so it cannot prove one.
         if let Some(old) = Version1::read(end_entity).filter(|_| self.any_name) {
-            old.verify(trust, now, &self.provider.signature_verification_algorithms)?;
-            not_revoked(trust, end_entity, &[], now)?;
+            check_version_1(&old, trust, end_entity, now, &self.keys.algorithms)?;
             return Ok(ServerCertVerified::assertion());
         }
         match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
             Ok(_) => {}
-            // The name is checked last, so with this error everything else
-            // about the chain was found to be right.
+            // rustls checks the name last, so this error means that the rest of the
+            // chain is right.
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if self.any_name => {}
             Err(e) => return Err(e),
         }
-        within_limits(trust, end_entity, intermediates)?;
-        not_revoked(trust, end_entity, intermediates, now)?;
+        check_chain(trust, end_entity, intermediates, now)?;
         Ok(ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        match Version1::read(cert) {
-            Some(old) => tls12(&old, message, dss, algorithms),
-            None => rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms),
-        }
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        match Version1::read(cert) {
-            Some(old) => verify_tls13_signature_with_raw_key(message, &old.key(), dss, algorithms),
-            None => rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms),
-        }
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
-    }
+    check_keys!();
 }

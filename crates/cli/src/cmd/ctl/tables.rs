@@ -134,20 +134,16 @@ pub(super) fn sessions(sessions: &[SessionEntry]) -> String {
 pub(super) fn bans(bans: &[BanEntry]) -> String {
     let rows = bans.iter().map(|ban| {
         [
-            match ban.uuid.is_empty() {
-                true => serial(&ban.serial),
-                false => printable(ban.uuid.as_str()),
-            },
-            or_dash(printable(&ban.issuer)),
+            printable(ban.uuid.as_str()),
             span(ban.left_s),
             printable(ban.by.as_str()),
             format!("{} ago", span(ban.age_s)),
         ]
     });
-    list(["who", "issuer", "left", "by", "since"], rows)
+    list(["uuid", "left", "by", "since"], rows)
 }
 
-/// A serial number in one word, as `kick` takes it.
+/// A serial number without its colons.
 fn serial(serial: &str) -> String {
     or_dash(printable(serial).replace(':', ""))
 }

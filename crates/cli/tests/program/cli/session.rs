@@ -542,14 +542,13 @@ fn a_server_tells_a_controller_who_is_connected_and_throws_out_whom_it_names() {
         listed.as_array().unwrap().clone()
     };
     let agent = agents().remove(0);
-    let serial = agent["serial"].as_str().unwrap().to_owned();
+    let uuid = agent["uuid"].as_str().unwrap();
     assert_eq!(
-        ctl(&format!("kick {serial} --ban 1h")),
-        [format!("{serial}: 1 session was ended, banned for 1h")]
+        ctl(&format!("kick {uuid} --ban 1h")),
+        [format!("{uuid}: 1 session was ended, banned for 1h")]
     );
     assert!(agents().is_empty());
     assert_eq!(ctl("bans").len(), 2);
-    let uuid = agent["uuid"].as_str().unwrap();
     let line = format!("ctl sessions {}", connect(&address, "agent"));
     assert!(place.fail(&line, 1).contains("not controller"));
     let line = format!("ctl kick {uuid} {}", connect(&address, "controller"));

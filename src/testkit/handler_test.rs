@@ -9,11 +9,10 @@ use bytes::BytesMut;
 use crossbeam_channel::Receiver;
 use uuid::Uuid;
 
-use super::config::Environment;
-use super::core::{Grant, Request, ServerCore};
-use super::{Context, Handler, ServerConfig, ServerError, SessionInfo, now};
 use crate::proto::{Codec, Connect, Exchange, Frame, Item, Refusal, Run, Step, content};
 use crate::request::Request as Asked;
+use crate::server::core::{Environment, Grant, Request, ServerCore};
+use crate::server::{Context, Handler, ServerConfig, ServerError, SessionInfo, now};
 use ssntp_transport::dispatch::{Action, Core};
 use ssntp_transport::pki::Identity;
 use ssntp_transport::{ConnectionId, EndReason, Numbers, Outbox, Outgoing, PeerAddress};
@@ -78,7 +77,7 @@ impl HandlerTest {
     /// has room for 1000 sessions.
     ///
     /// # Errors
-    /// As of [`Server::start`](super::Server::start), for what is wrong with the
+    /// As of [`Server::start`](crate::Server::start), for what is wrong with the
     /// configuration.
     pub fn new(config: ServerConfig, handler: impl Handler) -> Result<Self, ServerError> {
         config.check()?;
@@ -238,7 +237,7 @@ impl HandlerTest {
         self.now
     }
 
-    /// Does something as [`ServerHandle::with`](super::ServerHandle::with) does.
+    /// Does something as [`ServerHandle::with`](crate::server::ServerHandle::with) does.
     pub fn with<T>(&mut self, call: impl FnOnce(&mut Context<'_>) -> T) -> Option<T> {
         let mut result = None;
         self.step(|core, now, actions| core.call(now, actions, |cx| result = Some(call(cx))));

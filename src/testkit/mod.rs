@@ -24,11 +24,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod handler_test;
+
 use crate::{ClientConfig, Role, ServerConfig};
 use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Error, Identity, Trust};
 
-pub use crate::server::handler_test::HandlerTest;
+pub use self::handler_test::HandlerTest;
 pub use ssntp_transport::memory::Faults;
 
 /// An authority, and a network in memory. Both are of this process and gone

@@ -1,0 +1,535 @@
+//! The failures: why a command was not carried out.
+//!
+//! All of them have one shape, which [`CommandFailure`] shows: a subject, a reason out of a
+//! list of its own, and for two of them a text. Every reason can be made `From` the error of
+//! a payload that was refused: `invalid_payload` if it is not a document at all,
+//! `invalid_data` if it is not what its schema says.
+//!
+//! All fields are optional to read, so that a failure is never lost.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::names::names;
+use super::{AssignPublicIp, Error, Id, Payload, ReleasePublicIp, payload, yaml};
+use crate::proto::{Command, Frame};
+
+/// What all failures of commands share: a subject and a reason.
+pub trait CommandFailure: Payload {
+    /// The command that was not carried out.
+    const COMMAND: Command;
+    /// Why it was not carried out.
+    type Reason: fmt::Display + for<'a> From<&'a Error>;
+
+    /// The failure of a command with this subject.
+    fn of(subject: CommandSubject, reason: Self::Reason) -> Self;
+
+    /// The command's subject, and why it was not carried out.
+    fn into_parts(self) -> (CommandSubject, Self::Reason);
+}
+
+/// What a command and its failure are about: the keys that they share. A key that
+/// a kind of frame does not have is empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct CommandSubject {
+    /// The node.
+    #[serde(rename = "workload_agent_uuid")]
+    pub node_uuid: Id,
+    /// The instance.
+    pub instance_uuid: Id,
+    /// The volume.
+    pub volume_uuid: Id,
+    /// The concentrator.
+    pub concentrator_uuid: Id,
+    /// The tenant.
+    pub tenant_uuid: Id,
+    /// The public address.
+    pub public_ip: String,
+    /// The instance's address inside its subnet.
+    pub private_ip: String,
+    /// The MAC address of the instance's interface.
+    pub vnic_mac: String,
+    /// Whether a START was to start an instance again.
+    pub restart: bool,
+    /// Why in full, if a failure says so; no command has this key.
+    #[serde(skip_deserializing)]
+    pub detail: String,
+}
+
+impl CommandSubject {
+    /// The subject of a command, as far as it can be read if the command as a whole
+    /// cannot.
+    pub fn of(command: &Frame) -> Self {
+        // Only START has more than one document.
+        let mut found: Vec<_> = yaml::documents(command.payload_bytes())
+            .take(3)
+            .filter_map(|document| yaml::decode::<BTreeMap<String, Self>>(document.bytes).ok())
+            .flat_map(BTreeMap::into_values)
+            .filter(|subject| *subject != Self::default())
+            .collect();
+        let names_instance = |subject: &Self| !subject.instance_uuid.is_empty();
+        let best = found.iter().position(names_instance).unwrap_or(0);
+        match found.is_empty() {
+            true => Self::default(),
+            false => found.swap_remove(best),
+        }
+    }
+}
+
+/// Defines a failure: the type with its fields, a [`Payload`] and a [`CommandFailure`]. The
+/// fields before `because` are written before the reason, the others after it.
+macro_rules! failure {
+    (
+        $(#[$doc:meta])*
+        $failure:ident = $code:ident of $command:ident;
+        { $( $(#[$fdoc:meta])* $field:ident: $type:ty, )+ }
+        because $reason:ident
+        { $( $(#[$ldoc:meta])* $later:ident: $ltype:ty, )* }
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct $failure {
+            $( $(#[$fdoc])* pub $field: $type, )+
+            /// Why; default: empty.
+            pub reason: $reason,
+            $( $(#[$ldoc])* pub $later: $ltype, )*
+        }
+
+        payload!($failure = ErrorCode::$code);
+
+        impl CommandFailure for $failure {
+            const COMMAND: Command = Command::$command;
+            type Reason = $reason;
+
+            fn of(subject: CommandSubject, reason: $reason) -> Self {
+                Self {
+                    $($field: subject.$field,)+
+                    reason,
+                    $($later: subject.$later,)*
+                }
+            }
+
+            fn into_parts(self) -> (CommandSubject, $reason) {
+                let subject = CommandSubject {
+                    $($field: self.$field,)+
+                    $($later: self.$later,)*
+                    ..CommandSubject::default()
+                };
+                (subject, self.reason)
+            }
+        }
+    };
+}
+
+failure! {
+    /// A workload did not start, or the node has it already.
+    ///
+    /// The payload of StartFailure (ERROR 0x1):
+    ///
+    /// ```yaml
+    /// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// reason: full_cn
+    /// restart: true
+    /// ```
+    StartFailure = START_FAILURE of START;
+    {
+        /// The node; empty if the scheduler found none. Default: empty.
+        node_uuid: Id,
+        /// The instance; default: empty.
+        instance_uuid: Id,
+    }
+    because StartFailureReason
+    {
+        /// Whether the START was to start an instance again; default: false.
+        restart: bool,
+        /// Why in full, for people, in one line of at most 200 characters. A key of this
+        /// project, which others ignore; default: empty. Left out when empty.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        detail: String,
+    }
+}
+
+failure! {
+    /// An instance was not stopped.
+    ///
+    /// The payload of StopFailure (ERROR 0x2):
+    ///
+    /// ```yaml
+    /// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// reason: already_stopped
+    /// ```
+    StopFailure = STOP_FAILURE of STOP;
+    {
+        /// The node; default: empty.
+        node_uuid: Id,
+        /// The instance; default: empty.
+        instance_uuid: Id,
+    }
+    because StopFailureReason
+    {}
+}
+
+failure! {
+    /// An instance was not restarted.
+    ///
+    /// The payload of RestartFailure (ERROR 0x5):
+    ///
+    /// ```yaml
+    /// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// reason: instance_corrupt
+    /// ```
+    RestartFailure = RESTART_FAILURE of RESTART;
+    {
+        /// The node; default: empty.
+        node_uuid: Id,
+        /// The instance; default: empty.
+        instance_uuid: Id,
+    }
+    because RestartFailureReason
+    {
+        /// Why in full, for people, in one line of at most 200 characters. A key of this
+        /// project, which others ignore; default: empty. Left out when empty.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        detail: String,
+    }
+}
+
+failure! {
+    /// An instance was not deleted.
+    ///
+    /// The payload of DeleteFailure (ERROR 0x4):
+    ///
+    /// ```yaml
+    /// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// reason: no_instance
+    /// ```
+    DeleteFailure = DELETE_FAILURE of DELETE;
+    {
+        /// The node; default: empty.
+        node_uuid: Id,
+        /// The instance; default: empty.
+        instance_uuid: Id,
+    }
+    because DeleteFailureReason
+    {}
+}
+
+failure! {
+    /// A volume was not attached.
+    ///
+    /// The payload of AttachVolumeFailure (ERROR 0x8):
+    ///
+    /// ```yaml
+    /// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
+    /// reason: already_attached
+    /// ```
+    AttachVolumeFailure = ATTACH_VOLUME_FAILURE of ATTACH_VOLUME;
+    {
+        /// The node; default: empty.
+        node_uuid: Id,
+        /// The instance; default: empty.
+        instance_uuid: Id,
+        /// The volume; default: empty.
+        volume_uuid: Id,
+    }
+    because AttachVolumeFailureReason
+    {}
+}
+
+failure! {
+    /// A volume was not detached.
+    ///
+    /// The payload of DetachVolumeFailure (ERROR 0x9):
+    ///
+    /// ```yaml
+    /// node_uuid: 5be1c0de-7d1a-4b52-8a55-90d2c3b4a501
+    /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
+    /// reason: not_attached
+    /// ```
+    DetachVolumeFailure = DETACH_VOLUME_FAILURE of DETACH_VOLUME;
+    {
+        /// The node; default: empty.
+        node_uuid: Id,
+        /// The instance; default: empty.
+        instance_uuid: Id,
+        /// The volume; default: empty.
+        volume_uuid: Id,
+    }
+    because DetachVolumeFailureReason
+    {}
+}
+
+failure! {
+    /// A public IP address was not assigned.
+    ///
+    /// The payload of AssignPublicIPFailure (ERROR 0xa):
+    ///
+    /// ```yaml
+    /// concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+    /// tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+    /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// public_ip: 198.51.100.20
+    /// private_ip: 172.16.0.5
+    /// vnic_mac: 02:42:0a:00:00:21
+    /// reason: assign_failure
+    /// ```
+    AssignPublicIpFailure = ASSIGN_PUBLIC_IP_FAILURE of ASSIGN_PUBLIC_IP;
+    {
+        /// The concentrator; default: empty.
+        concentrator_uuid: Id,
+        /// The tenant that the instance belongs to; default: empty.
+        tenant_uuid: Id,
+        /// The instance; default: empty.
+        instance_uuid: Id,
+        /// The public address; default: empty.
+        public_ip: String,
+        /// The instance's address inside its subnet; default: empty.
+        private_ip: String,
+        /// The MAC address of the instance's interface; default: empty.
+        vnic_mac: String,
+    }
+    because PublicIpFailureReason
+    {}
+}
+
+failure! {
+    /// A public IP address was not released.
+    ///
+    /// The payload of UnassignPublicIPFailure (ERROR 0xb):
+    ///
+    /// ```yaml
+    /// concentrator_uuid: c2a1f0e9-8d7c-4b6a-9584-736251403f2e
+    /// tenant_uuid: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+    /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// public_ip: 198.51.100.20
+    /// private_ip: 172.16.0.5
+    /// vnic_mac: 02:42:0a:00:00:21
+    /// reason: release_failure
+    /// ```
+    UnassignPublicIpFailure = UNASSIGN_PUBLIC_IP_FAILURE of RELEASE_PUBLIC_IP;
+    {
+        /// The concentrator; default: empty.
+        concentrator_uuid: Id,
+        /// The tenant that the instance belongs to; default: empty.
+        tenant_uuid: Id,
+        /// The instance; default: empty.
+        instance_uuid: Id,
+        /// The public address; default: empty.
+        public_ip: String,
+        /// The instance's address inside its subnet; default: empty.
+        private_ip: String,
+        /// The MAC address of the instance's interface; default: empty.
+        vnic_mac: String,
+    }
+    because PublicIpFailureReason
+    {}
+}
+
+macro_rules! of_public_ip {
+    ($($failure:ident of $command:ident,)+) => {$(
+        impl $failure {
+            /// The failure of a command.
+            pub fn new(failed: $command, reason: PublicIpFailureReason) -> Self {
+                Self {
+                    concentrator_uuid: failed.concentrator_uuid,
+                    tenant_uuid: failed.tenant_uuid,
+                    instance_uuid: failed.instance_uuid,
+                    public_ip: failed.public_ip,
+                    private_ip: failed.private_ip,
+                    vnic_mac: failed.vnic_mac,
+                    reason,
+                }
+            }
+        }
+    )+};
+}
+
+of_public_ip! {
+    AssignPublicIpFailure of AssignPublicIp,
+    UnassignPublicIpFailure of ReleasePublicIp,
+}
+
+names! {
+    /// Why a workload did not start.
+    StartFailureReason {
+        /// No node has enough free memory and disk.
+        FullCloud = "full_cloud";
+        /// The node has not enough free memory or disk any more.
+        FullCn = "full_cn";
+        /// The node is in maintenance.
+        NodeMaintenance = "node_maintenance";
+        /// No compute node is connected.
+        NoCn = "no_cn";
+        /// No network node is connected.
+        NoNetCn = "no_net_cn";
+        /// The payload is not a YAML document.
+        InvalidPayload = "invalid_payload";
+        /// The payload is not what its schema says.
+        InvalidData = "invalid_data";
+        /// The instance is running.
+        AlreadyRunning = "already_running";
+        /// The node has the instance, which is stopped.
+        InstanceExists = "instance_exists";
+        /// The node has no image for it.
+        ImageFailure = "image_failure";
+        /// It could not be launched.
+        LaunchFailure = "launch_failure";
+        /// Its network could not be set up.
+        NetworkFailure = "network_failure";
+    }
+}
+
+names! {
+    /// Why an instance was not stopped.
+    StopFailureReason {
+        /// The node has no such instance, or is not connected.
+        NoInstance = "no_instance";
+        /// The payload is not a YAML document.
+        InvalidPayload = "invalid_payload";
+        /// The payload is not what its schema says.
+        InvalidData = "invalid_data";
+        /// It is stopped already.
+        AlreadyStopped = "already_stopped";
+    }
+}
+
+names! {
+    /// Why an instance was not restarted.
+    RestartFailureReason {
+        /// The node has no such instance, or is not connected.
+        NoInstance = "no_instance";
+        /// The payload is not a YAML document.
+        InvalidPayload = "invalid_payload";
+        /// The payload is not what its schema says.
+        InvalidData = "invalid_data";
+        /// The instance is running.
+        AlreadyRunning = "already_running";
+        /// Its files cannot be used.
+        InstanceCorrupt = "instance_corrupt";
+        /// It could not be launched.
+        LaunchFailure = "launch_failure";
+        /// Its network could not be set up.
+        NetworkFailure = "network_failure";
+    }
+}
+
+names! {
+    /// Why an instance was not deleted.
+    DeleteFailureReason {
+        /// The node has no such instance, or is not connected.
+        NoInstance = "no_instance";
+        /// The payload is not a YAML document.
+        InvalidPayload = "invalid_payload";
+        /// The payload is not what its schema says.
+        InvalidData = "invalid_data";
+    }
+}
+
+names! {
+    /// Why a volume was not attached.
+    AttachVolumeFailureReason {
+        /// The node has no such instance, or is not connected.
+        NoInstance = "no_instance";
+        /// The payload is not a YAML document.
+        InvalidPayload = "invalid_payload";
+        /// The payload is not what its schema says.
+        InvalidData = "invalid_data";
+        /// Attaching failed.
+        AttachFailure = "attach_failure";
+        /// The volume is attached already.
+        AlreadyAttached = "already_attached";
+        /// The node could not save the new state of the instance.
+        StateFailure = "state_failure";
+        /// The instance failed.
+        InstanceFailure = "instance_failure";
+        /// Instances of this type take no volumes.
+        NotSupported = "not_supported";
+    }
+}
+
+names! {
+    /// Why a volume was not detached.
+    DetachVolumeFailureReason {
+        /// The node has no such instance, or is not connected.
+        NoInstance = "no_instance";
+        /// The payload is not a YAML document.
+        InvalidPayload = "invalid_payload";
+        /// The payload is not what its schema says.
+        InvalidData = "invalid_data";
+        /// Detaching failed.
+        DetachFailure = "detach_failure";
+        /// The volume is not attached.
+        NotAttached = "not_attached";
+        /// The node could not save the new state of the instance.
+        StateFailure = "state_failure";
+        /// The instance failed.
+        InstanceFailure = "instance_failure";
+        /// Instances of this type take no volumes.
+        NotSupported = "not_supported";
+    }
+}
+
+names! {
+    /// Why a public IP address was not assigned or released.
+    PublicIpFailureReason {
+        /// There is no such instance, or its concentrator is not connected.
+        NoInstance = "no_instance";
+        /// The payload is not a YAML document.
+        InvalidPayload = "invalid_payload";
+        /// The payload is not what its schema says.
+        InvalidData = "invalid_data";
+        /// Assigning failed.
+        AssignFailure = "assign_failure";
+        /// Releasing failed.
+        ReleaseFailure = "release_failure";
+    }
+}
+
+impl StartFailureReason {
+    /// Whether the node has the instance all the same. With every other reason it
+    /// did not start.
+    pub fn instance_is_there(&self) -> bool {
+        matches!(self, Self::AlreadyRunning | Self::InstanceExists)
+    }
+
+    /// The text of a known reason, otherwise `other`: a peer may send any text.
+    pub fn word(&self) -> &'static str {
+        let known = Self::ALL.iter().find(|known| *known == self);
+        known.map_or("other", Self::as_str)
+    }
+}
+
+/// Makes a reason of the error of a refused payload.
+macro_rules! reason_of_error {
+    ($($reason:ident,)+) => {$(
+        impl From<&Error> for $reason {
+            fn from(error: &Error) -> Self {
+                match error.is_malformed() {
+                    true => Self::InvalidPayload,
+                    false => Self::InvalidData,
+                }
+            }
+        }
+    )+};
+}
+
+reason_of_error! {
+    StartFailureReason,
+    StopFailureReason,
+    RestartFailureReason,
+    DeleteFailureReason,
+    AttachVolumeFailureReason,
+    DetachVolumeFailureReason,
+    PublicIpFailureReason,
+}
