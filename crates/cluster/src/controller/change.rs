@@ -3,34 +3,41 @@
 use std::fmt;
 
 use bytes::Bytes;
+use serde::Serialize;
 use uuid::Uuid;
 
 use super::{Ending, Failure};
 use ssntp::payload::{self, FrameTrace, Id, InstanceState, NodeStatus, NodeType};
 use ssntp::proto::FrameKind;
 
-/// A change of what a controller knows. Displayed as a sentence.
-#[derive(Clone, Debug)]
+/// A change of what a controller knows. Displayed as a sentence. Serialized as the
+/// UUIDs, states and addresses that it is about.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
 #[non_exhaustive]
 pub enum Change {
     /// A session with the scheduler began; what the scheduler knows follows.
     Online {
         /// The scheduler: `UUID (roles) at ADDRESS`.
+        #[serde(skip)]
         scheduler: String,
     },
     /// The session is lost. Nothing is known of any node until the next session.
     Offline {
         /// The reason.
+        #[serde(skip)]
         reason: String,
     },
     /// The controller has ended; no change follows.
     Ended {
         /// The reason.
+        #[serde(skip)]
         reason: String,
     },
     /// Changes were dropped before this one, because they were not received in time.
     Missed {
         /// The number of dropped changes.
+        #[serde(skip)]
         count: u64,
     },
     /// A node has connected, or is connected at the beginning of a session.
@@ -61,6 +68,7 @@ pub enum Change {
         /// The node.
         node: Uuid,
         /// Whether they are the first since the node connected, or since the session began.
+        #[serde(skip)]
         first: bool,
     },
     /// A node has an instance that it did not have before.
@@ -83,6 +91,7 @@ pub enum Change {
         /// Its new state.
         state: InstanceState,
         /// How it ended, if it has.
+        #[serde(skip)]
         ending: Option<Ending>,
     },
     /// A node no longer has an instance.
@@ -151,13 +160,17 @@ pub enum Change {
     /// The scheduler has taken up a configuration that this controller sent.
     Configured {
         /// The configuration.
+        #[serde(skip)]
         configuration: Bytes,
     },
     /// A command of this or another controller failed.
+    #[serde(skip)]
     Failed(Failure),
     /// A traced frame has arrived.
+    #[serde(skip)]
     Traced(FrameTrace),
     /// The payload of a frame cannot be read.
+    #[serde(skip)]
     Unreadable {
         /// The kind of the frame.
         kind: FrameKind,
