@@ -276,7 +276,7 @@ impl Agent {
 
     /// Gives what an EVACUATE wants to come next, once the node has been
     /// evacuated and MAINTENANCE was sent: `shutdown`, `update`, `reboot`, or a
-    /// word that isn't known here. Nothing, where that is `maintenance`. The
+    /// word that isn't known here. Nothing is received for `maintenance`. The
     /// agent itself does none of it.
     ///
     /// Each is given once, also if the agent is restarted. Four are kept until they are

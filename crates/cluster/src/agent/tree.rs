@@ -36,8 +36,8 @@ const MAX_DEPTH: usize = 64;
 /// not exist counts as removed.
 ///
 /// # Errors
-/// Of the last file or directory that could not be removed; all others are
-/// gone, or have moved up.
+/// The error of the last file or directory that could not be removed. All others are
+/// removed or were moved up.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     let removed = match open_dir(CWD, path) {
         Ok(root) => {
@@ -56,7 +56,7 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
 
 /// Removes all that is in a directory.
 fn empty(root: &OwnedFd) -> Result<(), Errno> {
-    // Of the names that directories get as they are moved up.
+    // The number of the next name for a directory that is moved up.
     let mut names = 0u64;
     loop {
         let (mut failed, mut progress) = (None, false);
@@ -130,7 +130,7 @@ fn move_up(dir: &OwnedFd, name: &CStr, root: &OwnedFd, names: &mut u64) -> Resul
     }
 }
 
-/// What a user may do with a directory of the agent's.
+/// The rights of a user in a directory of the agent's.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Access {
     /// Reach what it knows the name of.
@@ -139,8 +139,8 @@ pub(super) enum Access {
     List,
 }
 
-/// Lets a user into a directory of the agent's, and nobody else; without one
-/// it is the agent's alone.
+/// Lets one user into a directory of the agent's; without a user only the agent can enter
+/// it.
 pub(super) fn share(dir: &Path, user: Option<User>, access: Access) -> io::Result<()> {
     let mode = match (user, access) {
         (None, _) => 0o700,
@@ -155,13 +155,13 @@ pub(super) fn share(dir: &Path, user: Option<User>, access: Access) -> io::Resul
     set_permissions(dir, Permissions::from_mode(mode))
 }
 
-/// Makes a directory with all that is in it a user's, and lets nobody else in,
-/// unless it is that user's already. A file that has another name, maybe
-/// elsewhere, stays whose it is.
+/// Gives a directory with its content to a user and closes it to others, unless it is that
+/// user's already. A file with a second name keeps its owner, because the other name may
+/// be outside of the directory.
 ///
 /// # Errors
-/// The system's, and where it is too deep; what was given by then stays so, and
-/// giving goes on from there when it is tried again.
+/// An error of the system, or a directory that is too deep. Files that were given by then
+/// stay given, and another call goes on from there.
 pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
     let (uid, gid) = (Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)));
     let root = open(CWD, path)?;

@@ -359,7 +359,7 @@ impl Control {
         let Some(instance) = self.instances.get_mut(&id) else {
             return Err(Reason::NoInstance.into());
         };
-        // STATS still say `exited` of the run before; see where it is used.
+        // The last STATS said `exited`; see `ended`, which sends STATS if this is set.
         instance.restart_untold = true;
         instance.record.restarts_in_row = 0;
         let news = store::changes(&before.start, &payload.start).map(Box::new);
@@ -489,7 +489,7 @@ impl Control {
         None
     }
 
-    /// What a command is about that cannot be read.
+    /// The instance and volume of a command that cannot be read as a whole.
     pub(super) fn unreadable(&mut self, frame: &Frame, error: &Error) -> About {
         self.complain("unreadable", format_args!("{} refused: {error}", frame.kind()));
         About::of(frame)

@@ -311,7 +311,7 @@ impl Control {
         }
     }
 
-    /// What is due by the clock.
+    /// Does everything whose time has come.
     pub(super) fn tick(&mut self, now: Instant) {
         let mut kill = Vec::new();
         for (id, instance) in &mut self.instances {

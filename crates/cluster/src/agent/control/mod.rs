@@ -514,7 +514,7 @@ impl Control {
         all.min().unwrap_or(stats)
     }
 
-    /// What it knows, with what others know.
+    /// The agent's figures, together with those of its client and its workers.
     pub(crate) fn figures(
         &self,
         client: ClientFigures,
@@ -656,7 +656,7 @@ impl Control {
         self.actions.extend(self.held.drain(..).map(Action::Send));
     }
 
-    /// Sends a payload that must not be lost, now or once a session stands.
+    /// Sends a payload that must not be lost, now or in the next session.
     fn tell<T: Payload>(&mut self, payload: &T) {
         let frame = Frame::of(payload);
         if self.connected {

@@ -37,7 +37,7 @@ const RESERVE_MB: i64 = 64;
 /// READY is sent again.
 const NOTABLE: i64 = 20;
 
-/// What a node has, in MB; -1 unknown.
+/// The memory and disk of a node, in MB; -1 unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Capacity {
     pub(super) mem_total: i64,
@@ -372,8 +372,8 @@ impl Control {
     }
 }
 
-/// Which concentrators know of which tenants here, and whether the session
-/// that stands was told.
+/// The tenants that concentrators know, and whether they were told in the present
+/// session.
 #[derive(Debug, Default)]
 pub(super) struct Tenants(BTreeMap<TenantKey, (TenantAdded, bool)>);
 

@@ -55,7 +55,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// It can't; the error says why.
     fn check(&self, start: &Start) -> Result<(), LaunchError>;
 
-    /// Launches an instance. `commit` writes the handle to disk; where it
+    /// Launches an instance. `commit` writes the handle to disk; if it
     /// fails, the instance must not run.
     ///
     /// # Errors
@@ -227,7 +227,7 @@ impl Cancel {
 /// what tells it from a later process with the same number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RunId {
-    /// The process that stands for it; 0 where there is none.
+    /// The process that stands for it; 0 if there is none.
     pub pid: i32,
     /// When that process started, in the kernel's ticks since boot.
     pub start_time: u64,
@@ -313,7 +313,7 @@ impl fmt::Display for Exit {
     }
 }
 
-/// What an instance uses; -1 where unknown.
+/// What an instance uses; -1 if unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Memory in MB.
@@ -334,7 +334,7 @@ impl Default for Usage {
     }
 }
 
-/// A volume: its name and where it lies.
+/// A volume: its name and its directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
     /// Its name.
@@ -347,7 +347,7 @@ pub struct Volume {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct LaunchError {
-    /// What is at fault.
+    /// The cause.
     pub fault: LaunchFault,
     /// The explanation, in one line.
     pub why: String,
@@ -378,7 +378,7 @@ impl LaunchFault {
         (Self::Launch, "launch"),
     ];
 
-    /// What a supervisor calls it.
+    /// Its name in a supervisor's state.
     fn name(self) -> &'static str {
         let named = Self::ALL.iter().find(|(fault, _)| *fault == self);
         named.map_or("launch", |(_, name)| name)
@@ -441,7 +441,7 @@ impl From<LaunchFault> for RestartFailureReason {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct VolumeError {
-    /// What is at fault.
+    /// The cause.
     pub fault: VolumeFault,
     /// The explanation, in one line.
     pub why: String,

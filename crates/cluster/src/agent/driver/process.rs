@@ -20,8 +20,8 @@
 //!
 //! The program is looked for as a shell would, with the `PATH` of `env` or
 //! the agent's own. It runs in `dir`, which may be relative to the instance's
-//! own directory (and then may not lead out of it), where it runs otherwise; reads
-//! nothing; and writes to pipes, of which its supervisor keeps the last 16 MB each
+//! own directory (and then may not lead out of it); without `dir` it runs in that
+//! directory. It reads nothing, and writes to pipes, of which its supervisor keeps the last 16 MB each
 //! (`log_mb`) in `stdout.log` and `stderr.log`. It can gain no privileges by
 //! what it executes. Its environment is `env`, and
 //!
@@ -87,8 +87,8 @@ impl ProcessDriver {
     }
 
     /// The program that supervises instances: one that calls
-    /// [`supervise`](super::supervise). Default: this program itself, where it
-    /// has called that.
+    /// [`supervise`](super::supervise). Default: this program itself, if it has called
+    /// that.
     #[must_use]
     pub fn supervisor(mut self, program: impl Into<PathBuf>) -> Self {
         self.supervisors.program(program.into());

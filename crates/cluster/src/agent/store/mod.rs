@@ -6,7 +6,7 @@
 //!   instances/UUID/
 //!     instance.yaml             the record: phase, process, exit code
 //!     start.yaml                a checksum, and the START as it was received
-//!     restart.yaml              what a RESTART said anew, where one did
+//!     restart.yaml              the changes of a RESTART, if there was one
 //!     …                         the driver's, see `driver::InstanceDir`
 //!   new/                        instances that are being made
 //!   removed/                    directories of deleted instances, until they are removed
@@ -62,7 +62,7 @@ const INSTANCES: &str = "instances";
 const SET_ASIDE: &str = "set-aside";
 const NEW: &str = "new";
 const REMOVED: &str = "removed";
-/// The mode of a directory that nobody else gets into.
+/// The mode of a directory that only the agent's user can enter.
 const PRIVATE: u32 = 0o700;
 /// The mode of a directory that others may pass but not list.
 pub(crate) const PASS: u32 = 0o711;
@@ -220,7 +220,7 @@ impl Store {
         }
     }
 
-    /// Reads everything. What can't be read is set aside and told in the log.
+    /// Reads everything. Unreadable files are set aside, and the log says why.
     pub(crate) fn load(&self) -> io::Result<(NodeRecord, Vec<Stored>)> {
         self.remove_the_rest();
         let node = match read_summed(&self.root.join(NODE)) {

@@ -54,7 +54,7 @@ pub(crate) enum RecordPhase {
     Stopped,
 }
 
-/// What was asked of an instance that was to end.
+/// What a command wants of an instance that is to end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum RecordAfter {

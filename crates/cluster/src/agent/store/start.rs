@@ -44,7 +44,7 @@ pub(crate) fn restarted(start: &Start, restart: Restart) -> Start {
 }
 
 /// A RESTART that makes the one START of the other: what has to be written down
-/// beside the first. `None` where they say the same.
+/// beside the first. `None` if they are equal.
 pub(crate) fn changes(before: &Start, after: &Start) -> Option<Restart> {
     (before != after).then(|| Restart {
         instance_uuid: after.instance_uuid.into(),

@@ -264,7 +264,7 @@ impl Served {
 #[derive(Debug)]
 struct Outgoing {
     frame: Frame,
-    /// Of the stream's credit.
+    /// How much of the stream's credit it uses.
     cost: u32,
     is_last: bool,
 }

@@ -87,7 +87,7 @@ impl Reader {
 struct Log {
     output: Outputs,
     name: &'static str,
-    /// What is still to be read, the oldest first; the last one may grow.
+    /// The files that are still to be read, the oldest first; the last one may grow.
     parts: VecDeque<Part>,
     stage: Stage,
 }
@@ -239,8 +239,7 @@ impl Log {
             return Ok(Piece::Sought);
         }
         match successor(dir, self.name, &part.file)? {
-            // Nobody writes to the one before any more; what was written last to it
-            // is read first.
+            // The file before is complete now, and its last bytes are read first.
             Some(next) => self.parts.push_back(next),
             None if over => return Ok(Piece::End),
             None => return Ok(Piece::NotYet),
@@ -260,8 +259,8 @@ impl Part {
         })
     }
 
-    /// The next bytes: none where there are no more, or all was read that was
-    /// there at the beginning.
+    /// The next bytes; none at the end of the file. Without `beyond`, that is its end when it
+    /// was opened.
     fn read(&mut self, room: usize, beyond: bool) -> io::Result<Bytes> {
         let length = match beyond {
             true => self.file.metadata()?.len(),

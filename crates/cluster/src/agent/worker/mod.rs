@@ -56,7 +56,7 @@ const SLOW: Duration = Duration::from_secs(1);
 /// How long the workers may take for the remaining jobs when the agent ends.
 const LAST_JOBS: Duration = Duration::from_millis(1200);
 
-/// What a job belongs to.
+/// The queue of a job. Jobs with the same key are done one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
     Instance(Uuid),
@@ -96,30 +96,27 @@ impl Crew {
         }
     }
 
-    fn name(self) -> &'static str {
+    /// Its name, how many jobs are begun side by side (slow ones apart), and how many
+    /// threads it has at most.
+    fn limits(self) -> (&'static str, usize, usize) {
         match self {
-            Self::Prompt => "work",
-            Self::Launch => "launch",
-            Self::Remove => "remove",
-            Self::Measure => "measure",
+            Self::Prompt => ("work", 4, 16),
+            Self::Launch => ("launch", 4, 64),
+            Self::Remove => ("remove", 2, 16),
+            Self::Measure => ("measure", 1, 1),
         }
     }
 
-    /// How many jobs are begun side by side, slow ones apart.
+    fn name(self) -> &'static str {
+        self.limits().0
+    }
+
     fn places(self) -> usize {
-        match self {
-            Self::Prompt | Self::Launch => 4,
-            Self::Remove => 2,
-            Self::Measure => 1,
-        }
+        self.limits().1
     }
 
     fn most_threads(self) -> usize {
-        match self {
-            Self::Prompt | Self::Remove => 16,
-            Self::Launch => 64,
-            Self::Measure => 1,
-        }
+        self.limits().2
     }
 }
 
@@ -153,7 +150,7 @@ struct Queues {
     stop: bool,
 }
 
-/// What a crew has to do, and who does it.
+/// The jobs and threads of a crew.
 #[derive(Default)]
 struct Hands {
     /// Keys whose next job is this crew's and that have no worker, longest

@@ -30,7 +30,7 @@ use super::super::{Cancel, InstanceDir, LaunchError, LaunchFault};
 use super::{disks_of, now, pause};
 use ssntp::payload::Storage;
 
-/// What an image's file may be called after its name, best first.
+/// The extensions of an image's file, best first.
 const EXTENSIONS: [&str; 4] = ["", ".qcow2", ".img", ".raw"];
 /// The names of a volume's disk. It is always raw: a process instance could write a qcow2
 /// header there that refers to any file of the node.
@@ -95,8 +95,8 @@ impl Bounds<'_> {
     }
 }
 
-/// What an instance boots from: of those it may, the one with the lowest
-/// index, and of these the first.
+/// The disk that an instance boots from: the bootable one with the lowest index, and the
+/// first one of these.
 pub(super) fn bootable(storage: &[Storage]) -> Option<&Storage> {
     storage
         .iter()
@@ -137,7 +137,7 @@ fn format_of(path: &Path) -> io::Result<Format> {
     })
 }
 
-/// The size of the disk in a qcow2 file; `None` where it is none.
+/// The size of the disk in a qcow2 file; `None` if it is not a qcow2 file.
 fn header(path: &Path) -> io::Result<Option<u64>> {
     let mut start = Vec::new();
     File::open(path)?.take(32).read_to_end(&mut start)?;
@@ -146,8 +146,8 @@ fn header(path: &Path) -> io::Result<Option<u64>> {
     Ok(size.filter(|_| is_qcow2).map(u64::from_be_bytes))
 }
 
-/// The disk that an instance boots from, made where it has none yet: what it
-/// wrote outlives its runs. `gib` is its size, unless the image is larger.
+/// The disk that an instance boots from. It is made for the first run and kept for later
+/// ones. `gib` is its size, unless the image is larger.
 pub(super) fn boot_disk(
     place: &InstanceDir,
     base: impl FnOnce() -> Result<Disk, LaunchError>,
@@ -265,7 +265,7 @@ fn await_end(mut child: Child, bounds: Bounds<'_>) -> io::Result<ExitStatus> {
 }
 
 fn copy(base: &Disk, wanted: u64, to: &Path, bounds: Bounds<'_>) -> io::Result<()> {
-    // The image may be one that nobody may write.
+    // The new file gets a mode of its own, because the image may be read-only.
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
     let (mut from, mut file) = (File::open(&base.path)?, options.open(to)?);

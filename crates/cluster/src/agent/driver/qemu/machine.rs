@@ -45,7 +45,7 @@ const FIRMWARE: [(&str, &str); 5] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Emulator {
     pub(super) path: PathBuf,
-    /// Of the machine, as QEMU calls it.
+    /// The architecture of the machine, as QEMU calls it.
     pub(super) arch: &'static str,
     /// Whether the processor can run it by itself, and the group that its user
     /// has to be in for that; else why not.
@@ -157,7 +157,7 @@ pub(super) struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// What it and QEMU may take together.
+    /// The memory limit of the machine and QEMU together.
     pub(super) fn limit_mb(&self) -> i64 {
         self.memory().saturating_add(OVERHEAD_MB)
     }
@@ -200,7 +200,7 @@ impl Machine<'_> {
             // The screen is not shown, but some boot loaders need one.
             list.pair("-vga", "std");
         }
-        // To its standard output, whose end is its supervisor's.
+        // To its standard output, which its supervisor reads.
         list.pair("-chardev", "stdio,id=serial,signal=off");
         list.pair("-serial", "chardev:serial");
         list.option(
@@ -228,14 +228,13 @@ impl Machine<'_> {
     }
 }
 
-/// What a volume's content is called in a machine: such names have at most 31
-/// characters.
+/// The node name of a volume's content: QEMU allows 31 characters.
 pub(super) fn node_of(volume: Uuid) -> String {
     let name = volume.simple().to_string();
     format!("v{}", name.get(..30).unwrap_or(&name))
 }
 
-/// What a volume's device is called.
+/// The identifier of a volume's device.
 pub(super) fn device_of(volume: Uuid) -> String {
     format!("d{}", volume.simple())
 }

@@ -68,7 +68,7 @@ impl Output {
 pub(super) struct Log {
     dir: Arc<OwnedFd>,
     name: &'static str,
-    /// `None` where it can't be written.
+    /// `None` if it can't be written.
     file: Option<File>,
     length: u64,
     /// The most of this file: half of the log's limit.

@@ -50,7 +50,7 @@
 //!
 //! | agent | supervisor |
 //! |---|---|
-//! | `go` | lets the program run, where it is held |
+//! | `go` | lets a held program run |
 //! | `term` | SIGTERM to the run's group and to all that left it |
 //! | `kill` | SIGKILL to all of it |
 //! | anything else, as `state` | |
@@ -124,12 +124,12 @@ use ssntp_transport::descriptors;
 const SUPERVISE: &str = "supervise-instance";
 /// Replaces the directory in the arguments of the process that becomes the program.
 const ENTER: &str = "--enter";
-/// What a supervisor is called in lists of processes.
+/// The name of a supervisor in lists of processes.
 const NAME: &CStr = c"ssntp-instance";
 /// The directory of a run, in the instance's.
 const RUN: &str = "run";
 const SOCKET: &str = "socket";
-/// What an instance writes, in its directory.
+/// The logs of an instance, in its directory.
 const LOGS: [&str; 2] = ["stdout.log", "stderr.log"];
 /// The default for the most of one log, in MB.
 pub(super) const DEFAULT_LOG_MB: u32 = 16;
@@ -450,8 +450,8 @@ impl Supervisors {
         }
     }
 
-    /// Ends all of the run: without its supervisor, where that does not
-    /// answer.
+    /// Ends all processes of the run. If its supervisor does not answer, the agent kills
+    /// them itself.
     pub(super) fn kill(&self, running: &Running) -> io::Result<()> {
         if ask(running, "kill\n").is_ok() {
             return Ok(());
@@ -537,8 +537,8 @@ fn kill_leftovers(cgroups: &Cgroups, instance: Uuid, supervisor: &RunId) -> bool
     !left.is_empty()
 }
 
-/// A supervisor whose run is not let go, or not known to be. Dropped, it is
-/// killed, and its run with it.
+/// A supervisor that was started, until its program is known to run. Dropped before that,
+/// it is killed with its run.
 struct Starting<'a> {
     /// `None` once it runs.
     cgroups: Option<&'a Cgroups>,

@@ -429,8 +429,8 @@ fn kills(order: &Order) -> u64 {
     file.and_then(cgroup::kills).unwrap_or(0)
 }
 
-/// The instance's directory, and in it that of its run, which nobody else may
-/// enter.
+/// Opens the instance's directory, and in it the directory of the run, which only the
+/// agent's user may enter.
 fn run_directory(place: &Path) -> io::Result<(Arc<OwnedFd>, OwnedFd)> {
     let place: OwnedFd = File::open(place)?.into();
     match mkdirat(&place, RUN, Mode::RWXU) {

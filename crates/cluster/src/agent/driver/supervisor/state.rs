@@ -24,7 +24,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
 
 use super::super::{Exit, LaunchError, LaunchFault};
 
-/// Of the lines and of what an agent says.
+/// The version of this format.
 const VERSION: u32 = 1;
 /// The length of the file, and the longest line.
 pub(super) const LINE: usize = 512;

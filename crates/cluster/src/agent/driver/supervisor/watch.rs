@@ -1,5 +1,5 @@
-//! One thread of the agent that notices which runs ended, whoever launched
-//! them.
+//! One thread of the agent that notices the ends of runs, also of runs that a former agent
+//! launched.
 //!
 //! Each run has a connection to its supervisor, which is closed when the supervisor ends.
 //! If the connection can't be made, the supervisor is looked for in `/proc`.
