@@ -10,7 +10,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use rustls::pki_types::CertificateDer;
 use uuid::Uuid;
 
-use super::admission::Place;
+use super::admission::CertificateUse;
 use super::config::Environment;
 use super::core::{Request, ServerCore};
 use super::credentials::TimeOfDay;
@@ -33,7 +33,7 @@ struct Rig {
     /// When the certificates of those end who connect.
     ends: Option<SystemTime>,
     generation: u64,
-    places: Vec<(Place, LossCount)>,
+    places: Vec<(CertificateUse, LossCount)>,
     stopping: Receiver<Infallible>,
 }
 
