@@ -151,7 +151,11 @@ fn element(address: &str, certificates: Option<&str>) {
         config = config.tls(Connector::checking(check, Some(&identity)).unwrap());
     }
     let element = PolicyElement::start(config).unwrap();
-    while element.recv().unwrap() != ElementEvent::Health(policy_element::Health::Healthy) {}
+    while element.recv().unwrap()
+        != (ElementEvent::Health {
+            health: policy_element::Health::Healthy,
+        })
+    {}
     println!("ready");
     std::io::stdin().read_exact(&mut [0]).unwrap();
     let resolved = |wanted: usize| {

@@ -48,7 +48,7 @@ pub type Samples = Vec<(Labels, Value)>;
 pub type Labels = Vec<(&'static str, String)>;
 
 /// A value.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Value {
     /// A whole number.
@@ -56,7 +56,7 @@ pub enum Value {
     /// Any other number.
     Real(f64),
     /// How long something took, measured many times.
-    Histogram(Histogram),
+    Histogram(Box<Histogram>),
 }
 
 /// A row for a value that only grows. Its name ends in `_total`.
@@ -153,7 +153,7 @@ impl From<SystemTime> for Value {
 
 impl From<Histogram> for Value {
     fn from(value: Histogram) -> Self {
-        Self::Histogram(value)
+        Self::Histogram(Box::new(value))
     }
 }
 

@@ -25,37 +25,37 @@ use crate::settings::{ConfigFile, Problems, Settings};
 
 /// Run the agent of a compute node or a network node
 ///
-/// Which of both it is, its certificate says; it may be both. Without --state
-/// it reports what the machine has (READY, STATS), and starts nothing.
+/// The roles in its certificate decide which of the two it is; it may be both.
+/// Without --state it only reports the machine's resources (READY, STATS), and starts
+/// no instances.
 ///
-/// SIGINT and SIGTERM end it; its instances keep running, and the next agent
-/// with the same --state finds them. A service manager has to leave its other
-/// processes alone: systemd's KillMode=process. SIGUSR1 takes the node out of service
-/// (OFFLINE), and the next one back into it. EVACUATE ends its instances and
-/// leaves it in maintenance (MAINTENANCE) until Restore; what is to come next
-/// is for --after-evacuation. SIGHUP makes it read --ca, --cert and --crl again, and so
-/// does a change of these files; another certificate is shown in another session.
+/// SIGINT and SIGTERM end the agent; its instances keep running, and the next agent
+/// with the same --state finds them. A service manager must not kill them: use
+/// systemd's KillMode=process. SIGUSR1 takes the node out of service (OFFLINE), and the
+/// next SIGUSR1 puts it back. EVACUATE stops its instances and leaves the node in
+/// maintenance (MAINTENANCE) until Restore; then --after-evacuation is run. On SIGHUP,
+/// and when these files change, --ca, --cert and --crl are read again; a new
+/// certificate is shown in a new session.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     config_file: ConfigFile,
     #[command(flatten)]
     connection: Connection,
-    /// Where it keeps its instances and, unless the certificate or --uuid
-    /// says it, the node's UUID
+    /// The directory for its instances and, if neither the certificate nor
+    /// --uuid has it, the node's UUID
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// The volumes that instances may have: directories in this one, each
-    /// named by its UUID
+    /// The directory of the volumes that instances may have: each volume is a
+    /// directory whose name is its UUID
     #[arg(long, value_name = "DIR", requires = "state")]
     volumes: Option<PathBuf>,
-    /// The images that virtual machines boot from: files in this directory,
-    /// each named by what a START calls it, with or without .qcow2, .img or
-    /// .raw
+    /// The directory of the images that virtual machines boot from: each image is
+    /// a file whose name is the one in START, with or without .qcow2, .img or .raw
     #[arg(long, value_name = "DIR", requires = "state")]
     images: Option<PathBuf>,
-    /// What runs instances; of several, the first that takes one, which its
-    /// vm_type decides
+    /// The drivers that run instances; an instance goes to the first one that
+    /// takes its vm_type
     #[arg(
         long,
         value_enum,
@@ -64,29 +64,29 @@ pub(crate) struct Args {
         default_values = ["process", "qemu"]
     )]
     driver: Vec<DriverName>,
-    /// Memory for instances [default: what is free]
+    /// Memory for all instances [default: the free memory]
     #[arg(long, value_name = "MB")]
     mem: Option<u32>,
-    /// Disk for instances [default: what is free where --state is]
+    /// Disk for all instances [default: the free disk at --state]
     #[arg(long, value_name = "MB")]
     disk: Option<u32>,
-    /// The most instances, stopped ones included
+    /// The most instances, including stopped ones
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_INSTANCES as u32, value_parser = value_parser!(u32))]
     max_instances: u32,
-    /// How often it reports
+    /// How often the agent sends STATS
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     interval: Seconds,
-    /// How long an instance may take to end before it is killed
+    /// How long an instance may take to stop before it is killed
     #[arg(long, value_name = "SECONDS", default_value = "10")]
     grace: Seconds,
-    /// The most that is kept of each log of an instance, from its next run on
+    /// The most that is kept of each log of an instance; counts from its next run
     #[arg(long, value_name = "MB", default_value = "16", value_parser = value_parser!(u32).range(1..))]
     log_limit: u32,
-    /// Run this once the node has been evacuated for something else than
-    /// maintenance; its argument is shutdown, update or reboot
+    /// Run this program after an EVACUATE for another reason than maintenance;
+    /// its argument is shutdown, update or reboot
     #[arg(long, value_name = "PROGRAM")]
     after_evacuation: Option<PathBuf>,
-    /// How instances are kept within their memory and CPUs
+    /// How the memory and CPUs of instances are limited
     #[arg(long, value_enum, default_value_t = ConfinementName::Auto)]
     confinement: ConfinementName,
     #[command(flatten)]
@@ -99,44 +99,44 @@ pub(crate) struct Args {
     policy: PolicyArgs,
 }
 
-/// What this node lets instances have, whatever controllers ask for. CONFIGURE
-/// and START choose within it.
+/// The limits of this node. CONFIGURE and START cannot exceed them.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Policy of this node")]
 struct PolicyArgs {
-    /// The policy, as YAML: users, drivers, directories, images, mem_mb, pids,
-    /// disk_mb, emulation, retention_s, retention_count. What is said here by other options counts instead
-    /// of what it says
+    /// The policy as a YAML file with the keys users, drivers, directories,
+    /// images, mem_mb, pids, disk_mb, emulation, retention_s, retention_count;
+    /// other options override it
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// What instances may run as: LOW-HIGH (each has a UID of its own), a user,
-    /// or agent (as the agent itself, also where that is root). They run as the
-    /// first, unless CONFIGURE's child_user names another [default: as root,
-    /// 1879048192-1879113727, else agent]
+    /// The users that instances may run as: LOW-HIGH (a UID for each), a user, or
+    /// agent (the agent's own user, even root). They run as the first, unless
+    /// CONFIGURE's child_user names another [default: 1879048192-1879113727 if
+    /// the agent runs as root, else agent]
     #[arg(long, value_name = "USER", value_delimiter = ',')]
     users: Vec<RunAs>,
-    /// The directories that processes may be started in besides their own
+    /// The directories in which processes may be started, besides their own
     /// [default: all that their user may enter]
     #[arg(long, value_name = "DIR", value_delimiter = ',')]
     directories: Option<Vec<PathBuf>>,
-    /// The most memory of an instance, also of one that asks for none
+    /// The most memory of an instance, even if its START has no limit
     #[arg(long, value_name = "MB", value_parser = value_parser!(u32).range(1..))]
     instance_mem: Option<u32>,
-    /// The most that an instance may keep in its directory; one that has more
-    /// is killed; 0 is no limit [default: 10240]
+    /// The most disk of an instance's directory; an instance that uses more is
+    /// killed; 0 is no limit [default: 10240]
     #[arg(long, value_name = "MB")]
     instance_disk: Option<u32>,
     /// The most processes and threads of an instance [default: 1024]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     pids: Option<u32>,
-    /// Emulate machines where there is no KVM, instead of refusing them
+    /// Without KVM, emulate virtual machines instead of refusing them
     #[arg(long)]
     emulation: bool,
     /// How long an instance that has ended is kept before it is deleted;
-    /// persistent ones are kept [default: 86400]
+    /// persistent instances are not deleted [default: 86400]
     #[arg(long, value_name = "SECONDS")]
     retention: Option<u32>,
-    /// How many instances that have ended are kept, the latest [default: 256]
+    /// How many instances that have ended are kept; the oldest are deleted first
+    /// [default: 256]
     #[arg(long, value_name = "N")]
     retention_count: Option<u32>,
 }
@@ -166,7 +166,7 @@ impl PolicyArgs {
 }
 
 impl Args {
-    /// What can be told to be wrong before it is started, by its key.
+    /// Errors that can be found without starting the agent.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         let (cert, ca, crl) = self.connection.files();
@@ -183,13 +183,13 @@ const ROLES: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits());
 enum DriverName {
     /// Processes of this machine
     Process,
-    /// Virtual machines, where QEMU is installed
+    /// Virtual machines, if QEMU is installed
     Qemu,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ConfinementName {
-    /// By control groups where we may make some, else by resource limits
+    /// By control groups if the agent may make some, else by resource limits
     Auto,
     /// By resource limits
     Rlimits,
@@ -300,8 +300,7 @@ fn qemu(args: &Args) -> Result<QemuDriver, Failure> {
     })
 }
 
-/// The program that brings the machine to what is next. It outlives the
-/// agent, which it may be there to end.
+/// The program of `--after-evacuation`. It outlives the agent, which it may end.
 struct AfterEvacuation {
     program: Option<PathBuf>,
     running: Option<Child>,
@@ -315,14 +314,14 @@ impl AfterEvacuation {
 
     fn run(&mut self, next: &NextState) {
         let Some(program) = self.program.clone() else {
-            return warn!("evacuated; for {next} there is no --after-evacuation");
+            return warn!("evacuated; there is no --after-evacuation to run for {next}");
         };
         if !matches!(next, NextState::Shutdown | NextState::Update | NextState::Reboot) {
-            return warn!("evacuated; nobody knows what {next} is");
+            return warn!("evacuated; {next} is unknown, and --after-evacuation is not run");
         }
         self.look();
         if self.running.is_some() {
-            return warn!("{} still runs: nothing is done for {next}", program.display());
+            return warn!("{} still runs, so it is not run for {next}", program.display());
         }
         let mut command = Command::new(&program);
         command

@@ -1,4 +1,4 @@
-//! The frames of applications that a server passes on, or a client sends and takes.
+//! The operands of applications that a server forwards, or a client sends and takes.
 
 use std::str::FromStr;
 
@@ -9,7 +9,7 @@ use crate::failure::Failure;
 /// Frames beside the protocol's.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Applications {
-    /// Take frames of an application as well, by type, operand and a name, as in
+    /// Allow frames of an application, by type, operand and a name, for example
     /// EVENT/0x80=Scaled; the type COMMAND may be left out; with :request at the
     /// end, they ask for answers; may be given several times
     #[arg(long = "application", value_name = "[TYPE/]0xNN=NAME[:request]", num_args = 1..)]
@@ -51,7 +51,7 @@ impl FromStr for Application {
 }
 
 impl Applications {
-    /// What the library is to take.
+    /// The same for the library.
     pub(crate) fn operands(&self) -> Result<Operands, Failure> {
         let mut all = self.applications.iter();
         let all = all.try_fold(Operands::new(), |operands, application| {

@@ -1,5 +1,5 @@
-//! How a program reaches its server: the flags of every subcommand that connects,
-//! else the environment, else the user's context; and the wait for what comes.
+//! The way to a server: from the flags of every subcommand that connects, else from the
+//! environment, else from the user's context. And the wait for a client's events.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,8 +21,8 @@ use crate::settings::wrong_role;
 use crate::signals::Stop;
 use crate::watched;
 
-/// Which server, and the files that both sides are known by. Each by its flag,
-/// else by the environment, else by the context.
+/// The server and the files of certificates. Each value comes from its flag, else from
+/// the environment, else from the context.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ServerArgs {
     /// The server: HOST:PORT, [IPV6]:PORT or unix:PATH; of several, joined with
@@ -37,7 +37,7 @@ pub(crate) struct ServerArgs {
         hide_env_values = true
     )]
     connect: Vec<Address>,
-    /// The authority that the server's certificate has to come from
+    /// The authority that must have issued the server's certificate
     #[arg(
         long,
         value_name = "FILE",
@@ -57,11 +57,11 @@ pub(crate) struct ServerArgs {
     cert: Option<PathBuf>,
     #[command(flatten)]
     crl: CrlArgs,
-    /// The name that the server's certificate has to hold [default: the one
-    /// connected to]
+    /// The name that the server's certificate must hold [default: the host that
+    /// is connected to]
     #[arg(long, value_name = "NAME", global = true)]
     server_name: Option<String>,
-    /// The context that says what is not said here, see `ssntp context`
+    /// The context with the values that are not given here, see `ssntp context`
     /// [default: the current one]
     #[arg(
         long,
@@ -73,7 +73,7 @@ pub(crate) struct ServerArgs {
     context: Option<String>,
 }
 
-/// What [`ServerArgs`] come to.
+/// The values of [`ServerArgs`], looked up.
 #[derive(Debug)]
 pub(crate) struct Reached {
     pub(crate) connect: Vec<Address>,
@@ -239,10 +239,10 @@ pub(crate) fn looks() -> Receiver<Instant> {
 pub(crate) struct Connection {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// The roles to advertise [default: all that the certificate holds]
+    /// The roles to advertise [default: all roles of the certificate]
     #[arg(long)]
     role: Option<Role>,
-    /// This client's UUID [default: its certificate's, else a random one]
+    /// This client's UUID [default: the one in its certificate, else a random one]
     #[arg(long)]
     uuid: Option<Uuid>,
 }

@@ -1,5 +1,5 @@
-//! Contexts: how to reach a server and as whom, under a name, so that commands
-//! need no options.
+//! Contexts: a name for a server's address and the files to connect with, so that
+//! commands need no options.
 //!
 //! ```yaml
 //! # $XDG_CONFIG_HOME/ssntp/contexts.yaml, else ~/.config/ssntp/contexts.yaml
@@ -13,9 +13,9 @@
 //!     server_name: scheduler              # what the server's certificate has to hold
 //! ```
 //!
-//! `ctl.yaml` beside it, the contents of one context, is what there was before:
-//! it is the context `ctl` where no other one has that name, and the current one
-//! where none is chosen.
+//! An older file, `ctl.yaml` beside it, has the content of one context. It counts as
+//! the context `ctl` if no other one has that name, and as the current one if none is
+//! chosen.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -29,19 +29,19 @@ use ssntp::transport::Address;
 
 use crate::failure::Failure;
 
-/// What there was before contexts had names.
+/// The name of the context in a file of the older form.
 pub(crate) const OLD: &str = "ctl";
 
 /// The contexts of a user.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Contexts {
-    /// The one that counts where nothing else is said; empty for none.
+    /// The name of the current context; empty for none.
     pub(crate) current: String,
     pub(crate) contexts: BTreeMap<String, Context>,
 }
 
-/// How to reach a server, and as whom. What is empty is not said.
+/// How to reach a server, and with which files. An empty value is not set.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Context {
@@ -109,8 +109,8 @@ impl Contexts {
         Ok(contexts)
     }
 
-    /// The context of that name, or the current one; none where none is chosen.
-    /// File names in it are made whole.
+    /// The context of that name, or the current one; none if none is chosen. File names
+    /// in it are made absolute.
     pub(crate) fn find(&self, name: Option<&str>) -> Result<Option<Context>, Failure> {
         let name = name.unwrap_or(&self.current);
         if name.is_empty() {
@@ -146,8 +146,8 @@ impl Contexts {
         })
     }
 
-    /// Changes the user's file, without what the old one adds, in one step; two programs that do so at a time do
-    /// it one after the other.
+    /// Changes the user's file in one step, without the context of the older form. Two
+    /// programs that do so at a time do it one after the other.
     pub(crate) fn change(change: impl FnOnce(&mut Self) -> Result<(), Failure>) -> Result<(), Failure> {
         let path = path()
             .ok_or_else(|| Failure::new("neither HOME nor XDG_CONFIG_HOME says where contexts are kept"))?;
@@ -174,8 +174,8 @@ impl Contexts {
     }
 }
 
-/// Holds a directory of the user's, made where there is none, against other
-/// `ssntp` until this is dropped.
+/// Locks a directory of the user against other `ssntp` until this is dropped. The
+/// directory is made if it does not exist.
 pub(crate) fn lock(directory: &Path) -> Result<File, Failure> {
     let hold = || {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
@@ -186,8 +186,8 @@ pub(crate) fn lock(directory: &Path) -> Result<File, Failure> {
     hold().map_err(|e: io::Error| Failure::new(format!("{}: {e}", directory.display())))
 }
 
-/// Where a user's files of a kind are: at the variable's value, else below HOME.
-/// A value that is relative is to be ignored, as the specification has it.
+/// The directory of a user's files of a kind: in that of the variable, else below
+/// HOME. A relative value is ignored, as the XDG specification asks.
 pub(crate) fn user_directory(name: &str, below_home: &str) -> Option<PathBuf> {
     let variable = |name| {
         std::env::var_os(name)
@@ -199,12 +199,12 @@ pub(crate) fn user_directory(name: &str, below_home: &str) -> Option<PathBuf> {
     Some(base.join("ssntp"))
 }
 
-/// The file of what there was before contexts had names, where there is one.
+/// The file of the older form, if there is one.
 pub(crate) fn old_file() -> Option<PathBuf> {
     Some(path()?.with_file_name("ctl.yaml")).filter(|old| old.exists())
 }
 
-/// Where the user's contexts are, if they are anywhere.
+/// The file of the user's contexts; none if no variable names a directory.
 fn path() -> Option<PathBuf> {
     Some(user_directory("XDG_CONFIG_HOME", ".config")?.join("contexts.yaml"))
 }

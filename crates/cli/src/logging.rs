@@ -1,12 +1,12 @@
-//! The log on the standard error, for which nobody who logs ever waits.
+//! The log on the standard error. A thread that logs never waits for its reader.
 //!
 //! ```text
 //!  any thread ─ log! ─▶ env_logger: filter, format ─▶ queue of 1,024 lines ─▶ thread ─▶ stderr
 //!                                                      │ full: counted, and said later
 //! ```
 //!
-//! A standard error that is a pipe nobody reads would otherwise stop whoever
-//! logs next, a server's dispatcher among them.
+//! Otherwise a standard error that is a pipe without a reader would stop every thread
+//! that logs, even a server's dispatcher.
 //!
 //! | `--log-format` | a line |
 //! |---|---|
@@ -14,8 +14,8 @@
 //! | `text`, into systemd's journal | `<4>target: message`: the journal has times of its own |
 //! | `json` | `{"time":"2026-01-01T00:00:00.000000Z","level":"warn","target":"…","thread":"…","message":"…"}` |
 //!
-//! Where a program reads the standard error, in the last two, what is told to the
-//! user there takes the same way.
+//! In the last two formats a program reads the standard error, so notes to the user are
+//! log lines, too.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fs::File;
@@ -46,8 +46,7 @@ const LINE: usize = 4096;
 const PANIC_LINE: usize = 32 << 10;
 /// How long the last lines may take when the program ends.
 const LAST_LINES: Duration = Duration::from_millis(500);
-/// How long who panics waits for room: its message is the one line that is
-/// worth it.
+/// How long a thread that panics waits for room: its message must not be dropped.
 const PANIC: Duration = Duration::from_millis(100);
 
 /// How log lines look.
@@ -68,8 +67,8 @@ pub(crate) struct Logging {
 }
 
 impl Logging {
-    /// Begins to log what RUST_LOG says, else from this level on. Panics are
-    /// told there, too.
+    /// Begins to log what RUST_LOG selects, else from this level on. Panics are logged,
+    /// too.
     pub(crate) fn start(level: &str, format: LogFormat) -> Self {
         let mut builder = Builder::from_env(Env::default().default_filter_or(level));
         // A handle of its own: `io::stderr` has a lock, for which a panic waits.
@@ -94,7 +93,7 @@ impl Logging {
                     thread: Some(thread),
                 }
             }
-            // Better a log that may be waited for than none.
+            // A log that may block is better than none.
             Err(_) => Self {
                 lines: None,
                 thread: None,
@@ -343,7 +342,7 @@ impl Write for Lines {
 
 fn write_lines(lines: &Receiver<Message>, left_out: &AtomicU64, style: Style, mut to: impl Write) {
     for message in lines {
-        // What cannot be written can be told nobody.
+        // There is no other way to report that the log cannot be written.
         if let Message::Line(line) = &message {
             let _ = to.write_all(line);
         }

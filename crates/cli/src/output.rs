@@ -75,7 +75,7 @@ pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     text
 }
 
-/// Rows as blocks of `heading: value` lines, where there is no room for columns.
+/// Rows as blocks of `heading: value` lines, if there is no room for columns.
 /// The first row is the headings.
 pub(crate) fn records<'a>(mut rows: impl Iterator<Item = &'a [String]>) -> String {
     let headings = rows.next().unwrap_or_default();
@@ -90,26 +90,36 @@ pub(crate) fn records<'a>(mut rows: impl Iterator<Item = &'a [String]>) -> Strin
     blocks.collect::<Vec<_>>().join("\n")
 }
 
-/// How many characters fit into a line of the terminal that the standard output
-/// is; none where it is another thing.
+/// How many characters fit into a line of the terminal; none if the standard output
+/// is no terminal.
 pub(crate) fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
-/// Prints a line of a program that goes on, for people or as JSON. Flushed and
-/// let go of, since somebody may wait for it.
+/// Prints a line of a program that goes on, for people or as JSON. It is flushed,
+/// since a reader may wait for it, and the standard output is unlocked again.
 pub(crate) fn lone_line(text: String, as_json: Option<String>) -> Result<(), Failure> {
-    let mut output = Output::new();
     match as_json {
-        Some(json) => output.json(json)?,
-        None => output.line(text)?,
+        Some(json) => say_json(json),
+        None => say(text),
     }
+}
+
+/// Prints one line, and flushes it.
+pub(crate) fn say(line: impl Display) -> Result<(), Failure> {
+    let mut output = Output::new();
+    output.line(line)?;
     output.flush()
 }
 
-/// Whether nobody reads the standard output any more, as after `| head -1`:
-/// for programs that would otherwise not hear of it before their next line.
+/// Prints a JSON value in one line, and flushes it.
+pub(crate) fn say_json(value: impl Display) -> Result<(), Failure> {
+    say(printable_json(&value.to_string()))
+}
+
+/// Whether the reader of the standard output is gone, as after `| head -1`: for
+/// programs that would otherwise not notice before their next line.
 pub(crate) fn reader_is_gone() -> bool {
     let stdout = io::stdout();
     let mut polled = [PollFd::new(&stdout, PollFlags::empty())];

@@ -13,9 +13,9 @@
 //!    │ ◀───────────────────────────────────────────────│
 //! ```
 //!
-//! The number is of the other sessions that the frame was handed to, or that have
-//! the role. It is all that is told: not who they are. Answers come in the order
-//! of the questions. `docs/receipts.md` says the same to whoever implements a side.
+//! The number counts the other sessions that the frame was handed to, or that have
+//! the role. The server does not tell which sessions these are. Answers come in the
+//! order of the questions. `docs/receipts.md` has the rules for implementers.
 
 use serde::{Deserialize, Serialize};
 use ssntp::payload::yaml;
@@ -51,7 +51,7 @@ impl Question {
         Frame::new(Event::TRACE_REPORT).traced(Trace::new(&format!("{IS_THERE}{role}")))
     }
 
-    /// The frame, asking who received it, and part of a trace where one is named.
+    /// The frame, asking how many sessions received it; part of a trace if one is given.
     pub(crate) fn receivers(frame: Frame, parent: Option<&TraceParent>) -> Frame {
         frame.traced(match parent {
             Some(parent) => Trace::within(RECEIVED, parent),
@@ -59,7 +59,7 @@ impl Question {
         })
     }
 
-    /// The answer to a frame of kind `of`; none where it cannot be written.
+    /// The answer to a frame of kind `of`; none if it cannot be encoded.
     pub(crate) fn answer(self, of: FrameKind, receivers: usize) -> Option<Frame> {
         let label = match self {
             Self::Receivers => RECEIVED.to_owned(),
@@ -76,7 +76,7 @@ impl Question {
     }
 }
 
-/// The number that a frame tells, where it is the answer to a question.
+/// The number in a frame that answers a question; none in other frames.
 pub(crate) fn answered(frame: &Frame) -> Option<u64> {
     if frame.kind() != Event::TRACE_REPORT {
         return None;

@@ -1,15 +1,15 @@
-//! What the service manager is told of a daemon that it started: datagrams of
-//! `NAME=value` lines to the socket that NOTIFY_SOCKET names, as sd_notify(3)
-//! has them. Where nothing is named, nothing is done.
+//! Notices of a daemon to the service manager that started it: datagrams of
+//! `NAME=value` lines to the socket in NOTIFY_SOCKET, see sd_notify(3). Without the
+//! variable, nothing is sent.
 //!
 //! ```text
 //!  it runs ─▶ READY=1 ─┬─ its work answers ─▶ STATUS=…, WATCHDOG=1 ─┬─▶ STOPPING=1
 //!                      └─ SIGHUP ─▶ RELOADING=1 … READY=1 ──────────┘
 //! ```
 //!
-//! The thread `ssntp-pulse` asks whoever does the daemon's work, and waits for the
-//! answer, so that a dispatcher that hangs has no WATCHDOG=1 sent for it. The main
-//! thread has no part in that: it may wait for a disk, while the work goes on.
+//! The thread `ssntp-pulse` asks the thread that does the daemon's work, and waits for
+//! the answer, so that no WATCHDOG=1 is sent for a dispatcher that hangs. The main
+//! thread is not asked: it may wait for a disk while the work goes on.
 
 use std::env;
 use std::io;
@@ -25,17 +25,17 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::output::printable;
 
-/// How long a service manager that takes no datagrams holds up who sends one.
+/// How long a sender waits for a service manager that takes no datagrams.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often the status is looked at, where no watchdog asks for more.
+/// How often the status is sent if no watchdog asks for more.
 const LOOK: Duration = Duration::from_secs(10);
-/// No watchdog is told more often, whatever the variable asks for.
+/// The least time between two signs of life, whatever the variable asks for.
 const LEAST: Duration = Duration::from_millis(10);
-/// The longest status, in characters. It is for a line of `systemctl status`.
+/// The longest status, in characters: it is shown in one line of `systemctl status`.
 const STATUS: usize = 256;
 
-/// The variables that are for the process that a service manager started, and not
-/// for programs that it starts in turn.
+/// The variables that are meant for the process that a service manager started, and
+/// not for the programs that this process starts.
 pub(crate) const VARIABLES: [&str; 6] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
@@ -45,7 +45,7 @@ pub(crate) const VARIABLES: [&str; 6] = [
     "LISTEN_FDNAMES",
 ];
 
-/// The service manager that started this process, if one did that wants to hear.
+/// The service manager that started this process, if one did that wants notices.
 #[derive(Debug)]
 pub(crate) struct ServiceManager {
     notices: Option<Arc<Notices>>,
@@ -74,9 +74,9 @@ impl ServiceManager {
         }
     }
 
-    /// The daemon does its work, and `work` asks whoever does it what that is, in a
-    /// few words. It may wait for the answer for as long as that takes, but not
-    /// beyond the end of who is asked: it says nothing then.
+    /// The daemon has started. `work` asks the daemon's working thread for its status in
+    /// a few words. It may wait for the answer, but returns `None` once that thread has
+    /// ended.
     pub(crate) fn ready(&mut self, work: impl Fn() -> Option<String> + Send + 'static) {
         let Some(notices) = &self.notices else { return };
         if let Err(e) = notices.send("READY=1") {

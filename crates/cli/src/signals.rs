@@ -1,5 +1,5 @@
-//! SIGINT and SIGTERM end a program in order, and soon: one that waits where
-//! nothing wakes it (a pipe that nobody fills or empties) is ended outright.
+//! SIGINT and SIGTERM end a program in order, and soon: a program that hangs (in a
+//! pipe that nobody fills or empties) is ended by force after a time limit.
 
 use std::ffi::c_int;
 use std::io;
@@ -14,7 +14,7 @@ use signal_hook::iterator::{Handle, Signals};
 
 use crate::failure::Failure;
 
-/// How long a program may take to end.
+/// How long a program may take to end in order.
 const PATIENCE: Duration = Duration::from_millis(1800);
 
 /// Waits for a signal on a thread of its own, which dropping this joins.
@@ -37,26 +37,24 @@ impl Stop {
             .map_err(failed)
     }
 
-    /// As [`install`](Self::install), for a program that was asked for something,
-    /// which it has not done when it has to be ended outright: the exit code says
-    /// so.
+    /// As [`install`](Self::install), for a command: if it is ended by force, it has not
+    /// done its work, and the exit code says so.
     pub(crate) fn install_for_commands() -> Result<Self, Failure> {
         Self::start(&[SIGINT, SIGTERM], [], Some(PATIENCE), true)
             .map(|(stop, _)| stop)
             .map_err(failed)
     }
 
-    /// As [`install`](Self::install), for a program that has to put things in
-    /// order before it ends, however long that takes, and whoever asks:
-    /// SIGHUP counts as well.
+    /// As [`install`](Self::install), for a program that must clean up before it ends,
+    /// without a time limit. SIGHUP ends it, too.
     pub(crate) fn install_patiently() -> Result<Self, Failure> {
         Self::start(&[SIGINT, SIGTERM, SIGHUP], [], None, false)
             .map(|(stop, _)| stop)
             .map_err(failed)
     }
 
-    /// As [`install`](Self::install), and further signals, whose arrivals a channel
-    /// each tells of; those of one signal that arrive together may be told of once.
+    /// As [`install`](Self::install), with a channel for each of further signals. It has
+    /// a message after a signal; several signals may cause one message.
     pub(crate) fn install_with<const N: usize>(
         signals: [c_int; N],
     ) -> Result<(Self, [Receiver<()>; N]), Failure> {
@@ -90,7 +88,7 @@ impl Stop {
                         signal_came.store(u8::try_from(signal).unwrap_or(0), Ordering::Release);
                         break;
                     };
-                    // One that has not been looked at yet stands for both.
+                    // If the channel is full, the message in it stands for this signal.
                     let _ = arrive[at].try_send(());
                 }
                 drop((stop, arrive));

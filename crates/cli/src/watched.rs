@@ -24,7 +24,7 @@ pub(crate) struct Watched {
 /// The state of a file: device, inode, size, and the times of its last changes. Links
 /// are followed, so a link that points to another file is another state. The time of
 /// the last change of owner or mode is included, since it may make a file readable.
-type Stamp = Result<[i128; 5], io::ErrorKind>;
+pub(crate) type Stamp = Result<[i128; 5], io::ErrorKind>;
 
 impl Watched {
     /// To be called before the files are read, so that a later change is noticed.
@@ -70,7 +70,7 @@ fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
     paths.iter().map(|path| stamp(path)).collect()
 }
 
-fn stamp(path: &Path) -> Stamp {
+pub(crate) fn stamp(path: &Path) -> Stamp {
     let found = fs::metadata(path).map_err(|e| e.kind())?;
     let nanoseconds = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
     Ok([

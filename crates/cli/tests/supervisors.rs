@@ -23,8 +23,8 @@ use rustix::process::{Pid, Resource, Signal, getpgid, getrlimit, getsid, kill_pr
 use ssntp::payload::{Start, StartPayload, VmType};
 use ssntp_cluster::agent::Policy;
 use ssntp_cluster::agent::driver::{
-    Cancel, Commit, Confinement, Driver, EndSink, Ended, Exit, Found, Handle, Launch, LaunchError,
-    LaunchFault, Place, ProcessDriver, Running, Subject, User,
+    Cancel, Commit, Confinement, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError,
+    LaunchFault, Measurable, ProcessDriver, RunId, Running, User,
 };
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -35,12 +35,12 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// there is killed at the end.
 struct Stage {
     dir: TempDir,
-    place: Place,
+    place: InstanceDir,
     driver: ProcessDriver,
     start: Start,
     user: Option<User>,
     policy: Policy,
-    handle: Option<Handle>,
+    handle: Option<RunId>,
     sink: EndSink,
     ends: Receiver<Ended>,
 }
@@ -57,7 +57,7 @@ fn driver(confinement: Confinement) -> ProcessDriver {
 impl Stage {
     fn new(confinement: Confinement) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let place = Place::new(Uuid::new_v4(), dir.path());
+        let place = InstanceDir::new(Uuid::new_v4(), dir.path());
         fs::create_dir_all(place.work()).unwrap();
         let (to, ends) = unbounded();
         let mut start = Start {
@@ -80,7 +80,7 @@ impl Stage {
         }
     }
 
-    fn try_launch(&self, command: &[&str], commit: &mut Commit<'_>) -> Result<Handle, LaunchError> {
+    fn try_launch(&self, command: &[&str], commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
         let mut start = self.start.clone();
         start.command = command.iter().map(|word| (*word).to_owned()).collect();
         let launch = Launch {
@@ -109,8 +109,8 @@ impl Stage {
         }
     }
 
-    fn subject(&self) -> Subject {
-        Subject {
+    fn subject(&self) -> Measurable {
+        Measurable {
             place: self.place.clone(),
             handle: self.handle.clone(),
             vcpus: 1,
@@ -510,7 +510,7 @@ fn the_next_agent_finds_what_runs_and_how_it_ended() {
     for (start_time, boot_id) in [(1, boot), (running.handle.start_time, "x")] {
         let other = Running {
             place: stage.place.clone(),
-            handle: Handle {
+            handle: RunId {
                 pid: own,
                 start_time,
                 boot_id: boot_id.into(),
@@ -686,8 +686,8 @@ fn an_agent_without_descriptors() {
     };
     let handle = handle.into_string().unwrap();
     let mut words = handle.split(' ');
-    let place = Place::new(Uuid::nil(), words.next().unwrap());
-    let handle = Handle {
+    let place = InstanceDir::new(Uuid::nil(), words.next().unwrap());
+    let handle = RunId {
         pid: words.next().unwrap().parse().unwrap(),
         start_time: words.next().unwrap().parse().unwrap(),
         boot_id: words.next().unwrap().into(),
@@ -721,7 +721,7 @@ fn what_cannot_be_looked_at_is_not_dead() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     let handle = stage.try_launch(&["sleep", "1000"], &mut |_| Ok(())).unwrap();
     stage.handle = Some(handle.clone());
-    let Handle {
+    let RunId {
         pid,
         start_time,
         boot_id,

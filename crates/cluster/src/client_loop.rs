@@ -110,6 +110,7 @@ impl<R: Send + 'static> ClientLoop<R> {
                 log: LogLimit::default(),
             };
             let why = run(&mut uplink, &mut service, &requested, &outcomes);
+            // The last frames say how commands ended, so they get a moment to leave.
             uplink.client.flush(LAST_FRAMES);
             drop(outcomes);
             drop(service);

@@ -15,18 +15,19 @@
 //!                                           to all of them
 //! ```
 //!
-//! Everybody is a client of the scheduler, which is the only server. What it
-//! forwards keeps its payload byte for byte.
+//! The scheduler is the only server, and all others are its clients. It forwards payloads
+//! byte for byte.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`scheduler`] | the scheduler: takes commands, picks nodes, passes everything on |
-//! | [`agent`] | the agent of a node: runs instances, tells of the node and of them |
-//! | [`controller`] | a live view of the cluster, commands whose end is watched for |
+//! | [`scheduler`] | the scheduler: takes commands, picks nodes, forwards reports |
+//! | [`agent`] | the agent of a node: runs instances, reports on the node and on them |
+//! | [`controller`] | a live view of the cluster, and commands whose outcome is watched for |
 //! | [`cnci`] | the agent inside a concentrator instance: the tables of a tenant's network |
-//! | [`machine`] | the facts of this machine, as READY and STATS tell them |
+//! | [`machine`] | the facts of this machine, as READY and STATS hold them |
+//! | `phase` | how far an instance has come |
 //! | `client_loop` | the thread between a client and an agent or a concentrator |
-//! | `summed` | records on disk, with a checksum |
+//! | `summed` | files with a checksum |
 //! | `subnet` | networks in CIDR form, MAC addresses |
 
 pub mod agent;
@@ -34,6 +35,7 @@ mod client_loop;
 pub mod cnci;
 pub mod controller;
 pub mod machine;
+mod phase;
 pub mod scheduler;
 mod subnet;
 mod summed;

@@ -1,4 +1,4 @@
-//! The facts of this machine, as READY and STATS tell them.
+//! The facts of this machine, as READY and STATS hold them.
 //!
 //! ```text
 //!  /proc/meminfo ─ memory      statvfs ─ disk           getifaddrs ─ addresses, MAC addresses
@@ -6,8 +6,8 @@
 //!  /proc/stat ──── CPUs
 //! ```
 //!
-//! Whatever can't be read, or isn't what it was expected to be, is unknown:
-//! -1 for a number, nothing for a text or an address. Nothing here fails.
+//! A value that cannot be read, or is not in the expected form, is unknown: -1 for a number,
+//! empty for a text or an address. Nothing here fails.
 //!
 //! ```
 //! use ssntp_cluster::machine::Facts;
@@ -32,26 +32,25 @@ use ssntp::payload::{NodeNetwork, NodeStatus, Ready, Stats};
 
 const MB: u64 = 1024 * 1024;
 
-/// What a machine has, at one moment. Memory and disk are in MB of 2^20
+/// The resources and addresses of a machine at one moment. Memory and disk are in MB of 2^20
 /// bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Memory; -1 unknown.
     pub mem_total_mb: i64,
-    /// Memory that programs can have without swapping; -1 unknown.
+    /// Memory that programs can get without swapping; -1 unknown.
     pub mem_available_mb: i64,
-    /// The file system that was asked for; -1 unknown.
+    /// The size of the file system that was asked for; -1 unknown.
     pub disk_total_mb: i64,
-    /// What is free there for users other than root; -1 unknown.
+    /// Its free space for users other than root; -1 unknown.
     pub disk_available_mb: i64,
     /// Load average over one minute, rounded; -1 unknown.
     pub load: i64,
     /// CPUs that the operating system uses; -1 unknown.
     pub cpus_online: i64,
-    /// The machine's name; empty where unknown.
+    /// The host name; empty if unknown.
     pub hostname: String,
-    /// Its addresses, those of the loopback and link-local ones left out:
-    /// first IPv4, then IPv6.
+    /// Its addresses without loopback and link-local ones: first IPv4, then IPv6.
     pub networks: Vec<NodeNetwork>,
 }
 
@@ -72,16 +71,16 @@ impl Default for Facts {
 }
 
 impl Facts {
-    /// Reads everything; the disk is the file system that `path`, or its
-    /// nearest parent that exists, lies on.
+    /// Reads all of them. The disk is the file system of `path`, or of its nearest parent that
+    /// exists.
     ///
-    /// Reading takes well under a millisecond, except where `path` is on a
-    /// network file system that doesn't answer.
+    /// Reading takes well under a millisecond, unless `path` is on a network file system that
+    /// does not answer.
     pub fn read(path: &Path) -> Self {
         let mut facts = Self::default();
         if let Some(meminfo) = text("/proc/meminfo") {
             facts.mem_total_mb = meminfo_mb(&meminfo, "MemTotal").unwrap_or(-1);
-            // Kernels before 3.14 don't estimate what is available.
+            // Kernels before 3.14 do not estimate what is available.
             facts.mem_available_mb = meminfo_mb(&meminfo, "MemAvailable")
                 .or_else(|| meminfo_mb(&meminfo, "MemFree"))
                 .unwrap_or(-1);
@@ -97,7 +96,7 @@ impl Facts {
         facts
     }
 
-    /// READY of a node that has this and nothing else to count.
+    /// READY of a node with these facts.
     pub fn ready(&self, node: Uuid) -> Ready {
         Ready {
             node_uuid: node.into(),
@@ -112,7 +111,7 @@ impl Facts {
         }
     }
 
-    /// STATS of a node that runs no instances.
+    /// STATS of a node with these facts and no instances.
     pub fn stats(&self, node: Uuid, status: NodeStatus) -> Stats {
         Stats {
             node_uuid: node.into(),
@@ -130,12 +129,13 @@ impl Facts {
     }
 }
 
-/// A file of the kernel, read as far as anything sane goes.
+/// The content of a file of the kernel, up to one MB.
 fn text(path: impl AsRef<Path>) -> Option<String> {
     use std::io::Read;
 
     let file = fs::File::open(path).ok()?;
     let mut bytes = Vec::new();
+    // Files in /proc have no size to reserve memory for, so the read is bounded instead.
     file.take(MB).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -163,7 +163,7 @@ fn cpus(stat: &str) -> Option<i64> {
     i64::try_from(count).ok().filter(|count| *count > 0)
 }
 
-/// Total and available.
+/// The size and the free space of the file system of `path`.
 fn disk_mb(path: &Path) -> Option<(i64, i64)> {
     for path in path.ancestors() {
         let path = if path.as_os_str().is_empty() {
@@ -176,6 +176,7 @@ fn disk_mb(path: &Path) -> Option<(i64, i64)> {
                 let mb = |blocks: u64| i64::try_from(blocks.checked_mul(disk.f_frsize)? / MB).ok();
                 return Some((mb(disk.f_blocks)?, mb(disk.f_bavail)?));
             }
+            // The state directory may not exist before the first start.
             Err(e) if io::Error::from(e).kind() == io::ErrorKind::NotFound => {}
             Err(_) => return None,
         }
@@ -183,8 +184,8 @@ fn disk_mb(path: &Path) -> Option<(i64, i64)> {
     None
 }
 
-/// The addresses by which others may reach this host, and the MAC addresses of
-/// their interfaces: tunnels have none.
+/// The addresses by which other hosts may reach this one, and the MAC addresses of their
+/// interfaces. Tunnels have none.
 fn networks() -> Vec<NodeNetwork> {
     let (mut addresses, mut macs) = (BTreeMap::new(), HashMap::new());
     for found in getifaddrs().into_iter().flatten() {

@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use ipnet::{AddrParseError, IpNet};
 
-/// `172.16.0.0/24`. Bits of the address past the prefix are dropped: senders
-/// write a node's own address there.
+/// A network such as `172.16.0.0/24`. Address bits after the prefix are dropped, because
+/// senders write a node's own address there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Subnet(IpNet);
 
@@ -36,7 +36,7 @@ impl std::fmt::Display for Subnet {
     }
 }
 
-/// Whether a text is a MAC address: six bytes in hexadecimal, colons between.
+/// Whether a text is a MAC address: six bytes in hexadecimal, separated by colons.
 pub(crate) fn is_mac(text: &str) -> bool {
     let parts: Vec<_> = text.split(':').collect();
     let hex = |part: &&str| part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit());

@@ -1,7 +1,7 @@
-//! Records on disk: YAML that ends with a checksum of the rest.
+//! Files with a checksum: YAML that ends with a checksum of the rest.
 //!
-//! They are replaced as a whole. One that is torn all the same, by a disk that
-//! lied or by hand, is recognised, and not taken for a shorter one.
+//! A file is replaced as a whole. If it is damaged all the same, by a disk that did not keep
+//! what it had confirmed or by hand, that is recognised.
 
 use std::path::Path;
 use std::{fs, io};
@@ -13,7 +13,7 @@ use ssntp_transport::replace;
 
 const SUM: &str = "# checksum ";
 
-/// Replaces a record.
+/// Replaces a file.
 pub(crate) fn write_summed<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
     let mut bytes = yaml::encode(value).map_err(io::Error::other)?.to_vec();
     let sum = sum_line(&bytes);
@@ -21,7 +21,7 @@ pub(crate) fn write_summed<T: Serialize>(path: &Path, value: &T) -> io::Result<(
     replace(path, &bytes)
 }
 
-/// Reads a record; `None` where there is no such file, else why it is none.
+/// Reads a file; `None` if it does not exist. The error says why it cannot be used.
 pub(crate) fn read_summed<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, String> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
@@ -39,14 +39,14 @@ pub(crate) fn read_summed<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<O
         .map_err(|e| e.to_string())
 }
 
-/// What stands at the end of a record, or beside a file that isn't ours to
-/// add to.
+/// The line at the end of such a file. For a file that must not be changed it is kept beside
+/// it.
 pub(crate) fn sum_line(bytes: &[u8]) -> String {
     format!("{SUM}{:016x}\n", fnv1a(bytes))
 }
 
-/// FNV-1a: it is there to recognise accidents, not forgers, who could write
-/// a proper record just as well.
+/// FNV-1a. It recognises accidents, not forgery: a forger could write a valid file just as
+/// well.
 pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

@@ -33,6 +33,7 @@ impl<K: Clone + Eq + Hash + Ord> Deadlines<K> {
     /// Sets the deadline of a key, in place of the one it had.
     pub(crate) fn set(&mut self, key: K, at: Instant) {
         if let Some(before) = self.of.insert(key.clone(), at) {
+            // Without this, the earlier deadline of the key would still fire.
             self.order.remove(&(before, key.clone()));
         }
         self.order.insert((at, key));

@@ -14,8 +14,8 @@
 //! let now = Instant::now();
 //! let mut server = ServerCore::new(Settings::new("pr1", "openstack"), now);
 //! let policy = ManagedObject::read_all(&std::fs::read("policy.json")?, Format::Json)?;
-//! let mut actions = Vec::new();
-//! server.edit(Edit::Merge(policy), now, &mut actions)?;
+//! server.edit(Edit::Merge(policy), now)?;
+//! let to_do = server.take_actions();
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

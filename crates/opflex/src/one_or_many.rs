@@ -44,6 +44,7 @@ pub(crate) fn add<K: Eq + Hash, T: Clone + Ord>(index: &mut HashMap<K, OneOrMany
 pub(crate) fn remove<K: Eq + Hash, T: Ord>(index: &mut HashMap<K, OneOrMany<T>>, key: &K, element: &T) {
     let is_empty = match index.get_mut(key) {
         None => false,
+        // A set of one that holds another element stays.
         Some(OneOrMany::One(one)) => one == element,
         Some(OneOrMany::Many(many)) => {
             many.remove(element);

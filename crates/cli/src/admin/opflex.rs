@@ -1,16 +1,15 @@
 //! The pages of an OpFlex server.
 
 use std::cmp::Reverse;
-use std::time::Instant;
 
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use ssntp::Role;
 use ssntp_admin::{Labels, Metric, Row, Samples, Snapshot, by, counter, gauge, one};
 use ssntp_opflex::message::Method;
 use ssntp_opflex::run::{ServerFigures, ServerHandle};
-use ssntp_opflex::server::{AgentInfo, RequestCounters, SessionInfo};
+use ssntp_opflex::server::{AgentInfo, SessionInfo};
 
-use super::{Figures, now};
+use super::Figures;
 
 /// How many agents have series of their own. Agents choose their names, so without a
 /// bound they could make any number of series.
@@ -43,54 +42,17 @@ pub(crate) fn of_opflex(server: ServerHandle) -> Figures {
         });
         snapshot.show("limits", limits);
         snapshot.show("policy_revision", figures.policy_revision);
-        let taken = now();
-        snapshot.sessions = figures
-            .sessions
-            .into_iter()
-            .map(|session| row(session, taken))
-            .collect();
+        snapshot.sessions = figures.sessions.into_iter().map(row).collect();
         snapshot.sessions.sort_unstable_by_key(|row| row.key);
         Ok(snapshot)
     })
 }
 
 /// OpFlex has roles of its own, and no UUIDs.
-fn row(session: SessionInfo, taken: Instant) -> Row {
+fn row(session: SessionInfo) -> Row {
     let key = session.connection.0;
-    Row::new(key, None, Role::NONE, move || {
-        json!({
-            "session": key,
-            "name": session.name,
-            "role": session.roles,
-            "address": session.address,
-            "location": session.location,
-            "seconds": taken.saturating_duration_since(session.since).as_secs(),
-            "policies": session.policies,
-            "endpoint_resolves": session.endpoint_resolves,
-            "endpoints": session.endpoints,
-            "counters": counters(&session.counters),
-        })
-    })
-}
-
-fn counters(counters: &RequestCounters) -> Value {
-    let counts = |count: &dyn Fn(Method) -> u64| -> Map<String, Value> {
-        let counts = Method::ALL.iter().map(|method| (method.name(), count(*method)));
-        let counts = counts.filter(|(_, count)| *count > 0);
-        counts
-            .map(|(name, count)| (name.to_owned(), count.into()))
-            .collect()
-    };
-    json!({
-        "requests": counts(&|method| counters.requests(method)),
-        "refused": counts(&|method| counters.refused(method)),
-        "unknown": counters.unknown,
-        "unavailable": counters.unavailable,
-        "updates": counters.updates,
-        "update_errors": counters.update_errors,
-        "bytes_received": counters.bytes_received,
-        "bytes_sent": counters.bytes_sent,
-    })
+    let show = move || serde_json::to_value(&session).unwrap_or_default();
+    Row::new(key, None, Role::NONE, show)
 }
 
 #[rustfmt::skip] // A table: one row a metric.

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::credentials::CrlArgs;
 use crate::failure::Failure;
-use crate::output::{Output, printable};
+use crate::output::{Output, printable, say};
 use crate::signals::Stop;
 
 /// Make, renew, revoke, show and check certificates
@@ -40,14 +40,14 @@ enum Command {
 /// Make a certificate authority: DIR/ca.pem and DIR/ca.key
 #[derive(Debug, clap::Args)]
 struct Ca {
-    /// Where to put it; made where there is none
+    /// The directory for it, which is made if it does not exist
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     /// The organization it stands for
     #[arg(long, value_name = "ORG", default_value = "ssntp")]
     name: String,
-    /// Where clients may look for a server: a DNS name or an IP address;
-    /// may be given several times
+    /// A name at which clients look for a server by default: a DNS name or an IP
+    /// address; may be given several times
     #[arg(long = "host", value_name = "NAME-OR-IP")]
     hosts: Vec<Host>,
     /// Kind of its key: p256, rsa2048, rsa4096 or ed25519
@@ -56,7 +56,7 @@ struct Ca {
     /// Lifetime in days
     #[arg(long, value_name = "N", default_value_t = 3650, value_parser = value_parser!(u32).range(1..=36_500))]
     days: u32,
-    /// Replace an authority that is there; what it issued is worth nothing then
+    /// Replace an existing authority; certificates that it issued are no longer valid
     #[arg(long)]
     force: bool,
 }
@@ -66,11 +66,11 @@ struct Ca {
 /// An older file of that name is replaced.
 #[derive(Debug, clap::Args)]
 struct Issue {
-    /// Where the authority is and the certificate goes
+    /// The directory of the authority, and for the certificate
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// What its holder may be: server, controller, agent, scheduler, netagent
-    /// or cnciagent, or several of them joined with commas
+    /// The holder's roles: server, controller, agent, scheduler, netagent or cnciagent,
+    /// or several of them joined with commas
     #[arg(long = "role", value_name = "ROLE[,ROLE…]")]
     roles: Role,
     /// A DNS name or IP address of a server; may be given several times.
@@ -81,47 +81,48 @@ struct Issue {
     /// The only UUID its holder may connect with
     #[arg(long, conflicts_with = "bound")]
     uuid: Option<Uuid>,
-    /// Bind it to a new UUID, which is printed: what --require-bound of a
-    /// scheduler asks for
+    /// Bind it to a new UUID, which is printed; a scheduler with --require-bound admits
+    /// no other certificates
     #[arg(long)]
     bound: bool,
     /// Kind of the key: p256, rsa2048, rsa4096 or ed25519
     #[arg(long, value_name = "KIND", default_value_t)]
     key: KeyKind,
-    /// Lifetime in days, cut where the authority's own ends
+    /// Lifetime in days; it ends with the authority's own at the latest
     #[arg(long, value_name = "N", default_value_t = 365, value_parser = value_parser!(u32).range(1..=36_500))]
     days: u32,
-    /// Its holder's name and that of the file [default: the roles joined with -]
+    /// The name of the holder and of the file [default: the roles joined with -]
     #[arg(long)]
     name: Option<String>,
 }
 
-/// Issue a certificate anew, in place of that in its file: DIR/NAME.pem
+/// Replace a certificate in its file by a new one: DIR/NAME.pem
 ///
-/// It says the same for as long, under a new key. The one before counts until its end,
-/// or until it is revoked. NAME `ca` is the authority itself, which keeps its key: what
-/// it has issued counts under either of its certificates.
+/// The new certificate has the same content and lifetime and a new key. The old one
+/// stays valid until its end, or until it is revoked. NAME `ca` is the authority
+/// itself, which keeps its key: certificates that it has issued are valid under its
+/// old and its new certificate.
 #[derive(Debug, clap::Args)]
 struct Renew {
-    /// Where the authority and the certificate are
+    /// The directory of the authority and the certificate
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     /// Keep the key
     #[arg(long)]
     keep_key: bool,
-    /// Lifetime in days [default: that of the one before], cut where the authority's
-    /// own ends
+    /// Lifetime in days [default: that of the old certificate]; it ends with the
+    /// authority's own at the latest
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=36_500))]
     days: Option<u32>,
-    /// Revoke the one before, as superseded
+    /// Revoke the old certificate, as superseded
     #[arg(long)]
     revoke_old: bool,
-    /// Further authorities that the one before may have come from: for a cluster that
-    /// goes over to another authority
+    /// Further authorities that may have issued the old certificate: for a cluster that
+    /// changes to another authority
     #[arg(long, value_name = "FILE")]
     issued_by: Option<PathBuf>,
     /// Revocation lists of those authorities; may be given several times
-    /// [default: the crl.pem beside the file of --issued-by, where there is one]
+    /// [default: the crl.pem beside the file of --issued-by, if there is one]
     #[arg(long, value_name = "FILE", requires = "issued_by")]
     crl: Vec<PathBuf>,
     /// The certificate's name, or its file
@@ -130,34 +131,33 @@ struct Renew {
 
 /// Revoke certificates: DIR/crl.pem is the list of them
 ///
-/// Servers and clients refuse whom a list holds that they have by --crl. What is on it
-/// stays there.
+/// Servers and clients with this list (--crl) refuse the certificates on it. An entry
+/// stays on the list.
 #[derive(Debug, clap::Args)]
 struct Revoke {
-    /// Where the authority and its list are
+    /// The directory of the authority and its list
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// Why: unspecified, key-compromise, affiliation-changed, superseded,
+    /// The reason: unspecified, key-compromise, affiliation-changed, superseded,
     /// cessation-of-operation or privilege-withdrawn
     #[arg(long, value_name = "WHY", default_value_t)]
     reason: RevocationReason,
-    /// In how many days there is to be another list
+    /// After how many days the list is out of date
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = value_parser!(u32).range(1..=36_500))]
     days: u32,
-    /// Each a certificate's name (DIR/NAME.pem), its file, or its serial number, as
-    /// `ssntp cert show` prints it
+    /// The certificates, each by its name (DIR/NAME.pem), its file, or its serial number
+    /// as `ssntp cert show` prints it
     #[arg(value_name = "NAME|FILE|SERIAL", required = true)]
     certificates: Vec<String>,
 }
 
-/// Sign the list of revoked certificates anew, so that it counts for further days:
-/// DIR/crl.pem
+/// Sign the list of revoked certificates again, so that it stays valid: DIR/crl.pem
 #[derive(Debug, clap::Args)]
 struct Crl {
-    /// Where the authority and its list are
+    /// The directory of the authority and its list
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// In how many days there is to be another one
+    /// After how many days the list is out of date
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = value_parser!(u32).range(1..=36_500))]
     days: u32,
 }
@@ -172,10 +172,10 @@ struct Inspect {
     file: PathBuf,
 }
 
-/// Check a certificate as a TLS peer would, its role, and its key if there
+/// Check a certificate as a TLS peer would, its role, and its key if the file has one
 ///
-/// Checked are the signatures up to the authority, the lifetimes, that it may be used
-/// for what its roles need, and that no list of --crl revokes it.
+/// It checks the signatures up to the authority, the lifetimes, that the usages allow
+/// what the roles need, and that no list of --crl revokes the certificate.
 #[derive(Debug, clap::Args)]
 struct Verify {
     /// A PEM file with the trusted authorities
@@ -210,7 +210,7 @@ fn make(args: Ca) -> Result<(), Failure> {
         .key(args.key)
         .days(args.days);
     request.hosts = args.hosts;
-    // Seconds for an RSA key would be wasted on an authority that is there.
+    // Looked for first: an RSA key takes seconds to make.
     let present = ["ca.pem", "ca.key"].map(|name| args.dir.join(name));
     if let Some(path) = present.iter().find(|path| path.exists() && !args.force) {
         return Err(exists(path));
@@ -223,15 +223,13 @@ fn make(args: Ca) -> Result<(), Failure> {
             other => other.into(),
         })?;
     let info = authority.info();
-    let mut output = Output::new();
-    output.line(format_args!(
-        "{}: {}, {} key, valid until {}",
-        args.dir.join("ca.pem").display(),
-        info.subject,
-        info.key,
-        info.not_after_text()
-    ))?;
-    output.flush()
+    say(made(&args.dir.join("ca.pem"), &info.subject, info))
+}
+
+/// What is said of a new certificate.
+fn made(path: &Path, what: &str, info: &CertificateInfo) -> String {
+    let (path, key, until) = (path.display(), &info.key, info.not_after_text());
+    format!("{path}: {what}, {key} key, valid until {until}")
 }
 
 fn exists(path: &Path) -> Failure {
@@ -253,17 +251,11 @@ fn issue(args: Issue) -> Result<(), Failure> {
     let issued = authority.issue(&request)?;
     issued.save(&path)?;
     let info = issued.info();
-    let mut output = Output::new();
-    let bound = request.uuid.map(|uuid| format!(", bound to {uuid}"));
-    output.line(format_args!(
-        "{}: for {}, {} key, valid until {}{}",
-        path.display(),
-        info.roles,
-        info.key,
-        info.not_after_text(),
-        bound.unwrap_or_default()
-    ))?;
-    output.flush()
+    let made = made(&path, &format!("for {}", info.roles), info);
+    match request.uuid {
+        Some(uuid) => say(format_args!("{made}, bound to {uuid}")),
+        None => say(made),
+    }
 }
 
 fn authority(directory: &Path) -> Result<Authority, Failure> {
@@ -294,28 +286,18 @@ fn renew(args: &Renew) -> Result<(), Failure> {
         .transpose()?;
     let renewed = authority.renew(&args.dir, &path, &request)?;
     let (before, info) = (&renewed.before, renewed.issued.info());
-    let mut output = Output::new();
-    output.line(format_args!(
-        "{}: renewed for {}, {} key, valid until {}, serial {}",
-        path.display(),
-        info.roles,
-        info.key,
-        info.not_after_text(),
-        info.serial
-    ))?;
+    let made = made(&path, &format!("renewed for {}", info.roles), info);
+    say(format_args!("{made}, serial {}", info.serial))?;
     if !args.revoke_old {
-        output.line(format_args!(
-            "the one before counts until {}, serial {}",
-            before.not_after_text(),
-            before.serial
-        ))?;
-        return output.flush();
+        let (until, serial) = (before.not_after_text(), &before.serial);
+        return say(format_args!(
+            "the old certificate is valid until {until}, serial {serial}"
+        ));
     }
-    output.flush()?;
-    // Another authority's is for that one to revoke.
+    // Only the authority that issued a certificate can revoke it.
     authority
         .check_issued(before)
-        .map_err(|fault| Failure::new(format_args!("the one before is not revoked: {fault}")))?;
+        .map_err(|fault| Failure::new(format_args!("the old certificate is not revoked: {fault}")))?;
     let old = Revoked::now(Serial::from(before), RevocationReason::SUPERSEDED);
     tell_of_list(&args.dir, &authority.revoke(&args.dir, &[old], LIST_DAYS)?)
 }
@@ -339,15 +321,13 @@ fn renew_authority(authority: &Authority, args: &Renew) -> Result<(), Failure> {
     }
     let renewed = authority.renew_itself(&args.dir, args.days)?;
     let info = renewed.info();
-    let mut output = Output::new();
-    output.line(format_args!(
+    say(format_args!(
         "{}: {} renewed with its key, valid until {}, serial {}",
         args.dir.join("ca.pem").display(),
         info.subject,
         info.not_after_text(),
         info.serial
-    ))?;
-    output.flush()
+    ))
 }
 
 /// How long the list counts that a renewal signs.
@@ -381,14 +361,12 @@ fn sign_list(args: &Crl) -> Result<(), Failure> {
 
 fn tell_of_list(directory: &Path, list: &SignedRevocationList) -> Result<(), Failure> {
     let info = list.info();
-    let mut output = Output::new();
-    output.line(format_args!(
+    say(format_args!(
         "{}: {} revoked, to be signed anew before {}",
         directory.join("crl.pem").display(),
         info.len(),
         info.next_update_text().unwrap_or_default()
-    ))?;
-    output.flush()
+    ))
 }
 
 /// The serial number of a certificate that the authority issued, by its name, its file
@@ -445,7 +423,7 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
     let mut certificates = Vec::new();
     let lists = RevocationList::load(&args.file);
     let found = match load_certificates(&args.file) {
-        // A file of lists alone.
+        // A file that has only revocation lists is fine.
         Err(_) if lists.is_ok() => Vec::new(),
         found => found?,
     };
@@ -637,7 +615,7 @@ fn key_state(file: &Path) -> Key {
         Ok(_) => Key::Matches,
         Err(Error::Content { fault, .. }) => match fault {
             Fault::NoKey => Key::None,
-            // These are looked at after the key.
+            // These faults are found after the key was checked.
             Fault::Expired { .. } | Fault::NotYetValid { .. } | Fault::NoRole => Key::Matches,
             other => Key::Bad(other),
         },

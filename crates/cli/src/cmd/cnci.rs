@@ -21,26 +21,25 @@ use crate::settings::{ConfigFile, Problems, Settings};
 
 /// Run the agent of a concentrator instance, or print its tables
 ///
-/// It keeps the tunnels, peers and public addresses of a tenant. No packet is
-/// moved: the tables are all there is. SIGINT and SIGTERM end it; SIGHUP makes it read
-/// --ca, --cert and --crl again, and so does a change of these files. With --state
-/// and nothing to run, it prints the tables that are there.
+/// It keeps tables of the tunnels, peers and public addresses of a tenant, but moves
+/// no packets. SIGINT and SIGTERM end it. On SIGHUP, and when these files change, --ca,
+/// --cert and --crl are read again. With --state alone, it prints the tables there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     config_file: ConfigFile,
     #[command(flatten)]
     connection: Connection,
-    /// The tenant
+    /// The UUID of the tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
     /// Its address in the cluster's network
     #[arg(long, value_name = "IP")]
     ip: Option<IpAddr>,
-    /// Where its tables are kept [default: nowhere]
+    /// The directory for its tables [default: they are not kept]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Print the tables in --state, of a concentrator that runs or not, and end
+    /// Print the tables in --state and end, whether the concentrator runs or not
     #[arg(long, requires = "state", conflicts_with_all = ["tenant", "ip"])]
     show: bool,
     #[command(flatten)]
@@ -61,7 +60,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
 }
 
 impl Args {
-    /// What can be told to be wrong before it is started, by its key.
+    /// Errors that can be found without starting the concentrator.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         let (cert, ca, crl) = self.connection.files();

@@ -15,8 +15,8 @@ use crate::settings::{self, Flag, Flags, Problem, Problems, Read, Refused};
 /// Check and show what daemons read by --config-file
 ///
 /// Such a file is YAML: each key is a flag of the daemon without its dashes, switches
-/// are true or false, what may be given several times is a list. A flag counts more
-/// than the environment, that more than the file, and the file more than a default.
+/// are true or false, and flags that may be given several times are lists. Flags win
+/// over the environment, the environment over the file, and the file over defaults.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -25,10 +25,11 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Say what is wrong with files, if anything is
+    /// Check files, and print what is wrong with them
     ///
-    /// All of it, as FILE:LINE:COLUMN, and the exit code is 1 then. Certificates and
-    /// other files that they name are read, too. Nothing is started.
+    /// Each problem is a line with FILE:LINE:COLUMN, and the exit code is 1 if there is
+    /// one. Certificates and other files that a file names are read, too. Nothing is
+    /// started.
     Check {
         #[arg(value_enum)]
         daemon: Name,
@@ -40,7 +41,7 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Print what a daemon would go by, and who says so
+    /// Print the settings that a daemon would use, and where each comes from
     Show {
         #[arg(value_enum)]
         daemon: Name,
@@ -52,17 +53,17 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Print a file with every key, what it is for, and its default
+    /// Print an example file with every key, its purpose and its default
     Example {
         #[arg(value_enum)]
         daemon: Name,
     },
 }
 
-/// What the daemon is told beside the file.
+/// The daemon's flags beside the file.
 #[derive(Debug, clap::Args)]
 struct MoreFlags {
-    /// Flags that the daemon gets as well
+    /// Further flags of the daemon
     #[arg(value_name = "FLAGS", last = true)]
     more: Vec<OsString>,
 }

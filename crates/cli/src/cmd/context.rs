@@ -11,9 +11,9 @@ use crate::signals::Stop;
 
 /// Name a server and how to reach it, so that commands need no options
 ///
-/// Whatever a command is not told by its options or SSNTP_CONNECT, SSNTP_CA,
-/// SSNTP_CERT and SSNTP_CRL it finds in the current context, or the one that --context or
-/// SSNTP_CONTEXT names.
+/// A command takes the values that its options and SSNTP_CONNECT, SSNTP_CA, SSNTP_CERT
+/// and SSNTP_CRL do not give from the context that --context or SSNTP_CONTEXT names,
+/// else from the current context.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -80,7 +80,7 @@ fn add(args: &Add) -> Result<(), Failure> {
             args.name
         )));
     }
-    // What will not do is better told now than by the first command.
+    // A mistake is better reported now than by the first command.
     let context = args.server.to_context()?;
     Contexts::change(|contexts| {
         if contexts.has_none() || args.is_current {

@@ -16,18 +16,18 @@ use crate::failure::Failure;
 use crate::output::{Output, note, printable};
 use crate::signals::Stop;
 
-/// Connect and print each frame that arrives, with its time, and its sender where
-/// that had it traced
+/// Connect and print each frame that arrives, with its time, and with its sender if
+/// the frame is traced
 ///
-/// Connects again whenever the connection is lost, and with another certificate once
-/// its files have changed.
+/// Reconnects whenever the connection is lost, and uses a new certificate once its
+/// files have changed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     connection: Connection,
     #[command(flatten)]
     applications: Applications,
-    /// End after so many frames
+    /// End after N frames
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Print one JSON object a line
@@ -39,7 +39,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    // With a number there is something to be done, and a signal may come before.
+    // With --count there is a task, which a signal may end before it is done.
     let stop = match args.count {
         Some(_) => Stop::install_for_commands()?,
         None => Stop::install()?,
@@ -70,7 +70,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             Waited::Stopped if left.is_some() => return Err(stop.interrupted()),
             Waited::Stopped | Waited::TimedOut => break,
         };
-        // Traces are asked for in any case, since they say who the sender is.
+        // Traces are asked for even without --trace, because they name the sender.
         let from = frame.trace().and_then(|trace| trace.nodes().first());
         let from = from.map(|origin| (origin.uuid, origin.role));
         if !args.trace {
@@ -90,8 +90,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The first line about a frame: when it came, what it is, and whose it is where
-/// that is known.
+/// The first line about a frame: its time, its kind, and its sender if that is known.
 pub(super) fn head(operands: &Operands, frame: &Frame, from: Option<Sender>) -> String {
     let (kind, length) = (frame.kind(), frame.payload_bytes().len());
     let name = operands.show(kind);

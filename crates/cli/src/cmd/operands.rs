@@ -11,11 +11,11 @@ use crate::output::{Output, columns};
 
 /// Show every type and operand, who may send it, and where it goes
 ///
-/// As the roles of a cluster have it: `ssntp scheduler`, `ssntp server --dev` and
-/// `--filter spec`. A scheduler sends a command to the one node that it is for.
+/// The table is that of `ssntp scheduler`, `ssntp server --dev` and `--filter spec`. A
+/// scheduler sends a command to the one node that it is for.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only those of a type
+    /// Only operands of this type
     #[arg(long = "type", value_enum, ignore_case = true, value_name = "TYPE")]
     frame_type: Option<TypeName>,
     /// Print JSON

@@ -18,24 +18,24 @@ use crate::failure::Failure;
 use crate::seconds::Seconds;
 use crate::settings::{ConfigFile, Problems, Settings};
 
-/// How long a node may say nothing of a workload that it was given.
+/// How long a node may leave out of its STATS a workload that it was given.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// Run the scheduler of a cluster: takes commands, picks nodes, passes on
-/// what they say
+/// Run the scheduler of a cluster: it takes commands, chooses nodes, and forwards
+/// what the nodes report
 ///
-/// Prints one line with its address once it accepts clients. SIGHUP makes it read
-/// --ca, --cert, --crl and --config-file again, and so does a change of these files.
-/// Sessions stay, but for those whose certificate does not count any more.
+/// Prints one line with its address once it accepts clients. On SIGHUP, and when these
+/// files change, --ca, --cert, --crl and --config-file are read again. Sessions stay,
+/// except those whose certificate is not valid any more.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     config_file: ConfigFile,
-    /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
-    /// lets the system choose
+    /// The addresses to listen at: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH;
+    /// with port 0 the system chooses one
     #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
     listen: Vec<Address>,
-    /// The authority that clients' certificates have to come from
+    /// The authority that must have issued the clients' certificates
     #[arg(long, value_name = "FILE")]
     ca: PathBuf,
     /// The scheduler's certificate and key
@@ -43,20 +43,20 @@ pub(crate) struct Args {
     cert: PathBuf,
     #[command(flatten)]
     crl: CrlArgs,
-    /// The cluster's configuration, which clients get; the scheduler's own settings
-    /// are for --config-file. It is rewritten whenever a controller
-    /// changes it, so that the next start has it; where there is no such file
-    /// yet, the cluster begins without a configuration
+    /// The file of the cluster's configuration, which clients get (the scheduler's
+    /// own settings are in --config-file). The scheduler writes it when a
+    /// controller changes the configuration. If the file does not exist, the
+    /// cluster begins without a configuration
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// How many workloads a node is given for one READY
+    /// How many workloads a node gets for one READY
     #[arg(long, value_enum, default_value_t = PlacementName::Strict)]
     placement: PlacementName,
-    /// Which controllers may command
+    /// The controllers that may command
     #[arg(long, value_enum, default_value_t = ControllersName::Any)]
     controllers: ControllersName,
-    /// How long a workload may take to start, as with a slow image; then it has
-    /// failed, and is deleted
+    /// How long a workload may take to start, for example with a slow image; then
+    /// its start has failed, and it is deleted
     #[arg(long, value_name = "SECONDS", default_value = "900")]
     start_limit: Seconds,
     #[command(flatten)]
@@ -93,7 +93,7 @@ impl Args {
         }
     }
 
-    /// What can be told to be wrong before it is started, by its key.
+    /// Errors that can be found without starting the scheduler.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         problems.credentials(Some(&self.cert), Some(&self.ca), &self.crl, Role::SCHEDULER);

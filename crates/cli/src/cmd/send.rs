@@ -1,4 +1,4 @@
-//! `ssntp send`: sends frames, says who received them, and ends.
+//! `ssntp send`: sends frames, says how many sessions received them, and ends.
 
 use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
@@ -24,10 +24,9 @@ use crate::signals::Stop;
 
 /// Connect, send frames, and end once the server has taken them
 ///
-/// Says how many sessions received a frame where the server tells, as `ssntp
-/// server` does. An error frame that comes back meanwhile, or up to 0.2 s later,
-/// is reported, and the exit code is 1 then. `ssntp operands` shows what can be
-/// sent.
+/// Prints how many sessions received a frame if the server tells, as `ssntp server`
+/// does. If an error frame comes back meanwhile, or up to 0.2 s later, it is reported
+/// and the exit code is 1. `ssntp operands` shows what can be sent.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// What to send, as in STATS
@@ -38,8 +37,8 @@ pub(crate) struct Args {
     text: Option<String>,
     #[command(flatten)]
     connection: Connection,
-    /// The operand's type, where it is to be checked: COMMAND, STATUS, EVENT or
-    /// ERROR
+    /// The type that the operand has to have: COMMAND, STATUS, EVENT or ERROR
+    /// [default: not checked]
     #[arg(long = "type", value_name = "TYPE")]
     frame_type: Option<FrameType>,
     /// The operand, as the first argument
@@ -64,11 +63,11 @@ pub(crate) struct Args {
     /// connected, for as long as --timeout says
     #[arg(long, value_name = "ROLE")]
     wait_for: Option<Role>,
-    /// Fail at the first frame that fewer sessions received
+    /// Fail at the first frame that fewer than N sessions received
     #[arg(long, value_name = "N", conflicts_with = "trace")]
     require_receivers: Option<u64>,
-    /// Trace the frames under this label, where the server agrees; it does not
-    /// say then who received them
+    /// Trace the frames under this label if the server agrees; the server then does
+    /// not tell how many sessions received them
     #[arg(long, value_name = "LABEL")]
     trace: Option<String>,
     /// The trace and span that the frames are part of, as W3C Trace Context writes
@@ -76,8 +75,8 @@ pub(crate) struct Args {
     /// [default: the environment's TRACEPARENT, if it is one]
     #[arg(long, value_name = "VALUE")]
     traceparent: Option<TraceParent>,
-    /// How long connecting may take, and waiting for a role or for the server's
-    /// word on who received a frame
+    /// How long connecting may take, and waiting for a role or for the number of
+    /// sessions that received a frame
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     timeout: Seconds,
     /// Print JSON
@@ -85,7 +84,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The pauses between attempts: somebody looks on.
+/// The pauses between attempts, short because a user waits.
 const BACKOFF: Backoff = Backoff {
     initial: Duration::from_millis(100),
     factor: 2.0,
@@ -141,7 +140,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 }
 
 /// Of the roles that a certificate holds those that may send the frame, so that
-/// who only sends is not taken for a receiver; all where none of them may.
+/// a program that only sends does not receive frames; all of them if none may.
 fn sender_role(held: Role, kind: FrameKind) -> Role {
     let may_send = held & senders(&Filter::spec(), kind);
     if may_send.is_empty() { held } else { may_send }
@@ -159,7 +158,7 @@ impl Payloads {
             return lines().map(Self::Lines);
         }
         let payload = match (&args.payload, &args.text) {
-            (Some(path), _) => read(path)?,
+            (Some(path), _) => read_input(path)?,
             (None, Some(text)) => text.clone().into_bytes(),
             (None, None) => Vec::new(),
         };
@@ -176,7 +175,7 @@ struct Sending<'a> {
     parent: Option<TraceParent>,
     /// Whether the server has answered a question, so that it answers others, too.
     tells: bool,
-    /// How many frames have asked who received them.
+    /// How many frames have asked how many sessions received them.
     asked: usize,
     /// What the server has said to those.
     answers: Vec<u64>,
@@ -206,7 +205,8 @@ impl Sending<'_> {
             }
             let must_tell = self.args.require_receivers.is_some();
             let frame = Frame::with_payload(self.kind, payload);
-            // A trace makes a frame dearer, so that of many not each one asks.
+            // A trace makes a frame more expensive, so of many frames only the first and the
+            // last ask.
             let parent = self.parent.as_ref();
             let frame = match (&self.args.trace, parent) {
                 (Some(label), Some(parent)) => frame.traced(Trace::within(label, parent)),
@@ -300,7 +300,8 @@ impl Sending<'_> {
                 Err(unsent) if matches!(unsent.fault(), SendFault::Full) => frame = unsent.into_frame(),
                 Err(unsent) => return Err(Failure::new(&unsent)),
             }
-            // Whoever does not receive is not sent to either.
+            // While the queue is full, frames from the server have to be taken, or neither
+            // side would get on.
             self.pause(Duration::ZERO)?;
         }
     }
@@ -343,8 +344,7 @@ impl Sending<'_> {
         Ok(())
     }
 
-    /// Notes an answer, and fails where an event is an error frame, or the end of
-    /// the session.
+    /// Notes an answer. An error frame and the end of the session are failures.
     fn take(&mut self, event: ClientEvent) -> Result<(), Failure> {
         match event {
             ClientEvent::Frame(frame) if frame.kind().frame_type == FrameType::ERROR => {
@@ -438,7 +438,7 @@ fn one_of(role: Role) -> String {
     role.to_string().replace(',', " or ")
 }
 
-/// What an error frame means for who has sent as `role`, in words.
+/// What an error frame means for a client that sends as `role`, in words.
 fn refusal(frame: &Frame, role: Role) -> Failure {
     let told = match frame.kind() == ErrorCode::INVALID_FRAME_TYPE {
         true => frame.payload::<InvalidFrameType>().ok(),
@@ -524,7 +524,8 @@ fn now() -> Instant {
     Instant::now()
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+/// The content of a file; `-` is the standard input.
+pub(super) fn read_input(path: &Path) -> Result<Vec<u8>, Failure> {
     if path.as_os_str() == "-" {
         let mut bytes = Vec::new();
         let read = std::io::stdin().lock().read_to_end(&mut bytes);

@@ -1,5 +1,5 @@
-//! The agent of a compute or network node: runs instances, and tells of the
-//! node and of them.
+//! The agent of a compute or network node: it runs instances, and reports the node and
+//! its instances to the scheduler.
 //!
 //! ```text
 //!  scheduler ◀─▶ client ◀─▶ ssntp-agent ── jobs ──▶ ssntp-work, …  ──▶ driver ──▶ instances
@@ -9,9 +9,9 @@
 //!                                └◀───────────────────────────── ssntp-watch ◀───────┘ they ended
 //! ```
 //!
-//! All that is known stands in one state machine on one thread; nothing there
-//! waits. Instances outlive the agent: what is needed to find them is on disk
-//! before they run.
+//! One state machine on one thread owns all state, and it never waits. Instances outlive
+//! the agent: the records that the next agent needs to find them are on disk before they
+//! run.
 //!
 //! ```no_run
 //! use std::error::Error;
@@ -41,59 +41,59 @@
 //! ```
 //!
 //! # What the protocol leaves open
-//! * **START** of what isn't here: `launch_failure` when the program, its
-//!   directory or a driver is missing; a program that ran, however short, was
-//!   started, and its instance is `exited`. A persistent one stays until it is
-//!   deleted, any other as long as the policy's retention says.
-//! * **An end that nobody asked for** is the beginning of another run where the
-//!   START's `restart_policy` says so.
-//! * **A START that an agent did not come to an end with** is answered by the
-//!   next agent, with `launch_failure`. Which STARTs failed in the last minute
-//!   is said again in a new session, as the one before may have lost it.
-//! * **STOP** asks, and kills after a grace period. A persistent instance is
-//!   then `exited` in STATS; one that isn't is removed, and InstanceDeleted
-//!   says so. A second STOP meanwhile changes nothing.
-//! * **DELETE** also ends what runs, and what is still being launched. An
-//!   instance is gone once its directory is out of the way; files that can't be
-//!   removed are tried again by the next agent. Where not even that works, the
-//!   answer is `invalid_data`: of the three reasons there are for it, the one
-//!   that doesn't claim the instance wasn't here.
-//! * **EVACUATE** stops every instance; each is told of by InstanceStopped.
+//! * **START** is answered with `launch_failure` if the program, its directory or a driver
+//!   is missing. A program that ran, for however short a time, was started, and its
+//!   instance is `exited`. A persistent instance stays until it is deleted, any other for
+//!   the retention of the node's policy.
+//! * **An instance that ends without a command** is started again if its START's
+//!   `restart_policy` says so.
+//! * **A START that was under way when its agent ended** is answered by the next agent,
+//!   with `launch_failure`. The failures of the last minute are sent again in a new
+//!   session, because they may have been lost with the session before.
+//! * **STOP** asks an instance to end, and kills it after a grace period. A persistent
+//!   instance is then `exited` in STATS; any other is removed, and InstanceDeleted is
+//!   sent. A second STOP meanwhile changes nothing.
+//! * **DELETE** also ends an instance that runs or is being launched. An instance is gone
+//!   once its directory has been moved away; the next agent tries again to remove files
+//!   that could not be removed. If the directory can't be moved, the answer is
+//!   `invalid_data`, the only one of the three reasons that does not claim that the
+//!   instance is not here.
+//! * **EVACUATE** stops every instance and sends an InstanceStopped for each.
 //!   Persistent ones stay here and may be restarted after Restore; the others
 //!   are removed. From its arrival on STARTs are refused, and STATS say
 //!   MAINTENANCE; that is sent when the last instance has ended, but for those
 //!   that do not even end when they are killed. It survives a restart of the
-//!   agent. What comes next (`next_state`) is for whoever looks after the
-//!   machine: [`Agent::evacuated`] tells it once, and `ssntp agent
-//!   --after-evacuation` runs a program. The node stays in maintenance until
+//!   agent. The program that looks after the machine learns what comes next
+//!   (`next_state`) once from [`Agent::evacuated`]; `ssntp agent --after-evacuation` runs
+//!   a program for it. The node stays in maintenance until
 //!   Restore in any case, also after it was booted.
 //! * **OFFLINE**: START, RESTART, AttachVolume and DetachVolume are answered
 //!   with `launch_failure`, `attach_failure` and `detach_failure`; STOP and
 //!   DELETE with `no_instance`. EVACUATE and Restore change nothing. The
 //!   configuration is still taken.
-//! * **READY**, or FULL, follows every START, whatever became of it: a strict
+//! * **READY**, or FULL, follows every START, also one that failed, because a strict
 //!   scheduler waits for it.
 //! * **Logs** are kept within their limit (16 MB each by default) as they are
 //!   written, also while no agent runs.
 //! * **Logs are read** by one thread for all streams (docs/streams.md), also while the
 //!   node is OFFLINE or in maintenance, and as long as the instance is kept.
-//! * **A lost record** is made anew from the START and from what runs; with a
-//!   lost START an instance is `missing` unless it still runs, can be stopped
-//!   and deleted, and RESTART answers `instance_corrupt`.
+//! * **A lost record** is made anew from the START and the processes that run. If the START
+//!   is lost, the instance is `missing` unless it still runs; it can be stopped and
+//!   deleted, and RESTART is answered with `instance_corrupt`.
 //!
-//! All reasons of all failures stand in the source of `control/commands.rs`.
+//! The source of `control/commands.rs` lists the reasons of all failures.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `runner` | [`Agent`], [`AgentConfig`]: the thread |
 //! | `control` | the state machine, without I/O |
-//! | `worker` | the threads that do what takes a moment |
-//! | `policy` | [`Policy`]: what this node lets instances have |
+//! | `worker` | the threads that do jobs which can block |
+//! | `policy` | [`Policy`]: the limits of this node for all instances |
 //! | `store` | the state directory |
 //! | `tree` | directories that instances write to: removed and measured |
-//! | `streams` | the thread that reads what instances have written |
+//! | `streams` | the thread that reads the logs of instances |
 //! | `figures` | [`AgentFigures`]: what it knows about itself |
-//! | [`driver`] | what runs an instance |
+//! | [`driver`] | runs instances |
 //! | `stepped` | [`SteppedAgent`]: an agent without threads, for programs that hold thousands |
 
 mod control;

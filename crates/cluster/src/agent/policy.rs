@@ -1,7 +1,7 @@
-//! What a node lets instances have, whatever a controller asks for.
+//! The limits that a node sets for its instances. Controllers can't change them.
 //!
 //! ```yaml
-//! users: [1879048192-1879113727, nobody]   # a UID of its own for each; nobody where CONFIGURE says so
+//! users: [1879048192-1879113727, nobody]   # a UID of its own for each; the user nobody if CONFIGURE says so
 //! drivers: [process]
 //! directories: [/srv/jobs]
 //! images: [debian-12]
@@ -13,9 +13,8 @@
 //! retention_count: 256
 //! ```
 //!
-//! It is the agent's own: CONFIGURE and START choose within it, and what they
-//! ask beyond it is refused. What a refusal says ends with the key that is to
-//! blame, as `(policy: users)`.
+//! CONFIGURE and START choose within the policy; a START that asks for more is refused.
+//! The text of a refusal ends with the key that caused it, as `(policy: users)`.
 
 use std::fmt;
 use std::fs::File;
@@ -31,8 +30,8 @@ use serde::de::{self, Deserializer};
 use super::driver::{LaunchError, LaunchFault, User};
 use ssntp::payload::{Start, yaml};
 
-/// The UIDs of instances, where nothing else is said: 65,536 of those that
-/// systemd's list of assignments leaves unused, and so do distributions.
+/// The default UIDs of instances: 65,536 that neither systemd's list of assignments nor
+/// distributions use.
 const OWN: RangeInclusive<u32> = 1_879_048_192..=1_879_113_727;
 /// `(uid_t) -1` stands for no user in system calls.
 const NO_UID: u32 = u32::MAX;
@@ -42,8 +41,8 @@ const PIDS: u32 = 1024;
 /// The most that an instance's directory may hold, in MB.
 const DISK_MB: u32 = 10 * 1024;
 
-/// What a node lets instances have. It is read from a file, or made from the
-/// default by setting fields.
+/// The limits that a node sets for its instances. It is read from a file, or made from
+/// the default by setting fields.
 ///
 /// ```
 /// use ssntp_cluster::agent::Policy;
@@ -57,10 +56,10 @@ const DISK_MB: u32 = 10 * 1024;
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Policy {
-    /// What instances may run as. The first is what they do run as, unless
-    /// CONFIGURE's `child_user` names another of them. Default: where the agent
-    /// is root, a UID of its own for each of them, of 1879048192-1879113727;
-    /// else the agent's own user, for others can only be had by root.
+    /// The users that instances may run as. They run as the first one, unless CONFIGURE's
+    /// `child_user` names another one of the list. Default: if the agent is root, a UID of
+    /// its own for each instance, out of 1879048192-1879113727; else the agent's own user,
+    /// because only root can become another one.
     pub users: Vec<RunAs>,
     /// The drivers that STARTs may use. Default: all that the agent has.
     pub drivers: Option<Vec<String>>,
@@ -70,11 +69,11 @@ pub struct Policy {
     /// The images that machines may boot from, by name. Default: all that the
     /// agent has.
     pub images: Option<Vec<String>>,
-    /// The most memory of an instance, in MB, which is also what one gets that
-    /// asks for none. Default: no limit.
+    /// The most memory of an instance, in MB, and the memory of an instance that asks for
+    /// none. Default: no limit.
     pub mem_mb: Option<u32>,
-    /// The most processes and threads of an instance. It holds where there are
-    /// control groups, and without them for an instance with a UID of its own.
+    /// The most processes and threads of an instance. It is enforced by control groups, and
+    /// without them only for an instance with a UID of its own.
     /// Default: 1024.
     pub pids: u32,
     /// The most that an instance may keep in its own directory, in MB; also the
@@ -115,7 +114,7 @@ fn limit<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u32>, D::Error> {
     Ok(Some(u32::deserialize(value)?).filter(|limit| *limit > 0))
 }
 
-/// What instances may run as.
+/// A user that instances may run as.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunAs {
     /// Each has a UID of its own, and the group of the same number.
@@ -136,7 +135,7 @@ impl FromStr for RunAs {
             Some(low..=high)
         });
         match (range, text) {
-            // Root is said by its name.
+            // Root can't be in a range: it has to be named.
             (Some(range), _) if range.is_empty() || range.contains(&0) || range.contains(&NO_UID) => {
                 Err(format!("{text:?} is no range of UIDs"))
             }
@@ -200,6 +199,7 @@ impl Policy {
         if let Some(directories) = &self.directories
             && dir.is_absolute()
         {
+            // `starts_with` compares names only, so `..` could leave the allowed directory.
             let leaves = dir.components().any(|part| part == Component::ParentDir);
             if leaves || !directories.iter().any(|allowed| dir.starts_with(allowed)) {
                 let why = format!("this node starts nothing in {dir:?} (policy: directories)");
@@ -242,8 +242,8 @@ impl Policy {
         }
     }
 
-    /// Who an instance runs as, where that isn't the agent's own user. `own`
-    /// finds a UID that is its own. Asks the system, which may take a moment.
+    /// The user of an instance; `None` for the agent's own user. `own` finds a UID that no
+    /// other instance has. Looking up a user in the system's database can block.
     pub(crate) fn user(
         &self,
         child_user: &str,
@@ -281,13 +281,14 @@ impl Policy {
         };
         match agent.as_raw() {
             own if own == user.uid => Ok(None),
+            // Only root can become another user.
             0 => Ok(Some(user)),
             _ => Err(only_root(&user.uid)),
         }
     }
 
-    /// The directory that keeps users of instances from their own, on the way to
-    /// `root`, where they are others than the agent's.
+    /// The first directory on the way to `root` that users of instances can't pass; `None`
+    /// if all of them can be passed, or if instances run as the agent's user.
     pub(crate) fn closed<'a>(&self, root: &'a Path) -> Option<&'a Path> {
         let others = rustix::process::geteuid().is_root() && self.users != [RunAs::Agent];
         let is_closed = |dir: &&Path| dir.metadata().is_ok_and(|found| found.mode() & 0o1 == 0);
@@ -297,6 +298,7 @@ impl Policy {
     /// Whether CONFIGURE may choose that user.
     fn allows(&self, user: User, agent: u32) -> bool {
         let is_it = |run_as: &RunAs| match run_as {
+            // A UID out of the range may be another instance's.
             RunAs::Own(_) => false,
             RunAs::Agent => user.uid == agent,
             RunAs::User(name) => find_user(name).is_ok_and(|named| named.uid == user.uid),

@@ -24,7 +24,7 @@ use ssntp::payload::NextState;
 use ssntp::pki::{Identity, Trust};
 use ssntp::proto::Command;
 
-/// The most instances of a node, where nothing else is said.
+/// The default for the most instances of a node.
 pub const DEFAULT_MAX_INSTANCES: usize = 4096;
 /// Outcomes and ends on their way to the agent's thread. When full, workers
 /// wait; the agent's thread never waits for them.
@@ -32,19 +32,13 @@ const INPUTS: usize = 256;
 /// Next states that the agent's owner has not taken yet. When full, they are
 /// logged and dropped.
 const EVACUATIONS: usize = 4;
-/// What an agent is made from.
+/// The settings of an agent.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
     client: ClientConfig,
-    state: Option<PathBuf>,
     volumes: Option<PathBuf>,
-    drivers: Vec<Arc<dyn Driver>>,
-    policy: Arc<Policy>,
-    mem_mb: Option<i64>,
-    disk_mb: Option<i64>,
-    max_instances: usize,
-    interval: Duration,
-    grace: Duration,
+    /// Its node and its role are those of the client, once that has started.
+    settings: Settings,
 }
 
 impl AgentConfig {
@@ -58,22 +52,27 @@ impl AgentConfig {
     pub fn new(client: ClientConfig) -> Self {
         Self {
             client,
-            state: None,
             volumes: None,
-            drivers: Vec::new(),
-            policy: Arc::default(),
-            mem_mb: None,
-            disk_mb: None,
-            max_instances: DEFAULT_MAX_INSTANCES,
-            interval: Duration::from_secs(30),
-            grace: Duration::from_secs(10),
+            settings: Settings {
+                node: Uuid::nil(),
+                role: Role::NONE,
+                drivers: Vec::new(),
+                policy: Arc::default(),
+                state: None,
+                has_volumes: false,
+                mem_mb: None,
+                disk_mb: None,
+                max_instances: DEFAULT_MAX_INSTANCES,
+                interval: Duration::from_secs(30),
+                grace: Duration::from_secs(10),
+            },
         }
     }
 
-    /// Where what it knows of its instances is kept. Default: nowhere.
+    /// The state directory, which holds its instances. Default: none.
     #[must_use]
     pub fn state(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.state = Some(directory.into());
+        self.settings.state = Some(directory.into());
         self
     }
 
@@ -88,15 +87,15 @@ impl AgentConfig {
     /// Adds a driver; the first that takes an instance runs it. Default: none.
     #[must_use]
     pub fn driver(mut self, driver: impl Driver + 'static) -> Self {
-        self.drivers.push(Arc::new(driver));
+        self.settings.drivers.push(Arc::new(driver));
         self
     }
 
-    /// What this node lets instances have, whatever a controller asks for.
+    /// The limits of this node, which controllers can't change.
     /// Default: [`Policy::default`], in which nothing runs as root.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
-        self.policy = Arc::new(policy);
+        self.settings.policy = Arc::new(policy);
         self
     }
 
@@ -104,7 +103,7 @@ impl AgentConfig {
     /// free.
     #[must_use]
     pub fn mem_mb(mut self, mb: u32) -> Self {
-        self.mem_mb = Some(mb.into());
+        self.settings.mem_mb = Some(mb.into());
         self
     }
 
@@ -112,7 +111,7 @@ impl AgentConfig {
     /// state directory lies.
     #[must_use]
     pub fn disk_mb(mut self, mb: u32) -> Self {
-        self.disk_mb = Some(mb.into());
+        self.settings.disk_mb = Some(mb.into());
         self
     }
 
@@ -120,15 +119,15 @@ impl AgentConfig {
     /// [`DEFAULT_MAX_INSTANCES`].
     #[must_use]
     pub fn max_instances(mut self, instances: usize) -> Self {
-        self.max_instances = instances;
+        self.settings.max_instances = instances;
         self
     }
 
-    /// How often STATS are sent; they also are soon after an instance changed.
+    /// How often STATS are sent. They are also sent soon after an instance changed.
     /// Default: 30 s.
     #[must_use]
     pub fn interval(mut self, interval: Duration) -> Self {
-        self.interval = interval;
+        self.settings.interval = interval;
         self
     }
 
@@ -136,7 +135,7 @@ impl AgentConfig {
     /// 10 s.
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
-        self.grace = grace;
+        self.settings.grace = grace;
         self
     }
 }
@@ -173,7 +172,7 @@ pub struct Agent {
     evacuated: Receiver<NextState>,
 }
 
-/// What the agent's owner asks for.
+/// A request of the agent's owner.
 #[derive(Debug)]
 enum Order {
     ToggleOffline,
@@ -187,29 +186,31 @@ impl Agent {
     /// # Errors
     /// [`AgentError`]; nothing runs then.
     pub fn start(config: AgentConfig) -> Result<Self, AgentError> {
-        let store = config
-            .state
-            .as_deref()
-            .map(|root| open(root, config.volumes.as_deref()));
+        let (mut settings, volumes) = (config.settings, config.volumes.as_deref());
+        let store = settings.state.as_deref().map(|root| open(root, volumes));
         let store = store.transpose()?.map(Arc::new);
         if let Some(store) = &store
-            && let Some(closed) = config.policy.closed(store.root())
+            && let Some(closed) = settings.policy.closed(store.root())
         {
             warn!(
                 "{}: users of instances can't pass it (policy: users)",
                 closed.display()
             );
         }
-        let client = Client::start(config.client.clone())?;
+        let client = Client::start(config.client)?;
         if !client.role().intersects(Role::AGENT | Role::NETAGENT) {
             return Err(AgentError::Role(client.role()));
         }
         let (evacuations, evacuated) = bounded(EVACUATIONS);
         let (inputs, outcomes) = bounded(INPUTS);
-        let workers =
-            Workers::start(store.clone(), Arc::clone(&config.policy), inputs).map_err(AgentError::Thread)?;
+        let workers = Workers::start(store.clone(), Arc::clone(&settings.policy), inputs)
+            .map_err(AgentError::Thread)?;
         let streams = Streams::start(client.handle()).map_err(AgentError::Thread)?;
-        let settings = settings(&config, &client, store.as_deref());
+        settings.node = client.uuid();
+        settings.role = client.role();
+        settings.has_volumes = store.is_some() && volumes.is_some();
+        // The directory without links, as instances get it.
+        settings.state = store.as_ref().map(|store| store.root().to_owned());
         let disk = store
             .as_ref()
             .map_or_else(|| PathBuf::from("/"), |store| store.root().to_owned());
@@ -262,25 +263,24 @@ impl Agent {
         }
     }
 
-    /// What the agent knows about itself, at one moment; none where it has ended,
-    /// or has so much to do that it does not answer in 5 s.
+    /// The agent's figures at one moment; `None` if it has ended, or does not answer in 5 s.
     pub fn figures(&self) -> Option<AgentFigures> {
         self.inner.ask(Order::Figures)
     }
 
-    /// Gives the reason when the client has ended for good, and the agent
-    /// with it; disconnected afterwards: for `select!`.
+    /// Receives the reason when the client, and the agent with it, has ended for good. The
+    /// channel is disconnected afterwards. It is for `select!`.
     pub fn ended(&self) -> &Receiver<ClientError> {
         &self.inner.ended
     }
 
     /// Gives what an EVACUATE wants to come next, once the node has been
     /// evacuated and MAINTENANCE was sent: `shutdown`, `update`, `reboot`, or a
-    /// word that isn't known here. Nothing, where that is `maintenance`. The
+    /// word that isn't known here. Nothing is received for `maintenance`. The
     /// agent itself does none of it.
     ///
-    /// Each is given once, whatever becomes of the agent. Four that nobody took
-    /// are kept; further ones are only logged.
+    /// Each is given once, also if the agent is restarted. Four are kept until they are
+    /// received; further ones are only logged.
     pub fn evacuated(&self) -> &Receiver<NextState> {
         &self.evacuated
     }
@@ -302,22 +302,6 @@ fn open(root: &Path, volumes: Option<&Path>) -> Result<Store, AgentError> {
         warn!("{}: {e}: nothing can be started", root.display());
     }
     Ok(store)
-}
-
-fn settings(config: &AgentConfig, client: &Client, store: Option<&Store>) -> Settings {
-    Settings {
-        node: client.uuid(),
-        role: client.role(),
-        drivers: config.drivers.clone(),
-        policy: Arc::clone(&config.policy),
-        state: store.map(|store| store.root().to_owned()),
-        has_volumes: store.is_some() && config.volumes.is_some(),
-        mem_mb: config.mem_mb,
-        disk_mb: config.disk_mb,
-        max_instances: config.max_instances,
-        interval: config.interval,
-        grace: config.grace,
-    }
 }
 
 /// The order of the fields is that in which they are dropped: workers use the drivers,
@@ -377,6 +361,7 @@ impl Runner {
                     Action::Stream(order) => self.streams.take(order),
                     Action::Evacuated(next) => {
                         info!("{}: evacuated; next is {next}", uplink.client.uuid());
+                        // The agent's thread must not wait for its owner.
                         if self.evacuations.try_send(next).is_err() {
                             warn!("{}: nobody takes what is next", uplink.client.uuid());
                         }

@@ -76,6 +76,7 @@ impl SteppedAgent {
             policy: Arc::default(),
             state: Some(NOWHERE.into()),
             has_volumes: false,
+            // Given, so that capacity does not depend on the machine that simulates.
             mem_mb: Some(facts.mem_total_mb),
             disk_mb: Some(facts.disk_total_mb),
             max_instances: config.max_instances,

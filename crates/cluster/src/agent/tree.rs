@@ -1,15 +1,15 @@
-//! Directories that instances write to: given to their user, measured and
-//! removed without being led anywhere.
+//! Directories that instances write to: they are given to a user, measured and removed,
+//! and no link in them can lead the agent elsewhere.
 //!
-//! Everything goes from descriptor to descriptor, never through a link, and
-//! never into what is mounted there. However deep a tree is, it costs neither
-//! stack nor descriptors: what is removed is first moved up,
+//! All functions go from descriptor to descriptor, never through a link, and never into
+//! a file system that is mounted there. Removing a deep tree needs neither stack nor
+//! descriptors, because its directories are moved up first,
 //!
 //! ```text
 //!  root/a/b/c/…  ─ a's files removed, b moved to root ─▶  root/1/c/…  root/a (empty, removed)
 //! ```
 //!
-//! and what is measured has a bound on its depth and its files.
+//! and measuring has a bound on the depth and the number of files.
 
 use std::ffi::CStr;
 use std::fs::{Permissions, set_permissions};
@@ -27,17 +27,17 @@ use rustix::path::Arg;
 
 use super::driver::User;
 
-/// How many files are counted before the space they take counts as unknown,
-/// and how deep they are looked for; each level costs a descriptor.
+/// How many files are counted before the space they take counts as unknown, which bounds
+/// the time of a measurement, and how deep; each level costs a descriptor.
 const MAX_FILES: usize = 200_000;
 const MAX_DEPTH: usize = 64;
 
-/// Removes a directory with all that is in it, or what is in its place. What
-/// isn't there was removed.
+/// Removes a directory with its content, or a file in its place. A directory that does
+/// not exist counts as removed.
 ///
 /// # Errors
-/// Of the last file or directory that could not be removed; all others are
-/// gone, or have moved up.
+/// The error of the last file or directory that could not be removed. All others are
+/// removed or were moved up.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     let removed = match open_dir(CWD, path) {
         Ok(root) => {
@@ -56,7 +56,7 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
 
 /// Removes all that is in a directory.
 fn empty(root: &OwnedFd) -> Result<(), Errno> {
-    // Of the names that directories get as they are moved up.
+    // The number of the next name for a directory that is moved up.
     let mut names = 0u64;
     loop {
         let (mut failed, mut progress) = (None, false);
@@ -76,6 +76,8 @@ fn empty(root: &OwnedFd) -> Result<(), Errno> {
                 Err(e) => failed = Some(e),
             }
         }
+        // Directories that were moved up are found in the next round, so it goes on as long
+        // as a round removes something.
         match (progress, failed) {
             (true, _) => {}
             (false, Some(e)) => return Err(e),
@@ -117,8 +119,8 @@ fn move_up(dir: &OwnedFd, name: &CStr, root: &OwnedFd, names: &mut u64) -> Resul
         match renameat(dir, name, root, format!("{names:x}")) {
             // That name is taken.
             Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR) => *names += 1,
-            // To its owner, too, a directory that can't be written stays
-            // where it is.
+            // Moving a directory changes its `..`, so its owner needs to be able to
+            // write to it.
             Err(Errno::ACCESS) if !granted => {
                 grant(dir, name)?;
                 granted = true;
@@ -128,7 +130,7 @@ fn move_up(dir: &OwnedFd, name: &CStr, root: &OwnedFd, names: &mut u64) -> Resul
     }
 }
 
-/// What a user may do with a directory of the agent's.
+/// The rights of a user in a directory of the agent's.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Access {
     /// Reach what it knows the name of.
@@ -137,8 +139,8 @@ pub(super) enum Access {
     List,
 }
 
-/// Lets a user into a directory of the agent's, and nobody else; without one
-/// it is the agent's alone.
+/// Lets one user into a directory of the agent's; without a user only the agent can enter
+/// it.
 pub(super) fn share(dir: &Path, user: Option<User>, access: Access) -> io::Result<()> {
     let mode = match (user, access) {
         (None, _) => 0o700,
@@ -146,23 +148,24 @@ pub(super) fn share(dir: &Path, user: Option<User>, access: Access) -> io::Resul
         (Some(_), Access::List) => 0o750,
     };
     if let Some(user) = user {
-        // Not before it is nobody else's.
+        // Others lose their access before the group changes.
         set_permissions(dir, Permissions::from_mode(0o700))?;
         chown(dir, None, Some(user.gid))?;
     }
     set_permissions(dir, Permissions::from_mode(mode))
 }
 
-/// Makes a directory with all that is in it a user's, and lets nobody else in,
-/// unless it is that user's already. A file that has another name, maybe
-/// elsewhere, stays whose it is.
+/// Gives a directory with its content to a user and closes it to others, unless it is that
+/// user's already. A file with a second name keeps its owner, because the other name may
+/// be outside of the directory.
 ///
 /// # Errors
-/// The system's, and where it is too deep; what was given by then stays so, and
-/// giving goes on from there when it is tried again.
+/// An error of the system, or a directory that is too deep. Files that were given by then
+/// stay given, and another call goes on from there.
 pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
     let (uid, gid) = (Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)));
     let root = open(CWD, path)?;
+    // The owner of the directory itself is changed last, so it is the mark of completion.
     if fstat(&root)?.st_uid == user.uid {
         return Ok(());
     }
@@ -170,7 +173,7 @@ pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
     let mut dirs = vec![Dir::new(root)?];
     while let Some(dir) = dirs.last_mut() {
         let Some(entry) = dir.next() else {
-            // Last, for it says that all of it was given.
+            // The directory itself comes last: its owner says that all of it was given.
             fchown(dir.fd()?, uid, gid)?;
             dirs.pop();
             continue;
@@ -200,6 +203,7 @@ pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
                 }
                 dirs.push(Dir::new(inner)?);
             }
+            // A hard link could be to a file of the node outside of this directory.
             FileType::RegularFile | FileType::Symlink if stat.st_nlink == 1 => {
                 chownat(&found, "", uid, gid, AtFlags::EMPTY_PATH)?;
             }
@@ -259,7 +263,7 @@ fn open_dir(at: impl AsFd, name: impl Arg + Copy) -> Result<OwnedFd, Errno> {
     };
     let mode = Mode::from_raw_mode(fstat(&dir)?.st_mode);
     if !mode.contains(Mode::RWXU) {
-        // Where it isn't ours, removing says so.
+        // If it isn't ours, removing fails and says so.
         let _ = fchmod(&dir, Mode::RWXU);
     }
     Ok(dir)
@@ -269,7 +273,7 @@ fn open_dir(at: impl AsFd, name: impl Arg + Copy) -> Result<OwnedFd, Errno> {
 fn open(at: impl AsFd, name: impl Arg + Copy) -> Result<OwnedFd, Errno> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = if at.as_fd().as_raw_fd() == CWD.as_raw_fd() {
-        // The way there is the agent's.
+        // Only the agent can write on the way to it, so mounts there are deliberate.
         ResolveFlags::empty()
     } else {
         ResolveFlags::NO_XDEV

@@ -1,4 +1,4 @@
-//! What a concentrator knows about itself: one snapshot, for pages that show it.
+//! Snapshots of a concentrator for metrics and pages.
 
 use serde::Serialize;
 use ssntp::client::ClientFigures;
@@ -7,7 +7,7 @@ use ssntp::client::ClientFigures;
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct CnciFigures {
-    /// Its connection.
+    /// The figures of its client.
     #[serde(skip)]
     pub client: ClientFigures,
     /// Tunnels to nodes.
@@ -16,6 +16,6 @@ pub struct CnciFigures {
     pub peers: usize,
     /// Public addresses that are assigned.
     pub public_ips: usize,
-    /// Answers that wait for a session, or for room.
+    /// Answers that wait for a session, or for room in its queue.
     pub frames_held: usize,
 }

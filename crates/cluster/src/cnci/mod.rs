@@ -10,8 +10,7 @@
 //!              or the failure                           └──▶ state directory
 //! ```
 //!
-//! Moving packets is the [`DataPlane`]'s. The one that comes with it,
-//! [`TablesOnly`], moves none, and says so: the tables are what there is.
+//! A [`DataPlane`] moves the packets. The only one here, [`TablesOnly`], moves none.
 //!
 //! ```no_run
 //! use ssntp::client::ClientConfig;
@@ -30,28 +29,27 @@
 //! ```
 //!
 //! # What the protocol leaves open
-//! * **ConcentratorInstanceAdded** is sent with each new session.
-//! * **Tunnels** are known by node and subnet: what is added again replaces
-//!   what was there, and what isn't there is removed without a word.
+//! * **ConcentratorInstanceAdded** is sent at the beginning of each session.
+//! * **Tunnels** are identified by node and subnet: an added one replaces the one that was
+//!   there, and the removal of an unknown one changes nothing.
 //! * **RefreshCNCI** replaces the list of peers.
-//! * **AssignPublicIP** needs an instance and an address; what is given of
-//!   the private address and the MAC address has to be one. What was assigned
-//!   already is confirmed again. `no_instance`: it is for another
-//!   concentrator. `invalid_data`: it is for another tenant, or something
-//!   isn't what it should be. `assign_failure`: the address belongs to another
-//!   instance, the private address has another public one, the data plane
-//!   refuses, or it can't be saved.
-//! * **ReleasePublicIP**: `no_instance`: the instance has no address here.
-//!   `release_failure`: it has another one; the data plane refuses; it can't
-//!   be saved.
+//! * **AssignPublicIP** needs an instance and an address; a private address and a MAC address
+//!   must be valid if they are given. An address that was assigned to the instance before is
+//!   confirmed again. The reasons of its failure are `no_instance` if it is for another
+//!   concentrator; `invalid_data` if it is for another tenant, or a field is invalid;
+//!   `assign_failure` if the address belongs to another instance, the private address has
+//!   another public one, the data plane refuses, or the tables cannot be saved.
+//! * **ReleasePublicIP** fails with `no_instance` if the instance has no address here, and
+//!   with `release_failure` if it has another one, the data plane refuses, or the tables
+//!   cannot be saved.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `tables` | [`Tables`] and what they hold |
 //! | `plane` | [`DataPlane`], [`TablesOnly`] |
-//! | `concentrator/` | what each frame does to them: no I/O of its own |
-//! | `runner` | [`Cnci`]: the thread |
-//! | `figures` | [`CnciFigures`]: what it knows about itself |
+//! | `concentrator/` | what each frame changes in the tables: no I/O of its own |
+//! | `runner` | [`Cnci`]: the running concentrator |
+//! | `figures` | [`CnciFigures`]: a snapshot for metrics |
 
 mod concentrator;
 mod figures;

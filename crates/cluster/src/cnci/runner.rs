@@ -112,6 +112,7 @@ impl Cnci {
     /// # Errors
     /// [`CnciError`]; nothing runs then.
     pub fn start(config: CnciConfig) -> Result<Self, CnciError> {
+        // Before the tables are read, so that no other concentrator changes them.
         let lock = config.state.as_deref().map(lock).transpose()?;
         let client = Client::start(config.client)?;
         if !client.role().contains(Role::CNCIAGENT) {
@@ -197,6 +198,7 @@ impl Cnci {
 fn lock(state: &Path) -> Result<File, CnciError> {
     let locked = || -> io::Result<File> {
         fs::create_dir_all(state)?;
+        // The directory itself is locked, so that no lock file is left behind.
         let lock = File::open(state)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| match io::Error::from(e) {
             e if e.kind() == io::ErrorKind::WouldBlock => {
@@ -280,6 +282,7 @@ impl Runner {
                 break;
             }
         }
+        // The answers at the front are the oldest.
         while self.held.len() > MAX_HELD {
             self.held.pop_front();
         }

@@ -1,68 +1,74 @@
-//! What changes in a view, in the order in which a controller learns of it.
+//! The changes of a view, in the order in which a controller receives them.
 
 use std::fmt;
 
 use bytes::Bytes;
+use serde::Serialize;
 use uuid::Uuid;
 
 use super::{Ending, Failure};
 use ssntp::payload::{self, FrameTrace, Id, InstanceState, NodeStatus, NodeType};
 use ssntp::proto::FrameKind;
 
-/// One thing that a controller has learnt. Shown as a sentence.
-#[derive(Clone, Debug)]
+/// A change of what a controller knows. Displayed as a sentence. Serialized as the
+/// UUIDs, states and addresses that it is about.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
 #[non_exhaustive]
 pub enum Change {
-    /// A session with the scheduler stands; what it knows follows.
+    /// A session with the scheduler began; what the scheduler knows follows.
     Online {
         /// The scheduler: `UUID (roles) at ADDRESS`.
+        #[serde(skip)]
         scheduler: String,
     },
-    /// The session is lost. Nothing is known of any node until the next.
+    /// The session is lost. Nothing is known of any node until the next session.
     Offline {
-        /// Why.
+        /// The reason.
+        #[serde(skip)]
         reason: String,
     },
     /// The controller has ended; no change follows.
     Ended {
-        /// Why.
+        /// The reason.
+        #[serde(skip)]
         reason: String,
     },
-    /// So many changes were left out before this one: they were not received
-    /// in time.
+    /// Changes were dropped before this one, because they were not received in time.
     Missed {
-        /// How many.
+        /// The number of dropped changes.
+        #[serde(skip)]
         count: u64,
     },
-    /// A node has connected, or is there at the beginning of a session.
+    /// A node has connected, or is connected at the beginning of a session.
     NodeConnected {
         /// The node.
         node: Uuid,
-        /// What it is for; a node that is for both connects as each.
+        /// Its kind; a node of both kinds connects as each.
         node_type: NodeType,
     },
     /// A node has disconnected.
     NodeDisconnected {
         /// The node.
         node: Uuid,
-        /// What it was for.
+        /// Its kind.
         node_type: NodeType,
     },
-    /// A node takes more, or less, than before.
+    /// A node has another status.
     NodeStatus {
         /// The node.
         node: Uuid,
-        /// What it takes now.
+        /// Its new status.
         status: NodeStatus,
     },
-    /// Some node is offline. Its STATS tell which.
+    /// Some node is offline. Its STATS say which.
     NodeOffline,
-    /// STATS of a node have been taken in. What they changed came before.
+    /// STATS of a node have been taken in. The changes that they caused came before.
     NodeStats {
         /// The node.
         node: Uuid,
-        /// Whether they are the first since it connected, or since the
-        /// session began.
+        /// Whether they are the first since the node connected, or since the session began.
+        #[serde(skip)]
         first: bool,
     },
     /// A node has an instance that it did not have before.
@@ -71,20 +77,21 @@ pub enum Change {
         instance: Uuid,
         /// Its node.
         node: Uuid,
-        /// What it is doing.
+        /// Its state.
         state: InstanceState,
     },
-    /// STATS tell of another state of an instance than what was known.
+    /// STATS list an instance in another state than before.
     InstanceState {
         /// The instance.
         instance: Uuid,
         /// Its node.
         node: Uuid,
-        /// What it was doing.
+        /// Its former state.
         before: InstanceState,
-        /// What it is doing now.
+        /// Its new state.
         state: InstanceState,
-        /// How it ended, where it has.
+        /// How it ended, if it has.
+        #[serde(skip)]
         ending: Option<Ending>,
     },
     /// A node no longer has an instance.
@@ -98,24 +105,24 @@ pub enum Change {
     InstanceStopped {
         /// The instance.
         instance: Uuid,
-        /// Its node, where the instance is known.
+        /// Its node, if the instance is known.
         node: Option<Uuid>,
     },
     /// InstanceDeleted came.
     InstanceDeleted {
         /// The instance.
         instance: Uuid,
-        /// The node that had it, where it was known.
+        /// The node that had it, if the instance was known.
         node: Option<Uuid>,
     },
-    /// An instance has a volume more.
+    /// A volume was attached to an instance.
     VolumeAttached {
         /// The instance.
         instance: Uuid,
         /// The volume.
         volume: Id,
     },
-    /// An instance has a volume less.
+    /// A volume was detached from an instance.
     VolumeDetached {
         /// The instance.
         instance: Uuid,
@@ -152,16 +159,20 @@ pub enum Change {
     },
     /// The scheduler has taken up a configuration that this controller sent.
     Configured {
-        /// What it was sent.
+        /// The configuration.
+        #[serde(skip)]
         configuration: Bytes,
     },
-    /// A command failed, be it this controller's or another's.
+    /// A command of this or another controller failed.
+    #[serde(skip)]
     Failed(Failure),
     /// A traced frame has arrived.
+    #[serde(skip)]
     Traced(FrameTrace),
-    /// A frame came whose payload cannot be read.
+    /// The payload of a frame cannot be read.
+    #[serde(skip)]
     Unreadable {
-        /// The frame.
+        /// The kind of the frame.
         kind: FrameKind,
         /// What is wrong with it.
         error: payload::Error,
@@ -169,7 +180,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// A word for programs: the variant's name in small letters.
+    /// A word for programs: the name of the variant in snake case.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Online { .. } => "online",
@@ -274,7 +285,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// A kind of node, as a sentence begins with it.
+/// A kind of node, as the first words of a sentence.
 struct Kind<'a>(&'a NodeType);
 
 impl fmt::Display for Kind<'_> {

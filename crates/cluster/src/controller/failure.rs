@@ -1,4 +1,4 @@
-//! Why a command was not carried out, from whatever frame says so, in words.
+//! Why a command was not carried out, in words, from any frame that says so.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,37 +11,36 @@ use ssntp::payload::{
 };
 use ssntp::proto::{Command, ErrorCode, Frame, FrameKind};
 
-/// A command that was not carried out. Shown as a sentence:
-/// `instance 0f7a… was not started: no node has the room (full_cloud)`, with more
-/// before the protocol's word where more is known.
+/// A command that was not carried out. Displayed as a sentence:
+/// `instance 0f7a… was not started: no node has the room (full_cloud)`. The detail, if there
+/// is one, comes before the protocol's word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Failure {
-    /// When this controller heard of it.
+    /// When this controller received it.
     pub at: SystemTime,
-    /// What failed: a command, or whatever else was refused with
-    /// InvalidFrameType.
+    /// The kind of the command, or of the frame that was refused with InvalidFrameType.
     pub command: FrameKind,
     /// The error frame that said so.
     pub error: ErrorCode,
-    /// The node; empty where none has to do with it.
+    /// The node; empty if it names none.
     pub node: Id,
-    /// The instance; empty where none has to do with it.
+    /// The instance; empty if it names none.
     pub instance: Id,
-    /// The volume; empty where none has to do with it.
+    /// The volume; empty if it names none.
     pub volume: Id,
-    /// The concentrator; empty where none has to do with it.
+    /// The concentrator; empty if it names none.
     pub cnci: Id,
-    /// The public address; empty where none has to do with it.
+    /// The public address; empty if it names none.
     pub public_ip: String,
-    /// Why, in the protocol's word.
+    /// The reason, as the protocol's word.
     pub reason: String,
-    /// Why in full, as whoever failed says; empty where it says no more.
+    /// The reason in full, as the agent or the scheduler says it; may be empty.
     pub detail: String,
 }
 
 impl Failure {
-    /// The failure that a frame tells of; none where it is of another kind.
+    /// Reads the failure from a frame; none if it is of another kind.
     pub(super) fn read(frame: &Frame, at: SystemTime) -> Result<Option<Self>, Error> {
         let error = ErrorCode(frame.kind().operand);
         let (command, subject, reason) = match error {
@@ -53,8 +52,8 @@ impl Failure {
             ErrorCode::DETACH_VOLUME_FAILURE => parts::<DetachVolumeFailure>(frame)?,
             ErrorCode::ASSIGN_PUBLIC_IP_FAILURE => parts::<AssignPublicIpFailure>(frame)?,
             ErrorCode::UNASSIGN_PUBLIC_IP_FAILURE => parts::<UnassignPublicIpFailure>(frame)?,
-            // Its payload is what was refused, and may be long: who sent it
-            // has it.
+            // Its payload is the refused configuration, which its sender has, and which may
+            // be long.
             ErrorCode::INVALID_CONFIGURATION => (
                 Command::CONFIGURE.into(),
                 CommandSubject::default(),
@@ -84,7 +83,7 @@ impl Failure {
         }))
     }
 
-    /// Why, in words.
+    /// The reason in words.
     pub fn words(&self) -> Cow<'static, str> {
         match self.known() {
             Some(words) => words.into(),
@@ -112,6 +111,7 @@ impl Failure {
             "not_attached" => "it is not attached",
             "attach_failure" => "attaching failed",
             "detach_failure" => "detaching failed",
+            // The same word means different faults of DELETE and of other commands.
             "state_failure" if self.command == Command::DELETE => "its files cannot be removed",
             "state_failure" => "the node cannot save what it knows of the instance",
             "instance_failure" => "the instance has failed",
@@ -139,7 +139,7 @@ impl Failure {
         })
     }
 
-    /// What did not happen.
+    /// Writes what did not happen.
     fn subject(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             instance,
@@ -168,7 +168,7 @@ impl Failure {
     }
 }
 
-/// The command that failed, what it was about, and why it did.
+/// The command that failed, what it names, and the reason.
 fn parts<F: CommandFailure>(frame: &Frame) -> Result<(FrameKind, CommandSubject, String), Error> {
     let (subject, reason) = frame.payload::<F>()?.into_parts();
     Ok((F::COMMAND.into(), subject, reason.to_string()))

@@ -79,67 +79,16 @@ pub enum Shown {
     Ended {
         /// The instance.
         instance: Uuid,
-        /// How, where that is known.
+        /// How it ended, if that is known.
         ending: Option<Ending>,
-    },
-    /// The instance has stopped; its node may keep it.
-    Stopped {
-        /// The instance.
-        instance: Uuid,
     },
     /// The instance is gone.
     Gone {
         /// The instance.
         instance: Uuid,
     },
-    /// The instance has the volume.
-    Attached {
-        /// The instance.
-        instance: Uuid,
-        /// The volume.
-        volume: Id,
-    },
-    /// The instance no longer has the volume.
-    Detached {
-        /// The instance.
-        instance: Uuid,
-        /// The volume.
-        volume: Id,
-    },
-    /// The node is in maintenance, and nothing runs on it but what cannot be
-    /// ended.
-    Evacuated {
-        /// The node.
-        node: Uuid,
-        /// How many instances do not even end when they are killed.
-        hung: usize,
-    },
-    /// The node has left, as it was to.
-    Left {
-        /// The node.
-        node: Uuid,
-    },
-    /// The node takes commands again.
-    Restored {
-        /// The node.
-        node: Uuid,
-    },
-    /// The scheduler gives the configuration to whoever connects.
-    Configured,
-    /// The instance has the address.
-    Assigned {
-        /// The instance.
-        instance: Id,
-        /// The address.
-        public_ip: String,
-    },
-    /// The instance no longer has the address.
-    Released {
-        /// The instance.
-        instance: Id,
-        /// The address.
-        public_ip: String,
-    },
+    /// Any other goal is reached; the text says which.
+    Done(String),
 }
 
 impl fmt::Display for Shown {
@@ -153,30 +102,8 @@ impl fmt::Display for Shown {
                     None => Ok(()),
                 }
             }
-            Self::Stopped { instance } => write!(f, "instance {instance} has stopped"),
             Self::Gone { instance } => write!(f, "instance {instance} is gone"),
-            Self::Attached { instance, volume } => {
-                write!(f, "volume {volume} is attached to instance {instance}")
-            }
-            Self::Detached { instance, volume } => {
-                write!(f, "volume {volume} is detached from instance {instance}")
-            }
-            Self::Evacuated { node, hung: 0 } => write!(f, "node {node} is empty, and in maintenance"),
-            Self::Evacuated { node, hung } => {
-                write!(
-                    f,
-                    "node {node} is in maintenance, but {hung} instances cannot be ended"
-                )
-            }
-            Self::Left { node } => write!(f, "node {node} is empty, and has left"),
-            Self::Restored { node } => write!(f, "node {node} is back in service"),
-            Self::Configured => f.write_str("the cluster has the configuration"),
-            Self::Assigned { instance, public_ip } => {
-                write!(f, "{public_ip} is assigned to instance {instance}")
-            }
-            Self::Released { instance, public_ip } => {
-                write!(f, "{public_ip} is taken from instance {instance}")
-            }
+            Self::Done(text) => f.write_str(text),
         }
     }
 }
@@ -226,71 +153,68 @@ impl Goal {
 
     /// Whether the view shows the state that the command is to bring about.
     pub(super) fn reached(&self, view: &View) -> Option<Shown> {
-        let about = &self.about;
+        let CommandSubject {
+            instance_uuid: instance,
+            volume_uuid: volume,
+            public_ip,
+            ..
+        } = &self.about;
         let seen = self.instance(view);
-        match self.command {
-            Command::START | Command::RESTART => {
-                let (instance, node) = (seen?.uuid, seen?.node);
-                match seen?.state {
-                    InstanceState::Active => Some(Shown::Running { instance, node }),
-                    InstanceState::Exited => Some(Shown::Ended {
-                        instance,
-                        ending: seen?.ending(),
-                    }),
-                    _ => None,
-                }
+        let node = self.node(view).filter(|node| node.connected);
+        let has_volume = |seen: &Instance| seen.stats.volumes.iter().any(|listed| same(volume, listed));
+        let cnci = self.about.concentrator_uuid.uuid();
+        let owner = cnci.and_then(|cnci| view.cnci(cnci)?.public_ips.get(public_ip));
+        let has_address = owner.is_some_and(|owner| same(instance, &owner.instance));
+        let (is_reached, text) = match self.command {
+            Command::START | Command::RESTART => return seen.and_then(up),
+            Command::STOP if seen.is_some_and(|seen| seen.state == InstanceState::Exited) => {
+                (true, stopped(instance))
             }
             Command::STOP | Command::DELETE => {
-                let instance = about.instance_uuid.uuid()?;
-                match seen.map(|seen| &seen.state) {
-                    None | Some(InstanceState::Deleted) => Some(Shown::Gone { instance }),
-                    Some(InstanceState::Exited) if self.command == Command::STOP => {
-                        Some(Shown::Stopped { instance })
-                    }
-                    Some(_) => None,
-                }
+                let is_gone = seen.is_none_or(|seen| seen.state == InstanceState::Deleted);
+                let instance = instance.uuid()?;
+                return is_gone.then_some(Shown::Gone { instance });
             }
-            Command::ATTACH_VOLUME | Command::DETACH_VOLUME => {
-                let (instance, volume) = (seen?.uuid, about.volume_uuid.clone());
-                let attached = seen?.stats.volumes.iter().any(|listed| same(&volume, listed));
-                match self.command {
-                    Command::ATTACH_VOLUME => attached.then_some(Shown::Attached { instance, volume }),
-                    _ => (!attached).then_some(Shown::Detached { instance, volume }),
-                }
-            }
+            Command::ATTACH_VOLUME => (
+                has_volume(seen?),
+                format!("volume {volume} is attached to instance {instance}"),
+            ),
+            Command::DETACH_VOLUME => (
+                !has_volume(seen?),
+                format!("volume {volume} is detached from instance {instance}"),
+            ),
             Command::EVACUATE => {
-                let node = self.node(view).filter(|node| node.connected)?;
-                let alive = || {
-                    view.instances_of(node.uuid)
-                        .filter(|instance| instance.is_alive())
-                };
+                let Node { uuid, status, .. } = node?;
+                let alive = || view.instances_of(*uuid).filter(|instance| instance.is_alive());
+                // Instances that do not end even when they are killed keep no evacuation
+                // from its end.
                 let hung = alive().filter(|i| i.state == InstanceState::Hung).count();
-                let is_empty = hung == alive().count() && node.status == NodeStatus::Maintenance;
-                is_empty.then_some(Shown::Evacuated {
-                    node: node.uuid,
-                    hung,
-                })
+                let is_empty = hung == alive().count() && *status == NodeStatus::Maintenance;
+                let text = match hung {
+                    0 => format!("node {uuid} is empty, and in maintenance"),
+                    _ => format!("node {uuid} is in maintenance, but {hung} instances cannot be ended"),
+                };
+                (is_empty, text)
             }
-            Command::RESTORE => {
-                let node = self.node(view).filter(|node| node.connected)?;
-                let in_service = matches!(node.status, NodeStatus::Ready | NodeStatus::Full);
-                in_service.then_some(Shown::Restored { node: node.uuid })
-            }
-            Command::ASSIGN_PUBLIC_IP | Command::RELEASE_PUBLIC_IP => {
-                let (instance, public_ip) = (about.instance_uuid.clone(), about.public_ip.clone());
-                let cnci = about.concentrator_uuid.uuid().and_then(|uuid| view.cnci(uuid));
-                let owner = cnci.and_then(|cnci| cnci.public_ips.get(&public_ip));
-                let assigned = owner.is_some_and(|owner| same(&instance, &owner.instance));
-                match self.command {
-                    Command::ASSIGN_PUBLIC_IP => assigned.then_some(Shown::Assigned { instance, public_ip }),
-                    _ => (!assigned).then_some(Shown::Released { instance, public_ip }),
-                }
-            }
-            Command::CONFIGURE => {
-                (view.configuration() == Some(&self.configuration)).then_some(Shown::Configured)
-            }
-            _ => None,
-        }
+            Command::RESTORE => (
+                matches!(node?.status, NodeStatus::Ready | NodeStatus::Full),
+                format!("node {} is back in service", node?.uuid),
+            ),
+            Command::ASSIGN_PUBLIC_IP => (
+                has_address,
+                format!("{public_ip} is assigned to instance {instance}"),
+            ),
+            Command::RELEASE_PUBLIC_IP => (
+                !has_address,
+                format!("{public_ip} is taken from instance {instance}"),
+            ),
+            Command::CONFIGURE => (
+                view.configuration() == Some(&self.configuration),
+                "the cluster has the configuration".into(),
+            ),
+            _ => return None,
+        };
+        is_reached.then_some(Shown::Done(text))
     }
 
     /// Whether a change shows that it is reached.
@@ -299,7 +223,7 @@ impl Goal {
         if !self.concerns(change) {
             return None;
         }
-        let stopped = |instance: &Uuid| Some(Shown::Stopped { instance: *instance });
+        let done = |is_done: bool, text: String| is_done.then_some(Shown::Done(text));
         match (self.command, change) {
             // It had to end before it can be started again: the START is still to come.
             (
@@ -315,11 +239,11 @@ impl Goal {
                 instance: *instance,
                 ending: None,
             }),
-            (Command::STOP, C::InstanceStopped { instance, .. }) => stopped(instance),
-            (Command::DELETE, C::InstanceStopped { instance, .. }) => {
-                self.leaves.then(|| stopped(instance)).flatten()
+            (Command::STOP, C::InstanceStopped { instance, .. }) => done(true, stopped(instance)),
+            (_, C::InstanceStopped { instance, .. }) => done(self.leaves, stopped(instance)),
+            (_, C::NodeDisconnected { node, .. }) => {
+                done(self.leaves, format!("node {node} is empty, and has left"))
             }
-            (_, C::NodeDisconnected { node, .. }) => self.leaves.then_some(Shown::Left { node: *node }),
             _ => self.reached(view),
         }
     }
@@ -441,7 +365,24 @@ impl Goal {
     }
 }
 
-/// Whether two texts name the same: UUIDs in either case.
+fn stopped(instance: &impl fmt::Display) -> String {
+    format!("instance {instance} has stopped")
+}
+
+/// Whether an instance runs, or has run.
+fn up(seen: &Instance) -> Option<Shown> {
+    let (instance, node) = (seen.uuid, seen.node);
+    match seen.state {
+        InstanceState::Active => Some(Shown::Running { instance, node }),
+        InstanceState::Exited => Some(Shown::Ended {
+            instance,
+            ending: seen.ending(),
+        }),
+        _ => None,
+    }
+}
+
+/// Whether two texts name the same entity: UUIDs may be in either case.
 fn same(one: &Id, other: &Id) -> bool {
     one == other || one.uuid().is_some_and(|uuid| *other == uuid)
 }

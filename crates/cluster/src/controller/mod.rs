@@ -1,20 +1,18 @@
-//! A controller: a live view of the cluster, and commands whose end is
-//! watched for.
+//! A controller: a live view of the cluster, and commands whose outcome is watched for.
 //!
 //! ```text
 //!  start(), stop() … ─▶ order waits ─▶ client ─────────────▶ scheduler
 //!                          │ ▲                                  │
-//!              settled ◀───┘ │ shown done, failed               │
+//!              settled ◀───┘ │ goal reached, or failed          │
 //!                            │                                  ▼
 //!  look(), wait() ◀─── view ◀┴─ "ssntp-control" thread ◀── STATS, events, failures
 //!                            │
 //!  subscribe() ◀─────────────┘ changes
 //! ```
 //!
-//! A command is accepted once its frame waits to go out; the [`Order`] that
-//! it gives then settles when STATS or an event show that it was carried out,
-//! or a failure says why not. What shows what is told in [`Orderable`]'s
-//! module, `goal`.
+//! A command is accepted once its frame is queued. Its [`Order`] settles when STATS or an
+//! event show that its goal is reached, or when a failure says why it is not. The module
+//! `goal` has the table of goals.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -39,26 +37,25 @@
 //! ```
 //!
 //! # A new session
-//! At its beginning the scheduler tells of every node, and then passes on the
-//! last STATS of each, and what its instances have done since; nothing marks
-//! the end. [`Controller::wait_complete`] takes it for the end when every node
-//! that was told of has sent STATS and nothing new has come for 20 ms, or for
-//! 300 ms where some have not (they have only just connected), or there is
-//! none at all.
+//! At the beginning of a session the scheduler announces every node, and then sends the last
+//! STATS of each and the events of its instances since; nothing marks the end.
+//! [`Controller::wait_complete`] assumes the end when every announced node has sent STATS and
+//! nothing new has come for 20 ms; or after 300 ms if some nodes have not sent STATS, because
+//! they have only just connected, or if there is no node at all.
 //!
 //! # Failures of others
-//! Every controller hears of every failure. One that another controller's
-//! command brought about settles an order about the same instance here, too.
+//! Every controller gets every failure. A failure of another controller's command settles an
+//! order about the same instance here, too.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `view/` | [`View`], a value: frames in, changes out |
 //! | `change` | [`Change`] |
 //! | `failure` | [`Failure`]: why a command failed, in words |
-//! | `goal` | what shows that a command was carried out: [`Orderable`], [`Shown`] |
+//! | `goal` | the state that a command is to bring about: [`Orderable`], [`Shown`] |
 //! | `order` | [`Order`], [`OrderError`], [`CommandError`] |
-//! | `stream` | [`OutputStream`]: what an instance writes |
-//! | `feed` | the thread, and what it shares with the others |
+//! | `stream` | [`OutputStream`]: the output of an instance |
+//! | `feed` | the thread, and what it shares with the handles |
 
 mod change;
 mod failure;
@@ -96,7 +93,7 @@ use ssntp_transport::threads;
 /// The log target of this module and all below it.
 const LOG: &str = "ssntp::controller";
 
-/// What a [`Controller`] is built from.
+/// The options of a [`Controller`].
 #[derive(Clone, Debug)]
 pub struct ControllerConfig {
     client: ClientConfig,
@@ -116,24 +113,23 @@ impl ControllerConfig {
         }
     }
 
-    /// Whether commands are traced, where the scheduler agrees. Default:
-    /// false.
+    /// Whether commands are traced, if the scheduler agrees. Default: false.
     #[must_use]
     pub fn tracing(mut self, tracing: bool) -> Self {
         self.tracing = tracing;
         self
     }
 
-    /// The trace that commands are part of, which their labels say, so that they
-    /// are [traced](Self::tracing). Default: none.
+    /// The trace that commands are part of. Their labels say so, which turns
+    /// [tracing](Self::tracing) on. Default: none.
     #[must_use]
     pub fn traceparent(mut self, parent: TraceParent) -> Self {
         self.traceparent = Some(parent);
         self.tracing(true)
     }
 
-    /// How many failures, traces and nodes that are gone are remembered.
-    /// Default: 1024 of each.
+    /// How many failures, traces and disconnected nodes are remembered. Default: 1024 of
+    /// each.
     #[must_use]
     pub fn history(mut self, length: usize) -> Self {
         self.history = length;
@@ -144,10 +140,9 @@ impl ControllerConfig {
 /// A running controller.
 ///
 /// # Threads
-/// It owns a client with its threads, and one thread that feeds the view. `Send`
-/// and `Sync`. Sending a command blocks only while the session's queue is full;
-/// the waits end at once when the controller is closed. [`close`](Self::close),
-/// or dropping it, ends all threads.
+/// It owns a client with its threads, and one thread that feeds the view. `Send` and `Sync`.
+/// Sending a command blocks only while the session's queue is full. The waits end at once
+/// when the controller is closed. [`close`](Self::close), or dropping it, ends all threads.
 #[derive(Debug)]
 pub struct Controller {
     client: Client,
@@ -158,7 +153,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Starts a controller and blocks until its first session stands.
+    /// Starts a controller and blocks until its first session begins.
     ///
     /// # Errors
     /// As [`Client::connect`].
@@ -181,6 +176,8 @@ impl Controller {
         } = config;
         let client = Client::start(client.tracing(tracing))?;
         let shared = Arc::new(Shared::new(View::new(history)));
+        // The thread has no `Client`, so that dropping the controller ends the client, and with
+        // it the events and the thread.
         let (events, handle, fed) = (client.events().clone(), client.handle(), Arc::clone(&shared));
         let feeder = threads::spawn("ssntp-control", move || fed.feed(&events, &handle));
         Ok(Self {
@@ -192,47 +189,46 @@ impl Controller {
         })
     }
 
-    /// Looks at the view as it is now. Nothing is taken in meanwhile, so
-    /// `look` should not take long; it must not use the controller.
+    /// Looks at the view as it is now. No frame is taken in meanwhile, so `look` should be
+    /// short. It must not use the controller, which would be a deadlock.
     pub fn look<T>(&self, look: impl FnOnce(&View) -> T) -> T {
         self.shared.look(look)
     }
 
-    /// Waits until `look` finds something in the view, for at most `limit`;
-    /// it looks again after each change.
+    /// Waits until `look` finds something in the view, for at most `limit`. It looks again
+    /// after each change.
     pub fn wait<T>(&self, limit: Duration, mut look: impl FnMut(&View) -> Option<T>) -> Option<T> {
         let deadline = feed::now() + limit;
         self.shared
             .wait(deadline, |view, _| look(view).ok_or(Duration::MAX))
     }
 
-    /// Waits until the scheduler has told a new session of all that it knows,
-    /// for at most `limit`; false when it has not.
+    /// Waits until the scheduler has told a new session all that it knows, for at most
+    /// `limit`; false if it has not.
     pub fn wait_complete(&self, limit: Duration) -> bool {
         self.shared.wait_complete(feed::now() + limit)
     }
 
-    /// Waits until a session stands, for at most `limit`; false when none
-    /// does by then.
+    /// Waits until there is a session, for at most `limit`; false if there is none by then.
     ///
     /// # Errors
-    /// Why the controller ended instead.
+    /// The reason for which the controller ended instead.
     pub fn wait_connected(&self, limit: Duration) -> Result<bool, ClientError> {
         self.client.handle().wait_connected(Some(limit))
     }
 
-    /// Every change from now on. At most 16,384 wait to be received; those
-    /// that come when so many do are left out, and a [`Change::Missed`] says
-    /// how many. The channel is disconnected after [`Change::Ended`].
+    /// Every change from now on. At most 16,384 wait to be received. Further ones are dropped,
+    /// and [`Change::Missed`] says how many. The channel is disconnected after
+    /// [`Change::Ended`].
     pub fn subscribe(&self) -> Receiver<Change> {
         self.shared.subscribe()
     }
 
-    /// Replaces identity and trust, as [`ClientHandle::renew`] does. Orders stay;
-    /// streams end where the session is replaced.
+    /// Replaces identity and trust, as [`ClientHandle::renew`] does. Orders stay; streams end
+    /// if the session is replaced.
     ///
     /// # Errors
-    /// As there; nothing has changed then.
+    /// Those of [`ClientHandle::renew`]; nothing has changed then.
     pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
         self.client.renew(identity, trust)
     }
@@ -242,10 +238,9 @@ impl Controller {
         self.client.handle()
     }
 
-    /// START: the scheduler picks a node. The documents after the command go
-    /// along. Where the instance might be there already, wait for
-    /// [`wait_complete`](Self::wait_complete) first: what the scheduler tells
-    /// at the beginning of a session shows it as well.
+    /// START: the scheduler picks a node. The documents after the command are sent with it. If
+    /// the instance may exist already, call [`wait_complete`](Self::wait_complete) first:
+    /// otherwise the first STATS of a session would settle the order.
     ///
     /// # Errors
     /// [`CommandError`].
@@ -313,8 +308,7 @@ impl Controller {
         })
     }
 
-    /// EVACUATE a node. What else [`Evacuate`] can say, [`order`](Self::order)
-    /// takes.
+    /// EVACUATE a node. [`order`](Self::order) takes an [`Evacuate`] with further options.
     ///
     /// # Errors
     /// [`CommandError`].
@@ -355,9 +349,9 @@ impl Controller {
     /// CONFIGURE: replaces the configuration of the cluster, a CONFIGURE
     /// document.
     ///
-    /// The scheduler sends a configuration that it has taken up back, and the
-    /// order settles. One that does not, as an older one, shows it when the next
-    /// session begins.
+    /// The order settles when the scheduler sends the configuration back, as it does when it
+    /// has taken it up. With a scheduler of an older version, which sends nothing back, it
+    /// settles when the next session begins.
     ///
     /// # Errors
     /// [`CommandError`].
@@ -365,7 +359,7 @@ impl Controller {
         self.send(Frame::with_payload(Command::CONFIGURE, configuration))
     }
 
-    /// Sends any command whose end can be watched for, to whomever it names.
+    /// Sends any command whose outcome can be watched for, to the client that it names.
     ///
     /// # Errors
     /// [`CommandError`].
@@ -373,8 +367,7 @@ impl Controller {
         self.send(Frame::of(command))
     }
 
-    /// The order waits before the frame goes out, so that no answer can come
-    /// too early.
+    /// Registers the order before the frame goes out, so that no answer can come too early.
     fn send(&self, mut frame: Frame) -> Result<Order, CommandError> {
         let goal = Goal::of(&frame);
         let label = format!("{} {}", frame.kind(), goal.subject())
@@ -404,8 +397,8 @@ impl Controller {
         node.map(Id::from).ok_or(CommandError::UnknownInstance(instance))
     }
 
-    /// Waits until every command that was sent has left, for at most `limit`;
-    /// false where it has not.
+    /// Waits until every command has left the queue, for at most `limit`; false if some have
+    /// not.
     pub fn flush(&self, limit: Duration) -> bool {
         self.client.flush(limit)
     }

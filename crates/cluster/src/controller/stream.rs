@@ -1,4 +1,4 @@
-//! What an instance writes, as it comes: see [`Controller::stream`].
+//! The output of an instance as a stream: see [`Controller::stream`].
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,21 +17,20 @@ use ssntp::proto::{
     StreamEndReason, StreamEnded, close_stream, stream_of,
 };
 
-/// How many pieces may wait to be received: more than the credit allows, of
-/// which each costs 29 bytes at least, and then the beginning and the end.
+/// The most events that wait to be received: all pieces that the credit allows, each of which
+/// costs at least 29 bytes, and the beginning and the end.
 const PIECES: usize = MAX_STREAM_CREDIT as usize / 29 + 2;
-/// Credit is given back once so much was received.
+/// Credit is given back when this much was received.
 const GIVE_BACK: u32 = MAX_STREAM_CREDIT / 2;
 
-/// What is asked for of an instance's output.
+/// Which output of an instance is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamRequest {
-    /// Which of its outputs. Default: both.
+    /// The outputs. Default: both.
     pub outputs: Outputs,
-    /// How many of the last lines of each to begin with. Default: all that is
-    /// kept.
+    /// The number of last lines of each output to begin with. Default: all that are kept.
     pub tail: Option<u32>,
-    /// Whether to go on with what it writes until it has ended. Default: false.
+    /// Whether to send further output, too, until the instance has ended. Default: false.
     pub follow: bool,
 }
 
@@ -45,23 +44,23 @@ impl Default for StreamRequest {
     }
 }
 
-/// What comes of a stream.
+/// An event of a stream.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum StreamEvent {
-    /// The instance's node has found it, and sends.
+    /// The node has found the instance, and sends its output.
     Opened,
-    /// A piece of what it has written. Where it begins and ends means nothing.
+    /// A piece of output. Its boundaries have no meaning.
     Data {
-        /// Of which output.
+        /// The output that it is from.
         output: Outputs,
-        /// Whether something before it may be missing: the log was written faster
-        /// than it was read.
+        /// Whether output before it may be missing, because the log was written faster than it
+        /// was read.
         missing: bool,
         /// The piece.
         bytes: Bytes,
     },
-    /// Nothing more comes.
+    /// The last event.
     Ended(Result<(), StreamError>),
 }
 
@@ -106,8 +105,8 @@ impl StreamError {
     }
 }
 
-/// A stream of what an instance writes. It holds 128 KiB at most: what is not
-/// received is not sent. Dropping it ends it.
+/// A stream of an instance's output. It holds at most 128 KiB: more is not sent until these
+/// are received. Dropping it ends it.
 ///
 /// # Threads
 /// `Send` and `Sync`. The waits end when the session or the controller does.
@@ -115,29 +114,27 @@ impl StreamError {
 pub struct OutputStream {
     id: Uuid,
     events: Receiver<StreamEvent>,
-    /// Received, and not given back as credit yet.
+    /// The bytes that were received and not given back as credit yet.
     received: Mutex<u32>,
     client: ClientHandle,
     streams: Arc<Streams>,
 }
 
 impl OutputStream {
-    /// The next event, waited for; `None` when none has come in time, or after
-    /// the last one.
+    /// Waits for the next event; `None` if none has come in time, or after the last one.
     pub fn recv_timeout(&self, limit: Duration) -> Option<StreamEvent> {
         self.events.recv_timeout(limit).ok()
     }
 
-    /// The events, for `select!`: disconnected after the last one. Each
-    /// [`Data`](StreamEvent::Data) that was received from it is to be given to
-    /// [`dealt_with`](Self::dealt_with): else the stream stops when its credit is
-    /// used up.
+    /// The events, for `select!`; disconnected after the last one. The bytes of each
+    /// [`Data`](StreamEvent::Data) must be passed to [`dealt_with`](Self::dealt_with):
+    /// otherwise the stream stops when its credit is used up.
     pub fn events(&self) -> &Receiver<StreamEvent> {
         &self.events
     }
 
-    /// Lets so much more come as a piece has taken. Blocks only while the
-    /// session's queue is full.
+    /// Gives back the credit of a piece, so that more is sent. Blocks only while the session's
+    /// queue is full.
     pub fn dealt_with(&self, bytes: &Bytes) {
         let mut received = lock(&self.received);
         *received = received.saturating_add(StreamData::cost_of(bytes.len()));
@@ -149,9 +146,9 @@ impl OutputStream {
             bytes: std::mem::take(&mut *received),
         };
         drop(received);
-        // Before, so that nothing can come that is not accounted for.
+        // Before it is sent, so that no piece can come that the credit does not cover.
         self.streams.give(credit);
-        // Where it fails the session is over, and the stream with it.
+        // If it fails, the session is over, and the stream with it.
         let _ = self.client.send(credit.frame());
     }
 }
@@ -159,18 +156,18 @@ impl OutputStream {
 impl Drop for OutputStream {
     fn drop(&mut self) {
         if self.streams.forget(self.id) {
-            // Nobody waits for that: the end of the session does the same.
+            // If it cannot be sent, the end of the session does the same.
             let _ = self.client.try_send(close_stream(self.id));
         }
     }
 }
 
 impl Controller {
-    /// Asks for what an instance has written, and writes, through the scheduler;
-    /// see `docs/streams.md`. A stream does not survive its session.
+    /// Asks for the output of an instance through the scheduler; see `docs/streams.md`. A
+    /// stream does not survive its session.
     ///
     /// # Errors
-    /// [`CommandError::Send`]; all else is the stream's end.
+    /// [`CommandError::Send`]; any other fault is the last event of the stream.
     pub fn stream(&self, instance: Uuid, request: StreamRequest) -> Result<OutputStream, CommandError> {
         let id = Uuid::new_v4();
         let (sender, events) = bounded(PIECES);
@@ -195,6 +192,7 @@ impl Controller {
             Ok(()) => Ok(stream),
             Err(e) => {
                 stream.streams.forget(id);
+                // If the client has ended, the reason of that says more than this fault.
                 let fault = e.fault().clone();
                 Err(match self.client.handle().ended() {
                     Some(reason) => CommandError::Send(SendFault::Ended(reason)),
@@ -205,8 +203,8 @@ impl Controller {
     }
 }
 
-/// The streams that stand, fed by the controller's thread, which never waits for
-/// whoever receives: what a stream may hold is its credit.
+/// The open streams. The controller's thread feeds them and never waits for a receiver,
+/// because a stream has room for all its credit.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     open: Mutex<HashMap<Uuid, Fed>>,
@@ -240,7 +238,7 @@ impl Streams {
         lock(&self.open).remove(&id).is_some()
     }
 
-    /// Takes in a frame of streams. One for a stream that is over crossed its end.
+    /// Takes in a stream frame. A frame for a stream that is over has crossed its end.
     pub(super) fn frame(&self, frame: &Frame) {
         let payload = frame.payload_bytes();
         let mut open = lock(&self.open);
@@ -266,7 +264,7 @@ impl Streams {
         }
     }
 
-    /// An InvalidFrameType: where it is about OpenStream, it answers each that has
+    /// Takes in InvalidFrameType. If it is about OpenStream, it answers each stream that has
     /// not been opened.
     pub(super) fn refused(&self, frame: &Frame) {
         let mut open = lock(&self.open);
@@ -291,7 +289,7 @@ impl Streams {
         });
     }
 
-    /// The session is over, or the controller.
+    /// The session or the controller has ended: so do all streams.
     pub(super) fn end(&self, why: &StreamError) {
         for (_, fed) in lock(&self.open).drain() {
             fed.tell(StreamEvent::Ended(Err(why.clone())));
@@ -300,8 +298,8 @@ impl Streams {
 }
 
 impl Fed {
-    /// There is room for all that the credit allows; how the stream ends where
-    /// there is none.
+    /// Hands an event over. There is room for all that the credit allows; without room the
+    /// scheduler has sent too much, and the stream ends.
     fn tell(&self, event: StreamEvent) -> Option<Result<(), StreamError>> {
         let told = self.events.try_send(event);
         told.is_err().then_some(Err(StreamError::Overrun))
@@ -311,6 +309,7 @@ impl Fed {
         let Some(data) = data else {
             return Some(Err(StreamError::broken()));
         };
+        // Without this check a scheduler could fill the memory.
         let Some(left) = self.credit.checked_sub(data.cost()) else {
             return Some(Err(StreamError::Overrun));
         };
@@ -318,7 +317,7 @@ impl Fed {
         self.tell(StreamEvent::Data {
             output: data.output,
             missing: data.missing,
-            // Of its own: the payload is a piece of a longer read.
+            // Copied, because the payload is a piece of a longer read that it would keep.
             bytes: Bytes::copy_from_slice(&data.data),
         })
     }

@@ -1,5 +1,5 @@
-//! What the scheduler answers itself: failures, to every controller, and
-//! InvalidFrameType where a frame has no failure, to its sender.
+//! The answers that the scheduler makes itself: failures, to every controller; and
+//! InvalidFrameType to the sender of a frame that has no failure.
 
 use log::debug;
 
@@ -15,17 +15,17 @@ use ssntp::proto::{Command, Frame, FrameKind, FrameType};
 use ssntp::server::{Context, SessionInfo};
 use ssntp_transport::excerpt;
 
-/// Why a command goes nowhere.
+/// Why a frame is not forwarded.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Why<'a> {
     /// Its payload is refused.
     Unreadable(&'a payload::Error),
-    /// Whom it names is not connected.
+    /// The client that it names is not connected.
     NotConnected,
 }
 
-/// Answers a frame that goes nowhere: with the failure of its command, else
-/// with InvalidFrameType.
+/// Answers a frame that is not forwarded: with the failure of its command if there is one,
+/// and with InvalidFrameType otherwise.
 pub(super) fn refuse(cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame, why: Why<'_>) {
     match failure(frame, why) {
         Some(failure) => send_to_controllers(cx, &failure),
@@ -40,12 +40,12 @@ pub(super) fn refuse(cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame, wh
     }
 }
 
-/// Tells a controller that it may not command at present.
+/// Tells a controller that it may not command, because another one is the master.
 pub(super) fn role_not_allowed(cx: &mut Context<'_>, to: &SessionInfo, kind: FrameKind) {
     invalid_frame(cx, to, kind, InvalidFrameTypeReason::RoleNotAllowed);
 }
 
-/// Tells every controller.
+/// Sends a payload to every controller.
 pub(super) fn to_controllers<T: Payload>(cx: &mut Context<'_>, payload: &T) {
     send_to_controllers(cx, &Frame::of(payload));
 }
@@ -56,7 +56,7 @@ fn send_to_controllers(cx: &mut Context<'_>, frame: &Frame) {
     }
 }
 
-/// Answers a frame that can neither be read nor be answered otherwise.
+/// Answers a frame that cannot be read and has no failure.
 pub(super) fn invalid_data(cx: &mut Context<'_>, to: &SessionInfo, kind: FrameKind) {
     invalid_frame(cx, to, kind, "invalid_data".into());
 }
@@ -97,7 +97,7 @@ fn failed<F: CommandFailure>(command: &Frame, why: Why<'_>, not_connected: F::Re
     let mut subject = CommandSubject::of(command);
     let reason = match why {
         Why::Unreadable(error) => {
-            // Its sender may read what is wrong with it.
+            // The text says where the payload is wrong, which the reason cannot.
             subject.detail = excerpt(error).to_string();
             error.into()
         }

@@ -1,11 +1,9 @@
-//! What the connected concentrators have told: a controller that connects
-//! later is told of it, too. Else it could neither show them nor find the one
-//! that a public address is a matter of.
+//! What connected concentrators have reported, for controllers that connect later: otherwise
+//! these could not show the concentrators, nor find the one that serves an address.
 //!
-//! And what agents tell them of tenants. A concentrator that was away is told of
-//! what it missed when it returns: each agent's tenants are remembered for as
-//! long as the agent is connected, and one that went until the concentrator has
-//! heard it.
+//! And what agents tell concentrators about tenants. A concentrator that was away is told
+//! what it missed when it returns: each agent's tenants are remembered as long as the agent
+//! is connected, and a TenantRemoved until the concentrator has got it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,12 +17,11 @@ use ssntp::payload::{Id, PublicIpAssigned, PublicIpUnassigned, TenantAdded, Tena
 use ssntp::proto::{Event, Frame};
 use ssntp::server::{Context, SessionInfo};
 
-/// How many public addresses of one concentrator are remembered.
+/// The most public addresses of a concentrator that are remembered.
 const MOST_ADDRESSES: usize = 4096;
-/// How long an event may be that is remembered, in bytes: they say some UUIDs
-/// and addresses.
+/// The longest event that is remembered, in bytes: events hold a few UUIDs and addresses.
 const MAX_EVENT: usize = 4096;
-/// How many tenants of one agent are remembered: one for each of its instances.
+/// The most tenants of an agent that are remembered: one for each of its instances.
 const MOST_TENANTS: usize = 4096;
 
 /// A subnet of a tenant, and the concentrator that serves it.
@@ -35,7 +32,7 @@ pub(super) struct Tenant {
     subnet: String,
 }
 
-/// Every connected concentrator that has announced itself, by its UUID.
+/// The connected concentrators that have reported something, by UUID.
 #[derive(Debug, Default)]
 pub(super) struct Cncis {
     by_uuid: HashMap<Uuid, Cnci>,
@@ -45,12 +42,12 @@ pub(super) struct Cncis {
 struct Cnci {
     /// ConcentratorInstanceAdded.
     announced: Option<Frame>,
-    /// PublicIPAssigned of each address that was not taken back since.
+    /// PublicIPAssigned of each address that was not released since.
     assigned: BTreeMap<String, Frame>,
 }
 
 impl Cncis {
-    /// Takes in an event; the rules have forwarded it.
+    /// Takes in an event, which was forwarded before.
     pub(super) fn event(&mut self, from: &SessionInfo, frame: &Frame) {
         if !from.role().contains(Role::CNCIAGENT) || frame.payload_bytes().len() > MAX_EVENT {
             return;
@@ -74,7 +71,7 @@ impl Cncis {
         }
     }
 
-    /// How many have announced themselves.
+    /// The number of concentrators that have announced themselves.
     pub(super) fn announced(&self) -> usize {
         self.by_uuid
             .values()
@@ -86,7 +83,7 @@ impl Cncis {
         self.by_uuid.remove(&session.uuid());
     }
 
-    /// What a new controller is told.
+    /// The frames for a new controller.
     pub(super) fn told(&self) -> impl Iterator<Item = &Frame> {
         let each = self.by_uuid.values();
         each.flat_map(|cnci| cnci.announced.iter().chain(cnci.assigned.values()))
@@ -94,8 +91,7 @@ impl Cncis {
 }
 
 impl Scheduler {
-    /// TenantAdded or TenantRemoved of an agent, for the concentrator that it
-    /// names.
+    /// Takes in TenantAdded or TenantRemoved of an agent, for the concentrator that it names.
     pub(super) fn tenant_event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let is_added = frame.kind() == Event::TENANT_ADDED;
         let told = match is_added {
@@ -130,6 +126,7 @@ impl Scheduler {
             return;
         };
         let key = Tenant { cnci, tenant, subnet };
+        // The concentrator has got it, so nothing is left to remember.
         if !is_added && is_heard {
             node.tenants.remove(&key);
         } else if frame.payload_bytes().len() <= MAX_EVENT
@@ -139,13 +136,14 @@ impl Scheduler {
         }
     }
 
-    /// Tells a concentrator that has connected of the tenants that it serves.
+    /// Tells a concentrator that has connected which tenants it serves.
     pub(super) fn tell_of_tenants(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         for node in self.nodes.iter_mut() {
             node.tenants.retain(|key, told| {
                 if key.cnci != session.uuid() || cx.send(session.uuid(), told).is_err() {
                     return true;
                 }
+                // A TenantRemoved is remembered only until the concentrator has got it.
                 told.kind() == Event::TENANT_ADDED
             });
         }

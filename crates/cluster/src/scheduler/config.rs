@@ -1,12 +1,13 @@
-//! What a scheduler is built from.
+//! The options of a scheduler.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
+use thiserror::Error;
 
+use super::instances::StartLimits;
 use super::placement::Policy;
 use ssntp::payload;
 
@@ -16,12 +17,12 @@ pub enum ControllerMode {
     /// All of them.
     #[default]
     Any,
-    /// The one that has been connected longest; the others are told what
-    /// happens, and take its place when it leaves, the longest-waiting first.
+    /// The one that has been connected longest. The others are told what happens, and the
+    /// one that has waited longest takes its place when it leaves.
     Master,
 }
 
-/// What a [`Scheduler`](super::Scheduler) is built from.
+/// The options of a [`Scheduler`](super::Scheduler).
 ///
 /// ```
 /// use ssntp_cluster::scheduler::{ControllerMode, SchedulerConfig};
@@ -39,9 +40,7 @@ pub struct SchedulerConfig {
     pub(super) held_bytes: usize,
     pub(super) held_time: Duration,
     pub(super) in_flight: usize,
-    pub(super) start_quiet: Duration,
-    pub(super) start_most: Duration,
-    pub(super) absence: Duration,
+    pub(super) starts: StartLimits,
     pub(super) stats_interval: Duration,
     pub(super) configuration: Bytes,
     pub(super) configuration_file: Option<PathBuf>,
@@ -56,9 +55,11 @@ impl Default for SchedulerConfig {
             held_bytes: 64 << 20,
             held_time: Duration::from_secs(60),
             in_flight: 1 << 20,
-            start_quiet: Duration::from_secs(60),
-            start_most: Duration::from_secs(900),
-            absence: Duration::from_secs(15),
+            starts: StartLimits {
+                quiet: Duration::from_secs(60),
+                most: Duration::from_secs(900),
+                absence: Duration::from_secs(15),
+            },
             stats_interval: Duration::from_secs(30),
             configuration: Bytes::new(),
             configuration_file: None,
@@ -87,66 +88,64 @@ impl SchedulerConfig {
         self
     }
 
-    /// How many STARTs, and bytes of them, may wait for a node's READY, and
-    /// for how long. One that does not fit, or waits longer, is answered with
-    /// `full_cloud`. Default: 1024 STARTs, 64 MiB, 60 s.
+    /// The most STARTs that may wait for a node's READY, the most bytes of them, and the
+    /// longest time. A START beyond these limits is answered with `full_cloud`. Default: 1024 STARTs, 64 MiB, 60 s.
     #[must_use]
     pub fn held(mut self, starts: usize, bytes: usize, time: Duration) -> Self {
         (self.held_starts, self.held_bytes, self.held_time) = (starts, bytes, time);
         self
     }
 
-    /// How many STARTs may be with their nodes and not be answered yet, by
-    /// STATS or a failure. One more is answered with `full_cloud`.
-    /// Default: 1,048,576, of about 200 bytes each.
+    /// The most STARTs in flight: given to a node, and not answered yet by STATS or a
+    /// failure. A further START is answered with `full_cloud`. Default: 1,048,576, of about
+    /// 200 bytes each.
     #[must_use]
     pub fn in_flight(mut self, starts: usize) -> Self {
         self.in_flight = starts;
         self
     }
 
-    /// How long a node may take for a START: `quiet` without a sign, or three of
-    /// its intervals between STATS where that is longer, and `most` in all. The
-    /// sign is that STATS list the instance as `pending`. One that takes longer is
-    /// answered with `launch_failure`, and deleted. Default: 60 s, 15 minutes.
+    /// How long a node may take for a START: `most` in all, and `quiet` without STATS that
+    /// list the instance as `pending`, or three intervals between STATS if that is longer. A
+    /// START that takes longer is answered with `launch_failure`, and its instance is
+    /// deleted. Default: 60 s, 15 minutes.
     #[must_use]
     pub fn start_time(mut self, quiet: Duration, most: Duration) -> Self {
-        (self.start_quiet, self.start_most) = (quiet, most);
+        (self.starts.quiet, self.starts.most) = (quiet, most);
         self
     }
 
-    /// How long a node may be away before the STARTs that it was given are
-    /// answered with `launch_failure`: in that time an agent is started again, or
-    /// connects again, and tells what became of them. Default: 15 s.
+    /// How long a node may be away before the STARTs that it was given are answered with
+    /// `launch_failure`. In that time an agent can restart or reconnect, and tell what became
+    /// of them. Default: 15 s.
     #[must_use]
     pub fn absence(mut self, time: Duration) -> Self {
-        self.absence = time;
+        self.starts.absence = time;
         self
     }
 
-    /// How often a node sends STATS that does not say so in them. Without any for
-    /// three times as long a node is stale. Default: 30 s.
+    /// The interval between STATS of a node whose STATS do not say it. A node without STATS
+    /// for three intervals is stale. Default: 30 s.
     #[must_use]
     pub fn stats_interval(mut self, interval: Duration) -> Self {
         self.stats_interval = interval;
         self
     }
 
-    /// The cluster configuration to begin with, as YAML. A configuration file
-    /// takes its place. Default: empty.
+    /// The initial cluster configuration, as YAML. A configuration file replaces it. Default:
+    /// empty.
     #[must_use]
     pub fn configuration(mut self, yaml: impl Into<Bytes>) -> Self {
         self.configuration = yaml.into();
         self
     }
 
-    /// The file that the cluster configuration is read from at the beginning,
-    /// and written to whenever a controller changes it. It may be missing:
-    /// then the cluster begins without a configuration, and the first
-    /// CONFIGURE makes the file. Its directory has to be there. Only a
-    /// scheduler that [`Scheduler::start`](super::Scheduler::start) started
-    /// writes it; another one refuses CONFIGURE.
-    /// Default: none; what controllers configure is lost with the scheduler.
+    /// The file that the cluster configuration is read from at the start, and written to when
+    /// a controller changes it. If it does not exist, the cluster begins without a
+    /// configuration, and the first CONFIGURE makes the file; its directory must exist. Only
+    /// a scheduler that was started by [`Scheduler::start`](super::Scheduler::start) writes
+    /// the file; another one refuses CONFIGURE. Default: none; what controllers configure is
+    /// lost when the scheduler ends.
     #[must_use]
     pub fn configuration_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.configuration_file = Some(path.into());
@@ -154,31 +153,14 @@ impl SchedulerConfig {
     }
 }
 
-/// Why there is no scheduler.
-#[derive(Debug)]
+/// Why a scheduler cannot be made.
+#[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SchedulerError {
-    /// The configuration file cannot be read, or its directory is not there.
-    Read(PathBuf, io::Error),
-    /// The configuration is refused: of this file, or the one that was given.
-    Configuration(Option<PathBuf>, payload::Error),
-}
-
-impl fmt::Display for SchedulerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Read(path, e) => write!(f, "{}: {e}", path.display()),
-            Self::Configuration(Some(path), e) => write!(f, "{}: {e}", path.display()),
-            Self::Configuration(None, e) => write!(f, "the configuration: {e}"),
-        }
-    }
-}
-
-impl std::error::Error for SchedulerError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Read(_, e) => Some(e),
-            Self::Configuration(_, e) => Some(e),
-        }
-    }
+    /// The configuration file cannot be read, or its directory does not exist.
+    #[error("{}: {_1}", _0.display())]
+    Read(PathBuf, #[source] io::Error),
+    /// The configuration is refused: that of this file, or the one that was given.
+    #[error("{}: {_1}", _0.as_ref().map_or("the configuration".into(), |path| path.display().to_string()))]
+    Configuration(Option<PathBuf>, #[source] payload::Error),
 }

@@ -1,16 +1,16 @@
-//! The configuration of the cluster: checked, kept, distributed, and taken
-//! back when it turns out not to work.
+//! The configuration of the cluster: checked, written to its file, distributed, and taken
+//! back if a client cannot use it.
 //!
 //! ```text
-//!  CONFIGURE ─ check ─▶ next ─▶ being written ─ kept ─▶ current ─▶ CONNECTED, everybody
+//!  CONFIGURE ─ check ─▶ next ─▶ being written ─ done ─▶ current ─▶ CONNECTED, all agents
 //!                │        │           │                    ▲
-//!                ▼        ▼ a newer   ▼ cannot be kept     └─ the previous one, when a
-//!            InvalidConfiguration to who sent it              client refuses this one
+//!                ▼        ▼ a newer   ▼ not written        └─ the previous one, if a
+//!            InvalidConfiguration to its sender               client refuses this one
 //! ```
 //!
-//! A configuration is on the disk before anybody gets it. One is written at a
-//! time, and one waits: the newest, which replaces an older one that has not
-//! begun to be written. So each CONFIGURE is either passed on or comes back.
+//! A configuration is on the disk before any client gets it. One is written at a time, and
+//! one waits: the newest, which replaces an older one that still waits. So each CONFIGURE is
+//! either distributed or refused.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -18,11 +18,11 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use crossbeam_channel::Sender;
-use log::{debug, info, warn};
+use log::{debug, warn};
 use uuid::Uuid;
 
 use super::keeper::Keeper;
-use super::{Scheduler, SchedulerError};
+use super::{Scheduler, SchedulerError, limited};
 use ssntp::Role;
 use ssntp::payload::Configure;
 use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
@@ -32,23 +32,23 @@ use ssntp_transport::LogLimit;
 use ssntp_transport::directory;
 use ssntp_transport::excerpt;
 
-/// Who is configured.
+/// The roles that get the configuration.
 const CONFIGURED: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits() | Role::CNCIAGENT.bits());
 
-/// The current configuration, the one before it, and the one to come.
+/// The current configuration, the previous one, and the next one.
 #[derive(Debug)]
 pub(super) struct Configuration {
     current: Bytes,
-    /// Who sent it; none where it was there from the beginning.
+    /// The controller that sent it; none if the scheduler began with it.
     sender: Option<Uuid>,
     previous: Option<(Bytes, Option<Uuid>)>,
     file: Option<PathBuf>,
-    /// Writes the file. None where there is no file, and before the start.
+    /// Writes the file. None without a file, and before the start.
     keeper: Option<Keeper>,
     being_written: Option<Written>,
     /// The newest CONFIGURE, while another one is being written.
     next: Option<Proposal>,
-    /// The current one was gone back to, and the file does not have it yet.
+    /// The scheduler has gone back to the current one, and the file does not have it yet.
     behind: bool,
 }
 
@@ -71,11 +71,11 @@ enum Written {
     GoneBackTo,
 }
 
-/// What has become of what was written.
+/// The outcome of a CONFIGURE, or of going back.
 enum Outcome {
     Adopted(Proposal),
     Refused(Proposal, io::Error),
-    /// The file keeps what a client has refused.
+    /// The file still has the configuration that a client has refused.
     Behind(io::Error),
 }
 
@@ -94,7 +94,7 @@ impl Configuration {
         })
     }
 
-    /// Reads the file, which may be missing.
+    /// Reads the file, which may not exist yet.
     pub(super) fn load(path: PathBuf) -> Result<Self, SchedulerError> {
         let yaml = match read(&path) {
             Ok(yaml) => yaml,
@@ -110,13 +110,14 @@ impl Configuration {
                 warn!(target: "ssntp::scheduler", "{} is not there yet: no configuration", path.display())
             }
         }
-        // What is renamed onto a link would take the link's place.
+        // The file is replaced by a rename, which would replace a symbolic link, not its
+        // target.
         configuration.file = Some(fs::canonicalize(&path).unwrap_or(path));
         Ok(configuration)
     }
 
-    /// Starts the thread that writes the file, where there is one. It wakes the
-    /// server whose handle it is given.
+    /// Starts the thread that writes the file, if there is a file. It wakes the server whose
+    /// handle it is given.
     pub(super) fn start(&mut self) -> io::Result<Option<Sender<ServerHandle>>> {
         let Some(path) = self.file.clone() else {
             return Ok(None);
@@ -126,20 +127,18 @@ impl Configuration {
         Ok(Some(server))
     }
 
-    /// What CONNECTED carries.
+    /// The configuration that CONNECTED carries.
     pub(super) fn current(&self) -> &Bytes {
         &self.current
     }
 
-    /// Whether something has been written, which [`proceed`](Self::proceed)
-    /// takes up.
+    /// Whether the thread has finished, and [`proceed`](Self::proceed) has something to do.
     pub(super) fn is_due(&self) -> bool {
         self.keeper.as_ref().is_some_and(Keeper::is_done)
     }
 
-    /// Takes up what has been written, and has the next one written. Gives
-    /// what is to be told; none once there is nothing to do until the thread is
-    /// done.
+    /// Takes the result of the thread, and gives it the next configuration. Gives an outcome
+    /// to tell; none if there is nothing to do until the thread has finished.
     fn proceed(&mut self) -> Option<Outcome> {
         loop {
             if self.being_written.is_some() {
@@ -161,7 +160,8 @@ impl Configuration {
                 }
                 Some(proposal) => (proposal.yaml().clone(), Written::Proposed(proposal)),
                 None if self.behind && self.file.is_some() => {
-                    // Tried once: better back in memory alone than not at all.
+                    // Tried once. If it fails, the file keeps the refused configuration, but the
+                    // cluster runs with the previous one.
                     self.behind = false;
                     (self.current.clone(), Written::GoneBackTo)
                 }
@@ -180,9 +180,10 @@ impl Configuration {
     }
 
     fn adopt(&mut self, proposal: Proposal) -> Outcome {
-        // Where it is the same again, the one before it stays the one before it.
+        // The same configuration again must not become its own predecessor: then there would
+        // be no way back.
         if *proposal.yaml() != self.current {
-            // A copy of its own: the payload is a piece of a longer read.
+            // Copied, because the payload is a piece of a longer read that it would keep.
             let yaml = Bytes::copy_from_slice(proposal.yaml());
             let old = std::mem::replace(&mut self.current, yaml);
             let old_sender = self.sender.replace(proposal.from.uuid());
@@ -191,8 +192,8 @@ impl Configuration {
         Outcome::Adopted(proposal)
     }
 
-    /// Goes back to the previous configuration, and gives who had sent the
-    /// one that is refused.
+    /// Goes back to the previous configuration. Gives the controller that had sent the
+    /// refused one.
     fn revert(&mut self, refused: &[u8]) -> Result<Option<Uuid>, &'static str> {
         if *refused != self.current {
             return Err("it is not the current one");
@@ -207,7 +208,7 @@ impl Configuration {
 }
 
 impl Drop for Configuration {
-    /// What waits is written before the thread ends.
+    /// Writes what still waits before the thread ends.
     fn drop(&mut self) {
         let next = self.next.take().map(|proposal| proposal.yaml().clone());
         let last = next.or_else(|| self.behind.then(|| self.current.clone()));
@@ -226,27 +227,24 @@ impl Scheduler {
         if let Err(e) = check(proposal.yaml()) {
             return self.refuse_proposal(cx, &proposal, e.to_string());
         }
+        // Only the newest waits, so that a slow disk makes no queue.
         if let Some(older) = self.configuration.next.replace(proposal) {
             self.refuse_proposal(cx, &older, "a newer one came before it was kept".to_owned());
         }
         self.proceed_with_configuration(cx);
     }
 
-    /// Tells everybody of what has been kept.
+    /// Distributes what has been written.
     pub(super) fn proceed_with_configuration(&mut self, cx: &mut Context<'_>) {
         while let Some(outcome) = self.configuration.proceed() {
             match outcome {
                 Outcome::Adopted(Proposal { from, frame }) => {
-                    if let Some(more) = self.log.admit(from.uuid(), "CONFIGURE", cx.now()) {
-                        info!(target: "ssntp::scheduler",
-                            "{from}: new cluster configuration of {} bytes{more}",
-                            frame.payload_bytes().len()
-                        );
-                    }
+                    limited!(info, self.log, cx, from.uuid(), "CONFIGURE";
+                        "{from}: new cluster configuration of {} bytes", frame.payload_bytes().len());
                     cx.set_configuration(self.configuration.current.clone());
-                    // Only a kind that cannot be sent is an error.
+                    // It fails only for kinds that cannot be sent, and CONFIGURE can.
                     let _ = cx.forward_all(&from, CONFIGURED, &frame);
-                    // How its sender learns that it was taken up.
+                    // This is how its sender learns that it was taken up.
                     let taken = Frame::with_payload(Command::CONFIGURE, self.configuration.current.clone());
                     if let Err(e) = cx.send(from.uuid(), &taken) {
                         debug!(target: "ssntp::scheduler", "{from}: CONFIGURE: {e}");
@@ -256,11 +254,8 @@ impl Scheduler {
                     self.refuse_proposal(cx, &proposal, format!("it cannot be kept: {e}"));
                 }
                 Outcome::Behind(e) => {
-                    if let Some(more) = self.log.admit(cx.uuid(), "cannot be kept", cx.now()) {
-                        warn!(target: "ssntp::scheduler",
-                            "the previous configuration cannot be kept: {e}{more}"
-                        );
-                    }
+                    limited!(warn, self.log, cx, cx.uuid(), "cannot be kept";
+                        "the previous configuration cannot be kept: {e}");
                 }
             }
         }
@@ -268,36 +263,30 @@ impl Scheduler {
 
     fn refuse_proposal(&mut self, cx: &mut Context<'_>, proposal: &Proposal, why: String) {
         let from = &proposal.from;
-        if let Some(more) = self.log.admit(from.uuid(), "CONFIGURE refused", cx.now()) {
-            warn!(target: "ssntp::scheduler", "{from}: CONFIGURE refused: {}{more}", excerpt(why));
-        }
+        limited!(warn, self.log, cx, from.uuid(), "CONFIGURE refused";
+            "{from}: CONFIGURE refused: {}", excerpt(why));
         refuse(cx, &mut self.log, from.uuid(), proposal.yaml());
     }
 
-    /// A client cannot use the configuration.
+    /// Takes in InvalidConfiguration: a client cannot use a configuration.
     pub(super) fn configuration_refused(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let refused = frame.payload_bytes();
         match self.configuration.revert(refused) {
             Ok(sender) => {
-                if let Some(more) = self.log.admit(from.uuid(), "back to the previous one", cx.now()) {
-                    warn!(target: "ssntp::scheduler",
-                        "{from}: cannot use the configuration: back to the previous one{more}"
-                    );
-                }
+                limited!(warn, self.log, cx, from.uuid(), "back to the previous one";
+                    "{from}: cannot use the configuration: back to the previous one");
                 let yaml = self.configuration.current.clone();
                 cx.set_configuration(yaml.clone());
                 let _ = cx.multicast(CONFIGURED, &Frame::with_payload(Command::CONFIGURE, yaml));
+                // A client that refuses its own configuration knows that.
                 if let Some(sender) = sender.filter(|sender| *sender != from.uuid()) {
                     refuse(cx, &mut self.log, sender, refused);
                 }
                 self.proceed_with_configuration(cx);
             }
             Err(why) => {
-                if let Some(more) = self.log.admit(from.uuid(), "it stays", cx.now()) {
-                    warn!(target: "ssntp::scheduler",
-                        "{from}: cannot use a configuration; it stays, since {why}{more}"
-                    );
-                }
+                limited!(warn, self.log, cx, from.uuid(), "it stays";
+                    "{from}: cannot use a configuration; it stays, since {why}");
             }
         }
     }
@@ -305,14 +294,12 @@ impl Scheduler {
 
 fn refuse(cx: &mut Context<'_>, log: &mut LogLimit<Uuid>, to: Uuid, refused: &Bytes) {
     let answer = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, refused.clone());
-    if let Err(e) = cx.send(to, &answer)
-        && let Some(more) = log.admit(to, "InvalidConfiguration", cx.now())
-    {
-        info!(target: "ssntp::scheduler", "InvalidConfiguration for {to}: {e}{more}");
+    if let Err(e) = cx.send(to, &answer) {
+        limited!(info, log, cx, to, "InvalidConfiguration"; "InvalidConfiguration for {to}: {e}");
     }
 }
 
-/// A cluster may be without any configuration, which is every default.
+/// An empty configuration is valid: it means every default.
 fn check(yaml: &[u8]) -> Result<(), ssntp::payload::Error> {
     if yaml.trim_ascii().is_empty() {
         return Ok(());
@@ -320,7 +307,7 @@ fn check(yaml: &[u8]) -> Result<(), ssntp::payload::Error> {
     Configure::decode_valid(yaml).map(drop)
 }
 
-/// The content of the file; none where there is no file, but could be one.
+/// The content of the file; none if it does not exist, but its directory does.
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let metadata = match fs::metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -335,7 +322,7 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
         return Err(io::Error::other("it is not a file"));
     }
     let mut yaml = Vec::new();
-    // One byte more than is taken, so that too much is refused as that.
+    // One byte more than the limit, so that the check sees that it is too long.
     let limit = MAX_DOCUMENT_LEN as u64 + 1;
     File::open(path)?.take(limit).read_to_end(&mut yaml)?;
     Ok(Some(yaml))

@@ -1,20 +1,19 @@
-//! The line of controllers, and what a new one has still to be told.
+//! The line of controllers, and what a new controller has not been told yet.
 
 use std::time::{Duration, Instant};
 
-use log::info;
 use uuid::Uuid;
 
 use super::nodes::Nodes;
-use super::{ControllerMode, Scheduler};
+use super::{ControllerMode, Scheduler, limited};
 use ssntp::server::{Context, SessionId, SessionInfo};
 use ssntp_transport::LogLimit;
 
-/// A controller is told of the nodes' last STATS while so much waits for it
-/// at most: together they may be more than its queue holds.
+/// A new controller gets the nodes' last STATS while no more than this waits in its queue.
+/// All STATS together may be more than the queue holds.
 const TELL_FRAMES: u64 = 4096;
 const TELL_BYTES: u64 = 4 << 20;
-/// How long it then gets to read some of it.
+/// How long it then gets to read a part of them.
 const TELL_AGAIN: Duration = Duration::from_millis(10);
 
 /// The controllers in the order in which they connected.
@@ -25,12 +24,12 @@ pub(super) struct Controllers {
     tell_at: Option<Instant>,
 }
 
-/// What one controller has not been told yet.
+/// The nodes of which a controller has not been told yet.
 #[derive(Debug)]
 struct Telling {
     session: SessionId,
     to: Uuid,
-    /// The nodes whose last STATS it gets.
+    /// They are taken from the end; their order means nothing.
     nodes: Vec<Uuid>,
 }
 
@@ -39,24 +38,23 @@ impl Controllers {
         self.line.push((session.id(), session.uuid()));
     }
 
-    pub(super) fn leave(&mut self, session: &SessionInfo, log: &mut LogLimit<Uuid>, now: Instant) {
+    pub(super) fn leave(&mut self, cx: &Context<'_>, session: &SessionInfo, log: &mut LogLimit<Uuid>) {
         let master = self.line.first().copied();
         self.line.retain(|(id, _)| *id != session.id());
         self.telling.retain(|telling| telling.session != session.id());
         if let Some((id, uuid)) = self.line.first()
             && master.is_some_and(|(master, _)| master != *id)
-            && let Some(more) = log.admit(*uuid, "first in line", now)
         {
-            info!(target: "ssntp::scheduler", "controller {uuid} is first in line now{more}");
+            limited!(info, log, cx, *uuid, "first in line"; "controller {uuid} is first in line now");
         }
     }
 
-    /// Whether it has been connected longest.
+    /// Whether it is the controller that has been connected longest.
     pub(super) fn is_master(&self, session: SessionId) -> bool {
         self.line.first().is_some_and(|(first, _)| *first == session)
     }
 
-    /// How many there are, and who has been connected longest.
+    /// The number of controllers, and the one that has been connected longest.
     pub(super) fn counted(&self) -> (usize, Option<Uuid>) {
         (self.line.len(), self.line.first().map(|(_, uuid)| *uuid))
     }
@@ -65,7 +63,7 @@ impl Controllers {
         self.tell_at
     }
 
-    /// Goes on telling once it is time.
+    /// Continues once it is time.
     pub(super) fn tell(&mut self, cx: &mut Context<'_>, nodes: &Nodes, now: Instant) {
         if self.tell_at.is_none_or(|at| at > now) {
             return;
@@ -76,8 +74,7 @@ impl Controllers {
 }
 
 impl Telling {
-    /// Sends as much as the controller should have waiting; says whether
-    /// there is more.
+    /// Sends until enough waits in the controller's queue; true if there is more to send.
     fn some(&mut self, cx: &mut Context<'_>, nodes: &Nodes) -> bool {
         loop {
             let waiting = cx.counters(self.to);
@@ -98,8 +95,8 @@ impl Telling {
 }
 
 impl Scheduler {
-    /// Tells a new controller of every node, of every concentrator, and of
-    /// each node's last STATS with what its instances did since.
+    /// Tells a new controller of every node and every concentrator, and sends each node's last
+    /// STATS with the events of its instances since.
     pub(super) fn tell_of_nodes(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         let to = session.uuid();
         if self.mode == ControllerMode::Master {
@@ -107,9 +104,7 @@ impl Scheduler {
                 true => "the master",
                 false => "a backup",
             };
-            if let Some(more) = self.log.admit(to, "place in line", cx.now()) {
-                info!(target: "ssntp::scheduler", "{session}: it is {place}{more}");
-            }
+            limited!(info, self.log, cx, to, "place in line"; "{session}: it is {place}");
         }
         for announced in self.nodes.announced().chain(self.cncis.told()) {
             if cx.send(to, announced).is_err() {

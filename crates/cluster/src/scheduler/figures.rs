@@ -1,4 +1,4 @@
-//! What a scheduler knows about itself: one snapshot, for pages that show it.
+//! Snapshots of a scheduler for metrics and pages.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -7,38 +7,37 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::{ControllerMode, Scheduler};
-use ssntp::payload::StartFailureReason;
 use ssntp::server::{SendError, ServerHandle};
 use ssntp_transport::Histogram;
 
 /// A snapshot of a scheduler, see [`Scheduler::figures`](super::Scheduler::figures).
-/// What counts, counts from its start.
+/// Counters count from its start.
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct SchedulerFigures {
-    /// Nodes that are connected, by what they are.
+    /// Connected nodes by status.
     pub nodes: NodeFigures,
-    /// Instances that it knows of, by how far they are.
+    /// Known instances by state.
     pub instances: InstanceFigures,
-    /// STARTs and what became of them.
+    /// STARTs and their outcomes.
     pub starts: StartFigures,
     /// Streams that are open.
     pub streams: usize,
     /// Streams that were opened.
     pub streams_opened: u64,
-    /// Instances that are being moved: asked to end, to be started elsewhere.
+    /// Instances that are being moved: they are to end, and will be started elsewhere.
     pub moving: usize,
-    /// Instances whose START was given to another node since.
+    /// Instances that have ended for a move, and whose START was placed again.
     pub moved: u64,
     /// Controllers that are connected.
     pub controllers: usize,
-    /// The one that may command, in master mode.
+    /// In master mode, the controller that may command.
     pub master: Option<Uuid>,
     /// Concentrators that have announced themselves.
     pub concentrators: usize,
-    /// What agents have said of what is not theirs.
+    /// Reports of agents about nodes or instances that are not their own.
     pub foreign_reports: u64,
-    /// InvalidFrameType that it was answered with.
+    /// Received InvalidFrameType.
     pub invalid_frames: u64,
 }
 
@@ -46,7 +45,7 @@ pub struct SchedulerFigures {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct NodeFigures {
-    /// That have not said yet how they are.
+    /// They have not said a status yet.
     pub waiting: usize,
     /// READY.
     pub ready: usize,
@@ -56,12 +55,12 @@ pub struct NodeFigures {
     pub offline: usize,
     /// MAINTENANCE.
     pub maintenance: usize,
-    /// That have sent no STATS for too long, whatever they said before.
+    /// They have sent no STATS for too long, whatever their status was.
     pub stale: usize,
 }
 
 impl NodeFigures {
-    /// Each with the word for its status.
+    /// Each number with the word for its status.
     pub fn by_status(&self) -> [(&'static str, usize); 6] {
         [
             ("waiting", self.waiting),
@@ -78,22 +77,22 @@ impl NodeFigures {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct InstanceFigures {
-    /// Whose START waits for a node.
+    /// The START waits for a node.
     pub held: usize,
-    /// Whose START was given to a node.
+    /// The START was given to a node.
     pub starting: usize,
-    /// That start again, as their node says.
+    /// The node says that it is being started again.
     pub pending: usize,
-    /// That run.
+    /// It runs.
     pub running: usize,
-    /// That have ended, and are kept.
+    /// It has ended, and its node keeps it.
     pub ended: usize,
-    /// Whose START was answered with a failure, and may turn up.
+    /// Its START was answered with a failure, but it may still turn up.
     pub given_up: usize,
 }
 
 impl InstanceFigures {
-    /// Each with the word for its state.
+    /// Each number with the word for its state.
     pub fn by_state(&self) -> [(&'static str, usize); 6] {
         [
             ("held", self.held),
@@ -106,47 +105,43 @@ impl InstanceFigures {
     }
 }
 
-/// STARTs and what became of them. Those of instances that are moved are among
-/// them, as if they had just come.
+/// STARTs and their outcomes. A START of an instance that is moved counts again.
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct StartFigures {
-    /// That have come.
+    /// Received STARTs.
     pub received: u64,
-    /// That were given to a node.
+    /// STARTs that were given to a node.
     pub given: u64,
-    /// Whose instance was listed by its node.
+    /// STARTs whose instance was listed by its node.
     pub started: u64,
-    /// That failed, by the reason of the StartFailure as the protocol knows it,
-    /// `other` for what it does not; and `no_answer` where the node has not said
-    /// what became of it.
+    /// Failed STARTs by the reason of the StartFailure; `other` for a reason that this
+    /// version does not know, and `no_answer` if the node gave no answer.
     pub failed: BTreeMap<&'static str, u64>,
-    /// How long those that were started took: from the START's arrival until
-    /// STATS listed the instance.
+    /// For started STARTs: the time from their arrival until STATS listed the instance.
     #[serde(skip)]
     pub start_time: Histogram,
-    /// How long those that failed took until they were answered.
+    /// For failed STARTs: the time from their arrival to the answer.
     #[serde(skip)]
     pub failure_time: Histogram,
-    /// That wait for a READY.
+    /// STARTs that wait for a READY.
     pub held: usize,
-    /// The bytes of these.
+    /// The bytes of the held STARTs.
     pub held_bytes: usize,
-    /// The most of them.
+    /// The most STARTs that may be held.
     pub max_held: usize,
-    /// That wait for the answer of their node.
+    /// STARTs that wait for the answer of their node.
     pub in_flight: usize,
-    /// The most of them.
+    /// The most STARTs that may be in flight.
     pub max_in_flight: usize,
 }
 
 impl Scheduler {
-    /// What the scheduler of a server knows about itself, at one moment. Its
-    /// dispatcher looks at each instance once for it, which takes some
-    /// nanoseconds.
+    /// A snapshot of the scheduler of a server. The dispatcher visits each instance for it,
+    /// which takes some nanoseconds each.
     ///
     /// # Errors
-    /// [`SendError::OtherHandler`] where the server's application is none;
+    /// [`SendError::OtherHandler`] if the server's application is no scheduler;
     /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
     pub fn figures(server: &ServerHandle) -> Result<SchedulerFigures, SendError> {
         server.with_handler(|scheduler: &mut Self, _| scheduler.taken())
@@ -158,22 +153,16 @@ impl Scheduler {
         let (controllers, first) = self.controllers.counted();
         let (held, held_bytes, max_held) = self.held.counted();
         let (in_flight, max_in_flight) = self.instances.in_flight();
-        let tally = &self.starts;
         SchedulerFigures {
             nodes: self.nodes.figures(),
             instances: self.instances.figures(),
             starts: StartFigures {
-                received: tally.received,
-                given: tally.given,
-                started: tally.start_time.count(),
-                failed: tally.failed.clone(),
-                start_time: tally.start_time,
-                failure_time: tally.failure_time,
                 held,
                 held_bytes,
                 max_held,
                 in_flight,
                 max_in_flight,
+                ..self.starts.clone()
             },
             streams,
             streams_opened,
@@ -188,33 +177,15 @@ impl Scheduler {
     }
 }
 
-/// What became of STARTs, as it is counted.
-#[derive(Debug, Default)]
-pub(super) struct StartTally {
-    pub(super) received: u64,
-    pub(super) given: u64,
-    failed: BTreeMap<&'static str, u64>,
-    start_time: Histogram,
-    failure_time: Histogram,
-}
-
-impl StartTally {
-    /// One that had come then is done.
+impl StartFigures {
+    /// A START that had come at `received` is done.
     pub(super) fn started(&mut self, received: Instant, now: Instant) {
+        self.started += 1;
         self.start_time.record(now.saturating_duration_since(received));
     }
 
-    /// It is answered with a failure.
-    pub(super) fn failed(&mut self, reason: &StartFailureReason, received: Instant, now: Instant) {
-        self.count(reason.word(), received, now);
-    }
-
-    /// Its node has not said what became of it.
-    pub(super) fn not_answered(&mut self, received: Instant, now: Instant) {
-        self.count("no_answer", received, now);
-    }
-
-    fn count(&mut self, word: &'static str, received: Instant, now: Instant) {
+    /// A START that had come at `received` is answered with a failure.
+    pub(super) fn failed(&mut self, word: &'static str, received: Instant, now: Instant) {
         *self.failed.entry(word).or_default() += 1;
         self.failure_time.record(now.saturating_duration_since(received));
     }

@@ -1,14 +1,13 @@
-//! STARTs that wait for a node's READY: a bounded queue in which everything
-//! expires.
+//! STARTs that wait for a node's READY: a bounded queue whose entries expire.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::starts::Waiting;
+use super::waiting::Waiting;
 
-/// One START in the queue.
+/// A START in the queue.
 #[derive(Debug)]
 pub(super) struct HeldStart {
     pub(super) start: Waiting,
@@ -17,7 +16,7 @@ pub(super) struct HeldStart {
     until: Instant,
 }
 
-/// All of them wait equally long, so the oldest is always the next to expire.
+/// All STARTs wait for the same time, so the oldest one is the next to expire.
 #[derive(Debug)]
 pub(super) struct HeldStarts {
     queue: VecDeque<HeldStart>,
@@ -38,13 +37,13 @@ impl HeldStarts {
         }
     }
 
-    /// Keeps a START for a READY of `node`; gives it back where there is no
-    /// room.
+    /// Keeps a START for a READY of `node`; gives it back if there is no room.
     pub(super) fn keep(&mut self, mut start: Waiting, node: Uuid, now: Instant) -> Option<Waiting> {
         let bytes = start.frame.encoded_len();
         if self.queue.len() >= self.max_starts || self.bytes + bytes > self.max_bytes {
             return Some(start);
         }
+        // Copied only now, when it is sure that there is room.
         start.detach();
         self.bytes += bytes;
         self.queue.push_back(HeldStart {
@@ -55,7 +54,7 @@ impl HeldStarts {
         None
     }
 
-    /// How many there are, their bytes, and the most of them.
+    /// The number of held STARTs, their bytes, and the most of them.
     pub(super) fn counted(&self) -> (usize, usize, usize) {
         (self.queue.len(), self.bytes, self.max_starts)
     }
@@ -81,7 +80,7 @@ impl HeldStarts {
         self.queue.front().map(|held| held.until)
     }
 
-    /// The oldest START, if its time is over.
+    /// Takes the oldest START if its time is over.
     pub(super) fn expire(&mut self, now: Instant) -> Option<Waiting> {
         (self.queue.front()?.until <= now).then(|| self.take(0))?
     }

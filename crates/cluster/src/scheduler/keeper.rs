@@ -1,5 +1,5 @@
-//! The file of the configuration, written on a thread of its own, since a disk
-//! may take seconds for what the dispatcher needs microseconds for.
+//! The thread that writes the configuration file: a disk may take seconds, and the dispatcher
+//! must not wait for it.
 //!
 //! ```text
 //!  dispatcher ── a configuration ──▶ ssntp-config: writes the file, waits for the disk
@@ -18,8 +18,7 @@ use ssntp::server::ServerHandle;
 use ssntp_transport::replace;
 use ssntp_transport::threads;
 
-/// The thread that writes. Dropping it waits until what it was given is on the
-/// disk.
+/// The writing thread. Dropping it waits until all that it was given is on the disk.
 #[derive(Debug)]
 pub(super) struct Keeper {
     work: Option<Sender<Bytes>>,
@@ -28,22 +27,23 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// The thread, and where it is to be given the server that it wakes.
+    /// Starts the thread. It takes the server that it wakes from the second channel, because
+    /// the server starts later.
     pub(super) fn start(path: PathBuf) -> io::Result<(Self, Sender<ServerHandle>)> {
-        // One is given at a time, and one more at the end, whose results then
-        // wait for nobody. So neither side ever finds a channel full.
+        // One configuration is given at a time, and one more when the scheduler is dropped.
+        // So two places are enough, and neither side ever finds a channel full.
         let (work, given) = bounded::<Bytes>(2);
         let (results, done) = bounded(2);
         let (server, servers) = bounded::<ServerHandle>(1);
         let write = move || {
-            // Whoever gives something has a server.
+            // The server has started before the first configuration is given.
             let mut server = None;
             for yaml in given {
                 let _ = results.send(replace(&path, &yaml));
                 server = server.or_else(|| servers.recv().ok());
                 if let Some(server) = &server {
-                    // A dispatcher that is too busy to be called asks for the
-                    // result anyway, after what it is busy with.
+                    // If the dispatcher is too busy to take a call, it looks for the result
+                    // anyway before it sleeps.
                     let _ = server.post(|_| ());
                 }
             }
@@ -57,7 +57,7 @@ impl Keeper {
         Ok((keeper, server))
     }
 
-    /// Has this written. The result of the one before has to be taken first.
+    /// Hands a configuration over. The result of the previous one must have been taken.
     pub(super) fn write(&self, yaml: Bytes) {
         if let Some(work) = &self.work {
             let _ = work.send(yaml);
@@ -68,7 +68,7 @@ impl Keeper {
         !self.done.is_empty()
     }
 
-    /// How it went, if it is done.
+    /// The result, if the writing is done.
     pub(super) fn result(&self) -> Option<io::Result<()>> {
         self.done.try_recv().ok()
     }

@@ -1,5 +1,5 @@
 //! The scheduler: the server of a cluster, which takes the controllers'
-//! commands, picks nodes, and passes on what everybody says.
+//! commands, picks nodes, and forwards what its clients say.
 //!
 //! ```text
 //!            the server's dispatcher thread
@@ -8,83 +8,78 @@
 //!             │        │                  │               ▲      │   failure answer it
 //!             │        │              instances           │      └─▶ held until a READY
 //!             │        │                  ▲               │
-//!             │        │ STATS, failures ─┴─ whose? ──────│──────────▶ all controllers
+//!             │        │ STATS, failures ─┴─ its own? ────│──────────▶ all controllers
 //!             │        │ READY, FULL … ───────────────────┘
-//!             │        │ STOP, TenantAdded … ──▶ whom the payload names
-//!             │        └ CONFIGURE ────────────▶ file, then everybody
-//!             └▶ InvalidFrameType to who may not send it
+//!             │        │ STOP, TenantAdded … ──▶ the client that the payload names
+//!             │        └ CONFIGURE ────────────▶ file, then all agents
+//!             └▶ InvalidFrameType if the role may not send it
 //! ```
 //!
-//! All state is plain fields on the dispatcher thread, and the time is what the
-//! server says it is. Nothing in it waits for a peer. It reads YAML of at most
-//! [`MAX_DOCUMENT_LEN`]. What would block, writing the configuration file, has a
-//! thread of its own.
+//! All state is plain fields on the dispatcher thread, and the time comes from the server.
+//! The scheduler never waits for a peer, and reads YAML of at most [`MAX_DOCUMENT_LEN`].
+//! Writing the configuration file would block, so it has a thread of its own.
 //!
 //! # What the protocol leaves open
-//! * **Who is answered.** A failure that the scheduler makes goes to every
-//!   controller, as those of agents do. But `already_running` and
-//!   `instance_exists` go to who asked alone: a START of the same instance by
-//!   another controller may be under way. What it cannot read, and has no
-//!   failure for (EVACUATE, Restore, RefreshCNCI, READY, TenantAdded …),
-//!   goes back to its sender as InvalidFrameType with the reason
-//!   `invalid_payload` or `invalid_data`; a command of these for who is not
-//!   connected with `not_connected`.
-//! * **Whose an instance is.** What an agent says of nodes and instances that
-//!   are not its own goes nowhere: see `instances` and `reports`. A scheduler that
-//!   was started anew believes whoever lists an instance first.
-//! * **Done.** A START is done when STATS of its node list the instance as
-//!   anything but `pending`. A `pending` there is the sign of progress that moves
-//!   its deadline: see [`SchedulerConfig::start_time`].
-//! * **One answer.** What agents say again after a reconnection is passed on
-//!   where it is the answer to a START, or nothing is known of it.
-//! * **Stale.** A node from which no STATS have come for three intervals. The
-//!   scheduler sends its last STATS to all controllers with the status `STALE`.
-//! * **Concentrators.** A new controller is told of those that are connected,
-//!   too, as they announced themselves, and of the public addresses that they
-//!   have assigned: all between the nodes and their STATS. A concentrator that
-//!   connects is told of the tenants that agents have told it of meanwhile.
-//! * **Master mode.** A backup's command goes back to it as InvalidFrameType
-//!   with the reason `role_not_allowed`: no failure has a reason that fits.
-//!   A controller that connects again stands at the end of the line.
-//! * **A backup may read.** Streams of what instances write are no commands, and
-//!   neither are lists of sessions and bans. It ends no session and lifts no ban.
-//! * **Who a node is.** The session's UUID; the one in READY is not looked at,
-//!   STATS with another one go nowhere.
-//! * **Held.** A node that has just connected is waiting for its READY, too,
-//!   with either policy: a START that finds only such nodes is held. So is one
-//!   that has ended its session in order, for 3 s: a node whose certificate was
-//!   renewed is back by then.
-//! * **A failed START** took nothing of its node: the node's last READY holds
-//!   again, unless the reason is `full_cn` or `node_maintenance`.
-//! * **A START too many**, when so many are with their nodes that no more are
-//!   kept track of, is answered with `full_cloud`.
+//! * **Answers.** A failure that the scheduler makes goes to every controller, as those of
+//!   agents do. But `already_running` and `instance_exists` go only to the controller that
+//!   asked, because a START of the same instance by another controller may be under way. A
+//!   frame that cannot be read and has no failure (EVACUATE, Restore, RefreshCNCI, READY,
+//!   TenantAdded …) goes back to its sender as InvalidFrameType with the reason
+//!   `invalid_payload` or `invalid_data`; such a command for a client that is not connected
+//!   goes back with `not_connected`.
+//! * **Owners of instances.** An agent's reports about nodes and instances that are not its
+//!   own are dropped: see `instances` and `reports`. A scheduler that has just started
+//!   believes the first node that lists an instance.
+//! * **Done.** A START is done when STATS of its node list the instance in any state but
+//!   `pending`. `pending` is a sign of progress, which moves the deadline: see
+//!   [`SchedulerConfig::start_time`].
+//! * **One answer.** What agents repeat after a reconnection is forwarded only if it is the
+//!   answer to a START, or if nothing is known of it.
+//! * **Stale.** A node is stale if it has sent no STATS for three intervals. The scheduler
+//!   sends its last STATS to all controllers with the status `STALE`.
+//! * **Concentrators.** A new controller is told of the connected concentrators, too, and of
+//!   the public addresses that they have assigned: after the nodes and before their STATS. A
+//!   concentrator that connects is told of the tenants that agents reported meanwhile.
+//! * **Master mode.** A backup's command goes back to it as InvalidFrameType with the reason
+//!   `role_not_allowed`, because no failure has a reason that fits. A controller that
+//!   reconnects stands at the end of the line.
+//! * **A backup may read.** Streams of output are no commands, and neither are lists of
+//!   sessions and bans. A backup ends no session and lifts no ban.
+//! * **Identity of a node.** It is the session's UUID. The UUID in READY is ignored, and
+//!   STATS with another UUID are dropped.
+//! * **Held.** A node that has just connected counts as waiting for its READY, with either
+//!   policy: a START that fits only such nodes is held. So does a node that has ended its
+//!   session in order, for 3 s: a node whose certificate was renewed is back by then.
+//! * **A failed START** took nothing of its node: the node's last READY holds again, unless
+//!   the reason is `full_cn` or `node_maintenance`.
+//! * **Too many STARTs.** If as many STARTs are in flight as the scheduler keeps track of,
+//!   another one is answered with `full_cloud`.
 //! * **Disk.** A START asks for the disk of its volumes that are `local`.
-//! * **A CONFIGURE that is taken up** comes back to its sender, which is how it
-//!   learns that.
-//! * **Going back.** Only the refusal of the current configuration, byte for
-//!   byte, makes the scheduler go back, and only one step. The controller that
-//!   had sent it gets InvalidConfiguration. A CONFIGURE that cannot be kept in
-//!   the file is refused, and so is one that another one follows before it
-//!   began to be written.
+//! * **A CONFIGURE that is taken up** comes back to its sender, to tell it so.
+//! * **Going back.** Only the refusal of the current configuration, byte for byte, makes the
+//!   scheduler go back to the previous one, and only one step. The controller that had sent
+//!   the refused one gets InvalidConfiguration. A CONFIGURE that cannot be written to the
+//!   file is refused, and so is one that is replaced by a newer one before it was written.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `config` | [`SchedulerConfig`], [`SchedulerError`] |
 //! | [`placement`] | which node takes a START |
 //! | `starts` | a START from its arrival to its answer |
+//! | `waiting` | a START that has been read |
 //! | `held` | STARTs that wait for a READY |
 //! | `moves` | instances that are started elsewhere when their node is evacuated |
-//! | `instances` | which instance is where, and STARTs that nodes were given |
-//! | `reports` | what agents say, and whether it is theirs to say |
-//! | `relay` | commands that name whom they are for |
-//! | `streams` | what instances write, passed on to who asked for it |
-//! | `answers` | what the scheduler answers itself |
-//! | `nodes` | agents: their status, and what a new controller is told |
-//! | `cncis` | what concentrators have told, and are to be told |
+//! | `instances` | the owner and state of each instance, and STARTs in flight |
+//! | `reports` | what agents report, and whether they may |
+//! | `relay` | commands that name their receiver |
+//! | `streams` | output of instances, forwarded to the controller that asked for it |
+//! | `answers` | failures and InvalidFrameType that the scheduler makes |
+//! | `nodes` | agents: their status, and what a new controller is told of them |
+//! | `cncis` | what concentrators have reported, and what they are told of tenants |
 //! | `controllers` | the line of controllers, and what they have not been told yet |
 //! | `configuration` | the configuration of the cluster |
 //! | `keeper` | the thread that writes its file |
-//! | `figures` | [`SchedulerFigures`]: what it knows about itself |
+//! | `figures` | [`SchedulerFigures`]: a snapshot for metrics |
 
 mod answers;
 mod cncis;
@@ -102,20 +97,19 @@ mod relay;
 mod reports;
 mod starts;
 mod streams;
+mod waiting;
 
 use std::time::Instant;
 
-use log::{info, warn};
 use uuid::Uuid;
 
 use self::cncis::Cncis;
 pub use self::config::{ControllerMode, SchedulerConfig, SchedulerError};
 use self::configuration::Configuration;
 use self::controllers::Controllers;
-use self::figures::StartTally;
 pub use self::figures::{InstanceFigures, NodeFigures, SchedulerFigures, StartFigures};
 use self::held::HeldStarts;
-use self::instances::{Instances, StartLimits};
+use self::instances::Instances;
 use self::moves::Moves;
 use self::nodes::Nodes;
 use self::placement::Placement;
@@ -130,6 +124,17 @@ use ssntp::server::{
 };
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt_bytes;
+
+/// Writes a log line that a peer can cause, unless that peer has caused too many of its kind:
+/// level, limit, context, peer, kind, and the line.
+macro_rules! limited {
+    ($level:ident, $log:expr, $cx:expr, $peer:expr, $kind:literal; $($line:tt)+) => {
+        if let Some(more) = $log.admit($peer, $kind, $cx.now()) {
+            log::$level!(target: "ssntp::scheduler", "{}{more}", format_args!($($line)+));
+        }
+    };
+}
+use limited;
 
 /// The scheduler of a cluster, as the application of a [`Server`].
 ///
@@ -146,9 +151,8 @@ use ssntp_transport::excerpt_bytes;
 /// ```
 ///
 /// # Threads
-/// Everything happens on the server's dispatcher thread, but for writing the
-/// configuration file. Where the server ends while that is under way, its end
-/// waits for the disk.
+/// Everything happens on the server's dispatcher thread, except writing the configuration
+/// file. A server that ends while the file is being written waits for the disk.
 #[derive(Debug)]
 pub struct Scheduler {
     mode: ControllerMode,
@@ -161,21 +165,19 @@ pub struct Scheduler {
     streams: Streams,
     moves: Moves,
     configuration: Configuration,
-    starts: StartTally,
+    starts: StartFigures,
     invalid_frames: u64,
-    /// What agents have said of what is not theirs.
+    /// The number of reports about instances or nodes that are not their sender's.
     foreign: u64,
-    /// By the UUID, so that who connects again does not begin again.
+    /// By UUID, so that a peer that reconnects gets no new allowance.
     log: LogLimit<Uuid>,
 }
 
 impl Scheduler {
-    /// A scheduler of an empty cluster. Blocks while it reads the
-    /// configuration file.
+    /// A scheduler of an empty cluster. Blocks while it reads the configuration file.
     ///
     /// # Errors
-    /// [`SchedulerError`], where there is a configuration file that cannot be
-    /// used.
+    /// [`SchedulerError`] if the configuration file cannot be used.
     pub fn new(config: SchedulerConfig) -> Result<Self, SchedulerError> {
         let configuration = match config.configuration_file {
             Some(path) => Configuration::load(path)?,
@@ -188,27 +190,20 @@ impl Scheduler {
             cncis: Cncis::default(),
             controllers: Controllers::default(),
             held: HeldStarts::new(config.held_starts, config.held_bytes, config.held_time),
-            instances: Instances::new(
-                config.in_flight,
-                StartLimits {
-                    quiet: config.start_quiet,
-                    most: config.start_most,
-                    absence: config.absence,
-                },
-            ),
+            instances: Instances::new(config.in_flight, config.starts),
             streams: Streams::default(),
             moves: Moves::default(),
             configuration,
-            starts: StartTally::default(),
+            starts: StartFigures::default(),
             invalid_frames: 0,
             foreign: 0,
             log: LogLimit::default(),
         })
     }
 
-    /// Starts the server of the cluster. Its filter, rules and configuration
-    /// are the scheduler's, whatever `server` says of them, and a slow
-    /// consumer is disconnected: every frame counts.
+    /// Starts the server of the cluster. Filter, rules and configuration of `server` are
+    /// replaced by the scheduler's, and a slow consumer is disconnected, because a client
+    /// that misses a frame would have a wrong picture.
     ///
     /// # Errors
     /// [`ServerError`]; nothing runs then.
@@ -221,11 +216,12 @@ impl Scheduler {
         Ok(server)
     }
 
-    /// The configuration of a server whose application is this.
+    /// The configuration of a server whose application is this scheduler.
     pub fn serve_with(&self, server: ServerConfig) -> ServerConfig {
         server
             .filter(Filter::spec())
             .rules(Rules::new().multicast(Status::OFFLINE, Role::CONTROLLER))
+            // The scheduler checks and keeps a CONFIGURE before the server distributes it.
             .takes_configure(false)
             .operators(Role::CONTROLLER)
             .configuration(self.configuration.current().clone())
@@ -240,11 +236,10 @@ impl Scheduler {
         if frame.kind().is_of_streams() {
             return self.stream_command(cx, from, frame);
         }
+        // STATS and streams are handled above, because a backup may report and read.
         if !self.may_command(from) {
-            if let Some(more) = self.log.admit(from.uuid(), "not the master", cx.now()) {
-                info!(target: "ssntp::scheduler",
-                    "{from}: {command} refused: it is not the master{more}");
-            }
+            limited!(info, self.log, cx, from.uuid(), "not the master";
+                "{from}: {command} refused: it is not the master");
             answers::role_not_allowed(cx, from, frame.kind());
             return;
         }
@@ -278,13 +273,9 @@ impl Scheduler {
             ErrorCode::INVALID_CONFIGURATION => self.configuration_refused(cx, from, frame),
             ErrorCode::INVALID_FRAME_TYPE => {
                 self.invalid_frames += 1;
-                if let Some(more) = self.log.admit(from.uuid(), "InvalidFrameType", cx.now()) {
-                    warn!(target: "ssntp::scheduler",
-                        "{from}: InvalidFrameType, {} so far: {}{more}",
-                        self.invalid_frames,
-                        excerpt_bytes(frame.payload_bytes())
-                    );
-                }
+                limited!(warn, self.log, cx, from.uuid(), "InvalidFrameType";
+                    "{from}: InvalidFrameType, {} so far: {}", self.invalid_frames, excerpt_bytes(frame.payload_bytes()));
+                // It may be the answer of an old agent to OpenStream.
                 self.streams_not_supported(cx, from, frame);
             }
             _ => self.node_failure(cx, from, frame),
@@ -295,9 +286,11 @@ impl Scheduler {
 impl Handler for Scheduler {
     fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         if session.role().intersects(Role::CONTROLLER) {
+            // It joins the line first, because it is told whether it is the master.
             self.controllers.join(session);
             self.tell_of_nodes(cx, session);
         }
+        // After that, so that a controller which is a node, too, is told of itself once.
         self.node_connected(cx, session);
         if session.role().intersects(Role::CNCIAGENT) {
             self.tell_of_tenants(cx, session);
@@ -305,11 +298,11 @@ impl Handler for Scheduler {
     }
 
     fn disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
-        // Then everybody goes at once, and nobody is there to be told.
+        // At a stop all sessions end at once, so there is no client left to tell.
         if *reason == DisconnectReason::Stopped {
             return;
         }
-        self.controllers.leave(session, &mut self.log, cx.now());
+        self.controllers.leave(cx, session, &mut self.log);
         self.cncis.disconnected(session);
         self.streams_disconnected(cx, session);
         self.node_disconnected(cx, session, reason);
@@ -338,6 +331,7 @@ impl Handler for Scheduler {
             self.controllers.next_telling(),
             self.instances.next_due(),
             self.nodes.next_due(),
+            // The keeper has only woken the dispatcher: the timer takes its result.
             self.configuration.is_due().then(at_once),
         ]
         .into_iter()

@@ -1,21 +1,19 @@
-//! Instances that are moved: EVACUATE with `move` has what can run elsewhere started
-//! there.
+//! Moves: after EVACUATE with `move`, instances that can run elsewhere are started there.
 //!
 //! ```text
-//!  EVACUATE, move ──▶ node: its instances are asked to end
-//!                       │ InstanceStopped: it has ended, and is gone from there
+//!  EVACUATE, move ──▶ node: it ends its instances
+//!                       │ InstanceStopped: an instance has ended, and is gone from there
 //!                       ▼
 //!                     the START that had made it ──▶ placed as if it had just come
 //! ```
 //!
-//! An instance so never runs twice: it is started elsewhere only once its node has
-//! said that it has ended. One that does not end, even when it is killed, is not
-//! moved. Neither is anything of a node that is dead, for nobody can tell whether
-//! that is only out of reach.
+//! So no instance ever runs twice: it is started elsewhere only after its node has said that
+//! it has ended. An instance that does not end, even when it is killed, is not moved. Neither
+//! are the instances of a dead node, because it may only be out of reach.
 //!
-//! Which STARTs were given to nodes is remembered as long as the instances are
-//! there, in [`MOST_BYTES`]; of further ones, and of those that an earlier scheduler
-//! had given, nothing is known, and they stay.
+//! The STARTs that nodes were given are remembered as long as the instances exist, in
+//! [`MOST_BYTES`]. Instances without a remembered START, because there was no room or an
+//! earlier scheduler gave it, are not moved.
 
 use std::collections::{HashMap, HashSet};
 
@@ -25,48 +23,28 @@ use uuid::Uuid;
 
 use super::Scheduler;
 use super::instances::Instances;
-use super::starts::Waiting;
-use ssntp::payload::{Persistence, RestartPolicy, Start, StartFailure, Storage};
+use super::waiting::Waiting;
+use ssntp::payload::StartFailure;
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, SessionInfo};
 
-/// The memory for STARTs of what runs: 64 thousand of one kibibyte.
+/// The memory for remembered STARTs: 64 thousand of one kibibyte.
 const MOST_BYTES: usize = 64 << 20;
-/// What an entry takes beside its START.
+/// The bytes that an entry takes beside its START.
 const ENTRY: usize = 128;
 
-/// Why an instance is not moved, as a StartFailure says it.
-const PERSISTENT: &str = "not_moved_persistent";
-const STORAGE: &str = "not_moved_storage";
-const BOUND: &str = "not_moved_bound";
+/// Why an instance is not moved, as StartFailure says it: another scheduler was given its
+/// START, or the START is no longer remembered.
 const UNKNOWN: &str = "not_moved_unknown";
 
-/// Why an instance can run on no other node, where that is so.
-pub(super) fn stays(start: &Start) -> Option<&'static str> {
-    let wanted = &start.requirements;
-    // What is made on the node and goes with the instance can be made elsewhere.
-    let moves =
-        |storage: &Storage| storage.boot || storage.id.is_empty() || (storage.local && storage.ephemeral);
-    let has_data = !start.storage.iter().all(moves);
-    if start.persistence != Persistence::Unset {
-        Some(PERSISTENT)
-    } else if has_data {
-        Some(STORAGE)
-    } else if !wanted.node_id.is_empty() || !wanted.hostname.is_empty() {
-        Some(BOUND)
-    } else {
-        None
-    }
-}
-
-/// What is known of a START that a node was given.
+/// A START that a node was given.
 #[derive(Debug)]
 enum Given {
     Movable {
         payload: Bytes,
-        /// The controller that had sent it.
+        /// The controller that sent it.
         from: Uuid,
-        /// Its node starts it again by itself, so that it may be about to run.
+        /// Its node starts it again by itself: an instance that has ended may run again.
         restarts: bool,
     },
     Stays(&'static str),
@@ -81,26 +59,26 @@ impl Given {
     }
 }
 
-/// The STARTs of what runs, and what is being moved.
+/// The remembered STARTs, and the instances that are being moved.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     given: HashMap<Uuid, Given>,
     bytes: usize,
-    /// How many were added since those were left out that are gone.
+    /// The STARTs that were added since those of gone instances were forgotten.
     added: usize,
-    /// By their node, what is to be started elsewhere once it has ended.
+    /// By node, the instances that are started elsewhere once they have ended.
     moving: HashMap<Uuid, HashSet<Uuid>>,
-    /// How many have ended, and were placed anew.
+    /// The number of instances that have ended and were placed again.
     moved: u64,
 }
 
 impl Moves {
-    /// A node was given a START.
+    /// Remembers a START that a node was given.
     pub(super) fn keep(&mut self, start: &Waiting, instances: &Instances) {
         let given = match start.stays {
             Some(why) => Given::Stays(why),
             None => Given::Movable {
-                // As it came, it is a piece of a longer read.
+                // Copied, because the payload is a piece of a longer read that it would keep.
                 payload: Bytes::copy_from_slice(start.frame.payload_bytes()),
                 from: start.from,
                 restarts: start.restarts,
@@ -118,7 +96,8 @@ impl Moves {
         }
     }
 
-    /// Each is looked at once for every few that are added.
+    /// Forgets the STARTs of instances that are gone. It is called so rarely that each added
+    /// START pays for looking at a few entries.
     fn leave_out_gone(&mut self, instances: &Instances) {
         self.added = 0;
         self.given
@@ -136,24 +115,24 @@ impl Moves {
         }
     }
 
-    /// How many are being moved, and how many have been.
+    /// The number of instances that are being moved, and of those that were moved.
     pub(super) fn counted(&self) -> (usize, u64) {
         (self.moving.values().map(HashSet::len).sum(), self.moved)
     }
 
-    /// Nothing of a node is moved any more.
+    /// Ends the moves of a node.
     pub(super) fn end(&mut self, node: Uuid) -> bool {
         self.moving.remove(&node).is_some()
     }
 
-    /// Somebody has another use for an instance.
+    /// A controller has sent another command for an instance, which replaces its move.
     pub(super) fn leave(&mut self, instance: Uuid, node: Option<Uuid>) {
         if let Some(moving) = node.and_then(|node| self.moving.get_mut(&node)) {
             moving.remove(&instance);
         }
     }
 
-    /// The START of an instance that was to be moved, and has ended.
+    /// Takes the START of an instance that was to be moved, and has ended.
     fn take(&mut self, instance: Uuid, node: Uuid) -> Option<(Bytes, Uuid)> {
         if !self.moving.get_mut(&node)?.remove(&instance) {
             return None;
@@ -169,9 +148,9 @@ impl Moves {
 }
 
 impl Scheduler {
-    /// A node was sent EVACUATE with `move`. Who asked is told what stays.
+    /// A node was sent EVACUATE with `move`. The controller is told which instances stay.
     pub(super) fn begin_move(&mut self, cx: &mut Context<'_>, from: &SessionInfo, node: Uuid) {
-        // What it still says of itself may have crossed the command.
+        // A READY of the node may have crossed the command: it must get no START.
         self.placement.suspend(node, true);
         let mut moving = HashSet::new();
         for (instance, has_ended) in self.instances.of(node) {
@@ -180,6 +159,7 @@ impl Scheduler {
                     moving.insert(instance);
                     continue;
                 }
+                // It stays ended, so nobody expects it to run elsewhere.
                 _ if has_ended => continue,
                 Some(Given::Stays(why)) => *why,
                 _ => UNKNOWN,
@@ -191,38 +171,34 @@ impl Scheduler {
                 restart: true,
                 detail: String::new(),
             };
-            // Whoever has left does not look.
+            // If the controller has left, the failures are of no use.
             let _ = cx.send_payload(from.uuid(), &failure);
         }
         info!(target: "ssntp::scheduler", "{from}: {} instances of {node} are moved", moving.len());
         self.moves.moving.insert(node, moving);
     }
 
-    /// A node is evacuated, or was not after all: what it says of itself holds
-    /// again.
+    /// A node is evacuated, or its evacuation was ended: its status counts again.
     pub(super) fn end_move(&mut self, node: Uuid) {
         if self.moves.moving.contains_key(&node) {
             self.placement.suspend(node, false);
         }
     }
 
-    /// An instance has ended and is gone from its node: it is started elsewhere if
-    /// it is to be.
+    /// An instance has ended and is gone from its node. If it is being moved, it is started
+    /// elsewhere.
     pub(super) fn move_on(&mut self, cx: &mut Context<'_>, instance: Uuid, node: Uuid) {
         let Some((payload, controller)) = self.moves.take(instance, node) else {
             return;
         };
-        self.instances.over(instance, false, cx.now());
+        // InstanceStopped keeps it as ended, but its UUID has to be free to be placed again.
+        self.instances.over(instance, false);
+        // It counts as a START that has just come.
         self.starts.received += 1;
         match Waiting::read(controller, Frame::with_payload(Command::START, payload), cx.now()) {
             Ok(start) => self.place(cx, None, start),
-            // It was read when it came.
+            // It could be read when it came, so this does not happen.
             Err(e) => warn!(target: "ssntp::scheduler", "instance {instance} is not moved: {e}"),
         }
     }
-}
-
-/// Whether an instance may be about to run though it has ended.
-pub(super) fn restarts(start: &Start) -> bool {
-    start.restart_policy != RestartPolicy::Never
 }

@@ -1,71 +1,69 @@
-//! The agents that are connected: what a new controller is told of them, and
-//! whether they still report.
+//! The connected agents: what a new controller is told of them, and whether they still
+//! report.
 //!
-//! A node says in STATS how often it sends them. One from which none have come
-//! for three times as long is STALE: controllers get its last STATS once more,
-//! with that status, and it gets no START until it reports again.
+//! A node says in STATS how often it sends them. If none have come for three intervals, it is
+//! STALE: controllers get its last STATS once more, with that status, and it gets no START
+//! until it reports again.
 //!
-//! A node that ends its session in order may only be about to show another
-//! certificate. For a moment it is waited for as one that has connected and not
-//! said READY: a START that fits no other node is held, and not refused.
+//! A node that ends its session in order may reconnect at once with a renewed certificate.
+//! For a moment it counts as a node that has connected and not said READY: a START that fits
+//! no other node is held, and not refused.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use log::{info, warn};
 use uuid::Uuid;
 
-use super::Scheduler;
 use super::answers::{self, Why};
 use super::cncis::Tenant;
 use super::figures::NodeFigures;
+use super::{Scheduler, limited};
 use ssntp::Role;
 use ssntp::payload::{Maintenance, NodeConnected, NodeDisconnected, NodeStatus, NodeType, Ready, Stats};
 use ssntp::proto::{Frame, Status};
 use ssntp::server::{Context, DisconnectReason, SessionInfo};
 use ssntp_transport::excerpt;
 
-/// More events than this between two STATS of a node are not kept for new
-/// controllers; its next STATS tell the same.
+/// The most events between two STATS of a node that are kept for new controllers. Its next
+/// STATS tell the same.
 const MAX_EVENTS: usize = 1024;
-/// Nor are those that are longer, in bytes: they say one UUID.
+/// The longest of these events, in bytes: they hold one UUID.
 const MAX_EVENT: usize = 1024;
-/// How long a node that ended its session in order is waited for: longer than a
-/// renewed client takes to be back, and no long time for an answer to a START.
+/// How long a node that ended its session in order is waited for: longer than a renewed
+/// client takes to reconnect, and short enough for the answer to a START.
 const RETURN: Duration = Duration::from_secs(3);
-/// The longest interval between STATS that a node may say, in seconds.
+/// The longest interval between STATS that a node may announce, in seconds.
 const MAX_INTERVAL: u64 = 3600;
-/// After how many intervals without STATS a node is stale.
+/// The number of intervals without STATS after which a node is stale.
 const MISSED: u32 = 3;
 
 /// Every connected agent.
 #[derive(Debug)]
 pub(super) struct Nodes {
     by_uuid: HashMap<Uuid, Node>,
-    /// When each is stale, unless it reports before.
+    /// When each node becomes stale unless it reports before.
     due: BTreeSet<(Instant, Uuid)>,
-    /// Those that ended their session in order, and until when they may be back.
+    /// Nodes that ended their session in order, and until when they are waited for.
     expected: VecDeque<(Instant, Uuid)>,
-    /// Of nodes that do not say how often they report.
+    /// The interval of nodes that do not announce one.
     interval: Duration,
     stale: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Node {
-    /// NodeConnected, one for each kind of node it is: written once, sent to
-    /// every controller.
+    /// NodeConnected for each kind of node that it is: encoded once, sent to every
+    /// controller.
     announced: Vec<Frame>,
     last_stats: Option<Frame>,
-    /// What its instances did since, which those STATS do not tell:
-    /// InstanceDeleted and InstanceStopped, at most [`MAX_EVENTS`].
+    /// InstanceDeleted and InstanceStopped since those STATS, at most [`MAX_EVENTS`].
     since: Vec<Frame>,
     status: Option<Status>,
-    /// What it tells concentrators, and some may not have heard.
+    /// What it has told concentrators, and some may not have got.
     pub(super) tenants: BTreeMap<Tenant, Frame>,
     interval: Duration,
-    /// None once it is stale.
+    /// When it becomes stale; none once it is.
     due: Option<Instant>,
 }
 
@@ -88,7 +86,7 @@ impl Nodes {
         self.by_uuid.values_mut()
     }
 
-    /// How many are in each status.
+    /// The number of nodes in each status.
     pub(super) fn figures(&self) -> NodeFigures {
         let mut figures = NodeFigures::default();
         for node in self.by_uuid.values() {
@@ -122,7 +120,7 @@ impl Nodes {
             .flat_map(|node| node.last_stats.iter().chain(&node.since))
     }
 
-    /// An instance of a node was deleted or has stopped.
+    /// Keeps an event of an instance for new controllers.
     pub(super) fn instance_event(&mut self, uuid: Uuid, event: &Frame) {
         if let Some(node) = self.by_uuid.get_mut(&uuid)
             && node.since.len() < MAX_EVENTS
@@ -132,20 +130,21 @@ impl Nodes {
         }
     }
 
-    /// How often a node sends STATS.
+    /// The interval between STATS of a node.
     pub(super) fn interval(&self, uuid: Uuid) -> Duration {
         self.by_uuid
             .get(&uuid)
             .map_or(self.interval, |node| node.interval)
     }
 
-    /// STATS have come; `interval` is what they say of that, in seconds. Says
-    /// whether the node was stale.
+    /// STATS have come, which announce this interval in seconds. Gives whether the node was
+    /// stale.
     pub(super) fn heard(&mut self, uuid: Uuid, interval: i64, now: Instant) -> bool {
         let Some(node) = self.by_uuid.get_mut(&uuid) else {
             return false;
         };
         node.interval = match u64::try_from(interval) {
+            // With an interval without a bound a node would never become stale.
             Ok(seconds @ 1..) => Duration::from_secs(seconds.min(MAX_INTERVAL)),
             _ => self.interval,
         };
@@ -163,6 +162,7 @@ impl Nodes {
     pub(super) fn keep_stats(&mut self, uuid: Uuid, stats: &Frame) {
         if let Some(node) = self.by_uuid.get_mut(&uuid) {
             node.last_stats = Some(detached(stats));
+            // These STATS show what the events have told.
             node.since.clear();
         }
     }
@@ -173,7 +173,7 @@ impl Nodes {
         [stale, expected].into_iter().flatten().min()
     }
 
-    /// A node that is not back in time.
+    /// Takes a node that has not come back in time.
     fn take_departed(&mut self, now: Instant) -> Option<Uuid> {
         let (_, node) = self
             .expected
@@ -184,8 +184,7 @@ impl Nodes {
         Some(node)
     }
 
-    /// A node whose STATS have stayed away for too long, and its last ones as it
-    /// is now.
+    /// Takes a node that has become stale, with its last STATS and that status.
     fn take_stale(&mut self, now: Instant) -> Option<(Uuid, Frame)> {
         let (_, uuid) = self.due.first().copied().filter(|(at, _)| *at <= now)?;
         self.due.pop_first();
@@ -193,6 +192,7 @@ impl Nodes {
         node.due = None;
         self.stale += 1;
         let told = node.last_stats.as_ref().and_then(|frame| frame.payload().ok());
+        // A node that has never sent STATS becomes stale, too; then only its UUID is known.
         let stats = Stats {
             node_uuid: uuid.into(),
             status: NodeStatus::Stale,
@@ -204,7 +204,8 @@ impl Nodes {
     }
 }
 
-/// A copy of its own: the payload is a piece of a longer read.
+/// A copy of a frame to keep: its own payload is a piece of a longer read, which would be
+/// kept as a whole.
 pub(super) fn detached(frame: &Frame) -> Frame {
     Frame::with_payload(frame.kind(), Bytes::copy_from_slice(frame.payload_bytes()))
 }
@@ -236,7 +237,7 @@ impl Scheduler {
             due: Some(due),
         };
         for frame in &node.announced {
-            // Only a kind that cannot be sent is an error.
+            // It fails only for kinds that cannot be sent.
             let _ = cx.multicast(Role::CONTROLLER, frame);
         }
         self.nodes.by_uuid.insert(node_uuid, node);
@@ -258,6 +259,7 @@ impl Scheduler {
             Some(due) => drop(self.nodes.due.remove(&(due, node_uuid))),
             None => self.nodes.stale -= 1,
         }
+        // Only an end in order promises a return: behind a lost connection the node may be dead.
         if *reason == DisconnectReason::PeerClosed && self.placement.expect(node_uuid) {
             self.nodes.expected.push_back((cx.now() + RETURN, node_uuid));
         } else {
@@ -274,85 +276,70 @@ impl Scheduler {
         self.node_changed(cx, node_uuid);
     }
 
-    /// READY, FULL, OFFLINE and MAINTENANCE; says whether the node's place in
-    /// the table changed.
+    /// Takes in READY, FULL, OFFLINE or MAINTENANCE; false if nothing has changed.
     pub(super) fn node_status(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) -> bool {
         let uuid = from.uuid();
         let status = Status(frame.kind().operand);
-        let unreadable = match status {
-            Status::READY => match frame.payload::<Ready>() {
-                Ok(ready) => {
-                    self.placement.ready(uuid, &ready);
-                    None
-                }
-                Err(e) => {
-                    // What it has is not known: it stays what it was.
-                    if let Some(more) = self.log.admit(uuid, "READY refused", cx.now()) {
-                        warn!(target: "ssntp::scheduler", "{from}: READY refused: {}{more}", excerpt(&e));
-                    }
-                    answers::refuse(cx, from, frame, Why::Unreadable(&e));
-                    return false;
-                }
-            },
+        let read = match status {
+            Status::READY => frame
+                .payload()
+                .map(|ready: Ready| self.placement.ready(uuid, &ready)),
             Status::MAINTENANCE => {
                 self.placement.close(uuid);
                 self.end_move(uuid);
-                match frame.payload::<Maintenance>() {
-                    Ok(Maintenance { ready: Some(ready) }) => {
+                frame.payload().map(|maintenance: Maintenance| {
+                    if let Some(ready) = maintenance.ready {
                         self.placement.hostname(uuid, &ready.hostname);
-                        None
                     }
-                    Ok(_) => None,
-                    Err(e) => Some(e),
-                }
+                })
             }
             _ => {
                 self.placement.close(uuid);
+                // A node that goes offline ends its evacuation.
                 if status == Status::OFFLINE {
-                    // Then it is not evacuated.
                     self.end_move(uuid);
                     self.moves.end(uuid);
                 }
-                None
+                Ok(())
             }
         };
-        if let Some(e) = unreadable {
-            if let Some(more) = self.log.admit(uuid, "status unreadable", cx.now()) {
-                warn!(target: "ssntp::scheduler", "{from}: {status}: {}{more}", excerpt(&e));
-            }
+        if let Err(e) = read {
+            limited!(warn, self.log, cx, uuid, "status unreadable";
+                "{from}: {status} cannot be read: {}", excerpt(&e));
             answers::refuse(cx, from, frame, Why::Unreadable(&e));
+            // Such a READY says nothing about the node's room, so its last status stays. The
+            // other statuses mean the same without their payload.
+            if status == Status::READY {
+                return false;
+            }
         }
         if let Some(node) = self.nodes.by_uuid.get_mut(&uuid)
             && node.status.replace(status) != Some(status)
-            && let Some(more) = self.log.admit(uuid, "status", cx.now())
         {
-            info!(target: "ssntp::scheduler", "{from}: {status}{more}");
+            limited!(info, self.log, cx, uuid, "status"; "{from}: {status}");
         }
         true
     }
 
-    /// Nodes that have not reported for too long, or have not come back.
+    /// Handles nodes that have not come back, and nodes that have become stale.
     pub(super) fn expire_nodes(&mut self, cx: &mut Context<'_>, now: Instant) {
         while let Some(node) = self.nodes.take_departed(now) {
             self.placement.disconnect(node);
             self.node_changed(cx, node);
         }
         while let Some((node, stats)) = self.nodes.take_stale(now) {
-            if let Some(more) = self.log.admit(node, "stale", now) {
-                let count = self.nodes.stale;
-                warn!(target: "ssntp::scheduler",
-                    "node {node} is STALE: it has sent no STATS for {MISSED} intervals; {count} nodes are{more}"
-                );
-            }
+            let count = self.nodes.stale;
+            limited!(warn, self.log, cx, node, "stale";
+                "node {node} is STALE: it has sent no STATS for {MISSED} intervals; {count} nodes are");
             self.placement.suspend(node, true);
-            // Only a kind that cannot be sent is an error.
+            // It fails only for kinds that cannot be sent.
             let _ = cx.multicast(Role::CONTROLLER, &stats);
             self.node_changed(cx, node);
         }
     }
 }
 
-/// An agent that is both is told of as both.
+/// An agent of both kinds is announced as both.
 fn node_types(role: Role) -> Vec<NodeType> {
     let kinds = [
         (Role::AGENT, NodeType::ComputeNode),

@@ -1,10 +1,9 @@
-//! Commands whose payload names whom they are for. They go there as they came.
+//! Commands whose payload names their receiver. They are forwarded unchanged.
 
-use log::{info, warn};
 use uuid::Uuid;
 
-use super::Scheduler;
 use super::answers::{self, Why};
+use super::{Scheduler, limited};
 use ssntp::Role;
 use ssntp::payload::{
     AssignPublicIp, AttachVolume, Delete, DetachVolume, Error, Evacuate, Id, RefreshCnci, ReleasePublicIp,
@@ -17,7 +16,7 @@ use ssntp_transport::excerpt;
 
 const NODE: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits());
 
-/// Whom a command is for, and the instance that it is about.
+/// The receiver of a command, and the instance that it is about.
 struct Addressed {
     to: (Id, Role),
     instance: Id,
@@ -39,8 +38,8 @@ macro_rules! addressed {
 }
 
 impl Scheduler {
-    /// Forwards a controller's command, or answers it: also where the instance
-    /// is known to be on another node than the one that is named.
+    /// Forwards a controller's command, or answers it: also if the instance is known to be on
+    /// another node than the named one.
     pub(super) fn relay(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let addressed = match Command(frame.kind().operand) {
             Command::STOP => addressed!(frame as Stop),
@@ -57,15 +56,17 @@ impl Scheduler {
                 addressed!(frame as ReleasePublicIp to Role::CNCIAGENT, concentrator_uuid)
             }
             Command::REFRESH_CNCI => addressed!(frame as RefreshCnci to Role::CNCIAGENT, cnci_uuid),
+            // The filter admits no other command of a controller.
             _ => return,
         };
         let instance = addressed.as_ref().ok().and_then(|a| a.instance.uuid());
         let has = instance.and_then(|instance| self.instances.node_of(instance));
+        // The named node would answer that it has no such instance, though another node has it.
         let elsewhere = |a: &Addressed| has.is_some_and(|node| a.to.0 != node);
         if addressed.as_ref().is_ok_and(elsewhere) {
             return answers::refuse(cx, from, frame, Why::NotConnected);
         }
-        // Whoever asks for something else means that.
+        // The command is newer than the move, so it replaces it.
         if let Some(instance) = instance {
             self.moves.leave(instance, has);
         }
@@ -89,7 +90,7 @@ impl Scheduler {
     }
 }
 
-/// The error is none where nobody of that UUID and role is connected.
+/// Forwards a frame. The error is none if no client of that UUID and role is connected.
 pub(super) fn forward(
     cx: &mut Context<'_>,
     log: &mut LogLimit<Uuid>,
@@ -99,25 +100,20 @@ pub(super) fn forward(
 ) -> Result<(), Option<Error>> {
     let kind = frame.kind();
     let (id, role) = to.map_err(|e| {
-        if let Some(more) = log.admit(from.uuid(), "refused", cx.now()) {
-            info!(target: "ssntp::scheduler", "{from}: {kind} refused: {}{more}", excerpt(&e));
-        }
+        limited!(info, log, cx, from.uuid(), "refused"; "{from}: {kind} refused: {}", excerpt(&e));
         Some(e)
     })?;
     let directory = cx.directory();
     let session = id.uuid().and_then(|uuid| directory.session(uuid));
     let Some(to) = session.filter(|session| session.role().intersects(role)) else {
-        if let Some(more) = log.admit(from.uuid(), "not connected", cx.now()) {
-            let id = excerpt(&id);
-            info!(target: "ssntp::scheduler", "{from}: {kind} for {id}, who is not connected{more}");
-        }
+        let id = excerpt(&id);
+        limited!(info, log, cx, from.uuid(), "not connected";
+            "{from}: {kind} for {id}, who is not connected");
         return Err(None);
     };
     let to = to.uuid();
     cx.forward(from, to, frame).map_err(|e| {
-        if let Some(more) = log.admit(from.uuid(), "not forwarded", cx.now()) {
-            warn!(target: "ssntp::scheduler", "{from}: {kind}: {e}{more}");
-        }
+        limited!(warn, log, cx, from.uuid(), "not forwarded"; "{from}: {kind}: {e}");
         None
     })
 }

@@ -1,18 +1,18 @@
-//! What agents say: whose it is, and whether it goes on to the controllers.
+//! Reports of agents, which are forwarded to the controllers if the agent may make them.
 //!
-//! A node speaks for itself and for its own instances, a concentrator for
-//! itself. What is said of others goes nowhere: it is counted, and the log tells
-//! it. Of STATS that list instances of others the rest is passed on.
+//! A node reports on itself and its own instances, a concentrator on itself. A report on
+//! others is dropped, counted and logged. From STATS that list instances of others, these
+//! instances are removed.
 
 use std::collections::HashSet;
 use std::fmt;
 
-use log::{debug, warn};
+use log::debug;
 use serde::Deserialize;
 use uuid::Uuid;
 
-use super::Scheduler;
 use super::instances::StartFailed;
+use super::{Scheduler, limited};
 use ssntp::Role;
 use ssntp::payload::{
     Delete, DeleteFailure, DeleteFailureReason, Id, StartFailure, StartFailureReason, Stats, StatsSummary,
@@ -22,13 +22,13 @@ use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameType};
 use ssntp::server::{Context, SessionInfo};
 use ssntp_transport::excerpt;
 
-/// The longest event or failure in bytes: they say some UUIDs and addresses.
-/// Controllers remember and queue them by the thousand.
+/// The longest event or failure in bytes. They hold a few UUIDs and addresses, and
+/// controllers remember and queue thousands of them.
 const MAX_REPORT: usize = 8 << 10;
 /// The longest TraceReport in bytes: an agent reports one frame with its hops.
 const MAX_TRACE_REPORT: usize = 64 << 10;
 
-/// Whom an event or a failure names.
+/// The entities that an event or a failure names.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Subject {
@@ -37,7 +37,7 @@ struct Subject {
     instance_uuid: Id,
 }
 
-/// Events stand under the key of their kind; a reader looks at no other.
+/// An event stands under the key of its kind. Other keys are ignored, as its receivers do.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Roots {
@@ -49,7 +49,7 @@ struct Roots {
 }
 
 impl Subject {
-    /// None where it cannot be read.
+    /// None if it cannot be read.
     fn read(frame: &Frame) -> Option<Self> {
         let bytes = frame.payload_bytes();
         if bytes.len() > MAX_REPORT {
@@ -71,7 +71,7 @@ impl Subject {
 }
 
 impl Scheduler {
-    /// STATS of a node.
+    /// Takes in STATS of a node.
     pub(super) fn stats(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let (node, now) = (from.uuid(), cx.now());
         let told = match StatsSummary::read(frame.payload_bytes()) {
@@ -81,6 +81,7 @@ impl Scheduler {
         if told.node_uuid != node {
             return self.reject_report(cx, from, frame, &format_args!("of node {}", told.node_uuid));
         }
+        // The node reports, even if some of the listed instances are not its own.
         let was_stale = self.nodes.heard(node, told.interval, now);
         let interval = self.nodes.interval(node);
         let report = self.instances.report(node, &told.instances, interval, now);
@@ -95,6 +96,7 @@ impl Scheduler {
         }
         forward(cx, from, &passed);
         self.nodes.keep_stats(node, &passed);
+        // Failures follow the STATS that explain them.
         for received in report.started {
             self.starts.started(received, now);
         }
@@ -104,13 +106,14 @@ impl Scheduler {
         for instance in report.unwanted {
             self.delete_given_up(cx, instance, node);
         }
+        // Last, because held STARTs may be given to the node now.
         if was_stale {
             self.placement.suspend(node, false);
             self.node_changed(cx, node);
         }
     }
 
-    /// An agent's event, which is for the controllers.
+    /// Takes in an agent's event, which is for the controllers.
     pub(super) fn node_event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let event = Event(frame.kind().operand);
         if event == Event::TRACE_REPORT {
@@ -128,7 +131,7 @@ impl Scheduler {
             Event::INSTANCE_DELETED | Event::INSTANCE_STOPPED => {
                 if let Some(instance) = subject.instance_uuid.uuid() {
                     let is_kept = event == Event::INSTANCE_STOPPED;
-                    if let Some(received) = self.instances.over(instance, is_kept, cx.now()) {
+                    if let Some(received) = self.instances.over(instance, is_kept) {
                         self.starts.started(received, cx.now());
                     }
                     if is_kept {
@@ -141,14 +144,14 @@ impl Scheduler {
         }
     }
 
-    /// An agent's failure, which is for the controllers.
+    /// Takes in an agent's failure, which is for the controllers.
     pub(super) fn node_failure(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let Some(subject) = self.its_own(cx, from, frame) else {
             return;
         };
         match ErrorCode(frame.kind().operand) {
             ErrorCode::START_FAILURE => return self.start_failed(cx, from, frame),
-            // The answer to the scheduler's own DELETE.
+            // It answers the scheduler's own DELETE, of which controllers know nothing.
             ErrorCode::DELETE_FAILURE
                 if frame.payload().is_ok_and(|failure: DeleteFailure| {
                     failure.reason == DeleteFailureReason::NoInstance
@@ -164,18 +167,18 @@ impl Scheduler {
         forward(cx, from, frame);
     }
 
-    /// An agent's StartFailure: the answer to its START, unless that was
-    /// answered before.
+    /// Takes in an agent's StartFailure: the answer to its START, unless it was answered
+    /// before.
     fn start_failed(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let Ok(failure) = frame.payload::<StartFailure>() else {
             return self.reject_report(cx, from, frame, &"it cannot be read");
         };
         let (node, now) = (from.uuid(), cx.now());
         let instance = failure.instance_uuid.uuid();
-        let failed = instance.map(|instance| self.instances.failed(instance, node, &failure.reason, now));
+        let failed = instance.map(|instance| self.instances.failed(instance, node, &failure.reason));
         match failed {
             Some(StartFailed::Answer(given)) => {
-                self.starts.failed(&failure.reason, given.received, now);
+                self.starts.failed(failure.reason.word(), given.received, now);
                 forward(cx, from, frame);
                 let has_room = !matches!(
                     failure.reason,
@@ -191,7 +194,7 @@ impl Scheduler {
         }
     }
 
-    /// Whom an event or failure names, where its sender may speak of them.
+    /// The entities that an event or failure names; none if its sender may not report on them.
     fn its_own(&mut self, cx: &Context<'_>, from: &SessionInfo, frame: &Frame) -> Option<Subject> {
         let Some(subject) = Subject::read(frame) else {
             self.reject_report(cx, from, frame, &"it is too long, or cannot be read");
@@ -204,8 +207,9 @@ impl Scheduler {
             || kind == Event::PUBLIC_IP_UNASSIGNED
             || kind == ErrorCode::ASSIGN_PUBLIC_IP_FAILURE
             || kind == ErrorCode::UNASSIGN_PUBLIC_IP_FAILURE;
-        // A concentrator's addresses are those of anybody's instances; who is
-        // nothing but a concentrator announces itself.
+        // A concentrator assigns addresses to instances of any node. In other events a client
+        // that is no node may name no instance but itself: a concentrator's UUID is that of
+        // its instance.
         let is_node = from.role().intersects(Role::AGENT | Role::NETAGENT);
         let instance = &subject.instance_uuid;
         let foreign_instance = match instance.uuid() {
@@ -229,7 +233,7 @@ impl Scheduler {
         Some(subject)
     }
 
-    /// Counts what goes nowhere, and tells it.
+    /// Drops a report, counts it and logs it.
     pub(super) fn reject_report(
         &mut self,
         cx: &Context<'_>,
@@ -238,16 +242,13 @@ impl Scheduler {
         why: &dyn fmt::Display,
     ) {
         self.foreign += 1;
-        if let Some(more) = self.log.admit(from.uuid(), "not its own", cx.now()) {
-            let (kind, count) = (frame.kind(), self.foreign);
-            warn!(target: "ssntp::scheduler",
-                "{from}: {kind} that is not its sender's to say goes nowhere: {}; {count} so far{more}",
-                excerpt(why)
-            );
-        }
+        let (kind, count) = (frame.kind(), self.foreign);
+        limited!(warn, self.log, cx, from.uuid(), "not its own";
+            "{from}: {kind} that is not its sender's to say goes nowhere: {}; {count} so far", excerpt(why));
     }
 
-    /// What was answered with a failure is not to run: its node is told so.
+    /// Deletes an instance whose START was answered with a failure, so that the answer is
+    /// true.
     pub(super) fn delete_given_up(&mut self, cx: &mut Context<'_>, instance: Uuid, node: Uuid) {
         let delete = Delete {
             instance_uuid: instance.into(),
@@ -260,14 +261,13 @@ impl Scheduler {
     }
 }
 
-/// Passes a frame on to all controllers.
+/// Forwards a frame to all controllers.
 fn forward(cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-    // Only a kind that cannot be sent is an error.
+    // It fails only for kinds that cannot be sent.
     let _ = cx.forward_all(from, Role::CONTROLLER, frame);
 }
 
-/// STATS without some of their instances; keys that this version does not know
-/// are lost with that.
+/// STATS without some of their instances. Keys that this version does not know are lost.
 fn without(frame: &Frame, foreign: &HashSet<Uuid>) -> Option<Frame> {
     let mut stats: Stats = frame.payload().ok()?;
     let is_own = |id: &Id| id.uuid().is_none_or(|uuid| !foreign.contains(&uuid));

@@ -1,9 +1,8 @@
-//! A START from its arrival until it is confirmed or answered: it never just
-//! disappears.
+//! A START from its arrival until it is confirmed or answered. Each START has an answer.
 //!
 //! ```text
-//!            ┌── it is there, or is being started: already_running, instance_exists
-//!            │   to whoever asked
+//!            ┌── it exists, or is being started: already_running, instance_exists
+//!            │   to the controller that asked
 //!  START ────┤
 //!            ├─ fits a ready node ──▶ given ─┬─ STATS: it runs, or has ended
 //!            │                          ▲    ├─ StartFailure ────────────────────┐
@@ -16,76 +15,17 @@
 
 use std::time::Instant;
 
-use bytes::Bytes;
-use log::{debug, info, warn};
+use log::debug;
 use uuid::Uuid;
 
 use super::instances::PendingStart;
-use super::placement::{Allocation, Needs, Verdict};
-use super::{Scheduler, answers, moves};
-use ssntp::payload::yaml::{self, ErrorKind};
-use ssntp::payload::{self, Id, Start, StartFailure, StartFailureReason};
-use ssntp::proto::{Command, Frame};
+use super::placement::{Allocation, Verdict};
+use super::waiting::Waiting;
+use super::{Scheduler, answers, limited};
+use ssntp::payload::{Id, StartFailure, StartFailureReason};
+use ssntp::proto::Frame;
 use ssntp::server::{Context, SessionInfo};
 use ssntp_transport::excerpt;
-
-/// A START that has been read and is nowhere yet.
-#[derive(Debug)]
-pub(super) struct Waiting {
-    pub(super) frame: Frame,
-    pub(super) needs: Needs,
-    pub(super) instance: Uuid,
-    pub(super) restart: bool,
-    /// The controller.
-    pub(super) from: Uuid,
-    /// When it came.
-    pub(super) received: Instant,
-    /// Why it can run on no other node than its first, where that is so.
-    pub(super) stays: Option<&'static str>,
-    /// Whether its node starts it again by itself.
-    pub(super) restarts: bool,
-}
-
-impl Waiting {
-    pub(super) fn read(from: Uuid, frame: Frame, now: Instant) -> Result<Self, payload::Error> {
-        let start: Start = frame.payload()?;
-        let needs = Needs::of(&start).map_err(|path| {
-            let below = ErrorKind::Invalid(format!("{path} is below zero"));
-            payload::Error::from(yaml::Error::new(below))
-        })?;
-        Ok(Self {
-            frame,
-            needs,
-            instance: start.instance_uuid,
-            restart: start.restart,
-            from,
-            received: now,
-            stays: moves::stays(&start),
-            restarts: moves::restarts(&start),
-        })
-    }
-
-    /// Gives it a payload of its own: as it came, it is a piece of a longer
-    /// read.
-    pub(super) fn detach(&mut self) {
-        let payload = Bytes::copy_from_slice(self.frame.payload_bytes());
-        let mut own = Frame::with_payload(Command::START, payload);
-        if let Some(trace) = self.frame.take_trace() {
-            own = own.traced(trace);
-        }
-        self.frame = own;
-    }
-
-    fn failure(&self, reason: StartFailureReason) -> StartFailure {
-        StartFailure {
-            node_uuid: Id::default(),
-            instance_uuid: self.instance.into(),
-            reason,
-            restart: self.restart,
-            detail: String::new(),
-        }
-    }
-}
 
 impl Scheduler {
     pub(super) fn start_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
@@ -93,9 +33,10 @@ impl Scheduler {
         match Waiting::read(from.uuid(), frame.clone(), cx.now()) {
             Ok(start) => match self.instances.taken(start.instance) {
                 None => self.place(cx, Some(from), start),
-                // To nobody else: a START of another controller may be under way.
+                // Only to its sender: it would settle the START of another controller for the
+                // same instance.
                 Some((reason, node)) => {
-                    self.starts.failed(&reason, start.received, cx.now());
+                    self.starts.failed(reason.word(), start.received, cx.now());
                     let mut failure = start.failure(reason);
                     failure.node_uuid = node.map(Id::from).unwrap_or_default();
                     if let Err(e) = cx.send_payload(from.uuid(), &failure) {
@@ -104,31 +45,27 @@ impl Scheduler {
                 }
             },
             Err(e) => {
-                if let Some(more) = self.log.admit(from.uuid(), "START refused", cx.now()) {
-                    info!(target: "ssntp::scheduler", "{from}: START refused: {}{more}", excerpt(&e));
-                }
-                self.starts.failed(&(&e).into(), cx.now(), cx.now());
+                limited!(info, self.log, cx, from.uuid(), "START refused";
+                    "{from}: START refused: {}", excerpt(&e));
+                self.starts
+                    .failed(StartFailureReason::from(&e).word(), cx.now(), cx.now());
                 answers::refuse(cx, from, frame, answers::Why::Unreadable(&e));
             }
         }
     }
 
-    /// Sends a START to a node, holds it, or answers it. `from` is given
-    /// while its session's own frame is being handled.
+    /// Sends a START to a node, holds it, or answers it. `from` is its sender if the START
+    /// has just come, so that its trace can be forwarded.
     pub(super) fn place(&mut self, cx: &mut Context<'_>, from: Option<&SessionInfo>, mut start: Waiting) {
         if self.instances.is_full() {
-            if let Some(more) = self.log.admit(start.from, "too many in flight", cx.now()) {
-                warn!(target: "ssntp::scheduler",
-                    "START of {}: too many are in flight{more}",
-                    start.instance
-                );
-            }
+            limited!(warn, self.log, cx, start.from, "too many in flight";
+                "START of {}: too many are in flight", start.instance);
             return self.refuse_start(cx, &start, StartFailureReason::FullCloud);
         }
         let instance = start.instance;
         loop {
             let reason = match self.placement.place(&start.needs, Some(start.from)) {
-                // Each node that does not take it is closed: this comes to an end.
+                // A node that does not take it is closed, so this loop ends.
                 Verdict::Placed(allocation) => match self.deliver(cx, from, start, allocation) {
                     None => return,
                     Some(back) => {
@@ -137,7 +74,7 @@ impl Scheduler {
                     }
                 },
                 Verdict::Wait(node) => match self.held.keep(start, node, cx.now()) {
-                    None => return self.instances.hold(instance, cx.now()),
+                    None => return self.instances.hold(instance),
                     Some(back) => {
                         start = back;
                         StartFailureReason::FullCloud
@@ -151,16 +88,15 @@ impl Scheduler {
         }
     }
 
-    /// Answers a START that no node has been given.
+    /// Answers a START that no node was given.
     fn refuse_start(&mut self, cx: &mut Context<'_>, start: &Waiting, reason: StartFailureReason) {
         debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
-        self.starts.failed(&reason, start.received, cx.now());
+        self.starts.failed(reason.word(), start.received, cx.now());
         self.instances.refused(start.instance);
         answers::to_controllers(cx, &start.failure(reason));
     }
 
-    /// Sends a START to the node that was found; gives it back where that
-    /// does not take it.
+    /// Sends a START to the node that was found; gives it back if that fails.
     fn deliver(
         &mut self,
         cx: &mut Context<'_>,
@@ -178,25 +114,25 @@ impl Scheduler {
                 None
             }
             Err(e) => {
-                // Its session is about to end.
+                // The node's queue is full or closed: its session is about to end.
                 let (instance, node) = (start.instance, allocation.node);
-                if let Some(more) = self.log.admit(node, "START not sent", cx.now()) {
-                    warn!(target: "ssntp::scheduler", "START of {instance} for {node}: {e}{more}");
-                }
+                limited!(warn, self.log, cx, node, "START not sent"; "START of {instance} for {node}: {e}");
                 self.placement.close(allocation.node);
                 Some(start)
             }
         }
     }
 
-    /// A node takes STARTs again, or none for now, or is gone: what is held
-    /// may go to it, or may have to wait for another.
+    /// A node takes STARTs again, or takes none for now, or is gone: held STARTs may go to it,
+    /// or may have to wait for another node.
     pub(super) fn node_changed(&mut self, cx: &mut Context<'_>, node: Uuid) {
         let mut at = 0;
+        // By index, because delivering and placing a START changes the queue.
         while self.placement.is_ready(node)
             && let Some(held) = self.held.get(at)
         {
             let start = &held.start;
+            // A client that is controller and agent does not get its own STARTs.
             let allocation = match start.from == node {
                 true => None,
                 false => self.placement.place_on(node, &start.needs),
@@ -213,8 +149,8 @@ impl Scheduler {
         self.reconsider(cx, node);
     }
 
-    /// What waits for a READY of `node` and no longer fits it waits for
-    /// another one, or is answered.
+    /// STARTs that wait for a READY of `node` and no longer fit it wait for another node, or
+    /// are answered.
     fn reconsider(&mut self, cx: &mut Context<'_>, node: Uuid) {
         let mut at = 0;
         while let Some(held) = self.held.get(at) {
@@ -247,38 +183,34 @@ impl Scheduler {
         }
     }
 
-    /// Answers what was held too long, and what no node has answered in time.
+    /// Answers STARTs that were held too long, and those that no node has answered in time.
     pub(super) fn expire_starts(&mut self, cx: &mut Context<'_>, now: Instant) {
         while let Some(start) = self.held.expire(now) {
-            if let Some(more) = self.log.admit(start.from, "no READY in time", now) {
-                info!(target: "ssntp::scheduler",
-                    "START of {}: no node said READY in time{more}",
-                    start.instance
-                );
-            }
+            limited!(info, self.log, cx, start.from, "no READY in time";
+                "START of {}: no node said READY in time", start.instance);
             self.refuse_start(cx, &start, StartFailureReason::FullCloud);
         }
         for (instance, given) in self.instances.expire(now) {
             self.start_lost(cx, instance, &given);
+            // If the node has started it after all, it must not run: its START has failed.
             self.delete_given_up(cx, instance, given.allocation.node);
         }
     }
 
-    /// Answers what is held when the scheduler stops. Who was given a START tells
-    /// the next scheduler of it.
+    /// Answers held STARTs when the scheduler stops. The nodes report those that they were
+    /// given to the next scheduler.
     pub(super) fn refuse_held(&mut self, cx: &mut Context<'_>) {
         while let Some(start) = self.held.take(0) {
             self.refuse_start(cx, &start, StartFailureReason::FullCloud);
         }
     }
 
-    /// Answers a START that its node does not answer any more.
+    /// Answers a START in place of its node, which has not answered it.
     pub(super) fn start_lost(&mut self, cx: &mut Context<'_>, instance: Uuid, given: &PendingStart) {
         let node = given.allocation.node;
-        self.starts.not_answered(given.received, cx.now());
-        if let Some(more) = self.log.admit(node, "STARTs lost", cx.now()) {
-            warn!(target: "ssntp::scheduler", "START of {instance}: nothing came of it on {node}{more}");
-        }
+        self.starts.failed("no_answer", given.received, cx.now());
+        limited!(warn, self.log, cx, node, "STARTs lost";
+            "START of {instance}: nothing came of it on {node}");
         let failure = StartFailure {
             node_uuid: node.into(),
             instance_uuid: instance.into(),

@@ -1,28 +1,27 @@
-//! Streams of instances' output, between the controllers that asked for them and
-//! the nodes that have the instances: a table, and no thread for any of them.
+//! Streams of instances' output, between the controllers that asked for them and the nodes
+//! that have the instances: a table, without a thread for any of them.
 //!
 //! ```text
-//!  OpenStream ─▶ whose instance is it? ─▶ in the table: controller, node, credit
+//!  OpenStream ─▶ which node has it?    ─▶ in the table: controller, node, credit
 //!                      │                       │ data of that node, within the credit
 //!                      ▼                       ▼
 //!                 StreamEnded            that controller's session, and no other
 //! ```
 //!
-//! A stream belongs to the session that opened it and to the session of the node
-//! that it was opened to, and ends with either. What a node sends for a stream
-//! that is not its own goes nowhere.
+//! A stream belongs to the session that opened it and to the session of the node, and ends
+//! with either. Frames of a node for a stream that is not its own are dropped.
 //!
-//! Nobody waits for a controller that reads slowly: what may be on its way to it
-//! is its credit, [`MAX_STREAM_CREDIT`] for each of [`MOST_OF_SESSION`] streams,
-//! 4 MiB in all, far below what its queue takes before senders are held back.
+//! A controller that reads slowly holds nobody back: its queue holds no more than its credit,
+//! [`MAX_STREAM_CREDIT`] for each of [`MOST_OF_SESSION`] streams, 4 MiB in all. That is far
+//! below the mark at which senders have to wait.
 
 use std::collections::{HashMap, HashSet};
 
-use log::{debug, warn};
+use log::debug;
 use uuid::Uuid;
 
-use super::Scheduler;
 use super::answers;
+use super::{Scheduler, limited};
 use ssntp::payload::InvalidFrameType;
 use ssntp::proto::{
     Command, Event, Frame, MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit, StreamData, StreamEndReason,
@@ -34,21 +33,20 @@ use ssntp::server::{Context, SessionId, SessionInfo};
 const MOST_OF_SESSION: usize = 32;
 /// The most streams of one node.
 const MOST_OF_NODE: usize = 64;
-/// The most streams in all: what may wait for controllers is 64 MiB then.
+/// The most streams in all, so that no more than 64 MiB wait for controllers.
 const MOST: usize = 512;
-/// The longest InvalidFrameType that is read, in bytes: it is two numbers and a
-/// word.
+/// The longest InvalidFrameType that is read, in bytes: it holds two numbers and a word.
 const LONGEST_REFUSAL: usize = 1024;
 
-/// Every stream that stands.
+/// The open streams.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     by_id: HashMap<Uuid, Stream>,
-    /// The streams of each session, on either end.
+    /// The streams of each session, at either end.
     of_session: HashMap<SessionId, HashSet<Uuid>>,
-    /// Frames for streams that are over.
+    /// The number of frames for streams that were over.
     late: u64,
-    /// How many were opened.
+    /// The number of streams that were opened.
     opened: u64,
 }
 
@@ -80,7 +78,7 @@ impl Streams {
         self.of_session.get(&session).map_or(0, HashSet::len)
     }
 
-    /// How many there are, and how many were opened.
+    /// The number of open streams, and of those that were opened.
     pub(super) fn counted(&self) -> (usize, u64) {
         (self.by_id.len(), self.opened)
     }
@@ -106,7 +104,7 @@ impl Streams {
         Some(stream)
     }
 
-    /// The streams of a session that has gone; it has none any more.
+    /// Removes the streams of a session that has gone.
     fn take(&mut self, session: SessionId) -> Vec<(Uuid, Stream)> {
         let ids = self.of_session.remove(&session).unwrap_or_default();
         let streams = ids.into_iter().filter_map(|id| Some((id, self.remove(id)?)));
@@ -114,16 +112,17 @@ impl Streams {
     }
 }
 
-/// How a stream does not come to be: the reason and the story.
+/// Why a stream is not opened: the reason and the text.
 type Refusal = (StreamEndReason, String);
 
 impl Scheduler {
-    /// A frame of streams from a controller.
+    /// Takes in a stream frame of a controller.
     pub(super) fn stream_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let payload = frame.payload_bytes();
         match Command(frame.kind().operand) {
             Command::OPEN_STREAM => match OpenStream::decode(payload) {
-                // It cannot be told of the one and not of the other.
+                // StreamEnded names only the UUID, so it would end the other stream of the
+                // same UUID.
                 Some(open) if !self.streams.by_id.contains_key(&open.stream) => {
                     if let Err((reason, text)) = self.open_stream(cx, from, frame, &open) {
                         tell(
@@ -144,6 +143,7 @@ impl Scheduler {
                     return self.late(from, frame);
                 };
                 stream.credit = stream.credit.saturating_add(credit.bytes);
+                // The bound for a controller's queue holds only if no stream has more credit.
                 if stream.credit > MAX_STREAM_CREDIT {
                     let text = format!("its credit would be more than {MAX_STREAM_CREDIT} bytes");
                     return self.end_stream(cx, credit.stream, StreamEndReason::REFUSED, &text);
@@ -190,6 +190,7 @@ impl Scheduler {
             let text = format!("its node {node} is not connected");
             (StreamEndReason::NOT_CONNECTED, text)
         })?;
+        // The server forwards no frame to its own sender.
         if node.session == from.id() {
             return Err((
                 StreamEndReason::REFUSED,
@@ -219,7 +220,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// A frame of streams from a node.
+    /// Takes in a stream frame of a node.
     pub(super) fn stream_event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let id = stream_of(frame.payload_bytes());
         let Some((id, stream)) = id.and_then(|id| Some((id, self.streams.by_id.get_mut(&id)?))) else {
@@ -240,11 +241,9 @@ impl Scheduler {
         };
         let controller = stream.controller.uuid;
         if !keeps_the_rules {
-            if let Some(more) = self.log.admit(from.uuid(), "stream", cx.now()) {
-                let kind = frame.kind();
-                warn!(target: "ssntp::scheduler",
-                    "{from}: {kind} that is too long, or beyond its stream's credit{more}");
-            }
+            let kind = frame.kind();
+            limited!(warn, self.log, cx, from.uuid(), "stream";
+                "{from}: {kind} that is too long, or beyond its stream's credit");
             let text = "its node has sent what it must not";
             return self.end_stream(cx, id, StreamEndReason::BROKEN, text);
         }
@@ -254,7 +253,7 @@ impl Scheduler {
         pass_on(cx, from, controller, frame);
     }
 
-    /// Ends a stream for both of its ends.
+    /// Ends a stream, and tells both ends.
     fn end_stream(&mut self, cx: &mut Context<'_>, id: Uuid, reason: StreamEndReason, text: &str) {
         if let Some(stream) = self.streams.remove(id) {
             tell(cx, stream.node.uuid, &close_stream(id));
@@ -263,7 +262,7 @@ impl Scheduler {
         }
     }
 
-    /// A session has gone, and its streams with it.
+    /// A session has gone: its streams end.
     pub(super) fn streams_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         for (id, stream) in self.streams.take(session.id()) {
             if stream.controller.session == session.id() {
@@ -276,8 +275,8 @@ impl Scheduler {
         }
     }
 
-    /// A node has sent InvalidFrameType. Where it does not take OpenStream it is
-    /// older than that, and has none of the streams that were opened to it.
+    /// A node has sent InvalidFrameType. If it refuses OpenStream, its version has no streams,
+    /// and all streams that were opened to it end.
     pub(super) fn streams_not_supported(&mut self, cx: &mut Context<'_>, node: &SessionInfo, frame: &Frame) {
         if self.streams.of(node.id()) == 0 || frame.payload_bytes().len() > LONGEST_REFUSAL {
             return;
@@ -297,7 +296,7 @@ impl Scheduler {
         }
     }
 
-    /// What comes for a stream that is over, as happens when both ends speak.
+    /// A frame for a stream that is over: the end and the frame have crossed.
     fn late(&mut self, from: &SessionInfo, frame: &Frame) {
         self.streams.late += 1;
         let (kind, late) = (frame.kind(), self.streams.late);
@@ -305,7 +304,7 @@ impl Scheduler {
     }
 }
 
-/// Who is not there any more is not told: its streams go with it.
+/// Sends a frame. If the receiver has gone, its streams end anyway.
 fn tell(cx: &mut Context<'_>, to: Uuid, frame: &Frame) {
     if let Err(e) = cx.send(to, frame) {
         debug!(target: "ssntp::scheduler", "{} for {to}: {e}", frame.kind());

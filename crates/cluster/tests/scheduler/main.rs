@@ -130,6 +130,19 @@ impl Cluster {
     }
 }
 
+/// Waits until the scheduler has handled all that `sender` has sent, and checks that it had
+/// nothing for the sender or for `others`.
+///
+/// Frames of two sessions are not ordered among each other: that `others` have got nothing
+/// so far proves nothing while the frames of `sender` may still be on their way.
+#[track_caller]
+pub fn nothing_comes_of(sender: &mut Client, others: &mut [&mut Client]) {
+    sender.expect_nothing();
+    for other in others {
+        other.expect_nothing();
+    }
+}
+
 /// Says READY, and waits until that is known.
 #[track_caller]
 pub fn say_ready(agent: &mut Client, mem_mb: i64) {

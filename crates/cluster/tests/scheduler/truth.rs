@@ -14,7 +14,7 @@ use ssntp_cluster::scheduler::placement::Policy;
 use uuid::Uuid;
 
 use super::client::Client;
-use super::{Cluster, expect_failure, refused, start, start_on, stats};
+use super::{Cluster, expect_failure, nothing_comes_of, refused, start, start_on, stats};
 
 /// STATS in which each instance is in this state.
 fn in_state(node: Uuid, state: &InstanceState, instances: &[Uuid]) -> Stats {
@@ -140,8 +140,7 @@ fn stats_in_the_name_of_another_node_go_nowhere() {
     }
     two.send_text(Command::STATS, "node_uuid: rack1\n");
     two.send_text(Command::STATS, "node_uuid: [");
-    two.expect_nothing();
-    controller.expect_nothing();
+    nothing_comes_of(&mut two, &mut [&mut controller]);
     // Nor is a later controller told of them.
     let mut later = cluster.controller();
     later.expect(Event::NODE_CONNECTED);
@@ -182,8 +181,7 @@ fn what_an_agent_says_of_instances_of_others_goes_nowhere() {
         );
         liar.send_text(Event::INSTANCE_DELETED, &hidden);
     }
-    liar.expect_nothing();
-    controller.expect_nothing();
+    nothing_comes_of(&mut liar, &mut [&mut controller]);
     // Its own part of what it says is passed on.
     let own = Uuid::new_v4();
     let claim = in_state(
@@ -216,8 +214,7 @@ fn a_concentrator_speaks_for_itself_alone() {
         ..PublicIpAssigned::default()
     };
     liar.send_payload(&assigned);
-    liar.expect_nothing();
-    controller.expect_nothing();
+    nothing_comes_of(&mut liar, &mut [&mut controller]);
     cnci.send_payload(&assigned);
     assert_eq!(controller.expect_payload::<PublicIpAssigned>(), assigned);
 }
@@ -237,8 +234,7 @@ fn a_start_has_one_answer_however_often_its_agent_says_it() {
     controller.expect(Event::NODE_DISCONNECTED);
     controller.expect(Event::NODE_CONNECTED);
     again.send_payload(&failure);
-    again.expect_nothing();
-    controller.expect_nothing();
+    nothing_comes_of(&mut again, &mut [&mut controller]);
     drop(node);
 }
 
@@ -277,15 +273,18 @@ fn a_scheduler_that_was_killed_is_followed_by_one_that_learns_its_instances_and_
     refused(&mut controller, &runs, Reason::AlreadyRunning);
     refused(&mut controller, &ended, Reason::InstanceExists);
     refused(&mut controller, &pending, Reason::AlreadyRunning);
-    // Nobody else may speak of them.
-    other.send_payload(&failed(other.uuid, &pending, Reason::ImageFailure));
-    controller.expect_nothing();
+    // No other node may speak of them, before its owner has answered or after.
+    let of_other = failed(other.uuid, &pending, Reason::ImageFailure);
+    other.send_payload(&of_other);
+    nothing_comes_of(&mut other, &mut [&mut controller]);
 
     let failure = failed(again.uuid, &pending, Reason::ImageFailure);
     again.send_payload(&failure);
     expect_failure(&mut controller, &pending, Reason::ImageFailure);
     again.send_payload(&failure);
-    controller.expect_nothing();
+    nothing_comes_of(&mut again, &mut [&mut controller]);
+    other.send_payload(&of_other);
+    nothing_comes_of(&mut other, &mut [&mut controller]);
     start_on(&mut controller, &mut other, &pending);
 }
 
@@ -351,8 +350,7 @@ fn a_start_that_nobody_answers_fails_and_does_not_run_later() {
         instance_uuid: start.instance_uuid.into(),
         reason: ssntp::payload::DeleteFailureReason::NoInstance,
     });
-    frozen.expect_nothing();
-    controller.expect_nothing();
+    nothing_comes_of(&mut frozen, &mut [&mut controller]);
     start_on(&mut controller, &mut frozen, &start);
 }
 
@@ -499,8 +497,7 @@ fn what_is_longer_than_it_can_be_goes_nowhere() {
     );
     let long = long.repeat(8);
     agent.send_text(Event::TRACE_REPORT, &format!("frames: [{{label: {long}}}]\n"));
-    agent.expect_nothing();
-    controller.expect_nothing();
+    nothing_comes_of(&mut agent, &mut [&mut controller]);
 }
 
 #[test]

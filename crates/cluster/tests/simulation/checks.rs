@@ -78,7 +78,7 @@ impl World {
         if took > most {
             return Err(format!("end: the stop took {took:?}, it may take {most:?}"));
         }
-        if self.runner.standing() > 0 || self.runner.flow().len() > 0 {
+        if self.runner.standing() > 0 || self.runner.flow().connections() > 0 {
             return Err("end: a connection has not ended".into());
         }
         // What peers still have to read is read now.

@@ -50,6 +50,7 @@ impl Decoder {
     pub fn decode(&mut self, buffer: &mut BytesMut, out: &mut Vec<Incoming>) -> Result<(), Error> {
         while let Some(message) = self.messages.decode_one(buffer)? {
             let message = Incoming::read(message);
+            // Raised on the reader's own thread: the next message may already be in the buffer.
             if let Some(limits) = self.after_identity.take_if(|_| is_identity(&message)) {
                 self.messages.set_limits(limits);
             }

@@ -145,11 +145,13 @@ impl Request {
         Ok(match method {
             Method::Echo => Self::Echo(Echo(list(params)?)),
             // A request without any is one with all its members missing.
+            // libopflex sends exactly one object. Others behind it are ignored.
             Method::SendIdentity => {
                 Self::SendIdentity(objects(params)?.into_iter().next().unwrap_or_default())
             }
             Method::PolicyResolve => {
                 let resolves: Vec<Resolve> = objects(params)?;
+                // Checked here and not by the type: a resolve of endpoints may leave it out.
                 if resolves.iter().any(|resolve| resolve.prr.is_none()) {
                     return Err("missing field `prr`".to_owned());
                 }
@@ -212,6 +214,8 @@ impl Reply {
                     Method::PolicyResolve => Store::Policy,
                     _ => Store::Endpoints,
                 };
+                // The common case reads the objects once. Only if one of them is malformed, all are read
+                // again as plain values.
                 let objects = match object::<Resolved<Vec<ManagedObject>>>(result) {
                     Ok(all) => all.objects,
                     Err(error) => {
@@ -260,6 +264,7 @@ impl Incoming {
     }
 
     fn response(rpc::Response { id, outcome }: rpc::Response) -> Self {
+        // A response does not say what it answers. libopflex reads the method from the id, too.
         let method = id.method().as_deref().and_then(Method::from_name);
         match (method, outcome) {
             (None, _) => Self::Stray { id },

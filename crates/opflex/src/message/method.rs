@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Serialize, Serializer};
+
 /// A method that this crate knows: the eleven of the draft, and one of
 /// libopflex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -76,6 +78,12 @@ impl Method {
     /// Whether the method is allowed before identities are exchanged.
     pub const fn needs_no_identity(self) -> bool {
         matches!(self, Self::Echo | Self::SendIdentity | Self::Custom)
+    }
+}
+
+impl Serialize for Method {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
     }
 }
 

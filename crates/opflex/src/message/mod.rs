@@ -54,5 +54,6 @@ pub use self::method::Method;
 pub use self::resolve::Resolve;
 pub use self::role::Role;
 pub use self::state_report::StateReport;
+pub(crate) use self::store::PerStore;
 pub use self::store::Store;
 pub use self::update::{Deletion, Update};

@@ -3,8 +3,6 @@
 //!
 //! Those for endpoints say the same in other words, and either words are read.
 
-use std::fmt;
-
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
@@ -75,14 +73,9 @@ impl TryFrom<Wire> for Resolve {
 }
 
 /// Both targets are there, or none; the draft wants exactly one.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("exactly one of the URI and the identifier must be set")]
 struct NotOneTarget;
-
-impl fmt::Display for NotOneTarget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("exactly one of the URI and the identifier must be set")
-    }
-}
 
 /// A resolve in the words for policy or for endpoints.
 pub(super) struct Worded<'a>(pub(super) Store, pub(super) &'a Resolve);

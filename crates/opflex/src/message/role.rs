@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// The role of an OpFlex component. Names that the draft does not know survive.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Role(Cow<'static, str>);
 
@@ -20,40 +20,20 @@ impl Role {
     /// Receives statistics, faults, events and health.
     pub const OBSERVER: Self = Self(Cow::Borrowed("observer"));
 
-    /// The roles of the draft.
-    pub const ALL: [Self; 4] = [
-        Self::POLICY_ELEMENT,
-        Self::POLICY_REPOSITORY,
-        Self::ENDPOINT_REGISTRY,
-        Self::OBSERVER,
-    ];
-
     /// The name on the wire.
     pub fn name(&self) -> &str {
         &self.0
-    }
-
-    /// Whether the draft knows the role.
-    pub fn is_known(&self) -> bool {
-        Self::ALL.contains(self)
     }
 }
 
 impl From<&str> for Role {
     fn from(name: &str) -> Self {
-        let known = Self::ALL.into_iter().find(|role| role.0 == name);
-        known.unwrap_or_else(|| Self(Cow::Owned(name.to_owned())))
+        Self(Cow::Owned(name.to_owned()))
     }
 }
 
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Role({self})")
     }
 }

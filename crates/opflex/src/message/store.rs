@@ -1,14 +1,20 @@
 //! What is resolved: policy, or endpoints.
 
+use std::ops::{Index, IndexMut};
+
+use serde::Serialize;
+
 use super::{Method, Role};
 
 /// Policy or endpoints: what the methods for both say of either. A server has a
 /// tree of each, and so has an element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub enum Store {
     /// What a policy repository has.
+    #[serde(rename = "policy")]
     Policy,
     /// What an endpoint registry has.
+    #[serde(rename = "endpoint")]
     Endpoints,
 }
 
@@ -51,5 +57,22 @@ impl Store {
             Self::Policy => "policy",
             Self::Endpoints => "endpoint",
         }
+    }
+}
+
+/// One of something for policy, and one for endpoints.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PerStore<T>([T; 2]);
+
+impl<T> Index<Store> for PerStore<T> {
+    type Output = T;
+    fn index(&self, of: Store) -> &T {
+        &self.0[of as usize]
+    }
+}
+
+impl<T> IndexMut<Store> for PerStore<T> {
+    fn index_mut(&mut self, of: Store) -> &mut T {
+        &mut self.0[of as usize]
     }
 }

@@ -40,6 +40,8 @@ impl<O> Update<O> {
     pub fn empty(of: Store) -> Self {
         Self {
             replace: Vec::new(),
+            // libopflex always writes the member for policy. The one for endpoints (draft
+            // 4.2.11) has none.
             merge_children: (of == Store::Policy).then(Vec::new),
             delete: Vec::new(),
         }

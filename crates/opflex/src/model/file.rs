@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{FileError, ManagedObject, Tree};
+use super::{FileError, ManagedObject};
 
 /// How a file is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,34 +31,28 @@ impl Format {
         match self {
             Self::Json => serde_json::from_slice(text).map_err(|error| FileError::Json(error.to_string())),
             Self::Yaml => {
-                // The file is the user's own, so its size is no attack; aliases
-                // and merged keys have no place in it.
-                let options = serde_saphyr::options! {
-                    budget: serde_saphyr::budget! {
-                        max_aliases: 0,
-                        max_anchors: 0,
-                        max_merge_keys: 0,
-                        max_documents: 1,
-                        max_depth: 64,
-                        max_events: usize::MAX,
-                        max_nodes: usize::MAX,
-                        max_total_scalar_bytes: usize::MAX,
-                    },
-                    strict_booleans: true,
-                    with_snippet: false,
+                // serde_yaml leaves the place out if it is the beginning of the file.
+                let yaml = |error: serde_yaml::Error| {
+                    let is_told = error.location().is_some_and(|place| place.index() > 0);
+                    let place = if is_told { "" } else { " at line 1" };
+                    FileError::Yaml(format!("{error}{place}"))
                 };
-                serde_saphyr::from_slice_with_options(text, options)
-                    .map_err(|e| FileError::Yaml(e.to_string()))
+                // Reading as plain values first refuses keys that stand twice in a map.
+                // The types would let the last one win.
+                let _: serde_yaml::Value = serde_yaml::from_slice(text).map_err(yaml)?;
+                // No limits on size: the file is the user's own. serde_yaml itself bounds
+                // the depth and what aliases may multiply.
+                serde_yaml::from_slice(text).map_err(yaml)
             }
         }
     }
 
-    pub(super) fn write<T: Serialize>(self, value: &T) -> Result<String, FileError> {
+    fn write<T: Serialize>(self, value: &T) -> Result<String, FileError> {
         match self {
             Self::Json => serde_json::to_string_pretty(value)
                 .map(|text| text + "\n")
                 .map_err(|error| FileError::Json(error.to_string())),
-            Self::Yaml => serde_saphyr::to_string(value).map_err(|error| FileError::Yaml(error.to_string())),
+            Self::Yaml => serde_yaml::to_string(value).map_err(|error| FileError::Yaml(error.to_string())),
         }
     }
 }
@@ -83,14 +77,6 @@ impl ManagedObject {
     /// Writes a file that [`read_all`](Self::read_all) reads.
     pub fn write_all(objects: &[Self], format: Format) -> Result<String, FileError> {
         format.write(&objects)
-    }
-}
-
-impl Tree {
-    /// All objects as the text of a file that [`ManagedObject::read_all`]
-    /// reads.
-    pub fn dump(&self, format: Format) -> Result<String, FileError> {
-        format.write(&self.iter().collect::<Vec<_>>())
     }
 }
 

@@ -39,6 +39,7 @@ impl Ident {
     pub fn of(object: &ManagedObject, properties: Option<(&str, &[Name])>) -> Vec<Self> {
         let mut idents = Vec::new();
         let mut add = |context: &Uri, name: &str| {
+            // An object has few identifiers, so a scan is cheaper than a set.
             let known = |ident: &Self| ident.name == *name && ident.context == *context;
             if !name.is_empty() && !idents.iter().any(known) {
                 idents.push(Self {
@@ -75,6 +76,8 @@ fn from_uri(object: &ManagedObject) -> Option<(Uri, String)> {
     let mut elements = object.uri.elements().rev();
     let (name, second) = (elements.next()?, elements.next()?);
     let text = object.uri.as_str();
+    // The context is cut from the text itself: building it from the elements would escape
+    // differently from how the peer wrote it.
     let (before_name, _) = text.strip_suffix('/').unwrap_or(text).rsplit_once('/')?;
     let (before, class) = before_name.rsplit_once('/')?;
     let context = if class == &*object.subject {

@@ -10,7 +10,7 @@
 //!
 //! A [`ManagedObject`] is one object as messages and files have it: flat, with
 //! its children named by URI. A [`Tree`] keeps them so that they are found
-//! by URI, class, identifier and reference, and tells what each edit changed.
+//! by URI, class and identifier, and tells what each edit changed.
 //! [`Watchers`] know who wants to hear of which part of a tree, and until when.
 //!
 //! | file | what |
@@ -23,13 +23,11 @@
 //! | `tree` | the store |
 //! | `watchers` | who watches what |
 //! | `schema` | the model file |
-//! | `genie` | a model file from the definition files of agent-ovs |
 //! | `file` | JSON and YAML files |
 //! | `error` | objects and files that are refused |
 
 mod error;
 mod file;
-mod genie;
 mod ident;
 mod managed_object;
 mod name;
@@ -41,7 +39,6 @@ mod watchers;
 
 pub use self::error::{FileError, ModelError};
 pub use self::file::Format;
-pub use self::genie::Imported;
 pub use self::ident::Ident;
 pub use self::managed_object::{ManagedObject, Property, Reference};
 pub use self::name::Name;

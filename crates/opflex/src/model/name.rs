@@ -7,8 +7,9 @@ use std::ops::Deref;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::de::{self, Deserialize, Deserializer, Visitor};
-use serde::ser::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::json;
 
 /// The name of a class, a property or a relation: a short text that thousands
 /// of objects share. Cloning it copies a pointer.
@@ -63,7 +64,7 @@ impl PartialEq<str> for Name {
 
 impl PartialEq<&str> for Name {
     fn eq(&self, other: &&str) -> bool {
-        &*self.0 == *other
+        self == *other
     }
 }
 
@@ -73,6 +74,7 @@ impl fmt::Display for Name {
     }
 }
 
+// As its text: errors print names and URIs in quotation marks.
 impl fmt::Debug for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&*self.0, f)
@@ -87,16 +89,6 @@ impl Serialize for Name {
 
 impl<'de> Deserialize<'de> for Name {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-        impl Visitor<'_> for Text {
-            type Value = Name;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string")
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Name, E> {
-                Ok(Name::from(text))
-            }
-        }
-        deserializer.deserialize_str(Text)
+        json::text(deserializer, "a string")
     }
 }

@@ -154,6 +154,7 @@ impl Schema {
             }
             known
         });
+        // A parent that lists a child that never comes would keep it announced for ever.
         if !gone.is_empty() {
             let lists = objects.iter_mut().map(|object| &mut object.children);
             lists.for_each(|children| children.retain(|child| !gone.contains(child)));
@@ -260,6 +261,7 @@ impl Type {
 
     fn named(name: &str) -> Option<Self> {
         if let Some(inner) = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            // A list of lists has no use in a policy model.
             let inner = Self::named(inner).filter(|inner| !matches!(inner, Self::ListOf(_)))?;
             return Some(Self::ListOf(Box::new(inner)));
         }
@@ -282,6 +284,7 @@ impl Type {
             Self::Text => data.is_string(),
             Self::Unsigned => data.is_u64(),
             Self::Signed => data.is_i64(),
+            // A whole number is a valid value of a property that may have a fraction.
             Self::Float => data.is_number(),
             Self::Boolean => data.is_boolean(),
             Self::Mac => data.as_str().is_some_and(is_mac),

@@ -5,8 +5,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::de::{self, Deserialize, Deserializer, Visitor};
-use serde::ser::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::json;
 
 /// The URI of a managed object: its path from the root of the tree.
 ///
@@ -90,6 +91,7 @@ impl Uri {
     /// with and without the slash at its end.
     pub(crate) fn prefixes(&self) -> impl Iterator<Item = &str> {
         let path = self.path();
+        // Both spellings, because some peers leave the last slash out.
         path.match_indices('/')
             .flat_map(move |(at, _)| [&path[..=at], &path[..at]])
             .filter(|text| !text.is_empty())
@@ -136,15 +138,16 @@ impl fmt::Display for Uri {
     }
 }
 
-impl fmt::Debug for Uri {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
-    }
-}
-
 impl Borrow<str> for Uri {
     fn borrow(&self) -> &str {
         &self.0
+    }
+}
+
+// As its text: errors print names and URIs in quotation marks.
+impl fmt::Debug for Uri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
     }
 }
 
@@ -156,17 +159,7 @@ impl Serialize for Uri {
 
 impl<'de> Deserialize<'de> for Uri {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-        impl Visitor<'_> for Text {
-            type Value = Uri;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a URI")
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Uri, E> {
-                text.parse().map_err(E::custom)
-            }
-        }
-        deserializer.deserialize_str(Text)
+        json::text(deserializer, "a URI")
     }
 }
 
@@ -196,31 +189,22 @@ impl UriBuilder {
 }
 
 /// A text that is no URI of a managed object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UriError {
     /// The text has no characters.
+    #[error("a URI is empty")]
     Empty,
     /// The text is longer than [`Uri::MAX_LEN`].
+    #[error("a URI is longer than {} bytes", Uri::MAX_LEN)]
     TooLong,
     /// The text has more segments than [`Uri::MAX_DEPTH`].
+    #[error("a URI has more than {} segments", Uri::MAX_DEPTH)]
     TooDeep,
     /// The text has a NUL, a line end or another control character.
+    #[error("a URI has a control character")]
     ControlCharacter,
 }
-
-impl fmt::Display for UriError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Empty => f.write_str("a URI is empty"),
-            Self::TooLong => write!(f, "a URI is longer than {} bytes", Uri::MAX_LEN),
-            Self::TooDeep => write!(f, "a URI has more than {} segments", Uri::MAX_DEPTH),
-            Self::ControlCharacter => f.write_str("a URI has a control character"),
-        }
-    }
-}
-
-impl std::error::Error for UriError {}
 
 fn escape_into(text: &str, out: &mut String) {
     const HEX: [char; 16] = [
@@ -245,6 +229,7 @@ fn unescape(segment: &str) -> Cow<'_, str> {
     let mut rest = segment.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {
         let digit = |at: usize| after.get(at).and_then(|d| char::from(*d).to_digit(16));
+        // libopflex leaves a bad escape as it stands, and so does this.
         match (byte, digit(0), digit(1)) {
             (b'%', Some(high), Some(low)) => {
                 // Two hexadecimal digits fit a byte.

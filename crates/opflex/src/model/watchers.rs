@@ -71,6 +71,7 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
 
     /// Enters an interest, in place of what the watcher had for this target.
     pub fn watch(&mut self, watch: Watch<W>) {
+        // A target has one interest for each watcher, so the old expiry must not end the new one.
         self.unwatch(&watch.watcher, &watch.target);
         let key = self.next;
         self.next += 1;
@@ -183,6 +184,7 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
         now: Instant,
     ) -> impl Iterator<Item = &'a Watch<W>> {
         let all = watches.values().filter_map(|key| self.watches.get(key));
+        // An interest may be over before `expired` has taken it out.
         all.filter(move |watch| watch.expires.is_none_or(|at| at > now))
     }
 
@@ -203,6 +205,7 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
         if let Some(interests) = self.by_watcher.get_mut(&watch.watcher) {
             interests.keys.remove(&key);
             interests.bytes -= watch.names_len();
+            // Empty entries would pile up: connection numbers are never used again.
             if interests.keys.is_empty() {
                 self.by_watcher.remove(&watch.watcher);
             }

@@ -32,6 +32,7 @@ pub(crate) fn host(peer: &str) -> String {
 /// An IPv6 address in either spelling, and its port.
 fn split(text: &str) -> Option<(Ipv6Addr, &str)> {
     let (host, port) = text.rsplit_once(':')?;
+    // Brackets that do not match are left alone, and so are no IPv6 address.
     let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     Some((inner.unwrap_or(host).parse().ok()?, port))
 }

@@ -2,9 +2,11 @@
 
 use std::fmt;
 
+use serde::Serialize;
+
 /// One connection, from its first byte to its last. A number is never used for
 /// a second one, so that what arrives late for the first can't be taken for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct ConnectionId(pub u64);
 
 impl fmt::Display for ConnectionId {

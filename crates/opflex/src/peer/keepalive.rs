@@ -80,6 +80,8 @@ impl Keepalive {
         if now < self.next {
             return Beat::Wait;
         }
+        // Looked at only when an echo is due, so that a peer may be silent for
+        // `silence` and one interval more.
         if now.saturating_duration_since(self.heard) > settings.silence {
             return Beat::Dead;
         }

@@ -1,8 +1,9 @@
 //! What a policy element wants done, and what it has to tell.
 
+use std::fmt;
+
 use bytes::Bytes;
-use serde::Serialize;
-use serde_json::{Value, json};
+use serde::{Serialize, Serializer};
 
 use crate::message::{ErrorResponse, Method, Proxies, Store};
 use crate::model::{ChangeKind, ManagedObject, Name, Target, Uri};
@@ -40,7 +41,8 @@ pub enum Action {
 }
 
 /// How much of what should be connected is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Health {
     /// No server is ready.
     Down,
@@ -52,7 +54,8 @@ pub enum Health {
 }
 
 /// How far the element is with a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum PeerState {
     /// It will be dialled.
     Waiting,
@@ -66,23 +69,32 @@ pub enum PeerState {
     Parked,
 }
 
-/// Something that happened.
-#[derive(Clone, Debug, PartialEq)]
+/// Something that happened. Its JSON is what `ssntp opflex element --watch --json` prints.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ElementEvent {
     /// The health changed.
-    Health(Health),
+    Health {
+        /// The new health.
+        health: Health,
+    },
     /// A server is in another state.
     Peer {
         /// `host:port`.
         address: String,
         /// The new state; `None` when the server is not wanted any more.
+        #[serde(serialize_with = "state_or_dropped")]
         state: Option<PeerState>,
         /// What led to it, where something went wrong.
+        #[serde(serialize_with = "text_or_null")]
         reason: Option<CloseReason>,
     },
     /// A server told where the element is.
-    Location(String),
+    Location {
+        /// The location.
+        location: String,
+    },
     /// A server told the proxies of transport mode.
     Proxies(Proxies),
     /// A resolve was answered for the first time.
@@ -92,6 +104,7 @@ pub enum ElementEvent {
         /// The class.
         subject: Name,
         /// Which object.
+        #[serde(serialize_with = "text")]
         target: Target,
         /// Whether the server had it.
         found: bool,
@@ -104,6 +117,7 @@ pub enum ElementEvent {
         objects: Vec<ObjectChange>,
     },
     /// Objects went because nobody wants them any more.
+    #[serde(rename = "changed")]
     Forgotten {
         /// Policy or endpoints.
         what: Store,
@@ -141,63 +155,10 @@ pub enum ElementEvent {
     },
     /// So many events before this one are lost, because nobody took them in
     /// time. Only what runs the element tells it.
-    Missed(u64),
-}
-
-impl ElementEvent {
-    /// The event as `ssntp opflex element --watch --json` prints it.
-    pub fn to_json(&self) -> Value {
-        match self {
-            Self::Health(health) => {
-                json!({ "event": "health", "health": format!("{health:?}").to_lowercase() })
-            }
-            Self::Peer {
-                address,
-                state,
-                reason,
-            } => json!({
-                "event": "peer",
-                "address": address,
-                "state": state.map_or("dropped".to_owned(), |state| format!("{state:?}").to_lowercase()),
-                "reason": reason.as_ref().map(ToString::to_string),
-            }),
-            Self::Location(location) => json!({ "event": "location", "location": location }),
-            Self::Proxies(proxies) => json!({
-                "event": "proxies", "v4": proxies.v4, "v6": proxies.v6, "mac": proxies.mac,
-            }),
-            Self::Resolved {
-                what,
-                subject,
-                target,
-                found,
-            } => json!({
-                "event": "resolved", "what": what.name(), "subject": subject,
-                "target": target.to_string(), "found": found,
-            }),
-            Self::Changed { what, objects } | Self::Forgotten { what, objects } => {
-                json!({ "event": "changed", "what": what.name(), "objects": objects })
-            }
-            Self::Refused {
-                address,
-                method,
-                about,
-                error,
-            } => json!({
-                "event": "refused", "address": address, "method": method.name(), "about": about, "error": error,
-            }),
-            Self::NotTaken { about, limit } => json!({
-                "event": "not_taken", "about": about, "limit": limit,
-            }),
-            Self::Unanswered {
-                method,
-                about,
-                attempts,
-            } => json!({
-                "event": "unanswered", "method": method.name(), "about": about, "attempts": attempts,
-            }),
-            Self::Missed(count) => json!({ "event": "missed", "count": count }),
-        }
-    }
+    Missed {
+        /// How many.
+        count: u64,
+    },
 }
 
 /// One object that changed.
@@ -212,4 +173,19 @@ pub struct ObjectChange {
     pub uri: Uri,
     /// The object as it is now, unless it is gone.
     pub object: Option<ManagedObject>,
+}
+
+fn state_or_dropped<S: Serializer>(state: &Option<PeerState>, serializer: S) -> Result<S::Ok, S::Error> {
+    match state {
+        Some(state) => state.serialize(serializer),
+        None => serializer.serialize_str("dropped"),
+    }
+}
+
+fn text_or_null<S: Serializer>(value: &Option<impl fmt::Display>, serializer: S) -> Result<S::Ok, S::Error> {
+    value.as_ref().map(ToString::to_string).serialize(serializer)
+}
+
+fn text<S: Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
 }

@@ -10,12 +10,12 @@ use bytes::Bytes;
 use super::Settings;
 use crate::deadlines::{Deadlines, LONGEST, after};
 use crate::message::{
-    EndpointDeclare, EndpointUndeclare, Method, Request, Resolve, Role, StateReport, Store,
+    EndpointDeclare, EndpointUndeclare, Method, PerStore, Request, Resolve, Role, StateReport, Store,
 };
 use crate::model::{Ident, ManagedObject, Name, Target, Uri};
 use crate::one_or_many::{OneOrMany, add, remove};
 use crate::peer::ConnectionId;
-use crate::rpc::{EncodeError, Id, Pending, Random};
+use crate::rpc::{Id, Pending, Random};
 
 /// The number of the first request, as libopflex has it: below are those that
 /// are counted for each connection.
@@ -103,7 +103,7 @@ struct Call {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) to: Vec<ConnectionId>,
-    pub(super) frame: Result<Bytes, EncodeError>,
+    pub(super) frame: Bytes,
 }
 
 /// Everything held.
@@ -120,8 +120,7 @@ pub(super) struct Held {
     alarm_attempts: u32,
     /// Things that nobody answers.
     alarms: usize,
-    policies: Index,
-    endpoints: Index,
+    resolves: PerStore<Index>,
 }
 
 /// Resolves by what they are about.
@@ -145,8 +144,7 @@ impl Held {
             prr: settings.prr.clamp(Duration::from_secs(1), LONGEST),
             alarm_attempts: settings.alarm_attempts.max(1),
             alarms: 0,
-            policies: Index::default(),
-            endpoints: Index::default(),
+            resolves: PerStore::default(),
         }
     }
 
@@ -179,11 +177,11 @@ impl Held {
         let mut item = Item::default();
         match key {
             Key::Resolve(what, _, Target::Uri(uri)) => {
-                let roots = &mut self.index_mut(*what).roots;
+                let roots = &mut self.resolves[*what].roots;
                 add(roots, uri.clone(), key.clone());
             }
             Key::Resolve(what, _, Target::Ident(ident)) => {
-                let idents = &mut self.index_mut(*what).idents;
+                let idents = &mut self.resolves[*what].idents;
                 add(idents, ident.clone(), key.clone());
             }
             Key::Declaration(_) | Key::Report(_) => {
@@ -193,6 +191,7 @@ impl Held {
             }
         }
         self.items.insert(key.clone(), item);
+        // From the first request on, so that one lost answer is made up for.
         self.draw_refresh(key, now);
         true
     }
@@ -207,7 +206,7 @@ impl Held {
             self.calls.end(*xid);
         }
         if let Key::Resolve(what, _, target) = key {
-            let index = self.index_mut(*what);
+            let index = &mut self.resolves[*what];
             for root in &item.roots {
                 remove(&mut index.roots, root, key);
             }
@@ -225,22 +224,21 @@ impl Held {
         if let (Key::Resolve(what, _, Target::Ident(_)), Some(item)) = (key, self.items.get_mut(key))
             && item.roots.insert(root.clone())
         {
-            let roots = &mut self.index_mut(*what).roots;
+            let roots = &mut self.resolves[*what].roots;
             add(roots, root.clone(), key.clone());
         }
     }
 
     /// The resolves that an object is held by.
     pub(super) fn holders<'a>(&'a self, what: Store, uri: &'a Uri) -> impl Iterator<Item = &'a Key> {
-        let roots = &self.index(what).roots;
+        let roots = &self.resolves[what].roots;
         let texts = uri.prefixes().chain(std::iter::once(uri.as_str()));
         texts.filter_map(|text| roots.get(text)).flat_map(OneOrMany::iter)
     }
 
     /// The resolves by an identifier.
     pub(super) fn by_ident(&self, what: Store, ident: &Ident, subject: &Name) -> Vec<Key> {
-        let keys = self
-            .index(what)
+        let keys = self.resolves[what]
             .idents
             .get(ident)
             .into_iter()
@@ -250,7 +248,7 @@ impl Held {
     }
 
     pub(super) fn has_idents(&self, what: Store) -> bool {
-        !self.index(what).idents.is_empty()
+        !self.resolves[what].idents.is_empty()
     }
 
     /// The request for something held, to these servers. It is sent again to
@@ -258,6 +256,7 @@ impl Held {
     pub(super) fn ask(&mut self, key: &Key, to: Vec<ConnectionId>, now: Instant) -> Option<Outgoing> {
         let item = self.items.get_mut(key).filter(|_| !to.is_empty())?;
         let request = request(key, item, self.prr)?;
+        // No repetition after the time of the refresh, which asks again anyway.
         let refresh = self
             .refresh
             .of(key)
@@ -270,7 +269,7 @@ impl Held {
         item.xids.push(xid);
         Some(Outgoing {
             to,
-            frame: frame(&request, xid),
+            frame: frame(&request, xid)?,
         })
     }
 
@@ -303,10 +302,8 @@ impl Held {
             Key::Report(_) => return None,
         };
         let xid = self.calls.number();
-        (!to.is_empty()).then(|| Outgoing {
-            to,
-            frame: frame(&request, xid),
-        })
+        let frame = frame(&request, xid)?;
+        (!to.is_empty()).then_some(Outgoing { to, frame })
     }
 
     /// Something is asked for anew: what was asked before is not waited for.
@@ -323,6 +320,7 @@ impl Held {
         let Some(call) = self.calls.value_mut(xid) else {
             return;
         };
+        // A request goes to all servers of a role; each answers for itself.
         call.waiting.remove(&connection);
         if call.waiting.is_empty()
             && let Some(call) = self.calls.end(xid)
@@ -366,7 +364,7 @@ impl Held {
                 .and_then(|item| request(&key, item, self.prr));
             if let Some(request) = request {
                 let alarm = attempts >= self.alarm_attempts && self.alarm(&key);
-                let frame = frame(&request, xid);
+                let frame = frame(&request, xid)?;
                 return Some((Outgoing { to, frame }, alarm.then_some((key, attempts))));
             }
             self.calls.end(xid);
@@ -400,20 +398,6 @@ impl Held {
         self.refresh.set(key.clone(), after(now, wait));
     }
 
-    fn index(&self, what: Store) -> &Index {
-        match what {
-            Store::Policy => &self.policies,
-            Store::Endpoints => &self.endpoints,
-        }
-    }
-
-    fn index_mut(&mut self, what: Store) -> &mut Index {
-        match what {
-            Store::Policy => &mut self.policies,
-            Store::Endpoints => &mut self.endpoints,
-        }
-    }
-
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         [self.calls.next_deadline(), self.refresh.next()]
             .into_iter()
@@ -445,10 +429,9 @@ fn request(key: &Key, item: &Item, prr: Duration) -> Option<Request> {
     })
 }
 
-fn frame(request: &Request, xid: u64) -> Result<Bytes, EncodeError> {
-    request.to_frame(&Id::call(method(request), xid))
-}
-
-fn method(request: &Request) -> &'static str {
-    Method::name(request.method())
+fn frame(request: &Request, xid: u64) -> Option<Bytes> {
+    let frame = request.to_frame(&Id::call(request.method().name(), xid));
+    frame
+        .inspect_err(|fault| log::error!("nothing was sent: {fault}"))
+        .ok()
 }

@@ -66,7 +66,7 @@ use self::pool::Pool;
 pub use self::settings::{ElementLimits, Settings};
 use super::deadlines::after;
 pub use super::message::Store;
-use super::message::{Proxies, Role};
+use super::message::{PerStore, Proxies, Role};
 use super::model::{ManagedObject, ModelError, Name, Target, Tree, Uri};
 use super::peer::{CloseReason, ConnectionId};
 use super::rpc::Random;
@@ -75,22 +75,6 @@ use ssntp_transport::LogLimit;
 /// One interest in a policy or an endpoint, until it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ReferenceId(u64);
-
-/// Something that the element has asked servers for, or told them.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Wanted {
-    /// Policy or endpoint.
-    pub what: Store,
-    /// The class.
-    pub subject: Name,
-    /// Which object.
-    pub target: Target,
-    /// How many references there are; none when only other policy refers to it.
-    pub references: usize,
-    /// Whether a server has answered.
-    pub answered: bool,
-}
 
 /// A policy element without its threads.
 ///
@@ -103,10 +87,10 @@ pub struct ElementCore {
     held: Held,
     references: HashMap<ReferenceId, (Key, bool)>,
     next_reference: u64,
-    policy: Tree,
+    /// What resolves brought.
+    trees: PerStore<Tree>,
     /// What resolves bring that no server has answered.
     start_policy: Tree,
-    endpoints: Tree,
     /// When to look for what nobody wants any more.
     sweep: Option<Instant>,
     health: Health,
@@ -114,8 +98,10 @@ pub struct ElementCore {
     proxies: Option<Proxies>,
     /// How many resolves there are only because other policy refers to them.
     followed: usize,
-    /// What servers may cause in the log, by address.
+    /// Limits the log lines that servers cause, by address.
     log: LogLimit<String>,
+    /// What is to be done, in this order.
+    actions: Vec<Action>,
 }
 
 impl ElementCore {
@@ -131,15 +117,21 @@ impl ElementCore {
             start: now,
             references: HashMap::new(),
             next_reference: 1,
-            policy: Tree::new(),
+            trees: PerStore::default(),
             start_policy: Tree::new(),
-            endpoints: Tree::new(),
             sweep: None,
             health: Health::Down,
             proxies: None,
             followed: 0,
             log: LogLimit::default(),
+            actions: Vec::new(),
         }
+    }
+
+    /// What is to be done since this was called last, in this order. To be called after
+    /// each of the other calls, or several of them.
+    pub fn take_actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
     }
 
     /// Begins with policy of before: a resolve that no server has answered yet
@@ -158,10 +150,9 @@ impl ElementCore {
         target: impl Into<Target>,
         follow: bool,
         now: Instant,
-        actions: &mut Vec<Action>,
     ) -> ReferenceId {
         let key = Key::Resolve(Store::Policy, subject.into(), target.into());
-        self.refer(key, follow, now, actions)
+        self.refer(key, follow, now)
     }
 
     /// Wants an endpoint and all changes of it, until
@@ -171,10 +162,9 @@ impl ElementCore {
         subject: impl Into<Name>,
         target: impl Into<Target>,
         now: Instant,
-        actions: &mut Vec<Action>,
     ) -> ReferenceId {
         let key = Key::Resolve(Store::Endpoints, subject.into(), target.into());
-        self.refer(key, false, now, actions)
+        self.refer(key, false, now)
     }
 
     /// Wants something no more. When nobody else does, servers are told after
@@ -195,40 +185,30 @@ impl ElementCore {
 
     /// Declares an endpoint: its topmost object first, then everything below
     /// it. What was declared with that URI before is replaced.
-    pub fn declare(
-        &mut self,
-        endpoint: Vec<ManagedObject>,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) -> Result<(), ModelError> {
+    pub fn declare(&mut self, endpoint: Vec<ManagedObject>, now: Instant) -> Result<(), ModelError> {
         endpoint.iter().try_for_each(ManagedObject::check)?;
         if let Some(top) = endpoint.first() {
             let key = Key::Declaration(top.uri.clone());
-            self.tell_objects(&key, endpoint, now, actions);
+            self.tell_objects(&key, endpoint, now);
         }
         Ok(())
     }
 
     /// Takes a declaration back. False when there is none.
-    pub fn undeclare(&mut self, uri: &Uri, actions: &mut Vec<Action>) -> bool {
+    pub fn undeclare(&mut self, uri: &Uri) -> bool {
         let key = Key::Declaration(uri.clone());
         let to = self.pool.ready(&key.role());
-        let outgoing = self.held.take_back(&key, to);
-        send(outgoing, actions);
+        let request = self.held.take_back(&key, to);
+        self.send_request(request);
         self.held.drop(&key).is_some()
     }
 
     /// Reports an object, now and again as long as it is not withdrawn. What
     /// was reported with its URI before is replaced.
-    pub fn report(
-        &mut self,
-        object: ManagedObject,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) -> Result<(), ModelError> {
+    pub fn report(&mut self, object: ManagedObject, now: Instant) -> Result<(), ModelError> {
         object.check()?;
         let key = Key::Report(object.uri.clone());
-        self.tell_objects(&key, vec![object], now, actions);
+        self.tell_objects(&key, vec![object], now);
         Ok(())
     }
 
@@ -240,19 +220,19 @@ impl ElementCore {
 
     /// Forgets the location and the learned servers, closes all connections and
     /// begins again with the configured servers.
-    pub fn reset(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    pub fn reset(&mut self, now: Instant) {
         self.location.clone_from(&self.settings.location);
         self.proxies = None;
         let connections = self.pool.reset(now);
-        self.close_all(connections, actions);
-        self.settle(now, actions);
+        self.close_all(connections);
+        self.settle(now);
     }
 
     /// Closes all connections and dials no more.
-    pub fn stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    pub fn stop(&mut self, now: Instant) {
         let connections = self.pool.stop();
-        self.close_all(connections, actions);
-        self.settle(now, actions);
+        self.close_all(connections);
+        self.settle(now);
     }
 
     /// When [`tick`](Self::tick) is to be called, if nothing happens before.
@@ -266,10 +246,10 @@ impl ElementCore {
     }
 
     /// Does what is due at `now`.
-    pub fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        self.pool_due(now, actions);
+    pub fn tick(&mut self, now: Instant) {
+        self.pool_due(now);
         while let Some((outgoing, alarm)) = self.held.retry(now) {
-            send(Some(outgoing), actions);
+            self.send_request(Some(outgoing));
             if let Some((key, attempts)) = alarm {
                 warn!(
                     "{} {}: no answer after {attempts} attempts",
@@ -277,38 +257,35 @@ impl ElementCore {
                     key.about()
                 );
                 let (method, about) = (key.method(), key.about());
-                actions.push(Action::Tell(ElementEvent::Unanswered {
+                self.tell(ElementEvent::Unanswered {
                     method,
                     about,
                     attempts,
-                }));
+                });
             }
         }
         while let Some(key) = self.held.refresh(now) {
-            self.ask_all(&key, now, actions);
+            self.ask_all(&key, now);
         }
         if self.sweep.is_some_and(|at| at <= now) {
-            self.sweep(actions);
+            self.sweep();
         }
-        self.settle(now, actions);
+        self.settle(now);
     }
 
     /// The policy that came.
     pub fn policy(&self) -> &Tree {
-        &self.policy
+        &self.trees[Store::Policy]
     }
 
     /// The endpoints that came.
     pub fn endpoints(&self) -> &Tree {
-        &self.endpoints
+        &self.trees[Store::Endpoints]
     }
 
     /// Either of these.
     pub fn tree(&self, what: Store) -> &Tree {
-        match what {
-            Store::Policy => &self.policy,
-            Store::Endpoints => &self.endpoints,
-        }
+        &self.trees[what]
     }
 
     /// How much of what should be connected is.
@@ -329,20 +306,6 @@ impl ElementCore {
     /// The proxies of transport mode, once a server has told them.
     pub fn proxies(&self) -> Option<&Proxies> {
         self.proxies.as_ref()
-    }
-
-    /// The resolves in force, in no particular order.
-    pub fn resolves(&self) -> impl Iterator<Item = Wanted> {
-        self.held.iter().filter_map(|(key, item)| match key.clone() {
-            Key::Resolve(what, subject, target) => Some(Wanted {
-                what,
-                subject,
-                target,
-                references: item.references,
-                answered: item.answered,
-            }),
-            _ => None,
-        })
     }
 
     /// The objects that the element declares and reports behind a place in the
@@ -372,7 +335,7 @@ impl ElementCore {
         }
     }
 
-    fn refer(&mut self, key: Key, follow: bool, now: Instant, actions: &mut Vec<Action>) -> ReferenceId {
+    fn refer(&mut self, key: Key, follow: bool, now: Instant) -> ReferenceId {
         let is_new = self.held.hold(&key, now);
         let mut begins_to_follow = false;
         if let Some(item) = self.held.get_mut(&key) {
@@ -387,75 +350,75 @@ impl ElementCore {
         self.next_reference += 1;
         self.references.insert(reference, (key.clone(), follow));
         if is_new {
-            self.bring_start_policy(&key, actions);
-            self.ask_all(&key, now, actions);
+            self.bring_start_policy(&key);
+            self.ask_all(&key, now);
         }
         if begins_to_follow {
-            self.follow(&key, now, actions);
+            self.follow(&key, now);
         }
         reference
     }
 
     /// Holds objects for servers, and tells them if they are not what was told
     /// before.
-    fn tell_objects(
-        &mut self,
-        key: &Key,
-        objects: Vec<ManagedObject>,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) {
+    fn tell_objects(&mut self, key: &Key, objects: Vec<ManagedObject>, now: Instant) {
         let is_new = self.held.hold(key, now);
         if let Some(item) = self.held.get_mut(key)
+            // The same objects again cost no message: applications report in loops.
             && (is_new || item.objects != objects)
         {
             item.objects = objects;
             item.answered = false;
             self.held.draw_refresh(key, now);
-            self.ask_all(key, now, actions);
+            self.ask_all(key, now);
         }
     }
 
     /// Asks all servers for something, in place of what they were asked before.
-    fn ask_all(&mut self, key: &Key, now: Instant, actions: &mut Vec<Action>) {
+    fn ask_all(&mut self, key: &Key, now: Instant) {
+        // An answer to the earlier request would otherwise stop the repetition of this one.
         self.held.forget_calls(key);
         let to = self.pool.ready(&key.role());
-        send(self.held.ask(key, to, now), actions);
+        let request = self.held.ask(key, to, now);
+        self.send_request(request);
     }
 
     /// Asks a server that has become ready for everything that it can tell, and
     /// tells it everything that it wants to know.
-    fn ask_one(&mut self, connection: ConnectionId, roles: &[Role], now: Instant, actions: &mut Vec<Action>) {
+    fn ask_one(&mut self, connection: ConnectionId, roles: &[Role], now: Instant) {
+        // Sorted, because a hash map's order would make each run send in another order.
         let mut keys: Vec<Key> = self.held.iter().map(|(key, _)| key.clone()).collect();
         // Endpoints and reports come after the policy that they depend on.
         keys.sort_unstable();
         for key in keys.iter().filter(|key| roles.contains(&key.role())) {
-            send(self.held.ask(key, vec![connection], now), actions);
+            let request = self.held.ask(key, vec![connection], now);
+            self.send_request(request);
         }
     }
 
-    fn close_all(&mut self, connections: Vec<ConnectionId>, actions: &mut Vec<Action>) {
+    fn close_all(&mut self, connections: Vec<ConnectionId>) {
         for connection in connections {
             self.held.gone(connection);
             let reason = CloseReason::Asked;
-            actions.push(Action::Close { connection, reason });
+            self.actions.push(Action::Close { connection, reason });
         }
     }
 
     fn sweep_soon(&mut self, now: Instant) {
         self.sweep.get_or_insert(after(now, self.settings.linger));
     }
-}
 
-fn send(outgoing: Option<Outgoing>, actions: &mut Vec<Action>) {
-    let Some(Outgoing { to, frame }) = outgoing else {
-        return;
-    };
-    match frame {
-        Ok(frame) => actions.extend(to.into_iter().map(|connection| Action::Send {
-            connection,
-            frame: frame.clone(),
-        })),
-        Err(fault) => log::error!("nothing was sent: {fault}"),
+    /// Sends a request to the servers that it is for.
+    fn send_request(&mut self, request: Option<Outgoing>) {
+        if let Some(Outgoing { to, frame }) = request {
+            self.actions.extend(to.into_iter().map(|connection| Action::Send {
+                connection,
+                frame: frame.clone(),
+            }));
+        }
+    }
+
+    fn tell(&mut self, event: ElementEvent) {
+        self.actions.push(Action::Tell(event));
     }
 }

@@ -209,6 +209,7 @@ impl Pool {
             .iter()
             .map(|peer| bracketed(&peer.connectivity_info))
             .collect();
+        // A server without roles that names nobody is of no use to an element.
         let is_nothing = peer.names.is_empty() && identity.my_role.is_empty();
         if is_nothing || !peer.names.is_empty() && !peer.names.contains(&address) {
             peer.stage = Stage::Parked;
@@ -262,6 +263,7 @@ impl Pool {
         let Some(peer) = self.peers.get_mut(&address) else {
             return;
         };
+        // Counted until an identity arrives: a server that accepts and closes at once has failed.
         peer.failures += 1;
         if peer.is_given_up(settings) && !still_named {
             self.peers.remove(&address);
@@ -304,6 +306,7 @@ impl Pool {
         }
         // Servers that name each other and not themselves get a rest.
         let in_circles = self.peers.values().any(|peer| !peer.configured);
+        // They would send the element round again at once.
         let rest = settings.reconnect.saturating_mul(if in_circles { 4 } else { 1 });
         self.fallback.get_or_insert(after(now, rest));
     }
@@ -324,6 +327,7 @@ impl Pool {
         settings: &Settings,
         now: Instant,
     ) -> Option<(String, Option<ConnectionId>, Need)> {
+        // Everything is parked: nothing else would ever wake the element.
         if self.fallback.is_some_and(|at| at <= now) {
             self.reset(now);
         }
@@ -441,6 +445,7 @@ impl Link {
 /// time, so that a server that restarts is found soon, then ever longer.
 fn wait(settings: &Settings, failures: u32, random: &mut Random) -> Duration {
     const SOON: u32 = 3;
+    // 16 doublings of any pause are beyond `reconnect_max`, and no shift overflows.
     let doublings = failures.saturating_sub(SOON).min(16);
     let middle = settings
         .reconnect

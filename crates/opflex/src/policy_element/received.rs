@@ -6,51 +6,45 @@ use std::time::Instant;
 use log::{debug, warn};
 
 use super::held::{Item, Key};
-use super::{Action, ElementCore, ElementEvent, ObjectChange, Store, send};
-use crate::message::{ErrorCode, ErrorResponse, Update};
-use crate::model::{ChangeKind, Changes, ManagedObject, ObjectRef, Reference, Target, Tree, Uri};
+use super::{ElementCore, ElementEvent, ObjectChange, Store};
+use crate::message::{ErrorResponse, Update};
+use crate::model::{ChangeKind, Changes, ManagedObject, ObjectRef, Reference, Target, Uri};
 
 impl ElementCore {
     /// A resolve was answered. False where there is no room for the answer,
     /// which then counts as none. An empty answer takes nothing away: what is held
     /// stays until a server says that it is gone.
-    pub(super) fn resolved(
-        &mut self,
-        key: &Key,
-        objects: Vec<ManagedObject>,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) -> bool {
+    pub(super) fn resolved(&mut self, key: &Key, objects: Vec<ManagedObject>, now: Instant) -> bool {
         let Key::Resolve(what, subject, target) = key else {
             return true;
         };
         let found = !objects.is_empty();
         if !self.has_room(*what, objects.iter()) {
             warn!("{}: not taken: too many objects", key.about());
-            actions.push(Action::Tell(ElementEvent::NotTaken {
+            self.tell(ElementEvent::NotTaken {
                 about: key.about(),
                 limit: self.settings.limits.objects,
-            }));
+            });
             return false;
         }
         let objects = self.wanted(*what, objects);
         // The first answer is what counts, also where it is that there is none.
         let outdated = self.take_start_policy(key);
-        match self.tree_mut(*what).update(&outdated, objects, Vec::new()) {
+        match self.trees[*what].update(&outdated, objects, Vec::new()) {
             Ok(changes) => {
                 let first = self
                     .held
                     .get_mut(key)
                     .is_some_and(|item| !std::mem::replace(&mut item.answered, true));
                 if first {
-                    actions.push(Action::Tell(ElementEvent::Resolved {
+                    self.tell(ElementEvent::Resolved {
                         what: *what,
                         subject: subject.clone(),
                         target: target.clone(),
                         found,
-                    }));
+                    });
                 }
-                self.changed(*what, &changes, now, actions);
+                self.changed(*what, &changes, now);
             }
             Err(error) => warn!("{}: not taken: {error}", key.about()),
         }
@@ -58,7 +52,7 @@ impl ElementCore {
     }
 
     /// Puts in what the policy to start with has of a resolve.
-    pub(super) fn bring_start_policy(&mut self, key: &Key, actions: &mut Vec<Action>) {
+    pub(super) fn bring_start_policy(&mut self, key: &Key) {
         let Key::Resolve(Store::Policy, subject, target) = key else {
             return;
         };
@@ -85,8 +79,8 @@ impl ElementCore {
         for root in &roots {
             self.held.add_root(key, root);
         }
-        match self.policy.update(&[], objects, Vec::new()) {
-            Ok(changes) => self.tell_changes(Store::Policy, &changes, actions),
+        match self.trees[Store::Policy].update(&[], objects, Vec::new()) {
+            Ok(changes) => self.tell_changes(Store::Policy, &changes),
             Err(error) => warn!("{}: not taken of the policy to start with: {error}", key.about()),
         }
         if let Some(item) = self.held.get_mut(key) {
@@ -133,9 +127,7 @@ impl ElementCore {
         what: Store,
         updates: Vec<Update>,
         now: Instant,
-        actions: &mut Vec<Action>,
     ) -> Result<(), Box<ErrorResponse>> {
-        let refuse = |text: String| Box::new(ErrorResponse::new(ErrorCode::ERROR, text));
         let objects = || {
             updates.iter().flat_map(|update| {
                 update
@@ -145,35 +137,38 @@ impl ElementCore {
             })
         };
         if !self.has_room(what, objects()) {
-            return Err(refuse("too many objects".to_owned()));
+            return Err(ErrorResponse::error("too many objects"));
         }
         let tree = self.tree(what);
+        // All objects are checked before the first is taken: an update counts as a whole.
         let mut checks = objects().map(|object| tree.check(object));
-        checks.try_for_each(|check| check.map_err(|error| refuse(error.to_string())))?;
+        checks.try_for_each(|check| check.map_err(ErrorResponse::error))?;
         for update in updates {
             let mut delete = self.outdated(what, &update);
             let replace = self.wanted(what, update.replace);
             let merge = self.wanted(what, update.merge_children.unwrap_or_default());
             delete.extend(update.delete.into_iter().map(|deletion| deletion.uri));
-            let changes = self.tree_mut(what).update(&delete, replace, merge);
-            let changes = changes.map_err(|error| refuse(error.to_string()))?;
-            self.changed(what, &changes, now, actions);
+            let changes = self.trees[what].update(&delete, replace, merge);
+            let changes = changes.map_err(ErrorResponse::error)?;
+            self.changed(what, &changes, now);
         }
         Ok(())
     }
 
     /// Resolves what the objects of a policy refer to.
-    pub(super) fn follow(&mut self, key: &Key, now: Instant, actions: &mut Vec<Action>) {
+    pub(super) fn follow(&mut self, key: &Key, now: Instant) {
         let references = self.references_of(key);
-        self.follow_all(references, now, actions);
+        self.follow_all(references, now);
     }
 
     /// Lets go of what nobody wants any more: resolves without a reference that
     /// nothing followed refers to, and the objects that only they held.
-    pub(super) fn sweep(&mut self, actions: &mut Vec<Action>) {
+    pub(super) fn sweep(&mut self) {
         self.sweep = None;
         let mut reached: HashSet<Key> = HashSet::new();
         let following = self.held.iter().filter(|(_, item)| item.following > 0);
+        // Reached from what is followed, as a garbage collector does: policies that refer to
+        // each other in a circle would never lose their last reference.
         let mut stack: Vec<Key> = following.map(|(key, _)| key.clone()).collect();
         while let Some(key) = stack.pop() {
             for reference in self.references_of(&key) {
@@ -197,18 +192,20 @@ impl ElementCore {
                 _ => {}
             }
         }
+        // Servers are told in an order that does not depend on the hash map.
         unwanted.sort_unstable();
         for key in unwanted {
-            self.let_go(&key, actions);
+            self.let_go(&key);
         }
     }
 
-    fn let_go(&mut self, key: &Key, actions: &mut Vec<Action>) {
+    fn let_go(&mut self, key: &Key) {
         let Key::Resolve(what, _, target) = key else {
             return;
         };
         let to = self.pool.ready(&key.role());
-        send(self.held.take_back(key, to), actions);
+        let request = self.held.take_back(key, to);
+        self.send_request(request);
         let Some(item) = self.held.drop(key) else {
             return;
         };
@@ -217,10 +214,7 @@ impl ElementCore {
             roots.insert(uri.clone());
         }
         let held = &self.held;
-        let tree = match what {
-            Store::Policy => &mut self.policy,
-            Store::Endpoints => &mut self.endpoints,
-        };
+        let tree = &mut self.trees[*what];
         let pruned: Vec<Changes> = roots
             .iter()
             .map(|root| tree.prune(root, |uri| held.holders(*what, uri).next().is_some()))
@@ -229,7 +223,7 @@ impl ElementCore {
         let objects: Vec<_> = objects.collect();
         if !objects.is_empty() {
             let what = *what;
-            actions.push(Action::Tell(ElementEvent::Forgotten { what, objects }));
+            self.tell(ElementEvent::Forgotten { what, objects });
         }
     }
 
@@ -245,6 +239,7 @@ impl ElementCore {
                 }
             }
         }
+        // A server may send more than was asked for. Keeping it would let it fill the memory.
         let came = objects.len();
         let held = &self.held;
         let is_held = |object: &ManagedObject| held.holders(what, &object.uri).next().is_some();
@@ -255,19 +250,19 @@ impl ElementCore {
         wanted
     }
 
-    fn changed(&mut self, what: Store, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
-        self.tell_changes(what, changes, actions);
+    fn changed(&mut self, what: Store, changes: &Changes, now: Instant) {
+        self.tell_changes(what, changes);
         if what == Store::Policy {
-            self.follow_changes(changes, now, actions);
+            self.follow_changes(changes, now);
         }
     }
 
-    fn tell_changes(&self, what: Store, changes: &Changes, actions: &mut Vec<Action>) {
+    fn tell_changes(&mut self, what: Store, changes: &Changes) {
         if changes.is_empty() {
             return;
         }
         let objects = self.changes_of(what, changes);
-        actions.push(Action::Tell(ElementEvent::Changed { what, objects }));
+        self.tell(ElementEvent::Changed { what, objects });
     }
 
     fn changes_of(&self, what: Store, changes: &Changes) -> Vec<ObjectChange> {
@@ -283,7 +278,7 @@ impl ElementCore {
 
     /// Resolves what changed objects refer to, where they are followed, and has
     /// a look later at what nothing refers to any more.
-    fn follow_changes(&mut self, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
+    fn follow_changes(&mut self, changes: &Changes, now: Instant) {
         let mut references = Vec::new();
         for change in changes {
             let mut holders = self.held.holders(Store::Policy, &change.uri);
@@ -295,19 +290,20 @@ impl ElementCore {
             if change.kind != ChangeKind::Created {
                 self.sweep_soon(now);
             }
-            if let Some(object) = self.policy.get(&change.uri) {
+            if let Some(object) = self.policy().get(&change.uri) {
                 let data = object.properties().iter().map(|property| &property.data);
                 references.extend(data.flat_map(Reference::all));
             }
         }
-        self.follow_all(references, now, actions);
+        self.follow_all(references, now);
     }
 
-    fn follow_all(&mut self, references: Vec<Reference>, now: Instant, actions: &mut Vec<Action>) {
+    fn follow_all(&mut self, references: Vec<Reference>, now: Instant) {
         // Policy that is already here is followed on at once.
         let mut queue: VecDeque<Key> = references.into_iter().map(key_of).collect();
         while let Some(key) = queue.pop_front() {
             let known = self.held.get(&key).is_some();
+            // References come from the server, so their number needs a bound.
             if !known && self.followed >= self.settings.limits.followed {
                 warn!("{}: not resolved: too many policies refer to others", key.about());
                 continue;
@@ -322,8 +318,8 @@ impl ElementCore {
                 self.followed += usize::from(item.references == 0);
             }
             if !known {
-                self.bring_start_policy(&key, actions);
-                self.ask_all(&key, now, actions);
+                self.bring_start_policy(&key);
+                self.ask_all(&key, now);
             }
             if !followed_on {
                 queue.extend(self.references_of(&key).into_iter().map(key_of));
@@ -346,7 +342,7 @@ impl ElementCore {
         let objects = of_target
             .into_iter()
             .chain(&item.roots)
-            .flat_map(|root| self.policy.subtree(root));
+            .flat_map(|root| self.policy().subtree(root));
         let data = objects
             .flat_map(|object| object.properties())
             .map(|property| &property.data);
@@ -358,13 +354,6 @@ impl ElementCore {
         let (tree, most) = (self.tree(what), self.settings.limits.objects);
         let coming = objects.filter(|object| tree.get(&object.uri).is_none()).count();
         tree.len() + coming <= most
-    }
-
-    fn tree_mut(&mut self, what: Store) -> &mut Tree {
-        match what {
-            Store::Policy => &mut self.policy,
-            Store::Endpoints => &mut self.endpoints,
-        }
     }
 }
 

@@ -17,33 +17,32 @@ const IDENTITY_XID: u64 = 1;
 
 impl ElementCore {
     /// A server that was dialled is connected.
-    pub fn connected(&mut self, connection: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
+    pub fn connected(&mut self, connection: ConnectionId, now: Instant) {
         if !self.pool.connected(connection, &self.settings, now) {
             return;
         }
-        self.tell_peer(connection, None, actions);
-        self.echo(connection, 0, now, actions);
+        self.tell_peer(connection, None);
+        self.echo(connection, 0, now);
         let identity = self.settings.identity(self.location.as_ref());
         let id = Id::call(Method::SendIdentity.name(), IDENTITY_XID);
-        send(
+        self.send(
             connection,
             Request::SendIdentity(Box::new(identity)).to_frame(&id),
-            actions,
         );
-        self.settle(now, actions);
+        self.settle(now);
     }
 
     /// A connection ended, or could not be made, for whatever reason. One that
     /// is unknown, or that the element itself closed, is no error.
-    pub fn disconnected(&mut self, connection: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
-        self.lost(connection, None, now, actions);
-        self.settle(now, actions);
+    pub fn disconnected(&mut self, connection: ConnectionId, now: Instant) {
+        self.lost(connection, None, now);
+        self.settle(now);
     }
 
     /// As [`disconnected`](Self::disconnected), where it is known why.
-    pub fn failed(&mut self, connection: ConnectionId, why: String, now: Instant, actions: &mut Vec<Action>) {
-        self.lost(connection, Some(CloseReason::Failed(why)), now, actions);
-        self.settle(now, actions);
+    pub fn failed(&mut self, connection: ConnectionId, why: String, now: Instant) {
+        self.lost(connection, Some(CloseReason::Failed(why)), now);
+        self.settle(now);
     }
 
     /// Bytes arrived that are no whole message yet: the server is alive, and a
@@ -53,13 +52,8 @@ impl ElementCore {
     }
 
     /// A message arrived.
-    pub fn message(
-        &mut self,
-        connection: ConnectionId,
-        message: Incoming,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) {
+    pub fn message(&mut self, connection: ConnectionId, message: Incoming, now: Instant) {
+        // It was closed, and what arrived before that is still in the queue.
         if self.pool.address(connection).is_none() {
             return;
         }
@@ -69,31 +63,30 @@ impl ElementCore {
             Incoming::Request { id, request } => {
                 let method = request.method();
                 if ready || method.needs_no_identity() {
-                    self.request(connection, &id, request, now, actions);
+                    self.request(connection, &id, request, now);
                 } else {
-                    self.too_early(connection, &id, Some(method), now, actions);
+                    self.too_early(connection, &id, Some(method), now);
                 }
             }
             Incoming::Refused { id, method, error } => {
                 if ready || method.is_some_and(Method::needs_no_identity) {
-                    send(connection, Frame::failure(&id, &error), actions);
+                    self.send(connection, Frame::failure(&id, &error));
                 } else {
-                    self.too_early(connection, &id, method, now, actions);
+                    self.too_early(connection, &id, method, now);
                 }
             }
             Incoming::Stray { .. } => {}
             Incoming::Result { id, reply } => match reply {
                 Reply::Echo(_) => {}
-                Reply::SendIdentity(identity) => self.identified(connection, &identity, now, actions),
+                Reply::SendIdentity(identity) => self.identified(connection, &identity, now),
                 reply if !ready => {
                     self.close(
                         connection,
                         CloseReason::ResponseBeforeIdentity(reply.method()),
                         now,
-                        actions,
                     );
                 }
-                reply => self.answer(connection, &id, reply, now, actions),
+                reply => self.answer(connection, &id, reply, now),
             },
             Incoming::Failure {
                 method: Method::Echo, ..
@@ -106,55 +99,48 @@ impl ElementCore {
                 error,
                 ..
             } => {
-                self.close(connection, CloseReason::IdentityRefused(error), now, actions);
+                self.close(connection, CloseReason::IdentityRefused(error), now);
             }
             Incoming::BadResult {
                 method: Method::SendIdentity,
                 fault,
                 ..
             } => {
-                self.close(connection, CloseReason::BadIdentity(fault), now, actions);
+                self.close(connection, CloseReason::BadIdentity(fault), now);
             }
             Incoming::Failure { method, .. } | Incoming::BadResult { method, .. } if !ready => {
-                self.close(
-                    connection,
-                    CloseReason::ResponseBeforeIdentity(method),
-                    now,
-                    actions,
-                );
+                self.close(connection, CloseReason::ResponseBeforeIdentity(method), now);
             }
-            Incoming::Failure { id, method, error } => {
-                self.refused(connection, &id, method, error, now, actions)
-            }
+            Incoming::Failure { id, method, error } => self.refused(connection, &id, method, error, now),
             Incoming::BadResult { method, fault, .. } => {
                 warn!("{connection}: the result of {method} can't be used: {fault}");
             }
         }
-        self.settle(now, actions);
+        self.settle(now);
     }
 
     /// What the servers need without anything arriving.
-    pub(super) fn pool_due(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    pub(super) fn pool_due(&mut self, now: Instant) {
         while let Some((address, connection, need)) = self.pool.need(&self.settings, now) {
             match (need, connection) {
                 (Need::Dial, _) => {
                     if let Some(connection) = self.pool.dial(&address, now) {
-                        actions.push(Action::Dial { connection, address });
-                        self.tell_peer(connection, None, actions);
+                        self.actions.push(Action::Dial { connection, address });
+                        self.tell_peer(connection, None);
                     }
                 }
-                (Need::Echo(number), Some(connection)) => self.echo(connection, number, now, actions),
+                (Need::Echo(number), Some(connection)) => self.echo(connection, number, now),
                 (Need::TooLate, Some(connection)) => {
-                    self.close(connection, CloseReason::IdentityTimeout, now, actions);
+                    self.close(connection, CloseReason::IdentityTimeout, now);
                 }
-                (Need::Dead, Some(connection)) => self.close(connection, CloseReason::Silent, now, actions),
+                (Need::Dead, Some(connection)) => self.close(connection, CloseReason::Silent, now),
                 (_, None) => {}
             }
         }
     }
 
     /// To be called after everything that happens.
-    pub(super) fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    pub(super) fn settle(&mut self, now: Instant) {
         self.pool.settle(&self.settings, now);
         let most = match self.held.alarms() {
             0 => Health::Healthy,
@@ -163,90 +149,66 @@ impl ElementCore {
         let health = self.pool.health(&self.settings).min(most);
         if health != self.health {
             self.health = health;
-            actions.push(Action::Tell(ElementEvent::Health(health)));
+            self.tell(ElementEvent::Health { health });
         }
     }
 
-    fn request(
-        &mut self,
-        connection: ConnectionId,
-        id: &Id,
-        request: Request,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) {
+    fn request(&mut self, connection: ConnectionId, id: &Id, request: Request, now: Instant) {
         let method = request.method();
         let result = match request {
-            Request::Echo(echo) => return send(connection, Frame::result(id, &echo.answer()), actions),
-            Request::Update(what, updates) => self.updated(what, updates, now, actions),
+            Request::Echo(echo) => return self.send(connection, Frame::result(id, &echo.answer())),
+            Request::Update(what, updates) => self.updated(what, updates, now),
             // A request of the wrong direction.
-            _ => Err(ErrorResponse::new(
+            _ => Err(ErrorResponse::boxed(
                 ErrorCode::EUNSUPPORTED,
                 format_args!("a policy element does not take {method}"),
-            )
-            .into()),
+            )),
         };
         match result {
             Ok(()) if self.settings.acknowledge_updates => {
-                send(connection, Reply::done(method).to_frame(id), actions)
+                self.send(connection, Reply::done(method).to_frame(id))
             }
             Ok(()) => {}
             Err(error) => {
                 debug!("{connection}: refused: {error}");
-                send(connection, Frame::failure(id, &error), actions);
+                self.send(connection, Frame::failure(id, &error));
             }
         }
     }
 
-    fn too_early(
-        &mut self,
-        connection: ConnectionId,
-        id: &Id,
-        method: Option<Method>,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) {
+    fn too_early(&mut self, connection: ConnectionId, id: &Id, method: Option<Method>, now: Instant) {
         let error = ErrorResponse::new(ErrorCode::ESTATE, "the identity comes first");
-        send(connection, Frame::failure(id, &error), actions);
-        self.close(
-            connection,
-            CloseReason::RequestBeforeIdentity(method),
-            now,
-            actions,
-        );
+        self.send(connection, Frame::failure(id, &error));
+        self.close(connection, CloseReason::RequestBeforeIdentity(method), now);
     }
 
     /// A server told who it is and where the others are.
-    fn identified(
-        &mut self,
-        connection: ConnectionId,
-        identity: &IdentityResult,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) {
+    fn identified(&mut self, connection: ConnectionId, identity: &IdentityResult, now: Instant) {
         if self.pool.roles(connection).is_some() {
             // We ask once; a second answer is nothing that we wait for.
             return;
         }
         let address = self.pool.address(connection).unwrap_or_default().to_owned();
+        // Judged before anything of it is kept.
         if let Some(fault) = fault_of(identity, &address) {
-            return self.close(connection, CloseReason::BadIdentity(fault), now, actions);
+            return self.close(connection, CloseReason::BadIdentity(fault), now);
         }
         if let Some(proxies) = identity.proxies()
             && self.proxies.as_ref() != Some(&proxies)
         {
             self.proxies = Some(proxies.clone());
-            actions.push(Action::Tell(ElementEvent::Proxies(proxies)));
+            self.tell(ElementEvent::Proxies(proxies));
         }
         if self.settings.require_proxies && self.proxies.is_none() {
             let fault = "no proxies".to_owned();
-            return self.close(connection, CloseReason::BadIdentity(fault), now, actions);
+            return self.close(connection, CloseReason::BadIdentity(fault), now);
         }
         if let Some(location) = &identity.your_location
             && self.location.as_ref() != Some(location)
         {
             self.location = Some(location.clone());
-            actions.push(Action::Tell(ElementEvent::Location(location.clone())));
+            let location = location.clone();
+            self.tell(ElementEvent::Location { location });
         }
         let verdict = self.pool.identified(connection, identity);
         let name = identity.name.as_deref().unwrap_or("without a name");
@@ -256,39 +218,32 @@ impl ElementCore {
             Verdict::Parked => {
                 let reason = CloseReason::NotInItsList;
                 info!("{address}: {reason}");
-                actions.push(Action::Close {
+                self.actions.push(Action::Close {
                     connection,
                     reason: reason.clone(),
                 });
-                self.tell_address(address, Some(reason), actions);
+                self.tell_address(address, Some(reason));
             }
             Verdict::Ready => {
-                self.tell_address(address, None, actions);
-                self.ask_one(connection, &identity.my_role, now, actions);
+                self.tell_address(address, None);
+                self.ask_one(connection, &identity.my_role, now);
             }
         }
         for (address, connection) in self.pool.learn(&self.settings, now) {
             let reason = CloseReason::NotListed;
             if let Some(connection) = connection {
                 self.held.gone(connection);
-                actions.push(Action::Close {
+                self.actions.push(Action::Close {
                     connection,
                     reason: reason.clone(),
                 });
             }
-            self.tell_address(address, Some(reason), actions);
+            self.tell_address(address, Some(reason));
         }
     }
 
     /// A request of ours succeeded.
-    fn answer(
-        &mut self,
-        connection: ConnectionId,
-        id: &Id,
-        reply: Reply,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) {
+    fn answer(&mut self, connection: ConnectionId, id: &Id, reply: Reply, now: Instant) {
         let asked = id
             .xid()
             .and_then(|xid| Some((xid, self.held.asked(connection, xid)?)));
@@ -302,7 +257,7 @@ impl ElementCore {
         }
         if let Reply::Resolve(_, objects) = reply {
             // What is not taken is asked for again, like what is not answered.
-            if self.resolved(&key, objects, now, actions) {
+            if self.resolved(&key, objects, now) {
                 self.held.answered(connection, xid);
             }
             return;
@@ -321,7 +276,6 @@ impl ElementCore {
         method: Method,
         error: ErrorResponse,
         now: Instant,
-        actions: &mut Vec<Action>,
     ) {
         let key = id.xid().and_then(|xid| self.held.asked(connection, xid));
         let about = key.map_or_else(String::new, |key| key.about());
@@ -329,45 +283,29 @@ impl ElementCore {
         if let Some(more) = self.log.admit(address.clone(), "refused", now) {
             warn!("{address} refused {method} {about}: {}{more}", excerpt(&error));
         }
-        actions.push(Action::Tell(ElementEvent::Refused {
+        self.tell(ElementEvent::Refused {
             address,
             method,
             about,
             error,
-        }));
+        });
     }
 
-    fn echo(&self, connection: ConnectionId, number: u64, now: Instant, actions: &mut Vec<Action>) {
+    fn echo(&mut self, connection: ConnectionId, number: u64, now: Instant) {
         let id = Id::call(Method::Echo.name(), number);
         let clock = now.saturating_duration_since(self.start).as_millis();
-        send(
-            connection,
-            Frame::request(&id, Method::Echo.name(), &[clock]),
-            actions,
-        );
+        self.send(connection, Frame::request(&id, Method::Echo.name(), &[clock]));
     }
 
-    fn close(
-        &mut self,
-        connection: ConnectionId,
-        reason: CloseReason,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) {
-        actions.push(Action::Close {
+    fn close(&mut self, connection: ConnectionId, reason: CloseReason, now: Instant) {
+        self.actions.push(Action::Close {
             connection,
             reason: reason.clone(),
         });
-        self.lost(connection, Some(reason), now, actions);
+        self.lost(connection, Some(reason), now);
     }
 
-    fn lost(
-        &mut self,
-        connection: ConnectionId,
-        reason: Option<CloseReason>,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) {
+    fn lost(&mut self, connection: ConnectionId, reason: Option<CloseReason>, now: Instant) {
         if let Some(address) = self.pool.address(connection).map(str::to_owned) {
             if let Some(reason) = &reason
                 && let Some(more) = self.log.admit(address.clone(), "lost", now)
@@ -376,30 +314,30 @@ impl ElementCore {
             }
             self.held.gone(connection);
             self.pool.failed(connection, &self.settings, now);
-            self.tell_address(address, reason, actions);
+            self.tell_address(address, reason);
         }
     }
 
-    fn tell_peer(&self, connection: ConnectionId, reason: Option<CloseReason>, actions: &mut Vec<Action>) {
+    fn send(&mut self, connection: ConnectionId, frame: Result<Bytes, EncodeError>) {
+        match frame {
+            Ok(frame) => self.actions.push(Action::Send { connection, frame }),
+            Err(fault) => log::error!("{connection}: nothing was sent: {fault}"),
+        }
+    }
+
+    fn tell_peer(&mut self, connection: ConnectionId, reason: Option<CloseReason>) {
         if let Some(address) = self.pool.address(connection) {
-            self.tell_address(address.to_owned(), reason, actions);
+            self.tell_address(address.to_owned(), reason);
         }
     }
 
-    fn tell_address(&self, address: String, reason: Option<CloseReason>, actions: &mut Vec<Action>) {
+    fn tell_address(&mut self, address: String, reason: Option<CloseReason>) {
         let state = self.pool.state(&address);
-        actions.push(Action::Tell(ElementEvent::Peer {
+        self.tell(ElementEvent::Peer {
             address,
             state,
             reason,
-        }));
-    }
-}
-
-fn send(connection: ConnectionId, frame: Result<Bytes, EncodeError>, actions: &mut Vec<Action>) {
-    match frame {
-        Ok(frame) => actions.push(Action::Send { connection, frame }),
-        Err(fault) => log::error!("{connection}: nothing was sent: {fault}"),
+        });
     }
 }
 
@@ -408,6 +346,7 @@ fn send(connection: ConnectionId, frame: Result<Bytes, EncodeError>, actions: &m
 /// known to be good, also where it is a Unix socket, to which no other server
 /// may send an element.
 fn fault_of(identity: &IdentityResult, own: &str) -> Option<String> {
+    // A server could otherwise fill the memory with addresses that nobody dials.
     const MAX_PEERS: usize = 1024;
     const MAX_TEXT: usize = 1024;
 

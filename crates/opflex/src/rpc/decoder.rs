@@ -98,6 +98,7 @@ impl Decoder {
 
     /// Takes one message off the front of `buffer`, if a complete one is there.
     pub fn decode_one(&mut self, buffer: &mut BytesMut) -> Result<Option<Message>, Error> {
+        // After an error nobody knows where the next message begins.
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
@@ -131,6 +132,7 @@ impl Decoder {
         let Some(end) = self.find_end(buffer)? else {
             return Ok(None);
         };
+        // The text keeps the memory that it was received in: ids and payloads are slices of it.
         let text = buffer.split_to(end).freeze();
         self.scanner.restart();
         self.scanned = 0;
@@ -159,6 +161,8 @@ impl Decoder {
                 }
             }
         }
+        // Checked with each piece that arrives, so that a message that is too long is refused
+        // before its rest is stored.
         if end.unwrap_or(self.scanned) > message {
             return Err(Error::TooLong { limit: message });
         }

@@ -43,6 +43,7 @@ impl Id {
     /// The id as a JSON value. Numbers that fit neither 64-bit integers nor a
     /// double become null here, though they return to their sender unharmed.
     pub fn to_value(&self) -> Value {
+        // The text was checked when the message was read. Only a number that is too large fails here.
         serde_json::from_slice(&self.0).unwrap_or(Value::Null)
     }
 

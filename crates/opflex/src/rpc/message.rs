@@ -108,6 +108,7 @@ impl Message {
     /// it got, so a host name from before UTF-8 must not cost the connection,
     /// and two that differ have to stay apart.
     pub(super) fn parse(text: &Bytes) -> Result<Self, Error> {
+        // UTF-8 is checked only after reading has failed, because nearly every text is UTF-8.
         match (Self::read(text), std::str::from_utf8(text)) {
             (Err(_), Err(_)) => Self::read(&Bytes::from(from_latin_1(text))),
             (result, _) => result,
@@ -127,6 +128,7 @@ impl Message {
                 params: params.filter(|params| !params.is_null()),
             }));
         }
+        // All ids that this crate and libopflex send are arrays.
         if !id.is_array() {
             return Err(Error::ResponseId);
         }

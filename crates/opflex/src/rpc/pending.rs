@@ -55,6 +55,7 @@ impl<V> Pending<V> {
     /// A number for a request that nobody waits for.
     pub fn number(&mut self) -> u64 {
         let xid = self.next_xid;
+        // At a million requests a second, 2^63 numbers last for 290,000 years.
         self.next_xid = self.next_xid.wrapping_add(1);
         xid
     }
@@ -108,6 +109,7 @@ impl<V> Pending<V> {
         let attempts = call.attempts;
         let delay = self.policy.delay(attempts, call.cap, &mut self.random);
         self.deadlines.set(xid, after(now, delay));
+        // The count only lengthens the delay, which has a cap long before this one saturates.
         call.attempts = attempts.saturating_add(1);
         Some(Due {
             xid,

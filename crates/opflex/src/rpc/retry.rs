@@ -34,6 +34,7 @@ impl RetryPolicy {
     pub fn delay(&self, attempt: u32, cap: Duration, random: &mut Random) -> Duration {
         let doubled = self
             .base
+            // A shift by 32 or more would wrap around to a short delay.
             .saturating_mul(1_u32.checked_shl(attempt).unwrap_or(u32::MAX));
         let middle = doubled.min(cap).min(LONGEST);
         let spread = middle / 100 * self.spread.min(100);

@@ -29,6 +29,7 @@ impl Scanner {
     pub(super) fn scan(&mut self, bytes: &[u8], max_depth: usize) -> Option<Stop> {
         let mut at = 0;
         while let Some(&byte) = bytes.get(at) {
+            // A NUL ends the frame even behind a backslash, because frames are cut before they are read.
             if self.escaped && byte != 0 {
                 self.escaped = false;
             } else if self.in_string {
@@ -54,6 +55,7 @@ impl Scanner {
                         }
                     }
                     b'}' | b']' => {
+                        // A text that closes more than it opens is not JSON. The reader of JSON refuses it.
                         self.depth = self.depth.saturating_sub(1);
                         if self.depth == 0 {
                             return Some(Stop::Closed(at));

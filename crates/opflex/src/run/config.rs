@@ -1,7 +1,6 @@
 //! What a server and an element are told before they begin.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -206,98 +205,55 @@ impl ElementConfig {
 }
 
 /// Why nothing was started.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// An address can't be listened at: in use, not permitted, no such host.
-    Listen(Address, io::Error),
+    #[error("cannot listen at {0}: {1}")]
+    Listen(Address, #[source] io::Error),
     /// The system gives no more threads.
-    Thread(io::Error),
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
     /// More clients were asked for than the system allows, or it allows none,
     /// and why.
+    #[error("{0}")]
     TooManyConnections(String),
     /// A server to connect to is not `host:port`, or `unix:PATH`.
+    #[error("{0:?} is not HOST:PORT or unix:PATH")]
     Address(String),
     /// The file that policy is kept in can't be read or written.
-    Keep(PathBuf, io::Error),
+    #[error("{path}: {1}", path = .0.display())]
+    Keep(PathBuf, #[source] io::Error),
     /// The file that policy is kept in holds something else.
-    Kept(PathBuf, FileError),
+    #[error("{path}: {1}", path = .0.display())]
+    Kept(PathBuf, #[source] FileError),
     /// The policy to begin with is no policy.
-    Policy(ModelError),
-}
-
-impl fmt::Display for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Listen(address, e) => write!(f, "cannot listen at {address}: {e}"),
-            Self::Thread(e) => write!(f, "cannot start a thread: {e}"),
-            Self::TooManyConnections(why) => f.write_str(why),
-            Self::Address(text) => write!(f, "{text:?} is not HOST:PORT or unix:PATH"),
-            Self::Keep(path, e) => write!(f, "{}: {e}", path.display()),
-            Self::Kept(path, e) => write!(f, "{}: {e}", path.display()),
-            Self::Policy(e) => write!(f, "policy: {e}"),
-        }
-    }
-}
-
-impl std::error::Error for StartError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Listen(_, e) | Self::Thread(e) | Self::Keep(_, e) => Some(e),
-            Self::Kept(_, e) => Some(e),
-            Self::Policy(e) => Some(e),
-            Self::TooManyConnections(_) | Self::Address(_) => None,
-        }
-    }
+    #[error("policy: {0}")]
+    Policy(#[source] ModelError),
 }
 
 /// Why a call on a handle was not carried out.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
     /// The server or element has stopped, or the call panicked.
+    #[error("it has stopped")]
     Stopped,
     /// The call was made from inside another one, whose end it would wait for.
+    #[error("a call inside a call")]
     OnDispatcher,
     /// The objects are not what the model allows. Nothing was changed.
-    Model(ModelError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
     /// The policy is changed, but could not be written to its file.
-    Keep(io::Error),
+    #[error("policy is changed, but not kept: {0}")]
+    Keep(#[source] io::Error),
     /// The policy is not the one that was to be changed. Nothing was changed.
+    #[error("policy has changed: its revision is {is}, not {wanted}")]
     Revision {
         /// The revision that it was to have.
         wanted: u64,
         /// The one that it has.
         is: u64,
     },
-}
-
-impl fmt::Display for CallError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Stopped => f.write_str("it has stopped"),
-            Self::OnDispatcher => f.write_str("a call inside a call"),
-            Self::Model(e) => e.fmt(f),
-            Self::Keep(e) => write!(f, "policy is changed, but not kept: {e}"),
-            Self::Revision { wanted, is } => {
-                write!(f, "policy has changed: its revision is {is}, not {wanted}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for CallError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Model(e) => Some(e),
-            Self::Keep(e) => Some(e),
-            Self::Stopped | Self::OnDispatcher | Self::Revision { .. } => None,
-        }
-    }
-}
-
-impl From<ModelError> for CallError {
-    fn from(e: ModelError) -> Self {
-        Self::Model(e)
-    }
 }

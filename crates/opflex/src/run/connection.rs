@@ -45,6 +45,7 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
     name: &str,
     write_timeout: Duration,
 ) -> Result<(), Option<C::Refusal>> {
+    // The dispatcher answers before any thread is started, so a refusal costs none.
     let admitted = events.admit(request).ok_or(None)?.map_err(Some)?;
     let mut admission = Admission::new(admitted.id, events.clone());
     let codec = Codec {
@@ -155,17 +156,15 @@ struct Run {
 
 impl Peers {
     /// A connection begins.
-    pub(super) fn add(&mut self, id: ssntp_transport::ConnectionId, connection: ConnectionId, name: String) {
-        let shown = Shown::default();
+    pub(super) fn add(
+        &mut self,
+        id: ssntp_transport::ConnectionId,
+        connection: ConnectionId,
+        name: String,
+        shown: Shown,
+    ) {
         self.open.insert(connection, Peer { id, name, shown });
         self.numbers.insert(id, connection);
-    }
-
-    /// The peer has shown these certificates.
-    pub(super) fn has_shown(&mut self, connection: ConnectionId, shown: Shown) {
-        if let Some(peer) = self.open.get_mut(&connection) {
-            peer.shown = shown;
-        }
     }
 
     /// Each connection, and what certificates its peer has shown.
@@ -214,6 +213,7 @@ impl Peers {
         };
         let bytes = std::mem::take(&mut self.run.bytes);
         let frames = u32::try_from(self.run.frames.len()).unwrap_or(u32::MAX);
+        // Joining short frames costs a copy and saves a system call for each.
         let body = match self.run.frames.pop() {
             // One alone may be shared with others.
             Some(only) if self.run.frames.is_empty() => only,
@@ -255,7 +255,8 @@ impl Peers {
 mod tests {
     use super::*;
     use crate::rpc::{Framing, Limits};
-    use crate::run::serving::Serving;
+    use crate::run::machine::Machine;
+    use crate::run::server_side::ServerSide;
     use ssntp_transport::dispatch::events;
 
     #[test]
@@ -263,8 +264,8 @@ mod tests {
         let ids = [1 << 24, 2 << 24 | 1].map(ssntp_transport::ConnectionId);
         let mut peers = Peers::default();
         let [a, b] = [ConnectionId(1), ConnectionId(2)];
-        peers.add(ids[0], a, "a".to_owned());
-        peers.add(ids[1], b, "b".to_owned());
+        peers.add(ids[0], a, "a".to_owned(), Shown::default());
+        peers.add(ids[1], b, "b".to_owned(), Shown::default());
         let mut actions = Vec::new();
         let frame = |len: usize| Bytes::from(vec![0; len]);
         for (to, len) in [
@@ -305,7 +306,7 @@ mod tests {
 
     #[test]
     fn a_message_that_is_long_on_its_way_is_told_of() {
-        let (events, queue) = events::channel::<DispatchEvent<Serving>>(4);
+        let (events, queue) = events::channel::<DispatchEvent<Machine<ServerSide>>>(4);
         let id = ssntp_transport::ConnectionId(1 << 24);
         let mut codec = Codec {
             decoder: Decoder::trusting(Framing::Nul, Limits::default()),

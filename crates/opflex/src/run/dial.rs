@@ -1,18 +1,15 @@
 //! One attempt at one server, on a thread of its own.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::connection::{Shown, enter};
-use super::engaging::{Engaging, EngagingEvents, Reached};
+use super::connection::Shown;
 use super::{ElementConfig, StartError, now};
 use crate::message::Decoder;
 use crate::peer::{ConnectionId, bracketed};
 use crate::rpc::{self, Framing};
-use ssntp_transport::dispatch::DispatchEvent;
 use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::tls::{Connector, TlsError};
 use ssntp_transport::{Address, BufferPool, Cancel, Halves, Target, TcpOptions, after, plain, threads};
@@ -25,12 +22,10 @@ pub(super) struct Dialer {
     server_name: Option<String>,
     dial_timeout: Duration,
     tls_timeout: Duration,
-    write_timeout: Duration,
     framing: Framing,
     limits: rpc::Limits,
     tcp: TcpOptions,
     pool: BufferPool,
-    events: EngagingEvents,
 }
 
 /// An attempt under way.
@@ -41,37 +36,28 @@ pub(super) struct Dial {
 }
 
 /// Why there is no connection.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
-    Connect(io::Error),
-    Tls(TlsError),
+    #[error(transparent)]
+    Connect(#[from] io::Error),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error("it is not HOST:PORT or unix:PATH")]
     Address,
 }
 
-impl fmt::Display for DialError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Connect(e) => write!(f, "{e}"),
-            Self::Tls(e) => write!(f, "{e}"),
-            Self::Address => f.write_str("it is not HOST:PORT or unix:PATH"),
-        }
-    }
-}
-
 impl Dialer {
-    pub(super) fn new(config: &ElementConfig, events: EngagingEvents) -> Result<Self, StartError> {
+    pub(super) fn new(config: &ElementConfig) -> Result<Self, StartError> {
         let dialer = Self {
             memory: config.memory.clone(),
             connector: config.tls.clone(),
             server_name: config.server_name.clone(),
             dial_timeout: config.settings.dial_timeout,
             tls_timeout: config.settings.identity_timeout,
-            write_timeout: config.write_timeout,
             framing: config.framing,
             limits: config.limits,
             tcp: config.tcp,
             pool: BufferPool::new(),
-            events,
         };
         for address in &config.settings.peers {
             if dialer.target(&bracketed(address)).is_none() {
@@ -81,22 +67,21 @@ impl Dialer {
         Ok(dialer)
     }
 
-    /// Starts an attempt. Its thread's last word is what came of it.
-    pub(super) fn start(&self, id: ConnectionId, address: String) -> io::Result<Dial> {
+    /// Starts an attempt. Its thread ends with `done`, which is told how it went.
+    pub(super) fn start(
+        &self,
+        id: ConnectionId,
+        address: String,
+        done: impl FnOnce(Result<(Halves, Shown, Decoder), DialError>) + Send + 'static,
+    ) -> io::Result<Dial> {
         let cancel = Cancel::new();
         let (dialer, cancelled) = (self.clone(), cancel.clone());
         let thread = threads::spawn(format!("opflex-dial{id}"), move || {
-            let failed = match dialer.attempt(&address, &cancelled) {
-                Ok(reached) => {
-                    dialer.enter(id, address, reached);
-                    None
-                }
-                Err(why) => Some(why),
-            };
-            let over = DispatchEvent::Call(Box::new(move |engaging: &mut Engaging, now, actions| {
-                engaging.dialled(id, failed, now, actions);
+            let reached = dialer.attempt(&address, &cancelled);
+            done(reached.map(|(halves, shown)| {
+                let decoder = Decoder::new(dialer.framing, dialer.limits);
+                (halves, shown, decoder)
             }));
-            let _ = dialer.events.send(over);
         })?;
         Ok(Dial { cancel, thread })
     }
@@ -130,40 +115,14 @@ impl Dialer {
 
     fn attempt(&self, address: &str, cancel: &Cancel) -> Result<(Halves, Shown), DialError> {
         let target = self.target(address).ok_or(DialError::Address)?;
-        let stream = target
-            .connect(&self.tcp, self.dial_timeout, cancel)
-            .map_err(DialError::Connect)?;
+        let stream = target.connect(&self.tcp, self.dial_timeout, cancel)?;
         let Some(connector) = &self.connector else {
             return Ok((plain(stream, self.pool.clone()), Shown::default()));
         };
         // Cancelling shuts the stream down, which ends every read and write.
         let _watch = cancel.watch(&stream);
-        connector
-            .connect(
-                stream,
-                self.name(&target),
-                &self.pool,
-                after(now(), self.tls_timeout),
-            )
-            .map(|secured| (secured.halves, secured.peer.into()))
-            .map_err(DialError::Tls)
-    }
-
-    fn enter(&self, connection: ConnectionId, address: String, (halves, shown): (Halves, Shown)) {
-        let reached = Reached {
-            connection,
-            address,
-            shown,
-        };
-        let decoder = Decoder::new(self.framing, self.limits);
-        // Where it is refused, nobody waits for it any more.
-        let _ = enter(
-            &self.events,
-            reached,
-            halves,
-            decoder,
-            "element",
-            self.write_timeout,
-        );
+        let deadline = after(now(), self.tls_timeout);
+        let secured = connector.connect(stream, self.name(&target), &self.pool, deadline)?;
+        Ok((secured.halves, secured.peer.into()))
     }
 }

@@ -17,11 +17,14 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::thread::JoinHandle;
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 
-use super::serving::{ServingEvents, call, copy_policy};
-use super::{CallError, ServerContext, keeper};
+use super::control::{Edited, PolicyEdit};
+use super::server_side::{ServerEvents, call, copy_policy};
+use super::{CallError, keeper, machine};
+use crate::message::ErrorResponse;
 use crate::model::{Edit, ManagedObject, Tree, Uri};
+use crate::peer::ConnectionId;
 use ssntp_transport::threads;
 
 /// Objects that are edited in one go.
@@ -32,19 +35,10 @@ const JOBS: usize = 16;
 /// meanwhile, before it is made in one go.
 const TRIES: usize = 3;
 
-/// What came of an edit.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Edited {
-    /// How many objects changed.
-    pub(super) changed: usize,
-    /// The revision of policy when the edit was made.
-    pub(super) revision: u64,
-}
-
 /// Makes an edit, and waits until it is kept, where it is. With `at`, only where
 /// that is the revision of policy.
 pub(super) fn edit(
-    events: &ServingEvents,
+    events: &ServerEvents,
     keeper: Option<&keeper::Ask>,
     edit: Edit,
     at: Option<u64>,
@@ -60,16 +54,9 @@ pub(super) fn edit(
     Ok(edited)
 }
 
-fn run<T: Send + 'static>(
-    events: &ServingEvents,
-    what: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
-) -> Result<T, CallError> {
-    call(events, what).ok_or(CallError::Stopped)
-}
-
 /// Changes policy in one go. With `at`, only where that is its revision.
-fn change(events: &ServingEvents, at: Option<u64>, edit: Edit) -> Result<Edited, CallError> {
-    run(events, move |cx| {
+fn change(events: &ServerEvents, at: Option<u64>, edit: Edit) -> Result<Edited, CallError> {
+    call(events, move |cx| {
         let is = cx.core().policy_revision();
         if let Some(wanted) = at.filter(|wanted| *wanted != is) {
             return Err(CallError::Revision { wanted, is });
@@ -81,16 +68,17 @@ fn change(events: &ServingEvents, at: Option<u64>, edit: Edit) -> Result<Edited,
 }
 
 fn merge_in_pieces(
-    events: &ServingEvents,
+    events: &ServerEvents,
     mut objects: Vec<ManagedObject>,
     at: Option<u64>,
 ) -> Result<Edited, CallError> {
     objects.iter().try_for_each(ManagedObject::check)?;
-    if run(events, |cx| cx.core().policy().schema().is_some())? {
-        objects = run(events, move |cx| {
+    if call(events, |cx| cx.core().policy().schema().is_some())? {
+        objects = call(events, move |cx| {
             cx.core().policy().check_all(&objects).map(|()| objects)
         })??;
     }
+    // Parents first, so that no piece has a child whose parent is still to come.
     objects.sort_by(|a, b| a.uri.cmp(&b.uri));
     let rest = objects.split_off(objects.len().min(AT_ONCE));
     let begun = change(events, at, Edit::Merge(objects))?;
@@ -99,7 +87,7 @@ fn merge_in_pieces(
 
 /// Merges the rest of checked objects, parents first.
 fn in_pieces(
-    events: &ServingEvents,
+    events: &ServerEvents,
     objects: Vec<ManagedObject>,
     mut edited: Edited,
 ) -> Result<Edited, CallError> {
@@ -115,17 +103,17 @@ fn in_pieces(
     }
 }
 
-fn reload(events: &ServingEvents, objects: Vec<ManagedObject>, at: Option<u64>) -> Result<Edited, CallError> {
-    let schema = run(events, |cx| cx.core().policy().schema().cloned())?;
+fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -> Result<Edited, CallError> {
+    let schema = call(events, |cx| cx.core().policy().schema().cloned())?;
     let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
     wanted.merge(objects)?;
+    // Each round compares with a copy that another edit may have made stale.
     for _ in 0..TRIES {
-        let revision = run(events, |cx| cx.core().policy_revision())?;
-        let Some(there) = copy_policy(events) else {
-            return Err(CallError::Stopped);
-        };
+        let revision = call(events, |cx| cx.core().policy_revision())?;
+        let there = copy_policy(events)?;
         let (delete, mut merge) = difference(&there, &wanted);
         let rest = merge.split_off(merge.len().min(AT_ONCE));
+        // Bound to the revision of the copy: a stale comparison must not be carried out.
         let first = change(events, Some(at.unwrap_or(revision)), Edit::Update(delete, merge));
         match first {
             Err(CallError::Revision { .. }) if at.is_none() => {}
@@ -169,9 +157,6 @@ fn difference(there: &[ManagedObject], wanted: &Tree) -> (Vec<Uri>, Vec<ManagedO
     (delete, merge)
 }
 
-/// Something for the editor: an edit, and whoever is told how it went.
-pub(super) type Job = Box<dyn FnOnce(Option<&keeper::Ask>) + Send>;
-
 /// The thread that edits for control connections, one edit after the other.
 #[derive(Debug)]
 pub(super) struct Editor {
@@ -181,14 +166,26 @@ pub(super) struct Editor {
 
 impl Editor {
     /// Starts the thread, and returns the way to it.
-    pub(super) fn start(keeper: Option<keeper::Ask>) -> io::Result<(Self, Sender<Job>)> {
-        let (jobs, queue): (Sender<Job>, Receiver<Job>) = crossbeam_channel::bounded(JOBS);
+    pub(super) fn start(
+        events: ServerEvents,
+        keeper: Option<keeper::Ask>,
+    ) -> io::Result<(Self, Sender<(ConnectionId, PolicyEdit)>)> {
+        let (jobs, queue) = crossbeam_channel::bounded::<(ConnectionId, PolicyEdit)>(JOBS);
         let (stop, stopped) = crossbeam_channel::bounded(0);
         let thread = threads::spawn("opflex-edit", move || {
             loop {
                 crossbeam_channel::select! {
                     recv(queue) -> job => match job {
-                        Ok(job) => job(keeper.as_ref()),
+                        Ok((connection, job)) => {
+                            let edited = job.edit().and_then(|(wanted, at)| {
+                                edit(&events, keeper.as_ref(), wanted, at).map_err(ErrorResponse::error)
+                            });
+                            let frame = job.answer(edited);
+                            machine::post(&events, move |machine, now, actions| {
+                                machine.side.answer(connection, frame);
+                                machine.hand_on(now, actions);
+                            });
+                        }
                         Err(_) => return,
                     },
                     recv(stopped) -> _ => return,

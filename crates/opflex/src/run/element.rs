@@ -10,15 +10,17 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
 
 use super::dial::Dialer;
-use super::engaging::{self, ElementContext, Engaging, EngagingEvents, Released};
-use super::feed::{Feed, FeedServer};
+use super::element_side::{self, ElementEvents, ElementSide, Listener, Released};
+use super::feed::Feed;
+use super::feed_server::FeedServer;
 use super::inspector::Inspector;
-use super::{CallError, ELEMENT_LOG as LOG, ElementConfig, StartError, now};
+use super::machine::{self, Machine, Side};
+use super::{CallError, ElementConfig, ElementContext, StartError, now};
 use crate::model::{ManagedObject, Name, Target, Uri};
 use crate::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Store};
-use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
+use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
 use ssntp_transport::tls::Connector;
-use ssntp_transport::{Budget, PATIENCE, threads};
+use ssntp_transport::{Budget, PATIENCE};
 
 /// A running policy element: connects to its servers, keeps what is resolved
 /// up to date, declares endpoints and reports state.
@@ -49,7 +51,7 @@ impl PolicyElement {
     pub fn start(config: ElementConfig) -> Result<Self, StartError> {
         let (sender, queue) = dispatch::events::channel(EVENTS);
         let (tell, events) = crossbeam_channel::unbounded();
-        let dialer = Dialer::new(&config, sender.clone())?;
+        let dialer = Dialer::new(&config)?;
         let released = Released::default();
         // Random keys are what the standard library has of chance.
         let seed = RandomState::new().hash_one(0);
@@ -66,18 +68,21 @@ impl PolicyElement {
         let feed = Feed::new(name, domain, config.serve_queue);
         let mut core = ElementCore::new(config.settings, seed, now());
         core.start_with(config.start_policy).map_err(StartError::Policy)?;
-        let engaging = Engaging::new(
+        let listener = Listener {
+            channel: tell,
+            most: config.events.max(1),
+            missed: 0,
+        };
+        let side = ElementSide::new(
             core,
             feed,
             dialer,
+            config.write_timeout,
+            sender.clone(),
             Released::clone(&released),
-            tell,
-            config.events.max(1),
+            listener,
         );
-        let watch = queue.watch();
-        let runner = Runner::new(engaging, settings, move || watch.is_empty());
-        let dispatcher = threads::spawn("opflex-element", move || dispatch::run(runner, &queue))
-            .map_err(StartError::Thread)?;
+        let dispatcher = Machine::new(side).spawn("opflex-element", settings, queue)?;
         let mut element = Self {
             handle: ElementHandle {
                 events: sender.clone(),
@@ -91,7 +96,7 @@ impl PolicyElement {
         // From here on, dropping `element` ends what runs already.
         let inspector = config
             .inspector
-            .map(|socket| Inspector::start(&socket, sender.clone(), LOG));
+            .map(|socket| Inspector::start(&socket, sender.clone()));
         element.inspector = inspector.transpose()?;
         let feed = config.serve.map(|socket| FeedServer::start(&socket, sender));
         element.feed = feed.transpose()?;
@@ -156,13 +161,8 @@ impl Drop for PolicyElement {
         }
         // The attempts are cancelled; their threads may still ask the
         // dispatcher, which runs until all of them have ended.
-        let (reply, dials) = crossbeam_channel::bounded(1);
-        let _ = events.send(DispatchEvent::Call(Box::new(
-            move |engaging: &mut Engaging, _, _| {
-                let _ = reply.send(engaging.take_dials());
-            },
-        )));
-        for dial in events.answer(&dials).unwrap_or_default() {
+        let dials = machine::call(events, |machine, _, _| machine.side.take_dials());
+        for dial in dials.unwrap_or_default() {
             let _ = dial.join();
         }
         let _ = events.send(DispatchEvent::Exit);
@@ -179,7 +179,7 @@ impl Drop for PolicyElement {
 /// usually for some microseconds, and never for a server.
 #[derive(Clone)]
 pub struct ElementHandle {
-    events: EngagingEvents,
+    events: ElementEvents,
     released: Released,
 }
 
@@ -200,10 +200,7 @@ impl ElementHandle {
         &self,
         call: impl FnOnce(&mut ElementContext<'_>) -> T + Send + 'static,
     ) -> Result<T, CallError> {
-        if dispatch::is_dispatcher() {
-            return Err(CallError::OnDispatcher);
-        }
-        engaging::call(&self.events, call).ok_or(CallError::Stopped)
+        element_side::call(&self.events, call)
     }
 
     /// Wants a policy, and all changes of it, for as long as the reference
@@ -219,8 +216,7 @@ impl ElementHandle {
         follow: bool,
     ) -> Result<Reference, CallError> {
         let (subject, target) = (subject.into(), target.into());
-        let id = self.with(move |cx| cx.resolve_policy(subject, target, follow))?;
-        Ok(self.reference(id))
+        self.refer(move |cx| cx.core.resolve_policy(subject, target, follow, cx.now))
     }
 
     /// Wants the policy with this URI, whose class is the last segment of it
@@ -245,8 +241,7 @@ impl ElementHandle {
         target: impl Into<Target>,
     ) -> Result<Reference, CallError> {
         let (subject, target) = (subject.into(), target.into());
-        let id = self.with(move |cx| cx.resolve_endpoint(subject, target))?;
-        Ok(self.reference(id))
+        self.refer(move |cx| cx.core.resolve_endpoint(subject, target, cx.now))
     }
 
     /// Declares an endpoint; see [`ElementCore::declare`].
@@ -290,16 +285,11 @@ impl ElementHandle {
     /// # Errors
     /// [`CallError`].
     pub fn renew(&self, connector: Connector) -> Result<usize, CallError> {
-        if dispatch::is_dispatcher() {
-            return Err(CallError::OnDispatcher);
-        }
-        let (reply, result) = crossbeam_channel::bounded(1);
-        let call = move |engaging: &mut Engaging, now, actions: &mut Vec<_>| {
-            let _ = reply.send(engaging.renew(connector, now, actions));
-        };
-        let sent = self.events.send(DispatchEvent::Call(Box::new(call)));
-        sent.map_err(|_| CallError::Stopped)?;
-        self.events.answer(&result).ok_or(CallError::Stopped)
+        machine::call(&self.events, |machine, now, actions| {
+            machine.side.renew(connector);
+            let untrusted = machine.side.untrusted(&machine.peers);
+            machine.end_untrusted(untrusted, now, actions)
+        })
     }
 
     /// Begins again with the configured servers; see [`ElementCore::reset`].
@@ -378,12 +368,15 @@ impl ElementHandle {
         class.unwrap_or_default().as_ref().into()
     }
 
-    fn reference(&self, id: ReferenceId) -> Reference {
-        Reference {
-            id,
+    fn refer(
+        &self,
+        resolve: impl FnOnce(&mut ElementContext<'_>) -> ReferenceId + Send + 'static,
+    ) -> Result<Reference, CallError> {
+        Ok(Reference {
+            id: self.with(resolve)?,
             events: self.events.clone(),
             released: Released::clone(&self.released),
-        }
+        })
     }
 }
 
@@ -395,7 +388,7 @@ impl ElementHandle {
 #[must_use = "dropped, it is wanted no more"]
 pub struct Reference {
     id: ReferenceId,
-    events: EngagingEvents,
+    events: ElementEvents,
     released: Released,
 }
 

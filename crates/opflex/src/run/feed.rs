@@ -23,129 +23,40 @@
 //! The lines are described in `docs/opflex-tools.md`.
 
 use std::collections::HashMap;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError};
-use log::{debug, warn};
+use crossbeam_channel::{Receiver, Sender};
+use log::warn;
 use serde::Serialize;
 use serde_json::json;
 
-use super::engaging::{self, EngagingEvents};
-use super::local::{LOOK, LocalSocket, write_all};
-use super::{ELEMENT_LOG as LOG, StartError};
+use super::ELEMENT_LOG as LOG;
 use crate::model::{ChangeKind, Tree, Uri};
 use crate::policy_element::{ElementCore, ElementEvent, ObjectChange, Store};
-use ssntp_transport::{Acceptance, Duplex, Newcomer};
 
-const READERS: usize = 16;
+pub(super) const READERS: usize = 16;
 /// Objects of the trees in one line, or changes.
 const STEP: usize = 500;
 /// About how many bytes of the trees are put into one line.
 const STEP_BYTES: usize = 1 << 20;
-/// How often a reader is looked after that nothing is said to.
-const IDLE: Duration = Duration::from_secs(1);
 /// The version of the lines.
 const VERSION: u64 = 1;
 
-/// The threads of the readers.
-#[derive(Debug)]
-pub(super) struct FeedServer(Acceptance);
-
-impl FeedServer {
-    /// Listens at the socket.
-    pub(super) fn start(socket: &LocalSocket, events: EngagingEvents) -> Result<Self, StartError> {
-        let serve = Box::new(move |newcomer: &Arc<Newcomer>| {
-            if let Err(e) = serve(&events, newcomer) {
-                debug!(target: LOG, "a reader of the feed is gone: {e}");
-            }
-        });
-        // Those who are refused need a thread as well, for a moment.
-        Acceptance::start(socket.listen()?, "feed", LOG, READERS + 4, serve)
-            .map(Self)
-            .map_err(StartError::Thread)
-    }
-
-    /// Ends every connection and joins every thread. The dispatcher has to run,
-    /// and to have been told to stop.
-    pub(super) fn stop(self) {
-        self.0.stop();
-    }
-}
-
 /// What a reader's thread knows of the reader.
-struct Joined {
-    id: u64,
-    lines: Receiver<Line>,
-    waiting: Arc<AtomicUsize>,
+pub(super) struct Joined {
+    pub(super) id: u64,
+    pub(super) lines: Receiver<Line>,
+    /// Bytes of the lines in the queue.
+    pub(super) waiting: Arc<AtomicUsize>,
 }
 
 #[derive(Clone, Debug)]
-enum Line {
+pub(super) enum Line {
     Text(Bytes),
     /// The last one.
     End(&'static str),
-}
-
-/// Serves one reader until it leaves, is too slow, or the element stops.
-fn serve(events: &EngagingEvents, newcomer: &Arc<Newcomer>) -> io::Result<()> {
-    let stream: &dyn Duplex = &**newcomer;
-    stream.set_write_timeout(Some(LOOK))?;
-    let write = |text: &[u8]| write_all(stream, text, || newcomer.is_stopping());
-    let end = |why: &str| write(&line(&json!({ "event": "end", "reason": why })));
-    let joined = engaging::feed(events, |feed, core| feed.join(core));
-    let Some(Joined { id, lines, waiting }) = joined.flatten() else {
-        return end("as many read as may");
-    };
-    let _left = Leaving { events, id };
-    let mut is_complete = false;
-    loop {
-        let next = match lines.try_recv() {
-            Err(TryRecvError::Empty) if !is_complete => {
-                let more = engaging::feed(events, move |feed, core| feed.go_on(id, core));
-                is_complete = more != Some(true);
-                continue;
-            }
-            Err(TryRecvError::Empty) => lines.recv_timeout(IDLE),
-            other => other.map_err(|_| RecvTimeoutError::Disconnected),
-        };
-        match next {
-            Ok(Line::Text(text)) => {
-                write(&text)?;
-                waiting.fetch_sub(text.len(), Ordering::Relaxed);
-            }
-            Ok(Line::End(why)) => return end(why),
-            Err(RecvTimeoutError::Timeout) if is_gone(stream) => return Ok(()),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return Ok(()),
-        }
-    }
-}
-
-/// Has a reader forgotten when its thread ends, however that is.
-struct Leaving<'a> {
-    events: &'a EngagingEvents,
-    id: u64,
-}
-
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
-        let id = self.id;
-        engaging::feed(self.events, move |feed, _| {
-            feed.readers.remove(&id);
-        });
-    }
-}
-
-/// Whether the other end is closed. What it says is of no interest.
-fn is_gone(stream: &dyn Duplex) -> bool {
-    match stream.try_read(&mut [0; 4096]) {
-        Ok(read) => read == 0,
-        Err(e) => !matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
-    }
 }
 
 /// Who reads, for the dispatcher.
@@ -200,7 +111,7 @@ impl Feed {
     }
 
     /// A reader comes, if there is room for it.
-    fn join(&mut self, core: &ElementCore) -> Option<Joined> {
+    pub(super) fn join(&mut self, core: &ElementCore) -> Option<Joined> {
         if self.is_over || self.readers.len() >= READERS {
             return None;
         }
@@ -216,7 +127,9 @@ impl Feed {
             "event": "element", "version": VERSION, "name": self.name, "domain": self.domain,
             "location": core.location(),
         })));
-        reader.say(&text_of(&ElementEvent::Health(core.health())));
+        reader.say(&line(&ElementEvent::Health {
+            health: core.health(),
+        }));
         self.last += 1;
         self.readers.insert(self.last, reader);
         Some(Joined {
@@ -227,7 +140,7 @@ impl Feed {
     }
 
     /// Tells a reader some more of what there is. False once that is all.
-    fn go_on(&mut self, id: u64, core: &ElementCore) -> bool {
+    pub(super) fn go_on(&mut self, id: u64, core: &ElementCore) -> bool {
         let Some(reader) = self.readers.get_mut(&id) else {
             return false;
         };
@@ -240,6 +153,7 @@ impl Feed {
             Store::Policy => core.policy(),
             Store::Endpoints => core.endpoints(),
         };
+        // Bounded by bytes as well: one object may have a megabyte.
         let mut bytes = 0;
         let objects = tree.after(last.as_ref()).take(STEP).take_while(|object| {
             let has_room = bytes <= STEP_BYTES;
@@ -280,7 +194,7 @@ impl Feed {
                 self.tell_changes(*what, objects)
             }
             other => {
-                let text = text_of(other);
+                let text = line(other);
                 self.readers
                     .extract_if(|_, reader| !reader.takes(&text, most))
                     .collect::<Vec<_>>()
@@ -322,6 +236,11 @@ impl Feed {
         self.readers.extract_if(|_, reader| !takes(reader)).collect()
     }
 
+    /// A reader has left.
+    pub(super) fn leave(&mut self, id: u64) {
+        self.readers.remove(&id);
+    }
+
     /// The element stops: nobody is told any more but that.
     pub(super) fn end(&mut self) {
         self.is_over = true;
@@ -348,8 +267,8 @@ impl Reader {
     }
 }
 
-/// Changes in one line; the same as [`ElementEvent::to_json`], made once and
-/// not twice.
+/// Changes in one line; the same as of [`ElementEvent::Changed`], without copies
+/// of the objects.
 fn changes<'a>(what: Store, objects: impl Iterator<Item = &'a ObjectChange>) -> Bytes {
     #[derive(Serialize)]
     struct Changed<'a> {
@@ -364,11 +283,7 @@ fn changes<'a>(what: Store, objects: impl Iterator<Item = &'a ObjectChange>) -> 
     })
 }
 
-fn text_of(event: &ElementEvent) -> Bytes {
-    line(&event.to_json())
-}
-
-fn line(value: &impl Serialize) -> Bytes {
+pub(super) fn line(value: &impl Serialize) -> Bytes {
     let mut text = serde_json::to_vec(value).unwrap_or_default();
     text.push(b'\n');
     Bytes::from(text)

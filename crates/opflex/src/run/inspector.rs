@@ -29,25 +29,15 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use log::debug;
-use serde::Deserialize;
-use serde_json::Value;
-
-use super::engaging::EngagingEvents;
 use super::local::{LOOK, LocalSocket, write_all};
-use super::serving::{self, ServingEvents};
-use super::{StartError, engaging, now};
-use crate::message::{Custom, Decoder, ErrorCode, ErrorResponse, Incoming, Request};
-use crate::model::{ManagedObject, Name, Schema, Tree, Uri};
-use crate::policy_element::ElementCore;
+use super::machine::{self, Contents, Side, SideEvents};
+use super::query::{QUERY, Query, ROOT};
+use super::{CallError, StartError, now};
+use crate::message::{Decoder, ErrorCode, ErrorResponse, Incoming, Request};
+use crate::model::{ManagedObject, Name, Schema, Uri};
 use crate::rpc::{EncodeError, Frame, Framing, Id, Limits};
-use crate::server::ServerCore;
+use log::debug;
 use ssntp_transport::{Acceptance, BufferPool, Duplex, Newcomer, after, plain};
-
-/// The inner method.
-pub(super) const QUERY: &str = "org.opendaylight.opflex.policy_query";
-/// The class of the object at `/`, which contains all that is topmost.
-const ROOT: &str = "DmtreeRoot";
 
 const CONNECTIONS: usize = 8;
 /// How long a client may take to ask.
@@ -66,19 +56,15 @@ const WRITE: usize = 64 * 1024;
 pub(super) struct Inspector(Acceptance);
 
 impl Inspector {
-    /// Listens at the socket; `log` is the target of its lines.
-    pub(super) fn start(
-        socket: &LocalSocket,
-        shown: impl Shown,
-        log: &'static str,
-    ) -> Result<Self, StartError> {
+    /// Listens at the socket, and shows what the core behind `events` has.
+    pub(super) fn start<S: Side>(socket: &LocalSocket, events: SideEvents<S>) -> Result<Self, StartError> {
         let pool = BufferPool::new();
         let serve = Box::new(move |newcomer: &Arc<Newcomer>| {
-            if let Err(e) = serve(&shown, newcomer, &pool) {
-                debug!(target: log, "the inspector's connection ended: {e}");
+            if let Err(e) = serve(&events, newcomer, &pool) {
+                debug!(target: S::LOG, "the inspector's connection ended: {e}");
             }
         });
-        Acceptance::start(socket.listen()?, "inspect", log, CONNECTIONS, serve)
+        Acceptance::start(socket.listen()?, "inspect", S::LOG, CONNECTIONS, serve)
             .map(Self)
             .map_err(StartError::Thread)
     }
@@ -89,87 +75,8 @@ impl Inspector {
     }
 }
 
-/// The way to what is shown, which belongs to a dispatcher.
-pub(super) trait Shown: Send + Sync + 'static {
-    /// Has it looked at, on the dispatcher; `None` once that has stopped.
-    fn look<T: Send + 'static>(&self, look: impl FnOnce(&dyn Contents) -> T + Send + 'static) -> Option<T>;
-}
-
-impl Shown for ServingEvents {
-    fn look<T: Send + 'static>(&self, look: impl FnOnce(&dyn Contents) -> T + Send + 'static) -> Option<T> {
-        serving::call(self, |cx| look(cx.core()))
-    }
-}
-
-impl Shown for EngagingEvents {
-    fn look<T: Send + 'static>(&self, look: impl FnOnce(&dyn Contents) -> T + Send + 'static) -> Option<T> {
-        engaging::call(self, |cx| look(cx.core()))
-    }
-}
-
-/// What is shown: trees, and objects that stand in none.
-pub(super) trait Contents {
-    fn trees(&self) -> [&Tree; 2];
-    /// What stands in no tree behind a place, in the order of the places, which
-    /// several objects may share.
-    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_>;
-}
-
-impl Contents for ServerCore {
-    fn trees(&self) -> [&Tree; 2] {
-        [self.policy(), self.endpoints()]
-    }
-
-    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_> {
-        Box::new(self.observer().objects_after(place))
-    }
-}
-
-impl Contents for ElementCore {
-    fn trees(&self) -> [&Tree; 2] {
-        [self.policy(), self.endpoints()]
-    }
-
-    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_> {
-        Box::new(self.told_after(place))
-    }
-}
-
-/// One question, as libopflex asks it.
-#[derive(Debug, Deserialize)]
-pub(super) struct Query {
-    pub(super) subject: Name,
-    pub(super) policy_uri: Option<Uri>,
-    #[serde(default)]
-    pub(super) recursive: bool,
-}
-
-impl Query {
-    /// The questions of a call: an array of them, or a single one.
-    pub(super) fn all(call: &Custom) -> Result<Vec<Self>, Box<ErrorResponse>> {
-        let read = |value: &Value| Self::deserialize(value).map_err(|e| refused(&e.to_string()));
-        match &call.params {
-            Value::Array(all) => all.iter().map(read).collect(),
-            one => read(one).map(|query| vec![query]),
-        }
-    }
-
-    /// Whether everything is asked for, or where that begins.
-    fn is_root(&self) -> bool {
-        self.subject == ROOT && self.policy_uri.as_ref().is_none_or(Uri::is_root)
-    }
-
-    fn asks_for(&self, subject: &Name, uri: &Uri) -> bool {
-        self.subject == *subject && self.policy_uri.as_ref().is_none_or(|wanted| wanted == uri)
-    }
-}
-
-fn refused(why: &str) -> Box<ErrorResponse> {
-    Box::new(ErrorResponse::new(ErrorCode::ERROR, why))
-}
-
 /// Answers whoever has connected, until it leaves or asks nothing.
-fn serve(shown: &impl Shown, newcomer: &Arc<Newcomer>, pool: &BufferPool) -> io::Result<()> {
+fn serve<S: Side>(events: &SideEvents<S>, newcomer: &Arc<Newcomer>, pool: &BufferPool) -> io::Result<()> {
     let stream = newcomer.stream();
     stream.set_write_timeout(Some(LOOK))?;
     let mut halves = plain(stream, pool.clone());
@@ -190,7 +97,7 @@ fn serve(shown: &impl Shown, newcomer: &Arc<Newcomer>, pool: &BufferPool) -> io:
                 bytes: Vec::new(),
             };
             match message {
-                Incoming::Request { id, request } => answer(shown, &id, request, &mut out)?,
+                Incoming::Request { id, request } => answer(events, &id, request, &mut out)?,
                 Incoming::Refused { id, error, .. } => out.frame(Frame::failure(&id, &error))?,
                 _ => {}
             }
@@ -202,7 +109,7 @@ fn serve(shown: &impl Shown, newcomer: &Arc<Newcomer>, pool: &BufferPool) -> io:
     }
 }
 
-fn answer(shown: &impl Shown, id: &Id, request: Request, out: &mut Out<'_>) -> io::Result<()> {
+fn answer<S: Side>(events: &SideEvents<S>, id: &Id, request: Request, out: &mut Out<'_>) -> io::Result<()> {
     let calls = match request {
         Request::Echo(echo) => return out.frame(Frame::result(id, &echo.answer())),
         Request::Custom(calls) => calls,
@@ -217,11 +124,11 @@ fn answer(shown: &impl Shown, id: &Id, request: Request, out: &mut Out<'_>) -> i
     };
     for call in calls {
         let queries = match call.method.as_str() {
-            QUERY => Query::all(&call).and_then(|queries| known(shown, queries)),
-            other => Err(refused(&format!("unknown method: {other:.64}"))),
+            QUERY => Query::all(&call).and_then(|queries| known(events, queries)),
+            other => Err(ErrorResponse::error(format_args!("unknown method: {other:.64}"))),
         };
         match queries {
-            Ok(queries) => show(shown, id, queries, out)?,
+            Ok(queries) => show(events, id, queries, out)?,
             Err(error) => out.frame(Frame::failure(id, &error))?,
         }
     }
@@ -229,21 +136,24 @@ fn answer(shown: &impl Shown, id: &Id, request: Request, out: &mut Out<'_>) -> i
 }
 
 /// The questions, unless one is of a class that the model does not have.
-fn known(shown: &impl Shown, queries: Vec<Query>) -> Result<Vec<Query>, Box<ErrorResponse>> {
-    let judged = shown.look(move |store| {
+fn known<S: Side>(events: &SideEvents<S>, queries: Vec<Query>) -> Result<Vec<Query>, Box<ErrorResponse>> {
+    let judged = look(events, move |store| {
         let schema: Option<&Schema> = store.trees()[0].schema().map(AsRef::as_ref);
         let knows =
             |query: &Query| query.subject == ROOT || schema.is_none_or(|schema| schema.knows(&query.subject));
         match queries.iter().find(|query| !knows(query)) {
-            Some(query) => Err(refused(&format!("Unknown subject: {:.64}", query.subject))),
+            Some(query) => Err(ErrorResponse::error(format_args!(
+                "Unknown subject: {:.64}",
+                query.subject
+            ))),
             None => Ok(queries),
         }
     });
-    judged.unwrap_or_else(|| Err(refused("it is shutting down")))
+    judged.unwrap_or_else(|_| Err(ErrorResponse::error("it is shutting down")))
 }
 
 /// Writes one answer as it is made.
-fn show(shown: &impl Shown, id: &Id, queries: Vec<Query>, out: &mut Out<'_>) -> io::Result<()> {
+fn show<S: Side>(events: &SideEvents<S>, id: &Id, queries: Vec<Query>, out: &mut Out<'_>) -> io::Result<()> {
     out.put(b"{\"id\":")?;
     out.put(id.as_json())?;
     out.put(b",\"result\":{\"method\":\"")?;
@@ -253,7 +163,7 @@ fn show(shown: &impl Shown, id: &Id, queries: Vec<Query>, out: &mut Out<'_>) -> 
     for query in queries {
         if query.is_root() {
             let mut root = ManagedObject::new(ROOT, Uri::root());
-            scan(shown, What::Topmost, |objects| {
+            scan(events, What::Topmost, |objects| {
                 root.children.extend(objects.into_iter().map(|object| object.uri));
                 Ok(())
             })?;
@@ -261,15 +171,23 @@ fn show(shown: &impl Shown, id: &Id, queries: Vec<Query>, out: &mut Out<'_>) -> 
             root.children.dedup();
             out.objects(vec![root], &mut is_first)?;
             if query.recursive {
-                scan(shown, What::All, |objects| out.objects(objects, &mut is_first))?;
+                scan(events, What::All, |objects| out.objects(objects, &mut is_first))?;
             }
         } else {
-            scan(shown, What::Query(query), |objects| {
+            scan(events, What::Query(query), |objects| {
                 out.objects(objects, &mut is_first)
             })?;
         }
     }
     out.put(b"]}}}\0")
+}
+
+/// Looks at what there is, on the dispatcher.
+fn look<S: Side, T: Send + 'static>(
+    events: &SideEvents<S>,
+    look: impl FnOnce(&dyn Contents) -> T + Send + 'static,
+) -> Result<T, CallError> {
+    machine::call(events, |machine, _, _| look(machine.side.core()))
 }
 
 /// What is looked for.
@@ -304,8 +222,8 @@ enum Part {
 }
 
 /// Looks for something in steps, and hands on what each has found.
-fn scan(
-    shown: &impl Shown,
+fn scan<S: Side>(
+    events: &SideEvents<S>,
     what: What,
     mut found: impl FnMut(Vec<ManagedObject>) -> io::Result<()>,
 ) -> io::Result<()> {
@@ -317,12 +235,12 @@ fn scan(
         roots: HashSet::new(),
     };
     loop {
-        let step = shown.look(move |store| {
+        let step = look(events, move |store| {
             let mut objects = Vec::new();
             let next = scan.step(store, &mut objects).then_some(scan);
             (objects, next)
         });
-        let (objects, next) = step.ok_or(io::ErrorKind::ConnectionAborted)?;
+        let (objects, next) = step.map_err(|_| io::ErrorKind::ConnectionAborted)?;
         found(objects)?;
         match next {
             Some(next) => scan = next,
@@ -373,6 +291,7 @@ impl Scan {
                 }
             }
         }
+        // The place is in `last` or `place`; the next call goes on from there.
         if !is_over {
             return true;
         }

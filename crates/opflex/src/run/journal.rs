@@ -49,6 +49,7 @@ struct Digest {
 
 impl Digest {
     fn of(text: &[u8]) -> Self {
+        // FNV-1a. A checksum is enough: who can write these files can write any policy.
         let fnv = text.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
         });
@@ -164,6 +165,7 @@ impl Journal {
             None => self.file.insert(File::create(&self.path)?),
         };
         file.write_all(&text)?;
+        // The caller is told that the edit is kept, also if the host loses power now.
         file.sync_all()?;
         self.written += text.len() as u64;
         Ok(())
@@ -187,6 +189,7 @@ pub(super) fn with_edits(kept: &Path, text: &[u8], objects: Vec<ManagedObject>) 
         .next()
         .and_then(|head| serde_json::from_slice::<Head>(head).ok());
     if head.is_none_or(|head| head.of != Digest::of(text)) {
+        // The process ended between writing the file and beginning the edits anew.
         warn!(target: LOG, "{shown}: left out: these edits do not belong to {}", kept.display());
         return objects;
     }

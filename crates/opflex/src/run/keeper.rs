@@ -22,7 +22,6 @@ use crossbeam_channel::{Receiver, Sender};
 use log::{error, info, warn};
 
 use super::journal::{self, Journal, Line};
-use super::serving::{ServingEvents, copy_policy};
 use super::{CallError, SERVER_LOG as LOG, StartError};
 use crate::model::{FileError, Format, ManagedObject};
 use ssntp_transport::replace;
@@ -30,6 +29,9 @@ use ssntp_transport::threads;
 
 /// Told why policy is not kept, if it is not.
 type Then = Box<dyn FnOnce(Result<(), &str>) + Send>;
+
+/// Copies all policy as it is now.
+pub(super) type Copy = Box<dyn Fn() -> Result<Vec<ManagedObject>, CallError> + Send>;
 
 /// How long a failed write is left alone, at first and at last.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
@@ -78,6 +80,7 @@ impl Ask {
         let mut waiting = self.lock();
         waiting.objects += edits.iter().map(Line::len).sum::<usize>();
         waiting.edits.extend(edits);
+        // Beyond this, writing everything is cheaper than the memory of the edits.
         if waiting.objects > EDITED {
             waiting.all = true;
             waiting.edits.clear();
@@ -116,7 +119,7 @@ impl Ask {
 }
 
 impl Keeper {
-    pub(super) fn start(path: PathBuf, events: ServingEvents) -> io::Result<Self> {
+    pub(super) fn start(path: PathBuf, copy: Copy) -> io::Result<Self> {
         let (wake, woken) = crossbeam_channel::bounded(1);
         let (stop, stopped) = crossbeam_channel::bounded(0);
         let ask = Ask {
@@ -124,9 +127,7 @@ impl Keeper {
             waiting: Arc::default(),
         };
         let asked = ask.clone();
-        let thread = threads::spawn("opflex-keep", move || {
-            run(&path, &events, &asked, &woken, &stopped)
-        })?;
+        let thread = threads::spawn("opflex-keep", move || run(&path, &copy, &asked, &woken, &stopped))?;
         Ok(Self { ask, stop, thread })
     }
 
@@ -147,7 +148,7 @@ struct Failed {
     pause: Duration,
 }
 
-fn run(path: &Path, events: &ServingEvents, ask: &Ask, woken: &Receiver<()>, stopped: &Receiver<()>) {
+fn run(path: &Path, copy: &Copy, ask: &Ask, woken: &Receiver<()>, stopped: &Receiver<()>) {
     let mut failed: Option<Failed> = None;
     let mut journal: Option<Journal> = None;
     let mut tried_last = false;
@@ -164,7 +165,7 @@ fn run(path: &Path, events: &ServingEvents, ask: &Ask, woken: &Receiver<()>, sto
             // Nobody who comes now is left waiting.
             ask.lock().then.clear();
             if journal.is_some_and(|journal| journal.is_used())
-                && let Err(e) = write(path, events)
+                && let Err(e) = write(path, copy)
             {
                 warn!(target: LOG, "{}: the edits behind it stay there: {e}", path.display());
             }
@@ -179,7 +180,7 @@ fn run(path: &Path, events: &ServingEvents, ask: &Ask, woken: &Receiver<()>, sto
             .filter(|journal| !waiting.all && journal.goes_on(path));
         let kept = match going_on {
             Some(mut behind) => behind.append(&waiting.edits).map(|()| behind),
-            None => write(path, events),
+            None => write(path, copy),
         };
         let result = kept.map(|behind| journal = Some(behind));
         failed = match (result, failed) {
@@ -205,8 +206,8 @@ fn run(path: &Path, events: &ServingEvents, ask: &Ask, woken: &Receiver<()>, sto
 }
 
 /// Writes all policy, and begins with the edits behind it.
-fn write(path: &Path, events: &ServingEvents) -> io::Result<Journal> {
-    let objects = copy_policy(events).ok_or_else(|| io::Error::other("the server has stopped"))?;
+fn write(path: &Path, copy: &Copy) -> io::Result<Journal> {
+    let objects = copy().map_err(io::Error::other)?;
     let text = ManagedObject::write_all(&objects, Format::Json).map_err(io::Error::other)?;
     replace(path, text.as_bytes())?;
     // The file has what they say.

@@ -37,6 +37,7 @@ impl LocalSocket {
         let address = Address::Unix(self.path.clone());
         let failed = |e| StartError::Listen(address.clone(), e);
         let bound = Listener::bind(&address, TcpOptions::default()).map_err(failed)?;
+        // A program can connect only after the file has these permissions, since nothing accepts yet.
         fs::set_permissions(&self.path, fs::Permissions::from_mode(self.mode)).map_err(failed)?;
         Ok(bound)
     }

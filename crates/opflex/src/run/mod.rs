@@ -9,7 +9,7 @@
 //!  ServerHandle ─ Call ──┤                         ├── Call ─ ElementHandle
 //!  keeper, editor ─ Call ┤                         │
 //!  Server ─ Stop, Exit ──▼                         ▼── Stop, Exit ─ PolicyElement
-//!               Runner: Serving             Runner: Engaging ─▶ events
+//!               Runner: ServerSide          Runner: ElementSide ─▶ events
 //!                  │ ServerCore                │ ElementCore
 //!                  ▼                           ▼
 //!               outboxes                    outboxes
@@ -17,8 +17,7 @@
 //!
 //! One [`Server`] or [`PolicyElement`] owns its threads and joins them. The
 //! dispatcher, the lives of connections and the flow between them are the
-//! transport's, the same as under SSNTP; `Serving` and `Engaging` are what is
-//! OpFlex in it. No dispatcher waits for a peer, a disk or whoever takes events.
+//! transport's, the same as under SSNTP; `machine` is what is OpFlex in it. No dispatcher waits for a peer, a disk or whoever takes events.
 //!
 //! | what | bound | when full |
 //! |---|---|---|
@@ -37,53 +36,58 @@
 //! | edits from control connections | 16 | who asks for more is told that it is busy |
 //! | copies of a tree under way | one for each control connection, keeper and caller | – |
 //!
-//! | file | what |
+//! | file | what, each using files above it alone |
 //! |---|---|
-//! | `config` | what both are told before they begin, and why they don't |
-//! | `connection` | codec, coming in, the numbers of connections |
-//! | `server` | [`Server`], [`ServerHandle`], newcomers |
-//! | `serving` | what the server's dispatcher runs |
-//! | `editing` | changes of policy, large ones in steps |
-//! | `keeper` | the file that policy is kept in |
-//! | `journal` | edits behind that file |
-//! | `control` | [`Control`]: how programs on the same host change policy |
-//! | `inspector` | what `gbp_inspect` of agent-ovs sees a server or an element through |
-//! | `feed` | what an element has, and its changes, for programs on the same host |
-//! | `local` | [`LocalSocket`]: Unix sockets for programs on the same host |
-//! | `element` | [`PolicyElement`], [`ElementHandle`], [`Reference`] |
-//! | `engaging` | what the element's dispatcher runs |
-//! | `dial` | one attempt at one server |
+//! | `config` | the settings of both, and why they don't start |
 //! | `figures` | [`ServerFigures`]: what a server knows about itself |
+//! | `local` | [`LocalSocket`]: Unix sockets for programs on the same host |
+//! | `journal`, `keeper` | edits behind the file that policy is kept in, and that file |
+//! | `context` | what a call on a dispatcher can do |
+//! | `connection` | codec, coming in, the numbers of connections |
+//! | `machine` | what both dispatchers run around their cores |
+//! | `query`, `control` | [`Control`]: how programs on the same host change policy |
+//! | `server_side` | what is the server's in that |
+//! | `editing` | changes of policy, large ones in steps |
+//! | `inspector` | what `gbp_inspect` of agent-ovs sees a server or an element through |
+//! | `server` | [`Server`], [`ServerHandle`], newcomers |
+//! | `dial` | one attempt at one server |
+//! | `feed` | what an element has, and its changes, for programs on the same host |
+//! | `element_side` | what is the element's in the machine |
+//! | `feed_server` | the threads of the feed's readers |
+//! | `element` | [`PolicyElement`], [`ElementHandle`], [`Reference`] |
 //!
 //! [`ServerCore`]: super::server::ServerCore
 //! [`ElementCore`]: super::policy_element::ElementCore
 
 mod config;
 mod connection;
+mod context;
 mod control;
 mod dial;
 mod editing;
 mod element;
-mod engaging;
+mod element_side;
 mod feed;
+mod feed_server;
 mod figures;
 mod inspector;
 mod journal;
 mod keeper;
 mod local;
+mod machine;
+mod query;
 mod server;
-mod serving;
+mod server_side;
 
 use std::time::Instant;
 
 pub use self::config::{CallError, ElementConfig, ServerConfig, StartError};
+pub use self::context::{ElementContext, ServerContext};
 pub use self::control::{Control, ControlError, EndpointEntry};
 pub use self::element::{ElementHandle, PolicyElement, Reference};
-pub use self::engaging::ElementContext;
 pub use self::figures::ServerFigures;
 pub use self::local::LocalSocket;
 pub use self::server::{Server, ServerHandle};
-pub use self::serving::ServerContext;
 pub use ssntp_transport::default_max_handshakes;
 
 /// The target of the log lines of a server.

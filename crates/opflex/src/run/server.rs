@@ -17,18 +17,19 @@ use super::editing::{self, Editor};
 use super::figures::ServerFigures;
 use super::inspector::Inspector;
 use super::keeper::{self, Keeper};
-use super::serving::{self, Request, ServerContext, Serving, ServingEvents};
-use super::{CallError, SERVER_LOG as LOG, ServerConfig, StartError, now};
+use super::machine::{self, Machine};
+use super::server_side::{self, ServerEvents, ServerSide};
+use super::{CallError, SERVER_LOG as LOG, ServerConfig, ServerContext, StartError, now};
 use crate::message::Decoder;
 use crate::model::{Edit, ManagedObject};
 use crate::peer::host;
 use crate::rpc::{self, Framing};
 use crate::server::{AgentInfo, ServerCore, SessionInfo};
-use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Runner, Settings};
+use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{
     Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, Occupancy, PATIENCE, PeerAddress,
-    Room, after, memory_for_queues, plain, threads,
+    Room, after, memory_for_queues, plain,
 };
 use ssntp_transport::{LogLimit, More};
 
@@ -85,23 +86,29 @@ impl Server {
             let address = Address::Unix(path.clone());
             let failed = |e| StartError::Listen(address.clone(), e);
             let bound = Listener::bind(&address, config.tcp).map_err(failed)?;
+            // Only the server's own user may change policy.
             fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
             places.extend(bound.iter().map(|_| Place::Control));
             listeners.extend(bound);
         }
         let (events, queue) = dispatch::events::channel(EVENTS);
         let keeper = match &config.keep {
-            Some(path) => Some(Keeper::start(path.clone(), events.clone()).map_err(StartError::Thread)?),
+            Some(path) => {
+                let copied = events.clone();
+                let copy = Box::new(move || server_side::copy_policy(&copied));
+                Some(Keeper::start(path.clone(), copy).map_err(StartError::Thread)?)
+            }
             None => None,
         };
         let asked = || keeper.as_ref().map(Keeper::sender);
         let (editor, jobs) = match &config.control {
-            Some(_) => Editor::start(asked())
+            Some(_) => Editor::start(events.clone(), asked())
                 .map(|(editor, jobs)| (Some(editor), Some(jobs)))
                 .map_err(StartError::Thread)?,
             None => (None, None),
         };
-        let serving = Serving::new(core, events.clone(), asked(), jobs, room.sessions);
+        let side = ServerSide::new(core, asked(), jobs, room.sessions);
+        // Clients are many and chosen by nobody: all their queues share one bound.
         let (budget, received) = Budget::for_queues_and_received(memory_for_queues());
         let settings = Settings {
             queue: config.queue,
@@ -111,10 +118,7 @@ impl Server {
             parting: config.write_timeout,
             grace: config.grace,
         };
-        let watch = queue.watch();
-        let runner = Runner::new(serving, settings, move || watch.is_empty());
-        let dispatcher = threads::spawn("opflex-dispatch", move || dispatch::run(runner, &queue))
-            .map_err(StartError::Thread)?;
+        let dispatcher = Machine::new(side).spawn("opflex-dispatch", settings, queue)?;
         let handle = ServerHandle {
             events: events.clone(),
             keeper: asked(),
@@ -137,7 +141,7 @@ impl Server {
         // From here on, dropping `server` ends what runs already.
         let inspector = config
             .inspector
-            .map(|socket| Inspector::start(&socket, events.clone(), LOG));
+            .map(|socket| Inspector::start(&socket, events.clone()));
         server.inspector = inspector.transpose()?;
         let context = HandshakeContext {
             places,
@@ -172,9 +176,6 @@ impl Server {
     /// # Errors
     /// [`CallError::Stopped`], [`CallError::OnDispatcher`].
     pub fn renew(&self, acceptor: Acceptor) -> Result<usize, CallError> {
-        if dispatch::is_dispatcher() {
-            return Err(CallError::OnDispatcher);
-        }
         let generation = {
             let mut tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
             tls.acceptor = Some(acceptor.clone());
@@ -182,16 +183,16 @@ impl Server {
             tls.generation
         };
         let events = &self.handle.events;
-        let clients = serving::tls_replaced(events, generation).ok_or(CallError::Stopped)?;
+        let clients = server_side::tls_replaced(events, generation)?;
         let now = time_of_day();
         let untrusted = clients.into_iter().filter_map(|(connection, shown)| {
             let why = acceptor.objection(&shown, now)?;
             Some((connection, why))
         });
         let untrusted: Vec<_> = untrusted.collect();
-        let count = untrusted.len();
-        serving::end_untrusted(events, untrusted);
-        Ok(count)
+        machine::call(events, |machine, now, actions| {
+            machine.end_untrusted(untrusted, now, actions)
+        })
     }
 
     /// A handle for other threads.
@@ -255,8 +256,7 @@ fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
     };
     let policy = kept.unwrap_or_else(|| config.policy.clone());
     // Nobody is connected, so nobody is told.
-    core.edit(Edit::Merge(policy), now, &mut Vec::new())
-        .map_err(StartError::Policy)?;
+    core.edit(Edit::Merge(policy), now).map_err(StartError::Policy)?;
     core.begin_at_revision(first_revision());
     Ok(core)
 }
@@ -299,7 +299,7 @@ struct HandshakeContext {
     places: Vec<Place>,
     tls: Arc<Mutex<Tls>>,
     pool: BufferPool,
-    events: ServingEvents,
+    events: ServerEvents,
     framing: Framing,
     limits: rpc::Limits,
     handshake_timeout: Duration,
@@ -360,7 +360,7 @@ impl HandshakeContext {
         } else {
             Decoder::new(self.framing, self.limits)
         };
-        let request = Request {
+        let request = server_side::Newcomer {
             dialled,
             is_control,
             peer: peer.to_string(),
@@ -391,7 +391,7 @@ impl HandshakeContext {
 /// kept, where it is.
 #[derive(Clone)]
 pub struct ServerHandle {
-    events: ServingEvents,
+    events: ServerEvents,
     keeper: Option<keeper::Ask>,
     /// Of its handshakes; there when the server is.
     occupancy: Option<Arc<Occupancy>>,
@@ -415,10 +415,7 @@ impl ServerHandle {
         &self,
         call: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
     ) -> Result<T, CallError> {
-        if dispatch::is_dispatcher() {
-            return Err(CallError::OnDispatcher);
-        }
-        serving::call(&self.events, call).ok_or(CallError::Stopped)
+        server_side::call(&self.events, call)
     }
 
     /// Changes policy. More than a thousand objects to be merged are checked as a
@@ -428,9 +425,6 @@ impl ServerHandle {
     /// # Errors
     /// [`CallError`].
     pub fn edit(&self, edit: Edit) -> Result<usize, CallError> {
-        if dispatch::is_dispatcher() {
-            return Err(CallError::OnDispatcher);
-        }
         editing::edit(&self.events, self.keeper.as_ref(), edit, None).map(|edited| edited.changed)
     }
 
@@ -440,10 +434,7 @@ impl ServerHandle {
     /// # Errors
     /// [`CallError`].
     pub fn policy(&self) -> Result<Vec<ManagedObject>, CallError> {
-        if dispatch::is_dispatcher() {
-            return Err(CallError::OnDispatcher);
-        }
-        serving::copy_policy(&self.events).ok_or(CallError::Stopped)
+        server_side::copy_policy(&self.events)
     }
 
     /// What the server knows about itself: see [`ServerFigures`].
@@ -451,11 +442,8 @@ impl ServerHandle {
     /// # Errors
     /// [`CallError`].
     pub fn figures(&self) -> Result<ServerFigures, CallError> {
-        if dispatch::is_dispatcher() {
-            return Err(CallError::OnDispatcher);
-        }
         let agents = self.agents()?;
-        let taken = self.events.look(|serving, view| serving.figures(view));
+        let taken = self.events.look(|machine, view| machine.side.figures(view));
         let (mut figures, dispatcher) = taken.ok_or(CallError::Stopped)?;
         figures.agents = agents;
         figures.dispatcher = dispatcher;
@@ -471,7 +459,7 @@ impl ServerHandle {
     /// # Errors
     /// [`CallError`].
     pub fn sessions(&self) -> Result<Vec<SessionInfo>, CallError> {
-        self.with(|cx| cx.core().sessions())
+        self.with(|cx| cx.core().sessions(cx.now()))
     }
 
     /// All agents that told a name since the server began, those that have left
@@ -483,7 +471,8 @@ impl ServerHandle {
         let mut agents: Vec<AgentInfo> = Vec::new();
         loop {
             let last = agents.last().map(|agent| agent.name.clone());
-            let next = self.with(move |cx| cx.core().agents_after(last.as_ref(), AGENTS))?;
+            let next = self.with(move |cx| cx.core().agents_after(last.as_ref(), AGENTS, cx.now()))?;
+            // In steps, since ten thousand agents in one call would delay clients by milliseconds.
             let is_over = next.len() < AGENTS;
             agents.extend(next);
             if is_over {
@@ -504,7 +493,7 @@ mod tests {
         let server = Server::start(ServerConfig::new(settings).listen_in_memory(&place, "pr1:1")).unwrap();
         let still = server.running().recv_timeout(Duration::from_millis(1));
         assert_eq!(still, Err(crossbeam_channel::RecvTimeoutError::Timeout));
-        let panics = DispatchEvent::Call(Box::new(|_: &mut Serving, _, _| panic!("on purpose")));
+        let panics = DispatchEvent::Call(Box::new(|_: &mut Machine<ServerSide>, _, _| panic!("on purpose")));
         server.handle.events.send(panics).map_err(drop).unwrap();
         let ended = server.running().recv_timeout(Duration::from_secs(30));
         assert_eq!(ended, Err(crossbeam_channel::RecvTimeoutError::Disconnected));

@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::time::Instant;
 
+use serde::Serialize;
+
 use super::RequestCounters;
 use crate::model::Name;
 
 /// An agent, over all its sessions since the server began. Its numbers grow
 /// alone, as a page of metrics wants them, until it is forgotten.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct AgentInfo {
     /// The name that it told.
@@ -18,8 +20,8 @@ pub struct AgentInfo {
     pub connected: usize,
     /// How many it began.
     pub sessions: u64,
-    /// When it was here first.
-    pub since: Instant,
+    /// How many seconds ago it connected for the first time.
+    pub seconds: u64,
     /// What it asked for, and what it was told.
     pub counters: RequestCounters,
 }
@@ -60,6 +62,7 @@ impl Agents {
         });
         agent.connected += 1;
         agent.sessions += 1;
+        // An agent that is connected is never dropped to make room.
         self.left.remove(&agent.left);
     }
 
@@ -68,6 +71,7 @@ impl Agents {
         let Some(agent) = self.agents.get_mut(name) else {
             return;
         };
+        // Counted apart from the agents, so that the sum never falls when one is forgotten.
         self.over.add(counters);
         agent.counters.add(counters);
         agent.connected = agent.connected.saturating_sub(1);
@@ -95,6 +99,7 @@ impl Agents {
         name: Option<&Name>,
         most: usize,
         live: impl Iterator<Item = (Name, RequestCounters)>,
+        now: Instant,
     ) -> Vec<AgentInfo> {
         let from = name.map_or(Bound::Unbounded, Bound::Excluded);
         let agents = self.agents.range::<Name, _>((from, Bound::Unbounded)).take(most);
@@ -102,7 +107,7 @@ impl Agents {
             name: name.clone(),
             connected: agent.connected,
             sessions: agent.sessions,
-            since: agent.since,
+            seconds: now.saturating_duration_since(agent.since).as_secs(),
             counters: agent.counters,
         };
         let mut found: Vec<AgentInfo> = agents.map(info).collect();

@@ -1,11 +1,15 @@
 //! What was asked for, and how often.
 
+use serde::{Serialize, Serializer};
+
 use crate::message::Method;
 
 /// Counts of one connection since it began, or of several.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RequestCounters {
+    #[serde(serialize_with = "by_method")]
     requests: [u64; Method::ALL.len()],
+    #[serde(serialize_with = "by_method")]
     refused: [u64; Method::ALL.len()],
     /// Requests of methods that nobody knows.
     pub unknown: u64,
@@ -60,4 +64,10 @@ impl RequestCounters {
     pub(super) fn count_refused(&mut self, method: Method) {
         self.refused[method as usize] += 1;
     }
+}
+
+/// The counts that are not zero, by the names of their methods.
+fn by_method<S: Serializer>(counts: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
+    let counts = Method::ALL.iter().map(|method| method.name()).zip(counts);
+    serializer.collect_map(counts.filter(|(_, count)| **count > 0))
 }

@@ -4,10 +4,9 @@
 use std::time::Instant;
 
 use super::ownership::{Claim, Declared, Ownership, end_of};
-use super::refusal::Refusal;
 use super::resolves::{Resolvable, seconds};
 use super::{OnLeave, Settings};
-use crate::message::{EndpointDeclare, EndpointUndeclare};
+use crate::message::{EndpointDeclare, EndpointUndeclare, ErrorResponse};
 use crate::model::{ChangeKind, Changes, Name, Tree, Uri};
 use crate::peer::ConnectionId;
 
@@ -35,7 +34,7 @@ impl EndpointRegistry {
         declares: Vec<EndpointDeclare>,
         settings: &Settings,
         now: Instant,
-    ) -> Result<Changes, Refusal> {
+    ) -> Result<Changes, Box<ErrorResponse>> {
         let mut claims = Vec::new();
         let mut objects = Vec::new();
         for declare in declares {
@@ -45,6 +44,7 @@ impl EndpointRegistry {
         }
         let Self { endpoints, ownership } = self;
         let tree = &mut endpoints.tree;
+        // Everything is checked before anything changes: a request counts as a whole.
         let mut added = 0;
         for object in &objects {
             let is_there = tree.get(&object.uri).is_some();
@@ -55,12 +55,12 @@ impl EndpointRegistry {
         if tree.len() + added > limits.endpoint_objects
             || ownership.bytes_with(&claims) > limits.endpoint_bytes
         {
-            return Err(Refusal::error(format_args!(
+            return Err(ErrorResponse::error(format_args!(
                 "the registry is full with {} objects",
                 tree.len()
             )));
         }
-        tree.check_all(&objects).map_err(Refusal::error)?;
+        tree.check_all(&objects).map_err(ErrorResponse::error)?;
         // What is part of an endpoint is no endpoint by itself any more, and
         // nobody becomes the parent of what another element has.
         for object in &mut objects {
@@ -74,7 +74,7 @@ impl EndpointRegistry {
         }
         let changes = tree
             .replace_sparing(objects, |uri| ownership.is_of_another(element, uri))
-            .map_err(Refusal::error)?;
+            .map_err(ErrorResponse::error)?;
         self.forget_deleted(&changes);
         Ok(changes)
     }

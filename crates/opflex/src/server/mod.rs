@@ -53,7 +53,6 @@
 //! | `resolves` | who resolves what of a tree, and what is still to be told |
 //! | `endpoint_registry`, `observer` | two of the three roles; the policy repository is a tree with resolves alone |
 //! | `ownership` | whose the endpoints are |
-//! | `refusal` | a request answered with an error |
 //! | `push` | from changes to updates and their receivers |
 //! | `roll_up` | numbers over time |
 
@@ -63,7 +62,6 @@ mod endpoint_registry;
 mod observer;
 mod ownership;
 mod push;
-mod refusal;
 mod requests;
 mod resolves;
 mod roll_up;
@@ -144,8 +142,10 @@ pub struct ServerCore {
     /// The number of the last request of ours. All connections share it, so
     /// that one update has one id and is one sequence of bytes.
     last_xid: u64,
-    /// What clients may cause in the log, by host.
+    /// Limits the log lines that clients cause, by host.
     log: LogLimit<String>,
+    /// What is to be done, in this order.
+    actions: Vec<Action>,
 }
 
 impl ServerCore {
@@ -177,7 +177,14 @@ impl ServerCore {
             policy_revision: 0,
             last_xid: 0,
             log: LogLimit::default(),
+            actions: Vec::new(),
         }
+    }
+
+    /// What is to be done since this was called last, in this order. To be called after
+    /// each of the other calls, or several of them.
+    pub fn take_actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
     }
 
     /// A client connected from an address, which the log and
@@ -189,18 +196,18 @@ impl ServerCore {
         address: String,
         dialled: Option<String>,
         now: Instant,
-        actions: &mut Vec<Action>,
     ) {
         let session = Session::new(address, dialled, &self.settings, now);
+        // From the first byte on, so that a client that says nothing is ended.
         self.timers.set(connection, session.deadline(&self.settings));
         self.sessions.insert(connection, session);
-        self.echo(connection, 0, now, actions);
+        self.echo(connection, 0, now);
     }
 
     /// A connection ended, for whatever reason. One that is unknown, or that
     /// the server itself closed, is no error.
-    pub fn disconnected(&mut self, connection: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
-        self.forget(connection, now, actions);
+    pub fn disconnected(&mut self, connection: ConnectionId, now: Instant) {
+        self.forget(connection, now);
     }
 
     /// Bytes arrived that are no whole message yet: the client is alive, and a
@@ -226,20 +233,14 @@ impl ServerCore {
     }
 
     /// A message arrived.
-    pub fn message(
-        &mut self,
-        connection: ConnectionId,
-        message: Incoming,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) {
+    pub fn message(&mut self, connection: ConnectionId, message: Incoming, now: Instant) {
         let Some(session) = self.sessions.get_mut(&connection) else {
             return;
         };
         session.keepalive.heard(now);
         let identified = session.element.is_some();
         // What was asked for before comes before.
-        while self.go_on(connection, actions) {}
+        while self.go_on(connection) {}
         let Some(session) = self.sessions.get_mut(&connection) else {
             return;
         };
@@ -248,9 +249,9 @@ impl ServerCore {
                 let method = request.method();
                 session.counters.count(method);
                 if !identified && !method.needs_no_identity() {
-                    return self.too_early(connection, &id, Some(method), now, actions);
+                    return self.too_early(connection, &id, Some(method), now);
                 }
-                self.request(connection, id, request, now, actions);
+                self.request(connection, id, request, now);
             }
             Incoming::Refused { id, method, error } => {
                 match method {
@@ -258,9 +259,9 @@ impl ServerCore {
                     None => session.counters.unknown += 1,
                 }
                 if !identified && !method.is_some_and(Method::needs_no_identity) {
-                    return self.too_early(connection, &id, method, now, actions);
+                    return self.too_early(connection, &id, method, now);
                 }
-                self.refuse(connection, &id, method, &error, now, actions);
+                self.refuse(connection, &id, method, &error, now);
             }
             Incoming::Result {
                 reply: Reply::Echo(_),
@@ -278,16 +279,10 @@ impl ServerCore {
                     connection,
                     CloseReason::ResponseBeforeIdentity(reply.method()),
                     now,
-                    actions,
                 );
             }
             Incoming::Failure { method, .. } | Incoming::BadResult { method, .. } if !identified => {
-                self.close(
-                    connection,
-                    CloseReason::ResponseBeforeIdentity(method),
-                    now,
-                    actions,
-                );
+                self.close(connection, CloseReason::ResponseBeforeIdentity(method), now);
             }
             // An update may be acknowledged or not; nobody waits for it.
             Incoming::Result { .. } | Incoming::BadResult { .. } => {}
@@ -312,7 +307,7 @@ impl ServerCore {
     /// [`is_answering`](Self::is_answering), when there is room for it; the next
     /// message of the connection does the same in one go. False where there is
     /// no such answer.
-    pub fn go_on(&mut self, connection: ConnectionId, actions: &mut Vec<Action>) -> bool {
+    pub fn go_on(&mut self, connection: ConnectionId) -> bool {
         let session = self.sessions.get_mut(&connection);
         let Some(Answer { id, of, mut untold }) = session.and_then(|session| session.answer.take()) else {
             return false;
@@ -322,6 +317,7 @@ impl ServerCore {
             Store::Endpoints => &self.registry.endpoints.tree,
         };
         let objects = untold.next(tree, self.settings.limits.message_bytes);
+        // The result is the last piece: a client that gets it has everything.
         let is_over = untold.is_empty();
         let is_nothing = is_over && objects.is_empty();
         let frame = if is_over {
@@ -338,7 +334,7 @@ impl ServerCore {
             session.begun = !is_over;
             session.answer = (!is_over).then_some(Answer { id, of, untold });
         }
-        send(connection, frame, actions);
+        self.send(connection, frame);
         true
     }
 
@@ -355,15 +351,16 @@ impl ServerCore {
     }
 
     /// Does what is due at `now`.
-    pub fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    pub fn tick(&mut self, now: Instant) {
         while let Some(connection) = self.timers.pop(now) {
-            self.session_due(connection, now, actions);
+            self.session_due(connection, now);
         }
+        // Nobody is told: the client knows its own refresh time.
         while self.policy.watchers.expired(now).is_some() {}
         while self.registry.endpoints.watchers.expired(now).is_some() {}
         self.observer.expire(now);
         let changes = self.registry.expire(now);
-        self.tell(Store::Endpoints, &changes, now, actions);
+        self.tell(Store::Endpoints, &changes, now);
     }
 
     /// All policy.
@@ -420,14 +417,9 @@ impl ServerCore {
     ///
     /// # Errors
     /// The objects are malformed or not what the model allows; nothing changes.
-    pub fn edit(
-        &mut self,
-        edit: Edit,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) -> Result<Changes, ModelError> {
+    pub fn edit(&mut self, edit: Edit, now: Instant) -> Result<Changes, ModelError> {
         let changes = self.policy.tree.edit(edit)?;
-        self.tell(Store::Policy, &changes, now, actions);
+        self.tell(Store::Policy, &changes, now);
         Ok(changes)
     }
 
@@ -442,7 +434,7 @@ impl ServerCore {
     }
 
     /// The clients, in the order in which they connected.
-    pub fn sessions(&self) -> Vec<SessionInfo> {
+    pub fn sessions(&self, now: Instant) -> Vec<SessionInfo> {
         let info = |(connection, session): (&ConnectionId, &Session)| SessionInfo {
             connection: *connection,
             address: session.address.clone(),
@@ -455,25 +447,26 @@ impl ServerCore {
                 .element
                 .as_ref()
                 .and_then(|element| element.location.clone()),
-            since: session.since,
+            seconds: now.saturating_duration_since(session.since).as_secs(),
             policies: self.policy.watchers.count(connection),
             endpoint_resolves: self.registry.endpoints.watchers.count(connection),
             endpoints: self.registry.count(*connection),
             counters: session.counters,
         };
         let mut sessions: Vec<_> = self.sessions.iter().map(info).collect();
+        // Connection numbers grow, so this is the order in which clients came.
         sessions.sort_by_key(|session| session.connection);
         sessions
     }
 
     /// Some of the agents that told a name, those that have left included, in the
     /// order of their names and behind one of them.
-    pub fn agents_after(&self, name: Option<&Name>, most: usize) -> Vec<AgentInfo> {
+    pub fn agents_after(&self, name: Option<&Name>, most: usize, now: Instant) -> Vec<AgentInfo> {
         let live = self.sessions.values().filter_map(|session| {
             let element = session.element.as_ref()?;
             Some((element.name.clone(), session.counters))
         });
-        self.agents.after(name, most, live)
+        self.agents.after(name, most, live, now)
     }
 
     /// What all agents together have asked for since the server began, and what they
@@ -490,39 +483,29 @@ impl ServerCore {
         self.sessions.len()
     }
 
-    fn session_due(&mut self, connection: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
+    fn session_due(&mut self, connection: ConnectionId, now: Instant) {
         let Some(session) = self.sessions.get_mut(&connection) else {
             return;
         };
         if session.identity_is_late(&self.settings, now) {
-            return self.close(connection, CloseReason::IdentityTimeout, now, actions);
+            return self.close(connection, CloseReason::IdentityTimeout, now);
         }
         let beat = session.keepalive.beat(&self.settings.keepalive, now);
         self.timers.set(connection, session.deadline(&self.settings));
         match beat {
             Beat::Wait => {}
-            Beat::Echo(number) => self.echo(connection, number, now, actions),
-            Beat::Dead => self.close(connection, CloseReason::Silent, now, actions),
+            Beat::Echo(number) => self.echo(connection, number, now),
+            Beat::Dead => self.close(connection, CloseReason::Silent, now),
         }
     }
 
-    fn echo(&self, connection: ConnectionId, number: u64, now: Instant, actions: &mut Vec<Action>) {
+    fn echo(&mut self, connection: ConnectionId, number: u64, now: Instant) {
         let id = Id::call(Method::Echo.name(), number);
         let clock = now.saturating_duration_since(self.start).as_millis();
-        send(
-            connection,
-            Frame::request(&id, Method::Echo.name(), &[clock]),
-            actions,
-        );
+        self.send(connection, Frame::request(&id, Method::Echo.name(), &[clock]));
     }
 
-    fn close(
-        &mut self,
-        connection: ConnectionId,
-        reason: CloseReason,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) {
+    fn close(&mut self, connection: ConnectionId, reason: CloseReason, now: Instant) {
         let Some(session) = self.sessions.get(&connection) else {
             return;
         };
@@ -534,8 +517,8 @@ impl ServerCore {
         self.log(connection, level, "closed", now, || {
             format!("closed: {}", excerpt(&reason))
         });
-        actions.push(Action::Close { connection, reason });
-        self.forget(connection, now, actions);
+        self.actions.push(Action::Close { connection, reason });
+        self.forget(connection, now);
     }
 
     /// A line of the log that a client causes.
@@ -554,7 +537,7 @@ impl ServerCore {
         }
     }
 
-    fn forget(&mut self, connection: ConnectionId, now: Instant, actions: &mut Vec<Action>) {
+    fn forget(&mut self, connection: ConnectionId, now: Instant) {
         let Some(session) = self.sessions.remove(&connection) else {
             return;
         };
@@ -564,23 +547,25 @@ impl ServerCore {
             self.agents.left(&element.name, &session.counters, most);
         }
         if let Some(element) = session.element
+            // Another connection may have taken the name over.
             && self.names.get(&element.name) == Some(&connection)
         {
             self.names.remove(&element.name);
         }
         self.policy.watchers.leave(&connection);
         let changes = self.registry.left(connection, self.settings.on_leave, now);
-        self.tell(Store::Endpoints, &changes, now, actions);
+        self.tell(Store::Endpoints, &changes, now);
     }
 
     /// Tells walks and clients of an edit. An update is built once and sent to
     /// all its receivers.
-    fn tell(&mut self, of: Store, changes: &Changes, now: Instant, actions: &mut Vec<Action>) {
+    fn tell(&mut self, of: Store, changes: &Changes, now: Instant) {
         let resolvable = match of {
             Store::Policy => &self.policy,
             Store::Endpoints => &self.registry.endpoints,
         };
         self.policy_revision += u64::from(of == Store::Policy && !changes.is_empty());
+        // Walks keep what was there when they began.
         for (_, walk) in self.walks.values_mut().filter(|(store, _)| *store == of) {
             walk.changed(&resolvable.tree, changes);
         }
@@ -600,16 +585,17 @@ impl ServerCore {
                     if let Some(session) = self.sessions.get_mut(connection) {
                         session.counters.updates += 1;
                     }
-                    send(*connection, Ok(frame.clone()), actions);
+                    let (connection, frame) = (*connection, frame.clone());
+                    self.actions.push(Action::Send { connection, frame });
                 }
             }
         }
     }
-}
 
-fn send(connection: ConnectionId, frame: Result<Bytes, EncodeError>, actions: &mut Vec<Action>) {
-    match frame {
-        Ok(frame) => actions.push(Action::Send { connection, frame }),
-        Err(fault) => error!("{connection}: nothing was sent: {fault}"),
+    fn send(&mut self, connection: ConnectionId, frame: Result<Bytes, EncodeError>) {
+        match frame {
+            Ok(frame) => self.actions.push(Action::Send { connection, frame }),
+            Err(fault) => error!("{connection}: nothing was sent: {fault}"),
+        }
     }
 }

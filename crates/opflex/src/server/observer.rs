@@ -13,11 +13,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
 
-use super::refusal::Refusal;
 use super::roll_up::{Row, Series};
 use super::{RollUp, ServerLimits, Settings};
 use crate::deadlines::after;
-use crate::message::StateReport;
+use crate::message::{ErrorResponse, StateReport};
 use crate::model::{ManagedObject, Name, Schema, Uri};
 
 /// The last report of one object.
@@ -122,21 +121,12 @@ impl Observer {
         series.map(|(name, series)| (name, series.rows(&self.roll_up)))
     }
 
-    /// The reports below a URI in a form for JSON, the oldest first, with times
-    /// in seconds since 1970, those of intervals too. Both clocks are passed in.
-    pub fn export<'a>(
-        &'a self,
-        below: &'a Uri,
-        now: Instant,
-        wall: SystemTime,
-    ) -> impl Iterator<Item = Exported<'a>> {
-        self.export_after(None, below, now, wall)
-            .map(|(_, report)| report)
-    }
-
-    /// As [`export`](Self::export), of what arrived after a place in the order
-    /// of arrival, each with its own: so that many reports can be taken in
-    /// steps. One that arrives again meanwhile comes again.
+    /// The reports below a URI in a form for JSON, the oldest first, with times in
+    /// seconds since 1970, those of intervals too. Both clocks are passed in.
+    ///
+    /// Only those that arrived after a place in the order of arrival, each with its own
+    /// place: so many reports can be taken in steps. A report that arrives again
+    /// meanwhile comes again.
     pub fn export_after<'a>(
         &'a self,
         place: Option<u64>,
@@ -194,12 +184,12 @@ impl Observer {
         element: &Name,
         reports: Vec<StateReport>,
         now: Instant,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Box<ErrorResponse>> {
         let objects = || reports.iter().flat_map(|report| &report.observable);
         for object in objects() {
-            object.check().map_err(Refusal::error)?;
+            object.check().map_err(ErrorResponse::error)?;
             if let Some(schema) = &self.schema {
-                schema.check(object).map_err(Refusal::error)?;
+                schema.check(object).map_err(ErrorResponse::error)?;
             }
         }
         for object in reports.into_iter().flat_map(|report| report.observable) {
@@ -230,6 +220,7 @@ impl Observer {
         let before = self.reports.remove(&uri);
         if let Some(before) = &before {
             self.by_arrival.remove(&before.order);
+            // The size of an object does not change while it is kept, so this cannot underflow.
             self.bytes -= before.object.memory();
         }
         let bytes = object.memory();
@@ -237,9 +228,11 @@ impl Observer {
             let limits = &observer.limits;
             observer.reports.len() >= limits.reports.max(1) || observer.bytes + bytes > limits.report_bytes
         };
+        // The oldest report makes room, because a living element repeats its reports.
         while !self.reports.is_empty() && is_full(self) {
             self.drop_oldest();
         }
+        // One report that is larger than all room would empty the table for nothing.
         if bytes > self.limits.report_bytes {
             return self.drop_numbers(&uri);
         }

@@ -16,8 +16,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use super::refusal::Refusal;
 use crate::deadlines::Deadlines;
+use crate::message::ErrorResponse;
 use crate::model::{ManagedObject, Name, Uri};
 use crate::peer::ConnectionId;
 
@@ -63,6 +63,7 @@ impl Claim {
     /// What a list of objects claims: those that are below no other one of it.
     pub(super) fn of(objects: &[ManagedObject], expires: Option<Instant>) -> Vec<Self> {
         let mut sorted: Vec<&ManagedObject> = objects.iter().collect();
+        // In the order of the URIs an object stands behind the one that contains it.
         sorted.sort_unstable_by(|a, b| a.uri.cmp(&b.uri));
         let mut claims: Vec<Self> = Vec::new();
         for object in sorted {
@@ -92,16 +93,17 @@ impl Ownership {
 
     /// The nearest declaration at or above an object.
     fn owner(&self, uri: &Uri) -> Option<&Owner> {
+        // Prefixes come shortest first, so the last one found is the nearest.
         let above = uri.prefixes().filter_map(|text| self.owners.get(text));
         self.owners.get(uri).or_else(|| above.last())
     }
 
     /// Checks that an element may put an object in, which is there already or
     /// not.
-    pub(super) fn check(&self, element: &Name, uri: &Uri, is_there: bool) -> Result<(), Refusal> {
+    pub(super) fn check(&self, element: &Name, uri: &Uri, is_there: bool) -> Result<(), Box<ErrorResponse>> {
         let moves = self.owners.contains_key(uri);
         if is_there && !moves && self.is_of_another(element, uri) {
-            return Err(Refusal::error(format_args!(
+            return Err(ErrorResponse::error(format_args!(
                 "{uri:?} is part of an endpoint of another element"
             )));
         }
@@ -155,6 +157,7 @@ impl Ownership {
 
     /// Sets an end to an endpoint, unless it ends before.
     pub(super) fn end_by(&mut self, uri: Uri, at: Instant) {
+        // The grace never makes a declaration live longer than its own time.
         let at = self.expiry.of(&uri).map_or(at, |before| before.min(at));
         self.expiry.set(uri, at);
     }

@@ -58,6 +58,7 @@ fn pushes<'a>(
     for (n, change) in changes.iter().enumerate() {
         let mut tell = |connection: ConnectionId| {
             let told = of_each.entry(connection).or_default();
+            // A client may watch the object and several objects above it.
             if told.last() != Some(&n) {
                 told.push(n);
             }
@@ -78,6 +79,7 @@ fn pushes<'a>(
             }
         }
     }
+    // Clients that are told the same share one frame, and so its memory.
     let mut groups: HashMap<Vec<usize>, Vec<ConnectionId>> = HashMap::new();
     let mut order = Vec::new();
     for (connection, told) in of_each {
@@ -132,6 +134,7 @@ impl<'a> Update<'a> {
                 },
             }
         }
+        // Changes are parents first; a parent must go after its children.
         update.delete.reverse();
         update
     }
@@ -226,6 +229,7 @@ impl<'a> Roots<'a> {
     fn idents_above(&self, uri: &Uri) -> Vec<(Ident, Name)> {
         let above = uri.prefixes().filter_map(|text| text.parse().ok());
         let mut found = Vec::new();
+        // Identifiers of everything above count, because a watch of an object is one of its subtree.
         for uri in above.chain(std::iter::once(uri.clone())) {
             if let Some(object) = self.tree.get(&uri) {
                 found.extend(

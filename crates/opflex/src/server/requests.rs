@@ -5,10 +5,9 @@ use std::time::Instant;
 use bytes::Bytes;
 use log::{Level, debug};
 
-use super::refusal::Refusal;
 use super::resolves::{Interest, Resolvable, Untold};
 use super::session::Answer;
-use super::{Action, RequestCounters, ServerCore, Store, send};
+use super::{RequestCounters, ServerCore, Store};
 use crate::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Role};
 use crate::model::{ManagedObject, Name};
 use crate::peer::{CloseReason, ConnectionId};
@@ -16,14 +15,7 @@ use crate::rpc::{EncodeError, Frame, Id};
 use ssntp_transport::excerpt;
 
 impl ServerCore {
-    pub(super) fn request(
-        &mut self,
-        connection: ConnectionId,
-        id: Id,
-        request: Request,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) {
+    pub(super) fn request(&mut self, connection: ConnectionId, id: Id, request: Request, now: Instant) {
         let method = request.method();
         let done = || Reply::done(method).to_frame(&id);
         let (limits, default_prr) = (self.settings.limits, self.settings.default_prr);
@@ -34,8 +26,8 @@ impl ServerCore {
         let element = element.map_or_else(|| Name::from(""), |element| element.name.clone());
         let answer = match request {
             Request::Echo(echo) => Ok(Frame::result(&id, &echo.answer())),
-            Request::SendIdentity(identity) => self.identity(connection, &id, *identity, now, actions),
-            _ if !self.settings.has(&role_for(method)) => Err(Refusal::new(
+            Request::SendIdentity(identity) => self.identity(connection, &id, *identity, now),
+            _ if !self.settings.has(&role_for(method)) => Err(ErrorResponse::boxed(
                 ErrorCode::EUNSUPPORTED,
                 format_args!("this server does not take {method}"),
             )),
@@ -44,11 +36,12 @@ impl ServerCore {
                 let interests = resolves.into_iter().map(interest).collect();
                 let resolvable = self.resolvable_mut(of);
                 match resolvable.resolve(connection, interests, &limits, now) {
-                    Ok(untold) => return self.begin_answer(connection, id, of, untold, actions),
+                    Ok(untold) => return self.begin_answer(connection, id, of, untold),
                     Err(refusal) => Err(refusal),
                 }
             }
             Request::Unresolve(of, unresolves) => {
+                // An unresolve of what is not resolved is answered like any other.
                 let targets = unresolves.iter().map(|unresolve| &unresolve.target);
                 self.resolvable_mut(of).unresolve(connection, targets);
                 Ok(done())
@@ -60,13 +53,13 @@ impl ServerCore {
                     .registry
                     .declare(&element, connection, declares, &self.settings, now);
                 changes.map(|changes| {
-                    self.tell(Store::Endpoints, &changes, now, actions);
+                    self.tell(Store::Endpoints, &changes, now);
                     done()
                 })
             }
             Request::EndpointUndeclare(undeclares) => {
                 let changes = self.registry.undeclare(&element, &undeclares);
-                self.tell(Store::Endpoints, &changes, now, actions);
+                self.tell(Store::Endpoints, &changes, now);
                 Ok(done())
             }
             Request::StateReport(mut reports) => {
@@ -75,14 +68,14 @@ impl ServerCore {
                 self.observer.report(&element, reports, now).map(|()| done())
             }
             // A request of the wrong direction, which no role takes.
-            Request::Update(..) | Request::Custom(_) => Err(Refusal::new(
+            Request::Update(..) | Request::Custom(_) => Err(ErrorResponse::boxed(
                 ErrorCode::EUNSUPPORTED,
                 format_args!("a server does not take {method}"),
             )),
         };
         match answer {
-            Ok(frame) => send(connection, frame, actions),
-            Err(refusal) => self.refuse(connection, &id, Some(method), &refusal.into(), now, actions),
+            Ok(frame) => self.send(connection, frame),
+            Err(refusal) => self.refuse(connection, &id, Some(method), &refusal, now),
         }
     }
 
@@ -115,17 +108,10 @@ impl ServerCore {
         }
     }
 
-    fn begin_answer(
-        &mut self,
-        connection: ConnectionId,
-        id: Id,
-        of: Store,
-        untold: Untold,
-        actions: &mut Vec<Action>,
-    ) {
+    fn begin_answer(&mut self, connection: ConnectionId, id: Id, of: Store, untold: Untold) {
         if let Some(session) = self.sessions.get_mut(&connection) {
             session.answer = Some(Answer { id, of, untold });
-            self.go_on(connection, actions);
+            self.go_on(connection);
         }
     }
 
@@ -135,10 +121,9 @@ impl ServerCore {
         id: &Id,
         identity: Identity,
         now: Instant,
-        actions: &mut Vec<Action>,
-    ) -> Result<Result<Bytes, EncodeError>, Refusal> {
+    ) -> Result<Result<Bytes, EncodeError>, Box<ErrorResponse>> {
         let Some(session) = self.sessions.get_mut(&connection) else {
-            return Err(Refusal::new(ErrorCode::ESTATE, "no session"));
+            return Err(ErrorResponse::boxed(ErrorCode::ESTATE, "no session"));
         };
         let before = session.element.as_ref().map(|element| element.name.clone());
         let domain = identity.domain.clone();
@@ -170,7 +155,7 @@ impl ServerCore {
                 .insert(name, connection)
                 .filter(|other| *other != connection);
             if let Some(other) = other.filter(|_| self.settings.unique_names) {
-                self.close(other, CloseReason::Replaced, now, actions);
+                self.close(other, CloseReason::Replaced, now);
             }
         }
         Ok(Frame::result(id, &result))
@@ -182,16 +167,10 @@ impl ServerCore {
         id: &Id,
         method: Option<Method>,
         now: Instant,
-        actions: &mut Vec<Action>,
     ) {
         let error = ErrorResponse::new(ErrorCode::ESTATE, "the identity comes first");
-        self.refuse(connection, id, method, &error, now, actions);
-        self.close(
-            connection,
-            CloseReason::RequestBeforeIdentity(method),
-            now,
-            actions,
-        );
+        self.refuse(connection, id, method, &error, now);
+        self.close(connection, CloseReason::RequestBeforeIdentity(method), now);
     }
 
     pub(super) fn refuse(
@@ -201,7 +180,6 @@ impl ServerCore {
         method: Option<Method>,
         error: &ErrorResponse,
         now: Instant,
-        actions: &mut Vec<Action>,
     ) {
         match method {
             // Nothing else tells an operator why an element is not there.
@@ -215,7 +193,7 @@ impl ServerCore {
         if let Some((session, method)) = self.sessions.get_mut(&connection).zip(method) {
             session.counters.count_refused(method);
         }
-        send(connection, Frame::failure(id, error), actions);
+        self.send(connection, Frame::failure(id, error));
     }
 }
 

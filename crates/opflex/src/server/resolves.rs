@@ -4,8 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::ServerLimits;
-use super::refusal::Refusal;
-use crate::message::Resolve;
+use crate::message::{ErrorResponse, Resolve};
 use crate::model::{Name, ObjectRef, Target, Tree, Uri, Watch, Watchers};
 use crate::peer::ConnectionId;
 
@@ -102,17 +101,20 @@ impl Resolvable {
         connection: ConnectionId,
         interests: &[Interest],
         limits: &ServerLimits,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Box<ErrorResponse>> {
         // An empty answer would hide a typing error for ever.
         for Interest { subject, target, .. } in interests {
             if self.tree.schema().is_some_and(|schema| !schema.knows(subject)) {
-                return Err(Refusal::error(format_args!("unknown subject {:?}", &**subject)));
+                return Err(ErrorResponse::error(format_args!(
+                    "unknown subject {:?}",
+                    &**subject
+                )));
             }
             if let Target::Uri(uri) = target
                 && let Some(there) = self.tree.get(uri).filter(|there| *there.subject() != *subject)
             {
                 let (is, asked) = (&**there.subject(), &**subject);
-                return Err(Refusal::error(format_args!(
+                return Err(ErrorResponse::error(format_args!(
                     "{uri} is of the class {is:?}, not {asked:?}"
                 )));
             }
@@ -123,16 +125,17 @@ impl Resolvable {
             !interest.refresh.is_zero() && !self.watchers.watches(&connection, &interest.target)
         };
         let limit = limits.resolves;
+        // The first comparison is cheap and settles nearly every request.
         if there + interests.len() > limit && there + interests.iter().filter(adds).count() > limit {
             let what = format!("a connection can't resolve more than {limit} objects");
-            return Err(Refusal::error(what));
+            return Err(ErrorResponse::error(what));
         }
         let adds = interests
             .iter()
             .filter(adds)
             .map(|interest| interest.target.text_len() + interest.subject.len());
         if self.watchers.bytes(&connection) + adds.sum::<usize>() > limits.resolve_bytes {
-            return Err(Refusal::error(
+            return Err(ErrorResponse::error(
                 "a connection can't resolve names that are so long",
             ));
         }
@@ -147,7 +150,7 @@ impl Resolvable {
         interests: Vec<Interest>,
         limits: &ServerLimits,
         now: Instant,
-    ) -> Result<Untold, Refusal> {
+    ) -> Result<Untold, Box<ErrorResponse>> {
         self.check(connection, &interests, limits)?;
         let found = self.find(&interests);
         self.watch(connection, interests, now);
@@ -174,6 +177,7 @@ impl Resolvable {
     /// What a resolve asks for, each object once. Those that are not there, or
     /// of another class, are left out.
     fn find<'a>(&'a self, interests: &[Interest]) -> Untold {
+        // A request may name an object twice, by URI and by identifier.
         let mut found: HashSet<&str> = HashSet::new();
         let mut order = Vec::new();
         for interest in interests {

@@ -74,6 +74,7 @@ impl Series {
                     last: value,
                 }),
             }
+            // The interval that is still filled is kept in any case.
             while row.len() > roll_up.keep.max(1) {
                 row.pop_front();
             }

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::refusal::Refusal;
 use super::resolves::Untold;
 use super::{RequestCounters, Settings, Store};
 use crate::deadlines::after;
-use crate::message::{ErrorCode, Identity, IdentityResult, PROTO_VERSION, Peer, Role};
+use crate::message::{ErrorCode, ErrorResponse, Identity, IdentityResult, PROTO_VERSION, Peer, Role};
 use crate::model::Name;
 use crate::peer::{ConnectionId, Keepalive, bare};
 use crate::rpc::Id;
@@ -19,21 +19,23 @@ const MAX_TEXT: usize = 1024;
 const MAX_ROLES: usize = 16;
 
 /// A client of the server, as it stands.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct SessionInfo {
     /// Its connection.
+    #[serde(rename = "session")]
     pub connection: ConnectionId,
     /// Where it connected from.
     pub address: String,
     /// Its name, once it has told it.
     pub name: Option<Name>,
     /// Its roles.
+    #[serde(rename = "role")]
     pub roles: Vec<Role>,
-    /// Where it is, as far as anybody knows.
+    /// Where it is, if it or the settings say so.
     pub location: Option<String>,
-    /// When it connected.
-    pub since: Instant,
+    /// For how many seconds it has been connected.
+    pub seconds: u64,
     /// Policy resolves in force.
     pub policies: usize,
     /// Endpoint resolves in force.
@@ -112,8 +114,9 @@ impl Session {
         &mut self,
         identity: Identity,
         settings: &Settings,
-    ) -> Result<IdentityResult, Refusal> {
-        let refuse = |code, message: String| Err(Refusal::new(code, message));
+    ) -> Result<IdentityResult, Box<ErrorResponse>> {
+        let refuse = |code, message: String| Err(ErrorResponse::boxed(code, message));
+        // Before anything is kept: these texts stay for as long as the connection.
         let texts = [&identity.name, &identity.my_location, &identity.domain]
             .into_iter()
             .flatten();

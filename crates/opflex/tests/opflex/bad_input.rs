@@ -73,31 +73,30 @@ proptest! {
     fn a_server_answers_each_request_once(messages in prop::collection::vec((0..3u64, message(), 0..3000u64), 1..40)) {
         let mut now = Instant::now();
         let mut server = ServerCore::new(server::Settings::default(), now);
-        let mut actions = Vec::new();
         for connection in 0..3 {
-            server.connected(ConnectionId(connection), "peer".to_owned(), None, now, &mut actions);
+            server.connected(ConnectionId(connection), "peer".to_owned(), None, now);
             if connection < 2 {
                 let identity = json!({"proto_version": "1.0", "name": "n", "domain": "default", "my_role": ["x"]});
                 let message = json!({"id": 1, "method": "send_identity", "params": [identity]});
-                server.message(ConnectionId(connection), incoming(&message), now, &mut actions);
+                server.message(ConnectionId(connection), incoming(&message), now);
             }
         }
         let mut closed = std::collections::HashSet::new();
         for (connection, message, wait) in messages {
             now += Duration::from_millis(wait);
-            actions.clear();
-            server.tick(now, &mut actions);
+            server.take_actions();
+            server.tick(now);
             // Whoever has not said who it is in time is closed here, and not answered.
-            closed.extend(actions.drain(..).filter_map(|action| match action {
+            closed.extend(server.take_actions().into_iter().filter_map(|action| match action {
                 server::Action::Close { connection, .. } => Some(connection.0),
                 _ => None,
             }));
-            server.message(ConnectionId(connection), incoming(&message), now, &mut actions);
+            server.message(ConnectionId(connection), incoming(&message), now);
             let mut answers = 0;
-            for action in &actions {
+            for action in server.take_actions() {
                 match action {
                     server::Action::Send { connection: to, frame } => {
-                        let sent = check(frame);
+                        let sent = check(&frame);
                         answers += usize::from(to.0 == connection && sent.get("method").is_none());
                     }
                     server::Action::Close { connection, .. } => drop(closed.insert(connection.0)),
@@ -115,20 +114,23 @@ proptest! {
     fn an_element_survives_any_server(messages in prop::collection::vec((message(), 0..3000u64), 1..40), early: bool) {
         let mut now = Instant::now();
         let mut element = ElementCore::new(element::Settings::new("n", "default", ["a:1"]), 1, now);
-        let mut actions = Vec::new();
         let target = |text: &str| Target::Uri(text.parse().unwrap());
-        element.resolve_policy("class", target("/a/"), true, now, &mut actions);
-        element.resolve_endpoint("class", target("/a/"), now, &mut actions);
-        element.declare(vec![ManagedObject::new("class", "/ep/".parse().unwrap())], now, &mut actions).unwrap();
-        element.tick(now, &mut actions);
+        element.resolve_policy("class", target("/a/"), true, now);
+        element.resolve_endpoint("class", target("/a/"), now);
+        element.declare(vec![ManagedObject::new("class", "/ep/".parse().unwrap())], now).unwrap();
+        element.tick(now);
         let mut connections = Vec::new();
-        let mut do_all = |element: &mut ElementCore, actions: &mut Vec<element::Action>, now: Instant| {
-            while !actions.is_empty() {
-                for action in std::mem::take(actions) {
+        let mut do_all = |element: &mut ElementCore, now: Instant| {
+            loop {
+                let actions = element.take_actions();
+                if actions.is_empty() {
+                    break;
+                }
+                for action in actions {
                     match action {
                         element::Action::Dial { connection, .. } => {
                             connections.push(connection);
-                            element.connected(connection, now, actions);
+                            element.connected(connection, now);
                         }
                         element::Action::Send { frame, .. } => {
                             check(&frame);
@@ -140,20 +142,20 @@ proptest! {
             }
             connections.clone()
         };
-        let mut connected = do_all(&mut element, &mut actions, now);
+        let mut connected = do_all(&mut element, now);
         if !early {
             let identity = json!({"my_role": ["policy_repository", "endpoint_registry"], "peers": []});
             let message = json!({"id": ["send_identity", 1], "result": identity});
-            element.message(connected[0], incoming(&message), now, &mut actions);
+            element.message(connected[0], incoming(&message), now);
         }
         for (message, wait) in messages {
             now += Duration::from_millis(wait);
-            element.tick(now, &mut actions);
-            connected = do_all(&mut element, &mut actions, now);
+            element.tick(now);
+            connected = do_all(&mut element, now);
             if let Some(connection) = connected.first() {
-                element.message(*connection, incoming(&message), now, &mut actions);
+                element.message(*connection, incoming(&message), now);
             }
-            do_all(&mut element, &mut actions, now);
+            do_all(&mut element, now);
         }
     }
 }

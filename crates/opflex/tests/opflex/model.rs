@@ -2,9 +2,12 @@
 //! sent it.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
 
 use serde_json::Value;
-use ssntp_opflex::model::{Format, Imported, ManagedObject, Schema, Tree, Uri};
+use ssntp_opflex::model::{Format, ManagedObject, Schema, Tree, Uri};
 
 const CAPTURE: &str = include_str!("../fixtures/opflex/03_opflex_agent_vs_opflex_server.jsonl");
 
@@ -53,239 +56,58 @@ fn the_policy_of_a_real_server_comes_out_as_it_went_in() {
     }
 }
 
-#[test]
-fn a_dump_loads_into_the_same_tree() {
-    let mut tree = Tree::new();
-    tree.merge(resolved().into_values().flatten().collect()).unwrap();
-    for format in [Format::Json, Format::Yaml] {
-        let text = tree.dump(format).unwrap();
-        let mut again = Tree::new();
-        again
-            .merge(ManagedObject::read_all(text.as_bytes(), format).unwrap())
-            .unwrap();
-        assert_eq!(again.to_objects(), tree.to_objects());
-        assert_eq!(again.dump(format).unwrap(), text);
+/// Runs docs/opflex-model-import.py, or says why not.
+fn import(arguments: &[&str]) -> Option<Output> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/opflex-model-import.py");
+    if !script.exists() {
+        eprintln!("skipped: {} is not part of the package", script.display());
+        return None;
     }
-}
-
-#[test]
-fn what_the_policy_refers_to_is_found_from_there() {
-    let mut tree = Tree::new();
-    tree.merge(resolved().into_values().flatten().collect()).unwrap();
-    let domain: Uri = "/PolicyUniverse/PolicySpace/test/GbpRoutingDomain/rd/"
-        .parse()
-        .unwrap();
-    let referrers: Vec<_> = tree
-        .referrers(&domain)
-        .map(|object| object.subject().to_string())
-        .collect();
-    assert!(
-        referrers
-            .iter()
-            .any(|subject| subject == "GbpBridgeDomainToNetworkRSrc"),
-        "{referrers:?}"
-    );
-}
-
-/// Definition files as agent-ovs has them.
-const TYPES: &str = r#"
-module[scalar]
-{
-    # 8-bit unsigned integer
-    primitive[UInt8]
-    {
-        hint[scalar]
-        language[cpp; syntax=uint8_t; pass-by=value;]
-        {
-            constraints[default=0; max=(2^8 - 1);
-                        size=1; # of bytes ]
-                        ]
+    match Command::new("python3").arg(script).args(arguments).output() {
+        Err(e) => {
+            eprintln!("skipped: python3: {e}");
+            None
         }
-        language[c; like=scalar/UInt8/cpp]
-    }
-    primitive[SInt64] { hint[scalar] }
-    primitive[Enum8;
-              like=scalar/UInt8] { hint[enum] }
-    primitive[Bitmask8; like=scalar/UInt8] { hint[bitmask] }
-}
-module[ascii] { primitive[String] { language[cpp] { constraints[default=""; size=128] } } }
-module[address] { primitive[MAC] primitive[IP] }
-module[reference] { primitive[URI; like=ascii/String] }
-module[dmtree] { class[Root;concrete] }
-owner[policyreg] { module[policy] { class[*] } }
-"#;
-
-const POLICY: &str = r#"
-module[policy]
-{
-    type[Name; super=ascii/String]
-    class[Container; abstract;]
-    class[NamedContainer; super=policy/Container; abstract] { member[name; type=policy/Name] }
-    class[Universe; super=policy/Container; concrete]
-    {
-        root
-        named { parent[class=*] { component[prefix=universe] } }
-    }
-    class[Space;
-          super=policy/NamedContainer;
-          concrete ]
-    {
-        contained { parent[class=policy/Universe] }
-        named { parent[class=*;] { component[prefix="space/"; member=name] } }
+        Ok(output) => Some(output),
     }
 }
-"#;
 
-const GROUPS: &str = r#"
-module[gbp]
-{
-    type[Allowed; super=scalar/Enum8]
-    {
-        const[name=allow; value=0]
-        const[deny; value=1]
-    }
-    type[Flags; super=scalar/Bitmask8] { const[syn; value=1] }
-    type[name=Source; super=reference/URI]
-
-    class[Group; super=policy/NamedContainer; abstract]
-    {
-        contained { parent[class=policy/Space] }
-        member[allowed; type=gbp/Allowed]
-        dependency[network; cardinality=single] { to[class=Group; cardinality=many] }
-    }
-    class[EpGroup; super=gbp/Group; concrete]
-    {
-        member[order; type=scalar/UInt8]
-        member[offset; type=scalar/SInt64]
-        member[flags; type=gbp/Flags]
-        member[mac; type=address/MAC]
-        member[ip; type=address/IP]
-        member[source; type=gbp/Source]
-        override-member[allowed] { remove-const[deny] }
-    }
-    class[FloodDomain; super=gbp/Group; concrete]
-    {
-        contained { parent[class=gbp/EpGroup] }
-    }
-}
-"#;
-
+/// The model files are what the importer wrote that the program had before the script.
 #[test]
-fn a_model_file_is_made_of_definition_files_and_checks_what_agents_have() {
-    let imported = Imported::read([
-        ("types.mdl", TYPES),
-        ("policy.mdl", POLICY),
-        ("groups.mdl", GROUPS),
-    ]);
-    let imported = imported.unwrap();
-    assert_eq!(imported.skipped, [""; 0]);
-    let text = imported.text(Format::Json).unwrap();
-    let model: Value = serde_json::from_str(&text).unwrap();
-    let classes: Vec<_> = model["classes"].as_object().unwrap().keys().cloned().collect();
-    assert_eq!(
-        classes,
-        [
-            "DmtreeRoot",
-            "GbpEpGroup",
-            "GbpFloodDomain",
-            "GbpGroupToNetworkRSrc",
-            "PolicySpace",
-            "PolicyUniverse"
-        ]
-    );
-    assert_eq!((imported.classes(), imported.properties()), (6, 12));
-    assert_eq!(
-        model["classes"]["GbpEpGroup"],
-        serde_json::json!({
-            "under": ["PolicySpace"],
-            "properties": {
-                "name": "string", "allowed": {"enum": ["allow", "deny"]}, "order": "u64", "offset": "i64",
-                "flags": "u64", "mac": "mac", "ip": "string", "source": "string",
-            },
-        })
-    );
-    assert_eq!(
-        model["classes"]["GbpFloodDomain"]["under"],
-        serde_json::json!(["GbpEpGroup", "PolicySpace"])
-    );
-    // A relation is called by who declares it, and stands in whoever inherits it.
-    assert_eq!(
-        model["classes"]["GbpGroupToNetworkRSrc"],
-        serde_json::json!({
-            "under": ["GbpEpGroup", "GbpFloodDomain"],
-            "properties": {"target": {"reference": ["GbpEpGroup", "GbpFloodDomain"]}},
-        })
-    );
-    assert_eq!(
-        model["classes"]["PolicyUniverse"]["under"],
-        serde_json::json!(["DmtreeRoot"])
-    );
-
-    let yaml = imported.text(Format::Yaml).unwrap();
-    for schema in [
-        Schema::read(text.as_bytes(), Format::Json).unwrap(),
-        Schema::read(yaml.as_bytes(), Format::Yaml).unwrap(),
+fn the_script_makes_model_files_of_definition_files() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/genie");
+    let dir = tempfile::tempdir().unwrap();
+    for (name, counts) in [
+        ("good", "3 files: 6 classes with 12 properties, 0 skipped"),
+        ("skip", "1 files: 2 classes with 2 properties, 7 skipped"),
+        ("circle", "1 files: 3 classes with 1 properties, 1 skipped"),
     ] {
-        let group = ManagedObject::new(
-            "GbpEpGroup",
-            "/PolicyUniverse/PolicySpace/s/GbpEpGroup/g/".parse().unwrap(),
-        )
-        .under("PolicySpace", "/PolicyUniverse/PolicySpace/s/".parse().unwrap());
-        assert_eq!(schema.check(&group.clone().with("allowed", "deny")), Ok(()));
-        schema.check(&group.with("allowed", "perhaps")).unwrap_err();
-        assert!(!schema.knows("GbpContract"));
+        let folder = fixtures.join(name);
+        let given = folder.to_str().unwrap();
+        let Some(shown) = import(&[given]) else { return };
+        let text = fs::read_to_string(folder.join("model.yaml")).unwrap();
+        assert_eq!(String::from_utf8(shown.stdout).unwrap(), text);
+        let told = String::from_utf8(shown.stderr).unwrap();
+        assert!(told.ends_with(&format!("{counts}\n")), "{told}");
+        for place in fs::read_to_string(folder.join("skipped")).unwrap().lines() {
+            assert!(told.contains(place), "{place} is not in {told}");
+        }
+        let written = dir.path().join("model.json");
+        import(&[given, "--open", "--output", written.to_str().unwrap()]);
+        let mut model: Value = serde_json::from_slice(&fs::read(&written).unwrap()).unwrap();
+        assert_eq!(model["open"].take(), true);
+        let mut expected: Value =
+            serde_json::from_slice(&fs::read(folder.join("model.json")).unwrap()).unwrap();
+        expected["open"].take();
+        assert_eq!(model, expected);
+        Schema::read(text.as_bytes(), Format::Yaml).unwrap();
     }
-    assert!(
-        imported
-            .open()
-            .text(Format::Json)
-            .unwrap()
-            .contains("\"open\": true")
-    );
 }
 
 #[test]
-fn what_definition_files_name_and_do_not_define_is_skipped_and_counted() {
-    let text = r#"
-strange[thing]
-module[gbp]
-{
-    class[EpGroup; super=policy/Definition; concrete]
-    {
-        contained { parent[class=policy/Space] }
-        member[name; type=policy/Name]
-        dependency[network] { to[class=gbp/Network] }
-        wonder[of; the=world] { deep { inside } }
-    }
-    rule[]
-}
-"#;
-    let imported = Imported::read([("a.mdl", text)]).unwrap();
-    let all = imported.skipped.join("\n");
-    for what in [
-        "a.mdl: line 2: strange",
-        "a.mdl: line 10: wonder",
-        "a.mdl: line 12: rule",
-        "contained in the unknown policy/Space",
-        "below the unknown policy/Definition",
-        "name of the unknown type policy/Name",
-        "network to the unknown gbp/Network",
-    ] {
-        assert!(all.contains(what), "{what} is not in {all}");
-    }
-    assert_eq!(imported.skipped.len(), 7);
-    let schema = Schema::read(imported.text(Format::Json).unwrap().as_bytes(), Format::Json).unwrap();
-    let group = ManagedObject::new("GbpEpGroup", "/a/b/".parse().unwrap()).with("name", "x");
-    assert_eq!(
-        schema.check(&group.under("Anything", "/a/".parse().unwrap())),
-        Ok(())
-    );
-}
-
-#[test]
-fn a_definition_file_that_is_none_is_refused_with_its_place() {
+fn the_script_refuses_what_is_no_definition_file_with_its_place() {
+    let dir = tempfile::tempdir().unwrap();
     let deep = "a {".repeat(100_000);
-    let circle = "module[a] { class[B; super=a/C] class[C; super=a/B] type[T; super=a/T] class[D] { member[t; type=a/T] } }";
     for (text, what) in [
         ("module[gbp]\n{\n", "line 3: a brace is not closed"),
         ("module[gbp\n\n", "line 3: a bracket is not closed"),
@@ -293,20 +115,18 @@ fn a_definition_file_that_is_none_is_refused_with_its_place() {
         ("module[a] { [b] }", "line 1: '[' stands here"),
         (&deep, "too many braces"),
     ] {
-        let error = Imported::read([("a.mdl", text)]).unwrap_err().to_string();
-        assert!(error.contains("a.mdl") && error.contains(what), "{error}");
+        fs::write(dir.path().join("a.mdl"), text).unwrap();
+        let Some(refused) = import(&[dir.path().to_str().unwrap()]) else {
+            return;
+        };
+        let told = String::from_utf8(refused.stderr).unwrap();
+        assert!(
+            !refused.status.success() && told.contains("a.mdl") && told.contains(what),
+            "{told}"
+        );
     }
-    // One that goes round in circles comes to an end.
-    let imported = Imported::read([("a.mdl", circle)]).unwrap();
-    assert_eq!(imported.classes(), 3);
-}
-
-proptest::proptest! {
-    #[test]
-    fn any_text_is_a_definition_file_or_is_refused(text in "(module|class|type|member|contained|parent|to|[a-z\\[\\]{};#=\"/é\n ]){0,60}") {
-        if let Ok(imported) = Imported::read([("a.mdl", text.as_str())]) {
-            let text = imported.text(Format::Json).unwrap();
-            Schema::read(text.as_bytes(), Format::Json).unwrap();
-        }
-    }
+    fs::remove_file(dir.path().join("a.mdl")).unwrap();
+    let empty = import(&[dir.path().to_str().unwrap()]).unwrap();
+    let told = String::from_utf8(empty.stderr).unwrap();
+    assert!(told.contains("there are no *.mdl files"), "{told}");
 }

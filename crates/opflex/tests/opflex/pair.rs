@@ -75,14 +75,9 @@ impl Net {
         number
     }
 
-    fn on_element<T>(
-        &mut self,
-        number: usize,
-        call: impl FnOnce(&mut ElementCore, Instant, &mut Vec<element::Action>) -> T,
-    ) -> T {
-        let mut actions = Vec::new();
-        let result = call(&mut self.elements[number], self.now, &mut actions);
-        for action in actions {
+    fn on_element<T>(&mut self, number: usize, call: impl FnOnce(&mut ElementCore, Instant) -> T) -> T {
+        let result = call(&mut self.elements[number], self.now);
+        for action in self.elements[number].take_actions() {
             match action {
                 element::Action::Dial { connection, address } => {
                     self.work.push_back(Work::Dial(number, connection, address));
@@ -103,14 +98,10 @@ impl Net {
         result
     }
 
-    fn on_server<T>(
-        &mut self,
-        address: &str,
-        call: impl FnOnce(&mut ServerCore, Instant, &mut Vec<server::Action>) -> T,
-    ) -> T {
-        let mut actions = Vec::new();
-        let result = call(self.servers.get_mut(address).unwrap(), self.now, &mut actions);
-        for action in actions {
+    fn on_server<T>(&mut self, address: &str, call: impl FnOnce(&mut ServerCore, Instant) -> T) -> T {
+        let server = self.servers.get_mut(address).unwrap();
+        let result = call(server, self.now);
+        for action in server.take_actions() {
             match action {
                 server::Action::Send { connection, frame } => {
                     let link = self.by_server[&(address.to_owned(), connection)];
@@ -142,8 +133,8 @@ impl Net {
                     decoder.decode(buffer, &mut messages).unwrap();
                     let (address, connection) = (link.server.clone(), link.at_server);
                     for message in messages {
-                        self.on_server(&address, |server, now, actions| {
-                            server.message(connection, message, now, actions);
+                        self.on_server(&address, |server, now| {
+                            server.message(connection, message, now);
                         });
                     }
                 }
@@ -158,8 +149,8 @@ impl Net {
                     decoder.decode(buffer, &mut messages).unwrap();
                     let (element, connection) = (link.element, link.at_element);
                     for message in messages {
-                        self.on_element(element, |element, now, actions| {
-                            element.message(connection, message, now, actions);
+                        self.on_element(element, |element, now| {
+                            element.message(connection, message, now);
                         });
                     }
                 }
@@ -170,9 +161,7 @@ impl Net {
 
     fn dial(&mut self, element: usize, connection: ConnectionId, address: &str) {
         if !self.servers.contains_key(address) {
-            self.on_element(element, |element, now, actions| {
-                element.disconnected(connection, now, actions)
-            });
+            self.on_element(element, |element, now| element.disconnected(connection, now));
             return;
         }
         let number = self.next;
@@ -191,30 +180,22 @@ impl Net {
             .insert((address.to_owned(), link.at_server), number);
         self.links.insert(number, link);
         let dialled = address.to_owned();
-        self.on_server(address, |server, now, actions| {
-            server.connected(
-                ConnectionId(number),
-                "element".to_owned(),
-                Some(dialled),
-                now,
-                actions,
-            );
+        self.on_server(address, |server, now| {
+            server.connected(ConnectionId(number), "element".to_owned(), Some(dialled), now);
         });
-        self.on_element(element, |element, now, actions| {
-            element.connected(connection, now, actions)
-        });
+        self.on_element(element, |element, now| element.connected(connection, now));
     }
 
     fn end(&mut self, number: u64) {
         let Some(link) = self.links.remove(&number) else {
             return;
         };
-        self.on_element(link.element, |element, now, actions| {
-            element.disconnected(link.at_element, now, actions);
+        self.on_element(link.element, |element, now| {
+            element.disconnected(link.at_element, now);
         });
         if self.servers.contains_key(&link.server) {
-            self.on_server(&link.server, |server, now, actions| {
-                server.disconnected(link.at_server, now, actions);
+            self.on_server(&link.server, |server, now| {
+                server.disconnected(link.at_server, now);
             });
         }
     }
@@ -251,7 +232,7 @@ impl Net {
                     .next_deadline()
                     .is_some_and(|at| at <= self.now)
                 {
-                    self.on_element(number, |element, now, actions| element.tick(now, actions));
+                    self.on_element(number, |element, now| element.tick(now));
                 }
             }
             for address in self.servers.keys().cloned().collect::<Vec<_>>() {
@@ -259,7 +240,7 @@ impl Net {
                     .next_deadline()
                     .is_some_and(|at| at <= self.now)
                 {
-                    self.on_server(&address, |server, now, actions| server.tick(now, actions));
+                    self.on_server(&address, |server, now| server.tick(now));
                 }
             }
             self.run();
@@ -268,8 +249,8 @@ impl Net {
     }
 
     fn put(&mut self, address: &str, objects: Vec<ManagedObject>) {
-        self.on_server(address, |server, now, actions| {
-            server.edit(Edit::Merge(objects), now, actions).unwrap();
+        self.on_server(address, |server, now| {
+            server.edit(Edit::Merge(objects), now).unwrap();
         });
         self.run();
     }
@@ -316,23 +297,13 @@ fn every_method_once() {
         (Health::Healthy, Health::Healthy)
     );
 
-    let policy = net.on_element(one, |e, now, actions| {
-        e.resolve_policy("class", uri("/a/"), false, now, actions)
-    });
-    let endpoint = net.on_element(two, |e, now, actions| {
-        e.resolve_endpoint("class", uri("/ep/1/"), now, actions)
-    });
-    net.on_element(two, |e, now, actions| {
-        e.resolve_policy("class", uri("/a/b/"), false, now, actions)
-    });
-    net.on_element(one, |e, now, actions| {
-        e.declare(vec![object("/ep/1/", 7)], now, actions)
-    })
-    .unwrap();
-    net.on_element(one, |e, now, actions| {
-        e.report(object("/stats/1/", 9), now, actions)
-    })
-    .unwrap();
+    let policy = net.on_element(one, |e, now| e.resolve_policy("class", uri("/a/"), false, now));
+    let endpoint = net.on_element(two, |e, now| e.resolve_endpoint("class", uri("/ep/1/"), now));
+    net.on_element(two, |e, now| e.resolve_policy("class", uri("/a/b/"), false, now));
+    net.on_element(one, |e, now| e.declare(vec![object("/ep/1/", 7)], now))
+        .unwrap();
+    net.on_element(one, |e, now| e.report(object("/stats/1/", 9), now))
+        .unwrap();
     net.run();
     assert_eq!(
         (
@@ -351,7 +322,7 @@ fn every_method_once() {
         (Some(2), Some(2))
     );
 
-    net.on_element(one, |e, _, actions| e.undeclare(&uri("/ep/1/"), actions));
+    net.on_element(one, |e, _| e.undeclare(&uri("/ep/1/")));
     net.run();
     assert_eq!(
         (
@@ -365,7 +336,7 @@ fn every_method_once() {
     net.elements[one].release(policy, now);
     net.elements[two].release(endpoint, now);
     net.pass(11.0);
-    let sessions = net.servers["s:1"].sessions();
+    let sessions = net.servers["s:1"].sessions(net.now);
     assert_eq!(
         (
             sessions[0].policies,
@@ -418,13 +389,11 @@ fn bootstrap_loss_and_return_of_each_server() {
     start(&mut net, "b:1");
     start(&mut net, "c:1");
     let element = net.element(&["any:1"], |_| ());
-    net.on_element(element, |e, now, actions| {
-        e.resolve_policy("class", uri("/a/"), false, now, actions)
+    net.on_element(element, |e, now| {
+        e.resolve_policy("class", uri("/a/"), false, now)
     });
-    net.on_element(element, |e, now, actions| {
-        e.declare(vec![object("/ep/", 1)], now, actions)
-    })
-    .unwrap();
+    net.on_element(element, |e, now| e.declare(vec![object("/ep/", 1)], now))
+        .unwrap();
     net.pass(0.1);
     let states = |net: &Net| {
         net.elements[element]
@@ -448,7 +417,7 @@ fn bootstrap_loss_and_return_of_each_server() {
         net.pass(25.0);
         assert_eq!(net.elements[element].health(), Health::Healthy, "{lost}");
         assert_eq!(net.servers[lost].endpoints().len(), 1);
-        assert_eq!(net.servers[lost].sessions()[0].policies, 1);
+        assert_eq!(net.servers[lost].sessions(net.now)[0].policies, 1);
     }
 
     net.stop("b:1");
@@ -471,7 +440,7 @@ fn bootstrap_loss_and_return_of_each_server() {
     // It is still dialled now and then.
     start(&mut net, "b:1");
     net.pass(25.0);
-    assert_eq!(net.servers["b:1"].sessions()[0].policies, 1);
+    assert_eq!(net.servers["b:1"].sessions(net.now)[0].policies, 1);
 }
 
 #[test]
@@ -480,25 +449,23 @@ fn what_is_held_is_refreshed_and_what_is_not_runs_out() {
     net.serve("s:1", |settings| settings.on_leave = OnLeave::Keep);
     net.put("s:1", vec![object("/a/", 1)]);
     let element = net.element(&["s:1"], |settings| settings.prr = Duration::from_secs(30));
-    net.on_element(element, |e, now, actions| {
-        e.resolve_policy("class", uri("/a/"), false, now, actions)
+    net.on_element(element, |e, now| {
+        e.resolve_policy("class", uri("/a/"), false, now)
     });
-    net.on_element(element, |e, now, actions| {
-        e.declare(vec![object("/ep/", 1)], now, actions)
-    })
-    .unwrap();
+    net.on_element(element, |e, now| e.declare(vec![object("/ep/", 1)], now))
+        .unwrap();
     net.pass(600.0);
     net.put("s:1", vec![object("/a/", 2)]);
     assert_eq!(
         (net.value(element, "/a/"), net.servers["s:1"].endpoints().len()),
         (Some(2), 1)
     );
-    let asked = net.servers["s:1"].sessions()[0]
+    let asked = net.servers["s:1"].sessions(net.now)[0]
         .counters
         .requests(Method::PolicyResolve);
     assert!((600 / 15..=600 / 10 + 1).contains(&asked), "{asked}");
 
-    net.on_element(element, |e, now, actions| e.stop(now, actions));
+    net.on_element(element, |e, now| e.stop(now));
     net.pass(31.0);
     assert_eq!(
         (
@@ -515,19 +482,15 @@ fn an_endpoint_is_seen_by_the_others_until_its_element_is_gone() {
     let mut net = Net::new();
     net.serve("s:1", |_| ());
     let (one, two) = (net.element(&["s:1"], |_| ()), net.element(&["s:1"], |_| ()));
-    net.on_element(one, |e, now, actions| {
-        e.declare(vec![object("/ep/1/", 7)], now, actions)
-    })
-    .unwrap();
-    net.on_element(two, |e, now, actions| {
-        e.resolve_endpoint("class", uri("/ep/1/"), now, actions)
-    });
+    net.on_element(one, |e, now| e.declare(vec![object("/ep/1/", 7)], now))
+        .unwrap();
+    net.on_element(two, |e, now| e.resolve_endpoint("class", uri("/ep/1/"), now));
     net.pass(0.1);
     assert_eq!(net.elements[two].endpoints().len(), 1);
-    net.on_element(one, |e, now, actions| e.reset(now, actions));
+    net.on_element(one, |e, now| e.reset(now));
     net.pass(29.0);
     assert_eq!(net.elements[two].endpoints().len(), 1, "back in time");
-    net.on_element(one, |e, now, actions| e.stop(now, actions));
+    net.on_element(one, |e, now| e.stop(now));
     net.pass(29.0);
     assert_eq!(net.elements[two].endpoints().len(), 1);
     net.pass(2.0);
@@ -547,8 +510,8 @@ fn many_elements_hold_many_policies() {
     for number in 0..ELEMENTS {
         net.element(&["s:1"], |_| ());
         for n in number % POLICIES..number % POLICIES + POLICIES {
-            net.on_element(number, |e, now, actions| {
-                e.resolve_policy("class", uri(&text(n)), false, now, actions)
+            net.on_element(number, |e, now| {
+                e.resolve_policy("class", uri(&text(n)), false, now)
             });
         }
     }

@@ -78,32 +78,31 @@ fn objects(capture: &str, member: &str) -> Vec<ManagedObject> {
 fn replay(capture: &str, domain: &str) {
     let start = Instant::now();
     let mut server = ServerCore::new(Settings::new("server", domain), start);
-    let mut actions = Vec::new();
     server
-        .edit(Edit::Merge(objects(capture, "policy")), start, &mut actions)
+        .edit(Edit::Merge(objects(capture, "policy")), start)
         .unwrap();
     // The endpoints that the element resolved are declared by somebody else.
     let other = ConnectionId(0);
-    server.connected(other, "other".to_owned(), None, start, &mut actions);
+    server.connected(other, "other".to_owned(), None, start);
     let identity =
         json!({"proto_version": "1.0", "name": "other", "domain": domain, "my_role": ["policy_element"]});
     let declare = json!({"endpoint": objects(capture, "endpoint"), "prr": 7200});
     for (method, params) in [("send_identity", identity), ("endpoint_declare", declare)] {
         let message = incoming(&json!({"id": [method, 1], "method": method, "params": [params]}));
-        server.message(other, message, start, &mut actions);
+        server.message(other, message, start);
     }
-    actions.clear();
+    server.take_actions();
 
     let element = ConnectionId(1);
     let dialled = Some("127.0.0.1:18009".to_owned());
-    server.connected(element, "element".to_owned(), dialled, start, &mut actions);
+    server.connected(element, "element".to_owned(), dialled, start);
     for (t, message) in said(capture, "pe>srv") {
         let now = start + Duration::from_secs_f64(t);
-        server.tick(now, &mut actions);
-        server.message(element, incoming(&message), now, &mut actions);
+        server.tick(now);
+        server.message(element, incoming(&message), now);
     }
     let mut answers = HashMap::new();
-    for action in actions {
+    for action in server.take_actions() {
         match action {
             Action::Send { connection, frame } if connection == element => {
                 let message: Value = serde_json::from_slice(&frame[..frame.len() - 1]).unwrap();
@@ -170,19 +169,15 @@ impl Recorded {
             connection: ConnectionId(0),
             sent: Vec::new(),
         };
-        recorded.act(|element, now, actions| element.tick(now, actions));
+        recorded.act(|element, now| element.tick(now));
         let connection = recorded.connection;
-        recorded.act(|element, now, actions| element.connected(connection, now, actions));
+        recorded.act(|element, now| element.connected(connection, now));
         recorded
     }
 
-    fn act<T>(
-        &mut self,
-        call: impl FnOnce(&mut ElementCore, Instant, &mut Vec<policy_element::Action>) -> T,
-    ) -> T {
-        let mut actions = Vec::new();
-        let result = call(&mut self.element, self.now, &mut actions);
-        for action in actions {
+    fn act<T>(&mut self, call: impl FnOnce(&mut ElementCore, Instant) -> T) -> T {
+        let result = call(&mut self.element, self.now);
+        for action in self.element.take_actions() {
             match action {
                 policy_element::Action::Dial { connection, .. } => self.connection = connection,
                 policy_element::Action::Send { frame, .. } => {
@@ -199,7 +194,7 @@ impl Recorded {
     /// The server says something; what the element says to that.
     fn say(&mut self, message: &Value) -> Vec<Value> {
         let connection = self.connection;
-        self.act(|element, now, actions| element.message(connection, incoming(message), now, actions));
+        self.act(|element, now| element.message(connection, incoming(message), now));
         std::mem::take(&mut self.sent)
     }
 
@@ -227,10 +222,10 @@ fn the_updates_of_libopflex_are_taken_without_an_answer() {
     assert!(begin.contains(&json!({"id": ["echo", 0], "result": [1383112]})));
 
     let uri = |text: &str| text.parse::<Uri>().unwrap();
-    recorded.act(|element, now, actions| {
-        element.resolve_policy("class4", uri("/class4/test/"), false, now, actions);
-        element.resolve_policy("class4", uri("/class4/missing/"), false, now, actions);
-        element.resolve_endpoint("class8", uri("/class8/test/"), now, actions);
+    recorded.act(|element, now| {
+        element.resolve_policy("class4", uri("/class4/test/"), false, now);
+        element.resolve_policy("class4", uri("/class4/missing/"), false, now);
+        element.resolve_endpoint("class8", uri("/class8/test/"), now);
     });
     // The numbers are those of the capture: both count from 2^63.
     let asked: Vec<_> = recorded
@@ -299,8 +294,7 @@ fn the_policy_of_the_real_agent_is_found_by_following_references() {
     let group: Uri = "/PolicyUniverse/PolicySpace/test/GbpEpGroup/group1/"
         .parse()
         .unwrap();
-    recorded
-        .act(|element, now, actions| element.resolve_policy("GbpEpGroup", group.clone(), true, now, actions));
+    recorded.act(|element, now| element.resolve_policy("GbpEpGroup", group.clone(), true, now));
     let mut found: BTreeSet<String> = BTreeSet::new();
     let mut asked = std::mem::take(&mut recorded.sent);
     while let Some(request) = asked.pop() {

@@ -4,7 +4,6 @@
 use std::net::TcpListener;
 
 use serde_json::{Value, json};
-use ssntp_opflex::message::ErrorCode;
 use ssntp_opflex::policy_element::ElementEvent;
 use ssntp_opflex::run::Reference;
 
@@ -388,11 +387,9 @@ fn a_request_is_sent_again_until_its_answer_can_be_used() {
     raw.send(&json!({"id": asked["id"], "result": {"policy": [group("1")]}, "error": null}));
     until_value(&bench.element, Store::Policy, GROUP, Some("1"));
     for _ in 0..refused {
-        let code = event(&bench.element, |event| match event {
-            ElementEvent::Refused { error, .. } => Some(error.code.meaning()),
-            _ => None,
+        event(&bench.element, |event| {
+            matches!(event, ElementEvent::Refused { .. }).then_some(())
         });
-        assert_eq!(code, ErrorCode::ERROR);
     }
 }
 

@@ -414,7 +414,7 @@ fn a_slow_client_delays_nobody() {
     let text = format!("{IDENTITY}\0{resolve}\0");
     assert_eq!(slow.write(text.as_bytes()).unwrap(), text.len());
     until_server(&handle, |cx| {
-        cx.core().session_count() == 2 && cx.core().sessions()[1].policies == 1
+        cx.core().session_count() == 2 && cx.core().sessions(cx.now())[1].policies == 1
     });
     // Each update has 100 kB: the queue is full after some ten.
     let long = "x".repeat(100_000);

@@ -169,7 +169,7 @@ fn a_large_policy_is_put_and_reloaded_in_pieces() {
         .unwrap();
     until_server(&server.handle(), |cx| {
         cx.core()
-            .sessions()
+            .sessions(cx.now())
             .first()
             .is_some_and(|session| session.policies == 1)
     });

@@ -110,7 +110,7 @@ fn event<T>(element: &PolicyElement, mut find: impl FnMut(ElementEvent) -> Optio
 
 fn until_health(element: &PolicyElement, wanted: Health) {
     event(element, |event| {
-        (event == ElementEvent::Health(wanted)).then_some(())
+        (event == ElementEvent::Health { health: wanted }).then_some(())
     });
 }
 

@@ -48,7 +48,7 @@ fn tour(server: ServerConfig, mut config: ElementConfig) {
     assert_eq!(handle.edit(Edit::Delete(vec![uri(GROUP)])).unwrap(), 1);
     until_value(&element, Store::Policy, GROUP, None);
     drop(policy);
-    until_server(&handle, |cx| cx.core().sessions()[0].policies == 0);
+    until_server(&handle, |cx| cx.core().sessions(cx.now())[0].policies == 0);
 
     // endpoint_declare, endpoint_resolve, endpoint_update, endpoint_undeclare,
     // endpoint_unresolve
@@ -64,7 +64,9 @@ fn tour(server: ServerConfig, mut config: ElementConfig) {
     assert!(element.undeclare(&uri(ENDPOINT)).unwrap());
     until_value(&element, Store::Endpoints, ENDPOINT, None);
     drop(wanted);
-    until_server(&handle, |cx| cx.core().sessions()[0].endpoint_resolves == 0);
+    until_server(&handle, |cx| {
+        cx.core().sessions(cx.now())[0].endpoint_resolves == 0
+    });
 
     // state_report
     let report = ManagedObject::new(
@@ -76,7 +78,7 @@ fn tour(server: ServerConfig, mut config: ElementConfig) {
 
     // echo, in both directions, and everything else once
     until_server(&handle, |cx| {
-        let session = &cx.core().sessions()[0];
+        let session = &cx.core().sessions(cx.now())[0];
         let methods = Method::ALL.iter().filter(|method| {
             !matches!(
                 method,
@@ -249,7 +251,7 @@ fn what_is_resolved_is_told_for_the_refresh_time_and_no_longer() {
     assert_eq!(answer["result"]["policy"][0]["uri"], GROUP);
     handle.edit(Edit::Merge(vec![object(GROUP, "a")])).unwrap();
     assert_eq!(raw.recv_other().unwrap()["method"], "policy_update");
-    until_server(&handle, |cx| cx.core().sessions()[0].policies == 0);
+    until_server(&handle, |cx| cx.core().sessions(cx.now())[0].policies == 0);
     handle.edit(Edit::Merge(vec![object(GROUP, "b")])).unwrap();
     // Nothing comes between the change and the answer to what is said after it.
     raw.send(&json!({"id": 7, "method": "echo", "params": [1]}));
@@ -275,7 +277,7 @@ fn an_element_refreshes_what_it_holds_in_time() {
         .declare(vec![ManagedObject::new("EprL3Ep", uri(ENDPOINT))])
         .unwrap();
     until_server(&handle, |cx| {
-        let sessions = cx.core().sessions();
+        let sessions = cx.core().sessions(cx.now());
         sessions.first().is_some_and(|session| {
             let count = |method| session.counters.requests(method);
             count(Method::PolicyResolve) > 3 && count(Method::EndpointDeclare) > 3
@@ -306,7 +308,10 @@ fn events_that_nobody_takes_are_dropped_and_counted() {
         .edit(Edit::Merge(vec![object(GROUP, "last")]))
         .unwrap();
     let missed = element.recv_timeout(LIMIT).unwrap();
-    assert!(matches!(missed, ElementEvent::Missed(n) if n >= 18), "{missed:?}");
+    assert!(
+        matches!(missed, ElementEvent::Missed { count } if count >= 18),
+        "{missed:?}"
+    );
     assert!(matches!(
         element.recv_timeout(LIMIT).unwrap(),
         ElementEvent::Changed { .. }

@@ -59,7 +59,9 @@ fn a_server_that_knows_only_the_others_leads_to_them() {
     let _policy = element.resolve(&uri(GROUP)).unwrap();
     until_value(&element, Store::Policy, GROUP, Some("web"));
     for server in servers {
-        until_server(&server.handle(), |cx| cx.core().sessions()[0].policies == 1);
+        until_server(&server.handle(), |cx| {
+            cx.core().sessions(cx.now())[0].policies == 1
+        });
     }
 }
 
@@ -105,7 +107,7 @@ fn everything_is_asked_for_and_told_again_when_a_server_is_back() {
         let handle = server.handle();
         until_server(&handle, |cx| {
             cx.core()
-                .sessions()
+                .sessions(cx.now())
                 .first()
                 .is_some_and(|session| session.policies == 1)
                 && cx.core().endpoints().len() == 1
@@ -183,7 +185,7 @@ fn who_takes_no_events_is_told_how_many_are_lost() {
     let _policy = element.resolve(&uri(GROUP)).unwrap();
     until_server(&server.handle(), |cx| {
         cx.core()
-            .sessions()
+            .sessions(cx.now())
             .first()
             .is_some_and(|session| session.policies == 1)
     });
@@ -207,7 +209,7 @@ fn who_takes_no_events_is_told_how_many_are_lost() {
             .unwrap();
         until_value(&element, Store::Policy, GROUP, Some(&number.to_string()));
         while let Ok(event) = element.events().try_recv() {
-            if let ElementEvent::Missed(count) = event {
+            if let ElementEvent::Missed { count } = event {
                 lost += count;
             }
         }

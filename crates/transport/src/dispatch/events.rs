@@ -151,7 +151,7 @@ impl<T> Events<T> {
     }
 
     /// How many events wait.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.channel.len()
     }
 

@@ -594,7 +594,7 @@ impl<I> Flow<I> {
 
 impl<I> Flow<I> {
     /// How many connections take part.
-    pub fn len(&self) -> usize {
+    pub fn connections(&self) -> usize {
         self.ways.len()
     }
 

@@ -31,8 +31,9 @@ use crate::stream::Load;
 const STEP: u64 = 1 << 20;
 
 /// The phase in the life of a way out.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) enum Phase {
+    #[default]
     Open,
     Closing,
     Drained,
@@ -67,7 +68,7 @@ struct Level {
     frames: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Ledger {
     limits: Limits,
     phase: Phase,
@@ -89,15 +90,7 @@ impl Ledger {
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             limits,
-            phase: Phase::Open,
-            waiting: Load::default(),
-            sent: Load::default(),
-            dropped: 0,
-            lost: 0,
-            sleepers: 0,
-            watch: None,
-            flush: false,
-            nudged: false,
+            ..Self::default()
         }
     }
 

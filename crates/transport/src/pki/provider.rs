@@ -45,7 +45,7 @@ pub(super) fn sha256(data: &[u8]) -> Option<Vec<u8>> {
     Some(hash.hash(data).as_ref().to_vec())
 }
 
-#[cfg(all(test, any(feature = "aws-lc-rs", feature = "ring")))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -43,6 +43,12 @@ enum Awaited {
     Pipe(#[expect(dead_code, reason = "dropping it wakes the reader")] PipeWriter),
 }
 
+impl Default for Cancel {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Cancel {
     /// A handle that is not cancelled.
     pub fn new() -> Self {

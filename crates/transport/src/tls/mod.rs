@@ -31,7 +31,8 @@ mod handshake;
 mod receive;
 mod resumption;
 mod split;
-#[cfg(all(test, feature = "issue"))]
+#[cfg(test)]
+#[cfg(feature = "issue")]
 mod testing;
 mod transmit;
 mod verifier;

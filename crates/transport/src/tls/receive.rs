@@ -130,7 +130,8 @@ impl Receive for TlsReceive {
     }
 }
 
-#[cfg(all(test, feature = "issue", any(feature = "aws-lc-rs", feature = "ring")))]
+#[cfg(test)]
+#[cfg(feature = "issue")]
 mod tests {
     use std::time::Duration;
 

@@ -77,7 +77,8 @@ impl Recheck {
     }
 }
 
-#[cfg(all(test, feature = "issue"))]
+#[cfg(test)]
+#[cfg(feature = "issue")]
 mod tests {
     use std::time::{Duration, Instant};
 

@@ -166,7 +166,8 @@ impl Opener {
 
     /// Keeps the other half out, and lets a test look at and change what is
     /// pending.
-    #[cfg(all(test, feature = "issue"))]
+    #[cfg(test)]
+    #[cfg(feature = "issue")]
     pub(super) fn hold(&self) -> MutexGuard<'_, Session> {
         self.0.lock().unwrap()
     }

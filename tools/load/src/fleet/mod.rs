@@ -7,11 +7,10 @@
 //!  ssntp-fleet-1 …                                        └─ ends ─ SimulateDriver
 //! ```
 //!
-//! Each agent has a session of its own, its own state machine, the same that
-//! real agents have, and instances that are nothing. What takes a moment in a
-//! real agent takes none here, so it is done on the spot. Connecting blocks
-//! a thread and all agents on it, and so does a server that takes nothing.
-//! Nothing is queued: what an agent says goes to its socket at once.
+//! Each agent has a session and the state machine of a real agent. Its instances are only
+//! entries in a table, so its jobs take no time and are done at once. Connecting blocks a
+//! thread with all its agents, and so does a server that does not read. Frames are not
+//! queued: they are written to the socket at once.
 //!
 //! | file | holds |
 //! |---|---|
@@ -46,7 +45,7 @@ use ssntp_cluster::agent::DEFAULT_MAX_INSTANCES;
 use ssntp_transport::tls::{Connector, TlsError};
 use ssntp_transport::{Address, BufferPool, Cancel, descriptors, threads};
 
-/// Descriptors for everything that is not a session.
+/// Descriptors for everything except sessions.
 const SPARE_DESCRIPTORS: u64 = 64;
 
 /// The settings of a fleet.
@@ -134,7 +133,7 @@ pub(crate) enum FleetError {
     Thread(#[source] io::Error),
 }
 
-/// What a fleet has done so far.
+/// The counters of a fleet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FleetCounters {
     /// Agents that are connected now.
@@ -152,9 +151,8 @@ pub(crate) struct FleetCounters {
 /// Simulated agents.
 ///
 /// # Threads
-/// It owns its threads. Nothing but dropping it blocks: that ends their
-/// sessions and waits for them, for a second at most, or as long as the look-up
-/// of a name takes.
+/// It owns its threads. Only dropping it blocks: that ends all sessions and waits for the
+/// threads, for a second at most, or as long as the look-up of a name takes.
 #[derive(Debug)]
 pub(crate) struct Fleet {
     shared: Arc<Counts>,
@@ -162,12 +160,12 @@ pub(crate) struct Fleet {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What ends the waits of one thread.
+/// Ends the waits of one thread.
 #[derive(Debug)]
 struct Stop {
-    /// Connecting, and everything on a socket.
+    /// Ends connecting, and waits on a socket.
     cancel: Cancel,
-    /// Waiting for all of them.
+    /// Ends the wait for all its sessions.
     wake: OwnedFd,
 }
 
@@ -247,7 +245,7 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// What has been done so far.
+    /// Its counters.
     pub(crate) fn counters(&self) -> FleetCounters {
         let shared = &self.shared;
         FleetCounters {

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::Counts;
 use ssntp::payload::Start;
 use ssntp_cluster::agent::driver::{
-    Commit, Driver, EndSink, Ended, Exit, Found, Handle, Launch, LaunchError, Place, Running, Subject, Usage,
-    Volume, VolumeError,
+    Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError, Measurable, RunId,
+    Running, Usage, Volume, VolumeError,
 };
 use uuid::Uuid;
 
@@ -70,9 +70,9 @@ impl Driver for SimulateDriver {
         Ok(())
     }
 
-    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<Handle, LaunchError> {
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
         let (_, run) = Uuid::new_v4().as_u64_pair();
-        let handle = Handle {
+        let handle = RunId {
             pid: 0,
             start_time: run,
             boot_id: String::new(),
@@ -106,12 +106,12 @@ impl Driver for SimulateDriver {
         Found::Ended(Exit::default())
     }
 
-    fn find_unrecorded(&self, _: &Place) -> Option<Handle> {
+    fn find_unrecorded(&self, _: &InstanceDir) -> Option<RunId> {
         None
     }
 
-    fn measure(&self, subjects: &[Subject]) -> Vec<Usage> {
-        let measure = |subject: &Subject| {
+    fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {
+        let measure = |subject: &Measurable| {
             // Different for each instance, the same at each measurement.
             let (_, low) = subject.place.instance().as_u64_pair();
             let share = i64::try_from(low % 60).unwrap_or(0) + 20;
@@ -125,15 +125,15 @@ impl Driver for SimulateDriver {
         subjects.iter().map(measure).collect()
     }
 
-    fn forget(&self, place: &Place) {
+    fn forget(&self, place: &InstanceDir) {
         self.with(|all| all.remove(&place.instance()));
     }
 
-    fn attach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
+    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
         Ok(())
     }
 
-    fn detach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
+    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
         Ok(())
     }
 }
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn instances_use_a_part_of_their_promise_and_end_once() {
         let driver = SimulateDriver::default();
-        let place = Place::new(Uuid::from_u128(7), "/nowhere");
+        let place = InstanceDir::new(Uuid::from_u128(7), "/nowhere");
         let launch = Launch {
             place: &place,
             payload: &StartPayload::default(),
@@ -158,7 +158,7 @@ mod tests {
         };
         let handle = driver.launch(&launch, &mut |_| Ok(())).unwrap();
         assert_eq!(driver.counts.launched.load(Ordering::Relaxed), 1);
-        let subject = |handle| Subject {
+        let subject = |handle| Measurable {
             place: place.clone(),
             handle,
             vcpus: 1,

@@ -122,7 +122,7 @@ pub(super) fn labels(instance: &Instance) -> String {
     each.join(" ")
 }
 
-/// A line for each thing that is known.
+/// Lines of a name and a value; `-` stands for an unknown value.
 struct Sheet(String);
 
 impl Sheet {

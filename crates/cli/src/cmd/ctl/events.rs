@@ -14,11 +14,11 @@ use crate::signals::Stop;
 
 /// Print what happens in the cluster, until a signal comes
 ///
-/// Begins with what the scheduler knows already. Connects again whenever the
-/// connection is lost.
+/// Begins with the nodes and instances that the scheduler knows already. Reconnects
+/// whenever the connection is lost.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Print a line for STATS that change nothing, too
+    /// Print a line also for STATS that change nothing
     #[arg(long)]
     stats: bool,
 }

@@ -60,7 +60,7 @@ pub(super) fn end(ending: &Ending) -> Value {
     })
 }
 
-/// A text, or null where it is unknown.
+/// A text, or null if it is unknown.
 pub(super) fn known(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
@@ -164,54 +164,17 @@ fn trace(trace: &FrameTrace) -> Value {
 
 pub(super) fn change(change: &Change, at: SystemTime) -> Value {
     let mut value = match change {
-        Change::NodeConnected { node, node_type } | Change::NodeDisconnected { node, node_type } => {
-            json!({"node": node, "node_type": node_type.as_str()})
-        }
-        Change::NodeStatus { node, status } => json!({"node": node, "status": status.as_str()}),
-        Change::NodeStats { node, .. } => json!({"node": node}),
-        Change::InstanceAdded {
-            instance,
-            node,
-            state,
-        } => {
-            json!({"instance": instance, "node": node, "state": state.as_str()})
-        }
-        Change::InstanceState {
-            instance,
-            node,
-            before,
-            state,
-            ending,
-        } => {
-            json!({
-                "instance": instance, "node": node, "before": before.as_str(), "state": state.as_str(),
-                "end": ending.as_ref().map(end),
-            })
-        }
-        Change::InstanceGone { instance, node } => json!({"instance": instance, "node": node}),
-        Change::InstanceStopped { instance, node } | Change::InstanceDeleted { instance, node } => {
-            json!({"instance": instance, "node": node})
-        }
-        Change::VolumeAttached { instance, volume } | Change::VolumeDetached { instance, volume } => {
-            json!({"instance": instance, "volume": volume.as_str()})
-        }
-        Change::CnciAdded { cnci } | Change::CnciGone { cnci } => json!({"cnci": cnci}),
-        Change::PublicIpAssigned {
-            cnci,
-            instance,
-            public_ip,
-        }
-        | Change::PublicIpUnassigned {
-            cnci,
-            instance,
-            public_ip,
-        } => {
-            json!({"cnci": cnci, "instance": instance.as_str(), "public_ip": public_ip})
-        }
         Change::Failed(failed) => failure(failed),
         Change::Traced(traced) => trace(traced),
-        _ => json!({}),
+        change => match serde_json::to_value(change) {
+            Ok(Value::Object(members)) => Value::Object(members),
+            // A change without members, and one that is not serialized.
+            _ => json!({}),
+        },
     };
+    if let Change::InstanceState { ending, .. } = change {
+        value["end"] = ending.as_ref().map(end).into();
+    }
     value["time"] = time(at).into();
     value["event"] = change.name().into();
     value["text"] = change.to_string().into();

@@ -11,7 +11,7 @@ use super::options::Options;
 use super::sessions::{Operator, new_id, wall_clock};
 use super::{json as shapes, tables};
 use crate::failure::Failure;
-use crate::output::{Output, note, printable};
+use crate::output::{note, printable, say, say_json};
 use crate::seconds::Age;
 use crate::signals::Stop;
 
@@ -29,7 +29,7 @@ pub(super) struct Args {
     ban: Option<Age>,
 }
 
-/// End a ban before its time
+/// End a ban before its time is over
 #[derive(Debug, clap::Args)]
 pub(super) struct UnbanArgs {
     #[command(flatten)]
@@ -62,10 +62,8 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     };
     let kicked: Kicked = operator.ask(&kick, |answer: &Kicked| answer.id == kick.id)?;
     check(&kicked.reason, &kicked.detail)?;
-    let mut output = Output::new();
     if options.json {
-        output.json(kicked_json(&kicked))?;
-        return output.flush();
+        return say_json(kicked_json(&kicked));
     }
     let sessions = match kicked.count {
         1 => "1 session was ended".to_owned(),
@@ -75,8 +73,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         0 => String::new(),
         seconds => format!(", banned for {}", tables::span(seconds)),
     };
-    output.line(format_args!("{}: {sessions}{banned}", args.named.who))?;
-    output.flush()?;
+    say(format_args!("{}: {sessions}{banned}", args.named.who))?;
     if !kicked.detail.is_empty() {
         note(format_args!("ssntp: {}", kicked.detail));
     }
@@ -85,14 +82,12 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
 
 pub(super) fn bans(options: &Options, stop: &Stop) -> Result<(), Failure> {
     let bans = all_bans(&Operator::open(options, stop)?)?;
-    let mut output = Output::new();
-    if options.json {
-        let now = wall_clock();
-        output.json(bans.iter().map(|ban| shapes::ban(ban, now)).collect::<Value>())?;
-    } else {
-        output.line(tables::bans(&bans))?;
+    let now = wall_clock();
+    let values = bans.iter().map(|ban| shapes::ban(ban, now));
+    match options.json {
+        true => say_json(values.collect::<Value>()),
+        false => say(tables::bans(&bans)),
     }
-    output.flush()
 }
 
 pub(super) fn unban(options: &Options, stop: &Stop, args: &UnbanArgs) -> Result<(), Failure> {
@@ -105,12 +100,10 @@ pub(super) fn unban(options: &Options, stop: &Stop, args: &UnbanArgs) -> Result<
     let unban = Unban { id: new_id(), uuid };
     let lifted: Unbanned = operator.ask(&unban, |answer: &Unbanned| answer.id == unban.id)?;
     check(&lifted.reason, &lifted.detail)?;
-    let mut output = Output::new();
     match options.json {
-        true => output.json(json!({"uuid": unban.uuid.as_str()}))?,
-        false => output.line(format_args!("{}: it may come again", args.named.who))?,
+        true => say_json(json!({"uuid": unban.uuid.as_str()})),
+        false => say(format_args!("{}: it may come again", args.named.who)),
     }
-    output.flush()
 }
 
 fn all_bans(operator: &Operator<'_>) -> Result<Vec<BanEntry>, Failure> {

@@ -14,12 +14,12 @@ use super::session::Session;
 use super::{json, tables};
 use crate::connection::{self, Complaint};
 use crate::failure::Failure;
-use crate::output::{Output, note, printable_json, reader_is_gone};
+use crate::output::{Output, note, printable_json, reader_is_gone, say};
 use crate::signals::Stop;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Show it again whenever it changes, until a signal comes
+    /// Show the list again whenever it changes, until a signal comes
     #[arg(long)]
     pub(super) watch: bool,
 }
@@ -28,7 +28,7 @@ pub(super) struct Args {
 pub(super) struct NodesArgs {
     #[command(flatten)]
     pub(super) list: Args,
-    /// Only those of that status, as READY or gone
+    /// Only nodes with that status, for example READY or gone
     #[arg(long, value_parser = select::status)]
     pub(super) state: Option<String>,
 }
@@ -39,7 +39,7 @@ pub(super) struct InstancesArgs {
     pub(super) list: Args,
     #[command(flatten)]
     pub(super) selection: Selection,
-    /// Only those of that state, as active or exited
+    /// Only instances in that state, for example active or exited
     #[arg(long, value_parser = select::instance_state)]
     pub(super) state: Option<InstanceState>,
 }
@@ -61,9 +61,7 @@ pub(super) fn run(options: &Options, stop: &Stop, again: bool, what: &What) -> R
     }
     let session = Session::open_told(options, stop)?;
     let text = session.controller.look(|view| what.text(view, options.json))?;
-    let mut output = Output::new();
-    output.line(text)?;
-    output.flush()
+    say(text)
 }
 
 impl What {

@@ -17,9 +17,9 @@ use crate::failure::Failure;
 use crate::output::{Output, note, printable, reader_is_gone};
 use crate::signals::Stop;
 
-/// How long the instance's node may take to answer, where nobody has said.
+/// How long the instance's node may take to answer, unless --timeout is given.
 const OPENING: Duration = Duration::from_secs(10);
-/// How often somebody may go away who reads.
+/// Between two looks at whether the output is still read.
 const LOOK: Duration = Duration::from_millis(500);
 /// A longer line is printed in pieces as JSON, in bytes.
 const LONGEST_LINE: usize = 64 * 1024;
@@ -27,16 +27,16 @@ const LONGEST_LINE: usize = 64 * 1024;
 /// Print what an instance has written
 ///
 /// Its standard output goes to the standard output, its standard error to the
-/// standard error; on a terminal, control characters are escaped. As long as it
-/// is kept, an instance that has ended has its logs.
+/// standard error; on a terminal, control characters are escaped. An instance that
+/// has ended keeps its logs for as long as its node keeps the instance.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The instance
     instance: String,
-    /// Go on with what it writes, until it has ended
+    /// Go on with new output until the instance has ended
     #[arg(short, long)]
     follow: bool,
-    /// Begin with the last lines of each output, not with all that is kept
+    /// Begin with the last lines of each output instead of all that is kept
     #[arg(long, value_name = "LINES")]
     tail: Option<u32>,
     /// Which output
@@ -96,12 +96,12 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
                 bytes,
             }) => {
                 printer.print(output, missing, &bytes)?;
-                // Only now: a terminal that is slow is sent little.
+                // Credit is given back only now, so that a slow terminal is sent little.
                 stream.dealt_with(&bytes);
             }
             Ok(StreamEvent::Ended(how)) => {
                 printer.finish()?;
-                return how.map_err(Failure::new);
+                return Ok(how?);
             }
             Ok(_) => {}
             Err(_) => return Err(Failure::new(StreamError::Overrun)),
@@ -118,7 +118,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
 struct Printer {
     stdout: Form,
     stderr: Form,
-    /// The instance, where it is JSON.
+    /// The instance, if the output is JSON.
     json: Option<Uuid>,
 }
 
@@ -207,7 +207,7 @@ fn write(output: Outputs, bytes: &[u8]) -> Result<(), Failure> {
     stdout.flush()
 }
 
-/// A line without its end, and what follows it; none where there is no end.
+/// A line without its end, and the bytes behind it; none if no line ends here.
 fn first_line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = bytes.iter().position(|byte| *byte == b'\n')?;
     let (line, rest) = bytes.split_at(end);

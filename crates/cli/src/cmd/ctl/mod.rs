@@ -10,13 +10,13 @@
 //!
 //! A command that fails prints why, in words, and the exit code is 1. SIGINT
 //! and SIGTERM end each of them at once: what goes on until a signal comes
-//! (`events`, `--watch`) with 0, all others with 130 and 143, since nobody knows
-//! what becomes of the command.
+//! (`events`, `--watch`) with 0, all others with 130 and 143, since it is unknown what
+//! becomes of the command.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `options` | how to reach the scheduler: flags, environment, file |
-//! | `session` | a controller that stands, and the waits of a program |
+//! | `session` | a connected controller, and its waits |
 //! | `verbs` | `start`, `stop`, … `release-ip` |
 //! | `workload` | what `start` starts: flags or a file |
 //! | `list` | `nodes`, `instances`, `cncis` |
@@ -24,7 +24,7 @@
 //! | `describe` | `describe`: all of one instance or node |
 //! | `wait` | `wait`: until instances run, or have ended |
 //! | `prune` | `prune`: deletes what has ended |
-//! | `sessions` | `sessions`: who is connected, of any role |
+//! | `sessions` | `sessions`: the sessions of all roles |
 //! | `kick` | `kick`, `bans`, `unban` |
 //! | `tables` | what they print, for people |
 //! | `json` | what they print, for programs |
@@ -48,17 +48,20 @@ mod verbs;
 mod wait;
 mod workload;
 
+use ssntp_cluster::controller::Controller;
+
 use self::options::Options;
 use crate::failure::Failure;
 use crate::signals::Stop;
 
 /// Command a cluster: start, stop and move workloads, and see what runs where
 ///
-/// Nodes, instances and volumes are named by their UUID, or as much of its
-/// beginning as names one alone; instances by their name, too.
+/// Nodes, instances and volumes are named by their UUID, or by a beginning of it that
+/// only one of them has; instances also by their name.
 ///
-/// With --json, what is printed is JSON: one value a line, and as the last line of
-/// the standard error why it failed. docs/cluster.md has its shape.
+/// With --json, the output is JSON: one value a line. If a command fails, the last
+/// line of the standard error is a JSON object with the reason. docs/cluster.md
+/// describes the values.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -101,7 +104,7 @@ enum Verb {
     Logs(logs::Args),
     Sessions(sessions::Args),
     Kick(kick::Args),
-    /// Show who is kept out, and for how long still
+    /// Show the bans, and how long each still lasts
     Bans,
     Unban(kick::UnbanArgs),
 }
@@ -116,11 +119,11 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 fn done(options: &Options, stop: &Stop, verb: Verb) -> Result<(), Failure> {
     match verb {
         Verb::Start(args) => verbs::start(options, stop, args),
-        Verb::Stop(args) => verbs::stop(options, stop, &args),
-        Verb::Restart(args) => verbs::restart(options, stop, &args),
-        Verb::Delete(args) => verbs::delete(options, stop, &args),
-        Verb::Attach(args) => verbs::attach(options, stop, &args),
-        Verb::Detach(args) => verbs::detach(options, stop, &args),
+        Verb::Stop(args) => verbs::each(options, stop, &args, Controller::stop),
+        Verb::Restart(args) => verbs::each(options, stop, &args, Controller::restart),
+        Verb::Delete(args) => verbs::each(options, stop, &args, Controller::delete),
+        Verb::Attach(args) => verbs::volume(options, stop, &args, Controller::attach_volume),
+        Verb::Detach(args) => verbs::volume(options, stop, &args, Controller::detach_volume),
         Verb::Evacuate(args) => verbs::evacuate(options, stop, &args),
         Verb::Restore(args) => verbs::restore(options, stop, &args),
         Verb::Configure(args) => verbs::configure(options, stop, &args),

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
+use serde_json::json;
 use ssntp::payload::InstanceState;
 use ssntp::proto::Command;
 use ssntp_cluster::controller::Change;
@@ -12,7 +13,7 @@ use uuid::Uuid;
 
 use super::session::Session;
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::{printable, say, say_json};
 
 /// How long a signal may have to wait.
 const LOOK: Duration = Duration::from_millis(100);
@@ -100,18 +101,12 @@ impl Moves {
 }
 
 fn tell(session: &Session<'_>, instance: Uuid, moved: Result<Uuid, &str>) -> Result<(), Failure> {
-    let mut output = Output::new();
     match (session.json, moved) {
-        (true, Ok(node)) => output.json(serde_json::json!({"instance": instance, "moved_to": node}))?,
-        (true, Err(why)) => output.json(serde_json::json!({"instance": instance, "not_moved": why}))?,
-        (false, Ok(node)) => output.line(format!("instance {instance} was moved to node {node}"))?,
-        (false, Err(why)) => {
-            output.line(crate::output::printable(&format!(
-                "instance {instance} was not moved: {why}"
-            )))?;
-        }
+        (true, Ok(node)) => say_json(json!({"instance": instance, "moved_to": node})),
+        (true, Err(why)) => say_json(json!({"instance": instance, "not_moved": why})),
+        (false, Ok(node)) => say(format!("instance {instance} was moved to node {node}")),
+        (false, Err(why)) => say(format!("instance {instance} was not moved: {}", printable(why))),
     }
-    output.flush()
 }
 
 /// What the scheduler says, in words.

@@ -18,9 +18,9 @@ pub(super) struct Options {
     /// Print JSON
     #[arg(long, global = true)]
     pub(super) json: bool,
-    /// How long to wait until the scheduler answers, and again until a command
-    /// is shown to be done [default: 180, and for a START as long as its node is
-    /// at work on it]
+    /// How long to wait until the scheduler answers, and again until a command is
+    /// shown to be done [default: 180; a START is waited for as long as its node
+    /// works on it]
     #[arg(long, value_name = "SECONDS", global = true)]
     timeout: Option<Seconds>,
 }
@@ -46,12 +46,12 @@ impl Options {
         self.timeout.map_or(LIMIT, Duration::from)
     }
 
-    /// For how long to wait, where the user has said it.
+    /// The time limit that the user gave.
     pub(super) fn asked_limit(&self) -> Option<Duration> {
         self.timeout.map(Duration::from)
     }
 
-    /// Whether the user has said for how long to wait.
+    /// Whether the user gave a time limit.
     pub(super) fn is_limited(&self) -> bool {
         self.timeout.is_some()
     }

@@ -17,14 +17,14 @@ use crate::signals::Stop;
 
 /// Delete the instances that have ended
 ///
-/// Those that were stopped and could be restarted as well, but none of a node that
-/// is not connected or does not report.
+/// That includes instances that were stopped and could be restarted. Instances of a
+/// node that is not connected or does not report are left alone.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     selection: Selection,
-    /// Only those that ended so long ago, as 90s, 30m, 12h or 7d; none whose node
-    /// does not say when
+    /// Only instances that ended at least so long ago: 90s, 30m, 12h or 7d. An
+    /// instance whose node does not report the time is left alone
     #[arg(long, value_name = "AGE")]
     older_than: Option<Age>,
     #[command(flatten)]
@@ -58,7 +58,7 @@ fn is_over(view: &View, instance: &Instance) -> bool {
     current && instance.state == InstanceState::Exited
 }
 
-/// Whether it ended before that time, where one is given.
+/// Whether it ended before that time; true if none is given.
 fn ended_by(instance: &Instance, before: Option<SystemTime>) -> bool {
     let Some(before) = before else { return true };
     let ended = timestamp::parse(&instance.stats.ended).filter(|nanos| *nanos > 0);

@@ -1,4 +1,4 @@
-//! Which of many are meant: filters by label, node and state.
+//! Filters by label, node and state.
 
 use ssntp::payload::{InstanceState, NodeStatus};
 use ssntp_cluster::controller::{Instance, View};
@@ -6,14 +6,14 @@ use uuid::Uuid;
 
 use crate::failure::Failure;
 
-/// What instances have to be like; nothing is any.
+/// Which instances are meant; by default all.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct Selection {
-    /// Only those with that label, or with any of that key; may be given several
-    /// times
+    /// Only instances with that label, or with any label of that key; may be given
+    /// several times
     #[arg(long = "label", value_name = "KEY[=VALUE]")]
     labels: Vec<String>,
-    /// Only those on that node
+    /// Only instances on that node
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
 }

@@ -1,29 +1,30 @@
-//! A controller that stands, and what a program waits for: the scheduler's
-//! first word, the end of its commands, a signal.
+//! A connected controller, and what a command waits for: the scheduler's list of
+//! nodes, the end of its orders, a signal.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ssntp::client::ClientHandle;
 use ssntp_cluster::controller::{CommandError, Controller, Node, Order, OrderError, Shown};
 use uuid::Uuid;
 
 use super::json;
 use super::options::Options;
-use crate::connection::{Complaint, unanswered};
+use crate::connection::{Complaint, closed, unanswered};
 use crate::failure::Failure;
-use crate::output::{Output, printable};
+use crate::output::{Output, printable, say, say_json};
 use crate::signals::Stop;
 
-/// How long a signal may have to wait where nothing better wakes.
+/// How long a signal may go unnoticed in a wait that it cannot end.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
 /// How long the scheduler may take to tell of all nodes.
 const TELLING: Duration = Duration::from_secs(5);
 /// How long a START is waited for that its node is at work on: longer than the
 /// scheduler gives it by default.
 const MOST: Duration = Duration::from_secs(1200);
-/// After how long somebody who looks is told what is waited for.
+/// After how long a user at a terminal is told what is waited for.
 const TELL_AFTER: Duration = Duration::from_secs(1);
 /// How long a node is waited for that could take a START: as long as an agent in
 /// the longest pause between two attempts takes, which is 30 s.
@@ -31,12 +32,33 @@ const NODE: Duration = Duration::from_secs(40);
 /// How long commands may take to leave.
 const LEAVING: Duration = Duration::from_secs(10);
 
+/// Waits until a client has a session with its server, and tells the user why not.
+pub(super) fn await_session(
+    client: &ClientHandle,
+    server: &str,
+    limit: Duration,
+    stop: &Stop,
+) -> Result<(), Failure> {
+    let deadline = now() + limit;
+    let mut complaint = Complaint::default();
+    while !client.wait_connected(Some(LOOK.min(limit))).map_err(closed)? {
+        if stop.requested() {
+            return Err(stop.interrupted());
+        }
+        if now() >= deadline {
+            return Err(unanswered(client, server, limit));
+        }
+        complaint.tell(client);
+    }
+    Ok(())
+}
+
 /// A controller and the signals.
 pub(super) struct Session<'a> {
     pub(super) controller: Controller,
     pub(super) stop: &'a Stop,
     pub(super) limit: Duration,
-    /// Whether the user has said so.
+    /// Whether the user gave the limit.
     is_strict: bool,
     pub(super) json: bool,
 }
@@ -46,17 +68,7 @@ impl<'a> Session<'a> {
     pub(super) fn open(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
         let controller = Controller::start(options.config(stop)?)?;
         let limit = options.limit();
-        let deadline = now() + limit;
-        let mut complaint = Complaint::default();
-        while !controller.wait_connected(LOOK.min(limit))? {
-            if stop.requested() {
-                return Err(stop.interrupted());
-            }
-            if now() >= deadline {
-                return Err(unanswered(&controller.client(), "scheduler", limit));
-            }
-            complaint.tell(&controller.client());
-        }
+        await_session(&controller.client(), "scheduler", limit, stop)?;
         Ok(Self {
             controller,
             stop,
@@ -107,9 +119,9 @@ impl<'a> Session<'a> {
         Ok(found)
     }
 
-    /// Waits until a node is connected that is of use, and says so. A START that
-    /// comes before is refused at once, and an agent that has just been started, or
-    /// has found no scheduler yet, takes a moment to come.
+    /// Waits until a node is connected that could take the START, and says so. The
+    /// scheduler would refuse an earlier START at once, and an agent that was just
+    /// started takes a moment to connect.
     pub(super) fn wait_for_node(&self, is_of_use: impl Fn(&Node) -> bool) -> Result<(), Failure> {
         let is_there = || {
             self.controller
@@ -129,8 +141,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Waits for what becomes of orders, and reports each; or, if nobody is
-    /// to wait, until they have left. Some may have failed to be given.
+    /// Waits for what becomes of orders, and reports each; or, with --no-wait, until
+    /// they have left.
     pub(super) fn finish(&self, orders: Vec<Order>, wait: bool) -> Result<(), Failure> {
         if !wait {
             return self.leave(&orders);
@@ -208,13 +220,11 @@ impl<'a> Session<'a> {
     /// One line for each order; what failed goes to the standard error at the
     /// end, unless a program reads.
     fn report(&self, order: &Order, settled: &Result<Shown, OrderError>) -> Result<(), Failure> {
-        let mut output = Output::new();
         match settled {
-            _ if self.json => output.json(json::settled(order.subject(), settled))?,
-            Ok(shown) => output.line(printable(&shown.to_string()))?,
-            Err(_) => {}
+            _ if self.json => say_json(json::settled(order.subject(), settled)),
+            Ok(shown) => say(printable(&shown.to_string())),
+            Err(_) => Ok(()),
         }
-        output.flush()
     }
 
     /// Waits until the commands have left.
@@ -249,8 +259,8 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// What is waited for, on the standard error where that is a terminal: a bar where
-/// it is several things, or what is known of the one once that takes a second.
+/// Progress on the standard error, if that is a terminal: a bar for several things,
+/// or after a second what is known of a single one.
 pub(super) struct Progress {
     bar: ProgressBar,
     several: bool,

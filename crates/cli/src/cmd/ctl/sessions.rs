@@ -1,7 +1,7 @@
 //! `ssntp ctl sessions`, and how an operator asks: a question, and the answer that
 //! repeats its id.
 
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
 
 use serde_json::Value;
 use ssntp::Role;
@@ -11,38 +11,31 @@ use ssntp::proto::Frame;
 use uuid::Uuid;
 
 use super::options::Options;
-use super::session::LOOK;
+use super::session::await_session;
 use super::{json, tables};
-use crate::connection::{Complaint, closed, unanswered};
+use crate::connection::closed;
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::{say, say_json};
 use crate::signals::Stop;
 
-/// Show who is connected, of any role
+/// Show the sessions of the server, of any role
 ///
 /// Works with `ssntp server` as well.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Only those with one of these roles, as agent or agent,netagent
+    /// Only sessions with one of these roles, for example agent or agent,netagent
     #[arg(long, value_name = "ROLES")]
     role: Option<Role>,
 }
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
     let sessions = Operator::open(options, stop)?.sessions(args.role)?;
-    let mut output = Output::new();
-    if options.json {
-        let now = wall_clock();
-        output.json(
-            sessions
-                .iter()
-                .map(|one| json::session(one, now))
-                .collect::<Value>(),
-        )?;
-    } else {
-        output.line(tables::sessions(&sessions))?;
+    let now = wall_clock();
+    let values = sessions.iter().map(|one| json::session(one, now));
+    match options.json {
+        true => say_json(values.collect::<Value>()),
+        false => say(tables::sessions(&sessions)),
     }
-    output.flush()
 }
 
 /// A client that asks its server.
@@ -56,21 +49,7 @@ impl<'a> Operator<'a> {
     /// Connects.
     pub(super) fn open(options: &'a Options, stop: &'a Stop) -> Result<Self, Failure> {
         let client = Client::start(options.client(stop)?)?;
-        let deadline = now() + options.limit();
-        let handle = client.handle();
-        let mut complaint = Complaint::default();
-        while !handle
-            .wait_connected(Some(LOOK.min(options.limit())))
-            .map_err(closed)?
-        {
-            if stop.requested() {
-                return Err(stop.interrupted());
-            }
-            if now() >= deadline {
-                return Err(unanswered(&handle, "server", options.limit()));
-            }
-            complaint.tell(&handle);
-        }
+        await_session(&client.handle(), "server", options.limit(), stop)?;
         Ok(Self {
             client,
             options,
@@ -110,7 +89,7 @@ impl<'a> Operator<'a> {
                     ));
                 }
             };
-            // Controllers are told much else.
+            // A controller receives other frames as well.
             if frame.kind() == A::KIND {
                 let answer = frame.payload::<A>()?;
                 if is_answer(&answer) {
@@ -135,7 +114,7 @@ impl<'a> Operator<'a> {
             };
             let page: Sessions = self.ask(&question, |page: &Sessions| page.id == question.id)?;
             all.extend(page.entries);
-            // Numbers grow: a server that says otherwise would go on for ever.
+            // Numbers have to grow, or a faulty server could keep this loop going for ever.
             if page.next <= after {
                 return Ok(all);
             }
@@ -159,11 +138,6 @@ fn refused(refusal: &InvalidFrameType) -> String {
         "unsupported_operand" => format!("the server is too old: it does not know {kind}"),
         reason => format!("the server refuses {kind}: {reason}"),
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "connecting has a time limit")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 #[expect(clippy::disallowed_methods, reason = "lists say since when")]

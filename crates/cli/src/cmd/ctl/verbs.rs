@@ -1,9 +1,8 @@
 //! The commands of `ssntp ctl`: give orders, wait for them, report.
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ValueEnum, value_parser};
@@ -16,16 +15,17 @@ use super::moves::Moves;
 use super::options::Options;
 use super::session::Session;
 use super::workload::WorkloadArgs;
+use crate::cmd::send::read_input;
 use crate::failure::Failure;
 use crate::signals::Stop;
 
 /// Whether a command ends once it was carried out, or once it was sent.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(super) struct Waiting {
-    /// Wait until it is shown to be done [default]
+    /// Wait until the command is shown to be done [default]
     #[arg(long, overrides_with = "no_wait")]
     wait: bool,
-    /// Do not wait until it is shown to be done: failures go unseen
+    /// Do not wait until the command is shown to be done; failures are not reported
     #[arg(long, overrides_with = "wait")]
     no_wait: bool,
 }
@@ -77,26 +77,15 @@ pub(super) struct InstancesArgs {
     /// The instances
     #[arg(required_unless_present = "all", value_name = "INSTANCE")]
     instances: Vec<String>,
-    /// All that the scheduler knows of
+    /// All instances that the scheduler knows
     #[arg(long, conflicts_with = "instances")]
     all: bool,
     #[command(flatten)]
     waiting: Waiting,
 }
 
-pub(super) fn stop(options: &Options, stop: &Stop, args: &InstancesArgs) -> Result<(), Failure> {
-    each(options, stop, args, Controller::stop)
-}
-
-pub(super) fn restart(options: &Options, stop: &Stop, args: &InstancesArgs) -> Result<(), Failure> {
-    each(options, stop, args, Controller::restart)
-}
-
-pub(super) fn delete(options: &Options, stop: &Stop, args: &InstancesArgs) -> Result<(), Failure> {
-    each(options, stop, args, Controller::delete)
-}
-
-fn each(
+/// Gives a command to each of some instances.
+pub(super) fn each(
     options: &Options,
     stop: &Stop,
     args: &InstancesArgs,
@@ -120,21 +109,14 @@ fn each(
 pub(super) struct VolumeArgs {
     /// The instance
     instance: String,
-    /// The volume; one that no instance has yet by its whole UUID
+    /// The volume; if no instance has it yet, its whole UUID
     volume: String,
     #[command(flatten)]
     waiting: Waiting,
 }
 
-pub(super) fn attach(options: &Options, stop: &Stop, args: &VolumeArgs) -> Result<(), Failure> {
-    volume(options, stop, args, Controller::attach_volume)
-}
-
-pub(super) fn detach(options: &Options, stop: &Stop, args: &VolumeArgs) -> Result<(), Failure> {
-    volume(options, stop, args, Controller::detach_volume)
-}
-
-fn volume(
+/// Gives a command about a volume of an instance.
+pub(super) fn volume(
     options: &Options,
     stop: &Stop,
     args: &VolumeArgs,
@@ -155,12 +137,12 @@ pub(super) struct EvacuateArgs {
     /// What the node does once it is empty
     #[arg(long, value_enum, default_value_t = NextStateName::Maintenance)]
     next_state: NextStateName,
-    /// Kill instances that have not ended after so long [default: what its agent
-    /// gives them]
+    /// Kill instances that have not ended after this time [default: the agent's own
+    /// grace period]
     #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u32).range(1..))]
     deadline: Option<u32>,
-    /// Start elsewhere what can run elsewhere, once it has ended; what stays is
-    /// told with the reason
+    /// Start each instance on another node once it has ended, if it can run there;
+    /// print the reason for each that cannot
     #[arg(long = "move")]
     moves: bool,
     #[command(flatten)]
@@ -213,25 +195,15 @@ pub(super) struct NodeArgs {
 }
 
 pub(super) fn restore(options: &Options, stop: &Stop, args: &NodeArgs) -> Result<(), Failure> {
-    node(options, stop, &args.node, args.waiting, Controller::restore)
-}
-
-fn node(
-    options: &Options,
-    stop: &Stop,
-    text: &str,
-    waiting: Waiting,
-    command: impl Fn(&Controller, Uuid) -> Result<Order, CommandError>,
-) -> Result<(), Failure> {
     let session = Session::open_told(options, stop)?;
-    let node = find(&session, |view| view.find_node(text))?;
-    let order = command(&session.controller, node)?;
-    session.finish(vec![order], waiting.wait())
+    let node = find(&session, |view| view.find_node(&args.node))?;
+    let order = session.controller.restore(node)?;
+    session.finish(vec![order], args.waiting.wait())
 }
 
 /// Replace the configuration of the cluster
 ///
-/// Waits until the scheduler says that it has taken it up.
+/// Waits until the scheduler confirms the new configuration.
 #[derive(Debug, clap::Args)]
 pub(super) struct ConfigureArgs {
     /// A CONFIGURE document; - is the standard input
@@ -241,12 +213,12 @@ pub(super) struct ConfigureArgs {
 }
 
 pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) -> Result<(), Failure> {
-    let configuration = read(&args.file)?;
+    let configuration = read_input(&args.file)?;
     // The scheduler checks it as well, but has no way to say what is wrong.
     let checked = Configure::decode_valid(&configuration);
     checked.map_err(|e| Failure::new(format!("{}: {e}", args.file.display())))?;
-    // Unknown keys are ignored, so that any other document would be one that
-    // sets everything back.
+    // Unknown keys are ignored, so any other document would reset the whole
+    // configuration to defaults.
     if !is_configuration(&configuration) {
         let file = args.file.display();
         return Err(Failure::new(format!("{file}: it has no configure: at the top")));
@@ -269,10 +241,11 @@ pub(super) struct PublicIpArgs {
     /// The public address
     #[arg(value_name = "IP")]
     public_ip: IpAddr,
-    /// The concentrator that does it [default: the tenant's, or the only one]
+    /// The concentrator that handles the address [default: the tenant's, or the only
+    /// one]
     #[arg(long)]
     cnci: Option<String>,
-    /// Whose instance it is
+    /// The instance's tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
     /// The instance's address inside its subnet
@@ -286,52 +259,42 @@ pub(super) struct PublicIpArgs {
 }
 
 pub(super) fn assign_ip(options: &Options, stop: &Stop, args: &PublicIpArgs) -> Result<(), Failure> {
-    public_ip(options, stop, args, Controller::assign_public_ip)
+    let (session, command) = public_ip(options, stop, args)?;
+    let order = session.controller.assign_public_ip(&command)?;
+    session.finish(vec![order], args.waiting.wait())
 }
 
 pub(super) fn release_ip(options: &Options, stop: &Stop, args: &PublicIpArgs) -> Result<(), Failure> {
-    public_ip(options, stop, args, |controller, command| {
-        let AssignPublicIp {
-            concentrator_uuid,
-            tenant_uuid,
-            instance_uuid,
-            public_ip,
-            private_ip,
-            vnic_mac,
-        } = command.clone();
-        controller.release_public_ip(&ReleasePublicIp {
-            concentrator_uuid,
-            tenant_uuid,
-            instance_uuid,
-            public_ip,
-            private_ip,
-            vnic_mac,
-        })
-    })
+    let (session, command) = public_ip(options, stop, args)?;
+    let order = session.controller.release_public_ip(&ReleasePublicIp {
+        concentrator_uuid: command.concentrator_uuid,
+        tenant_uuid: command.tenant_uuid,
+        instance_uuid: command.instance_uuid,
+        public_ip: command.public_ip,
+        private_ip: command.private_ip,
+        vnic_mac: command.vnic_mac,
+    })?;
+    session.finish(vec![order], args.waiting.wait())
 }
 
-fn public_ip(
+fn public_ip<'a>(
     options: &Options,
-    stop: &Stop,
+    stop: &'a Stop,
     args: &PublicIpArgs,
-    command: impl Fn(&Controller, &AssignPublicIp) -> Result<Order, CommandError>,
-) -> Result<(), Failure> {
+) -> Result<(Session<'a>, AssignPublicIp), Failure> {
     let session = Session::open_told(options, stop)?;
     let instance = find(&session, |view| view.find_instance(&args.instance))?;
     let (cnci, tenant) = session.controller.look(|view| concentrator(view, args))?;
     let text = |value: Option<IpAddr>| value.map(|ip| ip.to_string()).unwrap_or_default();
-    let order = command(
-        &session.controller,
-        &AssignPublicIp {
-            concentrator_uuid: cnci.into(),
-            tenant_uuid: tenant,
-            instance_uuid: instance.into(),
-            public_ip: args.public_ip.to_string(),
-            private_ip: text(args.private_ip),
-            vnic_mac: args.mac.clone().unwrap_or_default(),
-        },
-    );
-    session.finish(vec![order?], args.waiting.wait())
+    let command = AssignPublicIp {
+        concentrator_uuid: cnci.into(),
+        tenant_uuid: tenant,
+        instance_uuid: instance.into(),
+        public_ip: args.public_ip.to_string(),
+        private_ip: text(args.private_ip),
+        vnic_mac: args.mac.clone().unwrap_or_default(),
+    };
+    Ok((session, command))
 }
 
 /// The concentrator that a public address is a matter of, and its tenant.
@@ -339,12 +302,8 @@ fn concentrator(view: &View, args: &PublicIpArgs) -> Result<(Uuid, Id), Failure>
     let tenant = args.tenant.map(Id::from);
     if let Some(text) = &args.cnci {
         let cnci = view.find_cnci(text)?;
-        let known = || {
-            view.cnci(cnci)
-                .map(|cnci| cnci.tenant.clone())
-                .unwrap_or_default()
-        };
-        return Ok((cnci, tenant.unwrap_or_else(known)));
+        let known = view.cnci(cnci).map(|cnci| cnci.tenant.clone());
+        return Ok((cnci, tenant.or(known).unwrap_or_default()));
     }
     let serves = |id: &Id| args.tenant.is_none_or(|tenant| *id == tenant);
     let found: Vec<_> = view.cncis().filter(|cnci| serves(&cnci.tenant)).collect();
@@ -369,16 +328,5 @@ pub(super) fn find<T>(
     session: &Session<'_>,
     find: impl FnOnce(&View) -> Result<T, FindError>,
 ) -> Result<T, Failure> {
-    session.controller.look(find).map_err(Failure::new)
-}
-
-/// A file, or the standard input.
-pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    if path.as_os_str() == "-" {
-        let mut bytes = Vec::new();
-        let read = std::io::stdin().lock().read_to_end(&mut bytes);
-        read.map_err(|e| Failure::new(format!("standard input: {e}")))?;
-        return Ok(bytes);
-    }
-    std::fs::read(path).map_err(|e| Failure::new(format!("{}: {e}", path.display())))
+    Ok(session.controller.look(find)?)
 }

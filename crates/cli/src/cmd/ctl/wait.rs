@@ -11,20 +11,20 @@ use super::json;
 use super::options::Options;
 use super::session::{LOOK, Progress, Session};
 use crate::failure::Failure;
-use crate::output::{Output, printable};
+use crate::output::{printable, say, say_json};
 use crate::signals::Stop;
 
-/// The exit code where a workload has failed.
+/// The exit code if a workload has failed.
 const WORKLOAD_FAILED: u8 = 3;
-/// How long the exit code of what has ended may come after that it has.
+/// How much later than the end of an instance its exit code may be reported.
 const AFTERWARDS: Duration = Duration::from_secs(2);
 
 /// Wait until instances run, or have ended
 ///
-/// Without --timeout for as long as it takes. Exit codes: 0 all of them run, or have
-/// ended with exit code 0; 1 that was not seen in time, or one is gone; 3 one has
-/// ended with another exit code, by a signal, out of memory, or before it was seen to
-/// run.
+/// Without --timeout, it waits for as long as it takes. Exit codes: 0 all instances
+/// run, or have ended with exit code 0; 1 that was not seen in time, or an instance is
+/// gone; 3 an instance has ended with another exit code, by a signal, out of memory,
+/// or before it was seen to run.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The instances
@@ -43,7 +43,7 @@ enum What {
     Ended,
 }
 
-/// What was waited for, or that it cannot come.
+/// What became of an instance that is waited for.
 #[derive(Debug)]
 enum Outcome {
     Running { node: Uuid },
@@ -117,10 +117,8 @@ fn report(uuid: Uuid, outcome: &Outcome, json: bool) -> Result<(), Failure> {
         Outcome::Ended(ending) => format!("instance {uuid} has ended: {ending}: {}", ending.detail),
         Outcome::Gone => format!("instance {uuid} is gone"),
     };
-    let mut output = Output::new();
     if !json {
-        output.line(printable(&text))?;
-        return output.flush();
+        return say(printable(&text));
     }
     let mut value = serde_json::json!({"subject": uuid, "text": text});
     match outcome {
@@ -134,8 +132,7 @@ fn report(uuid: Uuid, outcome: &Outcome, json: bool) -> Result<(), Failure> {
         }
         Outcome::Gone => value["result"] = "gone".into(),
     }
-    output.json(value)?;
-    output.flush()
+    say_json(value)
 }
 
 fn late(session: &Session<'_>, waiting: &[Uuid], what: What) -> Failure {

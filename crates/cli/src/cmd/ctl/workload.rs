@@ -41,7 +41,7 @@ use ssntp::payload::{
 use ssntp::payload::{MAX_LABELS, check_label, check_name};
 use uuid::Uuid;
 
-use super::verbs::read;
+use crate::cmd::send::read_input;
 use crate::failure::Failure;
 
 #[derive(Debug, clap::Args)]
@@ -59,45 +59,45 @@ pub(super) struct WorkloadArgs {
     /// CPUs that it needs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(i64).range(0..))]
     cpus: i64,
-    /// The only node that will do
+    /// The node that it has to run on
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
-    /// Keep it when it stops, so that it can be restarted
+    /// Keep the instance when it stops, so that it can be restarted
     #[arg(long)]
     persistent: bool,
     /// Whether its node starts it again when it ends by itself
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = RestartName::Never)]
     restart: RestartName,
-    /// How often in a row; 0 is without end
+    /// How many times in a row its node starts it again; 0 is no limit
     #[arg(long, value_name = "N", default_value_t = 0)]
     restart_limit: u32,
-    /// It needs a network node, as concentrators do
+    /// It has to run on a network node, as concentrators do
     #[arg(long)]
     network_node: bool,
-    /// Whose it is
+    /// The tenant that it belongs to
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
     /// Its UUID [default: a new one]
     #[arg(long, conflicts_with = "count")]
     uuid: Option<Uuid>,
-    /// What it finds in its environment; may be given several times
+    /// An environment variable for it; may be given several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<(String, String)>,
     /// A file of lines NAME=VALUE for its environment, comments with # in front; may
-    /// be given several times. Later files count, and --env most
+    /// be given several times. Later files win over earlier ones, and --env over all
     #[arg(long, value_name = "FILE")]
     env_file: Vec<PathBuf>,
-    /// What it is called; of several, each with a number behind it. Commands take
+    /// Its name; with --count, each instance gets a number behind it. Commands take
     /// names in place of UUIDs
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// What else is said of it, to find it by; may be given several times
+    /// A label to find it by; may be given several times
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     labels: Vec<(String, String)>,
     /// The directory it starts in [default: the agent's choice]
     #[arg(long, value_name = "DIR")]
     dir: Option<String>,
-    /// How many of it to start
+    /// How many instances to start
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..=10_000))]
     count: u32,
     /// The program and its arguments
@@ -107,11 +107,11 @@ pub(super) struct WorkloadArgs {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum RestartName {
-    /// It stays as it ended
+    /// It is not started again
     Never,
-    /// Where it failed, or its node was booted
+    /// Its node starts it again if it failed, or if the node was rebooted
     OnFailure,
-    /// However it ended
+    /// Its node always starts it again
     Always,
 }
 
@@ -136,7 +136,7 @@ fn label(text: &str) -> Result<(String, String), &'static str> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// The most of an environment file: no START may be longer.
+/// The longest environment file in bytes. A START with more would not be sent.
 const MAX_ENV_FILE: u64 = 1 << 20;
 
 /// The variables of a file: as they stand, without quotes and expansions.
@@ -176,7 +176,8 @@ impl WorkloadArgs {
     pub(super) fn workload(&self) -> Result<Workload, Failure> {
         if let Some(path) = &self.file {
             let shown = path.display();
-            let mut workload = parse(&read(path)?).map_err(|why| Failure::new(format!("{shown}: {why}")))?;
+            let mut workload =
+                parse(&read_input(path)?).map_err(|why| Failure::new(format!("{shown}: {why}")))?;
             workload.count = self.count;
             self.call(&mut workload)?;
             if workload.named && self.count > 1 {

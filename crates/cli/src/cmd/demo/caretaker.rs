@@ -30,7 +30,8 @@ use super::now;
 use super::processes::{end_of, pause, program};
 use crate::failure::Failure;
 
-/// How long killed processes may take to be gone.
+/// How long killed processes may take to be gone. The demo waits twice as long for
+/// the caretaker.
 const END: Duration = Duration::from_secs(5);
 
 /// Wait for the end of a demo, and remove what is left of it

@@ -1,4 +1,4 @@
-//! The way to a running server.
+//! Flags of commands that ask a running server.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use ssntp_opflex::run::Control;
 use crate::failure::Failure;
 use crate::seconds::Seconds;
 
-/// Which server, and how its answer is shown.
+/// Which server is asked, and how its answer is printed.
 #[derive(Debug, clap::Args)]
 pub(super) struct ControlArgs {
     /// The control socket of the server
@@ -23,7 +23,7 @@ pub(super) struct ControlArgs {
 
 impl ControlArgs {
     pub(super) fn connect(&self) -> Result<Control, Failure> {
-        // It is required, which clap does not take of a global flag.
+        // clap does not allow a global flag to be required.
         let path = self
             .control
             .as_ref()

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crossbeam_channel::select;
 use ssntp::transport::Address;
 use ssntp_opflex::PolicyElement;
+use ssntp_opflex::message::Proxies;
 use ssntp_opflex::model::{Ident, ManagedObject, Name, Target, Uri};
 use ssntp_opflex::policy_element::{ElementEvent, Health, ObjectChange, Settings, Store};
 use ssntp_opflex::run::{ElementConfig, ElementHandle, Reference};
@@ -25,9 +26,9 @@ use crate::signals::Stop;
 
 /// Resolve policy, declare endpoints and report state
 ///
-/// Without --watch it ends once servers have answered everything, and prints
-/// what was resolved; with it, it stays and prints what changes. Then, SIGHUP makes it
-/// read the files of its certificates again, and so does a change of them.
+/// Without --watch it waits until servers have answered everything, prints what was
+/// resolved, and ends. With --watch it keeps running and prints changes. While it keeps
+/// running, it reads the files of its certificates again when they change, and at SIGHUP.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
@@ -41,8 +42,8 @@ pub(super) struct Args {
     /// The element's name, its own within the domain
     #[arg(long, value_name = "NAME", default_value = "element")]
     name: String,
-    /// A policy to resolve; its class is the last segment of the URI but one
-    /// where none is given
+    /// Policies to resolve: URIs, each with its class before it; without a class, the
+    /// segment before the last of the URI is the class
     #[arg(long, value_names = ["SUBJECT", "URI"], num_args = 1..=2)]
     resolve: Vec<String>,
     /// Policies to resolve by a name within a context, which is a URI
@@ -55,20 +56,19 @@ pub(super) struct Args {
     /// MAC, a UUID
     #[arg(long, value_names = ["SUBJECT", "CONTEXT", "IDENTIFIER"], num_args = 3)]
     resolve_endpoint_ident: Vec<String>,
-    /// Resolve what resolved policies refer to, too
+    /// Also resolve the policies that resolved policies refer to
     #[arg(long)]
     follow: bool,
-    /// Where the element is, if it knows
+    /// The location of the element, if it is known
     #[arg(long, value_name = "TEXT")]
     location: Option<String>,
-    /// The MAC address of its tunnel end point, by which a fabric knows it
+    /// The MAC address of the element's tunnel end point, by which a fabric knows it
     #[arg(long, value_name = "MAC", value_parser = mac)]
     mac: Option<String>,
-    /// Use no server that names no proxies, as libopflex in transport mode
+    /// Skip servers that name no proxies, as libopflex does in transport mode
     #[arg(long)]
     require_proxies: bool,
-    /// The policy to begin with, as long as no server has answered: an array of
-    /// managed objects
+    /// The policy to use until a server answers: an array of managed objects
     #[arg(long, value_name = "FILE")]
     start_policy: Option<PathBuf>,
     /// The endpoints to declare: an array of managed objects
@@ -77,16 +77,17 @@ pub(super) struct Args {
     /// The state to report: an array of managed objects
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Stay, and print what changes; so does --serve, without a line
+    /// Keep running and print changes; with --serve alone it keeps running without
+    /// printing
     #[arg(long)]
     watch: bool,
-    /// How long servers tell changes, and how often they are asked again
+    /// For how long servers report changes; requests are repeated within half of it
     #[arg(long, value_name = "SECONDS", default_value = "7200")]
     prr: Seconds,
     /// How long to wait for all servers and answers, without --watch
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     timeout: Seconds,
-    /// Answer updates, as the draft asks and a libopflex server does not bear
+    /// Answer updates as the draft asks; a libopflex server then ends the connection
     #[arg(long)]
     acknowledge: bool,
     #[command(flatten)]
@@ -100,7 +101,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Something to be resolved.
+/// A policy or an endpoint to resolve.
 #[derive(Debug)]
 struct Wanted {
     what: Store,
@@ -130,21 +131,22 @@ impl Args {
 
     fn wanted(&self) -> Result<Vec<Wanted>, Failure> {
         let mut wanted = policies(&self.resolve)?;
-        for three in self.resolve_ident.chunks(3) {
-            wanted.push(by_ident("--resolve-ident", Store::Policy, three)?);
-        }
-        for two in self.resolve_endpoint.chunks(2) {
-            let [subject, text] = two else {
-                continue;
-            };
-            wanted.push(Wanted {
-                what: Store::Endpoints,
-                subject: subject.as_str().into(),
-                target: uri("--resolve-endpoint", text)?.into(),
-            });
-        }
-        for three in self.resolve_endpoint_ident.chunks(3) {
-            wanted.push(by_ident("--resolve-endpoint-ident", Store::Endpoints, three)?);
+        for (flag, what, values) in [
+            ("--resolve-ident", Store::Policy, self.resolve_ident.chunks(3)),
+            (
+                "--resolve-endpoint",
+                Store::Endpoints,
+                self.resolve_endpoint.chunks(2),
+            ),
+            (
+                "--resolve-endpoint-ident",
+                Store::Endpoints,
+                self.resolve_endpoint_ident.chunks(3),
+            ),
+        ] {
+            for values in values {
+                wanted.push(wanted_by(flag, what, values)?);
+            }
         }
         Ok(wanted)
     }
@@ -154,31 +156,36 @@ fn mac(text: &str) -> Result<String, String> {
     let is_byte = |pair: &str| pair.len() == 2 && pair.bytes().all(|byte| byte.is_ascii_hexdigit());
     match text.split(':').count() == 6 && text.split(':').all(is_byte) {
         true => Ok(text.to_ascii_lowercase()),
-        false => Err("it is not six bytes as 00:11:22:33:44:55".to_owned()),
+        false => Err("expected six bytes like 00:11:22:33:44:55".to_owned()),
     }
 }
 
 fn uri(flag: &str, text: &str) -> Result<Uri, Failure> {
     if !text.starts_with('/') {
-        return Err(Failure::usage(format!("{flag}: {text:?} is no URI")));
+        return Err(Failure::usage(format!(
+            "{flag}: {text:?} is not a URI: it does not begin with a slash"
+        )));
     }
     text.parse()
         .map_err(|e| Failure::usage(format!("{flag}: {text:?}: {e}")))
 }
 
-/// What clap has counted.
-fn by_ident(flag: &str, what: Store, three: &[String]) -> Result<Wanted, Failure> {
-    let [subject, context, name] = three else {
-        return Err(Failure::usage(format!("{flag} takes three values")));
+/// A class and a URI, or a class, a context and a name.
+fn wanted_by(flag: &str, what: Store, values: &[String]) -> Result<Wanted, Failure> {
+    let (subject, target) = match values {
+        [subject, text] => (subject, uri(flag, text)?.into()),
+        [subject, context, name] => {
+            let (context, name) = (uri(flag, context)?, name.as_str().into());
+            (subject, Ident { context, name }.into())
+        }
+        // clap has counted them.
+        _ => return Err(Failure::usage(format!("{flag}: wrong number of values"))),
     };
-    let ident = Ident {
-        context: uri(flag, context)?,
-        name: name.as_str().into(),
-    };
+    let subject = subject.as_str().into();
     Ok(Wanted {
         what,
-        subject: subject.as_str().into(),
-        target: ident.into(),
+        subject,
+        target,
     })
 }
 
@@ -186,24 +193,24 @@ fn by_ident(flag: &str, what: Store, three: &[String]) -> Result<Wanted, Failure
 /// one that follows.
 fn policies(arguments: &[String]) -> Result<Vec<Wanted>, Failure> {
     let mut wanted = Vec::new();
-    let mut subject: Option<&String> = None;
+    let mut subject: Option<Name> = None;
     for argument in arguments {
         if !argument.starts_with('/') && subject.is_none() {
-            subject = Some(argument);
+            subject = Some(argument.as_str().into());
             continue;
         }
         let uri = uri("--resolve", argument)?;
         wanted.push(Wanted {
             what: Store::Policy,
-            subject: subject.take().map_or_else(
-                || ElementHandle::class_of(&uri),
-                |subject| subject.as_str().into(),
-            ),
+            subject: subject.take().unwrap_or_else(|| ElementHandle::class_of(&uri)),
             target: uri.into(),
         });
     }
     match subject {
-        Some(subject) => Err(Failure::usage(format!("--resolve: no URI after {subject:?}"))),
+        Some(subject) => Err(Failure::usage(format!(
+            "--resolve: no URI after {:?}",
+            subject.as_str()
+        ))),
         None => Ok(wanted),
     }
 }
@@ -281,13 +288,13 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
 fn print_event(event: &ElementEvent, as_json: bool) -> Result<(), Failure> {
     let mut output = Output::new();
     match as_json {
-        true => output.json(event.to_json())?,
+        true => output.json(serde_json::to_value(event)?)?,
         false => print(&mut output, event)?,
     }
     output.flush()
 }
 
-/// What is read again.
+/// What a reload reads again.
 struct Running<'a> {
     element: &'a PolicyElement,
     tls: ClientTls,
@@ -361,9 +368,8 @@ fn show(element: &PolicyElement, wanted: &[Wanted], follow: bool, as_json: bool)
         target,
     } in wanted
     {
-        let objects = element
-            .found(*what, subject.clone(), target)
-            .map_err(Failure::new)?;
+        let objects = element.found(*what, subject.clone(), target);
+        let objects = objects.map_err(Failure::new)?;
         if objects.is_empty() {
             missing.push(target.to_string());
         }
@@ -415,9 +421,10 @@ fn subtrees(objects: Vec<ManagedObject>) -> Vec<Vec<ManagedObject>> {
     trees
 }
 
+/// Prints an event for people.
 fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
-    match event {
-        ElementEvent::Health(health) => output.line(format!("health: {health:?}").to_lowercase()),
+    let text = match event {
+        ElementEvent::Health { health } => format!("health: {health:?}").to_lowercase(),
         ElementEvent::Peer {
             address,
             state,
@@ -425,13 +432,10 @@ fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
         } => {
             let state = state.map_or("dropped".to_owned(), |state| format!("{state:?}").to_lowercase());
             let why = reason.as_ref().map_or(String::new(), |why| format!(": {why}"));
-            output.line(printable(&format!("peer {address} {state}{why}")))
+            format!("peer {address} {state}{why}")
         }
-        ElementEvent::Location(location) => output.line(printable(&format!("location {location}"))),
-        ElementEvent::Proxies(proxies) => output.line(printable(&format!(
-            "proxies {} {} {}",
-            proxies.v4, proxies.v6, proxies.mac
-        ))),
+        ElementEvent::Location { location } => format!("location {location}"),
+        ElementEvent::Proxies(Proxies { v4, v6, mac }) => format!("proxies {v4} {v6} {mac}"),
         ElementEvent::Resolved {
             subject,
             target,
@@ -439,40 +443,44 @@ fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
             ..
         } => {
             let found = if *found { "resolved" } else { "not there yet" };
-            output.line(printable(&format!("{subject} {target} {found}")))
+            format!("{subject} {target} {found}")
         }
-        ElementEvent::Changed { what, objects } | ElementEvent::Forgotten { what, objects } => objects
-            .iter()
-            .try_for_each(|change| print_change(output, *what, change)),
+        ElementEvent::Changed { what, objects } | ElementEvent::Forgotten { what, objects } => {
+            return objects
+                .iter()
+                .try_for_each(|change| print_change(output, *what, change));
+        }
         ElementEvent::Refused {
             address,
             method,
             about,
             error,
-        } => output.line(printable(&format!("{address} refused {method} {about}: {error}"))),
-        ElementEvent::NotTaken { about, limit } => output.line(printable(&format!(
-            "{about} not taken: more than {limit} objects"
-        ))),
+        } => {
+            format!("{address} refused {method} {about}: {error}")
+        }
+        ElementEvent::NotTaken { about, limit } => format!("{about} not taken: more than {limit} objects"),
         ElementEvent::Unanswered {
             method,
             about,
             attempts,
-        } => output.line(printable(&format!(
-            "alarm: {method} {about}: no answer after {attempts} attempts"
-        ))),
-        ElementEvent::Missed(count) => output.line(format!("{count} events are lost")),
-        _ => Ok(()),
-    }
+        } => {
+            format!("alarm: {method} {about}: no answer after {attempts} attempts")
+        }
+        ElementEvent::Missed { count } => format!("{count} events are lost"),
+        _ => return Ok(()),
+    };
+    output.line(printable(&text))
 }
 
 fn print_change(output: &mut Output, what: Store, change: &ObjectChange) -> Result<(), Failure> {
-    let (kind, what) = (change.kind.name(), what.name());
-    output.line(printable(&format!(
-        "{what} {kind} {} {}",
-        change.subject, change.uri
-    )))?;
-    change
-        .object
-        .as_ref()
-        .map_or(Ok(()), |object| print_properties(output, object))
+    let text = format!(
+        "{} {} {} {}",
+        what.name(),
+        change.kind.name(),
+        change.subject,
+        change.uri
+    );
+    output.line(printable(&text))?;
+    let object = change.object.as_ref();
+    object.map_or(Ok(()), |object| print_properties(output, object))
 }

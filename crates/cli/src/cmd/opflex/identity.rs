@@ -1,4 +1,4 @@
-//! What a server tells elements of itself and of others.
+//! The flags for what a server tells elements of itself and of other servers.
 
 use std::net::Ipv6Addr;
 use std::time::Duration;
@@ -12,8 +12,7 @@ use crate::seconds::Seconds;
 /// The server, as its identity answer has it.
 #[derive(Debug, clap::Args)]
 pub(super) struct IdentityArgs {
-    /// What it is: repository, registry and observer, or none of them, for a
-    /// server that only tells where the others are
+    /// The roles of the server; `none` for a server that only lists others
     #[arg(
         long,
         value_name = "ROLE",
@@ -28,23 +27,23 @@ pub(super) struct IdentityArgs {
     /// The policy domain; `any` takes elements of every one
     #[arg(long, value_name = "NAME", default_value = "default")]
     domain: String,
-    /// Where the server is
+    /// The location of the server
     #[arg(long, value_name = "TEXT")]
     location: Option<String>,
-    /// A server to tell elements of; several roles are joined with +
+    /// A server to list in identity answers; join several roles with +
     #[arg(long = "peer", value_name = "ROLE=HOST:PORT", value_parser = peer)]
     peers: Vec<Peer>,
-    /// Tell of these servers only, not of the address that the element
-    /// reached; for elements that dial a name, which the list has to hold
+    /// List these servers only, and not the address that the element dialled; for
+    /// elements that dial a name, which the list then must hold
     #[arg(long, requires = "peers")]
     only_peers: bool,
-    /// Where an element is
+    /// The location of an element
     #[arg(long, value_name = "NAME=TEXT", value_parser = named)]
     element_location: Vec<(String, String)>,
-    /// Where elements are that do not know it themselves
+    /// The location of elements that have none of their own
     #[arg(long, value_name = "TEXT")]
     default_location: Option<String>,
-    /// Refuse elements that nobody knows the location of
+    /// Refuse elements without a known location
     #[arg(long)]
     require_location: bool,
     /// The proxies for elements in transport mode: for IPv4, IPv6 and bridged
@@ -54,22 +53,21 @@ pub(super) struct IdentityArgs {
     /// Take elements with another protocol version, another domain or no name
     #[arg(long, conflicts_with = "strict")]
     lenient: bool,
-    /// Refuse these, as the draft says (the default)
+    /// Refuse such elements, as the draft says (the default)
     #[arg(long)]
     strict: bool,
-    /// Close the connection of an element when another one comes with its name
+    /// Close the connection of an element when another element with its name connects
     #[arg(long)]
     unique_names: bool,
-    /// How long changes are told, and endpoints kept, where an element does
-    /// not say
+    /// For how long changes are reported and endpoints kept, if an element does not say
     #[arg(long, value_name = "SECONDS", default_value = "7200")]
     prr: Seconds,
-    /// What becomes of the endpoints of an element that leaves: remove, keep
-    /// until their time is over, or grace=SECONDS
+    /// What happens to the endpoints of an element that disconnects: `remove` them,
+    /// `keep` them until their time is over, or remove them after grace=SECONDS
     #[arg(long, value_name = "WHAT", value_parser = on_leave, default_value = "grace=30")]
     on_leave: OnLeave,
-    /// Sum up numbers of state reports over intervals, and how many of these
-    /// are kept
+    /// Sum up the numbers in state reports: the length of an interval, and how many
+    /// intervals are kept
     #[arg(long, value_name = "SECONDSxCOUNT", value_delimiter = ',', value_parser = roll_up, default_value = "300x12,3600x24")]
     roll_up: Vec<RollUp>,
 }
@@ -101,12 +99,12 @@ fn role(text: &str) -> Result<Option<Role>, String> {
         "repository" | "policy_repository" => Ok(Some(Role::POLICY_REPOSITORY)),
         "registry" | "endpoint_registry" => Ok(Some(Role::ENDPOINT_REGISTRY)),
         "observer" => Ok(Some(Role::OBSERVER)),
-        _ => Err("it is none of repository, registry, observer, none".to_owned()),
+        _ => Err("expected repository, registry, observer or none".to_owned()),
     }
 }
 
 fn peer(text: &str) -> Result<Peer, String> {
-    let (roles, address) = text.split_once('=').ok_or("it is not ROLE=HOST:PORT")?;
+    let (roles, address) = text.split_once('=').ok_or("expected ROLE=HOST:PORT")?;
     // libopflex writes IPv6 addresses without brackets.
     let is_ipv6 =
         |(host, port): (&str, &str)| host.parse::<Ipv6Addr>().is_ok() && port.parse::<u16>().is_ok();
@@ -124,7 +122,7 @@ fn peer(text: &str) -> Result<Peer, String> {
 fn named(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, text)) if !name.is_empty() && !text.is_empty() => Ok((name.to_owned(), text.to_owned())),
-        _ => Err("it is not NAME=TEXT".to_owned()),
+        _ => Err("expected NAME=TEXT".to_owned()),
     }
 }
 
@@ -136,7 +134,7 @@ fn proxies(text: &str) -> Result<Proxies, String> {
             v6: v6.to_owned(),
             mac: mac.to_owned(),
         }),
-        _ => Err("three addresses are needed".to_owned()),
+        _ => Err("expected three addresses".to_owned()),
     }
 }
 
@@ -147,7 +145,7 @@ fn on_leave(text: &str) -> Result<OnLeave, String> {
         _ => {
             let seconds = text
                 .strip_prefix("grace=")
-                .ok_or("it is none of remove, keep, grace=SECONDS")?;
+                .ok_or("expected remove, keep or grace=SECONDS")?;
             Ok(OnLeave::Grace(seconds.parse::<Seconds>()?.into()))
         }
     }
@@ -155,7 +153,7 @@ fn on_leave(text: &str) -> Result<OnLeave, String> {
 
 fn roll_up(text: &str) -> Result<RollUp, String> {
     const MOST: usize = 10_000;
-    let wrong = || format!("it is not SECONDSxCOUNT, with a count from 1 to {MOST}");
+    let wrong = || format!("expected SECONDSxCOUNT, with a count from 1 to {MOST}");
     let (seconds, count) = text.split_once('x').ok_or_else(wrong)?;
     let seconds: u64 = seconds.parse().map_err(|_| wrong())?;
     let keep: usize = count.parse().map_err(|_| wrong())?;

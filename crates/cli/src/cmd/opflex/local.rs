@@ -7,8 +7,7 @@ use ssntp_opflex::run::LocalSocket;
 /// The inspector of a server or an element.
 #[derive(Debug, clap::Args)]
 pub(super) struct InspectorArgs {
-    /// The Unix socket that agent-ovs's `gbp_inspect --socket` shows everything
-    /// through
+    /// The Unix socket where agent-ovs's `gbp_inspect --socket` reads everything
     #[arg(long, value_name = "PATH")]
     inspector: Option<PathBuf>,
     /// Let the group of that socket's file use it too
@@ -16,11 +15,11 @@ pub(super) struct InspectorArgs {
     inspector_group: bool,
 }
 
-/// An element for the programs beside it.
+/// The feed of an element, for programs on the same host.
 #[derive(Debug, clap::Args)]
 pub(super) struct ServeArgs {
-    /// The Unix socket that programs on this host get the policy and the
-    /// endpoints from that are resolved, and their changes, as JSON lines
+    /// The Unix socket where programs on this host read the resolved policy and
+    /// endpoints, and their changes, as lines of JSON
     #[arg(long, value_name = "PATH")]
     serve: Option<PathBuf>,
     /// Let the group of that socket's file use it too

@@ -6,16 +6,14 @@
 //! | `element` | a policy element |
 //! | `policy` | change the policy of a running server |
 //! | `show` | `endpoints`, `reports`, `sessions`, `agents`: what a running server has |
-//! | `model` | make model files |
 //!
-//! `identity`, `local` and `tls` are flags of these, `source` is the policy file, `control` is the way to a running
-//! server, and `printing` how objects are shown.
+//! `identity`, `local`, `tls` and `control` are flags of these, `source` reads the policy
+//! files, and `printing` prints objects.
 
 mod control;
 mod element;
 mod identity;
 mod local;
-mod model;
 mod policy;
 mod printing;
 mod serve;
@@ -23,6 +21,7 @@ mod show;
 mod source;
 mod tls;
 
+use std::fmt::Display;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -48,7 +47,6 @@ enum Command {
     Reports(show::ReportArgs),
     Sessions(show::SessionArgs),
     Agents(show::AgentArgs),
-    Model(model::Args),
 }
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
@@ -60,12 +58,11 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         Command::Reports(args) => show::reports(args),
         Command::Sessions(args) => show::sessions(args),
         Command::Agents(args) => show::agents(args),
-        Command::Model(args) => model::run(args),
     }
 }
 
 impl Args {
-    /// What can be told to be wrong before it is started, by its key.
+    /// The problems that can be found without starting anything, by key.
     pub(crate) fn problems(&self) -> Problems {
         match &self.command {
             Command::Serve(args) => args.problems(),
@@ -74,7 +71,7 @@ impl Args {
         }
     }
 
-    /// Whether it is a server, whose warnings an operator wants to see.
+    /// Whether it runs as a daemon, whose warnings go to the log.
     pub(crate) fn serves(&self) -> bool {
         match &self.command {
             Command::Serve(_) => true,
@@ -84,20 +81,19 @@ impl Args {
     }
 }
 
-/// Reads a file of managed objects, as JSON or, where its name says so, YAML.
-fn load_objects(path: &Path) -> Result<Vec<ManagedObject>, Failure> {
-    let shown = path.display();
-    let text = std::fs::read(path).map_err(|e| Failure::new(format!("{shown}: {e}")))?;
-    let format = Format::of_name(&path.to_string_lossy());
-    ManagedObject::read_all(&text, format).map_err(|e| Failure::new(format!("{shown}: {e}")))
+/// Reads a file as JSON or, if its name says so, YAML. An error names the file.
+fn load<T, E: Display>(path: &Path, read: impl FnOnce(&[u8], Format) -> Result<T, E>) -> Result<T, Failure> {
+    let failed = |e: &dyn Display| Failure::new(format!("{}: {e}", path.display()));
+    let text = std::fs::read(path).map_err(|e| failed(&e))?;
+    read(&text, Format::of_name(&path.to_string_lossy())).map_err(|e| failed(&e))
 }
 
-/// Reads a model file, as JSON or, where its name says so, YAML.
+/// Reads a file of managed objects.
+fn load_objects(path: &Path) -> Result<Vec<ManagedObject>, Failure> {
+    load(path, ManagedObject::read_all)
+}
+
+/// Reads a model file.
 fn load_model(path: &Path) -> Result<Arc<Schema>, Failure> {
-    let shown = path.display();
-    let text = std::fs::read(path).map_err(|e| Failure::new(format!("{shown}: {e}")))?;
-    let schema = Schema::read(&text, Format::of_name(&path.to_string_lossy()));
-    schema
-        .map(Arc::new)
-        .map_err(|e| Failure::new(format!("{shown}: {e}")))
+    load(path, Schema::read).map(Arc::new)
 }

@@ -13,9 +13,9 @@ use crate::output::{Output, lone_line, printable_json};
 
 /// Change or show the policy of a running server
 ///
-/// Talks to the socket that `ssntp opflex serve --control` names. A change is
-/// done when those who use the policy have been told and, with --persist, it
-/// is on the disk.
+/// Talks to the socket that `ssntp opflex serve --control` names. A change is complete
+/// when the elements that use the policy have been told and, with --persist, it is on
+/// the disk.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
@@ -26,7 +26,7 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Put the objects of files in
+    /// Add the objects of files, or replace those with the same URIs
     Put {
         /// JSON or YAML arrays of managed objects
         #[arg(required = true)]
@@ -37,7 +37,7 @@ enum Command {
         #[command(flatten)]
         only: Only,
     },
-    /// Make the objects of files all the policy there is
+    /// Replace all policy by the objects of files
     Reload {
         /// JSON or YAML arrays of managed objects
         #[arg(required = true)]
@@ -53,7 +53,7 @@ enum Command {
         #[command(flatten)]
         only: Only,
     },
-    /// Print the revision of the policy, and of how many objects it is
+    /// Print the revision of the policy and the number of its objects
     Status,
     /// Print the objects at and below a URI
     Dump {
@@ -65,11 +65,11 @@ enum Command {
     },
 }
 
-/// Which policy a change is for.
+/// The condition of a change.
 #[derive(Debug, clap::Args)]
 struct Only {
-    /// Change nothing unless this is the revision of the policy, which `status`
-    /// prints and every change
+    /// Change nothing unless the policy has this revision, which `status` prints and,
+    /// with --json, every change
     #[arg(long, value_name = "N")]
     if_revision: Option<u64>,
 }
@@ -97,15 +97,11 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             return lone_line(text, args.control.json.then(|| as_json.to_string()));
         }
         Command::Dump { uri, yaml } => {
-            let objects = control
-                .dump(&uri.unwrap_or_else(Uri::root))
-                .map_err(Failure::new)?;
+            let objects = control.dump(&uri.unwrap_or_else(Uri::root));
+            let objects = objects.map_err(Failure::new)?;
             let format = if yaml { Format::Yaml } else { Format::Json };
             let text = ManagedObject::write_all(&objects, format).map_err(Failure::new)?;
-            match yaml {
-                true => output.text(&text)?,
-                false => output.text(&printable_json(&text))?,
-            }
+            output.text(&if yaml { text } else { printable_json(&text) })?;
             return output.flush();
         }
     };
@@ -120,9 +116,6 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
 }
 
 fn load_all(files: &[PathBuf]) -> Result<Vec<ManagedObject>, Failure> {
-    let mut objects = Vec::new();
-    for file in files {
-        objects.extend(load_objects(file)?);
-    }
-    Ok(objects)
+    let objects: Result<Vec<_>, _> = files.iter().map(|file| load_objects(file)).collect();
+    Ok(objects?.concat())
 }

@@ -23,11 +23,11 @@ use crate::settings::{ConfigFile, Problems, Settings};
 
 /// Serve policy, register endpoints and keep state reports
 ///
-/// Prints one line with its address once it accepts clients. A policy file that
-/// changes is read again: what it holds is all the policy there is then. So are the
-/// files of --tls-cert, --tls-ca and --tls-crl: clients stay, but for those whose
-/// certificate does not count any more. One that cannot be read changes nothing. SIGHUP
-/// has all of them read at once.
+/// Prints one line with its addresses once it accepts clients. When a policy file
+/// changes, it is read again and replaces all policy. When a file of --tls-cert, --tls-ca
+/// or --tls-crl changes, it is read again, and clients whose certificate is not valid any
+/// more are disconnected. A file that cannot be read changes nothing. SIGHUP makes the
+/// server read all files at once.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
@@ -40,15 +40,15 @@ pub(super) struct Args {
     /// opflex_server reads, or a directory of such files
     #[arg(long, value_name = "FILE|DIR")]
     policy: Option<PathBuf>,
-    /// The classes that it takes, with their properties, types and containment
-    /// (JSON or YAML); objects that do not fit are refused [default: any]
+    /// The model: classes with their properties, types and containment (JSON or YAML);
+    /// policy that does not fit is refused [default: accept any class]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Identity")]
     identity: IdentityArgs,
     #[command(flatten)]
     tls: ServerTls,
-    /// Keep policy in this file, and begin with what it holds in place of
+    /// Keep policy in this file; if it exists, start with its policy instead of
     /// --policy
     #[arg(long, value_name = "FILE")]
     persist: Option<PathBuf>,
@@ -113,9 +113,7 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         }),
     };
     let mut arms: Arms<'_, Running<'_>> = vec![on(server.running().clone(), |_, _| {
-        Err(Failure::new(
-            "the server has panicked, as the log tells, and ends",
-        ))
+        Err(Failure::new("the server has panicked; the log says why"))
     })];
     if source.is_some() {
         let look = |running: &mut Running<'_>, _| Ok(running.look().map_or(Next::Continue, Next::Reloaded));
@@ -128,14 +126,14 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     };
     let done = daemon.run(presence, read, &mut running, arms);
     match server.running().try_recv() {
-        // After a panic of the dispatcher, nothing can be put in order any more.
+        // After a panic of the dispatcher its state is lost: there is nothing to shut down in order.
         Err(TryRecvError::Disconnected) => std::mem::forget(server),
         _ => server.stop(),
     }
     done
 }
 
-/// What is read again.
+/// What a reload reads again.
 struct Running<'a> {
     server: &'a Server,
     source: Option<Source>,
@@ -156,7 +154,7 @@ impl Service for Running<'_> {
 }
 
 impl Running<'_> {
-    /// Reads policy that has changed; what came of it.
+    /// Reads the policy again if its files have changed. Returns how that went.
     fn look(&mut self) -> Option<Result<(), String>> {
         if !self.source.as_mut()?.has_changed() {
             return None;

@@ -1,5 +1,5 @@
-//! `ssntp opflex endpoints`, `reports`, `sessions` and `agents`: what a running
-//! server has.
+//! `ssntp opflex endpoints`, `reports`, `sessions` and `agents`: show the state of a
+//! running server.
 
 use std::io::IsTerminal;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use ssntp_opflex::model::{ManagedObject, Uri};
 
 use super::control::ControlArgs;
-use super::printing::{print_properties, print_with_note};
+use super::printing::print_with_note;
 use crate::failure::Failure;
 use crate::output::{Output, printable};
 
@@ -32,15 +32,15 @@ pub(super) struct ReportArgs {
     control: ControlArgs,
 }
 
-/// Print the clients of a running server, and what they asked for
+/// Print the clients of a running server with their counters
 #[derive(Debug, clap::Args)]
 pub(super) struct SessionArgs {
     #[command(flatten)]
     control: ControlArgs,
 }
 
-/// Print every agent that was connected since the server began, and what it
-/// asked for in all its sessions
+/// Print every agent that was connected since the server started, and the counters of
+/// all its sessions
 #[derive(Debug, clap::Args)]
 pub(super) struct AgentArgs {
     #[command(flatten)]
@@ -66,16 +66,6 @@ pub(super) fn endpoints(args: EndpointArgs) -> Result<(), Failure> {
     output.flush()
 }
 
-/// A report as the control socket has it.
-#[derive(Deserialize)]
-struct Report {
-    object: ManagedObject,
-    element: String,
-    arrived: f64,
-    count: u64,
-    numbers: serde_json::Map<String, Value>,
-}
-
 pub(super) fn reports(args: ReportArgs) -> Result<(), Failure> {
     let uri = args.uri.unwrap_or_else(Uri::root);
     let reports = args.control.connect()?.reports(&uri).map_err(Failure::new)?;
@@ -88,18 +78,14 @@ pub(super) fn reports(args: ReportArgs) -> Result<(), Failure> {
     }
     #[expect(clippy::disallowed_methods, reason = "the age of a report is shown")]
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    for report in reports {
-        let report: Report = serde_json::from_value(report).map_err(Failure::new)?;
-        let age = (now.as_secs_f64() - report.arrived).max(0.0);
-        let times = if report.count == 1 { "time" } else { "times" };
-        let note = format!(
-            "({}, {age:.0} s ago, reported {} {times})",
-            report.element, report.count
-        );
-        let line = format!("{} {} {note}", report.object.subject, report.object.uri);
-        output.line(printable(&line))?;
-        print_properties(&mut output, &report.object)?;
-        for (name, rows) in &report.numbers {
+    for mut report in reports {
+        let object = ManagedObject::deserialize(report["object"].take()).map_err(Failure::new)?;
+        let age = (now.as_secs_f64() - report["arrived"].as_f64().unwrap_or_default()).max(0.0);
+        let (element, count) = (report["element"].as_str().unwrap_or("-"), &report["count"]);
+        let times = if *count == 1 { "time" } else { "times" };
+        let note = format!("({element}, {age:.0} s ago, reported {count} {times})");
+        print_with_note(&mut output, &object, &note)?;
+        for (name, rows) in report["numbers"].as_object().into_iter().flatten() {
             print_numbers(&mut output, name, rows)?;
         }
     }

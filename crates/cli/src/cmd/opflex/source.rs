@@ -1,9 +1,8 @@
-//! Where a server's policy comes from: a file, or the files of a directory, and
-//! whether it has changed there.
+//! The policy of a server in a file, or in the files of a directory, and whether these
+//! have changed.
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,9 +11,10 @@ use ssntp_opflex::model::{ManagedObject, Schema};
 
 use super::load_objects;
 use crate::failure::Failure;
+use crate::watched::{Stamp, stamp};
 
-/// How often it is looked at. One that has just changed is looked at twice
-/// before it is read, since whoever writes it may be at it.
+/// How often the files are checked. After a change they are read only once two checks
+/// have found the same, because a program may still be writing.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
 /// The most files of a directory.
@@ -24,22 +24,13 @@ const FILES: usize = 10_000;
 #[derive(Debug)]
 pub(super) struct Source {
     path: PathBuf,
-    /// What objects have to fit, so that an error can name the file.
+    /// The model that objects have to fit: checked here, an error names the file.
     schema: Option<Arc<Schema>>,
-    read: Stamp,
-    seen: Stamp,
+    read: Stamps,
+    seen: Stamps,
 }
 
-/// What tells one state of the files from another, without reading them.
-type Stamp = Result<Vec<FileStamp>, io::ErrorKind>;
-
-#[derive(Debug, PartialEq, Eq)]
-struct FileStamp {
-    path: PathBuf,
-    inode: u64,
-    len: u64,
-    modified: (i64, i64),
-}
+type Stamps = Result<Vec<(PathBuf, Stamp)>, io::ErrorKind>;
 
 impl Source {
     pub(super) fn new(path: PathBuf, schema: Option<Arc<Schema>>) -> Self {
@@ -59,9 +50,9 @@ impl Source {
     /// All the policy there is. An error names the file.
     pub(super) fn read(&mut self) -> Result<Vec<ManagedObject>, Failure> {
         let failed = |e: io::Error| Failure::new(format!("{}: {e}", self.path.display()));
-        // What is written from here on is another state.
-        self.seen = stamp(&self.path);
-        self.read = stamp(&self.path);
+        // Stamped before reading: a file that is written meanwhile counts as changed.
+        self.seen = stamps(&self.path);
+        self.read = stamps(&self.path);
         let mut objects = Vec::new();
         for file in files(&self.path).map_err(failed)? {
             let of_file = load_objects(&file)?;
@@ -78,28 +69,20 @@ impl Source {
         Ok(objects)
     }
 
-    /// Whether it has changed since it was read, and nobody is writing any more.
-    /// To be asked again after [`LOOK`].
+    /// Whether the files have changed since they were read, and not since the last call.
+    /// To be called every [`LOOK`].
     pub(super) fn has_changed(&mut self) -> bool {
-        let now = stamp(&self.path);
+        let now = stamps(&self.path);
         let is_quiet = now == self.seen;
         self.seen = now;
         is_quiet && self.seen != self.read
     }
 }
 
-fn stamp(path: &Path) -> Stamp {
-    let stamp = |path: PathBuf| {
-        let metadata = fs::metadata(&path)?;
-        Ok(FileStamp {
-            path,
-            inode: metadata.ino(),
-            len: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-        })
-    };
-    let stamps: io::Result<Vec<_>> = files(path).and_then(|files| files.into_iter().map(stamp).collect());
-    stamps.map_err(|e| e.kind())
+fn stamps(path: &Path) -> Stamps {
+    let stamped = |path: PathBuf| (path.clone(), stamp(&path));
+    let files = files(path).map_err(|e| e.kind())?;
+    Ok(files.into_iter().map(stamped).collect())
 }
 
 /// The file, or those of the directory whose names end as those of policy do, in
@@ -113,7 +96,7 @@ fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
         let name = entry?.file_name();
         let text = name.to_string_lossy();
         let is_policy = [".json", ".yaml", ".yml"].iter().any(|end| text.ends_with(end));
-        // Editors and mounted volumes keep what is not meant behind a dot.
+        // Names with a dot are the temporary files of editors and of mounted volumes.
         if is_policy && !text.starts_with('.') {
             if files.len() == FILES {
                 return Err(io::Error::other(format!("more than {FILES} files")));

@@ -27,8 +27,8 @@ pub(super) struct ServerTls {
     tls_cert: Option<PathBuf>,
     #[command(flatten)]
     key: KeyArgs,
-    /// The authority that clients' certificates have to come from [default:
-    /// clients need no certificate]
+    /// The authority that must have issued the certificates of clients [default: clients
+    /// need no certificate]
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_ca: Option<PathBuf>,
     #[command(flatten)]
@@ -36,8 +36,8 @@ pub(super) struct ServerTls {
 }
 
 impl ServerTls {
-    /// What the pages of `--admin` prove themselves with, and whom they trust, where
-    /// both are known.
+    /// The certificate of the pages of `--admin` and the authority that they trust, if
+    /// both are given.
     fn credentials(&self) -> Result<Option<(Identity, Trust)>, Failure> {
         match (&self.tls_cert, &self.tls_ca) {
             (Some(cert), Some(ca)) => Ok(Some((
@@ -61,7 +61,7 @@ impl ServerTls {
         Ok((acceptor, read))
     }
 
-    /// What clients have their handshake with, and how long what was read counts.
+    /// The acceptor for clients, and the lifetimes of the certificates that were read.
     pub(super) fn acceptor(&self) -> Result<(Option<Acceptor>, Vec<Lifetime>), Failure> {
         let Some(cert) = &self.tls_cert else {
             return Ok((None, Vec::new()));
@@ -79,14 +79,15 @@ impl ServerTls {
     }
 }
 
-/// Whose certificates do not count any more.
+/// Which certificates are revoked.
 #[derive(Clone, Debug, clap::Args)]
 struct ListArgs {
-    /// A file with the authority's revocation list, or several: whose certificate
-    /// such a list holds is refused; may be given several times
+    /// A file with one or more revocation lists of the authority: peers whose certificate
+    /// is on a list are refused; may be given several times
     #[arg(long, value_name = "FILE", requires = "tls_ca")]
     tls_crl: Vec<PathBuf>,
-    /// Trust nobody by a revocation list that is out of date, rather than warn of it
+    /// Refuse all peers while a revocation list is out of date, instead of logging a
+    /// warning
     #[arg(long, requires = "tls_crl")]
     tls_crl_strict: bool,
 }
@@ -106,7 +107,7 @@ impl ListArgs {
 /// The private key of a certificate.
 #[derive(Clone, Debug, clap::Args)]
 struct KeyArgs {
-    /// The private key, where it is not in the file of the certificate
+    /// The private key, if it is not in the file of the certificate
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
     /// A file whose first line is the passphrase of the private key
@@ -139,18 +140,18 @@ impl KeyArgs {
 /// TLS of a client.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct ClientTls {
-    /// Encrypt; without --tls-ca the server is not checked at all
+    /// Use TLS; without --tls-ca the server's certificate is not checked
     #[arg(long)]
     tls: bool,
-    /// The authority that the server's certificate has to come from
+    /// The authority that must have issued the server's certificate
     #[arg(long, value_name = "FILE", requires = "tls")]
     tls_ca: Option<PathBuf>,
-    /// The certificate and key to prove to the server
+    /// The certificate and key to show to the server
     #[arg(long, value_name = "FILE", requires = "tls")]
     tls_cert: Option<PathBuf>,
     #[command(flatten)]
     key: KeyArgs,
-    /// Take any name in the server's certificate, as libopflex does
+    /// Accept any name in the server's certificate, as libopflex does
     #[arg(long, requires = "tls_ca")]
     tls_any_name: bool,
     #[command(flatten)]
@@ -158,7 +159,7 @@ pub(super) struct ClientTls {
 }
 
 impl ClientTls {
-    /// What servers are dialled with, and how long what was read counts.
+    /// The connector to servers, and the lifetimes of the certificates that were read.
     pub(super) fn connector(&self) -> Result<(Option<Connector>, Vec<Lifetime>), Failure> {
         let mut lifetimes = Vec::new();
         if !self.tls {

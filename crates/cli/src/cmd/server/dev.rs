@@ -1,5 +1,5 @@
 //! What `ssntp server --dev` makes: an authority to throw away, a certificate for
-//! the server and one for whoever tries it, and the context that names them.
+//! the server, one for all clients, and the context that names them.
 
 use std::fs;
 use std::net::IpAddr;
@@ -16,11 +16,11 @@ use crate::failure::Failure;
 
 /// What the context is called.
 pub(super) const CONTEXT: &str = "dev";
-/// Where the server listens if nothing is said: by its number, since `localhost`
-/// is two addresses on many hosts, and one of them not always there.
+/// Where the server listens by default. A number, since `localhost` is two addresses
+/// on many hosts, and one of them may be missing.
 pub(super) const LISTEN: &str = "127.0.0.1:8888";
-/// One client is everything: who tries the protocol sends as one role and listens
-/// as another.
+/// The roles of the clients' one certificate: a user who tries the protocol sends as
+/// one role and listens as another.
 const CLIENT: Role = Role::from_bits(
     Role::CONTROLLER.bits() | Role::AGENT.bits() | Role::NETAGENT.bits() | Role::CNCIAGENT.bits(),
 );
@@ -35,8 +35,8 @@ pub(super) struct Dev {
 }
 
 impl Dev {
-    /// Takes what an earlier start has left, or makes it anew where something is
-    /// missing or does not hold any more.
+    /// Takes the files of an earlier start, or makes them again if one is missing or no
+    /// longer valid.
     pub(super) fn prepare() -> Result<Self, Failure> {
         let base = context::user_directory("XDG_DATA_HOME", ".local/share");
         let base = base
@@ -95,8 +95,8 @@ impl Dev {
     }
 }
 
-/// Refuses an address that others than this host could reach: anybody who can
-/// read the directory may do anything.
+/// Refuses an address that other hosts could reach: everybody who can read the
+/// directory has all roles.
 pub(super) fn check_local(address: &Address) -> Result<(), Failure> {
     let is_local = match address {
         Address::Unix(_) => true,

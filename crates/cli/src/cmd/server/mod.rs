@@ -34,25 +34,25 @@ use crate::watched::Watched;
 
 /// Run a server that checks roles, filters and routes
 ///
-/// Prints one line with its address once it accepts clients. With --dev it needs
-/// nothing else: it makes an authority to throw away and a context that names it,
-/// listens on this host alone, forwards and filters as `ssntp operands` shows, and
-/// prints what it routes.
+/// Prints one line with its address once it accepts clients. With --dev it needs no
+/// other flags: it makes a throw-away authority and a context that names it, listens on
+/// this host only, forwards and filters as `ssntp operands` shows, and prints the
+/// frames that it forwards.
 ///
-/// SIGHUP makes it read --ca, --cert, --crl and --config again, except with --dev, and
-/// so does a change of these files. Sessions stay, but for those whose certificate does
-/// not count any more, and clients get a CONFIGURE if there is another --config. Of
-/// --config-file, which is read with them, forward, filter and filter-action count at
-/// once.
+/// On SIGHUP, and when these files change, --ca, --cert, --crl, --config and
+/// --config-file are read again, except with --dev. Sessions stay, except those whose
+/// certificate is not valid any more, and clients get a CONFIGURE if --config has
+/// changed. Of --config-file, the keys forward, filter and filter-action are put in
+/// force; the others need a restart.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     config_file: ConfigFile,
-    /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
-    /// lets the system choose [with --dev: 127.0.0.1:8888]
+    /// The addresses to listen at: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH;
+    /// with port 0 the system chooses one [with --dev: 127.0.0.1:8888]
     #[arg(long, value_name = "ADDR", required_unless_present = "dev", num_args = 1..)]
     listen: Vec<Address>,
-    /// The authority that clients' certificates have to come from
+    /// The authority that must have issued the clients' certificates
     #[arg(
         long,
         value_name = "FILE",
@@ -70,7 +70,8 @@ pub(crate) struct Args {
     cert: Option<PathBuf>,
     #[command(flatten)]
     crl: CrlArgs,
-    /// Try the protocol: make all that is needed, for this host and user alone
+    /// Try the protocol: make certificates and a context, for this host and user
+    /// only
     #[arg(long)]
     dev: bool,
     /// Forward frames of a kind to every session with a role, as in
@@ -80,35 +81,35 @@ pub(crate) struct Args {
     forwards: Vec<(FrameKind, Role)>,
     #[command(flatten)]
     applications: Applications,
-    /// The cluster's configuration, which clients get; the server's own settings
-    /// are for --config-file
+    /// The file of the cluster's configuration, which clients get (the server's
+    /// own settings are in --config-file)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Who may send what [default: allow-all, with --dev spec]
+    /// The frames that each role may send [default: allow-all, with --dev spec]
     #[arg(long, value_enum)]
     filter: Option<FilterName>,
-    /// Print each frame that passes the filter, and to how many sessions it goes
-    /// [default: with --dev]; those that the output does not take in time are left
-    /// out, with their number
+    /// Print each frame that passes the filter, and the number of sessions that
+    /// get it [default: with --dev]; frames that a slow reader cannot take are
+    /// left out and counted
     #[arg(long)]
     show: bool,
-    /// What happens to a frame that its sender may not send
+    /// How the server handles a frame that its sender may not send
     #[arg(long, value_enum, default_value_t = ActionName::Reject)]
     filter_action: ActionName,
     #[command(flatten)]
     admission: Admission,
-    /// The longest payload to take
+    /// The longest payload that is accepted
     #[arg(long, value_name = "BYTES", default_value_t = ssntp::proto::DEFAULT_MAX_PAYLOAD)]
     max_payload: u32,
     /// How long TLS and CONNECT together may take
     #[arg(long, value_name = "SECONDS", default_value = "10")]
     handshake_timeout: Seconds,
-    /// What happens to a session whose queue is full
+    /// How the server handles a session whose queue is full
     #[arg(long, value_enum, default_value_t = PolicyName::Disconnect)]
     slow_consumer: PolicyName,
     #[command(flatten)]
     admin: AdminArgs,
-    /// End when the standard input does: for whoever starts it as a child
+    /// End with the standard input, for a program that starts it as a child
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
     /// Print JSON
@@ -118,7 +119,7 @@ pub(crate) struct Args {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum FilterName {
-    /// Everybody may send everything
+    /// Every role may send all frames
     AllowAll,
     /// The table of the cluster's roles
     Spec,
@@ -153,14 +154,14 @@ impl From<PolicyName> for SlowConsumer {
 }
 
 fn forward(text: &str) -> Result<(FrameKind, Role), String> {
-    let (kind, role) = text.split_once('=').ok_or("it is not OPERAND=ROLE")?;
+    let (kind, role) = text.split_once('=').ok_or("expected OPERAND=ROLE")?;
     let kind = operands::kind(kind.trim())?;
     let role = role.parse::<Role>().map_err(|e| e.to_string())?;
     Ok((kind, role))
 }
 
 impl Args {
-    /// Who gets what is forwarded.
+    /// The rules by which frames are forwarded.
     fn rules(&self) -> Result<Rules, Failure> {
         let rules = match self.dev && self.forwards.is_empty() {
             true => Rules::spec(),
@@ -174,7 +175,7 @@ impl Args {
         Ok(rules)
     }
 
-    /// Who may send what.
+    /// The frames that each role may send.
     fn filter(&self) -> Filter {
         let filter = match self.filter {
             Some(FilterName::AllowAll) => Filter::allow_all(),
@@ -188,7 +189,7 @@ impl Args {
         })
     }
 
-    /// What can be told to be wrong before it is started, by its key.
+    /// Errors that can be found without starting the server.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         problems.credentials(self.cert.as_ref(), self.ca.as_ref(), &self.crl, Role::SERVER);

@@ -16,7 +16,7 @@ pub(super) fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// The bytes; none where the text is not exactly what [`encode`] makes of some.
+/// The bytes; none unless the text is exactly what [`encode`] makes of some bytes.
 pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     let text = text.as_bytes();
     let padding = text.iter().rev().take_while(|byte| **byte == b'=').count();

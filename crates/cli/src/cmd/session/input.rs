@@ -18,7 +18,7 @@ use crate::failure::Failure;
 /// every character is escaped by one more, and the rest of the line.
 const MAX_LINE: u64 = (32 << 20) + (64 << 10);
 /// How many requests may wait for answers, each with a thread. An answer may have
-/// 16 MiB, and waits for whoever reads the output.
+/// 16 MiB, and waits until the output is read.
 const MAX_REQUESTS: usize = 32;
 /// How many requests of others may wait for replies, and the bytes of them.
 const MAX_ASKED: usize = 1024;
@@ -140,7 +140,7 @@ impl Input {
         Ok(())
     }
 
-    /// Does what a line asks for. Fails where the answer cannot be written.
+    /// Does what a line asks for. Fails if the answer cannot be written.
     fn take(&self, line: &[u8]) -> Result<(), Failure> {
         let line = match Line::read(line) {
             Ok(line) => line,
@@ -233,7 +233,7 @@ impl Input {
         let asking = move || {
             let asked = connected(&client, limit);
             let reply = asked.and_then(|left| Ok(client.request_to(whom, frame, left)?));
-            // Nobody reads it any more: the main thread sees that for itself.
+            // If the output is no longer read, the main thread notices that itself.
             let _ = write(&answer(&id, reply.map(Some)));
             drop(client);
             let _ = free.try_send(());

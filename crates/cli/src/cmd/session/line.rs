@@ -171,7 +171,7 @@ pub(super) fn answer(id: &Id, result: Result<Option<Frame>, Error>) -> Value {
     line
 }
 
-/// A frame that has arrived, with its sender where that is known.
+/// A frame that has arrived, with its sender if that is known.
 pub(super) fn frame(frame: &Frame, operands: &Operands) -> Value {
     let mut line = shown("frame", frame.kind(), operands);
     if let Some(origin) = frame.trace().and_then(|trace| trace.nodes().first()) {
@@ -194,8 +194,8 @@ fn shown(event: &str, kind: FrameKind, operands: &Operands) -> Value {
     json!({ "event": event, "type": kind.frame_type.to_string(), "operand": operand })
 }
 
-/// As text where it is one without control characters, of which JSON would make
-/// six times as much.
+/// As text if it is UTF-8 without control characters, each of which would take six
+/// bytes in JSON; else as base64.
 fn add_payload(line: &mut Value, frame: &Frame) {
     let payload = frame.payload_bytes();
     let is_control = |byte: &u8| byte.is_ascii_control() && !matches!(byte, b'\t' | b'\n' | b'\r');

@@ -35,25 +35,26 @@ use self::input::{Asked, Input};
 use crate::application::Applications;
 use crate::connection::{self, Connection, Renewal, closed};
 use crate::failure::Failure;
-use crate::output::{Output, reader_is_gone};
+use crate::output::{reader_is_gone, say_json};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
 /// Hold a session for a program, by lines of JSON on standard input and output
 ///
-/// Connects again whenever the connection is lost, and with another certificate once
-/// its files have changed. Ends when the standard input does. docs/session.md says what stands in the lines.
+/// Reconnects whenever the connection is lost, and uses a new certificate once its
+/// files have changed. Ends when the standard input does. docs/session.md describes
+/// the lines.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     connection: Connection,
     #[command(flatten)]
     applications: Applications,
-    /// Speak JSON, one object a line: there is no other form yet
+    /// Use JSON, one object a line; required, since there is no other form yet
     #[arg(long)]
     json: bool,
     /// How long a line may wait for a session and for room to send, and a request
-    /// for its answer, where the line does not say
+    /// for its answer, unless the line has a timeout of its own
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     timeout: Seconds,
 }
@@ -77,7 +78,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     if let Err(failure) = &done
         && failure.is_failure()
     {
-        // A program sees the reason where it looks; the user, on standard error.
+        // The program reads the reason on standard output, the user on standard error.
         write(&json!({ "event": "closed", "reason": failure.to_string() }))?;
     }
     done
@@ -201,7 +202,5 @@ impl Session<'_> {
 
 /// Writes one line, whole, and waits until the pipe has it.
 fn write(line: &Value) -> Result<(), Failure> {
-    let mut output = Output::new();
-    output.json(line)?;
-    output.flush()
+    say_json(line)
 }

@@ -9,8 +9,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use ssntp::payload::*;
 use ssntp_cluster::agent::Policy;
 use ssntp_cluster::agent::driver::{
-    Commit, Driver, EndSink, Ended, Exit, Found, Handle, Launch, LaunchError, Place, Running, Subject, Usage,
-    Volume, VolumeError,
+    Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError, Measurable, RunId,
+    Running, Usage, Volume, VolumeError,
 };
 use uuid::Uuid;
 
@@ -58,13 +58,13 @@ impl Driver for SlowDisk {
     fn check(&self, _: &Start) -> Result<(), LaunchError> {
         Ok(())
     }
-    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<Handle, LaunchError> {
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
         match launch.payload.start.dir.as_str() {
             "/slow" => self.gate.pass(),
             "/sticky" => self.sticky.lock().unwrap().push(launch.place.instance()),
             _ => {}
         }
-        let handle = Handle::default();
+        let handle = RunId::default();
         commit(&handle).unwrap();
         Ok(handle)
     }
@@ -89,21 +89,21 @@ impl Driver for SlowDisk {
     fn find(&self, _: &Running) -> Found {
         Found::Ended(Exit::default())
     }
-    fn find_unrecorded(&self, _: &Place) -> Option<Handle> {
+    fn find_unrecorded(&self, _: &InstanceDir) -> Option<RunId> {
         None
     }
-    fn measure(&self, instances: &[Subject]) -> Vec<Usage> {
+    fn measure(&self, instances: &[Measurable]) -> Vec<Usage> {
         vec![Usage::default(); instances.len()]
     }
-    fn forget(&self, place: &Place) {
+    fn forget(&self, place: &InstanceDir) {
         if self.sticky.lock().unwrap().contains(&place.instance()) {
             self.gate.pass();
         }
     }
-    fn attach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
+    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
         Ok(())
     }
-    fn detach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
+    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
         Ok(())
     }
 }

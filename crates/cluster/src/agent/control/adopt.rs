@@ -1,4 +1,4 @@
-//! What a former agent left is taken over.
+//! Instances that a former agent left are taken over.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,8 +12,8 @@ use crate::agent::store::{self, NodeRecord, Record, RecordAfter, RecordPhase, St
 use ssntp::payload::{StartFailureReason, StartPayload};
 
 impl Control {
-    /// Takes over what a former agent left. The drivers are asked what became
-    /// of its instances, which may take a moment.
+    /// Takes over the instances of a former agent. It asks the drivers about them, which can
+    /// block, so it is called before the agent's thread starts.
     pub(crate) fn adopt(&mut self, node: NodeRecord, stored: Vec<Stored>, now: Instant) {
         self.now = now;
         self.offline = node.offline;
@@ -36,6 +36,7 @@ impl Control {
         let record = stored.record.unwrap_or_default();
         let start: Option<Arc<StartPayload>> = stored.start.map(Arc::from);
         let (age, rebooted) = (stored.age, stored.rebooted);
+        // The handle is written before the program runs, so without one it never ran.
         if recorded && record.phase == RecordPhase::Starting {
             let driver = self.driver_of(&record, None);
             self.never_ran(id, driver, start.as_deref());
@@ -67,14 +68,14 @@ impl Control {
             Some((Found::NeverRan, _, running)) => Some((Exit::default(), running.handle)),
             Some((Found::Ended(exit), _, running)) => {
                 if rebooted && exit.code.is_none() {
-                    // It had run until then, for all that is known.
+                    // As far as is known it ran until the reboot.
                     instance.record.detail = "its node was booted".into();
                     instance.record.restarts_in_row = 0;
                 }
                 Some((exit, running.handle))
             }
-            // Without its driver nobody can tell: what is written down stays,
-            // for an agent that has it.
+            // Only its driver can tell. The record stays as it is, for an agent that has
+            // the driver.
             None if instance.is_out_of_reach() => {
                 warn!(
                     "{}: instance {id} needs the driver {:?}, and this agent has none",
@@ -87,6 +88,7 @@ impl Control {
         };
         let after = instance.record.after;
         let has_ended = !instance.is_running() && ended.is_none();
+        // `ended` below handles it like any other end, which needs a running instance.
         if ended.is_some() {
             instance.life = Life::Active;
         }
@@ -105,7 +107,7 @@ impl Control {
         }
     }
 
-    /// The former agent ended before it could say what became of this START.
+    /// The former agent ended before it could answer this START.
     fn never_ran(&mut self, id: Uuid, driver: Option<Arc<dyn Driver>>, start: Option<&StartPayload>) {
         let restart = start.is_some_and(|start| start.start.restart);
         info!(
@@ -121,7 +123,7 @@ impl Control {
         self.start_failed(id.into(), StartFailureReason::LaunchFailure, why.into(), restart);
     }
 
-    /// The record is lost: the START and the system have to tell.
+    /// Makes a lost record anew, from the START and the processes that run.
     fn recover_record(&mut self, instance: &mut Instance) {
         let id = instance.place.instance();
         let drivers = self.settings.drivers.iter();

@@ -1,6 +1,6 @@
-//! What each command does, and the failures that answer it.
+//! The effect of each command, and the failures that answer it.
 //!
-//! Where several reasons apply, the first of this list is given.
+//! If several reasons apply, the first one of this list is given.
 //!
 //! | command | reason | when |
 //! |---|---|---|
@@ -28,30 +28,26 @@
 //! | | `already_attached`, `not_attached` | |
 //! | | `state_failure` | it can't be written down |
 //!
-//! A command for another node is answered with `no_instance` (START names
-//! none). EVACUATE and Restore have no failure: where they can't be read they
-//! are answered with InvalidFrameType, as the scheduler does.
+//! A command for another node is answered with `no_instance` (START names none). EVACUATE
+//! and Restore have no failure frame: if they can't be read, the answer is
+//! InvalidFrameType, as the scheduler does it.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use log::{debug, info};
-use serde::Deserialize;
 use uuid::Uuid;
 
+use super::refusals::{About, Misaddressed, Refused, check_networking, unsupported};
 use super::{Cause, Control, Instance, Job, LaunchJob, Life, Mode, Origin};
-use crate::agent::driver::{Cancel, Driver, LaunchError, LaunchFault, Place};
+use crate::agent::driver::{Cancel, Driver, LaunchError, LaunchFault};
 use crate::agent::store::{self, NodeRecord, Record, RecordAfter};
 use crate::scheduler::placement::Needs;
-use crate::subnet::{Subnet, is_mac};
 use ssntp::payload::{
-    AttachVolumeFailureReason, Delete, DeleteFailure, DeleteFailureReason, Error, Evacuate, Id,
-    InvalidFrameType, Networking, NextState, Payload, Restart, RestartFailure, RestartFailureReason, Restore,
-    Start, StartFailureReason, StartPayload, Stop, StopFailure, StopFailureReason, Storage, yaml,
+    Delete, DeleteFailure, DeleteFailureReason, Error, Evacuate, Id, InvalidFrameType, NextState, Payload,
+    Restart, RestartFailure, RestartFailureReason, Restore, Start, StartFailureReason, StartPayload, Stop,
+    StopFailure, StopFailureReason, Storage,
 };
 use ssntp::proto::{Command, Frame};
 use ssntp_transport::excerpt;
@@ -125,9 +121,9 @@ impl Control {
         store::name_own_volumes(&mut payload.start);
         let id = payload.start.instance_uuid;
         let restart = payload.start.restart;
-        // Another attempt: how the one before ended is of no interest any more.
+        // This attempt replaces a failed one, so the old failure is not reported again.
         self.failed.retain(|(_, failure)| failure.instance_uuid != id);
-        // A copy: what came with it is not to be kept as well.
+        // A copy, so that the other frames in the same buffer are not kept in memory.
         let received = Bytes::copy_from_slice(frame.payload_bytes());
         self.start_payload(id, payload, received)
             .map_err(|refused| (id.into(), restart, refused))
@@ -155,6 +151,8 @@ impl Control {
         if volumes.iter().enumerate().any(is_twice) {
             return Err(Refused::new(Reason::InvalidData, "a volume is there twice"));
         }
+        // Faults of the START come before the state of the node: a controller should not try
+        // it again on another node.
         let driver = match self.choose(start) {
             Err(e) if e.fault == LaunchFault::Data => return Err(e.into()),
             driver => driver,
@@ -191,30 +189,26 @@ impl Control {
             driver: driver.name().to_owned(),
             ..Record::default()
         };
-        let origin = Origin::Start(received);
-        self.launch(id, place, driver, Arc::new(payload), record, volumes, origin);
+        let instance = Instance {
+            driver: Some(driver),
+            start: Some(Arc::new(payload)),
+            volumes: volumes.iter().map(|(volume, _)| *volume).collect(),
+            ..Instance::new(place, record, Life::Launching(Cause::Start), self.now)
+        };
+        self.instances.insert(id, instance);
+        self.launch(id, Origin::Start(received), volumes);
         Ok(())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "all that a launch is made from, once")]
-    fn launch(
-        &mut self,
-        id: Uuid,
-        place: Place,
-        driver: Arc<dyn Driver>,
-        payload: Arc<StartPayload>,
-        record: Record,
-        volumes: Vec<(Uuid, bool)>,
-        origin: Origin,
-    ) {
-        let instance = Instance {
-            driver: Some(Arc::clone(&driver)),
-            start: Some(Arc::clone(&payload)),
-            volumes: volumes.iter().map(|(volume, _)| *volume).collect(),
-            ..Instance::new(place, record.clone(), Life::Launching(Cause::Start), self.now)
+    /// Gives the job that launches an instance, which is `Launching` by now.
+    fn launch(&mut self, id: Uuid, origin: Origin, volumes: Vec<(Uuid, bool)>) {
+        let Some(instance) = self.instances.get(&id) else {
+            return;
         };
-        let cancel = instance.cancel.clone();
-        self.instances.insert(id, instance);
+        let (Some(driver), Some(payload)) = (instance.driver.clone(), instance.start.clone()) else {
+            return;
+        };
+        let (record, cancel) = (instance.record(), instance.cancel.clone());
         self.job(Job::Launch(Box::new(LaunchJob {
             instance: id,
             driver,
@@ -227,7 +221,7 @@ impl Control {
         })));
     }
 
-    /// The driver that takes it; or what all of them say.
+    /// The first driver that takes it; if none does, the reasons of all of them.
     fn choose(&self, start: &Start) -> Result<Arc<dyn Driver>, LaunchError> {
         let mut refused = LaunchError::launch("");
         for driver in &self.settings.drivers {
@@ -258,23 +252,16 @@ impl Control {
     }
 
     fn stop(&mut self, now: Instant, frame: &Frame) -> Result<(), (Id, StopFailureReason)> {
-        use StopFailureReason as Reason;
-
-        let stop: Stop = frame.payload().map_err(|e| {
-            let about = self.unreadable(frame, &e);
-            (about.instance_uuid, Reason::from(&e))
-        })?;
-        let fail = |reason| (stop.instance_uuid.clone(), reason);
-        let id = stop.instance_uuid.uuid().ok_or(fail(Reason::InvalidData))?;
+        let read = frame.payload::<Stop>();
+        let read = read.map(|stop| (stop.workload_agent_uuid, stop.instance_uuid));
+        let (named, id) = self.target(frame, read)?;
         let instance = self
-            .addressed(&stop.workload_agent_uuid, id)
-            .map_err(|refused| fail(refused.into()))?;
-        if self.offline {
-            return Err(fail(Reason::NoInstance));
-        }
-        if !instance.can_be_stopped() {
-            return Err(fail(Reason::AlreadyStopped));
-        }
+            .instances
+            .get(&id)
+            .filter(|instance| instance.can_be_stopped());
+        let Some(instance) = instance else {
+            return Err((named, StopFailureReason::AlreadyStopped));
+        };
         let after = match instance.is_persistent() {
             true => RecordAfter::Keep,
             false => RecordAfter::Delete,
@@ -284,30 +271,42 @@ impl Control {
     }
 
     fn delete(&mut self, now: Instant, frame: &Frame) -> Result<(), (Id, DeleteFailureReason)> {
-        use DeleteFailureReason as Reason;
-
-        let delete: Delete = frame.payload().map_err(|e| {
-            let about = self.unreadable(frame, &e);
-            (about.instance_uuid, Reason::from(&e))
-        })?;
-        let fail = |reason| (delete.instance_uuid.clone(), reason);
-        let id = delete.instance_uuid.uuid().ok_or(fail(Reason::InvalidData))?;
-        self.addressed(&delete.workload_agent_uuid, id)
-            .map_err(|refused| fail(refused.into()))?;
-        if self.offline {
-            return Err(fail(Reason::NoInstance));
-        }
+        let read = frame.payload::<Delete>();
+        let after = match &read {
+            Ok(Delete { stop: true, .. }) => RecordAfter::Release,
+            _ => RecordAfter::Delete,
+        };
+        let read = read.map(|delete| (delete.workload_agent_uuid, delete.instance_uuid));
+        let (named, id) = self.target(frame, read)?;
         if self.instances.get(&id).is_some_and(Instance::is_out_of_reach) {
             let why = format_args!("DELETE of {id}: it may run, and its driver isn't here");
             self.complain("DELETE", why);
-            return Err(fail(Reason::InvalidData));
+            return Err((named, DeleteFailureReason::InvalidData));
         }
-        let after = match delete.stop {
-            true => RecordAfter::Release,
-            false => RecordAfter::Delete,
-        };
         self.end(id, after, now);
         Ok(())
+    }
+
+    /// The instance of this node that a STOP or DELETE names: as it is named there, and its
+    /// UUID. `read` has the node and the instance.
+    fn target<R>(&mut self, frame: &Frame, read: Result<(Id, Id), Error>) -> Result<(Id, Uuid), (Id, R)>
+    where
+        R: for<'a> From<&'a Error> + From<Misaddressed>,
+    {
+        let (node, named) = read.map_err(|e| {
+            let about = self.unreadable(frame, &e);
+            (about.instance_uuid, R::from(&e))
+        })?;
+        let found = match named.uuid() {
+            None => Err(Misaddressed::NotNamed),
+            Some(id) => self.addressed(&node, id).map(|_| id),
+        };
+        match found {
+            // A node that is out of service acts as if it had no instances.
+            Ok(_) if self.offline => Err((named, Misaddressed::NotHere.into())),
+            Ok(id) => Ok((named, id)),
+            Err(refused) => Err((named, refused.into())),
+        }
     }
 
     fn restart(&mut self, now: Instant, frame: &Frame) -> Result<(), (Id, Refused<RestartFailureReason>)> {
@@ -346,12 +345,9 @@ impl Control {
             user_data: start.user_data.clone(),
             meta_data: start.meta_data.clone(),
         });
-        let driver = match &instance.driver {
-            Some(driver) => Arc::clone(driver),
-            None => {
-                let why = "this agent has no driver for it";
-                return Err(Refused::new(Reason::LaunchFailure, why));
-            }
+        let Some(driver) = &instance.driver else {
+            let why = "this agent has no driver for it";
+            return Err(Refused::new(Reason::LaunchFailure, why));
         };
         self.settings.policy.check(driver.name(), &payload.start)?;
         check_networking(&payload.start.networking)
@@ -363,41 +359,31 @@ impl Control {
         let Some(instance) = self.instances.get_mut(&id) else {
             return Err(Reason::NoInstance.into());
         };
+        // The last STATS said `exited`; see `ended`, which sends STATS if this is set.
         instance.restart_untold = true;
         instance.record.restarts_in_row = 0;
         let news = store::changes(&before.start, &payload.start).map(Box::new);
-        self.launch_again(id, Cause::Restart, driver, payload, news);
+        self.launch_again(id, Cause::Restart, payload, news);
         self.stats_soon(now);
         Ok(())
     }
 
-    /// Launches an instance that was there before, with what is new in its START.
+    /// Launches an instance that was there before, with the changes of its START.
     pub(super) fn launch_again(
         &mut self,
         id: Uuid,
         cause: Cause,
-        driver: Arc<dyn Driver>,
         payload: Arc<StartPayload>,
         news: Option<Box<Restart>>,
     ) {
-        let user = self.launcher.child_user.clone();
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
         instance.life = Life::Launching(cause);
-        instance.start = Some(Arc::clone(&payload));
+        instance.start = Some(payload);
+        // The flag of an earlier launch may be set, and must not end this one.
         instance.cancel = Cancel::default();
-        let (record, cancel) = (instance.record(), instance.cancel.clone());
-        self.job(Job::Launch(Box::new(LaunchJob {
-            instance: id,
-            driver,
-            payload,
-            record,
-            origin: Origin::Again(news),
-            user,
-            volumes: Vec::new(),
-            cancel,
-        })));
+        self.launch(id, Origin::Again(news), Vec::new());
         self.announce(false);
     }
 
@@ -422,12 +408,13 @@ impl Control {
         }
         self.save_node(None);
         if is_empty {
-            // Whoever asked again looks at STATS as well.
+            // EVACUATE came again: the status is sent again, because the asker waits for it.
             self.announce(true);
             self.stats_soon(now);
             self.reach_next_state();
         } else {
             let within = match evacuate.deadline {
+                // 0 means that EVACUATE sets no deadline.
                 0 => self.settings.grace,
                 seconds => Duration::from_secs(seconds.into()),
             };
@@ -444,9 +431,9 @@ impl Control {
         self.job(Job::SaveNode(record, then));
     }
 
-    /// What the agent was told comes next is for whoever looks after the
-    /// machine. First it is written down that this was said: otherwise a
-    /// machine that boots again would be told to boot again.
+    /// Tells the agent's owner what comes next for the machine. It is first recorded that
+    /// this was told, because otherwise a machine that reboots would be told to reboot
+    /// again.
     pub(super) fn reach_next_state(&mut self) {
         match std::mem::take(&mut self.next_state) {
             NextState::Maintenance => {}
@@ -489,8 +476,7 @@ impl Control {
         self.stats_soon(now);
     }
 
-    /// Reads a command that is about the node as a whole; `None` where it was
-    /// refused.
+    /// Reads a command for the node as a whole; `None` if it was refused.
     fn node_command<T: Payload>(&mut self, frame: &Frame, node: impl Fn(&T) -> &Id) -> Option<T> {
         let refusal = match frame.payload::<T>() {
             Ok(payload) if *node(&payload) == self.settings.node => return Some(payload),
@@ -503,7 +489,7 @@ impl Control {
         None
     }
 
-    /// What a command is about that cannot be read.
+    /// The instance and volume of a command that cannot be read as a whole.
     pub(super) fn unreadable(&mut self, frame: &Frame, error: &Error) -> About {
         self.complain("unreadable", format_args!("{} refused: {error}", frame.kind()));
         About::of(frame)
@@ -512,144 +498,9 @@ impl Control {
     /// The instance that a command names.
     pub(super) fn addressed(&self, node: &Id, id: Uuid) -> Result<&Instance, Misaddressed> {
         match node.uuid() {
-            None => Err(Misaddressed::NoNode),
+            None => Err(Misaddressed::NotNamed),
             Some(node) if node != self.settings.node => Err(Misaddressed::NotHere),
             Some(_) => self.instances.get(&id).ok_or(Misaddressed::NotHere),
         }
-    }
-}
-
-/// Why a START or RESTART is refused: the protocol's reason, and the story, where
-/// there is more to tell.
-#[derive(Debug)]
-pub(super) struct Refused<R> {
-    pub(super) reason: R,
-    pub(super) why: String,
-}
-
-impl<R> Refused<R> {
-    fn new(reason: R, why: impl Into<String>) -> Self {
-        Self {
-            reason,
-            why: why.into(),
-        }
-    }
-}
-
-impl<R: for<'a> From<&'a Error>> Refused<R> {
-    fn unreadable(error: &Error) -> Self {
-        Self::new(error.into(), error.to_string())
-    }
-}
-
-impl<R> From<R> for Refused<R> {
-    fn from(reason: R) -> Self {
-        Self::new(reason, "")
-    }
-}
-
-impl<R: fmt::Display> fmt::Display for Refused<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.why.as_str() {
-            "" => self.reason.fmt(f),
-            why => write!(f, "{}: {why}", self.reason),
-        }
-    }
-}
-
-macro_rules! refused_of_launch_error {
-    ($($reason:ty),+) => {
-        $(impl From<LaunchError> for Refused<$reason> {
-            fn from(error: LaunchError) -> Self {
-                Self::new(error.fault.into(), error.why)
-            }
-        })+
-    };
-}
-
-refused_of_launch_error!(StartFailureReason, RestartFailureReason);
-
-/// Why a command is for no instance of this node.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Misaddressed {
-    /// It names no node, so that it makes no sense.
-    NoNode,
-    /// The node, or the instance, is another one.
-    NotHere,
-}
-
-macro_rules! reasons {
-    ($($reason:ty),+) => {
-        $(impl From<Misaddressed> for $reason {
-            fn from(refused: Misaddressed) -> Self {
-                match refused {
-                    Misaddressed::NoNode => Self::InvalidData,
-                    Misaddressed::NotHere => Self::NoInstance,
-                }
-            }
-        })+
-    };
-}
-
-reasons!(
-    StopFailureReason,
-    DeleteFailureReason,
-    RestartFailureReason,
-    AttachVolumeFailureReason
-);
-
-/// What is asked for that no node of this kind does: it had better not run than
-/// run without.
-fn unsupported(start: &Start) -> Option<String> {
-    if start.requirements.privileged {
-        return Some("privileged: there are no containers here".into());
-    }
-    if start.storage.iter().any(|storage| storage.swap) {
-        return Some("storage.swap: there are no volumes for swapping".into());
-    }
-    let policy = &start.restart_policy;
-    (!policy.is_known()).then(|| format!("restart_policy: {policy} is not known"))
-}
-
-/// What can't be wired.
-fn check_networking(networking: &Networking) -> Result<(), String> {
-    let Networking {
-        vnic_mac,
-        subnet,
-        private_ip,
-        concentrator_ip,
-        ..
-    } = networking;
-    if !vnic_mac.is_empty() && !is_mac(vnic_mac) {
-        return Err(format!("{vnic_mac:?} is no MAC address"));
-    }
-    if !subnet.is_empty() && subnet.parse::<Subnet>().is_err() {
-        return Err(format!("{subnet:?} is no subnet"));
-    }
-    for ip in [private_ip, concentrator_ip] {
-        if !ip.is_empty() && ip.parse::<IpAddr>().is_err() {
-            return Err(format!("{ip:?} is no IP address"));
-        }
-    }
-    Ok(())
-}
-
-/// What a command is about, as far as it can be read when the command as a
-/// whole can't.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct About {
-    pub(super) instance_uuid: Id,
-    pub(super) volume_uuid: Id,
-    restart: bool,
-}
-
-impl About {
-    fn of(frame: &Frame) -> Self {
-        yaml::documents(frame.payload_bytes())
-            .take(3)
-            .filter_map(|document| yaml::decode::<BTreeMap<String, Self>>(document.bytes).ok())
-            .find_map(|roots| roots.into_values().find(|about| !about.instance_uuid.is_empty()))
-            .unwrap_or_default()
     }
 }

@@ -1,4 +1,4 @@
-//! From launched to gone: what becomes of an instance, and who is told.
+//! The life of an instance from its launch to its removal, and the frames that report it.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use log::{info, warn};
 use uuid::Uuid;
 
 use super::{Action, Cause, Control, Job, Life, MAX_FAILED, Next, REPEATED, ephemeral};
-use crate::agent::driver::{Ended, Exit, Handle, LaunchError, Usage};
+use crate::agent::driver::{Ended, Exit, LaunchError, RunId, Usage};
 use crate::agent::store::RecordAfter;
 use ssntp::payload::{
     DeleteFailure, DeleteFailureReason, Id, InstanceDeleted, InstanceStopped, RestartFailure, StartFailure,
@@ -18,12 +18,12 @@ use ssntp_transport::excerpt;
 const SIGKILL: i32 = 9;
 /// After how long a killed instance that is still there counts as hung.
 pub(super) const HUNG: Duration = Duration::from_secs(5);
-/// After how long an instance is removed again that was kept long enough, and
-/// whose directory could not be removed.
+/// When removing an instance is tried again whose retention is over, after its directory
+/// could not be removed.
 const REMOVED_AGAIN: Duration = Duration::from_secs(60);
 
 impl Control {
-    pub(super) fn launched(&mut self, now: Instant, id: Uuid, handle: &Handle) {
+    pub(super) fn launched(&mut self, now: Instant, id: Uuid, handle: &RunId) {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
@@ -31,6 +31,8 @@ impl Control {
             "{}: instance {id} runs (process {})",
             self.settings.node, handle.pid
         );
+        // A command may have come during the launch. `running` clears it from the record, and
+        // `end` below puts it back.
         let after = instance.record.after;
         instance.record = instance.record.running(handle);
         self.tally.starts += u64::from(instance.life == Life::Launching(Cause::Start));
@@ -89,8 +91,8 @@ impl Control {
         self.announce(true);
     }
 
-    /// A START came to nothing. That is said again in the next session, if it
-    /// begins soon: what was said last in this one may be lost with it.
+    /// Reports a failed START, and remembers it: if a new session begins soon, it is reported
+    /// again, because the last frames of a session can be lost with it.
     pub(super) fn start_failed(
         &mut self,
         instance: Id,
@@ -108,6 +110,7 @@ impl Control {
         };
         self.tell(&failure);
         if self.connected {
+            // The oldest is dropped, because its session is most likely to have delivered it.
             if self.failed.len() >= MAX_FAILED {
                 self.failed.pop_front();
             }
@@ -115,7 +118,7 @@ impl Control {
         }
     }
 
-    /// Says again which STARTs have failed of late. What was started STATS tell.
+    /// Reports the recent failures of STARTs again. STATS report the instances that run.
     pub(super) fn repeat_failures(&mut self) {
         let now = self.now;
         let recent = |(at, _): &(Instant, StartFailure)| now.saturating_duration_since(*at) < REPEATED;
@@ -134,6 +137,7 @@ impl Control {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
+        // The end of an earlier run can be told late; only the present run counts.
         if instance.record.handle().as_ref() != Some(&ended.handle) || !instance.is_running() {
             return;
         }
@@ -156,7 +160,8 @@ impl Control {
         };
         let after = instance.record.after;
         instance.record = instance.record.stopped(exit);
-        // What it used of the memory is free again; its disk is as it was.
+        // Its memory is free again; its files still use the disk.
+        // Otherwise the next START would be refused until the next measurement.
         if self.facts.mem_available_mb >= 0 {
             self.facts.mem_available_mb += instance.usage.memory_mb.max(0);
         }
@@ -180,7 +185,7 @@ impl Control {
         self.announce(false);
     }
 
-    /// Ends an instance, if it runs, and then does what is asked.
+    /// Ends an instance, if it runs, and then does what `after` says.
     pub(super) fn end(&mut self, id: Uuid, after: RecordAfter, now: Instant) {
         self.end_within(id, after, now, self.settings.grace);
     }
@@ -213,6 +218,8 @@ impl Control {
                     killed: false,
                     hung: false,
                 };
+                // The record is written before the instance is asked to end: the next agent
+                // goes on with the command if this one ends in between.
                 let running = instance.running();
                 self.save(id);
                 if let Some((driver, running)) = running {
@@ -294,7 +301,7 @@ impl Control {
         self.announce(false);
     }
 
-    /// The event that belongs to what was asked of an instance.
+    /// Sends the event that belongs to a command.
     fn tell_after(&mut self, id: Uuid, after: RecordAfter) {
         let instance_uuid = id.into();
         match after {
@@ -304,7 +311,7 @@ impl Control {
         }
     }
 
-    /// What is due by the clock.
+    /// Does everything whose time has come.
     pub(super) fn tick(&mut self, now: Instant) {
         let mut kill = Vec::new();
         for (id, instance) in &mut self.instances {

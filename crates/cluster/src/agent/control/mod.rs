@@ -1,4 +1,4 @@
-//! The agent's state machine: without I/O, threads or a clock of its own.
+//! The agent's state machine, without I/O, threads or a clock of its own.
 //!
 //! ```text
 //!  frames, connection ─┐                       ┌─▶ frames to send
@@ -24,17 +24,19 @@
 //! |---|---|
 //! | `commands` | what each command does, and its failures |
 //! | `volumes` | AttachVolume and DetachVolume |
-//! | `lifecycle` | what becomes of an instance, and who is told |
+//! | `lifecycle` | from launch to removal, and the frames that report it |
 //! | `restarts` | instances that are started again by their node |
 //! | `retention` | how long ended instances are kept |
-//! | `adopt` | what a former agent left |
-//! | `streams` | what instances write, and who asked for it |
+//! | `adopt` | instances that a former agent left |
+//! | `refusals` | the reasons why commands are refused |
+//! | `streams` | streams of the logs of instances |
 //! | `node` | status, capacity, STATS, tenants |
 
 mod adopt;
 mod commands;
 mod lifecycle;
 mod node;
+mod refusals;
 mod restarts;
 mod retention;
 mod streams;
@@ -55,7 +57,7 @@ use self::node::Tenants;
 pub(crate) use self::streams::StreamOrder;
 pub(crate) use self::volumes::ephemeral;
 use super::driver::{
-    Cancel, Driver, Ended, Handle, LaunchError, Place, Running, Subject, Usage, VolumeError,
+    Cancel, Driver, Ended, InstanceDir, LaunchError, Measurable, RunId, Running, Usage, VolumeError,
 };
 use super::figures::{AgentFigures, AgentLimits, CrewFigures};
 use super::policy::Policy;
@@ -77,26 +79,26 @@ const SETTLE: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// After how long frames are tried again that the client had no room for.
 const RETRY: Duration = Duration::from_millis(200);
-/// How many frames wait for a session. They tell of single events; when
-/// there are more, the oldest are dropped, and STATS tell how things are.
+/// How many frames wait for a session. Each reports a single event. If there are more, the
+/// oldest are dropped, and STATS still report the present state.
 const MAX_HELD: usize = 1024;
-/// How many STARTs that failed are said again in a new session, and for how long:
-/// a session that is lost is noticed and made anew in that time.
+/// How many failed STARTs are reported again in a new session, and for how long: in that
+/// time the loss of a session is noticed and a new one established.
 const MAX_FAILED: usize = 256;
 const REPEATED: Duration = Duration::from_secs(60);
 /// How many volume commands of one instance wait for the one before.
 const MAX_VOLUME_OPS: usize = 16;
 
-/// What an agent is told when it is made.
+/// The settings of an agent.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) node: Uuid,
     pub(crate) role: Role,
-    /// Asked in this order; none where the agent only reports.
+    /// Asked in this order; empty if the agent only reports.
     pub(crate) drivers: Vec<Arc<dyn Driver>>,
-    /// Known to the workers, too, who alone may ask the system.
+    /// The workers have it, too; only they may look up users in the system.
     pub(crate) policy: Arc<Policy>,
-    /// Where the state directory is; `None` where there is none.
+    /// The state directory.
     pub(crate) state: Option<std::path::PathBuf>,
     pub(crate) has_volumes: bool,
     pub(crate) mem_mb: Option<i64>,
@@ -106,14 +108,14 @@ pub(crate) struct Settings {
     pub(crate) grace: Duration,
 }
 
-/// What can happen.
+/// An input of the state machine.
 #[derive(Debug)]
 pub(crate) enum Input {
-    /// A session stands.
+    /// A session was established.
     Connected { configuration: Option<Bytes> },
-    /// It doesn't any more.
+    /// The session has ended.
     Disconnected,
-    /// The scheduler says something.
+    /// A frame of the scheduler.
     Frame(Frame),
     /// A frame that was to be sent could not be.
     Unsent(Frame),
@@ -121,23 +123,22 @@ pub(crate) enum Input {
     Done(Done),
     /// An instance ended.
     Ended(Ended),
-    /// Somebody at the node takes it out of service, or back into it.
+    /// The agent's owner takes the node out of service, or back into it.
     ToggleOffline,
-    /// The time has come that `next_deadline` named, or has not.
+    /// Time has passed; the deadline may or may not have come.
     Tick,
 }
 
-/// What a job came to.
+/// The outcome of a job.
 #[derive(Debug)]
 pub(crate) enum Done {
-    /// When the run began that is told next to be launched, in milliseconds since
-    /// 1970.
+    /// The beginning of the run whose launch is reported next, in milliseconds since 1970.
     Began { instance: Uuid, began: u64 },
-    /// It is about to be killed, for breaking a rule of its node.
+    /// The instance is about to be killed, because it breaks a rule of its node.
     Condemned { instance: Uuid, why: String },
     Launched {
         instance: Uuid,
-        result: Result<Handle, LaunchError>,
+        result: Result<RunId, LaunchError>,
     },
     Removed {
         instance: Uuid,
@@ -148,7 +149,7 @@ pub(crate) enum Done {
         op: VolumeOp,
         result: Result<(), VolumeError>,
     },
-    /// It is written down that the node has been evacuated.
+    /// The evacuation was recorded on disk.
     Evacuated(NextState),
     Measured {
         facts: Facts,
@@ -156,21 +157,21 @@ pub(crate) enum Done {
     },
 }
 
-/// What is to be done.
+/// An output of the state machine.
 #[derive(Debug)]
 pub(crate) enum Action {
     Send(Frame),
     Job(Job),
     Stream(StreamOrder),
-    /// Tell whoever looks after the machine.
+    /// Tell the agent's owner what comes next for the machine.
     Evacuated(NextState),
 }
 
-/// Work that may take a moment.
+/// Work that can block, and is done by a worker.
 #[derive(Debug)]
 pub(crate) enum Job {
     Launch(Box<LaunchJob>),
-    /// Write an instance's record down; nobody waits for it.
+    /// Write an instance's record; it has no outcome.
     Save {
         instance: Uuid,
         record: Record,
@@ -186,14 +187,14 @@ pub(crate) enum Job {
     Volume {
         instance: Uuid,
         driver: Arc<dyn Driver>,
-        handle: Option<Handle>,
+        handle: Option<RunId>,
         op: VolumeOp,
     },
     /// Watch instances that were found running.
     Watch(Arc<dyn Driver>, Running),
-    Measure(Vec<(Arc<dyn Driver>, Vec<Subject>)>),
-    /// Write down how the node is, and then say so where something is to come
-    /// next.
+    Measure(Vec<(Arc<dyn Driver>, Vec<Measurable>)>),
+    /// Write the node's record. If something comes next, the outcome is
+    /// [`Done::Evacuated`].
     SaveNode(NodeRecord, Option<NextState>),
 }
 
@@ -226,7 +227,7 @@ pub(crate) struct LaunchJob {
     pub(crate) cancel: Cancel,
 }
 
-/// What a launch comes from, as it has to be written down.
+/// The cause of a launch, as far as it has to be written to disk.
 #[derive(Clone, Debug)]
 pub(crate) enum Origin {
     /// A START, as it was received; its remains are removed when it fails.
@@ -244,7 +245,7 @@ pub(crate) struct VolumeOp {
 
 #[derive(Debug)]
 struct Instance {
-    place: Place,
+    place: InstanceDir,
     /// `None` if it needs a driver that this agent doesn't have.
     driver: Option<Arc<dyn Driver>>,
     /// `None` if it was lost: then the instance can't be started again.
@@ -303,7 +304,7 @@ enum Next {
 }
 
 impl Instance {
-    fn new(place: Place, record: Record, life: Life, now: Instant) -> Self {
+    fn new(place: InstanceDir, record: Record, life: Life, now: Instant) -> Self {
         Self {
             place,
             driver: None,
@@ -343,7 +344,8 @@ impl Instance {
     }
 
     fn is_persistent(&self) -> bool {
-        // What is not known is kept.
+        // If the START was lost, the instance counts as persistent: deleting it could destroy
+        // data that its owner wants to keep.
         let persistence = self.start.as_ref().map(|start| &start.start.persistence);
         persistence != Some(&Persistence::Unset)
     }
@@ -377,19 +379,19 @@ pub(crate) struct Control {
     facts: Facts,
     instances: BTreeMap<Uuid, Instance>,
     mode: Mode,
-    /// What comes once the node is evacuated.
+    /// The next state that EVACUATE asked for.
     next_state: NextState,
     offline: bool,
     connected: bool,
     held: VecDeque<Frame>,
     /// STARTs that failed in a session, and when.
     failed: VecDeque<(Instant, StartFailure)>,
-    /// When what is held is tried again, after the client had no room for it.
+    /// When held frames are sent again, after the client had no room for them.
     retry_due: Instant,
     /// The status that was sent last, with its payload.
     announced: Option<Frame>,
     tenants: Tenants,
-    /// Instances whose output somebody follows, or has followed.
+    /// Running instances with a stream that follows them, or did.
     followed: BTreeSet<Uuid>,
     /// When STATS are due that tell of a change, with the figures that are there.
     report_due: Option<Instant>,
@@ -404,7 +406,7 @@ pub(crate) struct Control {
     tally: Tally,
 }
 
-/// What is counted for whoever asks.
+/// Counters for the agent's figures.
 #[derive(Debug, Default)]
 struct Tally {
     /// STARTs whose instance runs, and those that failed, by the reason.
@@ -441,8 +443,7 @@ impl Control {
         }
     }
 
-    /// Takes an input. What comes of it is fetched by
-    /// [`take_actions`](Self::take_actions).
+    /// Handles an input. [`take_actions`](Self::take_actions) returns the outputs.
     pub(crate) fn handle(&mut self, now: Instant, input: Input) {
         self.now = now;
         match input {
@@ -475,13 +476,15 @@ impl Control {
             }
             Input::Tick => {}
         }
+        // Any input can change what these report. They compare the present state with what
+        // was reported last, so no handler has to remember to call them.
         self.check_evacuated(now);
         self.sync_tenants();
         self.tick(now);
         self.sync_streams();
     }
 
-    /// What is to be done since the last call, in this order.
+    /// The outputs since the last call, in order.
     pub(crate) fn take_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
@@ -504,13 +507,14 @@ impl Control {
             _ => None,
         };
         let ends = self.instances.values().filter_map(deadline);
+        // Without a session nothing can be sent, so waiting frames must not wake the agent.
         let retry = (self.connected && !self.held.is_empty()).then_some(self.retry_due);
         let report = self.report_due.filter(|_| self.connected);
         let all = ends.chain(retry).chain(report).chain([stats]);
         all.min().unwrap_or(stats)
     }
 
-    /// What it knows, with what others know.
+    /// The agent's figures, together with those of its client and its workers.
     pub(crate) fn figures(
         &self,
         client: ClientFigures,
@@ -556,10 +560,11 @@ impl Control {
         if let Some(configuration) = configuration {
             self.configure(&configuration);
         }
+        // The status comes first: a scheduler gives STARTs to a node only after READY.
         self.announce(true);
         self.repeat_failures();
         self.send_held();
-        // A concentrator may have forgotten.
+        // A concentrator may have been restarted and needs to be told again.
         self.tenants.forget();
         self.report_due = Some(now);
     }
@@ -567,10 +572,11 @@ impl Control {
     fn unsent(&mut self, now: Instant, frame: Frame) {
         self.retry_due = now + RETRY;
         if frame.kind().frame_type == FrameType::STATUS {
-            // Sent anew with the next STATS, which know more.
+            // A newer status is sent with the next STATS.
             self.announced = None;
             return;
         }
+        // The next STATS replace these.
         if frame.kind() == Command::STATS {
             return;
         }
@@ -580,6 +586,7 @@ impl Control {
     fn frame(&mut self, now: Instant, frame: &Frame) {
         if frame.kind().frame_type == FrameType::COMMAND {
             self.command(now, frame);
+            // Also for a command that was refused: the trace tells how far the frame came.
             if frame.trace().is_some() {
                 self.tell(&TraceReport::from_frames([frame]));
             }
@@ -649,7 +656,7 @@ impl Control {
         self.actions.extend(self.held.drain(..).map(Action::Send));
     }
 
-    /// Sends a payload that must not be lost, now or once a session stands.
+    /// Sends a payload that must not be lost, now or in the next session.
     fn tell<T: Payload>(&mut self, payload: &T) {
         let frame = Frame::of(payload);
         if self.connected {
@@ -660,7 +667,7 @@ impl Control {
     }
 
     fn hold(&mut self, frame: Frame) {
-        // Of no use to the next session.
+        // It answers a CONFIGURE of the session that ended.
         if frame.kind() == ErrorCode::INVALID_CONFIGURATION {
             return;
         }
@@ -673,8 +680,8 @@ impl Control {
         self.held.push_back(frame);
     }
 
-    /// Logs what came of a command, unless there is too much of its kind:
-    /// whoever commands could fill the log otherwise.
+    /// Logs a problem with a command, unless there are too many of its kind: a controller
+    /// could otherwise fill the log.
     fn complain(&mut self, kind: &'static str, what: impl fmt::Display) {
         if let Some(more) = self.log.admit((), kind, self.now) {
             warn!("{}: {}{more}", self.settings.node, excerpt(what));

@@ -1,6 +1,6 @@
-//! What the node tells of itself: status, capacity, STATS, tenants.
+//! What the node reports of itself: status, capacity, STATS, tenants.
 //!
-//! Capacity is what the machine has, or what the agent was told to give:
+//! Capacity comes from the machine, or from the agent's settings:
 //!
 //! | | by the machine | by `--mem`, `--disk` |
 //! |---|---|---|
@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use uuid::Uuid;
 
-use super::{Action, Control, Instance, Job, Life, Mode, PATIENCE, SETTLE, Subject, Usage};
+use super::{Action, Control, Instance, Job, Life, Measurable, Mode, PATIENCE, SETTLE, Usage};
 use crate::machine::Facts;
 use crate::scheduler::placement::Needs;
 use crate::subnet::Subnet;
@@ -29,7 +29,7 @@ use ssntp::payload::{
 };
 use ssntp::proto::{Frame, Status};
 
-/// How many instances may be on their way out before they count.
+/// How many instances that are being deleted do not count as the node's.
 const RETIRING: usize = 256;
 /// With less than that free, in MB, a machine is full.
 const RESERVE_MB: i64 = 64;
@@ -37,7 +37,7 @@ const RESERVE_MB: i64 = 64;
 /// READY is sent again.
 const NOTABLE: i64 = 20;
 
-/// What a node has, in MB; -1 unknown.
+/// The memory and disk of a node, in MB; -1 unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Capacity {
     pub(super) mem_total: i64,
@@ -56,6 +56,7 @@ impl Control {
                 mem = mem.saturating_add(needs.mem_mb);
                 mem_unused = mem_unused.saturating_add(unused(needs.mem_mb, instance.usage.memory_mb));
             }
+            // An ended instance keeps its disk until it is deleted.
             disk = disk.saturating_add(needs.disk_mb);
             disk_unused = disk_unused.saturating_add(unused(needs.disk_mb, instance.usage.disk_mb));
         }
@@ -87,9 +88,9 @@ impl Control {
         mem && disk && place && (for_restart || !self.is_full())
     }
 
-    /// How many instances count: not those that have ended and will be deleted,
-    /// of which there is a bound of its own, nor those that are just being deleted,
-    /// unless a disk holds up so many that the node is better full.
+    /// How many instances count for the limit. Retained instances do not count, because they
+    /// have a bound of their own. Instances that are being deleted count only if a slow
+    /// disk holds up many of them.
     fn places_taken(&self) -> usize {
         let (mut counted, mut retiring) = (0, 0);
         for instance in self.instances.values().filter(|i| i.kept_until().is_none()) {
@@ -137,8 +138,7 @@ impl Control {
     /// Sends the node's status if it differs from what was sent last, or in
     /// any case.
     pub(super) fn announce(&mut self, in_any_case: bool) {
-        // While it is being emptied, a node asks for nothing and gives no
-        // news: what follows is MAINTENANCE.
+        // During an evacuation the node sends no status: MAINTENANCE follows at its end.
         if !self.connected || (self.mode == Mode::Evacuating && !self.offline) {
             return;
         }
@@ -156,8 +156,8 @@ impl Control {
         }
     }
 
-    /// MAINTENANCE once the last instance has stopped, but for those that do not
-    /// even end when they are killed: nobody knows whether they ever will.
+    /// Sends MAINTENANCE once the last instance has stopped. It does not wait for instances
+    /// that do not end even when killed, because they may never end.
     pub(super) fn check_evacuated(&mut self, now: Instant) {
         let busy = |instance: &Instance| match instance.life {
             Life::Terminating { hung, .. } => !hung,
@@ -171,8 +171,8 @@ impl Control {
         }
     }
 
-    /// STATS are to tell of a change. Nothing is measured for that: what a node
-    /// has to say of its instances must not wait for their disks.
+    /// Sends STATS soon, because something changed. Nothing is measured for them: reporting a
+    /// change must not wait for slow disks.
     pub(super) fn stats_soon(&mut self, now: Instant) {
         let due = now + SETTLE;
         self.report_due = Some(self.report_due.map_or(due, |before| before.min(due)));
@@ -184,15 +184,16 @@ impl Control {
         }
         match self.measuring_since {
             Some(since) if now >= since + PATIENCE => {
-                // A file system that doesn't answer, say.
+                // A file system may not answer: STATS go out with the last figures.
                 self.measuring_since = Some(now);
                 self.send_stats();
             }
             Some(_) => {}
             None if now >= self.stats_due => {
+                // Counted from now: after a long pause of the machine one measurement is enough.
                 self.stats_due = now + self.settings.interval;
                 self.measuring_since = Some(now);
-                let mut by_driver: Vec<(Arc<dyn super::Driver>, Vec<Subject>)> = self
+                let mut by_driver: Vec<(Arc<dyn super::Driver>, Vec<Measurable>)> = self
                     .settings
                     .drivers
                     .iter()
@@ -201,12 +202,12 @@ impl Control {
                 for instance in self.instances.values_mut() {
                     let Some(driver) = &instance.driver else { continue };
                     let is_running = instance.is_running();
-                    // What has ended changes no more.
+                    // The figures of an ended instance change no more.
                     if std::mem::replace(&mut instance.is_measured, !is_running) && !is_running {
                         continue;
                     }
                     let needs = needs(instance);
-                    let subject = Subject {
+                    let subject = Measurable {
                         place: instance.place.clone(),
                         handle: instance.record.handle(),
                         vcpus: needs.vcpus,
@@ -371,8 +372,8 @@ impl Control {
     }
 }
 
-/// Which concentrators know of which tenants here, and whether the session
-/// that stands was told.
+/// The tenants that concentrators know, and whether they were told in the present
+/// session.
 #[derive(Debug, Default)]
 pub(super) struct Tenants(BTreeMap<TenantKey, (TenantAdded, bool)>);
 
@@ -418,7 +419,7 @@ fn needs(instance: &Instance) -> Needs {
         .unwrap_or_default()
 }
 
-/// Less what is spoken for; unknown stays unknown.
+/// What is available without the promised part; unknown stays unknown.
 fn less(available: i64, promised: i64) -> i64 {
     match available {
         ..0 => -1,
@@ -426,9 +427,8 @@ fn less(available: i64, promised: i64) -> i64 {
     }
 }
 
-/// STATS in a frame that can be read: where they are too long, because of many
-/// instances, what people have said of them is left out first, and then all that
-/// is not needed to know how things are.
+/// STATS in a frame of readable length. If many instances make it too long, labels and
+/// details are left out first, and then names and times.
 fn readable(mut stats: Stats) -> Frame {
     let mut frame = Frame::of(&stats);
     for keeps_names in [true, false] {
@@ -459,7 +459,7 @@ fn readable(mut stats: Stats) -> Frame {
 fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
     let record = &instance.record;
     let start = instance.start.as_ref().map(|start| &start.start);
-    // Of a launch, the record still tells of the run before.
+    // During a launch the record is still the one of the run before.
     let run = !matches!(instance.life, Life::Launching(_));
     let time = |millis: u64| timestamp::format(if run { millis.saturating_mul(1_000_000) } else { 0 });
     let is_over = !instance.is_running();

@@ -127,6 +127,7 @@ impl Control {
             return self.restart_later(id, &e.why);
         }
         let needs = Needs::of(&start.start).unwrap_or_default();
+        // While it was stopped, others may have got its memory.
         if !self.has_room(&needs, true) {
             return self.restart_later(id, "there is no room");
         }
@@ -134,7 +135,7 @@ impl Control {
             instance.record.restarts = instance.record.restarts.saturating_add(1);
         }
         self.tally.restarts += 1;
-        self.launch_again(id, Cause::Policy, driver, start, None);
+        self.launch_again(id, Cause::Policy, start, None);
     }
 }
 

@@ -1,32 +1,32 @@
-//! Streams of what instances write: whose they are, and when one that follows
-//! has nothing more to come. Reading is done elsewhere.
+//! Streams of the logs of instances: which instance each one reads, and when one that
+//! follows an instance has come to its end. `agent::streams` reads the files.
 
 use uuid::Uuid;
 
 use super::{Action, Control};
-use crate::agent::driver::Place;
+use crate::agent::driver::InstanceDir;
 use ssntp::payload::InvalidFrameType;
 use ssntp::proto::{Command, Frame, OpenStream, StreamCredit, StreamEndReason, StreamEnded, stream_of};
 
-/// What is to be done about streams.
+/// An order to the thread that reads logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StreamOrder {
-    /// Begin one, of an instance that lives there and runs, or does not.
+    /// Begin a stream of the instance with that directory.
     Open {
         open: OpenStream,
-        place: Place,
+        place: InstanceDir,
         runs: bool,
     },
     Credit(StreamCredit),
     Close(Uuid),
     /// The session is over, and all streams with it.
     CloseAll,
-    /// An instance has ended: all that it wrote is on disk.
+    /// An instance has ended, and all its output is on disk.
     Ended(Uuid),
 }
 
 impl Control {
-    /// A command about streams. One for a stream that is over is none.
+    /// Handles a command about streams. Commands for a stream that is over have no effect.
     pub(super) fn stream(&mut self, frame: &Frame) {
         let payload = frame.payload_bytes();
         let order = match Command(frame.kind().operand) {
@@ -48,6 +48,7 @@ impl Control {
             let ended = StreamEnded::new(open.stream, StreamEndReason::NO_INSTANCE, text);
             return Action::Send(ended.frame());
         };
+        // Only a running instance can end later; a stream of any other ends by itself.
         let runs = instance.is_running();
         if runs && open.follow {
             self.followed.insert(open.instance);
@@ -59,8 +60,8 @@ impl Control {
         })
     }
 
-    /// Says which instances have ended that somebody follows. One that nobody
-    /// does any more is forgotten as late: there are no more than instances.
+    /// Reports the end of followed instances. An instance whose streams were closed stays in
+    /// the list until its end; the list is never longer than that of the instances.
     pub(super) fn sync_streams(&mut self) {
         let Self {
             followed,

@@ -63,6 +63,7 @@ impl Control {
         if attached == attach {
             return Err(Reason::AlreadyAttached);
         }
+        // A volume command can block on a machine, so a controller could queue any number.
         if instance.volume_ops.len() >= MAX_VOLUME_OPS {
             return Err(Reason::AttachFailure);
         }
@@ -147,7 +148,7 @@ impl Control {
     }
 }
 
-/// The volumes that go with an instance.
+/// The volumes that are deleted with an instance.
 pub(crate) fn ephemeral(start: &Start) -> Vec<Uuid> {
     let go = start
         .storage

@@ -1,10 +1,10 @@
-//! Drivers: what actually runs an instance.
+//! Drivers, which run instances.
 //!
 //! ```text
 //!             launch ─▶ prepare ─▶ commit (the agent writes the handle down) ─▶ go
 //!  worker ──▶ terminate, kill, attach, detach, measure
 //!             find ◀── after the agent came back: still running, or how it ended
-//!  agent  ◀── EndSink: it ended, whoever ended it
+//!  agent  ◀── EndSink: it ended, by itself or by a command
 //! ```
 //!
 //! An instance outlives its agent. So a driver commits before the instance's
@@ -40,27 +40,27 @@ use ssntp::payload::{RestartFailureReason, Start, StartFailureReason, StartPaylo
 
 /// Runs instances of one kind or several.
 ///
-/// Its calls come from the agent's workers: those for one instance one after
-/// the other, those for several instances at the same time. They may take a
-/// moment, within a limit, but don't wait for an instance's good will: `terminate` asks, and
-/// whether the instance ended is heard from [`watch`](Self::watch).
+/// The agent's workers call it: for one instance one call after the other, for several
+/// instances at the same time. Calls may block for a limited time, but they do not wait
+/// until an instance ends: `terminate` asks it to, and [`watch`](Self::watch) tells when
+/// it has ended.
 pub trait Driver: Send + Sync + fmt::Debug {
     /// Its name, as on the command line.
     fn name(&self) -> &'static str;
 
-    /// Whether it can run that at all. Called on the agent's own thread: it
-    /// looks at the command alone.
+    /// Whether it can run such an instance. Called on the agent's own thread, so it looks at
+    /// the command alone.
     ///
     /// # Errors
-    /// Why not.
+    /// It can't; the error says why.
     fn check(&self, start: &Start) -> Result<(), LaunchError>;
 
-    /// Launches an instance. `commit` writes the handle to disk; where it
+    /// Launches an instance. `commit` writes the handle to disk; if it
     /// fails, the instance must not run.
     ///
     /// # Errors
-    /// Why it didn't start; nothing of it is left running.
-    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<Handle, LaunchError>;
+    /// It did not start, and nothing of it is left running.
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError>;
 
     /// Tells `sink` once when the instance has ended, from any thread.
     fn watch(&self, running: &Running, sink: &EndSink);
@@ -80,35 +80,44 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// What became of an instance that a former agent launched.
     fn find(&self, running: &Running) -> Found;
 
-    /// A run of the instance that isn't written down, because its record was
-    /// lost.
-    fn find_unrecorded(&self, place: &Place) -> Option<Handle>;
+    /// A run of an instance whose record was lost.
+    fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId>;
 
-    /// What each of them uses now, in the same order. Comes with each STATS,
-    /// and is the moment to tidy up, too.
-    fn measure(&self, instances: &[Subject]) -> Vec<Usage>;
+    /// What each instance uses now, in the same order. It is called for STATS, at each
+    /// interval.
+    fn measure(&self, instances: &[Measurable]) -> Vec<Usage>;
 
     /// Forgets what it keeps of an instance that was removed.
-    fn forget(&self, place: &Place);
+    fn forget(&self, place: &InstanceDir);
 
     /// Makes a volume that was attached usable to the instance, which runs
     /// when it has a handle.
     ///
     /// # Errors
-    /// Why not.
-    fn attach(&self, place: &Place, running: Option<&Handle>, volume: &Volume) -> Result<(), VolumeError>;
+    /// The volume was not attached; the error says why.
+    fn attach(
+        &self,
+        place: &InstanceDir,
+        running: Option<&RunId>,
+        volume: &Volume,
+    ) -> Result<(), VolumeError>;
 
     /// Takes a volume from the instance.
     ///
     /// # Errors
-    /// Why not.
-    fn detach(&self, place: &Place, running: Option<&Handle>, volume: &Volume) -> Result<(), VolumeError>;
+    /// The volume was not detached; the error says why.
+    fn detach(
+        &self,
+        place: &InstanceDir,
+        running: Option<&RunId>,
+        volume: &Volume,
+    ) -> Result<(), VolumeError>;
 }
 
 /// Writes the handle of an instance down.
-pub type Commit<'a> = dyn FnMut(&Handle) -> io::Result<()> + 'a;
+pub type Commit<'a> = dyn FnMut(&RunId) -> io::Result<()> + 'a;
 
-/// Hears that instances ended.
+/// Is called when an instance has ended.
 pub type EndSink = Arc<dyn Fn(Ended) + Send + Sync>;
 
 /// An instance that ended: which one, which of its runs, and how.
@@ -117,33 +126,32 @@ pub struct Ended {
     /// The instance.
     pub instance: Uuid,
     /// Its run: a restarted instance has another handle.
-    pub handle: Handle,
+    pub handle: RunId,
     /// How it ended.
     pub exit: Exit,
 }
 
-/// Where an instance lives on disk.
+/// The directory of an instance.
 ///
 /// ```text
 /// DIR/
 ///   instance.yaml  start.yaml      the agent's
-///   stdout.log  stderr.log         what it wrote, over all runs, within bounds
+///   stdout.log  stderr.log         its output of all runs, within bounds
 ///   run/                           of its last run: state and socket
 ///   disks/                         those of a virtual machine
 ///   volumes/UUID                   a link to each volume
 ///   work/                          its own directory
 /// ```
 ///
-/// Where instances have a user of their own, that may write in `work`, and
-/// nowhere else: so what the agent makes, moves and owns in all others is what
-/// it made.
+/// An instance with a user of its own can write in `work` and nowhere else, so the agent
+/// can trust the content of all other directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct InstanceDir {
     instance: Uuid,
     dir: PathBuf,
 }
 
-impl Place {
+impl InstanceDir {
     /// The instance at a directory.
     pub fn new(instance: Uuid, dir: impl Into<PathBuf>) -> Self {
         Self {
@@ -173,18 +181,18 @@ impl Place {
     }
 }
 
-/// What to launch.
+/// An instance to launch.
 #[derive(Debug)]
 pub struct Launch<'a> {
-    /// Where it lives.
-    pub place: &'a Place,
+    /// Its directory.
+    pub place: &'a InstanceDir,
     /// The START that made it.
     pub payload: &'a StartPayload,
-    /// Who it runs as, where that isn't the agent's own user.
+    /// The user it runs as; `None` for the agent's own user.
     pub user: Option<User>,
-    /// What this node lets it have.
+    /// The limits of this node.
     pub policy: &'a Policy,
-    /// Whether it is wanted no longer: what takes its time looks at it.
+    /// Is set when the launch is no longer wanted; long work checks it.
     pub cancel: &'a Cancel,
 }
 
@@ -199,12 +207,12 @@ pub struct User {
     pub alone: bool,
 }
 
-/// Says that something is wanted no longer. Clones say the same.
+/// A flag that work is no longer wanted. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// It is wanted no longer.
+    /// Sets the flag.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -218,8 +226,8 @@ impl Cancel {
 /// One run of an instance, in a form that survives the agent: a process, and
 /// what tells it from a later process with the same number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Handle {
-    /// The process that stands for it; 0 where there is none.
+pub struct RunId {
+    /// The process that stands for it; 0 if there is none.
     pub pid: i32,
     /// When that process started, in the kernel's ticks since boot.
     pub start_time: u64,
@@ -230,20 +238,20 @@ pub struct Handle {
 /// An instance that runs, as far as the agent knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Running {
-    /// Where it lives.
-    pub place: Place,
+    /// Its directory.
+    pub place: InstanceDir,
     /// Its run.
-    pub handle: Handle,
+    pub handle: RunId,
 }
 
 /// An instance to measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Subject {
-    /// Where it lives.
-    pub place: Place,
+pub struct Measurable {
+    /// Its directory.
+    pub place: InstanceDir,
     /// Its run; `None` while it is stopped.
-    pub handle: Option<Handle>,
-    /// The CPUs it may use; 0 where that isn't limited.
+    pub handle: Option<RunId>,
+    /// The CPUs it may use; 0 for no limit.
     pub vcpus: i64,
     /// The memory it was promised.
     pub mem_mb: i64,
@@ -256,18 +264,18 @@ pub enum Found {
     Running,
     /// It ended.
     Ended(Exit),
-    /// It ended before its first instruction: its agent had died before it
-    /// let it run, or before it heard that the program could not be executed.
+    /// It ended before its first instruction: the agent died before it let the program run,
+    /// or before it heard that the program could not be executed.
     NeverRan,
 }
 
 /// How an instance ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exit {
-    /// The exit code, 128 and the signal's number where a signal ended it;
-    /// `None` where nobody saw.
+    /// The exit code, or 128 plus the number of the signal that ended it; `None` if it is
+    /// unknown.
     pub code: Option<i32>,
-    /// The signal that ended it, where one did.
+    /// The signal that ended it, if one did.
     pub signal: Option<i32>,
     /// Whether a process of it was killed because its memory was used up; only
     /// control groups tell.
@@ -305,7 +313,7 @@ impl fmt::Display for Exit {
     }
 }
 
-/// What an instance uses; -1 where unknown.
+/// What an instance uses; -1 if unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Memory in MB.
@@ -326,7 +334,7 @@ impl Default for Usage {
     }
 }
 
-/// A volume: its name and where it lies.
+/// A volume: its name and its directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
     /// Its name.
@@ -339,7 +347,7 @@ pub struct Volume {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct LaunchError {
-    /// What is at fault.
+    /// The cause.
     pub fault: LaunchFault,
     /// The explanation, in one line.
     pub why: String,
@@ -370,7 +378,7 @@ impl LaunchFault {
         (Self::Launch, "launch"),
     ];
 
-    /// What a supervisor calls it.
+    /// Its name in a supervisor's state.
     fn name(self) -> &'static str {
         let named = Self::ALL.iter().find(|(fault, _)| *fault == self);
         named.map_or("launch", |(_, name)| name)
@@ -433,7 +441,7 @@ impl From<LaunchFault> for RestartFailureReason {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct VolumeError {
-    /// What is at fault.
+    /// The cause.
     pub fault: VolumeFault,
     /// The explanation, in one line.
     pub why: String,

@@ -20,8 +20,8 @@
 //!
 //! The program is looked for as a shell would, with the `PATH` of `env` or
 //! the agent's own. It runs in `dir`, which may be relative to the instance's
-//! own directory (and then may not lead out of it), where it runs otherwise; reads
-//! nothing; and writes to pipes, of which its supervisor keeps the last 16 MB each
+//! own directory (and then may not lead out of it); without `dir` it runs in that
+//! directory. It reads nothing, and writes to pipes, of which its supervisor keeps the last 16 MB each
 //! (`log_mb`) in `stdout.log` and `stderr.log`. It can gain no privileges by
 //! what it executes. Its environment is `env`, and
 //!
@@ -48,12 +48,12 @@ use rustix::fs::OFlags;
 
 use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors};
 use super::{
-    Commit, Driver, EndSink, Found, Handle, Launch, LaunchError, LaunchFault, Place, Running, Subject, Usage,
-    User, Volume, VolumeError,
+    Commit, Driver, EndSink, Found, InstanceDir, Launch, LaunchError, LaunchFault, Measurable, RunId,
+    Running, Usage, User, Volume, VolumeError,
 };
 use ssntp::payload::{Start, VmType};
 
-/// Where programs are looked for when the agent itself has no `PATH`.
+/// Where programs are searched if the agent itself has no `PATH`.
 pub(super) const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Runs instances as processes. See the module's source for what a process
@@ -87,8 +87,8 @@ impl ProcessDriver {
     }
 
     /// The program that supervises instances: one that calls
-    /// [`supervise`](super::supervise). Default: this program itself, where it
-    /// has called that.
+    /// [`supervise`](super::supervise). Default: this program itself, if it has called
+    /// that.
     #[must_use]
     pub fn supervisor(mut self, program: impl Into<PathBuf>) -> Self {
         self.supervisors.program(program.into());
@@ -114,7 +114,7 @@ impl Driver for ProcessDriver {
         check_texts(start)
     }
 
-    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<Handle, LaunchError> {
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
         let (place, start) = (launch.place, &launch.payload.start);
         let work = place.work();
         let Some((program, arguments)) = start.command.split_first() else {
@@ -153,39 +153,40 @@ impl Driver for ProcessDriver {
         self.supervisors.find(running)
     }
 
-    fn find_unrecorded(&self, place: &Place) -> Option<Handle> {
+    fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId> {
         self.supervisors.find_unrecorded(place)
     }
 
-    fn measure(&self, subjects: &[Subject]) -> Vec<Usage> {
+    fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {
         self.supervisors.measure(subjects)
     }
 
-    fn forget(&self, place: &Place) {
+    fn forget(&self, place: &InstanceDir) {
         self.supervisors.forget(place.instance());
     }
 
     /// The link that records it is all there is to it.
-    fn attach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
+    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
         Ok(())
     }
 
-    fn detach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
+    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
         Ok(())
     }
 }
 
-/// Texts that no process can be given.
+/// Refuses texts that no process can be given.
 fn check_texts(start: &Start) -> Result<(), LaunchError> {
     let refuse = |why: String| Err(LaunchError::new(LaunchFault::Data, why));
     let zero = |text: &String| text.contains('\0');
     if start.command.iter().any(zero) || zero(&start.dir) {
+        // The system ends strings at a zero byte, so the text would be cut.
         return refuse("a zero byte in command or dir".into());
     }
     if start.command.first().is_none_or(String::is_empty) {
         return refuse("there is no command".into());
     }
-    // Where it is absolute, it says what it means.
+    // An absolute directory is checked by the policy.
     let dir = Path::new(&start.dir);
     if dir.is_relative() && dir.components().any(|part| part == Component::ParentDir) {
         return refuse(format!("{:?} leads out of the instance's directory", start.dir));
@@ -198,7 +199,7 @@ fn check_texts(start: &Start) -> Result<(), LaunchError> {
     Ok(())
 }
 
-fn environment(place: &Place, start: &Start) -> BTreeMap<OsString, OsString> {
+fn environment(place: &InstanceDir, start: &Start) -> BTreeMap<OsString, OsString> {
     let mut env = BTreeMap::from([("PATH".into(), DEFAULT_PATH.into())]);
     for key in ["PATH", "LANG", "TZ"] {
         env.extend(std::env::var_os(key).map(|value| (key.into(), value)));
@@ -213,19 +214,20 @@ fn environment(place: &Place, start: &Start) -> BTreeMap<OsString, OsString> {
         ]
         .map(|(key, value)| (OsString::from(key), value)),
     );
+    // The START's variables come last and win.
     env.extend(start.env.iter().map(|(key, value)| (key.into(), value.into())));
     env
 }
 
-/// What the directory of a process has to be in, without links in its path.
-/// One that isn't there has nothing in it.
+/// The directories that a process's directory has to be in, without links in their paths.
+/// A directory that does not exist is left out, because nothing is in it.
 fn within(directories: Option<&[PathBuf]>, work: &Path) -> Option<Vec<PathBuf>> {
     let all = directories?.iter().map(PathBuf::as_path).chain([work]);
     Some(all.filter_map(|dir| fs::canonicalize(dir).ok()).collect())
 }
 
-/// Makes a file an instance's user's, and nobody else's. Not what a link there
-/// leads to, and no file that has another name elsewhere.
+/// Gives a file to an instance's user and closes it to others. It does not follow links,
+/// and refuses a file that has another name elsewhere.
 pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
@@ -238,7 +240,7 @@ pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
             "it is not a file of its own",
         ));
     }
-    // Its group may be that of others, too.
+    // Other users may be in its group, so the group gets no access.
     file.set_permissions(Permissions::from_mode(0o600))?;
     fchown(&file, Some(user.uid), Some(user.gid))
 }

@@ -1,4 +1,4 @@
-//! What an agent knows, on disk.
+//! The state directory: the records of an agent and its instances.
 //!
 //! ```text
 //! STATE/                        locked: one agent at a time
@@ -6,17 +6,16 @@
 //!   instances/UUID/
 //!     instance.yaml             the record: phase, process, exit code
 //!     start.yaml                a checksum, and the START as it was received
-//!     restart.yaml              what a RESTART said anew, where one did
-//!     …                         the driver's, see `driver::Place`
+//!     restart.yaml              the changes of a RESTART, if there was one
+//!     …                         the driver's, see `driver::InstanceDir`
 //!   new/                        instances that are being made
-//!   removed/                    what DELETE left, on its way out
-//!   set-aside/                  copies of what could not be read; why is in the log
+//!   removed/                    directories of deleted instances, until they are removed
+//!   set-aside/                  copies of unreadable files; the log has the reasons
 //! ```
 //!
-//! All of it is the agent's alone, but for what an instance's user has to pass
-//! to get to its own: the instance's directory lets nobody else in. Whoever owns
-//! `work` is the user of that instance; no two instances have the same one, where
-//! each has one of its own.
+//! Only the agent can read it. The user of an instance can pass the directories above its
+//! own, and no other user can enter that. The owner of `work` is the instance's user. If
+//! instances have UIDs of their own, no two have the same.
 //!
 //! A file is written beside its place, synced, and renamed over it, so that
 //! after a crash the old or the new one is there. An instance's directory is made
@@ -24,7 +23,14 @@
 //! instance is there, or nothing of it. Each file has a checksum of the rest: one
 //! that is torn all the same, or was changed by hand, is recognised and set aside,
 //! never obeyed.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `record` | the records of an instance and of the node |
+//! | `start` | the START of an instance, with what a RESTART changed |
 
+mod record;
+mod start;
 #[cfg(test)]
 mod tests;
 
@@ -35,17 +41,18 @@ use std::ops::RangeInclusive;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use log::warn;
 use rustix::fs::{FlockOperation, flock};
-use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::driver::{Exit, Handle, Place, User, Volume, boot_id};
+pub(crate) use self::record::{NodeRecord, Record, RecordAfter, RecordPhase, Stored, millis};
+use self::start::read_start;
+pub(crate) use self::start::{changes, name_own_volumes, restarted};
+use super::driver::{InstanceDir, User, Volume, boot_id};
 use super::tree::{self, Access};
-use crate::summed::{fnv1a, read_summed, sum_line, write_summed};
-use ssntp::payload::{Networking, NextState, Payload, Restart, Start, StartPayload};
+use crate::summed::{read_summed, sum_line, write_summed};
+use ssntp::payload::Restart;
 
 const RECORD: &str = "instance.yaml";
 const START: &str = "start.yaml";
@@ -55,163 +62,15 @@ const INSTANCES: &str = "instances";
 const SET_ASIDE: &str = "set-aside";
 const NEW: &str = "new";
 const REMOVED: &str = "removed";
-/// The mode of a directory that nobody else gets into.
+/// The mode of a directory that only the agent's user can enter.
 const PRIVATE: u32 = 0o700;
-/// That of one that others may pass who know the way.
+/// The mode of a directory that others may pass but not list.
 pub(crate) const PASS: u32 = 0o711;
 /// How many copies of the same broken file are kept.
 const SET_ASIDE_COPIES: u32 = 100;
 
-/// The record of an instance.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct Record {
-    /// The driver that runs it.
-    pub(crate) driver: String,
-    pub(crate) phase: RecordPhase,
-    pub(crate) pid: i32,
-    pub(crate) start_time: u64,
-    pub(crate) boot_id: String,
-    /// Whether its run is, or was, the first.
-    pub(crate) first_run: bool,
-    /// How its last run ended; -1 unknown.
-    pub(crate) exit_code: i32,
-    /// The signal that ended it; 0 none.
-    pub(crate) exit_signal: i32,
-    pub(crate) out_of_memory: bool,
-    /// When that run began and ended, in milliseconds since 1970; 0 unknown.
-    pub(crate) started: u64,
-    pub(crate) ended: u64,
-    /// Why its node ended it, or could not start it again; a line for people.
-    pub(crate) detail: String,
-    /// How often its node has started it again by itself, in all and since it last
-    /// ran for long.
-    pub(crate) restarts: u32,
-    pub(crate) restarts_in_row: u32,
-    /// It has ended, and its node is to start it again.
-    pub(crate) restart_due: bool,
-    /// What is to happen once it has ended, where somebody asked.
-    pub(crate) after: RecordAfter,
-}
-
-/// How far an instance had come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum RecordPhase {
-    /// It was being launched, and did not run yet.
-    #[default]
-    Starting,
-    /// It ran.
-    Running,
-    /// It had stopped.
-    Stopped,
-}
-
-/// What was asked of an instance that was to end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum RecordAfter {
-    /// Nothing was asked.
-    #[default]
-    Nothing,
-    /// Stop and keep.
-    Keep,
-    /// Stop, keep, and say InstanceStopped.
-    Evacuate,
-    /// Remove, and say InstanceDeleted.
-    Delete,
-    /// Remove, and say InstanceStopped.
-    Release,
-    /// Remove, since it was kept long enough, and say InstanceDeleted.
-    Retire,
-}
-
-impl Record {
-    /// Whether it tells of the run that a START made.
-    pub(crate) fn is_first_run(&self) -> bool {
-        self.first_run && self.phase == RecordPhase::Running
-    }
-
-    /// The run it tells of, unless it tells of none.
-    pub(crate) fn handle(&self) -> Option<Handle> {
-        (self.phase == RecordPhase::Running).then(|| Handle {
-            pid: self.pid,
-            start_time: self.start_time,
-            boot_id: self.boot_id.clone(),
-        })
-    }
-
-    /// The same instance, running; `started` is set by who starts it.
-    pub(crate) fn running(&self, handle: &Handle) -> Self {
-        Self {
-            driver: self.driver.clone(),
-            phase: RecordPhase::Running,
-            pid: handle.pid,
-            start_time: handle.start_time,
-            boot_id: handle.boot_id.clone(),
-            first_run: self.phase == RecordPhase::Starting,
-            exit_code: -1,
-            started: self.started,
-            restarts: self.restarts,
-            restarts_in_row: self.restarts_in_row,
-            ..Self::default()
-        }
-    }
-
-    /// The same instance, stopped.
-    pub(crate) fn stopped(&self, exit: Exit) -> Self {
-        Self {
-            driver: self.driver.clone(),
-            phase: RecordPhase::Stopped,
-            exit_code: exit.code.unwrap_or(-1),
-            exit_signal: exit.signal.unwrap_or(0),
-            out_of_memory: exit.out_of_memory,
-            started: exit.started.map_or(self.started, millis),
-            ended: exit.ended.map_or(0, millis),
-            detail: self.detail.clone(),
-            restarts: self.restarts,
-            restarts_in_row: self.restarts_in_row,
-            after: self.after,
-            ..Self::default()
-        }
-    }
-}
-
-/// A time as a record has it.
-pub(crate) fn millis(at: SystemTime) -> u64 {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// What is true of the whole node.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct NodeRecord {
-    /// It is being evacuated, or was.
-    pub(crate) maintenance: bool,
-    /// What is to come once it is.
-    pub(crate) next_state: NextState,
-    /// Somebody at the node has taken it out of service.
-    pub(crate) offline: bool,
-}
-
-/// An instance as it was found on disk.
-#[derive(Debug)]
-pub(crate) struct Stored {
-    pub(crate) instance: Uuid,
-    /// `None` where it can't be read; a copy was set aside.
-    pub(crate) record: Option<Record>,
-    /// `None` where it can't be read; a copy was set aside.
-    pub(crate) start: Option<Box<StartPayload>>,
-    pub(crate) volumes: BTreeSet<Uuid>,
-    /// Its last run was in another boot.
-    pub(crate) rebooted: bool,
-    /// How long its record says what it says.
-    pub(crate) age: Duration,
-}
-
-/// The state directory of one agent. Its calls come from any thread; two for
-/// the same instance don't come at the same time.
+/// The state directory of one agent. Any thread may call it, but two calls for the same
+/// instance must not overlap.
 #[derive(Debug)]
 pub(crate) struct Store {
     root: PathBuf,
@@ -219,7 +78,7 @@ pub(crate) struct Store {
     /// The owners of instances' directories, other than the agent's user; as
     /// many as there are instances.
     uids: Mutex<HashMap<Uuid, u32>>,
-    /// Its lock goes with it.
+    /// The lock ends when this is closed.
     _lock: File,
 }
 
@@ -228,9 +87,10 @@ impl Store {
     /// Volumes lie in `volumes`, if this node has any.
     pub(crate) fn open(root: &Path, volumes: Option<&Path>) -> io::Result<Self> {
         make_dirs(root, PASS)?;
-        // Instances get these paths, and have another working directory.
+        // Instances get these paths, and their working directory is another one.
         let root = fs::canonicalize(root)?;
         let volumes = volumes.map(fs::canonicalize).transpose()?;
+        // A lock of the system ends with its process, so a killed agent leaves none behind.
         let lock = File::open(&root)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| match io::Error::from(e) {
             e if e.kind() == io::ErrorKind::WouldBlock => {
@@ -238,7 +98,7 @@ impl Store {
             }
             e => e,
         })?;
-        // Now: once the disk is full, it could not be made.
+        // It is needed to delete instances, and on a full disk it could not be made.
         if let Err(e) = make_dirs(&root.join(REMOVED), PRIVATE) {
             warn!("{}: {e}", root.display());
         }
@@ -257,13 +117,14 @@ impl Store {
 
     /// Whether files can be made in it.
     pub(crate) fn check_writable(&self) -> io::Result<()> {
+        // Permissions can't tell: a file system may be mounted read-only or be full.
         let path = self.root.join(".probe");
         File::create(&path)?;
         fs::remove_file(&path)
     }
 
     /// Where an instance lives.
-    pub(crate) fn place(&self, instance: Uuid) -> Place {
+    pub(crate) fn place(&self, instance: Uuid) -> InstanceDir {
         place(&self.root, instance)
     }
 
@@ -271,16 +132,16 @@ impl Store {
     /// After a power cut all of it is there, or nothing.
     pub(crate) fn create(&self, instance: Uuid, start: &[u8], record: &Record) -> io::Result<()> {
         let place = self.place(instance);
-        // What is left of a former one of that name is nobody's.
+        // A former instance of that name may have left files that were not removed.
         tree::remove(place.dir())?;
         let instances = self.root.join(INSTANCES);
         make_dirs(&instances, PASS)?;
-        let new = Place::new(instance, self.root.join(NEW).join(instance.to_string()));
+        let new = InstanceDir::new(instance, self.root.join(NEW).join(instance.to_string()));
         let make = || {
             tree::remove(new.dir())?;
             make_dirs(&new.work(), PRIVATE)?;
             make_dirs(&new.volumes(), PRIVATE)?;
-            // In front: after the last document it would be a part of that.
+            // The checksum comes first: after the last document it would be a part of it.
             let mut options = File::options();
             let options = options.write(true).create_new(true).mode(0o600);
             let mut file = options.open(new.dir().join(START))?;
@@ -292,7 +153,7 @@ impl Store {
             fs::rename(new.dir(), place.dir())
         };
         make().inspect_err(|_| {
-            // The first error is the one to tell; the next agent tries again.
+            // The first error is the one to report. The next agent removes the rest.
             let _ = tree::remove(new.dir());
         })?;
         sync_dir(&instances)
@@ -328,7 +189,7 @@ impl Store {
             }
         }
         let dir = place.dir().to_owned();
-        // At one stroke, and without taking any space.
+        // A rename is atomic and needs no space on a full disk.
         let aside = self.root.join(REMOVED).join(Uuid::new_v4().to_string());
         let gone = match fs::rename(&dir, &aside) {
             Ok(()) => aside,
@@ -337,7 +198,7 @@ impl Store {
                 return Ok(());
             }
             Err(_) => {
-                // Without its record it is no instance, either.
+                // A directory without a record is no instance for the next agent.
                 found(fs::remove_file(dir.join(RECORD)))?;
                 dir
             }
@@ -359,14 +220,14 @@ impl Store {
         }
     }
 
-    /// Reads everything. What can't be read is set aside and told in the log.
+    /// Reads everything. Unreadable files are set aside, and the log says why.
     pub(crate) fn load(&self) -> io::Result<(NodeRecord, Vec<Stored>)> {
         self.remove_the_rest();
         let node = match read_summed(&self.root.join(NODE)) {
             Ok(node) => node.unwrap_or_default(),
             Err(why) => {
                 self.set_aside(&self.root.join(NODE), &why);
-                // It may have been evacuated for a reason.
+                // It may have been evacuated for a reason, so it takes no STARTs.
                 NodeRecord {
                     maintenance: true,
                     ..NodeRecord::default()
@@ -387,6 +248,7 @@ impl Store {
                 None => warn!("{}: no instance's directory", entry.path().display()),
             }
         }
+        // Directories are listed in any order; logs and tests want a fixed one.
         stored.sort_by_key(|stored| stored.instance);
         Ok((node, stored))
     }
@@ -442,7 +304,7 @@ impl Store {
             start,
             volumes: volumes_at(&place.volumes()),
             rebooted,
-            // A clock that was set back makes it young.
+            // If the clock was set back, this is zero.
             age: changed.ok().and_then(|at| at.elapsed().ok()).unwrap_or_default(),
         })
     }
@@ -476,23 +338,24 @@ impl Store {
     }
 
     /// Writes down that a volume is attached: a link to it is the record.
-    pub(crate) fn link(&self, place: &Place, volume: &Volume) -> io::Result<()> {
+    pub(crate) fn link(&self, place: &InstanceDir, volume: &Volume) -> io::Result<()> {
+        // An instance of an older version may have no such directory.
         make_dirs(&place.volumes(), PRIVATE)?;
         symlink(&volume.path, place.volumes().join(volume.uuid.to_string()))?;
         sync_dir(&place.volumes())
     }
 
-    /// Lets an instance's user write in a volume, whoever made it.
-    pub(crate) fn lend(&self, place: &Place, volume: &Volume) -> io::Result<()> {
+    /// Lets an instance's user write in a volume, also in one that another user made.
+    pub(crate) fn lend(&self, place: &InstanceDir, volume: &Volume) -> io::Result<()> {
         match user_of(place) {
             Some(user) => tree::give(&fs::canonicalize(&volume.path)?, user),
             None => Ok(()),
         }
     }
 
-    /// Closes a volume to the user of an instance, for that user may later be
-    /// another one's. What is in it keeps its owner until it is lent again.
-    fn take_back(&self, place: &Place, volume: Uuid) {
+    /// Closes a volume to the user of an instance, because its UID may later be another
+    /// instance's. Files in it keep their owner until it is lent again.
+    fn take_back(&self, place: &InstanceDir, volume: Uuid) {
         let (Some(uid), Some(volume)) = (owner_of(place), self.volume(volume)) else {
             return;
         };
@@ -504,8 +367,8 @@ impl Store {
         }
     }
 
-    /// Removes a volume that goes with an instance, unless another one has it.
-    /// First of all that is removed: a crash leaves it to be removed again.
+    /// Removes a volume that is deleted with an instance, unless another instance has it.
+    /// Volumes are removed first: after a crash the next DELETE finds their links.
     fn remove_volume(&self, instance: Uuid, uuid: Uuid) {
         let Some(volume) = self.volume(uuid) else { return };
         let others = fs::read_dir(self.root.join(INSTANCES))
@@ -538,8 +401,10 @@ impl Store {
         let first = u64::from(*range.start());
         let length = u64::from(*range.end()) - first + 1;
         let taken: BTreeSet<u64> = uids.values().map(|uid| u64::from(*uid)).collect();
+        // The search begins at a place that depends on the instance, so that a UID is not used
+        // again soon after its instance was deleted.
         let (_, begin) = instance.as_u64_pair();
-        // Of one more than are taken, one is free.
+        // Among one more candidates than there are taken UIDs, one is free.
         let mut candidates = (0..length.min(taken.len() as u64 + 1))
             .map(|n| first + (begin % length + n) % length)
             .filter(|uid| !taken.contains(uid));
@@ -551,7 +416,7 @@ impl Store {
 
     /// Makes an instance's directories its user's, as far as they are to be,
     /// and its volumes; nobody else gets in.
-    pub(crate) fn enclose(&self, place: &Place, user: Option<User>) -> io::Result<()> {
+    pub(crate) fn enclose(&self, place: &InstanceDir, user: Option<User>) -> io::Result<()> {
         tree::share(place.dir(), user, Access::Pass)?;
         tree::share(&place.volumes(), user, Access::List)?;
         let Some(user) = user else { return Ok(()) };
@@ -569,7 +434,7 @@ impl Store {
     }
 
     /// Writes down that a volume is no longer attached.
-    pub(crate) fn unlink(&self, place: &Place, volume: Uuid) -> io::Result<()> {
+    pub(crate) fn unlink(&self, place: &InstanceDir, volume: Uuid) -> io::Result<()> {
         self.take_back(place, volume);
         found(fs::remove_file(place.volumes().join(volume.to_string())))?;
         sync_dir(&place.volumes())
@@ -577,8 +442,8 @@ impl Store {
 }
 
 /// Where an instance lives in the state directory `root`.
-pub(crate) fn place(root: &Path, instance: Uuid) -> Place {
-    Place::new(instance, root.join(INSTANCES).join(instance.to_string()))
+pub(crate) fn place(root: &Path, instance: Uuid) -> InstanceDir {
+    InstanceDir::new(instance, root.join(INSTANCES).join(instance.to_string()))
 }
 
 /// Makes a directory, and those on the way to it.
@@ -586,8 +451,8 @@ pub(crate) fn make_dirs(path: &Path, mode: u32) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(mode).create(path)
 }
 
-/// The user of an instance, where that isn't the agent's own.
-fn user_of(place: &Place) -> Option<User> {
+/// The user of an instance; `None` for the agent's own.
+fn user_of(place: &InstanceDir) -> Option<User> {
     let metadata = fs::symlink_metadata(place.work()).ok()?;
     let is_other = metadata.uid() != rustix::process::geteuid().as_raw();
     is_other.then(|| User {
@@ -597,11 +462,11 @@ fn user_of(place: &Place) -> Option<User> {
     })
 }
 
-fn owner_of(place: &Place) -> Option<u32> {
+fn owner_of(place: &InstanceDir) -> Option<u32> {
     user_of(place).map(|user| user.uid)
 }
 
-/// A file that is gone already was removed.
+/// A file that does not exist counts as removed.
 fn found(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -613,73 +478,6 @@ fn volumes_at(dir: &Path) -> BTreeSet<Uuid> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let uuid = |entry: fs::DirEntry| Uuid::try_parse(entry.file_name().to_str()?).ok();
     entries.filter_map(uuid).collect()
-}
-
-/// Names the volumes that are made with an instance, and go with it: those that
-/// its START does not name. Each has the same name whenever it is asked for, and no
-/// other instance's.
-pub(crate) fn name_own_volumes(start: &mut Start) {
-    for (n, storage) in start.storage.iter_mut().enumerate() {
-        if storage.id.is_empty() && !storage.boot {
-            let half = |salt| fnv1a(format!("{}/{n}/{salt}", start.instance_uuid).as_bytes());
-            storage.id = Uuid::from_u64_pair(half("a"), half("b")).into();
-            storage.local = true;
-            storage.ephemeral = true;
-        }
-    }
-}
-
-/// The START of an instance with what a RESTART says anew.
-pub(crate) fn restarted(start: &Start, restart: Restart) -> Start {
-    let mut start = start.clone();
-    let said = &restart.requirements;
-    if said.mem_mb != 0 || said.vcpus != 0 {
-        start.requirements.mem_mb = said.mem_mb;
-        start.requirements.vcpus = said.vcpus;
-    }
-    if restart.persistence.as_str() != "" {
-        start.persistence = restart.persistence;
-    }
-    if restart.fw_type.as_str() != "" {
-        start.fw_type = restart.fw_type;
-    }
-    if restart.networking != Networking::default() {
-        start.networking = restart.networking;
-    }
-    start
-}
-
-/// A RESTART that makes the one START of the other: what has to be written down
-/// beside the first. `None` where they say the same.
-pub(crate) fn changes(before: &Start, after: &Start) -> Option<Restart> {
-    (before != after).then(|| Restart {
-        instance_uuid: after.instance_uuid.into(),
-        fw_type: after.fw_type.clone(),
-        persistence: after.persistence.clone(),
-        networking: after.networking.clone(),
-        requirements: after.requirements.clone(),
-        ..Restart::default()
-    })
-}
-
-fn read_start(path: &Path) -> Result<StartPayload, String> {
-    let bytes = fs::read(path).map_err(|e| e.to_string())?;
-    // Agents before this one kept the checksum in a file of its own.
-    let (sum, start) = match fs::read(path.with_extension("sum")) {
-        Ok(sum) => (sum, bytes.as_slice()),
-        Err(_) => {
-            let end = bytes
-                .iter()
-                .position(|byte| *byte == b'\n')
-                .map_or(0, |at| at + 1);
-            let (sum, start) = bytes.split_at(end);
-            (sum.to_vec(), start)
-        }
-    };
-    if sum != sum_line(start).as_bytes() {
-        return Err("its checksum is wrong: it is torn".into());
-    }
-    StartPayload::decode(start).map_err(|e| e.to_string())
 }
 
 fn sync_dir(path: &Path) -> io::Result<()> {

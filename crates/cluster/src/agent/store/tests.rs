@@ -1,5 +1,6 @@
 use super::*;
-use ssntp::payload::{RawDocument, Start, VmType};
+use crate::agent::driver::{Exit, RunId};
+use ssntp::payload::{NextState, Payload, RawDocument, Start, StartPayload, VmType};
 
 fn start(instance: Uuid) -> StartPayload {
     StartPayload {
@@ -15,7 +16,7 @@ fn start(instance: Uuid) -> StartPayload {
 }
 
 fn running() -> Record {
-    let handle = Handle {
+    let handle = RunId {
         pid: 7,
         start_time: 12345,
         boot_id: "b".into(),

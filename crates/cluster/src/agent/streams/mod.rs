@@ -1,5 +1,5 @@
-//! The thread that reads what instances have written, for all streams: a piece of
-//! each in turn, as far as each has credit.
+//! The thread that reads the logs of instances for all streams: a piece of each in turn,
+//! as far as each has credit.
 //!
 //! ```text
 //!  agent thread ── Open, Credit, Close, Ended ─▶ table ─▶ ssntp-streams ── frames ─▶ client
@@ -7,13 +7,13 @@
 //!                                             a stream       └ stdout.log.1, stdout.log, …
 //! ```
 //!
-//! The agent's thread changes the table under its lock and never waits: the lock is
-//! held for no reading. There is no queue, so nothing but the number of streams
-//! ([`MOST`]) has to be bounded.
+//! The agent's thread changes the table under its lock and never waits, because no file is
+//! read under the lock. There is no queue, so only the number of streams ([`MOST`]) needs
+//! a bound.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `reader` | what there is next in a stream: the instance's log files |
+//! | `reader` | the next piece of a stream, from the instance's log files |
 
 mod reader;
 
@@ -41,10 +41,10 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long the thread may take to end: a disk may not answer.
 const LAST_READ: Duration = Duration::from_millis(500);
 
-/// The thread, and what it has been asked for.
+/// The thread, and the streams that were opened.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    shared: Arc<Shared>,
+    shared: Arc<Table>,
     client: ClientHandle,
     thread: Option<JoinHandle<()>>,
     /// Disconnected once the thread has ended.
@@ -52,7 +52,7 @@ pub(crate) struct Streams {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct Table {
     asked: Mutex<Asked>,
     news: Condvar,
 }
@@ -78,7 +78,7 @@ struct Wanted {
 impl Streams {
     /// Starts the thread, which sends with that client.
     pub(crate) fn start(client: ClientHandle) -> io::Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Table::default());
         let (alive, ended) = bounded(0);
         let (served, sender) = (Arc::clone(&shared), client.clone());
         let thread = threads::spawn("ssntp-streams", move || {
@@ -102,7 +102,7 @@ impl Streams {
                 if is_known || asked.streams.len() >= MOST {
                     let text = format!("the instance's node has {MOST} streams already");
                     let ended = StreamEnded::new(open.stream, StreamEndReason::TOO_MANY, text);
-                    // Where it finds no room, its controller gives up.
+                    // If there is no room for this frame, the controller's limit ends it.
                     let _ = self.client.try_send(ended.frame());
                     return;
                 }
@@ -148,7 +148,7 @@ impl Drop for Streams {
     }
 }
 
-/// What came of a look at a stream.
+/// When the thread looks at a stream again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outlook {
     /// Nothing, until it is asked for more.
@@ -159,7 +159,7 @@ enum Outlook {
     GoesOn,
 }
 
-impl Shared {
+impl Table {
     fn lock(&self) -> MutexGuard<'_, Asked> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -177,7 +177,7 @@ impl Shared {
         }
     }
 
-    /// What is asked for, once it is time to look; none at the end.
+    /// The streams, once it is time to look; `None` at the end.
     fn next(&self, outlook: Outlook) -> Option<BTreeMap<Uuid, Wanted>> {
         let mut asked = self.lock();
         while !asked.changed && !asked.stop && outlook != Outlook::GoesOn {
@@ -189,6 +189,7 @@ impl Shared {
             asked = waited.unwrap_or_else(PoisonError::into_inner).0;
             break;
         }
+        // The streams are copied, so that files are read without the lock.
         asked.changed = false;
         (!asked.stop).then(|| asked.streams.clone())
     }
@@ -247,6 +248,7 @@ struct Served {
 
 impl Served {
     fn new(wanted: &Wanted) -> Self {
+        // StreamOpened is the first frame of every stream, before any data.
         Self {
             reader: Reader::new(wanted.open.outputs),
             unsent: Some(Outgoing {
@@ -262,7 +264,7 @@ impl Served {
 #[derive(Debug)]
 struct Outgoing {
     frame: Frame,
-    /// Of the stream's credit.
+    /// How much of the stream's credit it uses.
     cost: u32,
     is_last: bool,
 }

@@ -1,10 +1,9 @@
-//! What there is next in a stream: the files of an instance's log, one after the
-//! other.
+//! The next piece of a stream, from the files of an instance's log.
 //!
 //! Files are those that the instance's supervisor writes and begins anew
 //! (`driver/supervisor/logs.rs`). They are opened in the instance's directory, never
-//! through a link, without waiting, and are files or are not read. What was opened
-//! is read to its end whatever becomes of its name.
+//! through a link and without waiting, and only regular files are read. A file that was
+//! opened is read to its end, also when it gets another name.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -19,16 +18,16 @@ use rustix::io::Errno;
 use super::Wanted;
 use ssntp::proto::{Outputs, StreamData};
 
-/// How much is looked through for the beginning of the last lines at a time.
+/// How many bytes are searched for the beginning of the last lines at a time.
 const BLOCK: usize = 256 * 1024;
 /// How often a log may be begun anew while it is being opened.
 const TRIES: usize = 8;
 
-/// What there is next in a stream.
+/// The next piece of a stream.
 #[derive(Debug)]
 pub(super) enum Piece {
     Data(StreamData),
-    /// Nothing was found yet, and there is more to look through.
+    /// Nothing was found yet, and there is more to search.
     Sought,
     /// The instance has written nothing more so far.
     NotYet,
@@ -88,7 +87,7 @@ impl Reader {
 struct Log {
     output: Outputs,
     name: &'static str,
-    /// What is still to be read, the oldest first; the last one may grow.
+    /// The files that are still to be read, the oldest first; the last one may grow.
     parts: VecDeque<Part>,
     stage: Stage,
 }
@@ -240,8 +239,7 @@ impl Log {
             return Ok(Piece::Sought);
         }
         match successor(dir, self.name, &part.file)? {
-            // Nobody writes to the one before any more; what was written last to it
-            // is read first.
+            // The file before is complete now, and its last bytes are read first.
             Some(next) => self.parts.push_back(next),
             None if over => return Ok(Piece::End),
             None => return Ok(Piece::NotYet),
@@ -261,8 +259,8 @@ impl Part {
         })
     }
 
-    /// The next bytes: none where there are no more, or all was read that was
-    /// there at the beginning.
+    /// The next bytes; none at the end of the file. Without `beyond`, that is its end when it
+    /// was opened.
     fn read(&mut self, room: usize, beyond: bool) -> io::Result<Bytes> {
         let length = match beyond {
             true => self.file.metadata()?.len(),
@@ -281,6 +279,8 @@ impl Part {
 fn parts(dir: &OwnedFd, name: &'static str) -> io::Result<VecDeque<Part>> {
     let mut files = VecDeque::new();
     for _ in 0..TRIES {
+        // The supervisor may rename the log between the two; then the name means another file
+        // afterwards, and both are opened again.
         let latest = open(dir, name)?;
         let before = open(dir, &before(name))?;
         let still = open(dir, name)?;
@@ -335,7 +335,7 @@ fn before(name: &str) -> String {
     format!("{name}.1")
 }
 
-/// Opens a log: never through a link, never waiting for who may write to a FIFO,
+/// Opens a log: never through a link, never waiting for the writer of a FIFO,
 /// and nothing but a file.
 fn open(dir: &OwnedFd, name: &str) -> io::Result<Option<File>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;

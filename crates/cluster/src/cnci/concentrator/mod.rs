@@ -1,7 +1,7 @@
-//! What each frame does to the tables, and what is answered.
+//! What each frame changes in the tables, and its answer.
 //!
 //! ```text
-//!            ┌ TenantAdded, TenantRemoved, RefreshCNCI ─▶ taken up; nobody waits for it
+//!            ┌ TenantAdded, TenantRemoved, RefreshCNCI ─▶ carried out, without an answer
 //!  a frame ──┼ AssignPublicIP, ReleasePublicIP ─────────▶ `requests`: confirmed, or failed
 //!            └ CONFIGURE ───────────────────────────────▶ checked
 //! ```
@@ -29,10 +29,10 @@ use ssntp::proto::{Command, Event, Frame, FrameKind};
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 
-/// Keeps the tables where they survive.
+/// Saves the tables.
 pub(super) type Keep = Box<dyn FnMut(&Tables) -> io::Result<()> + Send>;
 
-/// A concentrator without a network: frames in, frames out.
+/// A concentrator without I/O: frames in, frames out.
 pub(super) struct Concentrator {
     uuid: Uuid,
     tenant: Uuid,
@@ -46,8 +46,8 @@ pub(super) struct Concentrator {
 }
 
 impl Concentrator {
-    /// Begins with the tables of a former run, and keeps them at once: then
-    /// it is known that they can be kept.
+    /// Begins with the tables of a former run. They are saved at once, to find out now whether
+    /// that is possible.
     pub(super) fn new(
         uuid: Uuid,
         tenant: Uuid,
@@ -76,14 +76,14 @@ impl Concentrator {
         })
     }
 
-    /// What it knows.
+    /// Its tables.
     pub(super) fn tables(&self) -> &Tables {
         &self.tables
     }
 
-    /// What a new session hears first: who it is, and the addresses that it
-    /// has assigned. The scheduler may be another than before, and tells
-    /// controllers that connect later.
+    /// The first frames of a new session: which concentrator this is, and the addresses that
+    /// it has assigned. The scheduler may have restarted, and has to know them for controllers
+    /// that connect later.
     pub(super) fn announcement(&self) -> Vec<Frame> {
         let added = Frame::of(&ConcentratorInstanceAdded {
             instance_uuid: self.uuid.into(),
@@ -102,7 +102,7 @@ impl Concentrator {
         std::iter::once(added).chain(assigned).collect()
     }
 
-    /// Takes a frame; what it answers.
+    /// Handles a frame; gives the answers.
     pub(super) fn frame(&mut self, frame: &Frame) -> Vec<Frame> {
         let kind = frame.kind();
         if kind == Event::TENANT_ADDED {
@@ -123,8 +123,8 @@ impl Concentrator {
         std::mem::take(&mut self.answers)
     }
 
-    /// Logs what came of a frame, unless there is too much of its kind:
-    /// whoever sends could fill the log otherwise.
+    /// Logs why a frame was refused, unless there were too many lines of this kind: otherwise
+    /// a sender could fill the log.
     fn complain(&mut self, kind: &'static str, what: impl fmt::Display) {
         if let Some(more) = self.log.admit((), kind, now()) {
             warn!("{}: {}{more}", self.uuid, excerpt(what));
@@ -135,8 +135,7 @@ impl Concentrator {
         self.answers.push(Frame::of(payload));
     }
 
-    /// A frame that has no failure: what can't be read is answered with
-    /// InvalidFrameType.
+    /// Handles a frame that has no failure. If it is refused, InvalidFrameType answers it.
     fn read<T: Payload>(&mut self, frame: &Frame, take: impl FnOnce(&mut Self, T) -> Result<(), String>) {
         let refused = match frame.payload::<T>() {
             Ok(payload) => match take(self, payload) {
@@ -155,7 +154,7 @@ impl Concentrator {
         self.answer(&InvalidFrameType::new(kind, reason.into()));
     }
 
-    /// Whether an event is about this concentrator and its tenant.
+    /// Checks that a frame is about this concentrator and its tenant.
     fn check_ours(&self, concentrator: &Id, tenant: &Id) -> Result<(), String> {
         if *concentrator != self.uuid {
             return Err(format!("it is for {concentrator}"));
@@ -181,6 +180,7 @@ impl Concentrator {
             subnet,
             key: added.subnet_key,
         };
+        // Agents report their tenants again in each session.
         if self.tables.tunnels.contains(&tunnel) {
             return Ok(());
         }
@@ -189,6 +189,7 @@ impl Concentrator {
             info!("{}: tunnel to {node} for {subnet}{more}", self.uuid);
         }
         let made = self.plane.add_tunnel(&tunnel);
+        // The table has the tunnel even if the data plane fails: the next start restores it.
         self.tables.insert_tunnel(tunnel);
         self.settle(made);
         Ok(())
@@ -211,6 +212,7 @@ impl Concentrator {
     fn refresh(&mut self, refresh: RefreshCnci) -> Result<(), String> {
         self.check_ours(&refresh.cnci_uuid, &Id::default())?;
         let peers = refresh.cncis;
+        // All are checked before anything changes.
         for peer in &peers {
             for ip in [&peer.physical_ip, &peer.tunnel_ip] {
                 if !ip.is_empty() && ip.parse::<IpAddr>().is_err() {
@@ -230,8 +232,7 @@ impl Concentrator {
         Ok(())
     }
 
-    /// Keeps what an event changed. Nobody waits for the outcome: the log has
-    /// to tell.
+    /// Saves what an event has changed. Events have no answer, so a fault is only logged.
     fn settle(&mut self, plane: Result<(), String>) {
         if let Err(why) = plane {
             self.complain("data plane", format_args!("the data plane: {why}"));

@@ -1,191 +1,178 @@
-//! AssignPublicIP and ReleasePublicIP: each is confirmed, or answered with its
-//! failure. The tables, the data plane and the disk have the same addresses
-//! afterwards, whichever of them refuses.
+//! AssignPublicIP and ReleasePublicIP: each is confirmed, or answered with its failure. If
+//! the data plane or the disk refuses, tables, data plane and disk stay as they were.
 
 use std::net::IpAddr;
 
 use log::info;
 
-use super::super::tables::PublicIp;
+use super::super::plane::DataPlane;
+use super::super::tables::{PublicIp, Tables};
 use super::{Concentrator, now};
 use crate::subnet::is_mac;
 use ssntp::payload::PublicIpFailureReason as Reason;
 use ssntp::payload::{
-    AssignPublicIp, AssignPublicIpFailure, CommandFailure, CommandSubject, Id, PublicIpAssigned,
+    AssignPublicIp, AssignPublicIpFailure, CommandFailure, CommandSubject, Id, Payload, PublicIpAssigned,
     PublicIpUnassigned, ReleasePublicIp, UnassignPublicIpFailure,
 };
 use ssntp::proto::Frame;
 use ssntp_transport::excerpt;
 
+/// Why a command fails: the reason of its failure, and the text for the log.
+type Failed = (Reason, String);
+
 impl Concentrator {
     pub(super) fn assign_command(&mut self, frame: &Frame) {
-        match frame.payload::<AssignPublicIp>() {
-            Ok(request) => match self.assign(&request) {
-                Ok(()) => {
-                    if let Some(more) = self.log.admit((), "assigned", now()) {
-                        let (ip, instance) = (excerpt(&request.public_ip), excerpt(&request.instance_uuid));
-                        info!("{}: {ip} is {instance}'s{more}", self.uuid);
-                    }
-                    self.answer(&PublicIpAssigned {
-                        concentrator_uuid: request.concentrator_uuid,
-                        instance_uuid: request.instance_uuid,
-                        public_ip: request.public_ip,
-                        private_ip: request.private_ip,
-                    });
-                }
-                Err((reason, why)) => {
-                    self.complain(
-                        "assign",
-                        format_args!("{} is not assigned: {why}", request.public_ip),
-                    );
-                    self.answer(&AssignPublicIpFailure::new(request, reason));
-                }
-            },
-            Err(e) => {
-                self.complain("unreadable", format_args!("{} refused: {e}", frame.kind()));
-                self.answer(&AssignPublicIpFailure::of(
-                    CommandSubject::of(frame),
-                    Reason::from(&e),
-                ));
-            }
-        }
-    }
-
-    fn assign(&mut self, request: &AssignPublicIp) -> Result<(), (Reason, String)> {
-        let address = self.check(
-            &request.concentrator_uuid,
-            &request.tenant_uuid,
-            &request.instance_uuid,
-            &request.public_ip,
-        )?;
-        let invalid = |text: &str, what: &str| (Reason::InvalidData, format!("{text:?} is no {what}"));
-        let private = &request.private_ip;
-        if !private.is_empty() && private.parse::<IpAddr>().is_err() {
-            return Err(invalid(private, "IP address"));
-        }
-        if !request.vnic_mac.is_empty() && !is_mac(&request.vnic_mac) {
-            return Err(invalid(&request.vnic_mac, "MAC address"));
-        }
-        let ip = PublicIp {
-            public_ip: address.to_string(),
-            instance_uuid: request.instance_uuid.clone(),
-            private_ip: private.clone(),
-            vnic_mac: request.vnic_mac.clone(),
-        };
-        let refuse = |why: String| Err((Reason::AssignFailure, why));
-        match self.tables.public_ip(address) {
-            Some(there) if *there == ip => return Ok(()),
-            Some(there) if there.instance_uuid != ip.instance_uuid => {
-                return refuse(format!("it is {}'s", there.instance_uuid));
-            }
-            _ => {}
-        }
-        let mut others = self
-            .tables
-            .public_ips
-            .iter()
-            .filter(|other| other.public_ip != ip.public_ip);
-        if let Some(other) = others.find(|other| !private.is_empty() && other.private_ip == *private) {
-            return refuse(format!("{private} has {} already", other.public_ip));
-        }
-        self.plane.assign(&ip).or_else(refuse)?;
-        let before = self.tables.clone();
-        self.tables.insert_public_ip(ip.clone());
-        if let Err(e) = (self.keep)(&self.tables) {
-            self.tables = before;
-            if let Err(why) = self.plane.release(&ip) {
-                self.complain("data plane", format_args!("the data plane: {why}"));
-            }
-            return refuse(format!("the tables can't be saved: {e}"));
-        }
-        Ok(())
+        self.carry_out::<_, AssignPublicIpFailure, _>(frame, Self::assign);
     }
 
     pub(super) fn release_command(&mut self, frame: &Frame) {
-        match frame.payload::<ReleasePublicIp>() {
-            Ok(request) => match self.release(&request) {
-                Ok(ip) => {
-                    if let Some(more) = self.log.admit((), "released", now()) {
-                        let (ip, instance) = (excerpt(&ip.public_ip), excerpt(&ip.instance_uuid));
-                        info!("{}: {ip} is {instance}'s no more{more}", self.uuid);
-                    }
-                    self.answer(&PublicIpUnassigned {
-                        concentrator_uuid: request.concentrator_uuid,
-                        instance_uuid: request.instance_uuid,
-                        public_ip: request.public_ip,
-                        private_ip: ip.private_ip,
-                    });
-                }
-                Err((reason, why)) => {
-                    self.complain(
-                        "release",
-                        format_args!("{} is not released: {why}", request.public_ip),
-                    );
-                    self.answer(&UnassignPublicIpFailure::new(request, reason));
-                }
-            },
-            Err(e) => {
-                self.complain("unreadable", format_args!("{} refused: {e}", frame.kind()));
-                self.answer(&UnassignPublicIpFailure::of(
-                    CommandSubject::of(frame),
-                    Reason::from(&e),
-                ));
+        self.carry_out::<_, UnassignPublicIpFailure, _>(frame, Self::release);
+    }
+
+    fn carry_out<C, F, A>(&mut self, frame: &Frame, act: impl FnOnce(&mut Self, C) -> Result<A, Failed>)
+    where
+        C: Payload,
+        F: CommandFailure<Reason = Reason>,
+        A: Payload,
+    {
+        let command = frame.payload().map_err(|e| (Reason::from(&e), e.to_string()));
+        match command.and_then(|command| act(self, command)) {
+            Ok(confirmation) => self.answer(&confirmation),
+            Err((reason, why)) => {
+                self.complain("public IP", format_args!("{} refused: {why}", frame.kind()));
+                self.answer(&F::of(CommandSubject::of(frame), reason));
             }
         }
     }
 
-    fn release(&mut self, request: &ReleasePublicIp) -> Result<PublicIp, (Reason, String)> {
+    fn assign(&mut self, command: AssignPublicIp) -> Result<PublicIpAssigned, Failed> {
+        let AssignPublicIp {
+            concentrator_uuid,
+            tenant_uuid,
+            instance_uuid,
+            public_ip,
+            private_ip,
+            vnic_mac,
+        } = command;
+        let address = self.check(&concentrator_uuid, &tenant_uuid, &instance_uuid, &public_ip)?;
+        let invalid = |text: &str, what: &str| (Reason::InvalidData, format!("{text:?} is no {what}"));
+        if !private_ip.is_empty() && private_ip.parse::<IpAddr>().is_err() {
+            return Err(invalid(&private_ip, "IP address"));
+        }
+        if !vnic_mac.is_empty() && !is_mac(&vnic_mac) {
+            return Err(invalid(&vnic_mac, "MAC address"));
+        }
+        let ip = PublicIp {
+            public_ip: address.to_string(),
+            instance_uuid: instance_uuid.clone(),
+            private_ip: private_ip.clone(),
+            vnic_mac,
+        };
+        if self.tables.public_ip(address) != Some(&ip) {
+            self.assign_new(address, ip).map_err(|why| {
+                let why = format!("{public_ip} is not assigned: {why}");
+                (Reason::AssignFailure, why)
+            })?;
+        }
+        if let Some(more) = self.log.admit((), "assigned", now()) {
+            let (ip, instance) = (excerpt(&public_ip), excerpt(&instance_uuid));
+            info!("{}: {ip} is assigned to instance {instance}{more}", self.uuid);
+        }
+        Ok(PublicIpAssigned {
+            concentrator_uuid,
+            instance_uuid,
+            public_ip,
+            private_ip,
+        })
+    }
+
+    fn assign_new(&mut self, address: IpAddr, ip: PublicIp) -> Result<(), String> {
+        let owner = self.tables.public_ip(address).map(|there| &there.instance_uuid);
+        if let Some(owner) = owner.filter(|owner| **owner != ip.instance_uuid) {
+            return Err(format!("instance {owner} has it"));
+        }
+        let is_other =
+            |other: &&PublicIp| other.public_ip != ip.public_ip && other.private_ip == ip.private_ip;
+        let mut others = self.tables.public_ips.iter().filter(is_other);
+        if let Some(other) = others.next().filter(|_| !ip.private_ip.is_empty()) {
+            return Err(format!("{} has {} already", ip.private_ip, other.public_ip));
+        }
+        self.plane.assign(&ip)?;
+        self.commit(
+            |tables| tables.insert_public_ip(ip.clone()),
+            |plane| plane.release(&ip),
+        )
+    }
+
+    fn release(&mut self, command: ReleasePublicIp) -> Result<PublicIpUnassigned, Failed> {
+        let instance = &command.instance_uuid;
         let address = self.check(
-            &request.concentrator_uuid,
-            &request.tenant_uuid,
-            &request.instance_uuid,
-            &request.public_ip,
+            &command.concentrator_uuid,
+            &command.tenant_uuid,
+            instance,
+            &command.public_ip,
         )?;
-        let refuse = |why: String| (Reason::ReleaseFailure, why);
-        let instance = &request.instance_uuid;
-        if !self
-            .tables
-            .public_ips
-            .iter()
-            .any(|ip| ip.instance_uuid == *instance)
-        {
+        let refuse = |why: String| {
+            let why = format!("{} is not released: {why}", command.public_ip);
+            (Reason::ReleaseFailure, why)
+        };
+        let mut addresses = self.tables.public_ips.iter();
+        if !addresses.any(|ip| ip.instance_uuid == *instance) {
             return Err((Reason::NoInstance, format!("{instance} has no address here")));
         }
         let ip = match self.tables.public_ip(address) {
             Some(ip) if ip.instance_uuid == *instance => ip.clone(),
             _ => return Err(refuse(format!("{instance} has another address"))),
         };
-        self.plane.release(&ip).map_err(refuse)?;
-        let before = self.tables.clone();
-        self.tables.remove_public_ip(address);
-        if let Err(e) = (self.keep)(&self.tables) {
-            self.tables = before;
-            if let Err(why) = self.plane.assign(&ip) {
-                self.complain("data plane", format_args!("the data plane: {why}"));
-            }
-            return Err(refuse(format!("the tables can't be saved: {e}")));
+        let released = self.plane.release(&ip).and_then(|()| {
+            self.commit(
+                |tables| tables.remove_public_ip(address),
+                |plane| plane.assign(&ip),
+            )
+        });
+        released.map_err(refuse)?;
+        if let Some(more) = self.log.admit((), "released", now()) {
+            let (ip, instance) = (excerpt(&ip.public_ip), excerpt(instance));
+            info!("{}: {ip} is taken from instance {instance}{more}", self.uuid);
         }
-        Ok(ip)
+        Ok(PublicIpUnassigned {
+            concentrator_uuid: command.concentrator_uuid,
+            instance_uuid: command.instance_uuid,
+            public_ip: command.public_ip,
+            private_ip: ip.private_ip,
+        })
     }
 
-    /// What both requests have to say; the address.
-    fn check(
-        &self,
-        concentrator: &Id,
-        tenant: &Id,
-        instance: &Id,
-        address: &str,
-    ) -> Result<IpAddr, (Reason, String)> {
+    /// Changes the tables and saves them. If they cannot be saved, they and the data plane,
+    /// which was changed before, become what they were.
+    fn commit(
+        &mut self,
+        change: impl FnOnce(&mut Tables),
+        undo: impl FnOnce(&mut dyn DataPlane) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let before = self.tables.clone();
+        change(&mut self.tables);
+        let Err(e) = (self.keep)(&self.tables) else {
+            return Ok(());
+        };
+        self.tables = before;
+        if let Err(why) = undo(&mut *self.plane) {
+            self.complain("data plane", format_args!("the data plane: {why}"));
+        }
+        Err(format!("the tables can't be saved: {e}"))
+    }
+
+    /// Checks the fields that both commands have; gives the address.
+    fn check(&self, concentrator: &Id, tenant: &Id, instance: &Id, address: &str) -> Result<IpAddr, Failed> {
         if *concentrator != self.uuid {
             return Err((Reason::NoInstance, format!("it is for {concentrator}")));
         }
-        if !tenant.is_empty() && *tenant != self.tenant {
-            return Err((Reason::InvalidData, format!("it is about the tenant {tenant}")));
-        }
+        let invalid = |why| (Reason::InvalidData, why);
+        self.check_ours(concentrator, tenant).map_err(invalid)?;
         if instance.uuid().is_none() {
-            return Err((Reason::InvalidData, format!("{instance:?} is no instance")));
+            return Err(invalid(format!("{instance:?} is no instance")));
         }
-        let invalid = |_| (Reason::InvalidData, format!("{address:?} is no IP address"));
-        address.parse().map_err(invalid)
+        let parsed = address.parse();
+        parsed.map_err(|_| invalid(format!("{address:?} is no IP address")))
     }
 }

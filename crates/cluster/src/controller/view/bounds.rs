@@ -1,6 +1,6 @@
-//! What is kept of a frame is bounded, whoever sent it: views, histories and
-//! subscribers keep it by the thousand. A text that is longer than a UUID, an
-//! address, a word or a name can be says nothing, and is left out.
+//! Bounds for what is kept of a frame, because views, histories and subscribers keep thousands
+//! of them. A text that is longer than its kind can be (a UUID, an address, a word, a name) is
+//! left out.
 
 use crate::controller::Failure;
 use ssntp::payload::{
@@ -13,18 +13,17 @@ use ssntp::proto::{Frame, FrameType};
 const MAX_WORD: usize = 64;
 /// The longest name that a system gives a host, in bytes.
 const MAX_NAME: usize = 255;
-/// The longest story of a failure or an end, in bytes: 200 characters, with some of
-/// them escaped.
+/// The longest detail of a failure or an end, in bytes: 200 characters, some of them escaped.
 const MAX_DETAIL: usize = 1024;
-/// Addresses of a node, and volumes of an instance.
+/// The most addresses of a node, and the most volumes of an instance.
 const MAX_LISTED: usize = 256;
-/// The hops of a trace that are kept: a frame has two or three.
+/// The most hops of a trace: a frame has two or three.
 const MAX_HOPS: usize = 16;
-/// The longest event or failure in bytes that is read at all; TraceReports and
-/// refused configurations excepted.
+/// The longest event in bytes that is read at all. The scheduler forwards longer ones only as
+/// TraceReports.
 const MAX_REPORT: usize = 64 << 10;
 
-/// Whether an event or failure is short enough to be read.
+/// Checks that an event is short enough to be read.
 pub(super) fn check(frame: &Frame) -> Result<(), Error> {
     let (len, limit) = (frame.payload_bytes().len(), MAX_REPORT);
     if frame.kind().frame_type == FrameType::EVENT && len > limit {
@@ -66,7 +65,7 @@ fn instance(stats: &mut InstanceStats) {
     text(&mut stats.ssh_ip, MAX_WORD);
     stats.volumes.truncate(MAX_LISTED);
     stats.volumes.iter_mut().for_each(id);
-    // No agent that has read them from a START sends others.
+    // An agent refuses a START with an invalid name or label, so it has none to send.
     if check_name(&stats.name).is_err() {
         stats.name = String::new();
     }

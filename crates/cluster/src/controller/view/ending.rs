@@ -9,24 +9,24 @@ use ssntp::payload::InstanceState;
 
 const SIGKILL: i64 = 9;
 
-/// How the last run of an instance ended, as its node tells. Shown as `exited 3`,
+/// How the last run of an instance ended, as its node says. Displayed as `exited 3`,
 /// `killed SIGTERM`, `out of memory`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ending {
-    /// The exit code, 128 and the signal's number where a signal ended it; none
-    /// where nobody saw, or its node is of a version that does not say.
+    /// The exit code; 128 plus the signal's number if a signal ended it. None if the node did
+    /// not see the end, or its version does not report it.
     pub code: Option<i64>,
     /// The signal that ended it.
     pub signal: Option<i64>,
     /// Whether a process of it was killed because its memory was used up.
     pub out_of_memory: bool,
-    /// What that does not tell, for people: why its node ended it, say.
+    /// More about the end, for people: why the node ended it, for example.
     pub detail: String,
 }
 
 impl Ending {
-    /// Whether it did what it was to, as far as its exit code tells.
+    /// Whether it succeeded, by its exit code.
     pub fn is_success(&self) -> bool {
         self.code == Some(0) && !self.out_of_memory
     }
@@ -44,7 +44,8 @@ impl Ending {
 
 impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Which process that was, nobody says: with SIGKILL it was the first.
+        // The kernel does not say which process it killed. If SIGKILL ended the instance,
+        // it was the first one.
         if self.out_of_memory && self.signal == Some(SIGKILL) {
             return f.write_str("out of memory");
         }
@@ -62,7 +63,7 @@ impl fmt::Display for Ending {
 }
 
 impl Instance {
-    /// How its last run ended; none while it runs, or never has.
+    /// How its last run ended; none while it runs, and before its first run.
     pub fn ending(&self) -> Option<Ending> {
         let stats = &self.stats;
         (self.state == InstanceState::Exited).then(|| Ending {

@@ -1,10 +1,11 @@
-//! What a view is made of.
+//! The entities of a view.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
 use uuid::Uuid;
 
+use crate::phase::Phase;
 use ssntp::payload::{Id, InstanceState, InstanceStats, NodeStatus, Stats};
 
 /// A node, as it was last seen.
@@ -17,14 +18,14 @@ pub struct Node {
     pub compute: bool,
     /// Whether it is a network node.
     pub network: bool,
-    /// Whether it is connected to the scheduler. Of one that is not, all the
-    /// rest is how it was.
+    /// Whether it is connected to the scheduler. If it is not, all other fields are as they
+    /// were.
     pub connected: bool,
-    /// Since when it is, or is not.
+    /// Since when it is connected, or is not.
     pub since: SystemTime,
-    /// What it takes, by its last STATS; empty before the first.
+    /// Its status in its last STATS; empty before the first.
     pub status: NodeStatus,
-    /// When its last STATS came; none yet where it has only connected.
+    /// When its last STATS came; none before the first.
     pub seen: Option<SystemTime>,
     /// Its last STATS, without the instances.
     pub stats: Stats,
@@ -35,8 +36,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Whether what is known of it is how it is now: it is connected, and
-    /// reports.
+    /// Whether the view of it is up to date: it is connected, and reports.
     pub fn is_current(&self) -> bool {
         self.connected && self.status != NodeStatus::Stale
     }
@@ -57,7 +57,7 @@ impl Node {
     }
 }
 
-/// An instance, as its node last told of it.
+/// An instance, as its node has last reported it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Instance {
@@ -65,22 +65,18 @@ pub struct Instance {
     pub uuid: Uuid,
     /// The node that has it.
     pub node: Uuid,
-    /// What it is doing: by the last STATS, or InstanceStopped since.
+    /// Its state, by the last STATS or by InstanceStopped since.
     pub state: InstanceState,
-    /// Since when, as far as this controller has seen.
+    /// Since when this controller has seen this state.
     pub since: SystemTime,
     /// Its entry in the last STATS.
     pub stats: InstanceStats,
 }
 
 impl Instance {
-    /// Whether it runs, is about to, or is about to stop.
+    /// Whether it runs, is about to run, or is about to stop.
     pub fn is_alive(&self) -> bool {
-        use InstanceState as S;
-        matches!(
-            self.state,
-            S::Pending | S::Active | S::Stopping | S::Hung | S::ExitFailed
-        )
+        Phase::of(&self.state) != Phase::Ended
     }
 }
 
@@ -96,8 +92,7 @@ pub struct Cnci {
     pub ip: String,
     /// The MAC address of its interface.
     pub mac: String,
-    /// When it announced itself last; none where only its public addresses
-    /// are known.
+    /// When it announced itself last; none if only its public addresses are known.
     pub since: Option<SystemTime>,
     /// The public addresses that it has assigned.
     pub public_ips: BTreeMap<String, PublicIp>,
@@ -116,7 +111,7 @@ impl Cnci {
     }
 }
 
-/// Whom a public address is assigned to.
+/// The instance that a public address is assigned to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PublicIp {

@@ -78,6 +78,7 @@ impl View {
 }
 
 fn find(what: &'static str, text: &str, known: impl Iterator<Item = Uuid>) -> Result<Uuid, FindError> {
+    // Other forms that the parser accepts, as without hyphens, are no beginnings.
     if text.len() == 36
         && let Ok(whole) = Uuid::try_parse(text)
     {

@@ -1,5 +1,5 @@
-//! What a controller knows of the cluster, as a value: frames in, changes
-//! out. No I/O, no clock.
+//! What a controller knows of the cluster, as a value: frames in, changes out. No I/O, no
+//! clock.
 //!
 //! ```text
 //!  NodeConnected ─▶ nodes ◀─ STATS ─▶ instances ◀─ InstanceStopped, InstanceDeleted
@@ -8,23 +8,23 @@
 //!  TraceReport ─▶ traces
 //! ```
 //!
-//! | what comes | what it says |
+//! | frame | meaning |
 //! |---|---|
-//! | STATS | the node is there, and has these instances and no others |
-//! | NodeDisconnected, or the session with the scheduler is lost | the node, and what is on it, was last seen like this; nothing is known of it now |
-//! | InstanceStopped | it has exited; the next STATS say whether the node keeps it |
-//! | InstanceDeleted | it is gone |
+//! | STATS | the node is connected, and has these instances and no others |
+//! | NodeDisconnected, or the end of the session | the node and its instances were last seen like this; their present state is unknown |
+//! | InstanceStopped | the instance has exited; the next STATS say whether the node keeps it |
+//! | InstanceDeleted | the instance is gone |
 //!
-//! What is remembered is bounded: failures, traces and nodes that are gone by the
-//! length of the history; nodes, instances, concentrators and their public
-//! addresses by a number; and all texts by a length.
+//! All of it is bounded: failures, traces and disconnected nodes by the length of the history;
+//! nodes, instances, concentrators and their public addresses by a number; and all texts by a
+//! length.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `bounds` | how much is kept of a frame |
+//! | `bounds` | how much of a frame is kept |
 //! | `ending` | [`Ending`]: how an instance ended |
 //! | `entities` | [`Node`], [`Instance`], [`Cnci`], [`PublicIp`] |
-//! | `find` | entities by their name, or the beginning of their UUID |
+//! | `find` | looks up entities by name, or by the beginning of their UUID |
 
 mod bounds;
 mod ending;
@@ -51,14 +51,13 @@ use ssntp::payload::{
 };
 use ssntp::proto::{Command, Event, Frame, FrameType, Status};
 
-/// How many concentrators are remembered, and public addresses of each.
+/// The most concentrators, and the most public addresses of each.
 const MOST_CNCIS: usize = 65_536;
 const MOST_ADDRESSES: usize = 4096;
-/// How many nodes are known: more than a scheduler has sessions. STATS of further
-/// ones are left out.
+/// The most nodes: more than a scheduler has sessions. STATS of further ones are ignored.
 const MOST_NODES: usize = 65_536;
-/// How many instances are known, of some six kilobytes each at most, and half of one
-/// without labels and volumes: a hundred times as many as ten thousand nodes run in a large cluster.
+/// The most instances: a hundred on each of ten thousand nodes. Each takes six kilobytes at
+/// most, and half a kilobyte without labels and volumes.
 const MOST_INSTANCES: usize = 1 << 20;
 
 /// What a controller knows of the cluster.
@@ -90,11 +89,11 @@ pub struct View {
     configuration: Option<Bytes>,
     history: usize,
     nodes: BTreeMap<Uuid, Node>,
-    /// How many of them are connected, and how many of those have not sent
-    /// STATS since.
+    /// The number of connected nodes, and of those that have not sent STATS since they
+    /// connected. They are counted here so that [`View::is_complete`] visits no node.
     connected: usize,
     unheard: usize,
-    /// Nodes that are gone, the longest gone first.
+    /// Disconnected nodes, the one that left first in front.
     gone: VecDeque<Uuid>,
     instances: BTreeMap<Uuid, Instance>,
     cncis: BTreeMap<Uuid, Cnci>,
@@ -103,15 +102,15 @@ pub struct View {
 }
 
 impl Default for View {
-    /// Nothing is known, and a history of 1024.
+    /// An empty view with a history of 1024.
     fn default() -> Self {
         Self::new(1024)
     }
 }
 
 impl View {
-    /// Nothing is known yet. At most `history` failures, traces and nodes
-    /// that are gone are remembered, the latest of each.
+    /// An empty view. It remembers the latest `history` failures, traces and disconnected
+    /// nodes.
     pub fn new(history: usize) -> Self {
         Self {
             online: false,
@@ -128,7 +127,7 @@ impl View {
         }
     }
 
-    /// Whether a session with the scheduler stands.
+    /// Whether there is a session with the scheduler.
     pub fn is_online(&self) -> bool {
         self.online
     }
@@ -138,15 +137,14 @@ impl View {
         self.configuration.as_ref()
     }
 
-    /// Whether there is nothing left to hear at the beginning of a session:
-    /// the scheduler has told of at least one node, and each has sent STATS
-    /// since the session began. The scheduler tells of all nodes before it
-    /// passes on the last STATS of each.
+    /// Whether the picture at the beginning of a session is complete: the scheduler has
+    /// announced at least one node, and each has sent STATS since the session began. The
+    /// scheduler announces all nodes before it sends the last STATS of each.
     pub fn is_complete(&self) -> bool {
         self.online && self.connected > 0 && self.unheard == 0
     }
 
-    /// Every node in the order of the UUIDs, those that are gone included.
+    /// Every node in the order of the UUIDs, including disconnected ones.
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.values()
     }
@@ -200,7 +198,7 @@ impl View {
         self.configuration = configuration;
     }
 
-    /// The session is lost: nothing is known of the nodes any more.
+    /// The session is lost: the present state of the nodes is unknown.
     pub fn disconnected(&mut self, now: SystemTime) {
         self.online = false;
         let connected: Vec<_> = self
@@ -214,7 +212,7 @@ impl View {
         }
     }
 
-    /// Takes in a frame, and gives back what has changed by it.
+    /// Takes in a frame, and gives the changes that it causes.
     pub fn apply(&mut self, frame: &Frame, now: SystemTime) -> Vec<Change> {
         let mut changes = Vec::new();
         if let Err(error) = self.take(frame, now, &mut changes) {
@@ -228,13 +226,13 @@ impl View {
         let kind = frame.kind();
         match kind.frame_type {
             FrameType::COMMAND if kind == Command::STATS => self.stats(frame.payload()?, now, changes),
-            // The scheduler's word that it has taken up what this controller sent.
+            // The scheduler sends it back to tell that it has taken it up.
             FrameType::COMMAND if kind == Command::CONFIGURE => {
                 let configuration = frame.payload_bytes().clone();
                 self.configuration = Some(configuration.clone());
                 changes.push(Change::Configured { configuration });
             }
-            // It says nothing but that some node is: its STATS say which.
+            // The frame does not name the node; its STATS do.
             FrameType::STATUS if kind == Status::OFFLINE => changes.push(Change::NodeOffline),
             FrameType::EVENT => self.event(frame, now, changes)?,
             FrameType::ERROR => {
@@ -318,7 +316,7 @@ impl View {
         });
     }
 
-    /// The node, which is connected; none where there are too many already.
+    /// The node, which is connected now; none if the view has no room for another one.
     fn there(&mut self, uuid: Uuid, now: SystemTime) -> Option<&mut Node> {
         if self.nodes.len() >= MOST_NODES && !self.nodes.contains_key(&uuid) {
             return None;
@@ -349,6 +347,7 @@ impl View {
         node.heard = false;
         node.since = now;
         self.gone.push_back(uuid);
+        // Disconnected nodes are bounded, because an agent may connect under any number of UUIDs.
         if self.gone.len() > self.history
             && let Some(forgotten) = self.gone.pop_front()
             && let Some(node) = self.nodes.remove(&forgotten)
@@ -364,12 +363,13 @@ impl View {
             return;
         };
         bounds::stats(&mut stats);
+        // The instances are kept apart, so they need not be kept twice.
         let listed = std::mem::take(&mut stats.instances);
         let Some(node) = self.there(uuid, now) else {
             return;
         };
         let first = !std::mem::replace(&mut node.heard, true);
-        // Those that the scheduler repeats are the last that came.
+        // With STALE the scheduler repeats the last STATS, so these are not new.
         if stats.status != NodeStatus::Stale {
             node.seen = Some(now);
         }
@@ -386,7 +386,7 @@ impl View {
 
         let mut after = BTreeSet::new();
         for stats in listed {
-            // Without a UUID nobody can name it, in a command either.
+            // An instance without a UUID cannot be named in a command.
             if let Some(instance) = stats.instance_uuid.uuid()
                 && (self.instances.len() < MOST_INSTANCES || self.instances.contains_key(&instance))
                 && after.insert(instance)
@@ -395,6 +395,7 @@ impl View {
             }
         }
         for instance in before.difference(&after) {
+            // If another node has listed it since, it is not gone.
             let moved = self.instances.get(instance).is_none_or(|i| i.node != uuid);
             if !moved {
                 self.instances.remove(instance);
@@ -411,7 +412,7 @@ impl View {
         changes.push(Change::NodeStats { node: uuid, first });
     }
 
-    /// An instance that a node's STATS list.
+    /// Takes in an instance that STATS list.
     fn listed(
         &mut self,
         uuid: Uuid,
@@ -468,7 +469,7 @@ impl View {
         known.stats = fresh.stats;
     }
 
-    /// Forgets an instance; gives the node that had it.
+    /// Removes an instance; gives the node that had it.
     fn forget(&mut self, instance: Uuid) -> Option<Uuid> {
         let node = self.instances.remove(&instance)?.node;
         if let Some(node) = self.nodes.get_mut(&node) {
@@ -528,7 +529,7 @@ impl View {
         }
     }
 
-    /// The concentrator, unless there are too many already.
+    /// The concentrator; none if the view has no room for another one.
     fn cnci_mut(&mut self, uuid: Uuid) -> Option<&mut Cnci> {
         let room = self.cncis.len() < MOST_CNCIS;
         match self.cncis.entry(uuid) {

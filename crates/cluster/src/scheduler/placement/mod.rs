@@ -1,5 +1,4 @@
-//! Which node takes a START: a table of nodes and their room, without clock
-//! or I/O.
+//! Which node takes a START: a table of nodes and their free resources, without clock or I/O.
 //!
 //! ```text
 //!                  slots: 0  1  2  3  4  5  6  7       a ring for each kind of node
@@ -11,17 +10,15 @@
 //!                                 ╲       ╱            is left out as a whole
 //! ```
 //!
-//! Each kind of node (compute, network) has two such trees: nodes that take
-//! a START now, and nodes that are only waiting for their READY. So do the
-//! nodes of each name, for STARTs that ask for one: names need not be unique,
-//! and many nodes may have the same. A search,
-//! and a change of a node, takes time with the logarithm of the number of
-//! nodes; nodes that are full cost nothing. When memory is free on some nodes
-//! and disk on others, but never both on one, the search looks at all of
-//! them, which `benches/placement.rs` measures too.
+//! Each kind of node (compute, network) has two such trees: nodes that take a START now, and
+//! nodes that only wait for their READY. So do the nodes of each host name, for STARTs that
+//! ask for one: names need not be unique, and many nodes may have the same. The time of a
+//! search, and of a change of a node, grows with the logarithm of the number of nodes; nodes
+//! that are full cost nothing. If some nodes have free memory and others free disk, but none
+//! has both, the search looks at all of them; `benches/placement.rs` measures that case, too.
 //!
-//! What a node does not know of itself (-1 in READY) is no reason to refuse
-//! it: its agent has the last word, with `full_cn`.
+//! A value that a node does not know (-1 in READY) is no reason to leave it out: its agent
+//! can still refuse with `full_cn`.
 //!
 //! | file | holds |
 //! |---|---|
@@ -44,35 +41,34 @@ const MAX_HOSTNAME: usize = 255;
 /// How many STARTs a node gets for one READY.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// One: what the node has left is known before the next.
+    /// One: the next START waits until the node has said what it has left.
     #[default]
     Strict,
-    /// As many as fit, by what the node would have left of its memory and
-    /// disk if all of them took what they ask for. CPUs are shared and never
-    /// used up.
+    /// As many as fit into the memory and disk of its last READY, less what the STARTs since
+    /// have asked for. CPUs are shared and never used up.
     Opportunistic,
 }
 
-/// What a START asks of its node.
+/// The resources and the node that a START asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Memory in MB.
     pub mem_mb: i64,
-    /// Disk in MB: the volumes that are made on the node.
+    /// Disk in MB, for the volumes that are made on the node.
     pub disk_mb: i64,
     /// CPUs.
     pub vcpus: i64,
-    /// The only node that will do; empty for any.
+    /// The only node that may take it; empty for any node.
     pub node_id: Id,
-    /// The name of the only node that will do, in any case of its letters;
-    /// empty for any.
+    /// The host name of the only nodes that may take it, in upper or lower case; empty for
+    /// any.
     pub hostname: String,
-    /// Whether it takes a network node rather than a compute node.
+    /// Whether it needs a network node rather than a compute node.
     pub network_node: bool,
 }
 
 impl Needs {
-    /// What a START says.
+    /// What a START asks for.
     ///
     /// # Errors
     /// The path of a number below zero.
@@ -83,6 +79,7 @@ impl Needs {
             if volume.size < 0 {
                 return Err("start.storage.size");
             }
+            // The size comes from a START and may be any number.
             disk_mb = disk_mb.saturating_add(volume.size.saturating_mul(1024));
         }
         if wanted.mem_mb < 0 {
@@ -117,40 +114,39 @@ impl Needs {
     }
 }
 
-/// Where a START may go.
+/// The result of a search for a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// To this node, from whose room it has been taken.
+    /// This node takes the START, and the allocation is taken from its room.
     Placed(Allocation),
-    /// To no node for now; it would fit this one, which is only waiting for
-    /// its READY.
+    /// No node takes it for now. It fits this one, which only waits for its READY.
     Wait(Uuid),
-    /// No node has the room, the name or the UUID.
+    /// No node has the room, the host name or the UUID.
     NoRoom,
     /// No node of the kind is connected.
     NoNode,
 }
 
-/// What a node was given, to be taken back should the START fail.
+/// Memory and disk that were taken from a node, and are given back if the START fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
     /// The node.
     pub node: Uuid,
-    /// Which READY it was given for: a later one has counted it.
+    /// The number of the READY that it was taken from. A later READY has counted the START.
     report: u64,
     mem_mb: i64,
     disk_mb: i64,
 }
 
-/// The nodes, and where the search goes on.
+/// The nodes, and where the next search begins.
 #[derive(Debug, Default)]
 pub struct Placement {
     policy: Policy,
     slots: Vec<Option<Node>>,
-    /// Slots of nodes that left, the lowest first.
+    /// Slots of nodes that have left, the lowest first, so that the trees stay small.
     free: BinaryHeap<Reverse<usize>>,
     by_uuid: HashMap<Uuid, usize>,
-    /// In lower case.
+    /// By host name in lower case.
     by_hostname: HashMap<String, Host>,
     rings: Rings,
     reports: u64,
@@ -161,23 +157,22 @@ struct Node {
     uuid: Uuid,
     roles: Role,
     hostname: String,
-    /// Its place among the nodes of that name, where it has one.
+    /// Its seat among the nodes of that name; 0 without a name.
     seat: usize,
     state: State,
-    /// It takes nothing, whatever its state is.
+    /// It takes no START, whatever its state is.
     suspended: bool,
-    /// By its last READY, and less what it was allocation since where that is
-    /// forecast.
+    /// Of its last READY, less the allocations since if the policy is opportunistic.
     room: Room,
     report: u64,
 }
 
-/// The nodes of one name.
+/// The nodes of one host name.
 #[derive(Debug, Default)]
 struct Host {
-    /// Their slots; in the rings they go by their seats.
+    /// Their slots. The rings of the host know them by their seats.
     seats: Vec<Option<usize>>,
-    /// The seats of nodes that left, the lowest first.
+    /// The seats of nodes that have left, the lowest first.
     free: BinaryHeap<Reverse<usize>>,
     rings: Rings,
 }
@@ -195,7 +190,7 @@ impl Host {
         seat
     }
 
-    /// Says whether nobody is left.
+    /// Gives whether no node is left.
     fn leave(&mut self, seat: usize) -> bool {
         self.rings.clear(seat);
         self.seats[seat] = None;
@@ -213,9 +208,10 @@ impl Placement {
         }
     }
 
-    /// A node has connected, with AGENT, NETAGENT or both among its roles.
-    /// Until it has told what it has, it is waiting for its READY.
+    /// A node has connected, with AGENT, NETAGENT or both among its roles. Until it says
+    /// READY, it waits for that.
     pub fn connect(&mut self, uuid: Uuid, roles: Role) {
+        // The same UUID replaces the node: its old session is about to end.
         self.disconnect(uuid);
         let slot = match self.free.pop() {
             Some(Reverse(slot)) => slot,
@@ -239,7 +235,7 @@ impl Placement {
         self.enter(slot);
     }
 
-    /// A node has gone.
+    /// A node has left.
     pub fn disconnect(&mut self, uuid: Uuid) {
         let Some(slot) = self.by_uuid.remove(&uuid) else {
             return;
@@ -255,9 +251,8 @@ impl Placement {
         self.free.push(Reverse(slot));
     }
 
-    /// A node has disconnected, and may be back in a moment: until then it is
-    /// waiting for its READY. False, and nothing changes, for one that takes no
-    /// START.
+    /// A node has disconnected, and may be back in a moment: until then it waits for its
+    /// READY. False, and nothing changes, if the node takes no START.
     pub fn expect(&mut self, uuid: Uuid) -> bool {
         let is_open = self.find(uuid).is_some_and(|node| node.state() != State::Closed);
         if is_open {
@@ -278,20 +273,18 @@ impl Placement {
         self.hostname(uuid, &ready.hostname);
     }
 
-    /// A node takes no START until it says READY: it has said FULL, OFFLINE
-    /// or MAINTENANCE.
+    /// A node has said FULL, OFFLINE or MAINTENANCE: it takes no START until it says READY.
     pub fn close(&mut self, uuid: Uuid) {
         self.change(uuid, |node| node.state = State::Closed);
     }
 
-    /// Whether a node is left out for now, as if it were not there; what it says
-    /// meanwhile of itself holds afterwards.
+    /// Sets whether a node is left out for now. Its status is kept up to date meanwhile, and
+    /// counts again afterwards.
     pub fn suspend(&mut self, uuid: Uuid, suspended: bool) {
         self.change(uuid, |node| node.suspended = suspended);
     }
 
-    /// A node has told its name. One that is longer than a name can be is
-    /// none.
+    /// A node has told its host name. One that is longer than a name can be is ignored.
     pub fn hostname(&mut self, uuid: Uuid, hostname: &str) {
         let Some(slot) = self.by_uuid.get(&uuid).copied() else {
             return;
@@ -312,13 +305,14 @@ impl Placement {
         self.enter(slot);
     }
 
-    /// Finds a node: the first that fits after the one used last. `except` is
-    /// never chosen, nor counted.
+    /// Finds a node: the first that fits after the one that was used last. `except` is
+    /// neither chosen nor counted.
     pub fn place(&mut self, needs: &Needs, except: Option<Uuid>) -> Verdict {
         let except = except.and_then(|uuid| self.by_uuid.get(&uuid)).copied();
         let role = needs.role();
         let of_kind = |slot: usize| self.node(slot).is_some_and(|node| node.roles.contains(role));
         let ring = self.rings.of(needs.network_node);
+        // The sender of the START does not count.
         if ring.connected == usize::from(except.is_some_and(of_kind)) {
             return Verdict::NoNode;
         }
@@ -340,21 +334,21 @@ impl Placement {
         waiting.map_or(Verdict::NoRoom, |node| Verdict::Wait(node.uuid))
     }
 
-    /// Gives a START to this node, if it takes one now and fits.
+    /// Takes an allocation from this node, if it takes a START now and this one fits.
     pub fn place_on(&mut self, uuid: Uuid, needs: &Needs) -> Option<Allocation> {
         let slot = *self.by_uuid.get(&uuid)?;
         let node = self.node(slot)?;
         (node.state() == State::Ready && node.suits(needs)).then(|| self.allocate(slot, needs))?
     }
 
-    /// A START that a node was given has failed, and took nothing of it.
-    /// Says whether the node has more to give by that.
+    /// A START that a node was given has failed, and took nothing of the node. Gives whether
+    /// the node has more room now.
     pub fn take_back(&mut self, allocation: &Allocation) -> bool {
         let slot = self.by_uuid.get(&allocation.node).copied();
         let Some(node) = slot.and_then(|slot| self.node(slot)) else {
             return false;
         };
-        // A later READY has counted it, and a node that closed has not opened.
+        // A later READY has counted what is free, and a node that is closed stays closed.
         if node.report != allocation.report || node.state == State::Closed {
             return false;
         }
@@ -370,14 +364,13 @@ impl Placement {
         self.find(uuid).is_some_and(|node| node.state() == State::Ready)
     }
 
-    /// Whether a START would fit this node, which is only waiting for its
-    /// READY.
+    /// Whether this node only waits for its READY, and a START would fit it.
     pub fn would_fit(&self, uuid: Uuid, needs: &Needs) -> bool {
         self.find(uuid)
             .is_some_and(|node| node.state() == State::Waiting && node.suits(needs))
     }
 
-    /// How many nodes there are.
+    /// The number of nodes.
     pub fn len(&self) -> usize {
         self.by_uuid.len()
     }
@@ -395,7 +388,7 @@ impl Placement {
         self.node(*self.by_uuid.get(&uuid)?)
     }
 
-    /// The first node that fits of those with the name that is asked for.
+    /// The first node that fits among those with the host name that is asked for.
     fn called(&self, needs: &Needs, state: State, except: Option<usize>) -> Option<usize> {
         let hostname = needs.hostname.to_ascii_lowercase();
         let host = self.by_hostname.get(&hostname)?;
@@ -408,7 +401,7 @@ impl Placement {
         *host.seats.get(seat)?
     }
 
-    /// Takes a START out of the room of the node in `slot`.
+    /// Takes the allocation of a START from the node in `slot`.
     fn allocate(&mut self, slot: usize, needs: &Needs) -> Option<Allocation> {
         self.rings.of_mut(needs.network_node).last = slot;
         let policy = self.policy;
@@ -423,6 +416,7 @@ impl Placement {
             disk_mb: 0,
         };
         match policy {
+            // It takes the next START after its next READY.
             Policy::Strict => node.state = State::Waiting,
             Policy::Opportunistic => {
                 (allocation.mem_mb, allocation.disk_mb) = (needs.mem_mb, needs.disk_mb);
@@ -470,8 +464,7 @@ impl Node {
         }
     }
 
-    /// Whether it is of the kind, has the room, and the name that is asked
-    /// for; its UUID has been looked up.
+    /// Whether it is the node that is asked for, by UUID, host name, kind and room.
     fn suits(&self, needs: &Needs) -> bool {
         let named = needs.node_id.is_empty() || needs.node_id == self.uuid;
         let called = needs.hostname.is_empty() || needs.hostname.eq_ignore_ascii_case(&self.hostname);

@@ -1,5 +1,5 @@
-//! What a search looks through: the room of nodes as trees, and which of them
-//! was used last.
+//! What a search looks through: trees with the room of the nodes, and the node that was used
+//! last.
 
 use ssntp::Role;
 use ssntp::payload::Ready;
@@ -9,13 +9,13 @@ use ssntp::payload::Ready;
 pub(super) enum State {
     /// It takes a START.
     Ready,
-    /// It says READY when it takes the next.
+    /// It will say READY when it takes the next one.
     Waiting,
     /// It is full, offline or in maintenance.
     Closed,
 }
 
-/// A ring for each kind of node. A node that is of both stands in both.
+/// A ring for each kind of node. A node of both kinds is in both rings.
 #[derive(Debug, Default)]
 pub(super) struct Rings {
     compute: Ring,
@@ -43,7 +43,7 @@ impl Rings {
         compute.into_iter().chain(network)
     }
 
-    /// Brings the trees up to date with a node.
+    /// Sets the state and room of a node.
     pub(super) fn set(&mut self, roles: Role, at: usize, state: State, room: Room) {
         let room_as = |wanted| if state == wanted { room } else { Room::NONE };
         for ring in self.of_roles(roles) {
@@ -61,17 +61,17 @@ impl Rings {
 /// Nodes of one kind.
 #[derive(Debug, Default)]
 pub(super) struct Ring {
-    /// How many are connected.
+    /// The number of connected nodes.
     pub(super) connected: usize,
-    /// The one that was used last.
+    /// The node that was used last.
     pub(super) last: usize,
     ready: Tree,
     waiting: Tree,
 }
 
 impl Ring {
-    /// The first in this state that fits after the one that was used last,
-    /// wrapping round, but not `except`.
+    /// The first node in this state that fits, except `except`. The search begins after the
+    /// node that was used last, and wraps round.
     pub(super) fn first(&self, state: State, wanted: Room, except: Option<usize>) -> Option<usize> {
         let tree = match state {
             State::Ready => &self.ready,
@@ -91,13 +91,13 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Holds nothing, not even what asks for nothing.
+    /// Holds nothing, not even a START that asks for nothing.
     const NONE: Self = Self {
         mem_mb: -1,
         disk_mb: -1,
         vcpus: -1,
     };
-    /// Holds whatever is asked for.
+    /// Holds any START.
     pub(super) const UNKNOWN: Self = Self {
         mem_mb: i64::MAX,
         disk_mb: i64::MAX,
@@ -125,7 +125,7 @@ impl Room {
         }
     }
 
-    /// What is unknown stays so.
+    /// An unknown value stays unknown.
     pub(super) fn plus(self, mem_mb: i64, disk_mb: i64) -> Self {
         let add = |have: i64, more| if have == i64::MAX { have } else { have + more };
         Self {
@@ -140,8 +140,8 @@ impl Room {
     }
 }
 
-/// The room of every slot, and the most of every part of them: node `n` has
-/// the children `2n` and `2n + 1`, and the leaves stand at the end.
+/// A segment tree: the leaves, in the second half, are the room of each slot, and the parent
+/// of the entries `2n` and `2n + 1` is entry `n` with the maximum of both.
 #[derive(Debug, Default)]
 struct Tree {
     most: Vec<Room>,
@@ -154,6 +154,7 @@ impl Tree {
 
     fn set(&mut self, slot: usize, room: Room) {
         if slot >= self.leaves() {
+            // The tree need not grow for a slot that holds nothing.
             if room == Room::NONE {
                 return;
             }
@@ -164,6 +165,7 @@ impl Tree {
         while at > 1 {
             at /= 2;
             let most = self.most[2 * at].most(self.most[2 * at + 1]);
+            // Then no ancestor changes either.
             if self.most[at] == most {
                 return;
             }
@@ -182,8 +184,7 @@ impl Tree {
         }
     }
 
-    /// The first slot that fits after `last`, wrapping round, but not
-    /// `except`.
+    /// The first slot that fits after `last`, wrapping round, except `except`.
     fn first_after(&self, last: usize, wanted: Room, except: Option<usize>) -> Option<usize> {
         let leaves = self.leaves();
         let start = (last + 1).min(leaves);
@@ -199,8 +200,8 @@ impl Tree {
         }
     }
 
-    /// The first slot in `range` that fits, below the node `at`, which stands
-    /// for `count` slots from `first` on.
+    /// The first slot in `range` that fits, in the subtree of entry `at`, which covers
+    /// `count` slots from `first` on.
     fn descend(
         &self,
         at: usize,

@@ -108,6 +108,7 @@ impl Before {
 /// properties says nothing: libopflex writes them as its hash table has them.
 pub(super) fn same(a: &ManagedObject, b: &ManagedObject) -> bool {
     let by_name = |object: &ManagedObject| {
+        // Sorted only if the lists differ as they stand, which is rare.
         let mut properties: Vec<_> = object
             .properties
             .iter()

@@ -46,12 +46,7 @@ impl Tree {
     /// Puts objects in, in place of those with their URIs; their children are
     /// added to those that are there (draft 4.2.6, `merge_children`).
     pub fn merge(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
-        self.check_all(&objects)?;
-        let mut before = Before::default();
-        for object in self.with_parents(objects) {
-            self.put(object, None, &mut before);
-        }
-        Ok(self.compare(before))
+        self.update(&[], Vec::new(), objects)
     }
 
     /// Puts objects in, in place of those with their URIs; what was below them
@@ -59,7 +54,7 @@ impl Tree {
     /// `replace`). The objects are a flat list in which an object may name a
     /// parent that does not list it.
     pub fn replace(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
-        self.replace_sparing(objects, |_| false)
+        self.update(&[], objects, Vec::new())
     }
 
     /// As [`replace`](Self::replace), deleting only what is not to be spared.
@@ -70,20 +65,15 @@ impl Tree {
     ) -> Result<Changes, ModelError> {
         self.check_all(&objects)?;
         let mut before = Before::default();
-        for object in with_all_children(self.with_parents(objects)) {
-            self.put(object, Some(&spare), &mut before);
-        }
+        self.put_whole(objects, &spare, &mut before);
         Ok(self.compare(before))
     }
 
     /// Deletes objects and everything below them. One that is not there is no
     /// error.
-    pub fn delete<'a>(&mut self, uris: impl IntoIterator<Item = &'a Uri>) -> Changes {
-        let mut before = Before::default();
-        for uri in uris {
-            self.remove_with_all_below(uri, &|_| false, &mut before);
-        }
-        self.compare(before)
+    pub fn delete(&mut self, uris: &[Uri]) -> Changes {
+        let uris: Vec<_> = uris.iter().map(|uri| (uri.clone(), ())).collect();
+        self.delete_sparing(&uris, |(), _| false)
     }
 
     /// Deletes objects and everything below them, except what is to be spared
@@ -114,13 +104,18 @@ impl Tree {
         for uri in delete {
             self.remove_with_all_below(uri, &|_| false, &mut before);
         }
-        for object in with_all_children(self.with_parents(replace)) {
-            self.put(object, Some(&|_| false), &mut before);
-        }
+        self.put_whole(replace, &|_| false, &mut before);
         for object in self.with_parents(merge) {
             self.put(object, None, &mut before);
         }
         Ok(self.compare(before))
+    }
+
+    /// Puts objects in with everything below them: other objects there are deleted.
+    fn put_whole(&mut self, objects: Vec<ManagedObject>, spare: Spare<'_>, before: &mut Before) {
+        for object in with_all_children(self.with_parents(objects)) {
+            self.put(object, Some(spare), before);
+        }
     }
 
     /// Takes out an object and everything below it, except what is to be kept.
@@ -135,6 +130,7 @@ impl Tree {
 
     /// Makes the tree hold these objects and no others.
     pub fn replace_all(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
+        // Built apart, so that a bad object leaves the tree as it was.
         let mut fresh = Self {
             schema: self.schema.clone(),
             ..Self::default()
@@ -162,6 +158,7 @@ impl Tree {
     /// checked against the parent that it will have.
     pub fn check_all<'a>(&'a self, objects: &'a [ManagedObject]) -> Result<(), ModelError> {
         objects.iter().try_for_each(ManagedObject::check)?;
+        // Without a model file there is nothing to compare with the rest of the list.
         let Some(schema) = &self.schema else {
             return Ok(());
         };
@@ -258,6 +255,7 @@ impl Tree {
             object.parent_uri = self.announced.get(&uri).cloned();
         }
         let parent = object.parent_uri.clone();
+        // An object that says the same is no change, so nobody is told of a repeated edit.
         if known.is_none_or(|known| !same(known, &object)) {
             self.set_content(object, before);
         }
@@ -311,6 +309,7 @@ impl Tree {
             Some(known) => {
                 let mut object = known.clone();
                 object.parent_uri = Some(parent.clone());
+                // They were said of the former parent.
                 object.parent_subject = None;
                 object.parent_relation = None;
                 self.set_content(object, before);
@@ -326,6 +325,7 @@ impl Tree {
     }
 
     fn remove_with_all_below(&mut self, uri: &Uri, spare: Spare<'_>, before: &mut Before) {
+        // Collected first: removing changes the order that is walked here.
         let gone: Vec<Uri> = self.covered(uri).filter(|uri| !spare(uri)).cloned().collect();
         for uri in gone {
             self.remove(&uri, before);

@@ -2,15 +2,14 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use super::super::{Ident, ManagedObject, Name, Reference, Schema, Uri};
+use super::super::{Ident, ManagedObject, Name, Schema, Uri};
 use crate::one_or_many::{OneOrMany, add, remove};
 
-/// The objects of each class, by identifier, and by what they refer to.
+/// The objects of each class, and by identifier.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     pub(super) classes: HashMap<Name, BTreeSet<Uri>>,
     pub(super) idents: HashMap<Ident, OneOrMany<Uri>>,
-    pub(super) referrers: HashMap<Uri, OneOrMany<Uri>>,
 }
 
 impl Index {
@@ -23,15 +22,13 @@ impl Index {
         for ident in idents(object, schema) {
             add(&mut self.idents, ident, uri.clone());
         }
-        for reference in references(object) {
-            add(&mut self.referrers, reference.uri, uri.clone());
-        }
     }
 
     pub(super) fn remove(&mut self, object: &ManagedObject, schema: Option<&Schema>) {
         let uri = &object.uri;
         if let Some(class) = self.classes.get_mut(&object.subject) {
             class.remove(uri);
+            // Peers choose the names of classes: empty ones must not pile up.
             if class.is_empty() {
                 self.classes.remove(&object.subject);
             }
@@ -39,21 +36,11 @@ impl Index {
         for ident in idents(object, schema) {
             remove(&mut self.idents, &ident, uri);
         }
-        for reference in references(object) {
-            remove(&mut self.referrers, &reference.uri, uri);
-        }
     }
 }
 
 pub(super) fn idents(object: &ManagedObject, schema: Option<&Schema>) -> Vec<Ident> {
     Ident::of(object, schema.and_then(|schema| schema.naming(&object.subject)))
-}
-
-pub(super) fn references(object: &ManagedObject) -> impl Iterator<Item = Reference> {
-    object
-        .properties
-        .iter()
-        .flat_map(|property| Reference::all(&property.data))
 }
 
 /// One copy of each name, however many objects have it.

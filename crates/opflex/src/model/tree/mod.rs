@@ -4,7 +4,7 @@
 //!   objects    URI ──> object                  order      URIs, sorted
 //!   children   URI ──> URIs, sorted
 //!   announced  URI of a child that is not here yet ──> URI of its parent
-//!   index      class ──> URIs    (context, name) ──> URIs    URI ──> who refers to it
+//!   index      class ──> URIs    (context, name) ──> URIs
 //! ```
 //!
 //! Every way to one object is a hash table, so that finding it costs the same
@@ -134,22 +134,6 @@ impl Tree {
     pub fn class(&self, subject: &str) -> impl Iterator<Item = ObjectRef<'_>> {
         let uris = self.index.classes.get(subject).into_iter().flatten();
         uris.filter_map(|uri| self.get(uri))
-    }
-
-    /// The classes that have objects, with how many, in no particular order.
-    pub fn classes(&self) -> impl Iterator<Item = (&Name, usize)> {
-        self.index
-            .classes
-            .iter()
-            .map(|(subject, uris)| (subject, uris.len()))
-    }
-
-    /// The objects that refer to this URI, whether something is there or not.
-    pub fn referrers(&self, uri: &Uri) -> impl Iterator<Item = ObjectRef<'_>> {
-        let holders = self.index.referrers.get(uri).into_iter();
-        holders
-            .flat_map(|holders| holders.iter())
-            .filter_map(|uri| self.get(uri))
     }
 
     /// The object and everything below it, each parent before its children:

@@ -78,6 +78,7 @@ impl Walk {
             object
         };
         for change in changes {
+            // What the walk has passed was copied before the change.
             let is_to_come = self.last.as_ref().is_none_or(|last| change.uri > *last);
             let is_here = self.root.as_ref().is_none_or(|root| root.covers(&change.uri));
             if is_to_come && is_here {
@@ -92,6 +93,7 @@ impl Walk {
     /// the tree; so there may be none although more are to come. `None` at the
     /// end.
     pub fn step(&mut self, tree: &Tree, most: usize) -> Option<Vec<ManagedObject>> {
+        // A step of nothing would never come to the end.
         let most = most.max(1);
         let mut there = self.ahead(tree, most).into_iter().peekable();
         let mut objects = Vec::new();

@@ -8,11 +8,11 @@ use crate::model::{ChangeKind, Ident, ManagedObject, Target};
 const FIRST: u64 = 1 << 63;
 
 fn resolve(world: &mut World, text: &str) -> ReferenceId {
-    world.act(|element, now, actions| element.resolve_policy("class", uri(text), false, now, actions))
+    world.act(|element, now| element.resolve_policy("class", uri(text), false, now))
 }
 
 fn follow(world: &mut World, text: &str) -> ReferenceId {
-    world.act(|element, now, actions| element.resolve_policy("class", uri(text), true, now, actions))
+    world.act(|element, now| element.resolve_policy("class", uri(text), true, now))
 }
 
 fn release(world: &mut World, reference: ReferenceId) {
@@ -21,15 +21,13 @@ fn release(world: &mut World, reference: ReferenceId) {
 
 fn report(world: &mut World, text: &str, value: i64) {
     let object = ManagedObject::new("class", uri(text)).with("p", value);
-    world
-        .act(|element, now, actions| element.report(object, now, actions))
-        .unwrap();
+    world.act(|element, now| element.report(object, now)).unwrap();
 }
 
 fn declare(world: &mut World, text: &str, value: i64) {
     let object = ManagedObject::new("class", uri(text)).with("p", value);
     world
-        .act(|element, now, actions| element.declare(vec![object], now, actions))
+        .act(|element, now| element.declare(vec![object], now))
         .unwrap();
 }
 
@@ -87,11 +85,13 @@ fn a_resolve_is_sent_once_and_its_result_is_told() {
     );
     assert_eq!(changed(&mut world), [("/a/".to_owned(), ChangeKind::Created)]);
     assert_eq!(known(&world), ["/a/"]);
-    let wanted: Vec<_> = world.element.resolves().collect();
-    assert_eq!(
-        (wanted.len(), wanted[0].references, wanted[0].answered),
-        (1, 2, true)
-    );
+    let held: Vec<_> = world
+        .element
+        .held
+        .iter()
+        .map(|(_, item)| (item.references, item.answered))
+        .collect();
+    assert_eq!(held, [(2, true)]);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn an_answer_to_another_method_with_the_number_of_a_request_is_none() {
 #[test]
 fn an_endpoint_resolve_is_not_repeated_once_answered() {
     let (mut world, server) = World::ready(Settings::default());
-    world.act(|element, now, actions| element.resolve_endpoint("class", uri("/ep/"), now, actions));
+    world.act(|element, now| element.resolve_endpoint("class", uri("/ep/"), now));
     world.serve(server, &[]);
     world.pass(100.0);
     assert_eq!(world.heard(server), NOTHING);
@@ -269,7 +269,7 @@ fn the_last_release_takes_the_resolve_back_after_a_moment() {
         server,
         &json!({"id": ["policy_unresolve", FIRST + 1], "result": {}}),
     );
-    assert_eq!((known(&world).len(), world.element.resolves().count()), (0, 0));
+    assert_eq!((known(&world).len(), world.element.held.iter().count()), (0, 0));
     let update = json!([{"replace": [object("/a/", 2)]}]);
     assert_eq!(world.ask(server, "policy_update", update), NOTHING);
     assert_eq!(known(&world), [""; 0]);
@@ -445,8 +445,7 @@ fn policy_is_resolved_by_identifier() {
         name: "web".into(),
     };
     let target: Target = ident.into();
-    let reference =
-        world.act(|element, now, actions| element.resolve_policy("class", target, false, now, actions));
+    let reference = world.act(|element, now| element.resolve_policy("class", target, false, now));
     let request = world.heard(server).remove(0);
     assert_eq!(
         request["params"][0]["policy_ident"],
@@ -488,8 +487,8 @@ fn a_declaration_is_told_when_it_changes_and_taken_back() {
     world.pass(11.1);
     assert_eq!(world.requests(server), [sent("endpoint_declare", "/ep/")]);
 
-    assert!(world.act(|element, _, actions| element.undeclare(&uri("/ep/"), actions)));
-    assert!(!world.act(|element, _, actions| element.undeclare(&uri("/ep/"), actions)));
+    assert!(world.act(|element, _| element.undeclare(&uri("/ep/"))));
+    assert!(!world.act(|element, _| element.undeclare(&uri("/ep/"))));
     assert_eq!(world.requests(server), [sent("endpoint_undeclare", "/ep/")]);
     world.pass(100.0);
     assert_eq!(world.heard(server), NOTHING);
@@ -511,21 +510,16 @@ fn a_report_is_told_until_it_is_withdrawn() {
     let bad = ManagedObject::new("class", uri("/a/b/")).under("class", uri("/x/"));
     assert!(
         world
-            .act(|element, now, actions| element.report(bad.clone(), now, actions))
+            .act(|element, now| element.report(bad.clone(), now))
             .is_err()
     );
-    assert!(
-        world
-            .act(|element, now, actions| element.declare(vec![bad], now, actions))
-            .is_err()
-    );
+    assert!(world.act(|element, now| element.declare(vec![bad], now)).is_err());
 }
 
 #[test]
 fn endpoints_are_resolved_updated_and_released() {
     let (mut world, server) = World::ready(Settings::default());
-    let reference =
-        world.act(|element, now, actions| element.resolve_endpoint("class", uri("/ep/"), now, actions));
+    let reference = world.act(|element, now| element.resolve_endpoint("class", uri("/ep/"), now));
     world.serve(server, &[object("/ep/", 1)]);
     world.ask(
         server,
@@ -590,7 +584,7 @@ fn an_answer_without_room_is_told_of_and_asked_for_again() {
     let mut settings = Settings::default();
     settings.limits.objects = 1;
     let (mut world, server) = World::ready(settings);
-    world.act(|element, now, actions| element.resolve_policy("class", uri("/a/"), false, now, actions));
+    world.act(|element, now| element.resolve_policy("class", uri("/a/"), false, now));
     let objects = [object("/a/", 1), object("/a/b/", 1)];
     world.serve(server, &objects);
     assert!(
@@ -608,7 +602,7 @@ fn an_answer_without_room_is_told_of_and_asked_for_again() {
 #[test]
 fn what_nobody_answers_raises_an_alarm_once_and_degrades_health_until_it_is_answered() {
     let (mut world, server) = World::ready(Settings::default());
-    world.act(|element, now, actions| element.resolve_policy("class", uri("/a/"), false, now, actions));
+    world.act(|element, now| element.resolve_policy("class", uri("/a/"), false, now));
     let alarms = |world: &World| {
         let is_alarm = |event: &&ElementEvent| matches!(event, ElementEvent::Unanswered { attempts: 3, .. });
         world.events.iter().filter(is_alarm).count()

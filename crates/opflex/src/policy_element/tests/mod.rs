@@ -71,7 +71,7 @@ impl World {
     /// Lets a server accept the connection and tell its identity.
     fn accept(&mut self, address: &str, roles: &[&str], peers: &[&str]) -> ConnectionId {
         let connection = self.dialling(address).unwrap();
-        self.act(|element, now, actions| element.connected(connection, now, actions));
+        self.act(|element, now| element.connected(connection, now));
         self.identify(connection, roles, peers);
         connection
     }
@@ -88,7 +88,7 @@ impl World {
     /// Refuses the newest attempt to dial an address, or ends the connection.
     fn fail(&mut self, address: &str) {
         let connection = self.dialling(address).unwrap();
-        self.act(|element, now, actions| element.disconnected(connection, now, actions));
+        self.act(|element, now| element.disconnected(connection, now));
     }
 
     /// A server says something.
@@ -98,7 +98,7 @@ impl World {
         let mut decoder = Decoder::new(Default::default(), Default::default());
         decoder.decode(&mut buffer, &mut messages).unwrap();
         for message in messages {
-            self.act(|element, now, actions| element.message(connection, message, now, actions));
+            self.act(|element, now| element.message(connection, message, now));
         }
     }
 
@@ -176,7 +176,7 @@ impl World {
         let end = self.now + Duration::from_secs_f64(seconds);
         while let Some(due) = self.element.next_deadline().filter(|due| *due <= end) {
             self.now = self.now.max(due);
-            self.act(|element, now, actions| element.tick(now, actions));
+            self.act(|element, now| element.tick(now));
         }
         self.now = end;
     }
@@ -186,10 +186,9 @@ impl World {
         (self.element.next_deadline().unwrap() - self.start).as_secs_f64()
     }
 
-    fn act<T>(&mut self, call: impl FnOnce(&mut ElementCore, Instant, &mut Vec<Action>) -> T) -> T {
-        let mut actions = Vec::new();
-        let result = call(&mut self.element, self.now, &mut actions);
-        for action in actions {
+    fn act<T>(&mut self, call: impl FnOnce(&mut ElementCore, Instant) -> T) -> T {
+        let result = call(&mut self.element, self.now);
+        for action in self.element.take_actions() {
             match action {
                 Action::Dial { connection, address } => {
                     assert!(

@@ -15,7 +15,7 @@ fn states(world: &World) -> Vec<(&str, PeerState)> {
 fn an_echo_and_the_identity_are_said_first() {
     let mut world = World::new(settings(&["a:1"]));
     let connection = world.dialling("a:1").unwrap();
-    world.act(|element, now, actions| element.connected(connection, now, actions));
+    world.act(|element, now| element.connected(connection, now));
     let sent = world.sent.remove(&connection).unwrap();
     assert_eq!(
         sent[0],
@@ -128,7 +128,7 @@ fn servers_that_name_each_other_and_not_themselves_get_a_rest() {
 fn a_server_is_used_under_the_address_that_it_gives_itself() {
     let mut world = World::new(settings(&["127.0.0.1:1"]));
     let connection = world.dialling("127.0.0.1:1").unwrap();
-    world.act(|element, now, actions| element.connected(connection, now, actions));
+    world.act(|element, now| element.connected(connection, now));
     // What is more than the others are is no reason to stay.
     world.say(
         connection,
@@ -207,7 +207,7 @@ fn dialling_and_identifying_take_only_so_long() {
 
     world.pass(2.0);
     let connection = world.dialling("a:1").unwrap();
-    world.act(|element, now, actions| element.connected(connection, now, actions));
+    world.act(|element, now| element.connected(connection, now));
     world.pass(44.9);
     assert!(!world.closed.contains_key(&connection));
     world.pass(0.2);
@@ -252,7 +252,7 @@ fn identities_that_cannot_be_used_are_tried_again_later() {
     ] {
         let mut world = World::new(settings(&["a:1"]));
         let connection = world.dialling("a:1").unwrap();
-        world.act(|element, now, actions| element.connected(connection, now, actions));
+        world.act(|element, now| element.connected(connection, now));
         world.say(connection, &answer);
         assert!(world.closed.contains_key(&connection), "{answer}");
         assert_eq!(states(&world), [("a:1", PeerState::Waiting)]);
@@ -282,7 +282,7 @@ fn an_ipv6_server_finds_itself_in_its_list_in_either_spelling() {
 fn the_number_of_the_identity_does_not_matter_and_a_second_one_is_ignored() {
     let mut world = World::new(settings(&["a:1"]));
     let connection = world.dialling("a:1").unwrap();
-    world.act(|element, now, actions| element.connected(connection, now, actions));
+    world.act(|element, now| element.connected(connection, now));
     let result = json!({"my_role": ALL, "domain": "other", "peers": [{"connectivity_info": "a:1"}]});
     world.say(
         connection,
@@ -306,7 +306,7 @@ fn requests_and_answers_before_the_identity_end_the_connection() {
     ] {
         let mut world = World::new(settings(&["a:1"]));
         let connection = world.dialling("a:1").unwrap();
-        world.act(|element, now, actions| element.connected(connection, now, actions));
+        world.act(|element, now| element.connected(connection, now));
         world.heard(connection);
         world.say(connection, &text);
         let answers = world.heard(connection);
@@ -349,18 +349,16 @@ fn what_an_element_does_not_take_is_refused_and_the_session_goes_on() {
 fn a_location_is_learned_and_told_from_then_on() {
     let mut world = World::new(settings(&["a:1", "b:1"]));
     let connection = world.dialling("a:1").unwrap();
-    world.act(|element, now, actions| element.connected(connection, now, actions));
+    world.act(|element, now| element.connected(connection, now));
     let result = json!({"my_role": ALL, "your_location": "rack 1", "peers": [{"connectivity_info": "a:1"}]});
     world.say(connection, &json!({"id": ["send_identity", 1], "result": result}));
-    assert!(
-        world
-            .events
-            .contains(&ElementEvent::Location("rack 1".to_owned()))
-    );
+    assert!(world.events.contains(&ElementEvent::Location {
+        location: "rack 1".to_owned()
+    }));
     let other = world.accept("b:1", &ALL, &["b:1"]);
     assert_eq!(world.heard(other)[0]["params"][0]["my_location"], "rack 1");
 
-    world.act(|element, now, actions| element.reset(now, actions));
+    world.act(|element, now| element.reset(now));
     assert_eq!(
         (world.element.location(), world.element.health()),
         (None, Health::Down)
@@ -381,7 +379,7 @@ fn in_transport_mode_proxies_are_wanted_first() {
     assert!(matches!(world.closed[&connection], CloseReason::BadIdentity(_)));
     world.pass(1.4);
     let connection = world.dialling("a:1").unwrap();
-    world.act(|element, now, actions| element.connected(connection, now, actions));
+    world.act(|element, now| element.connected(connection, now));
     let data = json!({"proxy_v4": "1.1.1.1", "proxy_v6": "2.2.2.2", "proxy_mac": "3.3.3.3"});
     let result = json!({"my_role": ALL, "data": data, "peers": [{"connectivity_info": "a:1"}]});
     world.say(connection, &json!({"id": ["send_identity", 1], "result": result}));
@@ -402,9 +400,9 @@ fn a_list_without_end_is_not_dialled_to_its_end() {
 #[test]
 fn nothing_is_dialled_after_the_end() {
     let (mut world, server) = World::ready(settings(&[]));
-    world.act(|element, now, actions| element.stop(now, actions));
+    world.act(|element, now| element.stop(now));
     assert_eq!(world.closed[&server], CloseReason::Asked);
-    assert_eq!(world.events, [ElementEvent::Health(Health::Down)]);
+    assert_eq!(world.events, [ElementEvent::Health { health: Health::Down }]);
     world.pass(100.0);
     assert_eq!(world.dialled.len(), 1);
 }
@@ -425,8 +423,7 @@ fn absurd_settings_are_survived() {
         settings.keepalive.interval = duration;
         settings.keepalive.silence = Duration::MAX;
         let (mut world, server) = World::ready(settings);
-        let reference =
-            world.act(|e, now, actions| e.resolve_policy("class", uri("/a/"), true, now, actions));
+        let reference = world.act(|e, now| e.resolve_policy("class", uri("/a/"), true, now));
         world.pass(0.02);
         world.say(
             server,

@@ -218,7 +218,7 @@ fn a_request_without_a_time_gets_the_default_and_one_without_sense_the_connectio
         json!([{"subject": "ep", "endpoint_uri": "/ep/1/"}]),
     );
     assert_eq!(uris(&answer["result"]["endpoint"]), ["/ep/1/"]);
-    assert_eq!(world.server.sessions()[0].endpoint_resolves, 1);
+    assert_eq!(world.server.sessions(world.now)[0].endpoint_resolves, 1);
     for _ in 0..720 {
         world.pass(10.0);
         world.ask(pe, "echo", json!([]));
@@ -235,7 +235,7 @@ fn all_of_a_request_is_taken_or_nothing_of_it() {
     let params = json!([{"endpoint": [ep("/ep/1/", 1)], "prr": 60}, {"endpoint": [bad], "prr": 60}]);
     assert_eq!(code(&world.ask(pe, "endpoint_declare", params)), "ERROR");
     assert_eq!(
-        (known(&world).len(), world.server.sessions()[0].endpoints),
+        (known(&world).len(), world.server.sessions(world.now)[0].endpoints),
         (0, 0)
     );
 }
@@ -254,7 +254,7 @@ fn the_registry_takes_only_so_much() {
     let more = json!([{"endpoint": [ep("/ep/3/", 1)], "prr": 60}]);
     assert_eq!(code(&world.ask(pe, "endpoint_declare", more)), "ERROR");
     declare(&mut world, pe, &[ep("/ep/2/", 2)], 60);
-    assert_eq!(world.server.sessions()[0].endpoints, 2);
+    assert_eq!(world.server.sessions(world.now)[0].endpoints, 2);
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn no_element_removes_what_another_one_declared() {
     declare(&mut world, b, &[ep("/ep/", 1)], 60);
     undeclare(&mut world, b, "/ep/");
     assert_eq!(known(&world), all);
-    assert_eq!(world.server.sessions()[0].endpoints, 2);
+    assert_eq!(world.server.sessions(world.now)[0].endpoints, 2);
 }
 
 #[test]

@@ -45,9 +45,9 @@ impl World {
     pub(super) fn connect(&mut self) -> ConnectionId {
         self.clients += 1;
         let connection = ConnectionId(self.clients);
-        self.act(|server, now, actions| {
+        self.act(|server, now| {
             let dialled = Some("10.0.0.9:8009".into());
-            server.connected(connection, "10.0.0.1:40000".into(), dialled, now, actions)
+            server.connected(connection, "10.0.0.1:40000".into(), dialled, now)
         });
         self.heard(connection);
         connection
@@ -62,7 +62,7 @@ impl World {
     }
 
     pub(super) fn leave(&mut self, connection: ConnectionId) {
-        self.act(|server, now, actions| server.disconnected(connection, now, actions));
+        self.act(|server, now| server.disconnected(connection, now));
     }
 
     /// Sends a text and returns all that comes back on this connection.
@@ -72,10 +72,10 @@ impl World {
         let mut decoder = Decoder::new(Default::default(), Default::default());
         decoder.decode(&mut buffer, &mut messages).unwrap();
         for message in messages {
-            self.act(|server, now, actions| server.message(connection, message, now, actions));
+            self.act(|server, now| server.message(connection, message, now));
         }
         while self.server.is_answering(connection) {
-            self.act(|server, _, actions| assert!(server.go_on(connection, actions)));
+            self.act(|server, _| assert!(server.go_on(connection)));
         }
         self.heard(connection)
     }
@@ -95,7 +95,7 @@ impl World {
         let end = self.now + Duration::from_secs_f64(seconds);
         while let Some(due) = self.server.next_deadline().filter(|due| *due <= end) {
             self.now = self.now.max(due);
-            self.act(|server, now, actions| server.tick(now, actions));
+            self.act(|server, now| server.tick(now));
         }
         self.now = end;
     }
@@ -126,23 +126,20 @@ impl World {
     }
 
     pub(super) fn put(&mut self, objects: Vec<ManagedObject>) {
-        self.act(|server, now, actions| drop(server.edit(Edit::Merge(objects), now, actions).unwrap()));
+        self.act(|server, now| drop(server.edit(Edit::Merge(objects), now).unwrap()));
     }
 
     pub(super) fn replace(&mut self, objects: Vec<ManagedObject>) {
-        self.act(|server, now, actions| drop(server.edit(Edit::Replace(objects), now, actions).unwrap()));
+        self.act(|server, now| drop(server.edit(Edit::Replace(objects), now).unwrap()));
     }
 
     pub(super) fn delete(&mut self, text: &str) {
-        self.act(|server, now, actions| {
-            drop(server.edit(Edit::Delete(vec![uri(text)]), now, actions).unwrap())
-        });
+        self.act(|server, now| drop(server.edit(Edit::Delete(vec![uri(text)]), now).unwrap()));
     }
 
-    pub(super) fn act(&mut self, call: impl FnOnce(&mut ServerCore, Instant, &mut Vec<Action>)) {
-        let mut actions = Vec::new();
-        call(&mut self.server, self.now, &mut actions);
-        for action in actions {
+    pub(super) fn act(&mut self, call: impl FnOnce(&mut ServerCore, Instant)) {
+        call(&mut self.server, self.now);
+        for action in self.server.take_actions() {
             match action {
                 Action::Send { connection, frame } => {
                     assert!(

@@ -55,7 +55,12 @@ fn reports_are_exported_with_their_times_and_numbers() {
     world.pass(2.0);
     let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
     let below = uri("/stats/");
-    let exported: Vec<_> = world.server.observer().export(&below, world.now, wall).collect();
+    let exported: Vec<_> = world
+        .server
+        .observer()
+        .export_after(None, &below, world.now, wall)
+        .map(|(_, report)| report)
+        .collect();
     let interval = |start: u64, samples: u64, min: f64, max: f64, sum: f64| json!({"start": start, "samples": samples, "min": min, "max": max, "sum": sum, "first": min, "last": max});
     assert_eq!(
         serde_json::to_value(exported).unwrap(),
@@ -192,10 +197,10 @@ fn the_generations_of_a_counter_are_one_report_and_one_series() {
         "the generation counts nothing"
     );
     let below = uri("/PolicyStatUniverse/");
-    let exported = observer.export(&below, world.now, SystemTime::UNIX_EPOCH);
+    let exported = observer.export_after(None, &below, world.now, SystemTime::UNIX_EPOCH);
     assert!(
         exported
-            .flat_map(|report| report.numbers)
+            .flat_map(|(_, report)| report.numbers)
             .all(|(_, rows)| !rows[0].intervals.is_empty())
     );
 }

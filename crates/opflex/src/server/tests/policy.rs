@@ -51,7 +51,7 @@ fn a_resolve_brings_the_object_and_all_below_it_parents_first() {
         world.ask(client, "policy_resolve", other)["error"]["message"],
         "/class4/test/ is of the class \"class4\", not \"class5\""
     );
-    assert_eq!(world.server.sessions()[0].counters.unavailable, 1);
+    assert_eq!(world.server.sessions(world.now)[0].counters.unavailable, 1);
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn several_resolves_in_one_request_bring_each_object_once() {
         uris(&answer["result"]["policy"]),
         ["/class4/test/", "/class4/test/class6/test2/"]
     );
-    assert_eq!(world.server.sessions()[0].policies, 3);
+    assert_eq!(world.server.sessions(world.now)[0].policies, 3);
     assert_eq!(
         world.ask(client, "policy_resolve", json!([]))["result"],
         json!({"policy": []})
@@ -134,7 +134,7 @@ fn the_refresh_time_is_honoured_to_the_moment() {
     world.pass(0.1);
     world.put(vec![object("class4", "/class4/test/", 2)]);
     nothing(&mut world, client);
-    assert_eq!(world.server.sessions()[0].policies, 0);
+    assert_eq!(world.server.sessions(world.now)[0].policies, 0);
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn a_refresh_time_of_nothing_asks_for_no_updates() {
                 .len(),
             2
         );
-        assert_eq!(world.server.sessions()[0].policies, 0);
+        assert_eq!(world.server.sessions(world.now)[0].policies, 0);
     }
     resolve(&mut world, client, "/class4/test/", i64::MAX);
     world.put(vec![object("class4", "/class4/test/", 1)]);
@@ -293,7 +293,7 @@ fn two_ways_of_resolving_are_told_once() {
         "policy_resolve",
         json!([{"subject": "class4", "policy_ident": ident, "prr": 60}]),
     );
-    assert_eq!(world.server.sessions()[0].policies, 2);
+    assert_eq!(world.server.sessions(world.now)[0].policies, 2);
     world.put(vec![object("class4", "/class4/test/", 1)]);
     assert_eq!(
         uris(&update(&mut world, client)["merge_children"]),
@@ -311,7 +311,7 @@ fn a_reload_tells_only_what_differs() {
         object("class4", "/class4/test/", "v0"),
         object("class4", "/class4/other/", 1),
     ];
-    world.act(|server, now, actions| drop(server.edit(Edit::Reload(objects), now, actions).unwrap()));
+    world.act(|server, now| drop(server.edit(Edit::Reload(objects), now).unwrap()));
     assert_eq!(
         uris(&update(&mut world, a)["delete"]),
         ["/class4/test/class6/test2/"]
@@ -325,7 +325,7 @@ fn what_stays_below_something_that_goes_is_told_anew() {
     let client = world.element("pe1");
     resolve(&mut world, client, "/class4/test/", 60);
     let child = object("class6", "/class4/test/class6/test2/", "v0-child");
-    world.act(|server, now, actions| drop(server.edit(Edit::Reload(vec![child]), now, actions).unwrap()));
+    world.act(|server, now| drop(server.edit(Edit::Reload(vec![child]), now).unwrap()));
     let told = update(&mut world, client);
     assert_eq!(
         (uris(&told["delete"]), uris(&told["replace"])),
@@ -396,7 +396,7 @@ fn a_long_answer_comes_as_updates_and_its_result_is_the_last() {
         .flat_map(uris)
         .collect();
     assert_eq!(told, all);
-    assert_eq!(world.server.sessions()[0].counters.unavailable, 0);
+    assert_eq!(world.server.sessions(world.now)[0].counters.unavailable, 0);
 }
 
 #[test]
@@ -416,10 +416,10 @@ fn the_next_request_is_answered_behind_a_long_answer() {
         .unwrap();
     let mut messages = messages.into_iter();
     let first = messages.next().unwrap();
-    world.act(|server, now, actions| server.message(client, first, now, actions));
+    world.act(|server, now| server.message(client, first, now));
     assert_eq!(world.told(client).len(), 1);
     let second = messages.next().unwrap();
-    world.act(|server, now, actions| server.message(client, second, now, actions));
+    world.act(|server, now| server.message(client, second, now));
     let results: Vec<_> = world
         .told(client)
         .into_iter()
@@ -440,7 +440,7 @@ fn what_changes_during_a_long_answer_is_right_in_the_end() {
     decoder
         .decode(&mut BytesMut::from(format!("{text}\0").as_bytes()), &mut messages)
         .unwrap();
-    world.act(|server, now, actions| server.message(client, messages.remove(0), now, actions));
+    world.act(|server, now| server.message(client, messages.remove(0), now));
     // Both in what was told and in what was not.
     for n in [1, 97] {
         world.put(vec![object(
@@ -452,7 +452,7 @@ fn what_changes_during_a_long_answer_is_right_in_the_end() {
         world.put(vec![object("class6", &format!("/class4/x/class6/{n:02}a/"), 1)]);
     }
     while world.server.is_answering(client) {
-        world.act(|server, _, actions| assert!(server.go_on(client, actions)));
+        world.act(|server, _| assert!(server.go_on(client)));
     }
     let mut tree = crate::model::Tree::new();
     for told in world.told(client) {
@@ -538,14 +538,8 @@ fn a_model_file_refuses_unknown_classes() {
     assert_eq!(resolve(&mut world, client, "/class4/x/", 60), json!([]));
     let unknown = json!([{"subject": "class5", "policy_uri": "/class5/x/", "prr": 60}]);
     assert_eq!(code(&world.ask(client, "policy_resolve", unknown)), "ERROR");
-    let mut actions = Vec::new();
     let object = object("class5", "/class5/x/", 1);
-    assert!(
-        world
-            .server
-            .edit(Edit::Merge(vec![object]), world.now, &mut actions)
-            .is_err()
-    );
+    assert!(world.server.edit(Edit::Merge(vec![object]), world.now).is_err());
 }
 
 #[test]

@@ -12,7 +12,7 @@ fn world() -> World {
 fn the_server_sends_an_echo_at_once() {
     let mut world = world();
     let connection = ConnectionId(1);
-    world.act(|server, now, actions| server.connected(connection, "a:1".into(), None, now, actions));
+    world.act(|server, now| server.connected(connection, "a:1".into(), None, now));
     assert_eq!(
         world.heard(connection),
         [json!({"id": ["echo", 0], "method": "echo", "params": [0]})]
@@ -71,7 +71,7 @@ fn an_identity_is_answered_with_who_we_are_and_where_everybody_is() {
             ],
         })
     );
-    assert_eq!(&*world.server.sessions()[0].name.clone().unwrap(), "pe1");
+    assert_eq!(&*world.server.sessions(world.now)[0].name.clone().unwrap(), "pe1");
 }
 
 #[test]
@@ -84,9 +84,7 @@ fn ipv6_addresses_are_listed_as_libopflex_splits_them() {
     });
     let mut world = World::new(settings);
     let client = ConnectionId(77);
-    world.act(|server, now, actions| {
-        server.connected(client, "[::1]:1".into(), Some("[::1]:18031".into()), now, actions)
-    });
+    world.act(|server, now| server.connected(client, "[::1]:1".into(), Some("[::1]:18031".into()), now));
     world.heard(client);
     let answer = world.ask(client, "send_identity", json!([identity("pe1")]));
     let peers = answer["result"]["peers"].as_array().unwrap();
@@ -128,9 +126,12 @@ fn a_name_that_is_no_utf_8_is_answered() {
     decoder
         .decode(&mut BytesMut::from(&bytes[..]), &mut messages)
         .unwrap();
-    world.act(|server, now, actions| server.message(client, messages.remove(0), now, actions));
+    world.act(|server, now| server.message(client, messages.remove(0), now));
     assert!(world.told(client)[0].get("result").is_some());
-    assert_eq!(&*world.server.sessions()[0].name.clone().unwrap(), "h\u{f6}st");
+    assert_eq!(
+        &*world.server.sessions(world.now)[0].name.clone().unwrap(),
+        "h\u{f6}st"
+    );
 }
 
 #[test]
@@ -311,7 +312,7 @@ fn what_a_server_does_not_take_is_refused_and_the_session_goes_on() {
         assert_eq!(world.say(client, &answer), NOTHING);
     }
     assert_eq!(world.closed(client), None);
-    let counters = world.server.sessions()[0].counters;
+    let counters = world.server.sessions(world.now)[0].counters;
     assert_eq!(
         (
             counters.requests(Method::PolicyResolve),
@@ -365,7 +366,7 @@ fn a_second_identity_takes_the_place_of_the_first() {
     let mut world = world();
     let client = world.element("pe1");
     world.ask(client, "send_identity", json!([identity("pe2")]));
-    assert_eq!(&*world.server.sessions()[0].name.clone().unwrap(), "pe2");
+    assert_eq!(&*world.server.sessions(world.now)[0].name.clone().unwrap(), "pe2");
     assert_eq!(world.server.names.len(), 1);
 }
 

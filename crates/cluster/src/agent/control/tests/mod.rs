@@ -38,7 +38,7 @@ const VOLUME: Uuid = Uuid::from_u128(0xd15c);
 struct Fake {
     found: Option<Exit>,
     never_ran: bool,
-    unrecorded: Option<Handle>,
+    unrecorded: Option<RunId>,
 }
 
 impl Driver for Fake {
@@ -61,11 +61,11 @@ impl Driver for Fake {
         self.found.map_or(Found::Running, Found::Ended)
     }
 
-    fn find_unrecorded(&self, _: &Place) -> Option<Handle> {
+    fn find_unrecorded(&self, _: &InstanceDir) -> Option<RunId> {
         self.unrecorded.clone()
     }
 
-    fn launch(&self, _: &Launch<'_>, _: &mut Commit<'_>) -> Result<Handle, LaunchError> {
+    fn launch(&self, _: &Launch<'_>, _: &mut Commit<'_>) -> Result<RunId, LaunchError> {
         unreachable!("the state machine does nothing itself")
     }
     fn watch(&self, _: &Running, _: &EndSink) {
@@ -77,16 +77,16 @@ impl Driver for Fake {
     fn kill(&self, _: &Running) -> io::Result<()> {
         unreachable!()
     }
-    fn measure(&self, _: &[Subject]) -> Vec<Usage> {
+    fn measure(&self, _: &[Measurable]) -> Vec<Usage> {
         unreachable!()
     }
-    fn forget(&self, _: &Place) {
+    fn forget(&self, _: &InstanceDir) {
         unreachable!()
     }
-    fn attach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
+    fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
         unreachable!()
     }
-    fn detach(&self, _: &Place, _: Option<&Handle>, _: &Volume) -> Result<(), VolumeError> {
+    fn detach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
         unreachable!()
     }
 }
@@ -285,8 +285,8 @@ impl Stage {
     }
 }
 
-fn handle(id: Uuid) -> Handle {
-    Handle {
+fn handle(id: Uuid) -> RunId {
+    RunId {
         pid: 77,
         start_time: id.as_u64_pair().1,
         boot_id: "boot".into(),

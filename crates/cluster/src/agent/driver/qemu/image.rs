@@ -9,11 +9,11 @@
 //!  VOLUMES/UUID/disk.img|disk.raw
 //! ```
 //!
-//! Making a disk has a time limit, and ends when it is wanted no longer.
+//! Making a disk has a time limit, and ends when the launch is no longer wanted.
 //!
-//! What an instance may write to is opened in the format that its name says.
-//! It is never guessed from its content: an instance could write there what
-//! makes a raw disk look like one that lies on top of any file of the node.
+//! The format of a disk that an instance can write to comes from its file name. It is never
+//! guessed from the content: an instance could write a header that makes its raw disk
+//! look like a qcow2 on top of any file of the node.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -26,14 +26,14 @@ use std::time::{Duration, Instant};
 use log::warn;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::super::{Cancel, LaunchError, LaunchFault, Place};
+use super::super::{Cancel, InstanceDir, LaunchError, LaunchFault};
 use super::{disks_of, now, pause};
 use ssntp::payload::Storage;
 
-/// What an image's file may be called after its name, best first.
+/// The extensions of an image's file, best first.
 const EXTENSIONS: [&str; 4] = ["", ".qcow2", ".img", ".raw"];
-/// What the disk of a volume may be called. Always raw: an instance that is a
-/// process may write there anything, and so a qcow2 that lies on any file.
+/// The names of a volume's disk. It is always raw: a process instance could write a qcow2
+/// header there that refers to any file of the node.
 const DISKS: [&str; 2] = ["disk.img", "disk.raw"];
 const MAX_NAME: usize = 200;
 const GIB: u64 = 1 << 30;
@@ -75,7 +75,7 @@ pub(super) struct Disk {
     pub(super) format: Format,
 }
 
-/// What making a disk has to keep to.
+/// The limits of making a disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds<'a> {
     pub(super) until: Instant,
@@ -95,8 +95,8 @@ impl Bounds<'_> {
     }
 }
 
-/// What an instance boots from: of those it may, the one with the lowest
-/// index, and of these the first.
+/// The disk that an instance boots from: the bootable one with the lowest index, and the
+/// first one of these.
 pub(super) fn bootable(storage: &[Storage]) -> Option<&Storage> {
     storage
         .iter()
@@ -137,7 +137,7 @@ fn format_of(path: &Path) -> io::Result<Format> {
     })
 }
 
-/// The size of the disk in a qcow2 file; `None` where it is none.
+/// The size of the disk in a qcow2 file; `None` if it is not a qcow2 file.
 fn header(path: &Path) -> io::Result<Option<u64>> {
     let mut start = Vec::new();
     File::open(path)?.take(32).read_to_end(&mut start)?;
@@ -146,10 +146,10 @@ fn header(path: &Path) -> io::Result<Option<u64>> {
     Ok(size.filter(|_| is_qcow2).map(u64::from_be_bytes))
 }
 
-/// The disk that an instance boots from, made where it has none yet: what it
-/// wrote outlives its runs. `gib` is its size, unless the image is larger.
+/// The disk that an instance boots from. It is made for the first run and kept for later
+/// ones. `gib` is its size, unless the image is larger.
 pub(super) fn boot_disk(
-    place: &Place,
+    place: &InstanceDir,
     base: impl FnOnce() -> Result<Disk, LaunchError>,
     gib: i64,
     qemu_img: Option<&Path>,
@@ -232,7 +232,7 @@ pub(super) fn run(
     let ended = child.and_then(|child| await_end(child, bounds));
     let mut said = String::new();
     if let Ok(file) = File::open(said_in) {
-        // Half a character at the end is nothing to fail for.
+        // An incomplete character at the end is no reason to fail.
         let _ = file.take(most).read_to_string(&mut said);
     }
     let _ = fs::remove_file(said_in);
@@ -265,7 +265,7 @@ fn await_end(mut child: Child, bounds: Bounds<'_>) -> io::Result<ExitStatus> {
 }
 
 fn copy(base: &Disk, wanted: u64, to: &Path, bounds: Bounds<'_>) -> io::Result<()> {
-    // The image may be one that nobody may write.
+    // The new file gets a mode of its own, because the image may be read-only.
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
     let (mut from, mut file) = (File::open(&base.path)?, options.open(to)?);
@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn without_qemu_img_the_image_is_copied_once() {
         let dir = tempfile::tempdir().unwrap();
-        let place = Place::new(Uuid::nil(), dir.path());
+        let place = InstanceDir::new(Uuid::nil(), dir.path());
         fs::create_dir(disks_of(&place)).unwrap();
         let image = dir.path().join("image");
         fs::write(&image, "first").unwrap();
@@ -413,7 +413,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
 
         let dir = tempfile::tempdir().unwrap();
-        let place = Place::new(Uuid::nil(), dir.path());
+        let place = InstanceDir::new(Uuid::nil(), dir.path());
         fs::create_dir(disks_of(&place)).unwrap();
         let image = dir.path().join("image");
         fs::write(&image, "first").unwrap();

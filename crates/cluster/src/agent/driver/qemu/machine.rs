@@ -1,5 +1,4 @@
-//! The machine as QEMU is told of it, without any I/O but a look at what this
-//! node has.
+//! The arguments of QEMU for a machine. The only I/O is to find QEMU, KVM and firmware.
 //!
 //! QEMU runs in a directory that the machine's user may write in; its disks are
 //! elsewhere.
@@ -19,16 +18,16 @@ use super::qmp;
 use ssntp::payload::FwType;
 
 const KVM: &str = "/dev/kvm";
-/// What QEMU gives up: old system calls, new privileges, other programs, and
-/// its own priority.
+/// QEMU's sandbox: no obsolete system calls, no new privileges, no other programs, no
+/// change of its own priority.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 /// The most that is read of QEMU's list of options: it is 60 KB by now.
 const HELP: u64 = 1 << 20;
 /// The seed disk's name among the machine's disks.
 pub(super) const SEED: &str = "seed.img";
-/// What a machine has whose START doesn't say.
+/// The memory of a machine whose START does not say.
 const DEFAULT_MEM_MB: i64 = 512;
-/// What QEMU itself may take beside the machine's memory.
+/// The memory that QEMU itself may use beside the machine's.
 const OVERHEAD_MB: i64 = 512;
 /// The most code that software emulation keeps translated, in MB: otherwise
 /// it would be up to a gigabyte for each machine.
@@ -46,7 +45,7 @@ const FIRMWARE: [(&str, &str); 5] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Emulator {
     pub(super) path: PathBuf,
-    /// Of the machine, as QEMU calls it.
+    /// The architecture of the machine, as QEMU calls it.
     pub(super) arch: &'static str,
     /// Whether the processor can run it by itself, and the group that its user
     /// has to be in for that; else why not.
@@ -56,8 +55,8 @@ pub(super) struct Emulator {
 }
 
 impl Emulator {
-    /// Finds out whether it was built with its sandbox: then its list of options
-    /// has it. One that doesn't answer will not run, either.
+    /// Finds out whether QEMU was built with its sandbox, which is then in its list of
+    /// options. A QEMU that does not answer here will not run, either.
     pub(super) fn find_sandbox(&mut self, scratch: &Path, bounds: Bounds<'_>) {
         let mut command = Command::new(&self.path);
         let help = image::run(command.arg("-help"), &scratch.join("help"), HELP, bounds);
@@ -118,7 +117,7 @@ fn group_for(user: Option<User>, mode: u32, owner: (u32, u32)) -> Result<Option<
         None => Ok(None),
         Some(user) if user.uid == owner.0 && allows(6) => Ok(None),
         Some(user) if user.gid == owner.1 && allows(3) => Ok(None),
-        // A group of root's may do more than that.
+        // Root's own group could do more than use KVM, so it is never given.
         Some(_) if owner.1 != 0 && allows(3) => Ok(Some(owner.1)),
         Some(user) if user.uid != owner.0 && user.gid != owner.1 && allows(0) => Ok(None),
         Some(user) => Err(format!("user {} may not use {KVM}", user.uid)),
@@ -158,7 +157,7 @@ pub(super) struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// What it and QEMU may take together.
+    /// The memory limit of the machine and QEMU together.
     pub(super) fn limit_mb(&self) -> i64 {
         self.memory().saturating_add(OVERHEAD_MB)
     }
@@ -198,10 +197,10 @@ impl Machine<'_> {
         }
         list.pair("-display", "none").pair("-monitor", "none");
         if self.emulator.arch == "x86_64" {
-            // Nobody sees it, but some loaders insist on a screen.
+            // The screen is not shown, but some boot loaders need one.
             list.pair("-vga", "std");
         }
-        // To its standard output, whose end is its supervisor's.
+        // To its standard output, which its supervisor reads.
         list.pair("-chardev", "stdio,id=serial,signal=off");
         list.pair("-serial", "chardev:serial");
         list.option(
@@ -229,14 +228,13 @@ impl Machine<'_> {
     }
 }
 
-/// What a volume's content is called in a machine: such names have at most 31
-/// characters.
+/// The node name of a volume's content: QEMU allows 31 characters.
 pub(super) fn node_of(volume: Uuid) -> String {
     let name = volume.simple().to_string();
     format!("v{}", name.get(..30).unwrap_or(&name))
 }
 
-/// What a volume's device is called.
+/// The identifier of a volume's device.
 pub(super) fn device_of(volume: Uuid) -> String {
     format!("d{}", volume.simple())
 }

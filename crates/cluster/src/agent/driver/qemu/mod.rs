@@ -9,10 +9,10 @@
 //!  STOP ─── qmp ────▶ work/qmp.sock      system_powerdown; later quit, SIGKILL
 //! ```
 //!
-//! A machine's user may write in `work`, and into its disks. Their directory is
-//! the agent's, so nothing there is ever anything but what the agent made.
+//! A machine's user can write in `work` and into its disks. The directory of the disks
+//! belongs to the agent, so it contains only files that the agent made.
 //!
-//! What it boots from, memory and CPUs are the START's:
+//! The START says what it boots from, its memory and its CPUs:
 //!
 //! ```yaml
 //! start:
@@ -64,8 +64,8 @@ use self::qmp::Qmp;
 use super::process::{DEFAULT_PATH, give};
 use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors, find_program, is_alive};
 use super::{
-    Cancel, Commit, Driver, EndSink, Found, Handle, Launch, LaunchError, LaunchFault, Place, Running,
-    Subject, Usage, Volume, VolumeError, VolumeFault,
+    Cancel, Commit, Driver, EndSink, Found, InstanceDir, Launch, LaunchError, LaunchFault, Measurable, RunId,
+    Running, Usage, Volume, VolumeError, VolumeFault,
 };
 use crate::agent::tree::{self, Access};
 use ssntp::payload::{Start, VmType};
@@ -83,7 +83,7 @@ const QUIT: Duration = Duration::from_secs(2);
 const UNPLUG: Duration = Duration::from_secs(5);
 /// The most that is read of what QEMU complained of.
 const LAST_WORDS: u64 = 4096;
-/// How often a machine is looked at by someone who waits for it.
+/// How often a machine is looked at while a worker waits for it.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Runs instances as virtual machines, where QEMU is installed. See the
@@ -159,7 +159,7 @@ impl QemuDriver {
         image::boot_disk(launch.place, base, entry.size, qemu_img.as_deref(), bounds)
     }
 
-    /// Waits until it answers. One that ended instead was never started.
+    /// Waits until QEMU answers. If it ends instead, the instance was never started.
     fn await_answer(&self, running: &Running, cancel: &Cancel) -> Result<(), LaunchError> {
         let (work, limit) = (running.place.work(), now() + FIRST_ANSWER);
         while is_alive(&running.handle) {
@@ -206,7 +206,7 @@ impl Driver for QemuDriver {
         }
     }
 
-    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<Handle, LaunchError> {
+    fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
         let (place, start) = (launch.place, &launch.payload.start);
         let (user, work, disks) = (launch.user, place.work(), disks_of(place));
         let mut emulator = Emulator::find(self.path.as_deref(), user)?;
@@ -219,6 +219,7 @@ impl Driver for QemuDriver {
             until: now() + FIRST_ANSWER,
             cancel: launch.cancel,
         };
+        // Asked at each launch, because QEMU may be replaced while the agent runs.
         emulator.find_sandbox(&disks, bounds);
         let boot = self.boot_disk(launch)?;
         let volumes = volumes_of(place, start)?;
@@ -242,7 +243,7 @@ impl Driver for QemuDriver {
             seed: &seed,
             volumes: &volumes,
         };
-        // A former run's: nobody listens there any more.
+        // The socket of a former run has no listener.
         let _ = fs::remove_file(work.join(qmp::SOCKET));
         let path = self.path.clone().unwrap_or_default();
         let env = BTreeMap::from([
@@ -281,8 +282,8 @@ impl Driver for QemuDriver {
         self.supervisors.watch(running, sink);
     }
 
-    /// As its power button would. A machine that can't be told is ended by a
-    /// signal, which QEMU takes for a pulled plug.
+    /// Presses the machine's power button. If QMP does not answer, a signal ends QEMU, which
+    /// is like a power cut for the machine.
     fn terminate(&self, running: &Running) -> io::Result<()> {
         let told =
             Qmp::connect(&running.place.work()).and_then(|mut qmp| qmp.execute("system_powerdown", &[]));
@@ -296,8 +297,9 @@ impl Driver for QemuDriver {
         }
     }
 
-    /// First by its own leave, so that what it holds for its disks is written.
+    /// Tells QEMU to quit first, so that it writes the data that it holds for its disks.
     fn kill(&self, running: &Running) -> io::Result<()> {
+        // QEMU may hang in a write to its disks, so there is a limit before SIGKILL.
         let limit = now() + QUIT;
         let told = Qmp::connect(&running.place.work()).and_then(|mut qmp| qmp.execute("quit", &[]));
         while told.is_ok() && is_alive(&running.handle) && now() < limit {
@@ -310,20 +312,25 @@ impl Driver for QemuDriver {
         self.supervisors.find(running)
     }
 
-    fn find_unrecorded(&self, place: &Place) -> Option<Handle> {
+    fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId> {
         self.supervisors.find_unrecorded(place)
     }
 
-    fn measure(&self, subjects: &[Subject]) -> Vec<Usage> {
+    fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {
         self.supervisors.measure(subjects)
     }
 
-    fn forget(&self, place: &Place) {
+    fn forget(&self, place: &InstanceDir) {
         self.supervisors.forget(place.instance());
     }
 
-    /// One that doesn't run finds it when it is started.
-    fn attach(&self, place: &Place, running: Option<&Handle>, volume: &Volume) -> Result<(), VolumeError> {
+    /// A machine that does not run finds the volume when it is started.
+    fn attach(
+        &self,
+        place: &InstanceDir,
+        running: Option<&RunId>,
+        volume: &Volume,
+    ) -> Result<(), VolumeError> {
         let disk = image::volume_disk(&volume.path);
         if running.is_none() {
             // Before the first start, a disk may still have to be made.
@@ -347,15 +354,20 @@ impl Driver for QemuDriver {
                 ("serial", &*serial),
             ];
             qmp.execute("device_add", &arguments).inspect_err(|_| {
-                // Otherwise the file would stay in use.
+                // Otherwise QEMU would keep the file open.
                 let _ = qmp.execute("blockdev-del", &[("node-name", &node)]);
             })
         };
         plug().map_err(|e| VolumeError::new(VolumeFault::Instance, e.to_string()))
     }
 
-    /// The system in the machine has to let go of it, too.
-    fn detach(&self, place: &Place, running: Option<&Handle>, volume: &Volume) -> Result<(), VolumeError> {
+    /// The system in the machine has to release it, too.
+    fn detach(
+        &self,
+        place: &InstanceDir,
+        running: Option<&RunId>,
+        volume: &Volume,
+    ) -> Result<(), VolumeError> {
         if running.is_none() {
             return Ok(());
         }
@@ -370,7 +382,7 @@ impl Driver for QemuDriver {
     }
 }
 
-/// What cloud-init is to find. It wants both files, and an instance's name.
+/// The seed disk for cloud-init, which needs both files and the name of the instance.
 fn seed_of(launch: &Launch<'_>) -> Result<Vec<u8>, LaunchError> {
     let (user, meta) = (&launch.payload.user_data, &launch.payload.meta_data);
     let user = user.as_ref().map_or(&b""[..], |document| document.as_bytes());
@@ -383,8 +395,8 @@ fn seed_of(launch: &Launch<'_>) -> Result<Vec<u8>, LaunchError> {
         .ok_or_else(|| LaunchError::new(LaunchFault::Data, "too much user data or meta data"))
 }
 
-/// The disks of the volumes that are attached, whoever did that.
-fn volumes_of(place: &Place, start: &Start) -> Result<Vec<(Uuid, Disk)>, LaunchError> {
+/// The disks of all attached volumes.
+fn volumes_of(place: &InstanceDir, start: &Start) -> Result<Vec<(Uuid, Disk)>, LaunchError> {
     let links = match fs::read_dir(place.volumes()) {
         Ok(links) => links,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -423,12 +435,12 @@ fn no_disk_at(volume: &Path) -> String {
 }
 
 /// Where the disks of a machine are.
-fn disks_of(place: &Place) -> PathBuf {
+fn disks_of(place: &InstanceDir) -> PathBuf {
     place.dir().join("disks")
 }
 
 /// The end of what QEMU complained of.
-fn last_words(place: &Place) -> io::Result<Vec<u8>> {
+fn last_words(place: &InstanceDir) -> io::Result<Vec<u8>> {
     let mut log = File::open(place.dir().join("stderr.log"))?;
     let from = log.metadata()?.len().saturating_sub(LAST_WORDS);
     log.seek(SeekFrom::Start(from))?;

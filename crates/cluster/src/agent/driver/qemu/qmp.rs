@@ -1,4 +1,4 @@
-//! QMP: how a running machine is asked and told.
+//! QMP, the protocol to control a running machine.
 //!
 //! ```text
 //!  agent ── connect ──▶ DIR/qmp.sock           one client at a time
@@ -22,16 +22,17 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::super::supervisor::connect_to;
+use super::now;
 
 /// The socket's name in the machine's directory.
 pub(super) const SOCKET: &str = "qmp.sock";
 /// How long one command, or the greeting, may take.
 const ANSWER: Duration = Duration::from_secs(2);
-/// The longest line that is read.
+/// The longest line that is read. QEMU's answers to these commands have a few hundred
+/// bytes; a workload that took over its QEMU must not fill the agent's memory.
 const MAX_LINE: usize = 1 << 20;
 
 /// A connection to a machine.
@@ -42,42 +43,6 @@ pub(super) struct Qmp {
     read: Vec<u8>,
     /// The devices that the machine said are gone, since the last look.
     deleted: Vec<String>,
-}
-
-/// A line of the machine's: one of its fields is there.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Line {
-    #[serde(rename = "QMP")]
-    greeting: Option<Greeting>,
-    #[serde(rename = "return")]
-    answer: Option<Answer>,
-    error: Option<Refusal>,
-    event: String,
-    data: Data,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Greeting {}
-
-/// All that is read of any answer.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Answer {
-    status: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Refusal {
-    desc: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Data {
-    device: String,
 }
 
 impl Qmp {
@@ -92,14 +57,15 @@ impl Qmp {
             deleted: Vec::new(),
         };
         let limit = now() + ANSWER;
-        while qmp.line(limit)?.greeting.is_none() {}
+        while qmp.line(limit)?.get("QMP").is_none() {}
         qmp.execute("qmp_capabilities", &[])?;
         Ok(qmp)
     }
 
     /// What the machine is doing: `running`, `paused`, `shutdown`, ….
     pub(super) fn status(&mut self) -> io::Result<String> {
-        Ok(self.ask("query-status", &Value::Object(Map::new()))?.status)
+        let answer = self.ask("query-status", &json!({}))?;
+        Ok(answer["status"].as_str().unwrap_or_default().to_owned())
     }
 
     /// Gives a command whose arguments are all texts.
@@ -124,24 +90,24 @@ impl Qmp {
         Ok(())
     }
 
-    fn ask(&mut self, command: &str, arguments: &Value) -> io::Result<Answer> {
+    fn ask(&mut self, command: &str, arguments: &Value) -> io::Result<Value> {
         let limit = now() + ANSWER;
         let line = format!("{}\r\n", json!({ "execute": command, "arguments": arguments }));
         self.stream.write_all(line.as_bytes())?;
         loop {
-            let line = self.line(limit)?;
-            match (line.answer, line.error) {
-                (Some(answer), _) => return Ok(answer),
-                (None, Some(refusal)) => {
-                    return Err(io::Error::other(format!("{command}: {}", refusal.desc)));
-                }
-                (None, None) => {}
+            let mut line = self.line(limit)?;
+            if let Some(answer) = line.get_mut("return") {
+                return Ok(answer.take());
+            }
+            if let Some(error) = line.get("error") {
+                let why = error["desc"].as_str().unwrap_or_default();
+                return Err(io::Error::other(format!("{command}: {why}")));
             }
         }
     }
 
     /// The next line, within the limit.
-    fn line(&mut self, limit: Instant) -> io::Result<Line> {
+    fn line(&mut self, limit: Instant) -> io::Result<Value> {
         let end = loop {
             if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
                 break end;
@@ -161,24 +127,20 @@ impl Qmp {
             match self.stream.read(&mut buffer) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(len) => self.read.extend(buffer.iter().take(len)),
-                // Looked at above, with the time.
+                // The limit is checked above.
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
                 Err(e) => return Err(e),
             }
         };
         let bytes: Vec<u8> = self.read.drain(..=end).collect();
-        let line: Line =
+        let line: Value =
             serde_json::from_slice(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
-        if line.event == "DEVICE_DELETED" {
-            self.deleted.push(line.data.device.clone());
+        if line["event"] == "DEVICE_DELETED" {
+            self.deleted
+                .extend(line["data"]["device"].as_str().map(str::to_owned));
         }
         Ok(line)
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "time limits of answers")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 #[cfg(test)]

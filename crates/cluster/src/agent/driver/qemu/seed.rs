@@ -17,7 +17,7 @@ const LABEL: &[u8; 11] = b"CIDATA     ";
 const SECTOR: usize = 512;
 /// The most clusters of a FAT12; from one more on it would be a FAT16.
 const MAX_CLUSTERS: usize = 4084;
-/// The fewest that we make: some readers distrust tiny disks.
+/// The fewest that we make: some readers reject tiny disks.
 const MIN_CLUSTERS: usize = 512;
 const ROOT_ENTRIES: usize = 16;
 /// A volume that is mounted as a hard disk.
@@ -27,8 +27,8 @@ const DATE: [u8; 2] = [0x21, 0x00];
 /// The last cluster of a file.
 const LAST: u16 = 0xfff;
 
-/// The image of a disk with those two files; `None` where they are too large,
-/// which no payload is.
+/// The image of a disk with those two files; `None` if they are too large, which can't
+/// happen with the length limit of payloads.
 pub(super) fn image(user_data: &[u8], meta_data: &[u8]) -> Option<Vec<u8>> {
     let files = [
         (*b"USER-D~1   ", "user-data", user_data),

@@ -42,7 +42,7 @@ fn boot_sector() -> Vec<u8> {
 
 struct Stage {
     dir: TempDir,
-    place: Place,
+    place: InstanceDir,
     driver: QemuDriver,
     sink: EndSink,
     ends: Receiver<Ended>,
@@ -54,7 +54,7 @@ struct Stage {
 impl Stage {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let place = Place::new(Uuid::new_v4(), dir.path().join("instance"));
+        let place = InstanceDir::new(Uuid::new_v4(), dir.path().join("instance"));
         fs::create_dir_all(place.work()).unwrap();
         fs::create_dir_all(place.volumes()).unwrap();
         let images = dir.path().join("images, all");
@@ -307,7 +307,7 @@ fn a_machine_boots_is_found_again_and_ends() {
     let later = QemuDriver::new(Confinement::ResourceLimits).unwrap();
     assert_eq!(later.find(&running), Found::Running);
     assert_eq!(later.find_unrecorded(&stage.place), Some(running.handle.clone()));
-    let subject = Subject {
+    let subject = Measurable {
         place: stage.place.clone(),
         handle: Some(running.handle.clone()),
         vcpus: 1,

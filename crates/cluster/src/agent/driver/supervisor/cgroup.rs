@@ -1,5 +1,4 @@
-//! Limits and figures of an instance by control group, where the system lets
-//! us make some.
+//! Limits and figures of an instance by control group, if the system lets us make some.
 //!
 //! Each instance gets a group `ssntp/UUID` of its own, in the first place
 //! that will do: below the root of the unified hierarchy (version 2), beside
@@ -34,7 +33,7 @@ pub(super) enum Cgroups {
 }
 
 impl Cgroups {
-    /// Finds out by making one.
+    /// Finds out where groups can be made, by making one.
     pub(super) fn detect() -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -45,15 +44,17 @@ impl Cgroups {
     }
 
     fn works(&self) -> bool {
+        // Whether limits can be set is known only after trying: containers often show the
+        // hierarchy read-only, or without controllers.
         let probe = Uuid::new_v4();
         let works = self.create(probe, 64, 1, 64).is_ok();
         self.remove(probe);
         works
     }
 
-    /// Makes the group of an instance; 0 is no limit. A process joins it by
-    /// its own doing, in each of [`groups`](Self::groups). Nothing of it is
-    /// swapped out: that would be memory past its limit, on everybody's disk.
+    /// Makes the group of an instance; 0 is no limit. A process joins each of
+    /// [`groups`](Self::groups) by itself. Its memory is not swapped out, because it could
+    /// exceed its limit on a disk that all instances share.
     pub(super) fn create(&self, instance: Uuid, mem_mb: i64, vcpus: i64, pids: u32) -> io::Result<()> {
         let bytes = u64::try_from(mem_mb).unwrap_or(0).saturating_mul(1024 * 1024);
         let quota = u64::try_from(vcpus).unwrap_or(0).saturating_mul(PERIOD_USEC);

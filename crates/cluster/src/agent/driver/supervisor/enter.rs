@@ -1,8 +1,8 @@
-//! The process that becomes the program: what can only be done from within,
-//! and step by step, so that it is known which one failed.
+//! The process that becomes the program: the steps that only the process itself can do,
+//! one by one, so that an error names the step that failed.
 //!
-//! It has its order at the standard input. The other end of that is closed by
-//! the system when the program is executed; before, it takes the complaint.
+//! It reads its order from the standard input. When the program is executed, the system
+//! closes the other end; until then the error is written there.
 
 #![expect(clippy::disallowed_types, reason = "the socket that the order comes by")]
 
@@ -87,7 +87,7 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
         set_thread_uid(uid).map_err(system(format!("user {}", user.uid)))?;
     }
     env::set_current_dir(&order.dir).map_err(|e| LaunchError::io(order.dir.display(), &e))?;
-    // Only now, for links in it could lead elsewhere.
+    // Checked after the change of directory, because links in the path could lead elsewhere.
     if let Some(within) = &order.within {
         let dir = env::current_dir().map_err(|e| LaunchError::io(order.dir.display(), &e))?;
         if !within.iter().any(|allowed| dir.starts_with(allowed)) {
@@ -95,11 +95,11 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
             return Err(LaunchError::launch(why));
         }
     }
-    // A run without its supervisor is nobody's. The system forgets this when
-    // the user changes, so it comes afterwards.
+    // A run must not outlive its supervisor. The system forgets this setting when the user
+    // changes, so it comes afterwards.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
-    // Last, for it holds for this process, too. A limit that can't be set is
-    // no reason not to run.
+    // The limit comes last, because it counts for this process, too. If it can't be set,
+    // the program runs all the same.
     if let Some(data) = order.data.filter(|_| joined.is_err() || order.cgroups.is_empty()) {
         // Not the address space: many programs reserve far more of it than
         // they ever use.
@@ -128,7 +128,7 @@ pub(in super::super) fn find_program(
         .iter()
         .filter_map(|path| Some((path, fs::metadata(path).ok()?)));
     let files: Vec<_> = files.filter(|(_, metadata)| metadata.is_file()).collect();
-    // One that nobody may execute is worth naming, where there is no other.
+    // If no file is executable, the error names the first one that is not.
     let found = files.iter().find(|(_, metadata)| metadata.mode() & 0o111 != 0);
     let found = found.or_else(|| files.first()).map(|(path, _)| (*path).clone());
     let missing = || LaunchError::launch(format!("there is no program {}", name.display()));

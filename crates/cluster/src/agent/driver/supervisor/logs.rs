@@ -1,11 +1,11 @@
-//! What an instance writes, kept within bounds.
+//! The logs of an instance, kept within bounds.
 //!
 //! ```text
 //!  stdout.log    the latest; when it would grow past half the limit, it becomes
 //!  stdout.log.1  what was before, and a new one is begun
 //! ```
 //!
-//! What finds no room on the disk is lost: an instance never waits for its log.
+//! Output that finds no room on the disk is lost: an instance never waits for its log.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -16,8 +16,8 @@ use rustix::fs::{Mode, OFlags, openat, renameat};
 
 /// The most that is read at a time.
 const PIECE: usize = 16 * 1024;
-/// How many pieces are read once nothing more can come: what a pipe holds,
-/// 64 KiB where nobody asked for more, 1 MiB at most.
+/// How many pieces are read after the end of a run: as much as a pipe can hold, 64 KiB by
+/// default and 1 MiB at most.
 const LAST_PIECES: usize = 64;
 
 /// One of an instance's outputs: a pipe, and the log that it ends in.
@@ -53,7 +53,7 @@ impl Output {
         false
     }
 
-    /// Takes what is left, without waiting for who may still hold the pipe.
+    /// Takes the remaining output, without waiting for processes that still hold the pipe.
     pub(super) fn drain(&mut self) {
         for _ in 0..LAST_PIECES {
             if !self.take() {
@@ -68,7 +68,7 @@ impl Output {
 pub(super) struct Log {
     dir: Arc<OwnedFd>,
     name: &'static str,
-    /// `None` where it can't be written.
+    /// `None` if it can't be written.
     file: Option<File>,
     length: u64,
     /// The most of this file: half of the log's limit.
@@ -89,8 +89,8 @@ impl Log {
         Ok(log)
     }
 
-    /// Never through a link, and never anything but a file: whoever may write
-    /// there could have put either.
+    /// Opens a regular file only, and never through a link: a user who can write there could
+    /// have made something else.
     fn open_file(&mut self, more: OFlags) -> io::Result<()> {
         self.file = None;
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
@@ -120,7 +120,7 @@ impl Log {
 
     fn begin_anew(&mut self) {
         let before = format!("{}.1", self.name);
-        // Where it can't be kept, it is lost: the bound holds in any case.
+        // If it can't be renamed, its content is lost: the bound is kept in any case.
         let more = match renameat(&*self.dir, self.name, &*self.dir, before) {
             Ok(()) => OFlags::empty(),
             Err(_) => OFlags::TRUNC,

@@ -1,9 +1,9 @@
-//! What instances use.
+//! The memory, disk and CPU time that instances use.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::super::{Handle, Subject, Usage};
+use super::super::{Measurable, RunId, Usage};
 use super::procfs::{self, Stat, Tree};
 use super::{MB, Supervisors, is_of, lock, now};
 use crate::agent::tree;
@@ -11,14 +11,14 @@ use crate::agent::tree;
 /// CPU time of a run, at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
-    handle: Handle,
+    handle: RunId,
     at: Instant,
     cpu: Duration,
 }
 
 impl Sample {
     /// That of a run that has just begun.
-    pub(super) fn first(handle: &Handle) -> Self {
+    pub(super) fn first(handle: &RunId) -> Self {
         Self {
             handle: handle.clone(),
             at: now(),
@@ -29,12 +29,13 @@ impl Sample {
 
 impl Supervisors {
     /// What each instance uses: one look at all processes for all of them.
-    pub(in super::super) fn measure(&self, subjects: &[Subject]) -> Vec<Usage> {
+    pub(in super::super) fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {
+        // One look at all processes: one for each instance would read /proc many times.
         let all = procfs::all();
         let (tree, by_pid): (_, HashMap<_, _>) =
             (Tree::new(&all), all.iter().map(|stat| (stat.pid, stat)).collect());
         let at = now();
-        let measure = |subject: &Subject| {
+        let measure = |subject: &Measurable| {
             let mut usage = Usage {
                 disk_mb: disk_mb(subject),
                 ..Usage::default()
@@ -55,8 +56,8 @@ impl Supervisors {
     /// `run` is its supervisor, and all that comes from it.
     fn measure_running(
         &self,
-        subject: &Subject,
-        handle: &Handle,
+        subject: &Measurable,
+        handle: &RunId,
         run: Option<(Stat, Vec<&Stat>)>,
         at: Instant,
         usage: &mut Usage,
@@ -91,7 +92,7 @@ impl Supervisors {
     }
 }
 
-fn disk_mb(subject: &Subject) -> i64 {
+fn disk_mb(subject: &Measurable) -> i64 {
     let bytes = tree::disk_usage(subject.place.dir());
     bytes
         .and_then(|bytes| i64::try_from(bytes.div_ceil(MB)).ok())

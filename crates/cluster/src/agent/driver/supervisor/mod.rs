@@ -29,9 +29,8 @@
 //!
 //! `run/` in the instance's directory has mode 0700 and is the agent's user's,
 //! so a workload with a user of its own can neither reach the socket nor change
-//! the state. A workload that runs as the agent's user can end its supervisor;
-//! then the run is over: what is left of it is killed, and nobody knows how it
-//! ended.
+//! the state. A workload that runs as the agent's user can end its supervisor. Then the
+//! run is over: its remaining processes are killed, and its exit code is unknown.
 //!
 //! # States
 //!
@@ -44,26 +43,27 @@
 //! A supervisor ends once the run is `ended` or `failed`, which closes all of its
 //! connections. The state stays in `run/state` until the next run.
 //!
-//! # What is said
+//! # The protocol
 //!
 //! The order, once, comes by the supervisor's standard input (`order`). From
 //! then on there are lines, there and on each connection to `run/socket`:
 //!
 //! | agent | supervisor |
 //! |---|---|
-//! | `go` | lets the program run, where it is held |
+//! | `go` | lets a held program run |
 //! | `term` | SIGTERM to the run's group and to all that left it |
 //! | `kill` | SIGKILL to all of it |
 //! | anything else, as `state` | |
 //!
 //! Each line is answered by the state, as one line (`state` has its form), and
-//! every connection is told of a new state. An agent says at most 64 bytes in a
-//! line, a supervisor 512. What either does not know it passes over, since an
-//! older supervisor may meet a newer agent.
+//! every connection is told of a new state. A line of an agent has at most 64 bytes, a
+//! line of a supervisor 512. Both ignore words that they do not know, because an older
+//! supervisor may meet a newer agent.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `serve` | the supervisor |
+//! | `connection` | the agent's connection to a supervisor |
 //! | `enter` | the process that becomes the program |
 //! | `order` | what is to be run |
 //! | `state` | what became of it |
@@ -79,6 +79,7 @@
 )]
 
 mod cgroup;
+mod connection;
 mod enter;
 mod logs;
 mod measure;
@@ -90,9 +91,8 @@ mod watch;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, OsStr, OsString};
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -101,12 +101,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use log::{info, warn};
-use rustix::fs::{FileType, Gid, Mode, OFlags, Uid, fstat, openat};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::fs::{Gid, Uid};
 use rustix::process::{Resource, Signal, getrlimit};
 use uuid::Uuid;
 
 use self::cgroup::Cgroups;
+pub(super) use self::connection::connect_to;
+use self::connection::{answer, ask, reach, run_of};
 pub(super) use self::enter::find_program;
 use self::measure::Sample;
 use self::order::Order;
@@ -114,28 +115,28 @@ pub(in crate::agent) use self::procfs::boot_id;
 use self::procfs::{Life, Tree};
 use self::state::State;
 use self::watch::Watch;
-use super::{Commit, EndSink, Ended, Exit, Found, Handle, LaunchError, LaunchFault, Place, Running, User};
+use super::{
+    Commit, EndSink, Ended, Exit, Found, InstanceDir, LaunchError, LaunchFault, RunId, Running, User,
+};
 use ssntp_transport::descriptors;
 
 /// The subcommand that makes this program a supervisor.
 const SUPERVISE: &str = "supervise-instance";
-/// What stands in place of a directory where it is to become the program.
+/// Replaces the directory in the arguments of the process that becomes the program.
 const ENTER: &str = "--enter";
-/// What a supervisor is called in lists of processes.
+/// The name of a supervisor in lists of processes.
 const NAME: &CStr = c"ssntp-instance";
 /// The directory of a run, in the instance's.
 const RUN: &str = "run";
 const SOCKET: &str = "socket";
-/// What an instance writes, in its directory.
+/// The logs of an instance, in its directory.
 const LOGS: [&str; 2] = ["stdout.log", "stderr.log"];
-/// The most of one log, in MB, where nothing else is said.
+/// The default for the most of one log, in MB.
 pub(super) const DEFAULT_LOG_MB: u32 = 16;
 /// How long a supervisor may take to be ready, and then to run the program.
 const FIRST_STEPS: Duration = Duration::from_secs(10);
-/// How long it may take for any other answer.
-const ANSWER: Duration = Duration::from_secs(2);
-/// How long what a supervisor left, because it was killed itself, is killed
-/// before the end of its run is told anyway: a process may hang in the kernel.
+/// How long the remaining processes of a killed supervisor are killed again before the
+/// end of the run is told anyway: a process may hang in the kernel.
 const LEFTOVERS: Duration = Duration::from_secs(2);
 const MB: u64 = 1024 * 1024;
 
@@ -186,6 +187,7 @@ fn started_again(program: &Path, what: &OsStr) -> Command {
     let mut command = Command::new(program);
     command.arg0(OsStr::from_bytes(NAME.to_bytes()));
     command.args([SUPERVISE.as_ref(), what]);
+    // A supervisor must not keep the agent's directory or secrets of its environment.
     command.env_clear().current_dir("/");
     command
 }
@@ -213,13 +215,13 @@ pub enum Confinement {
 /// A program to run as an instance.
 #[derive(Debug)]
 pub(super) struct Program<'a> {
-    pub(super) place: &'a Place,
+    pub(super) place: &'a InstanceDir,
     /// Its name, looked for in the `PATH` of `env`, or its file.
     pub(super) program: &'a OsStr,
     pub(super) arguments: Vec<OsString>,
     pub(super) env: BTreeMap<OsString, OsString>,
     pub(super) dir: &'a Path,
-    /// Who runs it, where not the agent's own user.
+    /// The user that runs it; `None` for the agent's own user.
     pub(super) user: Option<User>,
     /// 0: no limit.
     pub(super) mem_mb: i64,
@@ -229,7 +231,7 @@ pub(super) struct Program<'a> {
     pub(super) pids: u32,
     /// A further group that it is in.
     pub(super) group: Option<u32>,
-    /// What its directory has to be in, where that is not open.
+    /// The directories that its own has to be in; `None` for any.
     pub(super) within: Option<Vec<PathBuf>>,
     /// The most of each log.
     pub(super) log_mb: u32,
@@ -288,11 +290,7 @@ impl Supervisors {
     }
 
     /// Launches a program; see the module's picture.
-    pub(super) fn launch(
-        &self,
-        program: Program<'_>,
-        commit: &mut Commit<'_>,
-    ) -> Result<Handle, LaunchError> {
+    pub(super) fn launch(&self, program: Program<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
         let place = program.place.dir().as_os_str();
         let mut command = match &self.program {
             Some(program) => started_again(program, place),
@@ -303,6 +301,7 @@ impl Supervisors {
                 ));
             }
         };
+        // From here on every error drops `starting`, which kills what has been started.
         let mut starting = Starting {
             cgroups: Some(&self.inner.cgroups),
             instance: program.place.instance(),
@@ -318,32 +317,34 @@ impl Supervisors {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let child = command.spawn();
-        // The other end is only the supervisor's.
+        // The supervisor alone may hold the other end, so that its end is noticed.
         drop(command);
         let child = child.map_err(failed)?;
-        // Until it was waited for it is there, whatever it does.
+        // It stays in the process table until it is waited for, so it can be looked up.
         let stat = procfs::stat(i32::try_from(child.id()).unwrap_or_default());
         let handle = stat
             .as_ref()
-            .map_or_else(|_| Handle::default(), |stat| self.handle(stat));
+            .map_or_else(|_| RunId::default(), |stat| self.handle(stat));
         starting.run = Some((child, handle.clone()));
         stat.map_err(failed)?;
-        // Where it has ended instead of reading, it has said why.
+        // A supervisor that ended instead of reading the order has said why.
         let sent = order.write(&stream);
-        match (told(&stream), sent) {
+        match (answer(&stream), sent) {
             (Ok(State::Held), Ok(())) => {}
             (Ok(State::Failed(error)), _) => return Err(error),
             (Ok(_), _) => return Err(failed(io::ErrorKind::InvalidData.into())),
             (Err(e), _) => return Err(failed(e)),
         }
         commit(&handle).map_err(|e| LaunchError::io("its state cannot be saved", &e))?;
+        // The handle is on disk, so the program may run.
         stream.write_all(b"go\n").map_err(failed)?;
-        // One that ended already has said `running` before.
-        match told(&stream).map_err(failed)? {
+        // A run that has ended already has said `running` before.
+        match answer(&stream).map_err(failed)? {
             State::Failed(error) => return Err(error),
             State::Held => return Err(failed(io::ErrorKind::InvalidData.into())),
             State::Running { .. } | State::Ended(_) => {}
         }
+        // The first STATS then have a CPU usage, since the beginning of the run.
         lock(&self.inner.samples).insert(starting.instance, Sample::first(&handle));
         starting.cgroups = None;
         if let Some((child, _)) = starting.run.take() {
@@ -369,7 +370,7 @@ impl Supervisors {
                 .within
                 .map(|dirs| dirs.into_iter().map(Into::into).collect()),
             data: Some(bytes).filter(|bytes| *bytes > 0),
-            // Of a user that runs other things, too, these would count.
+            // For a user that runs other programs too, their processes would count.
             processes: program
                 .user
                 .filter(|user| user.alone)
@@ -394,8 +395,8 @@ impl Supervisors {
         Ok(order)
     }
 
-    /// Ends a run that was launched and is not watched, and takes notice of
-    /// its end: it counts as never started.
+    /// Ends a run that was launched and is not watched, and waits for its end: the run
+    /// counts as never started.
     pub(super) fn abandon(&self, running: &Running) {
         if let Err(e) = self.kill(running) {
             warn!("instance {}: {e}", running.place.instance());
@@ -449,8 +450,8 @@ impl Supervisors {
         }
     }
 
-    /// Ends all of the run: without its supervisor, where that does not
-    /// answer.
+    /// Ends all processes of the run. If its supervisor does not answer, the agent kills
+    /// them itself.
     pub(super) fn kill(&self, running: &Running) -> io::Result<()> {
         if ask(running, "kill\n").is_ok() {
             return Ok(());
@@ -460,12 +461,12 @@ impl Supervisors {
         Ok(())
     }
 
-    /// What became of a run that a former agent launched. Where the system
-    /// doesn't say whether it lives, whoever watches it will see.
+    /// What became of a run that a former agent launched. If the system does not say whether
+    /// it lives, it counts as running, and the watch finds out.
     pub(super) fn find(&self, running: &Running) -> Found {
         let same_boot = running.handle.boot_id == self.inner.boot_id;
         let state = run_of(&running.place).ok().and_then(State::read);
-        // It says so with its last breath.
+        // A supervisor writes its last state just before it ends.
         let is_over = matches!(state, Some(State::Ended(_) | State::Failed(_)));
         if same_boot && !is_over && life(&running.handle) != Life::Dead {
             return Found::Running;
@@ -482,7 +483,7 @@ impl Supervisors {
     }
 
     /// The supervisor that listens in an instance's directory, if one does.
-    pub(super) fn find_unrecorded(&self, place: &Place) -> Option<Handle> {
+    pub(super) fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId> {
         let stream = connect_to(run_of(place).ok()?, SOCKET).ok()?;
         let supervisor = rustix::net::sockopt::socket_peercred(&stream).ok()?.pid;
         let stat = procfs::stat(supervisor.as_raw_nonzero().get()).ok()?;
@@ -496,8 +497,8 @@ impl Supervisors {
         self.inner.cgroups.remove(instance);
     }
 
-    fn handle(&self, stat: &procfs::Stat) -> Handle {
-        Handle {
+    fn handle(&self, stat: &procfs::Stat) -> RunId {
+        RunId {
             pid: stat.pid,
             start_time: stat.start_time,
             boot_id: self.inner.boot_id.clone(),
@@ -505,9 +506,9 @@ impl Supervisors {
     }
 }
 
-/// Kills all that comes from a supervisor, and then itself: without it, nobody
-/// would know what that was.
-fn kill_tree(supervisor: &Handle) {
+/// Kills all processes below a supervisor, and then the supervisor: without it, its
+/// descendants could not be found any more.
+fn kill_tree(supervisor: &RunId) {
     let all = procfs::all();
     if let Some(root) = all.iter().find(|stat| is_of(stat, supervisor)) {
         for stat in Tree::new(&all).descendants(root.pid) {
@@ -517,9 +518,9 @@ fn kill_tree(supervisor: &Handle) {
     }
 }
 
-/// Kills what is left of a run whose supervisor has ended: there is something
-/// only where that was killed. Whether there was anything.
-fn kill_leftovers(cgroups: &Cgroups, instance: Uuid, supervisor: &Handle) -> bool {
+/// Kills the remaining processes of a run whose supervisor has ended; there are some only
+/// if the supervisor was killed. Returns whether there were any.
+fn kill_leftovers(cgroups: &Cgroups, instance: Uuid, supervisor: &RunId) -> bool {
     let all = procfs::all();
     let grouped = cgroups.pids(instance);
     // While one of its processes lives, a session's number names no other
@@ -536,13 +537,13 @@ fn kill_leftovers(cgroups: &Cgroups, instance: Uuid, supervisor: &Handle) -> boo
     !left.is_empty()
 }
 
-/// A supervisor whose run is not let go, or not known to be. Dropped, it is
-/// killed, and its run with it.
+/// A supervisor that was started, until its program is known to run. Dropped before that,
+/// it is killed with its run.
 struct Starting<'a> {
     /// `None` once it runs.
     cgroups: Option<&'a Cgroups>,
     instance: Uuid,
-    run: Option<(Child, Handle)>,
+    run: Option<(Child, RunId)>,
 }
 
 impl Drop for Starting<'_> {
@@ -560,86 +561,24 @@ impl Drop for Starting<'_> {
 }
 
 /// Whether a supervisor still runs.
-pub(super) fn is_alive(handle: &Handle) -> bool {
+pub(super) fn is_alive(handle: &RunId) -> bool {
     life(handle) != Life::Dead
 }
 
-fn life(handle: &Handle) -> Life {
+fn life(handle: &RunId) -> Life {
     procfs::life(handle.pid, handle.start_time)
 }
 
-fn is_of(stat: &procfs::Stat, handle: &Handle) -> bool {
+fn is_of(stat: &procfs::Stat, handle: &RunId) -> bool {
     stat.pid == handle.pid && stat.start_time == handle.start_time
 }
 
-/// What its supervisor wrote.
-fn exit_of(place: &Place) -> Exit {
+/// The end of its last run, as its supervisor wrote it.
+fn exit_of(place: &InstanceDir) -> Exit {
     match run_of(place).ok().and_then(State::read) {
         Some(State::Ended(exit)) => exit,
         _ => Exit::default(),
     }
-}
-
-fn run_of(place: &Place) -> io::Result<OwnedFd> {
-    let place = File::open(place.dir())?;
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(openat(place, RUN, flags, Mode::empty())?)
-}
-
-/// A connection to a run's supervisor, and to no later one's.
-fn reach(running: &Running) -> io::Result<UnixStream> {
-    let stream = connect_to(run_of(&running.place)?, SOCKET)?;
-    let peer = rustix::net::sockopt::socket_peercred(&stream)?.pid;
-    match peer.as_raw_nonzero().get() == running.handle.pid {
-        true => Ok(stream),
-        false => Err(io::Error::new(
-            io::ErrorKind::NotFound,
-            "another run has its place",
-        )),
-    }
-}
-
-/// Says one line to a run's supervisor, and waits until it was heard.
-fn ask(running: &Running, line: &str) -> io::Result<()> {
-    let mut stream = reach(running)?;
-    stream.set_read_timeout(Some(ANSWER))?;
-    stream.set_write_timeout(Some(ANSWER))?;
-    stream.write_all(line.as_bytes())?;
-    told(&stream).map(drop)
-}
-
-/// The next line of a supervisor. What may follow it is lost.
-fn told(stream: &UnixStream) -> io::Result<State> {
-    let mut line = String::new();
-    BufReader::new(stream)
-        .take(state::LINE as u64)
-        .read_line(&mut line)?;
-    if line.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended"));
-    }
-    State::parse(&line).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it says what is not known"))
-}
-
-/// Connects to a socket in a directory, and not through a link: who may write
-/// there could lead elsewhere. Does not wait.
-pub(super) fn connect_to(dir: impl AsFd, name: &str) -> io::Result<UnixStream> {
-    let found = openat(
-        dir,
-        name,
-        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
-    if FileType::from_raw_mode(fstat(&found)?.st_mode) != FileType::Socket {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no socket"));
-    }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
-    // Where others wait already, this fails at once, and doesn't wait.
-    connect(&socket, &SocketAddrUnix::new(path)?)?;
-    let stream = UnixStream::from(socket);
-    stream.set_nonblocking(false)?;
-    Ok(stream)
 }
 
 fn user_of(user: User) -> (Uid, Gid) {

@@ -10,12 +10,12 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_s
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stat {
     pub(super) pid: i32,
-    /// The process that hears of its end.
+    /// Its parent process.
     pub(super) parent: i32,
     /// Its process group.
     pub(super) group: i32,
     pub(super) session: i32,
-    /// It has ended, and nobody has taken notice yet.
+    /// It has ended, and its parent has not waited for it yet.
     pub(super) zombie: bool,
     /// CPU time of it and of the children it has waited for, in ticks.
     pub(super) cpu_ticks: u64,
@@ -30,7 +30,7 @@ pub(super) struct Stat {
 pub(super) enum Life {
     Alive,
     Dead,
-    /// The system doesn't say: there is no descriptor to be had, for one.
+    /// Unknown: the system did not answer, for example because no descriptor is left.
     Unknown,
 }
 
@@ -59,7 +59,7 @@ pub(super) fn all() -> Vec<Stat> {
     pids.filter_map(|pid| stat(pid).ok()).collect()
 }
 
-/// Who comes from whom.
+/// Processes by their parent.
 #[derive(Debug)]
 pub(super) struct Tree<'a> {
     children: HashMap<i32, Vec<&'a Stat>>,
@@ -76,8 +76,7 @@ impl<'a> Tree<'a> {
         Self { children, processes }
     }
 
-    /// What comes from a process, however far: all of it, where that process
-    /// adopts orphans.
+    /// All descendants of a process. None is missing if the process adopts orphans.
     pub(super) fn descendants(&self, of: i32) -> Vec<&'a Stat> {
         let of_one = |pid| self.children.get(&pid).into_iter().flatten().copied();
         let mut found: Vec<&Stat> = of_one(of).collect();

@@ -36,18 +36,17 @@ use super::state::{State, StateFile};
 use super::{ENTER, LOGS, NAME, RUN, SOCKET, again, cgroup, user_of};
 use crate::agent::driver::{Exit, LaunchError};
 
-/// How many agents may be connected. There is one at a time, and moments in
-/// which the end of the former one has not been noticed yet; beyond that, the
-/// longest connected is let go.
+/// How many agents may be connected. There is one at a time, and for a moment a former one
+/// whose end was not noticed yet. With more, the oldest connection is closed.
 const AGENTS: usize = 4;
 /// The longest that an agent says in one line.
 const MAX_COMMAND: usize = 64;
-/// How long what is left of a run is killed before its end is told anyway: a
-/// process may hang in the kernel. Nobody finds the rest once this process is
-/// gone, so one that multiplies is given no quick way out.
+/// How long the remaining processes of a run are killed before its end is told anyway: a
+/// process may hang in the kernel. They can't be found once this process has ended, so
+/// the time is long enough for a run that forks all the time.
 const LEFTOVERS: Duration = Duration::from_secs(10);
-/// How often it is looked for at first; each further time is half as often, down to
-/// three times a second.
+/// The first pause between two kills, in nanoseconds. Each pause is twice the one before,
+/// up to a third of a second.
 const LOOK_AGAIN: i64 = 10_000_000;
 const MAX_DOUBLINGS: u32 = 5;
 
@@ -83,15 +82,15 @@ struct Supervisor {
     state: State,
     /// A byte for each signal that came.
     signals: UnixStream,
-    /// Somebody wants this process to end: for its run's sake it asks that.
+    /// A signal asked this process to end. It then asks its run to end, and stays.
     asked_to_end: Arc<AtomicBool>,
     logs: Vec<Log>,
     outputs: Vec<Output>,
     agents: Vec<Agent>,
-    /// The run's first process, until it was waited for: so its number, and
-    /// that of its group, are nobody else's.
+    /// The run's first process, until it was waited for. Until then no other process can
+    /// have its number or its group's.
     leader: Option<Pid>,
-    /// Where the process that is to become the program says why it doesn't.
+    /// The process that becomes the program reports here why it can't.
     entering: Option<UnixStream>,
     complaint: Vec<u8>,
     killed_for_memory: u64,
@@ -105,11 +104,11 @@ struct Agent {
 }
 
 impl Supervisor {
-    /// All that can fail before anything runs.
+    /// Does everything that can fail before the program runs.
     fn prepare(agent: &UnixStream) -> Result<Self, LaunchError> {
         let system = |what: &'static str| move |e: rustix::io::Errno| LaunchError::io(what, &e.into());
         let order = Order::read(agent).map_err(|e| LaunchError::io("its order", &e))?;
-        // It has no terminal, and no signal for the agent's group is for it.
+        // A session of its own: signals for the agent's group or terminal do not reach it.
         setsid().map_err(system("a session"))?;
         set_child_subreaper(Some(getpid())).map_err(system("adopting orphans"))?;
         set_no_new_privs(true).map_err(system("no_new_privs"))?;
@@ -178,6 +177,7 @@ impl Supervisor {
             .map_err(|e| LaunchError::io("its state", &e))?;
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let mut ends = Vec::new();
+        // Pipes instead of files, because only the supervisor can bound their length.
         for log in self.logs.drain(..) {
             let (reader, writer) = io::pipe().map_err(failed)?;
             ioctl_fionbio(&reader, true).map_err(|e| failed(e.into()))?;
@@ -205,7 +205,7 @@ impl Supervisor {
         // The rest of it may be large.
         self.order.arguments = Vec::new();
         self.order.env.clear();
-        // Nothing may fail any more, for the run would be nobody's.
+        // From here on no error may end this process, or the run would be left alone.
         let _ = ours.set_nonblocking(true);
         self.entering = Some(ours);
         Ok(())
@@ -233,6 +233,8 @@ impl Supervisor {
                 looks = MAX_DOUBLINGS.min(looks + 1);
             }
             self.wait(pause);
+            // Output is taken before agents are answered: an agent that hears of the end finds
+            // all of it in the logs.
             self.enter();
             for output in &mut self.outputs {
                 output.take();
@@ -318,6 +320,7 @@ impl Supervisor {
     /// Asks all of the run to end: its group at one stroke, and what left it.
     fn terminate(&self) {
         let Some(leader) = self.leader else { return };
+        // The group first, because a signal to a group misses no process that forks meanwhile.
         let _ = kill_process_group(leader, Signal::TERM);
         let group = leader.as_raw_nonzero().get();
         self.signal(Signal::TERM, |stat| stat.group != group);
@@ -339,12 +342,12 @@ impl Supervisor {
     fn finish(&mut self, state: State) {
         self.close();
         self.state = state;
-        // Where that fails, those who are connected know.
+        // If that fails, connected agents are still told.
         let _ = self.file.write(&self.state);
         self.tell();
     }
 
-    /// Nobody finds this supervisor any more.
+    /// Removes the socket, so that no agent finds this supervisor any more.
     fn close(&self) {
         let _ = unlinkat(&self.run, SOCKET, AtFlags::empty());
     }
@@ -372,8 +375,8 @@ impl Supervisor {
         self.agents = agents;
     }
 
-    /// Does what an agent says, and answers each line with the state; whether
-    /// it is still there. Words that are not known here are answered, too.
+    /// Obeys an agent's lines and answers each with the state, also an unknown one. Returns
+    /// whether the agent is still connected.
     fn listen_to(&self, agent: &mut Agent) -> bool {
         let mut piece = [0; MAX_COMMAND];
         match agent.stream.read(&mut piece) {
@@ -397,7 +400,7 @@ impl Supervisor {
 }
 
 impl Agent {
-    /// Whether it takes the line. One that doesn't has not read for long.
+    /// Whether the agent takes the line. An agent whose buffer is full has stopped reading.
     fn say(&mut self, line: &str) -> bool {
         self.stream
             .write(line.as_bytes())
@@ -426,8 +429,8 @@ fn kills(order: &Order) -> u64 {
     file.and_then(cgroup::kills).unwrap_or(0)
 }
 
-/// The instance's directory, and in it that of its run, which nobody else may
-/// enter.
+/// Opens the instance's directory, and in it the directory of the run, which only the
+/// agent's user may enter.
 fn run_directory(place: &Path) -> io::Result<(Arc<OwnedFd>, OwnedFd)> {
     let place: OwnedFd = File::open(place)?.into();
     match mkdirat(&place, RUN, Mode::RWXU) {

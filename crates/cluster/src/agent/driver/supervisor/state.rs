@@ -1,4 +1,4 @@
-//! What a supervisor says of its run: one line, on its socket and in its file.
+//! The state of a run: one line, on the supervisor's socket and in its file.
 //!
 //! ```text
 //! held version=1
@@ -7,10 +7,9 @@
 //! failed version=1 fault=launch why=/opt/tool: Permission denied (os error 13)
 //! ```
 //!
-//! Times are milliseconds since 1970. Words that a reader does not know are
-//! passed over, and so are keys; a line without a first word that it knows
-//! tells it nothing. So an agent and a supervisor of different versions
-//! understand what both of them know.
+//! Times are milliseconds since 1970. A reader ignores keys that it does not know, and a
+//! line whose first word it does not know. So an agent and a supervisor of different
+//! versions understand each other as far as both know the words.
 //!
 //! The file is made while the run is held, at its full length, and written in
 //! place from then on: on a full disk, too, the end can be written down.
@@ -25,11 +24,11 @@ use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
 
 use super::super::{Exit, LaunchError, LaunchFault};
 
-/// Of the lines and of what an agent says.
+/// The version of this format.
 const VERSION: u32 = 1;
 /// The length of the file, and the longest line.
 pub(super) const LINE: usize = 512;
-/// The most of a story of why a run failed.
+/// The longest explanation of a failed run.
 const MAX_WHY: usize = 400;
 /// The file's name in the run's directory.
 const FILE: &str = "state";
@@ -83,7 +82,7 @@ impl State {
     /// Reads a line, with or without what follows it.
     pub(super) fn parse(line: &str) -> Option<Self> {
         let line = line.lines().next()?.trim_end();
-        // The story is the rest of the line, whatever it holds.
+        // The explanation is the rest of the line and may contain anything.
         let (line, why) = line.split_once(" why=").unwrap_or((line, ""));
         let mut words = line.split(' ');
         let word = words.next()?;
@@ -115,9 +114,8 @@ impl State {
         }
     }
 
-    /// What the file in a run's directory says. Whoever may write there could
-    /// have put anything in its place, so no more of it is read than a line,
-    /// and only of a file.
+    /// Reads the file in a run's directory. A user who can write there could have put
+    /// anything in its place, so only a regular file is read, and no more than a line.
     pub(super) fn read(run: impl AsFd) -> Option<Self> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(openat(run, FILE, flags, Mode::empty()).ok()?);
@@ -137,7 +135,7 @@ pub(super) struct StateFile(File);
 impl StateFile {
     /// Makes it anew.
     pub(super) fn create(run: impl AsFd, state: &State) -> io::Result<Self> {
-        // What is there is a former run's, or nobody's.
+        // A file that is there belongs to a former run.
         let _ = unlinkat(&run, FILE, AtFlags::empty());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = Self(openat(run, FILE, flags, Mode::RUSR | Mode::WUSR)?.into());
@@ -147,6 +145,7 @@ impl StateFile {
 
     pub(super) fn write(&self, state: &State) -> io::Result<()> {
         let mut line = state.line().into_bytes();
+        // Always the full length, so that writing it again needs no space on the disk.
         line.resize(LINE - 1, b' ');
         line.push(b'\n');
         self.0.write_all_at(&line, 0)

@@ -1,8 +1,8 @@
-//! One thread of the agent that notices which runs ended, whoever launched
-//! them.
+//! One thread of the agent that notices the ends of runs, also of runs that a former agent
+//! launched.
 //!
-//! Each run is a connection to its supervisor, which is closed when that ends.
-//! Where there is none to be had, the supervisor is looked for in `/proc`.
+//! Each run has a connection to its supervisor, which is closed when the supervisor ends.
+//! If the connection can't be made, the supervisor is looked for in `/proc`.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,8 +19,8 @@ use super::procfs::Life;
 use super::{UnixStream, life, reach};
 use ssntp_transport::threads;
 
-/// How often a run without a connection is looked for; the first times that
-/// is because it is just ending.
+/// How often a run without a connection is looked for. It is looked for more often at
+/// first, because most of these runs are just ending.
 const LOOK_AROUND: Timespec = millis(250);
 const LOOK_AGAIN: Timespec = millis(10);
 const FIRST_LOOKS: u32 = 50;
@@ -32,8 +32,7 @@ const fn millis(millis: i64) -> Timespec {
     }
 }
 
-/// What is done when a run has ended: called again shortly afterwards until it
-/// says that it is done.
+/// Is called when a run has ended, and again shortly afterwards until it returns `true`.
 pub(super) type OnEnd = Box<dyn FnMut() -> bool + Send>;
 
 /// The thread. Dropping this ends and joins it, and leaves the runs alone.
@@ -59,7 +58,7 @@ impl std::fmt::Debug for Inbox {
 struct Watched {
     running: Running,
     stream: Option<UnixStream>,
-    /// The supervisor, where it is our own child, who has to be waited for.
+    /// The supervisor, if it is our own child and has to be waited for.
     child: Option<Child>,
     on_end: OnEnd,
     /// How often it was looked for since there is no connection.
@@ -114,7 +113,8 @@ impl Drop for Watch {
 
 impl Inbox {
     fn wake(&self) {
-        // Full is as good as written.
+        // If the eventfd's counter is full, a wake-up is already pending, so a failed write
+        // loses nothing.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
@@ -156,6 +156,7 @@ impl Inbox {
                 return;
             }
         }
+        // Copied, because `fds` borrows the streams that are read next.
         let ready: Vec<bool> = fds.iter().skip(1).map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
@@ -186,7 +187,7 @@ impl Watched {
         if let Some(Ok(Some(_))) = waited {
             self.child = None;
         }
-        // Where the system doesn't say, it is looked for again.
+        // If the system does not say whether it lives, it is looked for again.
         if life(&self.running.handle) == Life::Dead {
             return !(self.on_end)();
         }

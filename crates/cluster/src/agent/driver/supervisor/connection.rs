@@ -1,0 +1,87 @@
+//! The agent's connection to a supervisor.
+
+#![expect(
+    clippy::disallowed_types,
+    reason = "the sockets of supervisors, with time limits of their own"
+)]
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::fs::{FileType, Mode, OFlags, fstat, openat};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use super::state::{self, State};
+use super::{RUN, SOCKET};
+use crate::agent::driver::{InstanceDir, Running};
+
+/// How long a supervisor may take for an answer.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// Opens the directory of an instance's last run.
+pub(super) fn run_of(place: &InstanceDir) -> io::Result<OwnedFd> {
+    let place = File::open(place.dir())?;
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(openat(place, RUN, flags, Mode::empty())?)
+}
+
+/// A connection to a run's supervisor, and to no later one's.
+pub(super) fn reach(running: &Running) -> io::Result<UnixStream> {
+    let stream = connect_to(run_of(&running.place)?, SOCKET)?;
+    // The path is the same for all runs, so the process decides which run answers.
+    let peer = rustix::net::sockopt::socket_peercred(&stream)?.pid;
+    match peer.as_raw_nonzero().get() == running.handle.pid {
+        true => Ok(stream),
+        false => Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            "another run has its place",
+        )),
+    }
+}
+
+/// Sends one line to a run's supervisor, and waits for the answer.
+pub(super) fn ask(running: &Running, line: &str) -> io::Result<()> {
+    let mut stream = reach(running)?;
+    stream.set_read_timeout(Some(ANSWER))?;
+    stream.set_write_timeout(Some(ANSWER))?;
+    stream.write_all(line.as_bytes())?;
+    answer(&stream).map(drop)
+}
+
+/// The next line of a supervisor. Bytes that follow it are lost, which is harmless: a
+/// connection asks one question.
+pub(super) fn answer(stream: &UnixStream) -> io::Result<State> {
+    let mut line = String::new();
+    BufReader::new(stream)
+        .take(state::LINE as u64)
+        .read_line(&mut line)?;
+    if line.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended"));
+    }
+    State::parse(&line).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it says what is not known"))
+}
+
+/// Connects to a socket in a directory, and not through a link, which a user who can
+/// write there could have made. Does not wait.
+pub(in super::super) fn connect_to(dir: impl AsFd, name: &str) -> io::Result<UnixStream> {
+    let found = openat(
+        dir,
+        name,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    if FileType::from_raw_mode(fstat(&found)?.st_mode) != FileType::Socket {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no socket"));
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    // If the backlog is full, this fails at once and does not wait.
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}

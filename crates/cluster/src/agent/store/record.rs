@@ -1,0 +1,158 @@
+//! The records of an instance and of the node.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::agent::driver::{Exit, RunId};
+use ssntp::payload::{NextState, StartPayload};
+
+/// The record of an instance.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Record {
+    /// The driver that runs it.
+    pub(crate) driver: String,
+    pub(crate) phase: RecordPhase,
+    pub(crate) pid: i32,
+    pub(crate) start_time: u64,
+    pub(crate) boot_id: String,
+    /// Whether its run is, or was, the first.
+    pub(crate) first_run: bool,
+    /// The exit code of its last run; -1 unknown.
+    pub(crate) exit_code: i32,
+    /// The signal that ended it; 0 none.
+    pub(crate) exit_signal: i32,
+    pub(crate) out_of_memory: bool,
+    /// When that run began and ended, in milliseconds since 1970; 0 unknown.
+    pub(crate) started: u64,
+    pub(crate) ended: u64,
+    /// Why its node ended it, or could not start it again: a line for people.
+    pub(crate) detail: String,
+    /// How often its node has started it again by itself, in all and since it last
+    /// ran for long.
+    pub(crate) restarts: u32,
+    pub(crate) restarts_in_row: u32,
+    /// It has ended, and its restart policy is to start it again.
+    pub(crate) restart_due: bool,
+    /// What a command wants once it has ended.
+    pub(crate) after: RecordAfter,
+}
+
+/// How far an instance had come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RecordPhase {
+    /// It was being launched, and did not run yet.
+    #[default]
+    Starting,
+    /// It ran.
+    Running,
+    /// It had stopped.
+    Stopped,
+}
+
+/// What a command wants of an instance that is to end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RecordAfter {
+    /// Nothing was asked.
+    #[default]
+    Nothing,
+    /// Stop and keep.
+    Keep,
+    /// Stop, keep, and say InstanceStopped.
+    Evacuate,
+    /// Remove, and say InstanceDeleted.
+    Delete,
+    /// Remove, and say InstanceStopped.
+    Release,
+    /// Remove, since it was kept long enough, and say InstanceDeleted.
+    Retire,
+}
+
+impl Record {
+    /// Whether it tells of the run that a START made.
+    pub(crate) fn is_first_run(&self) -> bool {
+        self.first_run && self.phase == RecordPhase::Running
+    }
+
+    /// The run that was under way when it was written.
+    pub(crate) fn handle(&self) -> Option<RunId> {
+        (self.phase == RecordPhase::Running).then(|| RunId {
+            pid: self.pid,
+            start_time: self.start_time,
+            boot_id: self.boot_id.clone(),
+        })
+    }
+
+    /// The same instance, running; the worker that starts it sets `started`.
+    pub(crate) fn running(&self, handle: &RunId) -> Self {
+        Self {
+            driver: self.driver.clone(),
+            phase: RecordPhase::Running,
+            pid: handle.pid,
+            start_time: handle.start_time,
+            boot_id: handle.boot_id.clone(),
+            first_run: self.phase == RecordPhase::Starting,
+            exit_code: -1,
+            started: self.started,
+            restarts: self.restarts,
+            restarts_in_row: self.restarts_in_row,
+            ..Self::default()
+        }
+    }
+
+    /// The same instance, stopped.
+    pub(crate) fn stopped(&self, exit: Exit) -> Self {
+        Self {
+            driver: self.driver.clone(),
+            phase: RecordPhase::Stopped,
+            exit_code: exit.code.unwrap_or(-1),
+            exit_signal: exit.signal.unwrap_or(0),
+            out_of_memory: exit.out_of_memory,
+            started: exit.started.map_or(self.started, millis),
+            ended: exit.ended.map_or(0, millis),
+            detail: self.detail.clone(),
+            restarts: self.restarts,
+            restarts_in_row: self.restarts_in_row,
+            after: self.after,
+            ..Self::default()
+        }
+    }
+}
+
+/// A time as a record has it.
+pub(crate) fn millis(at: SystemTime) -> u64 {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The record of the whole node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct NodeRecord {
+    /// It is being evacuated, or was.
+    pub(crate) maintenance: bool,
+    /// What comes once it is evacuated.
+    pub(crate) next_state: NextState,
+    /// It was taken out of service on the node itself.
+    pub(crate) offline: bool,
+}
+
+/// An instance as it was found on disk.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) instance: Uuid,
+    /// `None` if it can't be read; a copy was set aside.
+    pub(crate) record: Option<Record>,
+    /// `None` if it can't be read; a copy was set aside.
+    pub(crate) start: Option<Box<StartPayload>>,
+    pub(crate) volumes: BTreeSet<Uuid>,
+    /// Its last run was in another boot.
+    pub(crate) rebooted: bool,
+    /// How old its record is.
+    pub(crate) age: Duration,
+}

@@ -1,0 +1,293 @@
+//! What workers do.
+
+use std::io;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use log::warn;
+use uuid::Uuid;
+
+use super::Pool;
+use crate::agent::control::{Done, Input, Job, LaunchJob, Origin, VolumeOp, ephemeral};
+use crate::agent::driver::{
+    Driver, InstanceDir, Launch, LaunchError, LaunchFault, Measurable, RunId, Running, Usage, VolumeError,
+    VolumeFault,
+};
+use crate::agent::store::{PASS, Store, make_dirs, millis};
+use crate::agent::tree;
+use crate::machine::Facts;
+
+const MB: u64 = 1 << 20;
+
+impl Pool {
+    pub(super) fn run(&self, job: Job) {
+        match job {
+            Job::Launch(job) => self.launch(*job),
+            Job::Save { instance, record } => {
+                let saved = self.store().and_then(|store| store.save(instance, &record));
+                if let Err(e) = saved {
+                    warn!("instance {instance}: its state can't be saved: {e}");
+                }
+            }
+            Job::SaveNode(node, then) => {
+                match (self.store().and_then(|store| store.save_node(&node)), then) {
+                    (Ok(()), Some(next)) => self.done(Done::Evacuated(next)),
+                    (Ok(()), None) => {}
+                    (Err(e), None) => warn!("the node's state can't be saved: {e}"),
+                    (Err(e), Some(next)) => {
+                        warn!("the node's state can't be saved, and so {next} is not asked for: {e}");
+                    }
+                }
+            }
+            Job::Terminate(driver, running) => warn_of(&running, "asked to end", driver.terminate(&running)),
+            Job::Kill(driver, running) => warn_of(&running, "killed", driver.kill(&running)),
+            Job::Watch(driver, running) => driver.watch(&running, &self.sink),
+            Job::Remove {
+                instance,
+                driver,
+                ephemeral,
+            } => {
+                let result = self.store().and_then(|store| {
+                    if let Some(driver) = driver {
+                        driver.forget(&store.place(instance));
+                    }
+                    store.remove(instance, &ephemeral)
+                });
+                self.done(Done::Removed {
+                    instance,
+                    result: result.map_err(|e| e.to_string()),
+                });
+            }
+            Job::Volume {
+                instance,
+                driver,
+                handle,
+                op,
+            } => {
+                let result = self.volume(instance, &*driver, handle.as_ref(), op);
+                self.done(Done::Volume { instance, op, result });
+            }
+            Job::Measure(subjects) => {
+                let usages: Vec<_> = subjects.iter().flat_map(measure).collect();
+                let all = subjects
+                    .iter()
+                    .flat_map(|(driver, of_driver)| of_driver.iter().map(move |subject| (driver, subject)));
+                for ((driver, subject), (_, usage)) in all.zip(&usages) {
+                    self.limit_disk(&**driver, subject, usage);
+                }
+                let disk = self.store.as_ref().map_or("/".as_ref(), |store| store.root());
+                let facts = Facts::read(disk);
+                self.done(Done::Measured { facts, usages });
+            }
+        }
+    }
+
+    fn launch(&self, job: LaunchJob) {
+        let instance = job.instance;
+        {
+            let mut queues = self.queues();
+            // The agent may have ended between the queue and here.
+            if queues.stop {
+                job.cancel.cancel();
+            }
+            queues.launches.insert(instance, job.cancel.clone());
+        }
+        let (mut made, mut began) = (Vec::new(), 0);
+        let result = self.try_launch(&job, &mut made, &mut began);
+        self.queues().launches.remove(&instance);
+        let running = match (&result, &self.store) {
+            (Ok(handle), Some(store)) => Some(Running {
+                place: store.place(instance),
+                handle: handle.clone(),
+            }),
+            (Err(_), Some(store)) if matches!(job.origin, Origin::Start(_)) => {
+                if let Err(e) = store.remove(instance, &made) {
+                    warn!("instance {instance}: what is left of it can't be removed: {e}");
+                }
+                None
+            }
+            _ => None,
+        };
+        if result.is_ok() {
+            self.done(Done::Began { instance, began });
+        }
+        self.done(Done::Launched { instance, result });
+        // The watch begins last, so that the end is never told before the beginning.
+        if let Some(running) = running {
+            job.driver.watch(&running, &self.sink);
+        }
+    }
+
+    /// Returns the run, and its beginning in `began`. `made` lists the new volumes that are
+    /// deleted with the instance, also after an error.
+    fn try_launch(
+        &self,
+        job: &LaunchJob,
+        made: &mut Vec<Uuid>,
+        began: &mut u64,
+    ) -> Result<RunId, LaunchError> {
+        let unsaved = |e: io::Error| LaunchError::io("its state cannot be saved", &e);
+        let store = self.store().map_err(unsaved)?;
+        let place = store.place(job.instance);
+        match &job.origin {
+            Origin::Start(received) => store.create(job.instance, received, &job.record),
+            Origin::Again(Some(news)) => store.save_restart(job.instance, news),
+            Origin::Again(None) => Ok(()),
+        }
+        .map_err(unsaved)?;
+        let own = |range: &_| store.own_uid(job.instance, range);
+        let user = self.policy.user(&job.user, own)?;
+        store
+            .enclose(&place, user)
+            .map_err(|e| LaunchError::io(place.dir().display(), &e))?;
+        if matches!(job.origin, Origin::Again(_))
+            && let Some(why) = self.too_large(&place)
+        {
+            return Err(LaunchError::new(LaunchFault::Full, why));
+        }
+        let ephemeral = ephemeral(&job.payload.start);
+        for (volume, make) in &job.volumes {
+            if *make
+                && store.volume(*volume).is_some_and(|volume| !volume.path.exists())
+                && ephemeral.contains(volume)
+            {
+                made.push(*volume);
+            }
+            self.attach_at_launch(store, job, *volume, *make)?;
+        }
+        let launch = Launch {
+            place: &place,
+            payload: &job.payload,
+            user,
+            policy: &self.policy,
+            cancel: &job.cancel,
+        };
+        job.driver.launch(&launch, &mut |handle| {
+            let mut record = job.record.running(handle);
+            // The wall clock, because STATS show it to people.
+            record.started = millis(wall_clock());
+            *began = record.started;
+            store.save(job.instance, &record)
+        })
+    }
+
+    fn attach_at_launch(
+        &self,
+        store: &Store,
+        job: &LaunchJob,
+        volume: Uuid,
+        make: bool,
+    ) -> Result<(), LaunchError> {
+        let missing = || LaunchError::new(LaunchFault::Image, format!("there is no volume {volume}"));
+        let found = store.volume(volume).ok_or_else(missing)?;
+        if make {
+            make_dirs(&found.path, PASS).map_err(|e| LaunchError::io(found.path.display(), &e))?;
+        }
+        let op = VolumeOp { volume, attach: true };
+        self.volume(job.instance, &*job.driver, None, op)
+            .map_err(|e| LaunchError::new(LaunchFault::Image, e.why))
+    }
+
+    /// The link is the record of a volume, so it is made first and removed last.
+    fn volume(
+        &self,
+        instance: Uuid,
+        driver: &dyn Driver,
+        handle: Option<&RunId>,
+        op: VolumeOp,
+    ) -> Result<(), VolumeError> {
+        let failed = |why: String| VolumeError::new(VolumeFault::Failed, why);
+        let state =
+            |e: io::Error| VolumeError::new(VolumeFault::State, format!("its state can't be saved: {e}"));
+        let store = self.store().map_err(state)?;
+        let place = store.place(instance);
+        let volume = store
+            .volume(op.volume)
+            .ok_or_else(|| VolumeError::new(VolumeFault::NotSupported, "this node has no volumes"))?;
+        if op.attach {
+            if !volume.path.is_dir() {
+                return Err(failed(format!("there is no volume {}", volume.path.display())));
+            }
+            store.link(&place, &volume).map_err(state)?;
+            let lent = store.lend(&place, &volume);
+            let lent = lent.map_err(|e| failed(format!("{}: {e}", volume.path.display())));
+            // The link is removed again on failure, or the volume would count as attached.
+            let attached = lent.and_then(|()| driver.attach(&place, handle, &volume));
+            attached.inspect_err(|_| {
+                if let Err(e) = store.unlink(&place, op.volume) {
+                    warn!("instance {instance}: volume {}: {e}", op.volume);
+                }
+            })
+        } else {
+            driver.detach(&place, handle, &volume)?;
+            store.unlink(&place, op.volume).map_err(state)
+        }
+    }
+
+    /// Kills an instance that has more in its directory than it may.
+    fn limit_disk(&self, driver: &dyn Driver, subject: &Measurable, usage: &Usage) {
+        let (Some(most), Some(handle)) = (self.policy.disk_mb, &subject.handle) else {
+            return;
+        };
+        // The usage counts all its directories; only `work` counts for the limit.
+        if (0..=i64::from(most)).contains(&usage.disk_mb) {
+            return;
+        }
+        let Some(why) = self.too_large(&subject.place) else {
+            return;
+        };
+        let running = Running {
+            place: subject.place.clone(),
+            handle: handle.clone(),
+        };
+        let instance = subject.place.instance();
+        warn!("instance {instance}: {why}: it is killed");
+        // This is told before the kill, because it explains the end.
+        self.done(Done::Condemned { instance, why });
+        warn_of(&running, "killed", driver.kill(&running));
+    }
+
+    /// Why the directory that an instance writes in counts as too large. A directory that
+    /// can't be measured counts as too large, or an instance could avoid the limit.
+    fn too_large(&self, place: &InstanceDir) -> Option<String> {
+        let most = self.policy.disk_mb?;
+        let mb = tree::disk_usage(&place.work()).map(|bytes| bytes.div_ceil(MB));
+        match mb {
+            Some(mb) if mb <= u64::from(most) => None,
+            Some(mb) => Some(format!(
+                "its directory holds {mb} MB, and may hold {most} (policy: disk_mb)"
+            )),
+            None => Some("its directory has too many files, or is too deep (policy: disk_mb)".into()),
+        }
+    }
+
+    fn store(&self) -> io::Result<&Store> {
+        self.store
+            .as_deref()
+            .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "there is no state directory"))
+    }
+
+    fn done(&self, done: Done) {
+        // After the agent has ended, the next one reads the outcome from the disk.
+        let _ = self.inputs.send(Input::Done(done));
+    }
+}
+
+/// What the instances of one driver use.
+pub(in crate::agent) fn measure(
+    (driver, subjects): &(Arc<dyn Driver>, Vec<Measurable>),
+) -> Vec<(Uuid, Usage)> {
+    let ids = subjects.iter().map(|subject| subject.place.instance());
+    ids.zip(driver.measure(subjects)).collect()
+}
+
+#[expect(clippy::disallowed_methods, reason = "when an instance was started")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
+
+fn warn_of(running: &Running, what: &str, result: io::Result<()>) {
+    if let Err(e) = result {
+        warn!("instance {} can't be {what}: {e}", running.place.instance());
+    }
+}

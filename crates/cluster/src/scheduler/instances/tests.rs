@@ -1,0 +1,250 @@
+//! The table of instances, with a clock of the test.
+
+use InstanceState::{Active, Exited, Pending, Stopping};
+
+use super::*;
+use crate::scheduler::placement::{Needs, Placement, Policy, Verdict};
+use ssntp::payload::Ready;
+use ssntp::proto::{Command, Frame};
+
+const NODE: Uuid = Uuid::from_u128(0xa);
+const OTHER: Uuid = Uuid::from_u128(0xb);
+const ONE: Uuid = Uuid::from_u128(1);
+const TWO: Uuid = Uuid::from_u128(2);
+const SECOND: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(30);
+
+/// A table, its clock, and a node that takes STARTs.
+struct Stage {
+    table: Instances,
+    now: Instant,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let patience = StartLimits {
+            quiet: SECOND * 60,
+            most: SECOND * 900,
+            absence: SECOND * 15,
+        };
+        #[expect(clippy::disallowed_methods, reason = "any time will do")]
+        let now = Instant::now();
+        let table = Instances::new(3, patience);
+        Self { table, now }
+    }
+
+    fn give(&mut self, instance: Uuid, node: Uuid) {
+        let mut placement = Placement::new(Policy::Strict);
+        placement.connect(node, ssntp::Role::AGENT);
+        placement.ready(node, &Ready::default());
+        let Verdict::Placed(allocation) = placement.place(&Needs::default(), None) else {
+            panic!("it has room");
+        };
+        let start = Waiting {
+            frame: Frame::new(Command::START),
+            needs: Needs::default(),
+            instance,
+            restart: false,
+            from: Uuid::nil(),
+            received: self.now,
+            stays: None,
+            restarts: false,
+        };
+        self.table.give(&start, allocation, INTERVAL, self.now);
+    }
+
+    fn says(&mut self, node: Uuid, listed: &[(Uuid, InstanceState)]) -> Report {
+        self.table.report(node, listed, INTERVAL, self.now)
+    }
+
+    fn pass(&mut self, time: Duration) -> Vec<Uuid> {
+        self.now += time;
+        let given_up = self.table.expire(self.now);
+        given_up.into_iter().map(|(instance, _)| instance).collect()
+    }
+
+    fn lost(report: &Report) -> Vec<Uuid> {
+        report.lost.iter().map(|(instance, _)| *instance).collect()
+    }
+
+    /// Nothing is remembered of anybody.
+    fn is_empty(&self) -> bool {
+        let Instances {
+            by_uuid,
+            by_node,
+            due,
+            away,
+            away_instances,
+            ..
+        } = &self.table;
+        by_node.values().all(|of_node| of_node.instances.is_empty())
+            && by_uuid.is_empty()
+            && due.is_empty()
+            && away.is_empty()
+            && *away_instances == 0
+    }
+}
+
+#[test]
+fn each_sign_moves_the_deadline_of_a_start_but_not_for_ever() {
+    let mut stage = Stage::new();
+    stage.give(ONE, NODE);
+    // Three intervals are longer than a minute.
+    assert!(stage.pass(SECOND * 89).is_empty());
+    for _ in 0..9 {
+        stage.says(NODE, &[(ONE, Pending)]);
+        assert!(stage.pass(SECOND * 89).is_empty(), "it is at work");
+    }
+    stage.says(NODE, &[(ONE, Pending)]);
+    assert_eq!(stage.pass(SECOND * 10), [ONE], "fifteen minutes are over");
+    assert_eq!(stage.table.next_due(), None);
+}
+
+#[test]
+fn a_start_that_was_given_up_is_deleted_when_it_turns_up_and_its_uuid_is_free_then() {
+    let mut stage = Stage::new();
+    stage.give(ONE, NODE);
+    assert_eq!(stage.pass(SECOND * 90), [ONE]);
+    let taken = (StartFailureReason::AlreadyRunning, Some(NODE));
+    assert_eq!(stage.table.taken(ONE), Some(taken.clone()));
+    for state in [Pending, Active, Exited] {
+        assert_eq!(stage.says(NODE, &[(ONE, state)]).unwanted, [ONE]);
+    }
+    assert!(stage.says(NODE, &[(ONE, Stopping)]).unwanted.is_empty());
+    assert_eq!(stage.table.taken(ONE), Some(taken));
+    stage.says(NODE, &[]);
+    assert_eq!(stage.table.taken(ONE), None);
+    let again = stage.table.failed(ONE, NODE, &StartFailureReason::LaunchFailure);
+    assert!(matches!(again, StartFailed::Repeated), "it was answered");
+    assert!(stage.is_empty());
+}
+
+#[test]
+fn stats_that_cross_a_start_say_nothing_of_it() {
+    let mut stage = Stage::new();
+    stage.give(ONE, NODE);
+    assert!(stage.says(NODE, &[]).lost.is_empty());
+    stage.says(NODE, &[(ONE, Pending)]);
+    assert_eq!(Stage::lost(&stage.says(NODE, &[])), [ONE], "it was there");
+    assert!(stage.is_empty());
+}
+
+#[test]
+fn a_node_that_left_has_a_moment_to_come_back_with_its_starts() {
+    let mut stage = Stage::new();
+    stage.give(ONE, NODE);
+    stage.give(TWO, NODE);
+    stage.table.left(NODE, stage.now);
+    assert!(stage.pass(SECOND * 14).is_empty());
+    stage.table.returned(NODE);
+    assert_eq!(Stage::lost(&stage.says(NODE, &[(ONE, Active)])), [TWO]);
+    assert!(stage.pass(SECOND * 3600).is_empty());
+
+    stage.give(TWO, NODE);
+    stage.table.left(NODE, stage.now);
+    assert_eq!(stage.pass(SECOND * 15), [TWO]);
+    // Both stay its own for as long as it may take to boot.
+    assert!(stage.table.taken(ONE).is_some() && stage.table.taken(TWO).is_some());
+    assert!(stage.table.is_foreign(ONE, OTHER));
+    stage.pass(AWAY);
+    assert!(stage.is_empty());
+}
+
+#[test]
+fn instances_of_nodes_that_are_away_are_bounded_and_starts_are_answered_all_the_same() {
+    let mut stage = Stage::new();
+    stage.give(ONE, NODE);
+    stage.table.left(NODE, stage.now);
+    let crowd: Vec<_> = (10..).take(MOST_AWAY / 4).map(Uuid::from_u128).collect();
+    for round in 0..20 {
+        let node = Uuid::from_u128(1 << 100 | round);
+        let listed: Vec<_> = crowd
+            .iter()
+            .map(|uuid| (Uuid::from_u128(uuid.as_u128() | round << 64), Active))
+            .collect();
+        stage.says(node, &listed);
+        stage.table.left(node, stage.now);
+        assert!(stage.table.away_instances <= MOST_AWAY);
+        assert!(stage.table.by_uuid.len() <= MOST_AWAY + 1);
+    }
+    assert_eq!(stage.pass(SECOND * 15), [ONE]);
+    stage.pass(AWAY);
+    assert!(stage.is_empty());
+}
+
+#[test]
+fn who_comes_and_goes_with_nothing_leaves_nothing() {
+    let mut stage = Stage::new();
+    for node in 0..100 {
+        let node = Uuid::from_u128(node);
+        stage.says(node, &[]);
+        stage.table.left(node, stage.now);
+    }
+    assert!(stage.table.by_node.is_empty() && stage.table.away.is_empty());
+}
+
+#[test]
+fn what_another_node_lists_or_fails_is_not_its_own() {
+    let mut stage = Stage::new();
+    stage.says(NODE, &[(ONE, Active)]);
+    stage.give(TWO, NODE);
+    let report = stage.says(OTHER, &[(ONE, Exited), (TWO, Active)]);
+    assert_eq!(report.foreign, HashSet::from([ONE, TWO]));
+    let reason = StartFailureReason::ImageFailure;
+    for instance in [ONE, TWO] {
+        let failed = stage.table.failed(instance, OTHER, &reason);
+        assert!(matches!(failed, StartFailed::Foreign));
+    }
+    let failed = stage.table.failed(TWO, NODE, &reason);
+    assert!(matches!(failed, StartFailed::Answer(_)));
+    let failed = stage.table.failed(TWO, NODE, &reason);
+    assert!(matches!(failed, StartFailed::Repeated));
+    // The owner has answered: another node's failure is not the answer, even now.
+    for _ in 0..2 {
+        let failed = stage.table.failed(TWO, OTHER, &reason);
+        assert!(matches!(failed, StartFailed::Foreign));
+    }
+    // It is free for the other one now.
+    assert!(stage.says(OTHER, &[(TWO, Active)]).foreign.is_empty());
+}
+
+#[test]
+fn a_scheduler_that_was_started_anew_passes_on_how_a_start_ended() {
+    let mut stage = Stage::new();
+    stage.says(NODE, &[(ONE, Pending), (TWO, Pending)]);
+    stage.says(NODE, &[(ONE, Active), (TWO, Pending)]);
+    let reason = StartFailureReason::ImageFailure;
+    let failed = stage.table.failed(TWO, NODE, &reason);
+    assert!(matches!(failed, StartFailed::Unknown), "it is the answer");
+    let failed = stage.table.failed(ONE, NODE, &reason);
+    assert!(
+        matches!(failed, StartFailed::Repeated),
+        "it runs: that was another one"
+    );
+    assert_eq!(stage.table.taken(TWO), None);
+    // If no owner is known, the first failure does not keep a second one back: either may be
+    // the owner's.
+    let unknown = Uuid::from_u128(3);
+    for node in [NODE, OTHER] {
+        let failed = stage.table.failed(unknown, node, &reason);
+        assert!(matches!(failed, StartFailed::Unknown));
+    }
+}
+
+#[test]
+fn the_starts_that_wait_for_an_answer_are_counted() {
+    let mut stage = Stage::new();
+    for instance in 0..3 {
+        assert!(!stage.table.is_full());
+        stage.give(Uuid::from_u128(instance), NODE);
+    }
+    assert!(stage.table.is_full());
+    stage.says(NODE, &[(ONE, Exited)]);
+    assert!(!stage.table.is_full());
+    assert_eq!(
+        stage.table.taken(ONE),
+        Some((StartFailureReason::InstanceExists, Some(NODE)))
+    );
+    stage.table.over(ONE, false);
+    assert_eq!(stage.table.taken(ONE), None);
+}

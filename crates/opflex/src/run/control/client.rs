@@ -1,0 +1,295 @@
+//! The client's end of a control socket.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::super::now;
+use super::{
+    AGENTS, DELETE, DUMP, ENDPOINTS, Edited, EndpointEntry, MESSAGE, MORE, PUT, RELOAD, REPORTS, SESSIONS,
+    STATUS,
+};
+use crate::message::{Custom, CustomResult, Decoder, ErrorResponse, Incoming, Method, Reply, Request};
+use crate::model::{ManagedObject, Uri};
+use crate::rpc::{Framing, Id, Limits};
+use ssntp_transport::{BufferPool, Halves, Outgoing, connect_unix, plain};
+
+/// A connection to the control socket of a server.
+///
+/// # Threads
+/// One thread owns it. Each call blocks until the answer is there, or for the
+/// time that was given.
+#[derive(Debug)]
+pub struct Control {
+    halves: Halves,
+    decoder: Decoder,
+    limit: Duration,
+    last: u64,
+    if_revision: Option<u64>,
+    revision: Option<u64>,
+}
+
+impl Control {
+    /// Connects to the socket at `path`. Every call may take `limit`.
+    ///
+    /// # Errors
+    /// What the system says: no such file, nobody listens, no permission.
+    pub fn connect(path: &Path, limit: Duration) -> io::Result<Self> {
+        let stream = Arc::new(connect_unix(path)?);
+        let limits = Limits {
+            message: MESSAGE,
+            ..Limits::default()
+        };
+        Ok(Self {
+            halves: plain(stream, BufferPool::new()),
+            decoder: Decoder::trusting(Framing::Nul, limits),
+            limit,
+            last: 0,
+            if_revision: None,
+            revision: None,
+        })
+    }
+
+    /// Changes policy from now on only where it has this revision; with `None`,
+    /// whatever it has, as in the beginning. Otherwise the change is
+    /// [`ControlError::Refused`].
+    pub fn only_at(&mut self, revision: Option<u64>) {
+        self.if_revision = revision;
+    }
+
+    /// The revision of policy that the last change over this connection made, or
+    /// that [`status`](Self::status) found.
+    pub fn revision(&self) -> Option<u64> {
+        self.revision
+    }
+
+    /// The revision of policy and the number of its objects.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn status(&mut self) -> Result<(u64, u64), ControlError> {
+        let mut result = self.call(STATUS, json!({}))?;
+        let both = (take(&mut result, "revision")?, take(&mut result, "objects")?);
+        self.revision = Some(both.0);
+        Ok(both)
+    }
+
+    /// Puts policy in; with `replace`, in place of everything below it. How
+    /// many objects changed.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn put(&mut self, objects: &[ManagedObject], replace: bool) -> Result<u64, ControlError> {
+        self.change(PUT, json!({ "objects": objects, "replace": replace }))
+    }
+
+    /// Removes policy with everything below it. How many objects went.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn delete(&mut self, uris: &[Uri]) -> Result<u64, ControlError> {
+        self.change(DELETE, json!({ "uris": uris }))
+    }
+
+    /// Makes these objects all the policy there is. How many objects changed.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn reload(&mut self, objects: &[ManagedObject]) -> Result<u64, ControlError> {
+        self.change(RELOAD, json!({ "objects": objects }))
+    }
+
+    /// The policy at and below a URI, parents first, as it is when the call
+    /// begins.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn dump(&mut self, uri: &Uri) -> Result<Vec<ManagedObject>, ControlError> {
+        self.pieces(DUMP, uri, "objects")
+    }
+
+    /// The endpoints at and below a URI, parents first, as they are when the
+    /// call begins.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn endpoints(&mut self, uri: &Uri) -> Result<Vec<EndpointEntry>, ControlError> {
+        self.pieces(ENDPOINTS, uri, "endpoints")
+    }
+
+    /// The last state report of each object at and below a URI as JSON, in the
+    /// order of their arrival: [`Exported`](crate::server::Exported) with its member names.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn reports(&mut self, uri: &Uri) -> Result<Vec<Value>, ControlError> {
+        let mut all = self.pages(REPORTS, json!({ "uri": uri }), "reports")?;
+        // A report that arrived again meanwhile is there twice. The last one counts.
+        let mut seen = HashSet::new();
+        all.reverse();
+        all.retain(|report| {
+            let uri = report["object"]["uri"].as_str();
+            uri.is_some_and(|uri| seen.insert(uri.to_owned()))
+        });
+        all.reverse();
+        Ok(all)
+    }
+
+    /// The clients of the server as JSON, in the order in which they connected.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn sessions(&mut self) -> Result<Vec<Value>, ControlError> {
+        let mut result = self.call(SESSIONS, json!({}))?;
+        take(&mut result, "sessions")
+    }
+
+    /// The agents that told a name since the server began, those that have left
+    /// included, as JSON, in the order of their names.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn agents(&mut self) -> Result<Vec<Value>, ControlError> {
+        self.pages(AGENTS, json!({}), "agents")
+    }
+
+    /// A list that comes in pieces, each asked for by where the one before ended.
+    fn pages(&mut self, method: &str, mut params: Value, member: &str) -> Result<Vec<Value>, ControlError> {
+        let mut all = Vec::new();
+        loop {
+            let mut result = self.call(method, params.clone())?;
+            all.extend(take::<Vec<Value>>(&mut result, member)?);
+            let after: Option<Value> = take(&mut result, "after")?;
+            let Some(after) = after else { return Ok(all) };
+            params["after"] = after;
+        }
+    }
+
+    /// A dump, whose pieces the server keeps the place in.
+    fn pieces<T: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        uri: &Uri,
+        member: &str,
+    ) -> Result<Vec<T>, ControlError> {
+        let mut all = Vec::new();
+        let mut result = self.call(method, json!({ "uri": uri }))?;
+        loop {
+            all.extend(take::<Vec<T>>(&mut result, member)?);
+            if !take(&mut result, "more")? {
+                return Ok(all);
+            }
+            result = self.call(MORE, json!({}))?;
+        }
+    }
+
+    fn change(&mut self, method: &str, mut params: Value) -> Result<u64, ControlError> {
+        if let Some(revision) = self.if_revision {
+            params["if_revision"] = revision.into();
+        }
+        let edited = serde_json::from_value(self.call(method, params)?);
+        let Edited { changed, revision } = edited.map_err(|_| ControlError::Answer)?;
+        self.revision = Some(revision);
+        Ok(changed as u64)
+    }
+
+    /// Any inner method.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn call(&mut self, method: &str, params: Value) -> Result<Value, ControlError> {
+        self.last += 1;
+        let id = Id::call(Method::Custom.name(), self.last);
+        let custom = Custom {
+            method: method.to_owned(),
+            params,
+        };
+        let frame = Request::Custom(vec![custom])
+            .to_frame(&id)
+            .map_err(|e| ControlError::Io(io::Error::other(e)))?;
+        // The server would end the connection without saying why.
+        if frame.len() > MESSAGE {
+            let what = format!("{} bytes at once; {MESSAGE} are taken", frame.len());
+            return Err(ControlError::Io(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                what,
+            )));
+        }
+        let deadline = now() + self.limit;
+        self.halves.stream.set_write_timeout(Some(self.limit))?;
+        self.halves.transmit.transmit(&[Outgoing::whole(frame, 1)])?;
+        self.halves.transmit.idle();
+        self.answer(&id, deadline)
+    }
+
+    fn answer(&mut self, id: &Id, deadline: Instant) -> Result<Value, ControlError> {
+        let mut messages = Vec::new();
+        loop {
+            self.decoder
+                .decode(self.halves.inbox.bytes_mut(), &mut messages)
+                .map_err(|_| ControlError::Answer)?;
+            for message in messages.drain(..) {
+                match message {
+                    Incoming::Result {
+                        id: answered,
+                        reply: Reply::Custom(CustomResult { result, .. }),
+                    } if answered == *id => return Ok(result),
+                    Incoming::Failure {
+                        id: answered, error, ..
+                    } if answered == *id => return Err(ControlError::Refused(Box::new(error))),
+                    _ => {}
+                }
+            }
+            let left = deadline.saturating_duration_since(now());
+            if left.is_zero() {
+                return Err(ControlError::TimedOut);
+            }
+            self.halves.stream.set_read_timeout(Some(left))?;
+            if self.halves.receive.receive(&mut self.halves.inbox)?.end {
+                return Err(ControlError::Closed);
+            }
+        }
+    }
+}
+
+/// A member of a result. A program that is no OpFlex server may answer anything.
+fn take<T: DeserializeOwned>(result: &mut Value, member: &str) -> Result<T, ControlError> {
+    let value = result.get_mut(member).map(Value::take).unwrap_or_default();
+    serde_json::from_value(value).map_err(|_| ControlError::Answer)
+}
+
+/// Why a call had no result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// The connection failed.
+    #[error(transparent)]
+    Io(io::Error),
+    /// The answer did not come in time.
+    #[error("the server does not answer")]
+    TimedOut,
+    /// The server closed the connection before it answered.
+    #[error("the server closed the connection")]
+    Closed,
+    /// The server did not do it.
+    #[error("the server refused: {0}")]
+    Refused(Box<ErrorResponse>),
+    /// The answer is not what the method asks for: another program is there.
+    #[error("what answers is no control socket of an OpFlex server")]
+    Answer,
+}
+
+impl From<io::Error> for ControlError {
+    fn from(e: io::Error) -> Self {
+        match e.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Self::TimedOut,
+            io::ErrorKind::UnexpectedEof => Self::Closed,
+            _ => Self::Io(e),
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Changes of policy from other programs on the same host.
+//!
+//! The control socket speaks what OpFlex speaks, NUL included, with one
+//! method: `custom`, as the inspector of libopflex has it. A client tells no
+//! identity there, and sends and gets no echo. Inner methods:
+//!
+//! | method | params | result |
+//! |---|---|---|
+//! | `ssntp.policy_put` | `objects`, `replace` (default false), `if_revision` | `changed`, `revision` |
+//! | `ssntp.policy_delete` | `uris`, `if_revision` | `changed`, `revision` |
+//! | `ssntp.policy_reload` | `objects`, `if_revision` | `changed`, `revision` |
+//! | `ssntp.policy_status` | – | `revision`, `objects` |
+//! | `ssntp.policy_dump` | `uri` (default all) | `objects`, `more` |
+//! | `ssntp.endpoint_dump` | `uri` (default all) | `endpoints`, `more` |
+//! | `ssntp.dump_more` | – | as the dump that it goes on with |
+//! | `ssntp.report_dump` | `uri` (default all), `after` (default none) | `reports`, `after` |
+//! | `ssntp.sessions` | – | `sessions` |
+//! | `ssntp.agents` | `after` (a name, default none) | `agents`, `after` |
+//! | `org.opendaylight.opflex.policy_query` | `subject`, `policy_uri`, `recursive` | `policy` |
+//!
+//! The revision of policy is a number that grows with each change, over restarts
+//! too. A change with `if_revision` is refused where policy has another one.
+//!
+//! A change is answered when those who resolved the policy have been told and,
+//! where policy is kept, it is on the disk.
+//!
+//! A dump comes in pieces, so that a large one holds up no client of the
+//! server, and shows the tree as it was at the first one: while `more` is true,
+//! `ssntp.dump_more` brings the next piece, which may be empty. A connection
+//! has one dump at a time. Reports come in the order of their arrival; while
+//! there is an `after`, there may be more behind it.
+//!
+//! | file | what |
+//! |---|---|
+//! | `client` | [`Control`], for programs that change policy |
+//! | `answers` | what the server answers |
+
+mod answers;
+mod client;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{ManagedObject, Name};
+
+pub(super) use self::answers::{Answer, PolicyEdit, carry_out, failure};
+pub use self::client::{Control, ControlError};
+
+const PUT: &str = "ssntp.policy_put";
+const DELETE: &str = "ssntp.policy_delete";
+const RELOAD: &str = "ssntp.policy_reload";
+const STATUS: &str = "ssntp.policy_status";
+const DUMP: &str = "ssntp.policy_dump";
+const ENDPOINTS: &str = "ssntp.endpoint_dump";
+const REPORTS: &str = "ssntp.report_dump";
+const MORE: &str = "ssntp.dump_more";
+const SESSIONS: &str = "ssntp.sessions";
+const AGENTS: &str = "ssntp.agents";
+
+/// The longest message on a control connection: a whole policy.
+pub(super) const MESSAGE: usize = 1 << 30;
+
+/// What came of an edit.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Edited {
+    /// How many objects changed.
+    pub(super) changed: usize,
+    /// The revision of policy that the edit made.
+    pub(super) revision: u64,
+}
+
+/// An object of the endpoint registry.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct EndpointEntry {
+    /// The object.
+    pub object: ManagedObject,
+    /// The element that declared it, where it is the topmost object of a
+    /// declaration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub element: Option<Name>,
+    /// In how many seconds it is removed, unless it is declared again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_in: Option<f64>,
+}

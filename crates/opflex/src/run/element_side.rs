@@ -1,0 +1,307 @@
+//! An element on its dispatcher: the core, its attempts at servers, and those who are
+//! told of its events.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use log::{debug, warn};
+
+use super::connection::{Messages, Peers, Shown, enter};
+use super::dial::{Dial, DialError, Dialer};
+use super::feed::Feed;
+use super::machine::{self, Contents, Gone, Machine, Side, SideEvents};
+use super::{CallError, ELEMENT_LOG as LOG, ElementContext};
+use crate::message::Decoder;
+use crate::model::{ManagedObject, Tree};
+use crate::peer::ConnectionId;
+use crate::policy_element::{Action as CoreAction, ElementCore, ElementEvent, ReferenceId};
+use ssntp_transport::dispatch::Action;
+use ssntp_transport::tls::Connector;
+use ssntp_transport::{self, Halves};
+
+/// The way into an element's dispatcher.
+pub(super) type ElementEvents = SideEvents<ElementSide>;
+
+/// The references that were dropped and are still to be released: no more than there
+/// were references.
+pub(super) type Released = Arc<Mutex<Vec<ReferenceId>>>;
+
+/// Runs `call` on the dispatcher and gives back what it returns.
+///
+/// # Errors
+/// As of [`machine::call`].
+pub(super) fn call<T: Send + 'static>(
+    events: &ElementEvents,
+    call: impl FnOnce(&mut ElementContext<'_>) -> T + Send + 'static,
+) -> Result<T, CallError> {
+    machine::call(events, |machine, now, _| {
+        let core = &mut machine.side.core;
+        call(&mut ElementContext { core, now })
+    })
+}
+
+/// All state of an element.
+pub(super) struct ElementSide {
+    core: ElementCore,
+    feed: Feed,
+    dialer: Dialer,
+    /// How long a server may take no byte of what is sent.
+    write_timeout: Duration,
+    events: ElementEvents,
+    /// Attempts whose threads have not been joined.
+    dials: HashMap<ConnectionId, Dial>,
+    released: Released,
+    listener: Listener,
+}
+
+/// The channel to the application.
+///
+/// The channel itself has no bound, because a bounded one takes the memory of all its
+/// places from the beginning. Only this sends, so the count before sending is the bound.
+pub(super) struct Listener {
+    pub(super) channel: Sender<ElementEvent>,
+    /// The most events that wait in it.
+    pub(super) most: usize,
+    /// Events that were dropped and have not been reported.
+    pub(super) missed: u64,
+}
+
+impl Listener {
+    fn tell(&mut self, event: ElementEvent) {
+        if self.missed > 0 && self.channel.len() < self.most {
+            // The receiver is gone if this fails; dropping the event is correct.
+            let count = std::mem::take(&mut self.missed);
+            let _ = self.channel.send(ElementEvent::Missed { count });
+        }
+        if self.channel.len() < self.most {
+            let _ = self.channel.send(event);
+            return;
+        }
+        if self.missed == 0 {
+            warn!(target: LOG, "the application takes no events: they are dropped");
+        }
+        self.missed += 1;
+    }
+}
+
+impl ElementSide {
+    pub(super) fn new(
+        core: ElementCore,
+        feed: Feed,
+        dialer: Dialer,
+        write_timeout: Duration,
+        events: ElementEvents,
+        released: Released,
+        listener: Listener,
+    ) -> Self {
+        Self {
+            core,
+            feed,
+            dialer,
+            write_timeout,
+            events,
+            dials: HashMap::new(),
+            released,
+            listener,
+        }
+    }
+
+    pub(super) fn on_feed<T>(&mut self, call: impl FnOnce(&mut Feed, &ElementCore) -> T) -> T {
+        call(&mut self.feed, &self.core)
+    }
+
+    /// Dials with this from now on.
+    pub(super) fn renew(&mut self, connector: Connector) {
+        self.dialer.renew(connector);
+    }
+
+    /// The threads of the attempts under way, once the element has stopped and has
+    /// cancelled them: they still ask the dispatcher.
+    pub(super) fn take_dials(&mut self) -> Vec<JoinHandle<()>> {
+        self.dials.drain().map(|(_, dial)| dial.thread).collect()
+    }
+
+    /// Starts an attempt at a server. Its thread reports how it went.
+    fn dial(&mut self, connection: ConnectionId, address: String, now: Instant) {
+        let (events, write_timeout) = (self.events.clone(), self.write_timeout);
+        let name = address.clone();
+        let done = move |reached: Result<(Halves, Shown, Decoder), DialError>| {
+            let failed = reached.map(|(halves, shown, decoder)| {
+                let reached = Reached {
+                    connection,
+                    address: name,
+                    shown,
+                };
+                // If it is refused, the core has given it up meanwhile.
+                let _ = enter(&events, reached, halves, decoder, "element", write_timeout);
+            });
+            machine::post(&events, move |Machine { side, peers }, now, actions| {
+                side.dialled(connection, failed.err(), now);
+                side.hand_on(peers, now, actions);
+                peers.flush(actions);
+            });
+        };
+        match self.dialer.start(connection, address, done) {
+            Ok(dial) => drop(self.dials.insert(connection, dial)),
+            Err(e) => {
+                warn!(target: LOG, "{connection}: cannot start a thread: {e}");
+                self.core.disconnected(connection, now);
+            }
+        }
+    }
+
+    /// An attempt is over, and its thread is about to end.
+    fn dialled(&mut self, connection: ConnectionId, failed: Option<DialError>, now: Instant) {
+        if let Some(dial) = self.dials.remove(&connection) {
+            // A panic has been logged by the panic hook.
+            let _ = dial.thread.join();
+        }
+        if let Some(why) = failed {
+            self.core.failed(connection, format!("not connected: {why}"), now);
+        }
+    }
+}
+
+/// A server that was reached.
+#[derive(Debug)]
+pub(super) struct Reached {
+    connection: ConnectionId,
+    address: String,
+    shown: Shown,
+}
+
+impl Side for ElementSide {
+    type Core = ElementCore;
+    type Newcomer = Reached;
+    /// The core has given the connection up.
+    type Refusal = ();
+    const LOG: &'static str = LOG;
+
+    fn core(&self) -> &ElementCore {
+        &self.core
+    }
+
+    fn admit(
+        &mut self,
+        id: ssntp_transport::ConnectionId,
+        Reached {
+            connection,
+            address,
+            shown,
+        }: Reached,
+        _: usize,
+        peers: &mut Peers,
+        now: Instant,
+    ) -> Result<ConnectionId, ()> {
+        // The core may have closed the connection while it was being made.
+        let dial = self.dials.get(&connection);
+        if dial.is_none_or(|dial| dial.cancel.is_cancelled()) {
+            return Err(());
+        }
+        peers.add(id, connection, address, shown);
+        self.core.connected(connection, now);
+        Ok(connection)
+    }
+
+    fn step(&mut self, connection: ConnectionId, messages: &mut Messages, now: Instant) -> Option<bool> {
+        self.core.message(connection, messages.next()?, now);
+        Some(false)
+    }
+
+    fn received(&mut self, connection: ConnectionId, _: u64, now: Instant) {
+        self.core.heard(connection, now);
+    }
+
+    fn gone(&mut self, connection: ConnectionId, address: &str, why: Gone, now: Instant) {
+        let why = match why {
+            Gone::Ended(reason) => {
+                debug!(target: LOG, "{connection} ({address}) ended: {reason}");
+                format!("the connection ended: {reason}")
+            }
+            Gone::Full => {
+                warn!(target: LOG, "{connection} ({address}) takes no data: its queue is full");
+                return self.core.disconnected(connection, now);
+            }
+            Gone::Untrusted(why) => {
+                warn!(target: LOG, "{connection} ({address}) is not trusted any more, it is disconnected: {why}");
+                format!("not trusted any more: {why}")
+            }
+        };
+        self.core.failed(connection, why, now);
+    }
+
+    /// Servers are few, so all of them are looked at.
+    fn untrusted(&self, peers: &Peers) -> Vec<(ConnectionId, String)> {
+        let objection = |(connection, shown)| {
+            let address = peers.name(connection)?;
+            Some((connection, self.dialer.objection(address, shown)?))
+        };
+        peers.shown().filter_map(objection).collect()
+    }
+
+    fn hand_on(&mut self, peers: &mut Peers, now: Instant, actions: &mut Vec<Action>) {
+        // An attempt that cannot begin makes the core want more.
+        loop {
+            let wanted = self.core.take_actions();
+            if wanted.is_empty() {
+                return;
+            }
+            for action in wanted {
+                match action {
+                    CoreAction::Dial { connection, address } => self.dial(connection, address, now),
+                    CoreAction::Send { connection, frame } => peers.send(connection, frame, actions),
+                    CoreAction::Close { connection, .. } => {
+                        if let Some(dial) = self.dials.get(&connection) {
+                            dial.cancel.cancel();
+                        }
+                        peers.end(connection, actions);
+                    }
+                    CoreAction::Tell(event) => {
+                        self.feed.tell(&event);
+                        self.listener.tell(event);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Releases the references that were dropped.
+    fn settle(&mut self, now: Instant) {
+        let released = std::mem::take(&mut *self.released.lock().unwrap_or_else(PoisonError::into_inner));
+        for reference in released {
+            self.core.release(reference, now);
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.core.next_deadline()
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.core.tick(now);
+    }
+
+    fn stop(&mut self, now: Instant) {
+        self.core.stop(now);
+    }
+
+    fn stopped(&mut self) {
+        self.feed.end();
+        for dial in self.dials.values() {
+            dial.cancel.cancel();
+        }
+    }
+}
+
+impl Contents for ElementCore {
+    fn trees(&self) -> [&Tree; 2] {
+        [self.policy(), self.endpoints()]
+    }
+
+    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_> {
+        Box::new(self.told_after(place))
+    }
+}

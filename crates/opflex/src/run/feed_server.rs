@@ -1,0 +1,111 @@
+//! The threads of the feed's readers. `feed` has the picture.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crossbeam_channel::{RecvTimeoutError, TryRecvError};
+use log::debug;
+use serde_json::json;
+
+use super::element_side::ElementEvents;
+use super::feed::{Feed, Joined, Line, READERS, line};
+use super::local::{LOOK, LocalSocket, write_all};
+use super::{CallError, ELEMENT_LOG as LOG, StartError, machine};
+use crate::policy_element::ElementCore;
+use ssntp_transport::{Acceptance, Duplex, Newcomer};
+
+/// How often a reader that nothing is sent to is checked for having closed its end.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// The threads of the readers.
+#[derive(Debug)]
+pub(super) struct FeedServer(Acceptance);
+
+impl FeedServer {
+    /// Listens at the socket.
+    pub(super) fn start(socket: &LocalSocket, events: ElementEvents) -> Result<Self, StartError> {
+        let serve = Box::new(move |newcomer: &Arc<Newcomer>| {
+            if let Err(e) = serve(&events, newcomer) {
+                debug!(target: LOG, "a reader of the feed is gone: {e}");
+            }
+        });
+        // Those who are refused need a thread as well, for a moment.
+        Acceptance::start(socket.listen()?, "feed", LOG, READERS + 4, serve)
+            .map(Self)
+            .map_err(StartError::Thread)
+    }
+
+    /// Ends every connection and joins every thread. The dispatcher has to run,
+    /// and to have been told to stop.
+    pub(super) fn stop(self) {
+        self.0.stop();
+    }
+}
+
+/// Does something with the feed on the dispatcher.
+fn on_feed<T: Send + 'static>(
+    events: &ElementEvents,
+    call: impl FnOnce(&mut Feed, &ElementCore) -> T + Send + 'static,
+) -> Result<T, CallError> {
+    machine::call(events, |machine, _, _| machine.side.on_feed(call))
+}
+
+/// Serves one reader until it leaves, is too slow, or the element stops.
+fn serve(events: &ElementEvents, newcomer: &Arc<Newcomer>) -> io::Result<()> {
+    let stream: &dyn Duplex = &**newcomer;
+    stream.set_write_timeout(Some(LOOK))?;
+    let write = |text: &[u8]| write_all(stream, text, || newcomer.is_stopping());
+    let end = |why: &str| write(&line(&json!({ "event": "end", "reason": why })));
+    let joined = on_feed(events, |feed, core| feed.join(core));
+    // Refused readers get a line, too, so that they can tell this from a crash.
+    let Some(Joined { id, lines, waiting }) = joined.ok().flatten() else {
+        return end("as many read as may");
+    };
+    let _left = Leaving { events, id };
+    let mut is_complete = false;
+    loop {
+        let next = match lines.try_recv() {
+            Err(TryRecvError::Empty) if !is_complete => {
+                let more = on_feed(events, move |feed, core| feed.go_on(id, core));
+                is_complete = !matches!(more, Ok(true));
+                continue;
+            }
+            Err(TryRecvError::Empty) => lines.recv_timeout(IDLE),
+            other => other.map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match next {
+            Ok(Line::Text(text)) => {
+                write(&text)?;
+                waiting.fetch_sub(text.len(), Ordering::Relaxed);
+            }
+            Ok(Line::End(why)) => return end(why),
+            Err(RecvTimeoutError::Timeout) if is_gone(stream) => return Ok(()),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+        }
+    }
+}
+
+/// Has a reader forgotten when its thread ends, however that is.
+struct Leaving<'a> {
+    events: &'a ElementEvents,
+    id: u64,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        let id = self.id;
+        // If the dispatcher has stopped, the feed is gone.
+        let _ = on_feed(self.events, move |feed, _| feed.leave(id));
+    }
+}
+
+/// Whether the other end is closed. What it says is of no interest.
+fn is_gone(stream: &dyn Duplex) -> bool {
+    match stream.try_read(&mut [0; 4096]) {
+        Ok(read) => read == 0,
+        Err(e) => !matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+    }
+}

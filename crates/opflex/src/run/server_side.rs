@@ -1,0 +1,531 @@
+//! A server on its dispatcher: the core, its control connections, and the ways to the
+//! threads that keep and edit policy.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use bytes::Bytes;
+use crossbeam_channel::Sender;
+use log::{Level, info, log};
+
+use super::connection::{Messages, Peers, Shown};
+use super::control::{self, PolicyEdit};
+use super::figures::ServerFigures;
+use super::machine::{self, Contents, Gone, Machine, Side, SideEvents};
+use super::{CallError, SERVER_LOG as LOG, ServerContext, keeper};
+use crate::message::Incoming;
+use crate::model::{ManagedObject, Tree, Uri};
+use crate::peer::{ConnectionId, host};
+use crate::server::{Action as CoreAction, ServerCore, Store, WalkId};
+use ssntp_transport::dispatch::{Action, View};
+use ssntp_transport::{self, EndReason, LogLimit, excerpt};
+
+/// The way into a server's dispatcher.
+pub(super) type ServerEvents = SideEvents<ServerSide>;
+
+/// Objects that are copied in one call. A call of this size takes some hundred
+/// microseconds, for which clients wait.
+const STEP: usize = 500;
+/// Control connections that are admitted beyond the most clients, so that an operator
+/// gets into a server that is full.
+const CONTROLS: usize = 16;
+
+/// Runs `call` on the dispatcher and gives back what it returns.
+///
+/// # Errors
+/// As of [`machine::call`].
+pub(super) fn call<T: Send + 'static>(
+    events: &ServerEvents,
+    call: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
+) -> Result<T, CallError> {
+    machine::call(events, |machine, now, _| machine.side.call(now, call))
+}
+
+/// All policy as it is now, copied in steps between which the dispatcher does other
+/// things.
+pub(super) fn copy_policy(events: &ServerEvents) -> Result<Vec<ManagedObject>, CallError> {
+    let walk = call(events, |cx| cx.begin_walk(Store::Policy, Uri::root()))?;
+    let mut objects = Vec::new();
+    while let Some((_, next)) = call(events, move |cx| cx.walk(walk, STEP))? {
+        objects.extend(next);
+    }
+    Ok(objects)
+}
+
+/// Refuses from now on newcomers whose TLS handshake was with an earlier acceptor.
+/// Returns the clients that are connected and the certificates that they showed.
+pub(super) fn tls_replaced(
+    events: &ServerEvents,
+    generation: u64,
+) -> Result<Vec<(ConnectionId, Shown)>, CallError> {
+    machine::call(events, move |Machine { side, peers }, _, _| {
+        side.generation = side.generation.max(generation);
+        let clients = peers.shown();
+        let clients = clients.filter(|(connection, _)| !side.controls.contains_key(connection));
+        clients
+            .map(|(connection, shown)| (connection, Shown::clone(shown)))
+            .collect()
+    })
+}
+
+/// A connection that asks to be admitted.
+#[derive(Debug)]
+pub(super) struct Newcomer {
+    /// The address of this server that it dialled, if that is known.
+    pub(super) dialled: Option<String>,
+    pub(super) is_control: bool,
+    /// Where it comes from, for the log.
+    pub(super) peer: String,
+    pub(super) shown: Shown,
+    /// The number of the acceptor that it had its handshake with.
+    pub(super) generation: u64,
+}
+
+/// All state of a server.
+pub(super) struct ServerSide {
+    core: ServerCore,
+    /// The control connections, each with the walk that it has begun.
+    controls: HashMap<ConnectionId, Option<WalkId>>,
+    /// Answers to control connections that have not been handed on.
+    answers: Vec<(ConnectionId, Bytes)>,
+    keeper: Option<keeper::Ask>,
+    editor: Option<Sender<(ConnectionId, PolicyEdit)>>,
+    max_clients: usize,
+    is_stopping: bool,
+    /// The number of the acceptor that newcomers must have had their handshake with.
+    generation: u64,
+    /// Limits the log lines that clients cause, by host.
+    log: LogLimit<String>,
+}
+
+impl ServerSide {
+    pub(super) fn new(
+        core: ServerCore,
+        keeper: Option<keeper::Ask>,
+        editor: Option<Sender<(ConnectionId, PolicyEdit)>>,
+        max_clients: usize,
+    ) -> Self {
+        Self {
+            core,
+            controls: HashMap::new(),
+            answers: Vec::new(),
+            keeper,
+            editor,
+            max_clients,
+            is_stopping: false,
+            generation: 0,
+            log: LogLimit::default(),
+        }
+    }
+
+    fn call<T>(&mut self, now: Instant, call: impl FnOnce(&mut ServerContext<'_>) -> T) -> T {
+        let mut cx = ServerContext {
+            core: &mut self.core,
+            now,
+            edits: self.keeper.is_some().then(Vec::new),
+        };
+        let result = call(&mut cx);
+        let edits = cx.edits.unwrap_or_default();
+        if let Some(keeper) = self.keeper.as_ref().filter(|_| !edits.is_empty()) {
+            keeper.changed(edits);
+        }
+        result
+    }
+
+    /// The figures that are known on the dispatcher; the handle adds the others.
+    pub(super) fn figures(&self, view: &View<'_, Messages>) -> ServerFigures {
+        let core = &self.core;
+        ServerFigures {
+            sessions: core.sessions(view.now),
+            agents: Vec::new(),
+            requests: core.requests(),
+            max_sessions: self.max_clients,
+            handshakes: 0,
+            max_handshakes: 0,
+            policy_objects: core.policy().len(),
+            policy_revision: core.policy_revision(),
+            endpoint_objects: core.endpoints().len(),
+            reports: core.observer().len(),
+            series: core.observer().series(),
+            dispatcher: view.dispatcher,
+            queues: view.queues,
+            received: view.received,
+        }
+    }
+
+    /// Answers a control connection.
+    pub(super) fn answer(&mut self, connection: ConnectionId, frame: Bytes) {
+        self.answers.push((connection, frame));
+    }
+
+    /// A message on a control connection. An edit is answered once it is made and kept.
+    fn control(&mut self, id: ConnectionId, message: Incoming, now: Instant) {
+        let (request_id, request) = match message {
+            Incoming::Request { id, request } => (id, request),
+            Incoming::Refused {
+                id: refused, error, ..
+            } => {
+                return self.answer(id, control::failure(&refused, &error));
+            }
+            _ => return,
+        };
+        let mut walk = self.controls.get(&id).copied().flatten();
+        let answer = self.call(now, |cx| control::carry_out(cx, &mut walk, request_id, request));
+        self.controls.insert(id, walk);
+        match (answer, &self.editor) {
+            (control::Answer::Now(frame), _) => self.answer(id, frame),
+            (control::Answer::Later(edit), Some(editor)) => {
+                // The dispatcher never waits, so a full queue is an answer and not a pause.
+                if let Err(full) = editor.try_send((id, edit)) {
+                    let (_, edit) = full.into_inner();
+                    self.answer(id, edit.busy());
+                }
+            }
+            (control::Answer::Later(_), None) => {}
+        }
+    }
+}
+
+impl Side for ServerSide {
+    type Core = ServerCore;
+    type Newcomer = Newcomer;
+    type Refusal = String;
+    const LOG: &'static str = LOG;
+
+    fn core(&self) -> &ServerCore {
+        &self.core
+    }
+
+    fn admit(
+        &mut self,
+        id: ssntp_transport::ConnectionId,
+        newcomer: Newcomer,
+        standing: usize,
+        peers: &mut Peers,
+        now: Instant,
+    ) -> Result<ConnectionId, String> {
+        let beyond = if newcomer.is_control { CONTROLS } else { 0 };
+        let max = self.max_clients.saturating_add(beyond);
+        if self.is_stopping {
+            return Err("the server is shutting down".to_owned());
+        }
+        // Its certificate was judged by rules that do not hold any more.
+        if newcomer.generation < self.generation {
+            return Err("the certificates of the server were replaced during its handshake".to_owned());
+        }
+        if standing >= max {
+            return Err(format!("{max} clients are connected"));
+        }
+        let connection = ConnectionId(id.sequence());
+        let Newcomer {
+            dialled, peer, shown, ..
+        } = newcomer;
+        if let Some(more) = self.log.admit(host(&peer), "connected", now) {
+            info!(target: LOG, "{peer} ({connection}) is connected{more}");
+        }
+        peers.add(id, connection, peer.clone(), shown);
+        if newcomer.is_control {
+            self.controls.insert(connection, None);
+        } else {
+            self.core.connected(connection, peer, dialled, now);
+        }
+        Ok(connection)
+    }
+
+    fn step(&mut self, connection: ConnectionId, messages: &mut Messages, now: Instant) -> Option<bool> {
+        // An answer that goes on comes before the next message.
+        if !self.core.go_on(connection) {
+            let message = messages.next()?;
+            if self.controls.contains_key(&connection) {
+                self.control(connection, message, now);
+            } else {
+                self.core.message(connection, message, now);
+            }
+        }
+        Some(self.core.is_answering(connection))
+    }
+
+    fn received(&mut self, connection: ConnectionId, bytes: u64, now: Instant) {
+        self.core.heard(connection, now);
+        self.core.count_received(connection, bytes);
+    }
+
+    fn gone(&mut self, connection: ConnectionId, peer: &str, why: Gone, now: Instant) {
+        let (kind, level, what) = match why {
+            // A peer that broke the protocol was refused.
+            Gone::Ended(EndReason::Protocol(fault)) => (
+                "ended",
+                Level::Warn,
+                format!("ended: {}", excerpt(EndReason::Protocol(fault))),
+            ),
+            Gone::Ended(reason) => ("ended", Level::Info, format!("ended: {}", excerpt(reason))),
+            Gone::Full => {
+                let what = "is too slow: its queue is full, it is disconnected";
+                ("too slow", Level::Warn, what.to_owned())
+            }
+            Gone::Untrusted(why) => {
+                let what = format!("is not trusted any more, it is disconnected: {why}");
+                ("not trusted", Level::Warn, what)
+            }
+        };
+        if let Some(more) = self.log.admit(host(peer), kind, now) {
+            log!(target: LOG, level, "{peer} ({connection}) {what}{more}");
+        }
+        match self.controls.remove(&connection) {
+            Some(walk) => walk.into_iter().for_each(|walk| self.core.end_walk(walk)),
+            None => self.core.disconnected(connection, now),
+        }
+    }
+
+    /// Only a call of the owner finds those: the certificates of all clients are too
+    /// many to be looked at for each newcomer, whose generation is looked at instead.
+    fn untrusted(&self, _: &Peers) -> Vec<(ConnectionId, String)> {
+        Vec::new()
+    }
+
+    fn hand_on(&mut self, peers: &mut Peers, _: Instant, actions: &mut Vec<Action>) {
+        for action in self.core.take_actions() {
+            match action {
+                CoreAction::Send { connection, frame } => {
+                    self.core.count_sent(connection, frame.len() as u64);
+                    peers.send(connection, frame, actions);
+                }
+                CoreAction::Close { connection, .. } => peers.end(connection, actions),
+            }
+        }
+        for (connection, frame) in self.answers.drain(..) {
+            peers.send(connection, frame, actions);
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.core.next_deadline()
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.core.tick(now);
+    }
+
+    fn stop(&mut self, _: Instant) {
+        self.is_stopping = true;
+    }
+}
+
+impl Contents for ServerCore {
+    fn trees(&self) -> [&Tree; 2] {
+        [self.policy(), self.endpoints()]
+    }
+
+    fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_> {
+        Box::new(self.observer().objects_after(place))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use bytes::BytesMut;
+
+    use super::*;
+    use crate::message::Decoder;
+    use crate::model::Edit;
+    use crate::rpc::{Framing, Limits};
+    use crate::run::now as clock;
+    use crate::server::Settings;
+    use ssntp_transport::Tried;
+    use ssntp_transport::dispatch::{DispatchEvent, Runner, Settings as Running};
+    use ssntp_transport::{Budget, Credit, Limits as Queue, Outbox, Outgoing, PATIENCE, Transmit};
+
+    /// A server without threads.
+    struct Bench {
+        runner: Runner<Machine<ServerSide>>,
+        now: Instant,
+        credits: HashMap<ssntp_transport::ConnectionId, Arc<Credit>>,
+    }
+
+    impl Bench {
+        fn new(core: ServerCore, max: usize, now: Instant) -> Self {
+            let settings = Running {
+                queue: Queue {
+                    frames: 10_000,
+                    bytes: 1 << 20,
+                },
+                budget: Budget::unlimited(),
+                received: Budget::unlimited(),
+                patience: PATIENCE,
+                parting: PATIENCE,
+                grace: PATIENCE,
+            };
+            let machine = Machine::new(ServerSide::new(core, None, None, max));
+            Self {
+                runner: Runner::new(machine, settings, || false),
+                credits: HashMap::new(),
+                now,
+            }
+        }
+
+        fn connect(&mut self, is_control: bool) -> Result<(ssntp_transport::ConnectionId, Outbox), String> {
+            let (reply, verdict) = crossbeam_channel::bounded(1);
+            let newcomer = Newcomer {
+                dialled: None,
+                is_control,
+                peer: "peer".to_owned(),
+                shown: Shown::default(),
+                generation: 0,
+            };
+            self.runner
+                .handle(DispatchEvent::Admit(Box::new(newcomer), reply), self.now);
+            verdict.recv().unwrap().map(|admitted| {
+                self.credits.insert(admitted.id, admitted.credit);
+                (admitted.id, admitted.outbox)
+            })
+        }
+
+        fn say(&mut self, id: ssntp_transport::ConnectionId, text: &str) {
+            let mut messages = Vec::new();
+            let mut decoder = Decoder::new(Framing::Concatenated, Limits::default());
+            decoder.decode(&mut BytesMut::from(text), &mut messages).unwrap();
+            self.credits[&id].spend(Credit::memory_of::<Messages>(1, 0));
+            self.runner
+                .handle(DispatchEvent::Items(id, vec![messages.into_iter()], 0), self.now);
+            while !self.runner.is_idle() {
+                self.runner.turn(self.now, || Duration::ZERO);
+            }
+        }
+
+        fn core(&self) -> &ServerCore {
+            self.runner.core().side.core()
+        }
+    }
+
+    /// What has been sent.
+    #[derive(Clone, Debug, Default)]
+    struct Wire(Arc<Mutex<Vec<u8>>>);
+
+    impl Transmit for Wire {
+        fn transmit(&mut self, batch: &[Outgoing]) -> std::io::Result<()> {
+            let parts = batch.iter().flat_map(Outgoing::parts);
+            parts.for_each(|part| self.0.lock().unwrap().extend_from_slice(part));
+            Ok(())
+        }
+
+        fn try_transmit(&mut self, _: &Outgoing) -> Tried {
+            Tried::Not
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn finish(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn idle(&mut self) {}
+    }
+
+    const IDENTITY: &str = r#"{"id":["send_identity",1],"method":"send_identity","params":[{"proto_version":"1.0","name":"pe","domain":"test","my_role":["policy_element"]}]}"#;
+
+    #[test]
+    fn who_takes_no_answers_is_dealt_with_no_further() {
+        let now = clock();
+        let mut core = ServerCore::new(Settings::new("pr1", "test"), now);
+        let long = ManagedObject::new("A", "/a/".parse().unwrap()).with("name", "x".repeat(10_000));
+        core.edit(Edit::Merge(vec![long]), now).unwrap();
+        let mut bench = Bench::new(core, 10, now);
+        let (id, outbox) = bench.connect(false).unwrap();
+        let resolve =
+            r#"{"id":2,"method":"policy_resolve","params":[{"subject":"A","policy_uri":"/a/","prr":3600}]}"#;
+        bench.say(id, &format!("{IDENTITY}{}", resolve.repeat(1000)));
+        let asked = bench.core().sessions(bench.now)[0]
+            .counters
+            .requests(crate::message::Method::PolicyResolve);
+        let waiting = outbox.waiting().bytes;
+        assert!(waiting <= 512 * 1024, "half of its queue: {waiting}");
+        // What the queue holds, and one turn.
+        assert!((30..70).contains(&asked), "{asked}");
+        assert_eq!(bench.core().session_count(), 1, "it may still listen");
+    }
+
+    #[test]
+    fn a_long_answer_waits_for_who_takes_it_slowly_and_arrives_whole() {
+        let now = clock();
+        let mut core = ServerCore::new(Settings::new("pr1", "test"), now);
+        let object =
+            |uri: String| ManagedObject::new("A", uri.parse().unwrap()).with("name", "x".repeat(10_000));
+        let below = (0..1000).map(|n| object(format!("/a/{n}/")));
+        let policy = std::iter::once(object("/a/".to_owned())).chain(below).collect();
+        core.edit(Edit::Merge(policy), now).unwrap();
+        let mut bench = Bench::new(core, 10, now);
+        let (id, outbox) = bench.connect(false).unwrap();
+        let resolve = r#"{"id":["policy_resolve",2],"method":"policy_resolve","params":[{"subject":"A","policy_uri":"/a/","prr":3600}]}"#;
+        bench.say(id, &format!("{IDENTITY}{resolve}"));
+        let mut decoder = Decoder::trusting(Framing::Nul, Limits::default());
+        let (mut input, mut messages) = (BytesMut::new(), Vec::new());
+        let wire = Wire::default();
+        outbox.open(Box::new(wire.clone()));
+        let (mut batch, mut most) = (Vec::new(), 0);
+        let is_result = |message: &Incoming| {
+            matches!(
+                message,
+                Incoming::Result {
+                    reply: crate::message::Reply::Resolve(..),
+                    ..
+                }
+            )
+        };
+        while !messages.iter().any(is_result) {
+            most = most.max(outbox.waiting().bytes);
+            let due = outbox.try_next(&mut batch).expect("there is more");
+            outbox.send(due, &mut batch, &|| ()).unwrap();
+            input.extend_from_slice(&std::mem::take(&mut *wire.0.lock().unwrap()));
+            decoder.decode(&mut input, &mut messages).unwrap();
+            bench.runner.handle(DispatchEvent::Room(id), now);
+            while !bench.runner.is_idle() {
+                bench.runner.turn(now, || Duration::ZERO);
+            }
+        }
+        assert!(most < 3 << 20, "of ten megabytes, {most} waited");
+        assert_eq!(bench.core().session_count(), 1);
+    }
+
+    #[test]
+    fn a_long_message_on_its_way_keeps_its_session() {
+        let begin = clock();
+        let core = ServerCore::new(Settings::new("pr1", "test"), begin);
+        let mut bench = Bench::new(core, 10, begin);
+        let (silent, _) = bench.connect(false).unwrap();
+        let (sends, _) = bench.connect(false).unwrap();
+        for id in [silent, sends] {
+            bench.say(id, IDENTITY);
+        }
+        for seconds in (10..300).step_by(5) {
+            bench.now = begin + Duration::from_secs(seconds);
+            bench
+                .runner
+                .handle(DispatchEvent::Items(sends, Vec::new(), 0), bench.now);
+            bench.runner.next_deadline();
+            bench.runner.tick(bench.now);
+        }
+        let sessions = bench.core().sessions(bench.now);
+        assert_eq!(sessions.len(), 1);
+        assert_eq!(sessions[0].connection, ConnectionId(sends.sequence()));
+    }
+
+    #[test]
+    fn a_full_server_lets_in_some_who_look_after_it() {
+        let now = clock();
+        let core = ServerCore::new(Settings::new("pr1", "test"), now);
+        let mut bench = Bench::new(core, 1, now);
+        let _client = bench.connect(false).unwrap();
+        assert_eq!(bench.connect(false).unwrap_err(), "1 clients are connected");
+        for _ in 0..CONTROLS {
+            bench.connect(true).unwrap();
+        }
+        assert!(bench.connect(true).is_err());
+        bench.runner.handle(DispatchEvent::Stop, now);
+        assert_eq!(bench.connect(false).unwrap_err(), "the server is shutting down");
+    }
+}
