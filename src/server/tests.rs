@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::admission::CertificateUse;
 use super::config::Environment;
-use super::core::{Request, ServerCore};
+use super::core::{AdmissionRequest, ServerCore};
 use super::credentials::TimeOfDay;
 use super::sessions::LossCount;
 use super::*;
@@ -75,7 +75,7 @@ impl Rig {
         let number = self.places.len() as u64 + 1;
         let (id, uuid) = (ConnectionId(number), Uuid::from_u128(number.into()));
         let outbox = Outbox::new(limits);
-        let request = Request {
+        let request = AdmissionRequest {
             connect: Connect::new(role, uuid, true),
             certificate: CertificateInfo::nothing(&CertificateDer::from(number.to_be_bytes().to_vec())),
             intermediates: Vec::new(),
