@@ -19,9 +19,8 @@ pub(crate) fn of_scheduler(server: ServerHandle) -> Figures {
         let mut snapshot = Snapshot::of_server(&figures);
         let figures = Scheduler::figures(&server).map_err(|e| e.to_string())?;
         snapshot.metrics.add(SCHEDULER, &figures);
-        let (held, in_flight) = (figures.starts.max_held, figures.starts.max_in_flight);
-        let limits = json!({ "held_starts": held, "starts_in_flight": in_flight });
-        snapshot.show("scheduler", json!({ "master": figures.master, "limits": limits }));
+        let scheduler = json!({ "master": figures.master, "limits": figures.limits });
+        snapshot.show("scheduler", scheduler);
         Ok(snapshot)
     })
 }
@@ -61,8 +60,8 @@ fn introduce(snapshot: &mut Snapshot, client: &ClientHandle) {
 
 #[rustfmt::skip] // A table: one row a metric.
 const SCHEDULER: &[Metric<SchedulerFigures>] = &[
-    gauge("ssntp_scheduler_nodes", "Nodes that are connected, by status.", |f| by("status", f.nodes.by_status())),
-    gauge("ssntp_scheduler_instances", "Instances, by state.", |f| by("state", f.instances.by_state())),
+    gauge("ssntp_scheduler_nodes", "Nodes that are connected, by status.", |f| by("status", f.nodes.clone())),
+    gauge("ssntp_scheduler_instances", "Instances, by state.", |f| by("state", f.instances.clone())),
     counter("ssntp_scheduler_starts_received_total", "STARTs received, including those of instances that are moved.",
         |f| one(f.starts.received)),
     counter("ssntp_scheduler_starts_given_total", "STARTs that were given to a node.", |f| one(f.starts.given)),
@@ -73,11 +72,11 @@ const SCHEDULER: &[Metric<SchedulerFigures>] = &[
         |f| by("outcome", [("started", f.starts.start_time), ("failed", f.starts.failure_time)])),
     gauge("ssntp_scheduler_held_starts", "STARTs that wait for a READY.", |f| one(f.starts.held)),
     gauge("ssntp_scheduler_held_starts_bytes", "Bytes of the STARTs that wait.", |f| one(f.starts.held_bytes)),
-    gauge("ssntp_scheduler_held_starts_limit", "The most STARTs that wait.", |f| one(f.starts.max_held)),
+    gauge("ssntp_scheduler_held_starts_limit", "The most STARTs that wait.", |f| one(f.limits.held_starts)),
     gauge("ssntp_scheduler_starts_in_flight", "STARTs that wait for the answer of their node.",
         |f| one(f.starts.in_flight)),
     gauge("ssntp_scheduler_starts_in_flight_limit", "The most STARTs that wait for the answer of their node.",
-        |f| one(f.starts.max_in_flight)),
+        |f| one(f.limits.starts_in_flight)),
     gauge("ssntp_scheduler_streams", "Streams that are open.", |f| one(f.streams)),
     gauge("ssntp_scheduler_moving_instances", "Instances that are being moved.", |f| one(f.moving)),
     gauge("ssntp_scheduler_controllers", "Controllers that are connected.", |f| one(f.controllers)),

@@ -1,14 +1,12 @@
 //! Snapshots of a concentrator for metrics and pages.
 
-use serde::Serialize;
 use ssntp::client::ClientFigures;
 
 /// A snapshot of a concentrator, see [`Cnci::figures`](super::Cnci::figures).
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CnciFigures {
     /// The figures of its client.
-    #[serde(skip)]
     pub client: ClientFigures,
     /// Tunnels to nodes.
     pub tunnels: usize,

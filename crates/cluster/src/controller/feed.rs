@@ -348,16 +348,17 @@ fn settle(orders: &mut Vec<Pending>, reply: impl Fn(&Pending) -> Option<Reply>) 
 impl Subscriber {
     /// Sends a change without waiting; false once the receiver is gone.
     fn tell(&mut self, change: Change) -> bool {
-        let told = match self.missed {
-            0 => Ok(()),
-            count => self.changes.try_send(Change::Missed { count }),
+        // `Missed` goes first, so that a subscriber learns where its gap is.
+        let untold = match self.missed {
+            0 => None,
+            count => self.changes.try_send(Change::Missed { count }).err(),
         };
-        let sent = told.and_then(|()| {
+        let unsent = untold.or_else(|| {
             self.missed = 0;
-            self.changes.try_send(change)
+            self.changes.try_send(change).err()
         });
-        self.missed += u64::from(matches!(sent, Err(TrySendError::Full(_))));
-        !matches!(sent, Err(TrySendError::Disconnected(_)))
+        self.missed += u64::from(unsent.as_ref().is_some_and(TrySendError::is_full));
+        !unsent.is_some_and(|e| e.is_disconnected())
     }
 }
 

@@ -12,13 +12,20 @@ use ssntp_transport::Histogram;
 
 /// A snapshot of a scheduler, see [`Scheduler::figures`](super::Scheduler::figures).
 /// Counters count from its start.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct SchedulerFigures {
-    /// Connected nodes by status.
-    pub nodes: NodeFigures,
-    /// Known instances by state.
-    pub instances: InstanceFigures,
+    /// Connected nodes by status: `ready`, `full`, `offline`, `maintenance`; `waiting` if they
+    /// have not said a status yet; and `stale` if they have sent no STATS for too long,
+    /// whatever their status was.
+    pub nodes: BTreeMap<&'static str, usize>,
+    /// Known instances by state: `held` while the START waits for a node, `starting` after a
+    /// node was given it, `pending` if the node says that it is being started again,
+    /// `running`, `ended`, and `given_up` if the START was answered with a failure and the
+    /// instance may still turn up.
+    pub instances: BTreeMap<&'static str, usize>,
+    /// The limits.
+    pub limits: SchedulerLimits,
     /// STARTs and their outcomes.
     pub starts: StartFigures,
     /// Streams that are open.
@@ -41,72 +48,18 @@ pub struct SchedulerFigures {
     pub invalid_frames: u64,
 }
 
-/// Nodes by status: each is in one of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+/// The limits of a scheduler.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 #[non_exhaustive]
-pub struct NodeFigures {
-    /// They have not said a status yet.
-    pub waiting: usize,
-    /// READY.
-    pub ready: usize,
-    /// FULL.
-    pub full: usize,
-    /// OFFLINE.
-    pub offline: usize,
-    /// MAINTENANCE.
-    pub maintenance: usize,
-    /// They have sent no STATS for too long, whatever their status was.
-    pub stale: usize,
-}
-
-impl NodeFigures {
-    /// Each number with the word for its status.
-    pub fn by_status(&self) -> [(&'static str, usize); 6] {
-        [
-            ("waiting", self.waiting),
-            ("ready", self.ready),
-            ("full", self.full),
-            ("offline", self.offline),
-            ("maintenance", self.maintenance),
-            ("stale", self.stale),
-        ]
-    }
-}
-
-/// Instances by state: each is in one of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct InstanceFigures {
-    /// The START waits for a node.
-    pub held: usize,
-    /// The START was given to a node.
-    pub starting: usize,
-    /// The node says that it is being started again.
-    pub pending: usize,
-    /// It runs.
-    pub running: usize,
-    /// It has ended, and its node keeps it.
-    pub ended: usize,
-    /// Its START was answered with a failure, but it may still turn up.
-    pub given_up: usize,
-}
-
-impl InstanceFigures {
-    /// Each number with the word for its state.
-    pub fn by_state(&self) -> [(&'static str, usize); 6] {
-        [
-            ("held", self.held),
-            ("starting", self.starting),
-            ("pending", self.pending),
-            ("running", self.running),
-            ("ended", self.ended),
-            ("given_up", self.given_up),
-        ]
-    }
+pub struct SchedulerLimits {
+    /// The most STARTs that may be held.
+    pub held_starts: usize,
+    /// The most STARTs that may be in flight.
+    pub starts_in_flight: usize,
 }
 
 /// STARTs and their outcomes. A START of an instance that is moved counts again.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct StartFigures {
     /// Received STARTs.
@@ -119,21 +72,15 @@ pub struct StartFigures {
     /// version does not know, and `no_answer` if the node gave no answer.
     pub failed: BTreeMap<&'static str, u64>,
     /// For started STARTs: the time from their arrival until STATS listed the instance.
-    #[serde(skip)]
     pub start_time: Histogram,
     /// For failed STARTs: the time from their arrival to the answer.
-    #[serde(skip)]
     pub failure_time: Histogram,
     /// STARTs that wait for a READY.
     pub held: usize,
     /// The bytes of the held STARTs.
     pub held_bytes: usize,
-    /// The most STARTs that may be held.
-    pub max_held: usize,
     /// STARTs that wait for the answer of their node.
     pub in_flight: usize,
-    /// The most STARTs that may be in flight.
-    pub max_in_flight: usize,
 }
 
 impl Scheduler {
@@ -151,18 +98,20 @@ impl Scheduler {
         let (streams, streams_opened) = self.streams.counted();
         let (moving, moved) = self.moves.counted();
         let (controllers, first) = self.controllers.counted();
-        let (held, held_bytes, max_held) = self.held.counted();
-        let (in_flight, max_in_flight) = self.instances.in_flight();
+        let (held, held_bytes, held_starts) = self.held.counted();
+        let (in_flight, starts_in_flight) = self.instances.in_flight();
         SchedulerFigures {
             nodes: self.nodes.figures(),
             instances: self.instances.figures(),
             starts: StartFigures {
                 held,
                 held_bytes,
-                max_held,
                 in_flight,
-                max_in_flight,
                 ..self.starts.clone()
+            },
+            limits: SchedulerLimits {
+                held_starts,
+                starts_in_flight,
             },
             streams,
             streams_opened,
@@ -175,6 +124,16 @@ impl Scheduler {
             invalid_frames: self.invalid_frames,
         }
     }
+}
+
+/// Counts how often each of these words occurs; all of them are in the result.
+pub(super) fn tally<const N: usize>(
+    words: [&'static str; N],
+    found: impl Iterator<Item = &'static str>,
+) -> BTreeMap<&'static str, usize> {
+    let mut counts = BTreeMap::from(words.map(|word| (word, 0)));
+    found.for_each(|word| *counts.entry(word).or_default() += 1);
+    counts
 }
 
 impl StartFigures {

@@ -107,7 +107,7 @@ use self::cncis::Cncis;
 pub use self::config::{ControllerMode, SchedulerConfig, SchedulerError};
 use self::configuration::Configuration;
 use self::controllers::Controllers;
-pub use self::figures::{InstanceFigures, NodeFigures, SchedulerFigures, StartFigures};
+pub use self::figures::{SchedulerFigures, SchedulerLimits, StartFigures};
 use self::held::HeldStarts;
 use self::instances::Instances;
 use self::moves::Moves;

@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use super::answers::{self, Why};
 use super::cncis::Tenant;
-use super::figures::NodeFigures;
+use super::figures::tally;
 use super::{Scheduler, limited};
 use ssntp::Role;
 use ssntp::payload::{Maintenance, NodeConnected, NodeDisconnected, NodeStatus, NodeType, Ready, Stats};
@@ -87,19 +87,17 @@ impl Nodes {
     }
 
     /// The number of nodes in each status.
-    pub(super) fn figures(&self) -> NodeFigures {
-        let mut figures = NodeFigures::default();
-        for node in self.by_uuid.values() {
-            *match node.status {
-                _ if node.due.is_none() => &mut figures.stale,
-                Some(Status::READY) => &mut figures.ready,
-                Some(Status::FULL) => &mut figures.full,
-                Some(Status::OFFLINE) => &mut figures.offline,
-                Some(Status::MAINTENANCE) => &mut figures.maintenance,
-                _ => &mut figures.waiting,
-            } += 1;
-        }
-        figures
+    pub(super) fn figures(&self) -> BTreeMap<&'static str, usize> {
+        let words = ["waiting", "ready", "full", "offline", "maintenance", "stale"];
+        let word = |node: &Node| match node.status {
+            _ if node.due.is_none() => "stale",
+            Some(Status::READY) => "ready",
+            Some(Status::FULL) => "full",
+            Some(Status::OFFLINE) => "offline",
+            Some(Status::MAINTENANCE) => "maintenance",
+            _ => "waiting",
+        };
+        tally(words, self.by_uuid.values().map(word))
     }
 
     /// NodeConnected of every node.

@@ -4,7 +4,7 @@
 //!             a seed
 //!               │ draws
 //!               ▼
-//!  World: whoever can move takes a step, chosen at random; when nobody can, time
+//!  World: a random one of the machines that can move takes a step; if none can, the time
 //!  jumps to the next timer
 //!
 //!  Peer ◀──▶ Stream ◀──▶ Newcomer, Reader, Writer ──▶ Events ──▶ Runner<ServerCore<Application>>
@@ -19,17 +19,14 @@
 //! `transport::link` do. Writers also move between two looks of the dispatcher
 //! at a ledger (`transport::outbox::interleaving`), as other threads do.
 //!
-//! It is compiled into the library's unit tests, by `src/ssntp/server/mod.rs`,
-//! so that it may use what is private to the crate.
-//!
 //! | invariant | says |
 //! |---|---|
 //! | order, twice | for each sender and receiver, frames arrive once, in the order sent |
-//! | lost | whatever does not arrive was counted: as dropped, as lost, or the stream was cut |
+//! | lost | a frame that does not arrive was counted as dropped or lost, or its stream was cut |
 //! | zero | when all is over, nothing is counted any more |
 //! | memory | the queues take no more than the budget and what each may have beyond |
 //! | end | every connection ends within the grace, every newcomer gets a verdict |
-//! | healthy | nobody who reads at full speed is taken as slow |
+//! | healthy | no peer that reads at full speed counts as slow |
 //! | told once | the application hears of each session's begin and end once, in order |
 //! | standstill | nothing waits that could move |
 //!
@@ -46,6 +43,12 @@
 //! | `checks` | the invariants |
 //! | `random` | random numbers |
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a seed that fails is to end the test"
+)]
+
 mod application;
 mod checks;
 mod network;
@@ -58,7 +61,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use self::world::World;
 
-/// So many seeds in a plain `cargo test`.
+/// The number of seeds in a plain `cargo test`.
 const SEEDS: u64 = 1000;
 
 #[test]

@@ -31,12 +31,12 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::figures::InstanceFigures;
+use super::figures::tally;
 use super::placement::Allocation;
 use super::waiting::Waiting;
 use crate::phase::Phase;
@@ -331,19 +331,17 @@ impl Instances {
     }
 
     /// The number of instances in each state.
-    pub(super) fn figures(&self) -> InstanceFigures {
-        let mut figures = InstanceFigures::default();
-        for entry in self.by_uuid.values() {
-            *match entry.state {
-                State::Held => &mut figures.held,
-                State::Starting(_) => &mut figures.starting,
-                State::Known(Phase::Pending) => &mut figures.pending,
-                State::Known(Phase::Running) => &mut figures.running,
-                State::Known(Phase::Ended) => &mut figures.ended,
-                State::GivenUp => &mut figures.given_up,
-            } += 1;
-        }
-        figures
+    pub(super) fn figures(&self) -> BTreeMap<&'static str, usize> {
+        let words = ["held", "starting", "pending", "running", "ended", "given_up"];
+        let word = |entry: &Entry| match entry.state {
+            State::Held => "held",
+            State::Starting(_) => "starting",
+            State::Known(Phase::Pending) => "pending",
+            State::Known(Phase::Running) => "running",
+            State::Known(Phase::Ended) => "ended",
+            State::GivenUp => "given_up",
+        };
+        tally(words, self.by_uuid.values().map(word))
     }
 
     /// The number of STARTs in flight, and the most of them.
