@@ -128,8 +128,10 @@ pub(crate) fn reader_is_gone() -> bool {
         && polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
+type Sink = Box<dyn Fn(&str) + Send + Sync>;
+
 /// Takes notes in place of the standard error.
-static NOTES: OnceLock<Box<dyn Fn(&str) + Send + Sync>> = OnceLock::new();
+static NOTES: OnceLock<Sink> = OnceLock::new();
 
 /// From here on, notes go there. Only the first call counts.
 pub(crate) fn send_notes_to(sink: impl Fn(&str) + Send + Sync + 'static) {
