@@ -114,10 +114,9 @@ impl Frame {
 
 /// Makes a type that serde reads and writes the [`Content`](crate::payload::Content)
 /// of a kind of frame: as `yaml`, with the limits of [`payload::yaml`](crate::payload::yaml),
-/// or as `json`, which takes the feature of that name.
+/// or as `json`.
 ///
 /// ```
-/// # #[cfg(feature = "json")] {
 /// use serde::{Deserialize, Serialize};
 /// use ssntp::Frame;
 /// use ssntp::proto::{FrameKind, FrameType};
@@ -131,7 +130,6 @@ impl Frame {
 /// let frame = Frame::try_of(&Query { key: "a".into() })?;
 /// assert_eq!(frame.payload_bytes()[..], *br#"{"key":"a"}"#);
 /// assert_eq!(frame.payload::<Query>()?.key, "a");
-/// # }
 /// # Ok::<(), ssntp::payload::Error>(())
 /// ```
 #[macro_export]
