@@ -235,11 +235,11 @@ impl Outstanding {
             }
             Step::Request | Step::Reply => Ok(bare(frame)),
         };
-        // Whoever waited may have given up.
+        // The thread that waited may have given up.
         let _ = asked.answer.send(answer);
     }
 
-    /// Nobody takes requests of that kind.
+    /// The server does not know requests of that kind.
     pub(super) fn unsupported(&mut self, kind: FrameKind) {
         for (_, asked) in self.asked.extract_if(|_, asked| asked.kind == kind) {
             let _ = asked
@@ -248,7 +248,7 @@ impl Outstanding {
         }
     }
 
-    /// Nobody waits for this answer any more.
+    /// The asker has stopped waiting for this answer.
     pub(super) fn forget(&mut self, id: u64) {
         self.asked.remove(&id);
     }
@@ -264,7 +264,7 @@ impl Outstanding {
         }
     }
 
-    /// How many answers came that nobody waited for.
+    /// How many answers came too late.
     pub(super) fn late(&self) -> u64 {
         self.late
     }

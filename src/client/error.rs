@@ -38,7 +38,7 @@ pub enum ClientError {
         /// The UUID that the certificate is bound to.
         bound: Uuid,
     },
-    /// The nil UUID was given, which names nobody.
+    /// The nil UUID was given, which is not a client's.
     #[error("the nil UUID names nobody")]
     NilUuid,
     /// The directory of persistent UUIDs cannot be used.
@@ -133,7 +133,7 @@ pub struct DialError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DialFault {
-    /// Nobody answers at that address, or the name has none. Tried again.
+    /// No server answers at that address, or the name has no address. Tried again.
     #[error(transparent)]
     Connect(Arc<io::Error>),
     /// The connection was lost before the session stood. Tried again.

@@ -145,7 +145,6 @@ pub struct ClientCounters {
     pub unsupported: u64,
     /// Trace blocks that were malformed and dropped.
     pub bad_traces: u64,
-    /// Answers to requests that nobody waited for any more, or that came from
-    /// somebody who was not asked.
+    /// Answers that came too late, or from a client that was not asked.
     pub late_replies: u64,
 }

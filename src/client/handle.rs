@@ -107,7 +107,7 @@ impl ClientHandle {
     /// payload is what the application there replied with.
     ///
     /// Answers come past the channel of events, in any order, but not past the
-    /// limit of that channel: while nobody receives and it is full, nothing is
+    /// limit of that channel: while the application does not receive and it is full, nothing is
     /// read from the session.
     ///
     /// # Errors

@@ -1,9 +1,7 @@
-//! The bounded channel of events, from whoever has something to tell to the
-//! application.
+//! The bounded channel of events to the application.
 //!
 //! It is bounded in events by the channel itself, and in bytes by a ledger of
-//! what was put in: whoever holds the channel's other end need not take part
-//! in that. One thread at a time puts events in: the supervisor before and
+//! what was put in, so the application need not take part in that. One thread at a time puts events in: the supervisor before and
 //! after a session, the reader during it.
 
 use std::collections::VecDeque;

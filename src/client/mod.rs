@@ -259,7 +259,7 @@ impl Client {
     /// already still are. A second call does nothing.
     pub fn close(&self) {
         self.handle.close();
-        // Whoever comes second waits here until the threads have ended.
+        // A second caller waits here until the threads have ended.
         let mut supervisor = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = supervisor.take() {
             // A panic has been logged by the panic hook.

@@ -66,7 +66,7 @@ impl SessionSink {
         true
     }
 
-    /// A request goes to the application, an answer to whoever waits for it.
+    /// A request goes to the application, an answer to the thread that waits for it.
     fn exchange(&self, frame: Frame, inbound: &mut Inbound) -> bool {
         let Some(exchange) = Exchange::read(frame.payload_bytes()) else {
             if let Some(answer) = answer_to_bad_exchange(frame.kind()) {

@@ -393,7 +393,7 @@ impl State {
     }
 }
 
-/// Wakes whoever waits for a change.
+/// Wakes the threads that wait for a change.
 #[derive(Debug, Default)]
 struct Changes {
     rung: Mutex<u64>,

@@ -51,7 +51,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `content` | [`Content`]: types of an application, beside these |
-//! | `json` | JSON for them, with the feature of that name |
+//! | `json` | JSON for them |
 //! | [`yaml`] | reading and writing, the limits, [`yaml::Error`] |
 //! | [`timestamp`] | points in time as TraceReport writes them |
 //! | `workload` | what START and RESTART share |

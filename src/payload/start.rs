@@ -150,10 +150,10 @@ names! {
     /// Whether a node starts an instance again that has ended by itself. The
     /// default is `Never`.
     RestartPolicy {
-        /// It stays as it ended.
+        /// It stays ended.
         Never = "never" | "";
-        /// Where it ended with another exit code than 0, by a signal, or nobody
-        /// knows how, as when its node was booted.
+        /// If it ended with another exit code than 0, by a signal, or in a way that
+        /// is not known, as when its node was booted.
         OnFailure = "on-failure";
         /// However it ended.
         Always = "always";

@@ -149,7 +149,7 @@ pub struct InstanceStats {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub ended: String,
     /// Its exit code, 128 and the signal's number where a signal ended it;
-    /// default: -1, it has not ended, or nobody saw. Left out when -1.
+    /// default: -1, it has not ended, or it is not known. Left out when -1.
     #[serde(skip_serializing_if = "is_unknown")]
     pub exit_code: i64,
     /// The number of the signal that ended it; default: 0, none. Left out when 0.

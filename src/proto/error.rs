@@ -74,7 +74,7 @@ pub enum Refusal {
         /// The UUID its certificate is bound to.
         bound: Uuid,
     },
-    /// The server's own UUID, which nobody else may have.
+    /// The server's own UUID, which no client may have.
     #[error("UUID {0} is the server's own")]
     OwnUuid(Uuid),
     /// A certificate that is bound to no UUID, at a server that requires it.

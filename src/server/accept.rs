@@ -21,7 +21,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::config::Environment;
-use super::core::{Request, ServerCore};
+use super::core::{AdmissionRequest, ServerCore};
 use super::now;
 use super::sessions::SessionId;
 use crate::proto::{Connect, ErrorCode, Frame, Refusal, ServerHandshake};
@@ -126,7 +126,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
     }
     let bad_traces = Arc::new(AtomicU64::new(0));
     let mut chain = secured.peer;
-    let request = Request {
+    let request = AdmissionRequest {
         connect,
         // The second that `not_after` names belongs to the lifetime.
         ends: (!newest.outlive).then(|| certificate.not_after + Duration::from_secs(1)),
@@ -178,8 +178,8 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
 }
 
 impl Environment {
-    /// Counts a newcomer that came to nothing. Whoever was cut, or finds the
-    /// server stopping, may meet it as any error.
+    /// Counts a newcomer that was not admitted. A handshake that was cut, or that the
+    /// end of the server ended, may fail with any error, so that is asked first.
     fn refused(&self, newcomer: &Newcomer, word: &'static str) {
         self.handshakes.refused(match () {
             () if newcomer.was_cut() => "cut",

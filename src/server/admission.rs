@@ -1,4 +1,4 @@
-//! Who is admitted: the policy, and the judge who applies it.
+//! Admission: the policy, and the judgement of one newcomer.
 //!
 //! ```text
 //!  Candidate: the newcomer ──┐
@@ -6,9 +6,8 @@
 //!  AdmissionPolicy ──────────┘
 //! ```
 //!
-//! The judge knows no sockets, no clock and no table of sessions: he is told
-//! what stands, and says what is to become of the newcomer. The first row
-//! that applies decides:
+//! The judgement is a pure function of the newcomer and of what it finds. The first
+//! row that applies decides:
 //!
 //! | the newcomer | verdict |
 //! |---|---|
@@ -27,7 +26,7 @@
 //! | its certificate has as many sessions as one may | ConnectionFailure |
 //!
 //! A session counts from its admission until its threads are joined.
-//! [`Certificates`] counts those of each certificate, by the [`Place`] that each
+//! [`Certificates`] counts those of each certificate, by the [`CertificateUse`] that each
 //! session holds as long. A newcomer that takes a session over may have its
 //! place at once, although the old session's threads end a moment later. So
 //! there is one session at most beyond each limit, and only while it ends.
@@ -218,13 +217,13 @@ struct Known {
 }
 
 impl Certificates {
-    /// Takes a place for a session with this certificate; dropping it gives it
-    /// back. `intermediates` is what was shown with it.
+    /// Counts a session of this certificate until the result is dropped.
+    /// `intermediates` are the certificates that were shown with it.
     pub(super) fn take(
         &self,
         certificate: &CertificateInfo,
         intermediates: Vec<CertificateDer<'static>>,
-    ) -> Place {
+    ) -> CertificateUse {
         let mut known = self.lock();
         let kept = known.sessions.get_key_value(&certificate.der[..]);
         let certificate = match kept {
@@ -232,7 +231,7 @@ impl Certificates {
             None => KeptCertificate::new(certificate, known.shared(intermediates)),
         };
         *known.sessions.entry(certificate.clone()).or_default() += 1;
-        Place {
+        CertificateUse {
             certificate,
             certificates: self.clone(),
         }
@@ -275,22 +274,21 @@ impl Known {
     }
 }
 
-/// The place of one session among those of its certificate: it counts while
-/// this is held.
+/// One session's use of its certificate: it counts while this is held.
 #[derive(Debug)]
-pub struct Place {
+pub struct CertificateUse {
     certificate: KeptCertificate,
     certificates: Certificates,
 }
 
-impl Place {
+impl CertificateUse {
     /// The session's certificate, which it shares with others that have it.
     pub(super) fn certificate(&self) -> &KeptCertificate {
         &self.certificate
     }
 }
 
-impl Drop for Place {
+impl Drop for CertificateUse {
     fn drop(&mut self) {
         let mut known = self.certificates.lock();
         if let Some(count) = known.sessions.get_mut(&self.certificate) {
@@ -325,7 +323,7 @@ mod tests {
         }
     }
 
-    /// A server with room, and nobody in it.
+    /// A server with room and without sessions.
     fn empty() -> Standing {
         Standing {
             server: SERVER,
@@ -582,8 +580,8 @@ mod tests {
         policy: AdmissionPolicy,
         maximum: usize,
         places: Certificates,
-        sessions: Vec<(SessionId, Uuid, usize, Place)>,
-        leaving: Vec<Place>,
+        sessions: Vec<(SessionId, Uuid, usize, CertificateUse)>,
+        leaving: Vec<CertificateUse>,
         next: u64,
     }
 

@@ -29,7 +29,7 @@ pub enum ServerEvent {
 /// [`ServerHandle`](super::ServerHandle).
 ///
 /// The channel has room for `capacity` events, which take memory at once. A
-/// dispatcher waits for nobody: an event that finds the channel full is lost,
+/// dispatcher never blocks: an event that finds the channel full is lost,
 /// and the next one that fits comes after a [`ServerEvent::Missed`] that says
 /// how many were. Where no event may be lost, write a [`Handler`].
 ///

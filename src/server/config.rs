@@ -224,16 +224,14 @@ impl ServerConfig {
         /// Default: what the system has threads, memory maps and descriptors for.
         max_sessions: usize;
 
-        /// Whom to admit. Default: see [`AdmissionPolicy`].
+        /// Which clients to admit. Default: see [`AdmissionPolicy`].
         admission: AdmissionPolicy;
 
-        /// Whose ListSessions, Kick, ListBans and Unban the server carries out
-        /// (docs/admission.md, "Operators"), where the filter allows them as well:
-        /// they see who is connected, end sessions, and keep clients out for some
-        /// time. Whoever has none of these roles may not send such frames, whatever
-        /// the filter says. `ssntp server` and a
-        /// [`Scheduler`](crate::cluster::scheduler::Scheduler) have
-        /// [`Role::CONTROLLER`]. Default: [`Role::NONE`].
+        /// The roles of operators (docs/admission.md, "Operators"): the server carries out
+        /// their ListSessions, Kick, ListBans and Unban, if the filter allows them as
+        /// well. A session without these roles may not send such frames, whatever the
+        /// filter says. `ssntp server` and `ssntp scheduler` have [`Role::CONTROLLER`].
+        /// Default: [`Role::NONE`].
         operators: Role;
 
         /// The most handshakes at a time, each on a thread of its own. When so
@@ -256,7 +254,7 @@ impl ServerConfig {
 
         /// How long others are held back for a session that takes less than 4 MiB
         /// and 20,000 frames a second while its queue is half full. After that
-        /// nobody waits for it, and its queue fills. Default: 1 s.
+        /// its queue fills without holding others back. Default: 1 s.
         patience: Duration;
 
         /// What happens when that much waits. Default:

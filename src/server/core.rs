@@ -1,4 +1,4 @@
-//! The state of a server: who is connected, what may be sent, where it goes.
+//! The state of a server: its sessions, its rules, and where each frame goes.
 //!
 //! ```text
 //!  admit ─▶ Session ─ admitted(told) ─▶ items ─ filter ─ rules ─ handler ─▶ Action::Send
@@ -6,12 +6,24 @@
 //!              └─ ended, replaced, refused, stop ─▶ departed ─▶ Handler::disconnected
 //! ```
 //!
-//! No sockets, no threads, no clock: [`transport::dispatch`](ssntp_transport)
-//! tells it what happens and when, and carries out the [`Action`]s. So a whole
-//! cluster can be simulated with the code that serves it.
+//! This module is public for two kinds of programs: simulations, which step the code that
+//! serves a cluster in virtual time, and programs that bring their own threads. Others use
+//! [`Server`](super::Server), which runs a core on a dispatcher thread.
 //!
-//! A session is in the index from its admission until its end, which takes it
-//! out of every index at once; its threads may then still send what waits.
+//! A [`ServerCore`] has no sockets, no threads and no clock. Its owner implements
+//! [`Core`]'s counterpart: it calls `admit`, `admitted`, `item`, `ended`, `tick` and `stop`
+//! with the time, calls `settle` after each, and carries out the [`Action`]s that come back.
+//! `ssntp_transport::dispatch::Runner` does that for [`Server`](super::Server).
+//!
+//! | type | what it is |
+//! |---|---|
+//! | [`ServerCore`] | all state of a server, with its application |
+//! | [`Environment`] | the part that threads share: credentials, limits, counts of newcomers |
+//! | [`AdmissionRequest`], [`Grant`] | a client that asks to be admitted, and the answer |
+//! | [`CertificateUse`], [`LossCount`] | held until the threads of a session are joined |
+//!
+//! A session is in the index from its admission until its end, which takes it out of every
+//! index at once; its threads may then still send what waits.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -23,7 +35,7 @@ use crossbeam_channel::Sender;
 use log::{debug, error, info};
 use uuid::Uuid;
 
-pub use super::admission::Place;
+pub use super::admission::CertificateUse;
 use super::admission::{AdmissionPolicy, Candidate, Certificates, Holder, Standing};
 use super::bans::Bans;
 pub use super::config::Environment;
@@ -51,7 +63,7 @@ use ssntp_transport::{ConnectionId, EndReason, Gauge, Outgoing, PeerAddress};
 
 /// A client that asks to be admitted.
 #[derive(Debug)]
-pub struct Request {
+pub struct AdmissionRequest {
     /// What its CONNECT says.
     pub connect: Connect,
     /// Its own certificate.
@@ -68,21 +80,21 @@ pub struct Request {
     pub bad_traces: Arc<AtomicU64>,
 }
 
-/// What a client that was admitted is told, and who it is.
+/// The answer to an admitted client, and its session.
 #[derive(Debug)]
 pub struct Grant {
     /// Its session.
     pub info: Arc<SessionInfo>,
-    /// What CONNECTED is to say.
+    /// The CONNECTED to send.
     pub connected: Connected,
 }
 
 /// How many requests of a server may wait for answers at a time.
 const MAX_ASKING: usize = 1024;
 
-/// A certificate's end is looked for no earlier and no later than this: a clock that
-/// runs a little behind asks for no busy waiting, and one that is set ahead is noticed
-/// within the hour.
+/// The shortest and the longest time between two looks at a certificate's end: a clock
+/// that runs slow causes no busy waiting, and one that is set ahead is noticed within the
+/// hour.
 const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3600)];
 
 /// How many certificates are looked at before something else may be done.
@@ -122,7 +134,7 @@ pub(super) struct State {
     pub(super) departed: Vec<(Arc<SessionInfo>, DisconnectReason)>,
     /// Frames that the handler is to be told have expired.
     pub(super) expired: Vec<HeldFrame>,
-    /// Dropped, for whoever waits for that, once the server stops.
+    /// Dropped when the server stops, which ends `Server::wait`.
     pub(super) open: Option<Sender<Infallible>>,
     pub(super) now: Instant,
     /// What clients may cause in the log, by UUID.
@@ -151,8 +163,10 @@ impl std::fmt::Debug for State {
 }
 
 impl ServerCore {
+    /// A server before its first client; `open` is dropped when it stops.
+    ///
     /// # Errors
-    /// What is wrong with the configuration.
+    /// The forwarding rules cannot be used.
     pub fn new(
         config: ServerConfig,
         environment: Arc<Environment>,
@@ -206,9 +220,7 @@ impl ServerCore {
         result
     }
 
-    /// Runs what another thread wants done.
-    /// Calls from outside the dispatcher: the closure has a context, and what it does
-    /// becomes actions.
+    /// Runs a closure of another thread with a context; what it does becomes actions.
     pub fn call(&mut self, now: Instant, actions: &mut Vec<Action>, call: impl FnOnce(&mut Context<'_>)) {
         self.at(now, actions, |core| core.guarded("a call", |_, cx| call(cx)));
     }
@@ -240,15 +252,15 @@ impl ServerCore {
 
 impl Core for ServerCore {
     type Item = Item;
-    type Request = Request;
+    type Request = AdmissionRequest;
     type Grant = Grant;
-    type Place = (Place, LossCount);
+    type Place = (CertificateUse, LossCount);
     type Refusal = Refusal;
 
     fn admit(
         &mut self,
         id: ConnectionId,
-        request: Request,
+        request: AdmissionRequest,
         gauge: Gauge,
         standing: usize,
         now: Instant,
@@ -396,7 +408,7 @@ impl Core for ServerCore {
 
 impl ServerCore {
     /// Whether the application wants a newcomer.
-    fn consent(&mut self, request: &Request) -> Result<(), Refusal> {
+    fn consent(&mut self, request: &AdmissionRequest) -> Result<(), Refusal> {
         let newcomer = Newcomer {
             uuid: request.connect.source,
             role: request.connect.role,
@@ -504,7 +516,7 @@ impl ServerCore {
 impl State {
     /// What the server's own rules say of a newcomer; where they admit it, which
     /// session it takes over.
-    fn judge(&self, request: &Request, standing: usize) -> Result<Option<SessionId>, Refusal> {
+    fn judge(&self, request: &AdmissionRequest, standing: usize) -> Result<Option<SessionId>, Refusal> {
         let (connect, certificate) = (&request.connect, &request.certificate);
         let newcomer = Candidate {
             uuid: connect.source,
@@ -529,11 +541,11 @@ impl State {
     fn admit(
         &mut self,
         id: SessionId,
-        request: Request,
+        request: AdmissionRequest,
         gauge: Gauge,
         replaced: Option<SessionId>,
-    ) -> (Grant, (Place, LossCount)) {
-        let Request {
+    ) -> (Grant, (CertificateUse, LossCount)) {
+        let AdmissionRequest {
             connect,
             certificate,
             intermediates,
@@ -624,10 +636,9 @@ impl State {
         }
     }
 
-    /// Ends a session, whose client may come again as soon as nothing else keeps it
-    /// out: with a certificate that counts, or once it is not banned any more. It is
-    /// told that where its queue has room: nobody waits for it. False where the
-    /// session is over already.
+    /// Ends a session with ConnectionFailure, after which its client may connect again: with
+    /// a valid certificate, or after its ban. The frame is left out if the queue has no room
+    /// for it. False if the session is over already.
     pub(super) fn dismiss(&mut self, id: SessionId, reason: DisconnectReason) -> bool {
         let item = outgoing(&Frame::new(ErrorCode::CONNECTION_FAILURE), false);
         let step = self.step;

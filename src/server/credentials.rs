@@ -7,10 +7,10 @@
 //!    └─▶ Look: sessions that stand          └─ no: the chain is verified again
 //! ```
 //!
-//! Nobody slips through between the two: a generation is in force before the look
-//! asks who stands. Who was admitted before that is among them; who comes later was
+//! No client slips through between the two: a generation is in force before the look
+//! asks for the sessions. Who was admitted before that is among them; who comes later was
 //! verified by this generation, or is verified again on its handshake's thread; and
-//! the dispatcher admits nobody by an earlier one.
+//! the dispatcher admits no client by an earlier one.
 
 use std::borrow::Borrow;
 use std::fmt;

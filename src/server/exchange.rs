@@ -72,7 +72,7 @@ impl ServerCore {
         }
     }
 
-    /// Whoever the rule for the kind chooses is asked.
+    /// Passes the request on as the rule for its kind says.
     fn ask_by_rule(&mut self, info: &Arc<SessionInfo>, request: &Request, asking: &Frame) {
         let before = (self.state.actions.len(), self.state.held.len());
         self.route_frame(info, asking);
@@ -101,8 +101,8 @@ impl State {
         }
     }
 
-    /// An answer goes to nobody who may not ask: else it would be a way around
-    /// the filter.
+    /// Only a client that may ask gets an answer: otherwise answers would be a way
+    /// around the filter.
     fn pass_back(&mut self, info: &SessionInfo, asker: Uuid, answer: &Frame) {
         let session = self.sessions.id_of(asker).and_then(|id| self.sessions.get(id));
         let Some(role) = session.map(|session| session.info.role) else {

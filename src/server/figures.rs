@@ -47,7 +47,7 @@ pub struct Figures {
     pub taken: SystemTime,
     /// When the server began.
     pub started: SystemTime,
-    /// Whether it is stopping, and admits nobody any more.
+    /// Whether it is stopping, and refuses newcomers.
     pub stopping: bool,
 
     /// Every session that stands, in no order.
@@ -140,13 +140,13 @@ pub enum HeldBack {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pace {
-    /// Nobody waits for it.
+    /// No session waits for it.
     Keeps,
     /// Its queue is at its mark, and others wait for it for so long, or since it
     /// was last seen to take enough.
     Awaited(Duration),
-    /// It took too little for as long as the configured patience. Nobody waits
-    /// for it, and its queue fills up.
+    /// It took too little for as long as the configured patience. Its senders are not
+    /// held back any more, and its queue fills up.
     Slow,
 }
 

@@ -50,7 +50,7 @@ impl Filter {
         }
     }
 
-    /// Nobody may send anything that [`allow`](Self::allow) does not permit.
+    /// No role may send anything that [`allow`](Self::allow) does not permit.
     pub fn deny_all() -> Self {
         Self {
             default: Role::NONE,
@@ -60,7 +60,7 @@ impl Filter {
 
     /// The table of a cluster's scheduler (docs/cluster.md, "Who may say what",
     /// has what it checks beyond roles); rejects. NodeConnected, NodeDisconnected and the
-    /// answers to operators are made by the scheduler and come from nobody.
+    /// answers to operators are made by the scheduler; no client may send them.
     pub fn spec() -> Self {
         let controller = Role::CONTROLLER;
         let node = Role::AGENT | Role::NETAGENT;

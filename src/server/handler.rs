@@ -35,7 +35,7 @@ pub trait Handler: Any + Send {
     ///
     /// It runs on the dispatcher thread like everything here, and so must not
     /// block either: what it decides by has to be at hand. The newcomer waits
-    /// on a thread of its own, and nobody else does. A panic refuses the client
+    /// on a thread of its own, so no other client is delayed. A panic refuses the client
     /// for now.
     ///
     /// # Errors
@@ -282,7 +282,7 @@ impl Context<'_> {
     /// Sends a frame to one entity. From [`Handler::frame`] and
     /// [`Handler::run`] it is taken in any case: where the receiver has no
     /// room, the session whose frames are being dealt with is not read from
-    /// until the receiver has. Elsewhere nobody can be made to wait.
+    /// until the receiver has. Elsewhere there is no sender that could be held back.
     ///
     /// # Errors
     /// [`SendError`]; the frame was not queued.

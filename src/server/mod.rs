@@ -13,8 +13,8 @@
 //! arrives, in this order:
 //!
 //! 1. An unsupported type or operand is answered with InvalidFrameType.
-//! 2. A request of the application goes to whoever is asked, and its answer to
-//!    the asker: see [`Handler::request`].
+//! 2. A request of the application goes to its addressee, and the answer to the
+//!    asker: see [`Handler::request`].
 //! 3. The [`Filter`] decides whether the sender's role may send it.
 //! 4. What operators ask, the server answers: see [`ServerConfig::operators`].
 //! 5. A controller's CONFIGURE is checked and becomes the configuration that
@@ -219,12 +219,12 @@ impl Server {
     }
 
     /// Takes another certificate, as before the old one expires, and other
-    /// authorities and revocation lists. Whoever connects from now on sees the new
-    /// certificate, and is checked by the new authorities; a session that was begun
+    /// authorities and revocation lists. Clients that connect from now on see the new
+    /// certificate, and are checked by the new authorities; a session that was begun
     /// under the old ones is not resumed.
     ///
     /// Sessions that stand are looked at as well, before this returns. Those whose
-    /// certificates are revoked, have expired, or come from nobody who is trusted now
+    /// certificates are revoked, have expired, or come from an authority that is not trusted now
     /// end with [`DisconnectReason::Certificate`]: their clients get
     /// ConnectionFailure, after what waits for them. The others do not notice. The
     /// certificates are verified on this thread, some thousands a second; everybody
@@ -256,7 +256,7 @@ impl Server {
         let _ = self.stopping.recv();
     }
 
-    /// Accepts nobody any more, flushes the queues within the grace period,
+    /// Accepts no more clients, flushes the queues within the grace period,
     /// closes every session, and joins every thread.
     pub fn stop(self) {
         drop(self);

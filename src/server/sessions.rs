@@ -110,8 +110,8 @@ pub struct SessionCounters {
     pub bytes_waiting: u64,
     /// Frames dropped because this peer's queue was full.
     pub frames_dropped: u64,
-    /// Frames that were meant for this peer and that nobody will send, since
-    /// its connection is over: they waited, or came too late. Most are counted
+    /// Frames for this peer that will not be sent, because its connection is over:
+    /// they waited, or came too late. Most are counted
     /// when the session has gone from here: for these there is
     /// [`Context::frames_lost`](super::Context::frames_lost).
     pub frames_lost: u64,
@@ -336,7 +336,7 @@ impl Directory<'_> {
         self.sessions.len()
     }
 
-    /// Whether nobody is connected.
+    /// Whether there are no sessions.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -10,9 +10,9 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use rustls::pki_types::CertificateDer;
 use uuid::Uuid;
 
-use super::admission::Place;
+use super::admission::CertificateUse;
 use super::config::Environment;
-use super::core::{Request, ServerCore};
+use super::core::{AdmissionRequest, ServerCore};
 use super::credentials::TimeOfDay;
 use super::sessions::LossCount;
 use super::*;
@@ -33,7 +33,7 @@ struct Rig {
     /// When the certificates of those end who connect.
     ends: Option<SystemTime>,
     generation: u64,
-    places: Vec<(Place, LossCount)>,
+    places: Vec<(CertificateUse, LossCount)>,
     stopping: Receiver<Infallible>,
 }
 
@@ -75,7 +75,7 @@ impl Rig {
         let number = self.places.len() as u64 + 1;
         let (id, uuid) = (ConnectionId(number), Uuid::from_u128(number.into()));
         let outbox = Outbox::new(limits);
-        let request = Request {
+        let request = AdmissionRequest {
             connect: Connect::new(role, uuid, true),
             certificate: CertificateInfo::nothing(&CertificateDer::from(number.to_be_bytes().to_vec())),
             intermediates: Vec::new(),

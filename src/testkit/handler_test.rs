@@ -10,8 +10,8 @@ use crossbeam_channel::Receiver;
 use uuid::Uuid;
 
 use crate::proto::{Codec, Connect, Exchange, Frame, Item, Refusal, Run, Step, content};
-use crate::request::Request as Asked;
-use crate::server::core::{Environment, Grant, Request, ServerCore};
+use crate::request::Request;
+use crate::server::core::{AdmissionRequest, Environment, Grant, ServerCore};
 use crate::server::{Context, Handler, ServerConfig, ServerError, SessionInfo, now};
 use ssntp_transport::dispatch::{Action, Core};
 use ssntp_transport::pki::Identity;
@@ -57,7 +57,7 @@ pub struct HandlerTest {
     open: Receiver<Infallible>,
 }
 
-/// The place is held for as long as the session stands, as a link's is.
+/// `_place` is held for as long as the session stands, as a link holds it.
 struct Client {
     uuid: Uuid,
     outbox: Outbox,
@@ -120,7 +120,7 @@ impl HandlerTest {
     pub fn connect_as(&mut self, identity: &Identity, uuid: Uuid) -> Result<SessionInfo, Refusal> {
         let id = self.connections.take();
         let outbox = Outbox::new(ssntp_transport::Limits::default());
-        let request = Request {
+        let request = AdmissionRequest {
             connect: Connect::new(identity.roles(), uuid, true),
             certificate: identity.info().clone(),
             intermediates: Vec::new(),
@@ -203,7 +203,7 @@ impl HandlerTest {
 
     /// The requests that the handler's rules have passed on to a client, since
     /// this was asked last. Other frames for it stay.
-    pub fn asked(&mut self, uuid: Uuid) -> Vec<Asked> {
+    pub fn asked(&mut self, uuid: Uuid) -> Vec<Request> {
         let Some(sent) = self.sent.get_mut(&uuid) else {
             return Vec::new();
         };
@@ -212,7 +212,7 @@ impl HandlerTest {
         sent.retain(|frame| {
             let exchange = Exchange::read(frame.payload_bytes());
             let exchange = exchange.filter(|e| operands.is_request(frame.kind()) && e.step == Step::Request);
-            asked.extend(exchange.map(|exchange| Asked::new(&exchange, frame)));
+            asked.extend(exchange.map(|exchange| Request::new(&exchange, frame)));
             exchange.is_none()
         });
         asked

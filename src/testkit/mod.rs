@@ -42,7 +42,7 @@ pub struct Testkit {
 }
 
 impl Testkit {
-    /// A new authority, which nobody else trusts.
+    /// A new authority, which only this kit's servers and clients trust.
     ///
     /// # Errors
     /// No cryptography was compiled in.

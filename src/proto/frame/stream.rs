@@ -261,7 +261,7 @@ pub struct StreamEndReason(pub u8);
 impl StreamEndReason {
     /// All that was asked for has been sent.
     pub const DONE: Self = Self(0);
-    /// Nobody has that instance.
+    /// No node has that instance.
     pub const NO_INSTANCE: Self = Self(1);
     /// Its node is not connected, or has left meanwhile.
     pub const NOT_CONNECTED: Self = Self(2);

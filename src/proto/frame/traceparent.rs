@@ -43,7 +43,7 @@ impl TraceParent {
         hex(&self.span)
     }
 
-    /// Whether whoever began the trace records it.
+    /// Whether the program that began the trace records it.
     pub fn is_sampled(&self) -> bool {
         self.flags & SAMPLED != 0
     }
@@ -103,7 +103,7 @@ impl FromStr for TraceParent {
         if trace == [0; 16] || span == [0; 8] {
             return Err(BadTraceParent::Zero);
         }
-        // Of a version to come nobody knows what its other flags mean.
+        // The other flags of a later version are not known.
         let flags = if version == 0 { flags } else { flags & SAMPLED };
         Ok(Self { trace, span, flags })
     }

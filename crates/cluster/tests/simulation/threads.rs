@@ -15,7 +15,7 @@ use super::network::{SimTransmit, Stream};
 use super::random::Random;
 use ssntp::pki::CertificateInfo;
 use ssntp::proto::{Codec, ErrorCode, Frame, Item, Refusal, ServerHandshake};
-use ssntp::server::core::{Request, ServerCore};
+use ssntp::server::core::{AdmissionRequest, ServerCore};
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Threads, Verdict};
 use ssntp_transport::flow::Credit;
 use ssntp_transport::outbox::{Due, Outbox};
@@ -394,7 +394,7 @@ pub(super) struct Newcomer {
 
 enum Shaking {
     Connect(Instant),
-    Admit(Box<Request>),
+    Admit(Box<AdmissionRequest>),
     Verdict(Receiver<Verdict<Core>>),
     SendConnected(Box<Admitting>, Vec<u8>),
     Started(Admission<Core, SimThreads>),
@@ -452,7 +452,7 @@ impl Newcomer {
             Shaking::Connect(deadline) => {
                 let handshake = ServerHandshake::new(self.certificate.roles, self.certificate.uuid);
                 match handshake.receive(&mut self.input) {
-                    Ok(Some(connect)) => Shaking::Admit(Box::new(Request {
+                    Ok(Some(connect)) => Shaking::Admit(Box::new(AdmissionRequest {
                         connect,
                         certificate: self.certificate.clone(),
                         intermediates: Vec::new(),
