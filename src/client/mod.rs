@@ -101,7 +101,8 @@ mod handle;
 mod inbound;
 mod session;
 mod supervisor;
-#[cfg(all(test, feature = "issue"))]
+#[cfg(test)]
+#[cfg(feature = "issue")]
 mod tests;
 mod uplink;
 mod uuid_file;

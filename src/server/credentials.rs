@@ -130,7 +130,8 @@ pub(super) fn look(handle: &ServerHandle, now: SystemTime) -> Renewed {
 pub(super) struct TimeOfDay(Box<dyn Fn() -> SystemTime + Send + Sync>);
 
 impl TimeOfDay {
-    #[cfg(all(test, feature = "issue"))]
+    #[cfg(test)]
+    #[cfg(feature = "issue")]
     pub(super) fn new(read: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
         Self(Box::new(read))
     }

@@ -78,7 +78,8 @@ mod held;
 mod operators;
 mod routing;
 mod sessions;
-#[cfg(all(test, feature = "issue"))]
+#[cfg(test)]
+#[cfg(feature = "issue")]
 mod tests;
 
 use std::any::Any;

@@ -184,7 +184,6 @@ fn who_is_no_operator_is_refused_whatever_the_filter_says() {
         Frame::of(&Unban {
             id: "1".into(),
             uuid: Uuid::max().into(),
-            ..Unban::default()
         }),
     ];
     let operators: fn(ServerConfig) -> ServerConfig = |config| config.operators(Role::CONTROLLER);
@@ -251,7 +250,6 @@ fn an_application_may_let_operators_look_and_do_nothing() {
     let refused: InvalidFrameType = rig.ask(&Unban {
         id: "1".into(),
         uuid: uuid.into(),
-        ..Unban::default()
     });
     assert_eq!(refused.reason.as_str(), "role_not_allowed");
     assert!(rig.test.is_connected(uuid) && rig.bans().is_empty());

@@ -3,6 +3,8 @@
 #![allow(
     dead_code,
     unreachable_pub,
+    missing_debug_implementations,
+    clippy::should_implement_trait,
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
