@@ -82,25 +82,27 @@ impl PolicyElement {
             Released::clone(&released),
             listener,
         );
+        // Before the dispatcher, which connects to servers at once: a program that sees the
+        // element connected finds its sockets.
+        let inspector = config
+            .inspector
+            .map(|socket| Inspector::start(&socket, sender.clone()))
+            .transpose()?;
+        let feed = config
+            .serve
+            .map(|socket| FeedServer::start(&socket, sender.clone()))
+            .transpose()?;
         let dispatcher = Machine::new(side).spawn("opflex-element", settings, queue)?;
-        let mut element = Self {
+        Ok(Self {
             handle: ElementHandle {
-                events: sender.clone(),
+                events: sender,
                 released,
             },
             events,
-            inspector: None,
-            feed: None,
+            inspector,
+            feed,
             dispatcher: Some(dispatcher),
-        };
-        // From here on, dropping `element` ends what runs already.
-        let inspector = config
-            .inspector
-            .map(|socket| Inspector::start(&socket, sender.clone()));
-        element.inspector = inspector.transpose()?;
-        let feed = config.serve.map(|socket| FeedServer::start(&socket, sender));
-        element.feed = feed.transpose()?;
-        Ok(element)
+        })
     }
 
     /// A handle for other threads.

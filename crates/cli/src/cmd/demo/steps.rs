@@ -322,8 +322,12 @@ impl<'a> Demo<'a> {
     }
 
     fn start_what_is_missing(&mut self) -> Result<String, Failure> {
-        let start = process(Uuid::new_v4(), "", &["/no/such/program"]);
-        let why = self.fails(start)?;
+        let uuid = Uuid::new_v4();
+        let why = self.fails(process(uuid, "", &["/no/such/program"]))?;
+        // The node's next STATS may still list it, and later steps count what is listed.
+        self.see("the instance that was not started is gone", |view| {
+            view.instance(uuid).is_none().then_some(())
+        })?;
         Ok(format!("a program that is not there does not start:\n{why}"))
     }
 

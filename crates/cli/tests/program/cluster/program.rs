@@ -153,10 +153,11 @@ fn what_is_not_shown_in_time_fails_and_says_how_far_it_came() {
     cluster.controller_sees(1);
     let instance = cluster.start("");
     cluster.signal_node(node, Signal::STOP);
-    let why = cluster.fails(&format!("stop {instance} --timeout 0.3"));
+    // The limit holds for connecting as well, which takes its time on a busy host.
+    let why = cluster.fails(&format!("stop {instance} --timeout 5"));
     cluster.signal_node(node, Signal::CONT);
     assert!(
-        why.starts_with("STOP was not shown to be done in 0.3 s: the instance is active on node "),
+        why.starts_with("STOP was not shown to be done in 5 s: the instance is active on node "),
         "{why}"
     );
 }
