@@ -18,7 +18,7 @@ use std::str::FromStr;
 /// let both: Role = "agent,netagent".parse()?;
 /// assert_eq!(both, Role::AGENT | Role::NETAGENT);
 /// assert_eq!(both.to_string(), "agent,netagent");
-/// # Ok::<(), ssntp::ParseRoleError>(())
+/// # Ok::<(), ssntp_transport::ParseRoleError>(())
 /// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Role(u32);
