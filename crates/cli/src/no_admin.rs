@@ -22,16 +22,16 @@ pub(crate) struct About {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Notes;
+pub(crate) struct Notes {}
 
 #[derive(Debug, Default)]
-pub(crate) struct Pages;
+pub(crate) struct Pages {}
 
 pub(crate) fn of_agent(_: &Arc<Agent>) -> Figures {}
 
 impl AdminArgs {
     pub(crate) fn start(&self, _: About, _: Option<(Identity, Trust)>, _: Figures) -> Result<Pages, Failure> {
-        Ok(Pages)
+        Ok(Pages {})
     }
 }
 
