@@ -144,7 +144,12 @@ impl State {
 
     /// As [`forward`](Self::forward), but without the check of the kind, so that it also
     /// forwards requests and answers.
-    pub(super) fn forward_any_kind(&mut self, from: SessionId, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+    pub(super) fn forward_any_kind(
+        &mut self,
+        from: SessionId,
+        to: Uuid,
+        frame: &Frame,
+    ) -> Result<(), SendError> {
         self.send_fanned(Some(from), to, &mut Fan::new(frame, &self.environment))
     }
 

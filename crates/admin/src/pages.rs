@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::client::PROCESS;
 use super::http::{Answer, Refused, Request};
 use super::metrics::{Metric, TEXT, gauge, one};
-use super::sampler::{MAX_AGE, Figures};
+use super::sampler::{Figures, MAX_AGE};
 use super::{Metrics, now};
 use ssntp::Role;
 use ssntp_transport::ProcessFigures;

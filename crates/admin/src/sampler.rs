@@ -59,7 +59,10 @@ impl Figures {
                 let asked = state
                     .asked
                     .map_or(PATIENCE, |at| now.saturating_duration_since(at));
-                return Err(format!("the application has not answered for {:.1} s", asked.as_secs_f64()));
+                return Err(format!(
+                    "the application has not answered for {:.1} s",
+                    asked.as_secs_f64()
+                ));
             };
             if !state.wanted && state.asked.is_none() {
                 state.wanted = true;
@@ -86,7 +89,9 @@ impl Figures {
             // A panic in the application's function must not end this thread: the next
             // call may succeed.
             let found = catch_unwind(AssertUnwindSafe(source));
-            let found = found.unwrap_or_else(|_| Err("the application's function for these pages panicked".into())).map(Arc::new);
+            let found = found
+                .unwrap_or_else(|_| Err("the application's function for these pages panicked".into()))
+                .map(Arc::new);
             state = self.lock();
             state.asked = None;
             // The old snapshot may be large, so it is dropped without the lock.
@@ -188,6 +193,9 @@ mod tests {
         let figures = sampler.figures();
         while figures.snapshot().is_err() {}
         sampler.join();
-        assert_eq!(figures.snapshot().unwrap_err(), "the server of these pages is stopping");
+        assert_eq!(
+            figures.snapshot().unwrap_err(),
+            "the server of these pages is stopping"
+        );
     }
 }

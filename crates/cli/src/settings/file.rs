@@ -97,7 +97,10 @@ impl<'a> Reader<'a, '_> {
             match event {
                 Event::StreamEnd => return Some(()),
                 Event::DocumentStart(..) if has_begun => {
-                    self.refuse(at, "a settings file must have one document only, but a second one begins here");
+                    self.refuse(
+                        at,
+                        "a settings file must have one document only, but a second one begins here",
+                    );
                     return None;
                 }
                 Event::DocumentStart(..) => has_begun = true,
@@ -297,7 +300,10 @@ mod tests {
                     "2:4: settings files do not support aliases (`*name`)".into(),
                 ],
             ),
-            ("a: !!str 1\n", vec!["1:10: settings files do not support tags (`!name`)".into()]),
+            (
+                "a: !!str 1\n",
+                vec!["1:10: settings files do not support tags (`!name`)".into()],
+            ),
             (
                 "a: 1\nb: 2\na: 3\n",
                 vec!["3:1: a is given twice: line 1 sets it already".into()],
@@ -306,8 +312,14 @@ mod tests {
                 "- a\n",
                 vec!["1:1: a map of keys and values is expected, as in `json: true`".into()],
             ),
-            ("a: 1\n---\nb: 2\n", vec!["2:1: a settings file must have one document only, but a second one begins here".into()]),
-            ("[a]: 1\n", vec!["1:1: a key must be text, not a map or a list".into()]),
+            (
+                "a: 1\n---\nb: 2\n",
+                vec!["2:1: a settings file must have one document only, but a second one begins here".into()],
+            ),
+            (
+                "[a]: 1\n",
+                vec!["1:1: a key must be text, not a map or a list".into()],
+            ),
         ] {
             assert_eq!(refused(text), told, "{text:?}");
         }

@@ -145,13 +145,7 @@ impl<S: Side> Machine<S> {
 
     /// Removes a connection that the transport has ended, or is about to end. Returns false if
     /// it was removed before.
-    fn remove(
-        &mut self,
-        id: TransportId,
-        why: Gone,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) -> bool {
+    fn remove(&mut self, id: TransportId, why: Gone, now: Instant, actions: &mut Vec<Action>) -> bool {
         let Some((connection, name)) = self.peers.remove(id) else {
             return false;
         };
@@ -244,13 +238,7 @@ impl<S: Side> Core for Machine<S> {
         }
     }
 
-    fn ended(
-        &mut self,
-        id: TransportId,
-        reason: EndReason,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) {
+    fn ended(&mut self, id: TransportId, reason: EndReason, now: Instant, actions: &mut Vec<Action>) {
         self.remove(id, Gone::Ended(reason), now, actions);
     }
 
@@ -259,13 +247,7 @@ impl<S: Side> Core for Machine<S> {
         debug!(target: S::LOG, "transport connection {id:?} ended before {messages} of its messages were processed");
     }
 
-    fn full(
-        &mut self,
-        id: TransportId,
-        _: Outgoing,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) -> bool {
+    fn full(&mut self, id: TransportId, _: Outgoing, now: Instant, actions: &mut Vec<Action>) -> bool {
         if self.remove(id, Gone::Full, now, actions) {
             actions.push(Action::End { id, abort: true });
         }

@@ -162,7 +162,10 @@ fn how_it_is(view: &View, uuid: Uuid) -> String {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "compared with the wall-clock time at which this program saw the state")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "compared with the wall-clock time at which this program saw the state"
+)]
 fn age(instance: &Instance) -> Duration {
     SystemTime::now()
         .duration_since(instance.since)

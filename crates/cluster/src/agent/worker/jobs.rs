@@ -35,7 +35,9 @@ impl Pool {
                     (Ok(()), None) => {}
                     (Err(e), None) => warn!("the node's state can't be saved: {e}"),
                     (Err(e), Some(next)) => {
-                        warn!("the node's state can't be saved, so the agent does not ask its owner for {next}: {e}");
+                        warn!(
+                            "the node's state can't be saved, so the agent does not ask its owner for {next}: {e}"
+                        );
                     }
                 }
             }
