@@ -48,7 +48,7 @@
 //! | bound | how much | when full |
 //! |---|---|---|
 //! | input of a connection | its credit: 1 MiB, less if memory is short, but always one batch | its reader waits, and with it its peer |
-//! | the received part of an unfinished item | the budget of received bytes, beyond 128 KiB | the connection is not read until there is memory; it is ended if the item has been arriving for the write timeout by then, so that peers that never finish their items cannot hold the memory forever |
+//! | the received part of an unfinished item | the budget of received bytes, beyond 128 KiB | the connection is not read until there is memory; if there is none by the write timeout after the item began, the connection is ended, so that peers that never finish their items cannot hold the memory forever |
 //! | a receiver's queue, for frames of others | half of its limit, or its share of the budget | senders wait in its line |
 //! | a receiver's queue, for answers to itself | 1 MiB | the connection is not read |
 //! | a receiver's line | one turn of each sender | – |
