@@ -11,8 +11,9 @@
 //! ```
 //!
 //! Where a session is replaced by another one as planned, `part()` leads from Up
-//! to Down as well, and frames wait for the next session in this *gap*, also
-//! where they would be refused otherwise. `give_up()` ends a gap that lasts.
+//! to Down as well. Until the next session stands there is a *gap*: frames wait for
+//! that session even with `Offline::Fail`, which refuses frames at any other time
+//! without a session. `give_up()` ends a gap that lasts too long.
 //!
 //! Senders take the lock for reading, for one push, so that several threads
 //! send side by side. A change of state takes it for writing: while what waited
@@ -56,7 +57,8 @@ enum State {
 struct Waiting {
     frames: VecDeque<Frame>,
     bytes: u64,
-    /// In a gap, the way out of the session before it, which still sends.
+    /// In a gap, the outbox of the session that is being replaced. It may still be
+    /// sending. None if this is no gap.
     gap: Option<Outbox>,
 }
 
@@ -68,21 +70,21 @@ struct Up {
 
 /// Why a frame was not taken.
 pub(super) enum Obstacle {
-    /// Nothing that waiting would change.
+    /// The frame cannot be sent, and waiting would not help.
     Fault(SendFault),
     /// The session's outbox is full.
     Session(Outbox),
-    /// The queue for the next session is full. The number is how often
+    /// No session stands, and the queue for the next one is full. `rung` is how often
     /// `Changes` had rung when that was seen, so that a wait which begins later
     /// misses no change.
-    Offline(u64),
+    QueueFull { rung: u64 },
 }
 
-/// What the end of an uplink found.
+/// The state of an uplink when it was ended.
 pub(super) struct UplinkEnd {
-    /// Whether a session stood.
+    /// Whether a session stood, or still sent its last frames in a gap.
     pub(super) connected: bool,
-    /// How many frames waited for a session.
+    /// How many frames waited for the next session. They are lost.
     pub(super) lost: u64,
 }
 
@@ -98,7 +100,8 @@ impl Uplink {
         }
     }
 
-    /// Takes a frame, unless something is in the way. Never waits.
+    /// Puts a frame into the session's outbox, or into the queue for the next session
+    /// (see [`Offline`]). Never waits: the error says what is in the way.
     pub(super) fn offer(&self, frame: &Frame) -> Result<(), Obstacle> {
         match (self.offer_to_session(frame), self.offline) {
             (Err(Obstacle::Fault(SendFault::NotConnected)), Offline::Queue(limits)) => {
@@ -108,8 +111,8 @@ impl Uplink {
         }
     }
 
-    /// As [`offer`](Self::offer), for the session that stands, or the next one
-    /// in a gap.
+    /// As [`offer`](Self::offer), but if no session stands, the frame is only taken in a
+    /// gap. Otherwise it is refused, whatever `Offline` says.
     pub(super) fn offer_to_session(&self, frame: &Frame) -> Result<(), Obstacle> {
         match &*self.read() {
             State::Up(up) => {
@@ -129,8 +132,9 @@ impl Uplink {
         self.wait_in_line(frame, None)
     }
 
-    /// Takes a frame for the next session, within these limits; in a gap, within
-    /// those of the session that is replaced.
+    /// Queues a frame for the next session. The limits are those in `offline`. If there
+    /// are none, a gap has the limits of a session's outbox, and at any other time the
+    /// frame is refused. If a session has begun meanwhile, its outbox takes the frame.
     fn wait_in_line(&self, frame: &Frame, offline: Option<Limits>) -> Result<(), Obstacle> {
         let mut state = self.write();
         state.see_closed_outbox();
@@ -145,7 +149,9 @@ impl Uplink {
                 // One frame fits in any case, as in an outbox: else one that is
                 // longer than the limit could never be sent.
                 if !fits && frames > 0 {
-                    return Err(Obstacle::Offline(self.changes.rung()));
+                    return Err(Obstacle::QueueFull {
+                        rung: self.changes.rung(),
+                    });
                 }
                 waiting.bytes += len;
                 waiting.frames.push_back(frame.clone());
@@ -160,7 +166,8 @@ impl Uplink {
         }
     }
 
-    /// Waits until an obstacle may be gone; false when it is not by then.
+    /// Waits until an obstacle may be gone. Returns false if it is still there at the
+    /// deadline, or will never go.
     pub(super) fn wait(&self, obstacle: Obstacle, len: usize, deadline: Option<Instant>) -> bool {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(now()));
         if left.is_some_and(|left| left.is_zero()) {
@@ -171,11 +178,12 @@ impl Uplink {
             // True as well when the session is over: the frame is then offered
             // again, to the next session or the queue.
             Obstacle::Session(outbox) => outbox.wait_for_room(len, left) || outbox.is_closed(),
-            Obstacle::Offline(rung) => self.changes.wait(rung, left),
+            Obstacle::QueueFull { rung } => self.changes.wait(rung, left),
         }
     }
 
-    /// What waits to be sent now.
+    /// How much waits now, in the session's outbox or in the queue for the next session.
+    /// In a gap, what the old session still sends is not included.
     pub(super) fn waiting(&self) -> Load {
         match &*self.read() {
             State::Up(up) => up.outbox.waiting(),
@@ -188,8 +196,9 @@ impl Uplink {
         }
     }
 
-    /// A session stands. What waited is in its outbox now. `None` when the
-    /// client has ended meanwhile.
+    /// Begins a session: makes its outbox, moves the frames that waited for it there, and
+    /// returns the outbox. Returns `None` unless the state was Down, as after the end of
+    /// the client.
     pub(super) fn up(&self, server: &ServerInfo) -> Option<Outbox> {
         let mut state = self.write();
         let State::Down(waiting) = &mut *state else {
@@ -219,7 +228,8 @@ impl Uplink {
         Some(outbox)
     }
 
-    /// The session is over. In a gap what waits for the next one goes on waiting.
+    /// Notes that the session is over. In a gap this changes nothing: the frames for the
+    /// next session go on waiting.
     pub(super) fn down(&self) {
         let mut state = self.write();
         if let State::Up(_) = *state {
@@ -229,8 +239,8 @@ impl Uplink {
         self.changes.ring();
     }
 
-    /// The session is to be replaced: what waits in its outbox is sent, and what
-    /// comes now waits for the next one.
+    /// Begins a gap, because the session is to be replaced. Its outbox is closed, but sends
+    /// what waits there. Later frames wait for the next session.
     pub(super) fn part(&self) {
         let mut state = self.write();
         if let State::Up(up) = &*state {
@@ -245,8 +255,8 @@ impl Uplink {
         }
     }
 
-    /// The gap lasts too long, and is now like any time without a session. Says
-    /// how many frames are lost by that.
+    /// Ends a gap that has lasted too long: from now on `Offline` decides about frames.
+    /// With `Offline::Fail` the frames that waited are lost. Returns how many those are.
     pub(super) fn give_up(&self) -> u64 {
         let mut state = self.write();
         let State::Down(waiting) = &mut *state else {
@@ -261,8 +271,8 @@ impl Uplink {
         lost
     }
 
-    /// Ends the uplink for good: nothing is taken any more, and what waits in
-    /// an outbox is sent. `None` when it had ended before.
+    /// Ends the uplink for good. It takes no more frames, but the outbox of a session
+    /// still sends what waits there. Returns `None` if the uplink had ended before.
     pub(super) fn end(&self, reason: ClientError) -> Option<UplinkEnd> {
         let mut state = self.write();
         let end = match &*state {
@@ -285,7 +295,7 @@ impl Uplink {
         Some(end)
     }
 
-    /// Why it ended, once it has.
+    /// Why the uplink has ended. `None` if it has not.
     pub(super) fn ended(&self) -> Option<ClientError> {
         match &*self.read() {
             State::Ended(reason) => Some(reason.clone()),
@@ -293,7 +303,7 @@ impl Uplink {
         }
     }
 
-    /// The server of the session that stands.
+    /// The server of the session that stands. `None` if no session stands.
     pub(super) fn server(&self) -> Option<ServerInfo> {
         match &*self.read() {
             State::Up(up) if !up.outbox.is_closed() => Some(up.server.clone()),
@@ -301,7 +311,8 @@ impl Uplink {
         }
     }
 
-    /// Waits until a session stands; false when none does by then.
+    /// Waits until a session stands. Returns false if none does at the deadline, and an
+    /// error if the uplink has ended.
     pub(super) fn wait_up(&self, deadline: Option<Instant>) -> Result<bool, ClientError> {
         loop {
             let rung = self.changes.rung();
@@ -317,18 +328,21 @@ impl Uplink {
         }
     }
 
-    /// How many changes there were, to wait for the next one.
+    /// How many changes of the state there have been, for
+    /// [`wait_for_change`](Self::wait_for_change).
     pub(super) fn rung(&self) -> u64 {
         self.changes.rung()
     }
 
-    /// Waits for a change after that; false when there is none by then.
+    /// Waits until there have been more changes than `rung`. Returns false if there is no
+    /// further one before the deadline.
     pub(super) fn wait_for_change(&self, rung: u64, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(now());
         self.changes.wait(rung, Some(left))
     }
 
-    /// Waits until nothing waits to be sent.
+    /// Waits until no frame waits to be sent. Returns false if some still wait at the
+    /// deadline, or if the uplink has ended.
     pub(super) fn flush(&self, deadline: Instant) -> bool {
         loop {
             let rung = self.changes.rung();

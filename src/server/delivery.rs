@@ -56,7 +56,9 @@ impl<'a> Fan<'a> {
 }
 
 impl State {
-    /// Sends the same frames to every session with a role but the sender.
+    /// Sends frames of one session to every other session with a role. Unlike
+    /// [`send_all`](Self::send_all) it does not check for room, because the session
+    /// that sent the frames can be made to wait until there is room.
     pub(super) fn fan_out(
         &mut self,
         from: SessionId,
@@ -78,7 +80,9 @@ impl State {
         self.tally.sent(kind, sent);
     }
 
-    /// `memory` is what the frame's payload keeps alive, in bytes.
+    /// Calls the routing function for the frame's kind and does what it decides:
+    /// discards the frame, holds it, or forwards it. `memory` is how many bytes the
+    /// frame's payload keeps alive.
     pub(super) fn route_by_function(&mut self, info: &Arc<SessionInfo>, frame: &Frame, memory: usize) {
         let Some(Rule::Function(route)) = self.rules.get_mut(frame.kind()) else {
             return;
@@ -115,7 +119,8 @@ impl State {
         }
     }
 
-    /// Sends a frame to a session, but never back.
+    /// Sends a frame to a session. It is an error if that is the session `from`, which
+    /// the frame came from.
     fn send_fanned(&mut self, from: Option<SessionId>, to: Uuid, fan: &mut Fan<'_>) -> Result<(), SendError> {
         let id = self.sessions.id_of(to).ok_or(SendError::NotConnected(to))?;
         if Some(id) == from {
@@ -134,22 +139,33 @@ impl State {
         if !self.environment.operands.may_be_sent(frame.kind()) {
             return Err(SendError::Kind(frame.kind()));
         }
-        self.hand_on(from, to, frame)
+        self.forward_any_kind(from, to, frame)
     }
 
-    /// As [`forward`](Self::forward), a request or an answer as well.
-    pub(super) fn hand_on(&mut self, from: SessionId, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+    /// As [`forward`](Self::forward), but without the check of the kind, so that it also
+    /// forwards requests and answers.
+    pub(super) fn forward_any_kind(
+        &mut self,
+        from: SessionId,
+        to: Uuid,
+        frame: &Frame,
+    ) -> Result<(), SendError> {
         self.send_fanned(Some(from), to, &mut Fan::new(frame, &self.environment))
     }
 
-    /// Sends an item to one session; false where there is no room for it and
-    /// nobody who could wait until there is.
+    /// Sends an item to one session. Where its queue has no room and no session can be
+    /// made to wait for room, the policy for slow consumers decides. Returns false if the
+    /// item was not queued.
     fn push(&mut self, id: SessionId, kind: FrameKind, item: Outgoing) -> bool {
+        // Copied, because `session` borrows all of `self`.
         let (caused, step) = (self.caused, self.step);
         let Some(session) = self.sessions.get_mut(id) else {
             return false;
         };
         let load = item.load();
+        // If a frame of a session caused this, the transport makes that session wait for
+        // room. Otherwise nobody can wait, so the item has to fit beside what this step
+        // has promised to the queue before: the gauge does not show that yet.
         if caused || session.promise(load, step) {
             self.tally.sent(kind, load);
             self.actions.push(Action::Send { to: id.0, item });
@@ -164,8 +180,8 @@ impl State {
         queued
     }
 
-    /// Applies the policy for slow consumers; true where the item is queued
-    /// after all.
+    /// Applies the policy for slow consumers to an item that does not fit. Returns true if
+    /// the policy is to queue the item in place of older ones.
     pub(super) fn overflow(&mut self, id: SessionId, item: Outgoing) -> bool {
         let Some(session) = self.sessions.get_mut(id) else {
             self.tally.dropped(item.load());
@@ -177,7 +193,7 @@ impl State {
                 let counters = session.counters();
                 if let Some(more) = self.log.admit(session.info.uuid, "slow consumer", self.now) {
                     warn!(target: "ssntp::server",
-                        "{}: slow consumer: {} frames of {} bytes wait, it is disconnected{more}",
+                        "{}: it is a slow consumer: {} frames, {} bytes in all, wait for it, so it is disconnected{more}",
                         session.info, counters.frames_waiting, counters.bytes_waiting
                     );
                 }
@@ -224,8 +240,8 @@ impl State {
         self.send_fanned(None, to, &mut Fan::new(frame, &self.environment))
     }
 
-    /// Sends a frame to every session with a role but the sender, and says to
-    /// how many.
+    /// Sends a frame to every session with a role, except to `from`. Returns to how many
+    /// sessions it was sent.
     pub(super) fn send_all(
         &mut self,
         from: Option<SessionId>,
@@ -245,7 +261,7 @@ impl State {
         Ok(queued.count())
     }
 
-    /// Sends the same frame back so many times to the session that caused it.
+    /// Answers a session with a frame, which it is sent `times` times.
     pub(super) fn answer(&mut self, id: SessionId, frame: &Frame, times: u32) {
         let item = if times == 1 {
             outgoing(frame, false)
@@ -253,12 +269,16 @@ impl State {
             let run = Run::of(frame);
             Outgoing::whole(run.wire().repeat(times as usize).into(), times)
         };
+        // Only InvalidFrameType counts, which answers frames that are not supported or were
+        // filtered. The figure counts no other answers.
         if frame.kind() == ErrorCode::INVALID_FRAME_TYPE {
             self.tally.answered += u64::from(times);
         }
         self.push(id, frame.kind(), item);
     }
 
+    /// Counts frames of a session that the role filter has discarded, and answers each of
+    /// them if the filter is to do so.
     pub(super) fn filtered(&mut self, id: SessionId, kind: FrameKind, frames: u32) {
         let Some(session) = self.sessions.get_mut(id) else {
             return;
@@ -277,7 +297,8 @@ impl State {
         }
     }
 
-    /// A CONFIGURE from a controller; false where it was refused.
+    /// Checks the CONFIGURE of a controller and keeps its configuration. Returns false if it
+    /// was refused.
     pub(super) fn configure(&mut self, id: SessionId, frame: &Frame) -> bool {
         let payload = frame.payload_bytes();
         let mut verdict = Err("its check panicked".to_owned());
@@ -311,8 +332,9 @@ impl State {
     }
 }
 
-/// The frame as it may wait in a queue that counts its length alone: in memory
-/// of its own where it is a small part of the run it was found in.
+/// Returns the frame for a queue that counts only the frame's own length. If its payload is
+/// a small part of the `memory` that it keeps alive, the payload is copied, so that a
+/// short frame that waits does not hold much more memory than is counted.
 fn apart(frame: &Frame, memory: usize) -> Frame {
     let payload = frame.payload_bytes();
     if payload.len() >= memory / MAX_WASTE {

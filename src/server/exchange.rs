@@ -94,7 +94,7 @@ impl State {
     }
 
     fn ask(&mut self, info: &SessionInfo, request: &Request, whom: Uuid, asking: &Frame) {
-        match self.hand_on(info.id, whom, asking) {
+        match self.forward_any_kind(info.id, whom, asking) {
             Ok(()) => {}
             Err(SendError::QueueFull(_)) => self.refuse(request, whom, "queue_full"),
             Err(_) => self.refuse(request, whom, "not_connected"),
@@ -115,7 +115,7 @@ impl State {
             }
             return;
         }
-        if let Err(e) = self.hand_on(info.id, asker, answer) {
+        if let Err(e) = self.forward_any_kind(info.id, asker, answer) {
             debug!(target: "ssntp::server", "{info}: its answer is dropped: {e}");
         }
     }

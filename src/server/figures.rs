@@ -281,7 +281,7 @@ impl Session {
             since: clock.at(self.since),
             counters: self.counters(),
             last_received: self.received.map(|at| clock.at(at)),
-            last_queued: flow.sent_to.map(|at| clock.at(at)),
+            last_queued: flow.last_item_at.map(|at| clock.at(at)),
             held_back: in_line.or(without_credit.map(|since| (HeldBack::Credit, passed(since)))),
             pace: match flow.awaited_since {
                 _ if flow.is_slow => Pace::Slow,

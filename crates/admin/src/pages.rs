@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::client::PROCESS;
 use super::http::{Answer, Refused, Request};
 use super::metrics::{Metric, TEXT, gauge, one};
-use super::sampler::{AGE, Figures};
+use super::sampler::{Figures, MAX_AGE};
 use super::{Metrics, now};
 use ssntp::Role;
 use ssntp_transport::ProcessFigures;
@@ -116,7 +116,7 @@ impl Pages {
     fn process(&self, metrics: &mut Metrics) {
         let mut kept = self.process.lock().unwrap_or_else(PoisonError::into_inner);
         let process = match kept.take() {
-            Some((at, process)) if now().saturating_duration_since(at) < AGE => (at, process),
+            Some((at, process)) if now().saturating_duration_since(at) < MAX_AGE => (at, process),
             _ => (now(), ProcessFigures::read()),
         };
         metrics.add(PROCESS, &kept.insert(process).1);

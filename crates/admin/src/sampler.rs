@@ -1,4 +1,5 @@
-//! The thread that calls the source of the figures, and its last result.
+//! A thread that calls the application's function for a [`Snapshot`] of its figures (the
+//! *source*), and the last result of that function, which all pages share.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,45 +10,48 @@ use std::time::{Duration, Instant};
 use super::{Snapshot, now};
 use ssntp_transport::{after, left, threads};
 
-/// How old the figures of a page may be. The source is called at most this often.
-pub(super) const AGE: Duration = Duration::from_secs(1);
+/// How old the figures of a page may be. So the source is called at most once in this time.
+pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
 /// How long a page waits for the source.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The function of the application that makes a snapshot.
 pub(super) type Source = dyn Fn() -> Result<Snapshot, String> + Send + Sync;
-type Found = Result<Arc<Snapshot>, String>;
+/// A result of the source, or why there is none, for people.
+type Sample = Result<Arc<Snapshot>, String>;
 
 /// The last result of the source.
 #[derive(Debug)]
 pub(super) struct Figures {
     state: Mutex<State>,
-    /// Notified if figures are wanted, or found, or if this is closed.
+    /// Notified when a page wants a snapshot, when the source has returned, and on close.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
+    /// A page waits for a snapshot, and the source has not been called for it yet.
     wanted: bool,
-    /// When the call of the source began that is under way.
+    /// When the current call of the source began. None if there is none.
     asked: Option<Instant>,
-    /// The last result, and when it was there.
-    found: Option<(Instant, Found)>,
+    /// The last result of the source, and when the source returned it.
+    found: Option<(Instant, Sample)>,
     closed: bool,
 }
 
 impl Figures {
-    /// A snapshot that is at most a second old. Waits for it, at most a second.
-    pub(super) fn snapshot(&self) -> Found {
+    /// Returns a snapshot that is at most [`MAX_AGE`] old. Waits for the source for at most
+    /// [`PATIENCE`]. The error says why there is no snapshot.
+    pub(super) fn snapshot(&self) -> Sample {
         let deadline = after(now(), PATIENCE);
         let mut state = self.lock();
         loop {
             if state.closed {
-                return Err("it is stopping".into());
+                return Err("the server of these pages is stopping".into());
             }
             let now = now();
             if let Some((at, found)) = &state.found
-                && now.saturating_duration_since(*at) < AGE
+                && now.saturating_duration_since(*at) < MAX_AGE
             {
                 return found.clone();
             }
@@ -55,7 +59,10 @@ impl Figures {
                 let asked = state
                     .asked
                     .map_or(PATIENCE, |at| now.saturating_duration_since(at));
-                return Err(format!("it has not answered for {:.1} s", asked.as_secs_f64()));
+                return Err(format!(
+                    "the application has not answered for {:.1} s",
+                    asked.as_secs_f64()
+                ));
             };
             if !state.wanted && state.asked.is_none() {
                 state.wanted = true;
@@ -82,7 +89,9 @@ impl Figures {
             // A panic in the application's function must not end this thread: the next
             // call may succeed.
             let found = catch_unwind(AssertUnwindSafe(source));
-            let found = found.unwrap_or_else(|_| Err("it panicked".into())).map(Arc::new);
+            let found = found
+                .unwrap_or_else(|_| Err("the application's function for these pages panicked".into()))
+                .map(Arc::new);
             state = self.lock();
             state.asked = None;
             // The old snapshot may be large, so it is dropped without the lock.
@@ -121,13 +130,14 @@ impl Sampler {
         Arc::clone(&self.figures)
     }
 
-    /// Ends every wait for figures, and the thread once the source has returned.
+    /// Ends all waits for a snapshot at once. The thread ends as soon as the source has
+    /// returned.
     pub(super) fn close(&self) {
         self.figures.lock().closed = true;
         self.figures.changed.notify_all();
     }
 
-    /// Waits for the thread.
+    /// Closes this and waits until the thread has ended.
     pub(super) fn join(self) {
         self.close();
         let _ = self.thread.join();
@@ -140,7 +150,8 @@ mod tests {
 
     use super::*;
 
-    /// Tells of each time that it is asked, and answers once nobody holds it up.
+    /// Makes a sampler whose source sends a message to `asked` for each call, and returns once
+    /// `hold` is closed.
     fn counting(asked: Sender<()>, hold: Receiver<()>) -> Sampler {
         let source = move || {
             asked.send(()).unwrap();
@@ -182,6 +193,9 @@ mod tests {
         let figures = sampler.figures();
         while figures.snapshot().is_err() {}
         sampler.join();
-        assert_eq!(figures.snapshot().unwrap_err(), "it is stopping");
+        assert_eq!(
+            figures.snapshot().unwrap_err(),
+            "the server of these pages is stopping"
+        );
     }
 }

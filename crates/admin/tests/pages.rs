@@ -83,7 +83,7 @@ fn a_dispatcher_that_does_not_answer_shows_and_takes_no_page_with_it() {
             _ => assert!(Instant::now() < deadline, "it is still well"),
         }
     };
-    assert!(why.contains("it has not answered for"), "{why}");
+    assert!(why.contains("the application has not answered for"), "{why}");
     assert_eq!(get(&admin, "/readyz").0, 503);
     assert_eq!(get(&admin, "/sessions").0, 503);
     let (code, text) = get(&admin, "/metrics");

@@ -1,5 +1,5 @@
-//! A settings file: a map of keys to values and lists of values, which is all the
-//! YAML that is taken, each with its line and column.
+//! Reads a settings file: a YAML map whose keys have a value or a list of values. Other
+//! YAML is refused. Keys and values come with their line and column.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,10 +9,11 @@ use granit_parser::{Event, Parser, ScalarStyle, Span, StrInput};
 
 use super::{MOST_PROBLEMS, Position, Problem};
 
-/// The longest file in bytes: ten times a file with every key and what it is for.
+/// How long a file may be, in bytes: ten times as long as a file that sets and explains
+/// every key.
 const MAX_LEN: u64 = 128 << 10;
 
-/// A key with what stands there.
+/// A key with its value, and the position of the key.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) key: String,
@@ -34,7 +35,7 @@ pub(super) struct Scalar {
 }
 
 impl Scalar {
-    /// Whether nothing stands there: `key:`, `key: ~`, `key: null`.
+    /// Whether the key has no value: `key:`, `key: ~`, `key: null`.
     pub(super) fn is_nothing(&self) -> bool {
         self.is_plain && is_nothing(&self.text)
     }
@@ -44,7 +45,7 @@ fn is_nothing(plain: &str) -> bool {
     matches!(plain, "" | "~" | "null" | "Null" | "NULL")
 }
 
-/// The entries that can be read. What cannot is added to the problems.
+/// Reads the entries of a file. Adds a problem for everything that cannot be read.
 pub(super) fn read(path: &Path, problems: &mut Vec<Problem>) -> Vec<Entry> {
     match text(path) {
         Ok(text) => entries(&text, problems),
@@ -76,7 +77,8 @@ fn entries(text: &str, problems: &mut Vec<Problem>) -> Vec<Entry> {
         problems,
         entries: Vec::new(),
     };
-    // What is no YAML from some place on has ended the file there, and was told.
+    // `None` means that the file could not be read to its end. The reader has added a problem
+    // for that, and the entries before it count.
     let _ = reader.file();
     reader.entries
 }
@@ -95,15 +97,18 @@ impl<'a> Reader<'a, '_> {
             match event {
                 Event::StreamEnd => return Some(()),
                 Event::DocumentStart(..) if has_begun => {
-                    self.refuse(at, "a second document");
+                    self.refuse(
+                        at,
+                        "a settings file must have one document only, but a second one begins here",
+                    );
                     return None;
                 }
                 Event::DocumentStart(..) => has_begun = true,
                 Event::MappingStart(_, anchor, ref tag) => {
-                    self.is_simple(anchor, tag.is_some(), at);
+                    self.refuse_anchor_or_tag(anchor, tag.is_some(), at);
                     self.map()?;
                 }
-                // A document that has begun and says nothing.
+                // An empty document.
                 Event::Scalar(ref text, ScalarStyle::Plain, ..) if is_nothing(text) => {}
                 Event::StreamStart | Event::DocumentEnd => {}
                 event => {
@@ -120,11 +125,11 @@ impl<'a> Reader<'a, '_> {
             let key = match event {
                 Event::MappingEnd => return Some(()),
                 Event::Scalar(text, _, anchor, tag) => {
-                    self.is_simple(anchor, tag.is_some(), at);
+                    self.refuse_anchor_or_tag(anchor, tag.is_some(), at);
                     Some(text.into_owned())
                 }
                 event => {
-                    self.refuse(at, "a key is text");
+                    self.refuse(at, "a key must be text, not a map or a list");
                     self.skip(&event)?;
                     None
                 }
@@ -134,7 +139,7 @@ impl<'a> Reader<'a, '_> {
                 let first = self.entries.iter().find(|entry| entry.key == key);
                 match first.map(|entry| entry.at.line) {
                     Some(line) => {
-                        self.refuse(at, &format!("{key}: it stands twice, in line {line} as well"));
+                        self.refuse(at, &format!("{key} is given twice: line {line} sets it already"));
                     }
                     None => self.entries.push(Entry { key, at, value }),
                 }
@@ -142,13 +147,13 @@ impl<'a> Reader<'a, '_> {
         }
     }
 
-    /// The outer option is the end of what can be read, the inner one a value that
-    /// was refused.
+    /// Reads the value of a key. Returns `None` if the file cannot be read any further, and
+    /// `Some(None)` if the value was refused.
     fn value(&mut self) -> Option<Option<Value>> {
         let (event, at) = self.next()?;
         Some(match event {
             Event::SequenceStart(_, anchor, ref tag) => {
-                let is_simple = self.is_simple(anchor, tag.is_some(), at);
+                let is_simple = self.refuse_anchor_or_tag(anchor, tag.is_some(), at);
                 let mut scalars = Vec::new();
                 loop {
                     match self.next()? {
@@ -165,7 +170,7 @@ impl<'a> Reader<'a, '_> {
     fn scalar(&mut self, event: Event<'a>, at: Position) -> Option<Option<Scalar>> {
         Some(match event {
             Event::Scalar(text, style, anchor, tag) => {
-                let is_simple = self.is_simple(anchor, tag.is_some(), at);
+                let is_simple = self.refuse_anchor_or_tag(anchor, tag.is_some(), at);
                 is_simple.then(|| Scalar {
                     text: text.into_owned(),
                     at,
@@ -174,9 +179,9 @@ impl<'a> Reader<'a, '_> {
             }
             event => {
                 let what = match event {
-                    Event::Alias(_) => "an alias is not taken here",
+                    Event::Alias(_) => "settings files do not support aliases (`*name`)",
                     _ => {
-                        "a map or list within another is not taken here: a key has a value or a list of values"
+                        "settings files do not support a map or list within another: a key has a value or a list of values"
                     }
                 };
                 self.refuse(at, what);
@@ -186,7 +191,7 @@ impl<'a> Reader<'a, '_> {
         })
     }
 
-    /// Passes over what the event begins.
+    /// Passes over the rest of the map or list that the event begins.
     fn skip(&mut self, event: &Event<'a>) -> Option<()> {
         let begins = |event: &Event<'_>| matches!(event, Event::SequenceStart(..) | Event::MappingStart(..));
         let mut depth = usize::from(begins(event));
@@ -199,11 +204,12 @@ impl<'a> Reader<'a, '_> {
         Some(())
     }
 
-    fn is_simple(&mut self, anchor: usize, is_tagged: bool, at: Position) -> bool {
+    /// Adds a problem if a value has an anchor or a tag. Returns whether it has neither.
+    fn refuse_anchor_or_tag(&mut self, anchor: usize, is_tagged: bool, at: Position) -> bool {
         if anchor != 0 {
-            self.refuse(at, "an anchor is not taken here");
+            self.refuse(at, "settings files do not support anchors (`&name`)");
         } else if is_tagged {
-            self.refuse(at, "a tag is not taken here");
+            self.refuse(at, "settings files do not support tags (`!name`)");
         }
         anchor == 0 && !is_tagged
     }
@@ -281,7 +287,7 @@ mod tests {
 
     #[test]
     fn everything_that_is_no_plain_map_is_told_with_its_place() {
-        let nested = "a map or list within another is not taken here: a key has a value or a list of values";
+        let nested = "settings files do not support a map or list within another: a key has a value or a list of values";
         for (text, told) in [
             (
                 "a: {b: 1}\nc: [[1]]\n",
@@ -290,21 +296,30 @@ mod tests {
             (
                 "a: &x 1\nb: *x\n",
                 vec![
-                    "1:7: an anchor is not taken here".into(),
-                    "2:4: an alias is not taken here".into(),
+                    "1:7: settings files do not support anchors (`&name`)".into(),
+                    "2:4: settings files do not support aliases (`*name`)".into(),
                 ],
             ),
-            ("a: !!str 1\n", vec!["1:10: a tag is not taken here".into()]),
+            (
+                "a: !!str 1\n",
+                vec!["1:10: settings files do not support tags (`!name`)".into()],
+            ),
             (
                 "a: 1\nb: 2\na: 3\n",
-                vec!["3:1: a: it stands twice, in line 1 as well".into()],
+                vec!["3:1: a is given twice: line 1 sets it already".into()],
             ),
             (
                 "- a\n",
                 vec!["1:1: a map of keys and values is expected, as in `json: true`".into()],
             ),
-            ("a: 1\n---\nb: 2\n", vec!["2:1: a second document".into()]),
-            ("[a]: 1\n", vec!["1:1: a key is text".into()]),
+            (
+                "a: 1\n---\nb: 2\n",
+                vec!["2:1: a settings file must have one document only, but a second one begins here".into()],
+            ),
+            (
+                "[a]: 1\n",
+                vec!["1:1: a key must be text, not a map or a list".into()],
+            ),
         ] {
             assert_eq!(refused(text), told, "{text:?}");
         }

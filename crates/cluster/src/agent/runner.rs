@@ -13,7 +13,7 @@ use super::control::{Action, Control, Input, Settings};
 use super::driver::Driver;
 use super::figures::AgentFigures;
 use super::policy::Policy;
-use super::store::{PASS, Store, make_dirs};
+use super::store::{PASSABLE, Store, make_dirs};
 use super::streams::Streams;
 use super::worker::Workers;
 use crate::client_loop::{ClientLoop, Event, Service, Uplink};
@@ -295,7 +295,7 @@ fn open(root: &Path, volumes: Option<&Path>) -> Result<Store, AgentError> {
     let at_root = |e| AgentError::State(root.to_owned(), e);
     if let Some(volumes) = volumes {
         let at_volumes = |e| AgentError::State(volumes.to_owned(), e);
-        make_dirs(volumes, PASS).map_err(at_volumes)?;
+        make_dirs(volumes, PASSABLE).map_err(at_volumes)?;
     }
     let store = Store::open(root, volumes).map_err(at_root)?;
     if let Err(e) = store.check_writable() {

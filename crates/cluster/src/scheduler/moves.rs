@@ -11,9 +11,9 @@
 //! it has ended. An instance that does not end, even when it is killed, is not moved. Neither
 //! are the instances of a dead node, because it may only be out of reach.
 //!
-//! The STARTs that nodes were given are remembered as long as the instances exist, in
-//! [`MOST_BYTES`]. Instances without a remembered START, because there was no room or an
-//! earlier scheduler gave it, are not moved.
+//! The scheduler remembers each START that it sent to a node for as long as the instance
+//! exists, but keeps at most [`MOST_BYTES`] of them. An instance is not moved if its START
+//! is not remembered: there was no room for it, or an earlier scheduler sent it to the node.
 
 use std::collections::{HashMap, HashSet};
 
@@ -33,20 +33,24 @@ const MOST_BYTES: usize = 64 << 20;
 /// The bytes that an entry takes beside its START.
 const ENTRY: usize = 128;
 
-/// Why an instance is not moved, as StartFailure says it: another scheduler was given its
-/// START, or the START is no longer remembered.
+/// Why an instance is not moved, as StartFailure says it: its START is not remembered,
+/// because there was no room for it or an earlier scheduler sent it to the node.
 const UNKNOWN: &str = "not_moved_unknown";
 
-/// A START that a node was given.
+/// What is remembered of a START that was sent to a node.
 #[derive(Debug)]
 enum Given {
+    /// The instance can run on another node.
     Movable {
         payload: Bytes,
         /// The controller that sent it.
         from: Uuid,
-        /// Its node starts it again by itself: an instance that has ended may run again.
+        /// Whether the node starts the instance again by itself. Then an instance that has
+        /// ended may run again, so it is moved as well.
         restarts: bool,
     },
+    /// The instance can run on no other node than its first one, for this reason, which is
+    /// written as StartFailure says it.
     Stays(&'static str),
 }
 
@@ -64,16 +68,17 @@ impl Given {
 pub(super) struct Moves {
     given: HashMap<Uuid, Given>,
     bytes: usize,
-    /// The STARTs that were added since those of gone instances were forgotten.
+    /// How many STARTs were to be remembered since those of gone instances were last
+    /// forgotten.
     added: usize,
-    /// By node, the instances that are started elsewhere once they have ended.
+    /// By node, the instances that will be started elsewhere once they have ended.
     moving: HashMap<Uuid, HashSet<Uuid>>,
     /// The number of instances that have ended and were placed again.
     moved: u64,
 }
 
 impl Moves {
-    /// Remembers a START that a node was given.
+    /// Remembers a START that was sent to a node, unless there is no room for it.
     pub(super) fn keep(&mut self, start: &Waiting, instances: &Instances) {
         let given = match start.stays {
             Some(why) => Given::Stays(why),
@@ -96,8 +101,9 @@ impl Moves {
         }
     }
 
-    /// Forgets the STARTs of instances that are gone. It is called so rarely that each added
-    /// START pays for looking at a few entries.
+    /// Forgets the STARTs and the moves of instances that no longer exist. This looks at all
+    /// entries, so it is called only after many STARTs: on average that is a few entries for
+    /// each START.
     fn leave_out_gone(&mut self, instances: &Instances) {
         self.added = 0;
         self.given
@@ -115,24 +121,26 @@ impl Moves {
         }
     }
 
-    /// The number of instances that are being moved, and of those that were moved.
+    /// How many instances are being moved now, and how many were moved before.
     pub(super) fn counted(&self) -> (usize, u64) {
         (self.moving.values().map(HashSet::len).sum(), self.moved)
     }
 
-    /// Ends the moves of a node.
+    /// Ends the moves from a node: its instances are no longer started elsewhere when they
+    /// end. Returns false if there was no move from it.
     pub(super) fn end(&mut self, node: Uuid) -> bool {
         self.moving.remove(&node).is_some()
     }
 
-    /// A controller has sent another command for an instance, which replaces its move.
-    pub(super) fn leave(&mut self, instance: Uuid, node: Option<Uuid>) {
+    /// Cancels the move of one instance, because a controller has sent a newer command for it.
+    pub(super) fn cancel(&mut self, instance: Uuid, node: Option<Uuid>) {
         if let Some(moving) = node.and_then(|node| self.moving.get_mut(&node)) {
             moving.remove(&instance);
         }
     }
 
-    /// Takes the START of an instance that was to be moved, and has ended.
+    /// Returns the payload and the controller of an instance's START, and counts the instance
+    /// as moved. Returns `None` if the instance is not being moved.
     fn take(&mut self, instance: Uuid, node: Uuid) -> Option<(Bytes, Uuid)> {
         if !self.moving.get_mut(&node)?.remove(&instance) {
             return None;
@@ -148,9 +156,11 @@ impl Moves {
 }
 
 impl Scheduler {
-    /// A node was sent EVACUATE with `move`. The controller is told which instances stay.
+    /// Begins to move the instances of a node, which was sent EVACUATE with `move`. For each
+    /// running instance that cannot be moved, the controller is sent a StartFailure.
     pub(super) fn begin_move(&mut self, cx: &mut Context<'_>, from: &SessionInfo, node: Uuid) {
-        // A READY of the node may have crossed the command: it must get no START.
+        // The node may have sent a READY before the command reached it. It must get no START
+        // because of that.
         self.placement.suspend(node, true);
         let mut moving = HashSet::new();
         for (instance, has_ended) in self.instances.of(node) {
@@ -159,7 +169,7 @@ impl Scheduler {
                     moving.insert(instance);
                     continue;
                 }
-                // It stays ended, so nobody expects it to run elsewhere.
+                // No failure is sent for an instance that has ended: nothing stops running.
                 _ if has_ended => continue,
                 Some(Given::Stays(why)) => *why,
                 _ => UNKNOWN,
@@ -178,22 +188,25 @@ impl Scheduler {
         self.moves.moving.insert(node, moving);
     }
 
-    /// A node is evacuated, or its evacuation was ended: its status counts again.
-    pub(super) fn end_move(&mut self, node: Uuid) {
+    /// Makes the status of a node count again for placement, because its evacuation is done or
+    /// was called off. Does nothing unless the node is being moved from. It does not end the
+    /// moves: see [`Moves::end`].
+    pub(super) fn resume_node(&mut self, node: Uuid) {
         if self.moves.moving.contains_key(&node) {
             self.placement.suspend(node, false);
         }
     }
 
-    /// An instance has ended and is gone from its node. If it is being moved, it is started
-    /// elsewhere.
+    /// Starts an instance elsewhere that is being moved. It has ended, and is gone from its
+    /// node. Does nothing for an instance that is not being moved.
     pub(super) fn move_on(&mut self, cx: &mut Context<'_>, instance: Uuid, node: Uuid) {
         let Some((payload, controller)) = self.moves.take(instance, node) else {
             return;
         };
-        // InstanceStopped keeps it as ended, but its UUID has to be free to be placed again.
+        // After InstanceStopped the scheduler still knows the instance, as ended. It has to be
+        // forgotten, so that its UUID is free to be placed again.
         self.instances.over(instance, false);
-        // It counts as a START that has just come.
+        // The START counts as one that has just been received.
         self.starts.received += 1;
         match Waiting::read(controller, Frame::with_payload(Command::START, payload), cx.now()) {
             Ok(start) => self.place(cx, None, start),

@@ -284,7 +284,7 @@ impl Scheduler {
                 .map(|ready: Ready| self.placement.ready(uuid, &ready)),
             Status::MAINTENANCE => {
                 self.placement.close(uuid);
-                self.end_move(uuid);
+                self.resume_node(uuid);
                 frame.payload().map(|maintenance: Maintenance| {
                     if let Some(ready) = maintenance.ready {
                         self.placement.hostname(uuid, &ready.hostname);
@@ -295,7 +295,7 @@ impl Scheduler {
                 self.placement.close(uuid);
                 // A node that goes offline ends its evacuation.
                 if status == Status::OFFLINE {
-                    self.end_move(uuid);
+                    self.resume_node(uuid);
                     self.moves.end(uuid);
                 }
                 Ok(())

@@ -68,7 +68,7 @@ impl Scheduler {
         }
         // The command is newer than the move, so it replaces it.
         if let Some(instance) = instance {
-            self.moves.leave(instance, has);
+            self.moves.cancel(instance, has);
         }
         let node = addressed.as_ref().ok().and_then(|a| a.to.0.uuid());
         let to = addressed.map(|addressed| addressed.to);
@@ -82,7 +82,7 @@ impl Scheduler {
                 self.begin_move(cx, from, node);
             }
             Command::RESTORE => {
-                self.end_move(node);
+                self.resume_node(node);
                 self.moves.end(node);
             }
             _ => {}

@@ -49,7 +49,7 @@ impl World {
                     "standstill: {number} has input, waits for nobody, and gets no turn"
                 ));
             }
-            if reader.waits_for_credit() && !flow.has_input(id) && !flow.waits_for_others(id) {
+            if reader.waits_for_credit() && !flow.has_input(id) && !flow.waits_in_a_line(id) {
                 return Err(format!(
                     "standstill: the reader of {number} waits for credit that is there"
                 ));

@@ -1,5 +1,6 @@
-//! What a server and an element have in common on their dispatchers: the life of a
-//! connection between the transport's runner and a core.
+//! The part that servers and elements share: a [`Machine`] runs on the dispatcher, between
+//! the transport's runner and a core. It admits connections, passes their messages to the
+//! core, carries out the core's actions, and removes connections that have ended.
 //!
 //! ```text
 //!  Runner ── admit, item, ended, full … ─▶ Machine ── the core's calls ─▶ Side
@@ -18,13 +19,14 @@ use super::connection::{Messages, Peers, deal};
 use super::{CallError, StartError, guard};
 use crate::model::{ManagedObject, Tree};
 use crate::peer::ConnectionId;
+use ssntp_transport::ConnectionId as TransportId;
 use ssntp_transport::dispatch::{self, Action, Core, DispatchEvent, Events, Queue, Runner, Settings};
-use ssntp_transport::{self, EndReason, Gauge, Outgoing, threads};
+use ssntp_transport::{EndReason, Gauge, Outgoing, threads};
 
-/// The way into a dispatcher.
+/// Sends events to the dispatcher of a [`Machine`].
 pub(super) type SideEvents<S> = Events<DispatchEvent<Machine<S>>>;
 
-/// A server or an element: a core, and what stands around it.
+/// A server or an element: its core, and all that the machine has to ask of it.
 pub(super) trait Side: Send + Sized + 'static {
     /// The state machine of the protocol.
     type Core: Contents;
@@ -37,25 +39,25 @@ pub(super) trait Side: Send + Sized + 'static {
 
     fn core(&self) -> &Self::Core;
 
-    /// Admits a connection and tells the core of it, or refuses it. So many connections
-    /// are there already, those that are ending included.
+    /// Admits a connection and tells the core of it, or refuses it. `standing` is how many
+    /// connections there are already, including those that are ending.
     fn admit(
         &mut self,
-        id: ssntp_transport::ConnectionId,
+        id: TransportId,
         newcomer: Self::Newcomer,
         standing: usize,
         peers: &mut Peers,
         now: Instant,
     ) -> Result<ConnectionId, Self::Refusal>;
 
-    /// Takes the next message, or makes the next piece of an answer. True if the answer
-    /// goes on, and `None` if there was nothing to do.
+    /// Deals with the next message, or makes the next piece of an answer. Returns true if
+    /// the answer has more pieces, and `None` if there was nothing to do.
     fn step(&mut self, connection: ConnectionId, messages: &mut Messages, now: Instant) -> Option<bool>;
 
-    /// Bytes have arrived.
+    /// Counts bytes that have arrived on a connection.
     fn received(&mut self, connection: ConnectionId, bytes: u64, now: Instant);
 
-    /// A connection has ended, or is about to.
+    /// Tells the core that a connection has ended, or is about to be ended.
     fn gone(&mut self, connection: ConnectionId, peer: &str, why: Gone, now: Instant);
 
     /// Connections whose certificates are not trusted any more, and why.
@@ -64,11 +66,13 @@ pub(super) trait Side: Send + Sized + 'static {
     /// Gives what the core wants sent and ended to `peers`.
     fn hand_on(&mut self, peers: &mut Peers, now: Instant, actions: &mut Vec<Action>);
 
+    /// Called after each step of the dispatcher. Here an element releases the references
+    /// that the application has dropped.
     fn settle(&mut self, _: Instant) {}
     fn next_deadline(&self) -> Option<Instant>;
     fn tick(&mut self, now: Instant);
     fn stop(&mut self, now: Instant);
-    /// What the core wanted at the stop has been handed on.
+    /// Called after [`stop`](Self::stop), when the core's last actions have been handed on.
     fn stopped(&mut self) {}
 }
 
@@ -77,16 +81,17 @@ pub(super) trait Side: Send + Sized + 'static {
 pub(super) enum Gone {
     /// It ended by itself.
     Ended(EndReason),
-    /// Its queue is full, so the peer takes too little.
+    /// Its queue is full, because the peer receives too slowly.
     Full,
     /// Its certificate is not trusted any more.
     Untrusted(String),
 }
 
-/// What an inspector shows: trees, and objects that stand in none.
+/// The objects that an inspector shows: those in two trees, and those in no tree.
 pub(super) trait Contents {
     fn trees(&self) -> [&Tree; 2];
-    /// The objects behind a place in an order of their own. Several may share a place.
+    /// The objects that are in no tree, each with its place in their order. Begins after the
+    /// given place, or with the first object. Several objects may share a place.
     fn others(&self, place: Option<u64>) -> Box<dyn Iterator<Item = (u64, &ManagedObject)> + '_>;
 }
 
@@ -120,7 +125,7 @@ impl<S: Side> Machine<S> {
         self.peers.flush(actions);
     }
 
-    /// Ends connections whose peers are not trusted any more. How many these are.
+    /// Ends connections whose peers are not trusted any more. Returns how many were given.
     pub(super) fn end_untrusted(
         &mut self,
         untrusted: Vec<(ConnectionId, String)>,
@@ -138,14 +143,9 @@ impl<S: Side> Machine<S> {
         count
     }
 
-    /// The transport has ended a connection, or is told to.
-    fn remove(
-        &mut self,
-        id: ssntp_transport::ConnectionId,
-        why: Gone,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) -> bool {
+    /// Removes a connection that the transport has ended, or is about to end. Returns false if
+    /// it was removed before.
+    fn remove(&mut self, id: TransportId, why: Gone, now: Instant, actions: &mut Vec<Action>) -> bool {
         let Some((connection, name)) = self.peers.remove(id) else {
             return false;
         };
@@ -155,7 +155,7 @@ impl<S: Side> Machine<S> {
     }
 }
 
-/// Runs `call` on the dispatcher and gives back what it returns.
+/// Runs `call` on the dispatcher, waits for it, and returns its result.
 ///
 /// # Errors
 /// [`CallError::Stopped`], also if the call panicked; [`CallError::OnDispatcher`].
@@ -171,13 +171,14 @@ pub(super) fn call<S: Side, T: Send + 'static>(
         guard(S::LOG, || {
             let _ = reply.send(call(machine, now, actions));
         });
-        // A call that panicked may have changed the core before.
+        // A call that panicked may have changed the core before, so this is done in any case.
         machine.hand_on(now, actions);
     });
     events.answer(&result).ok_or(CallError::Stopped)
 }
 
-/// Runs `call` on the dispatcher some time, unless that has stopped.
+/// Runs `call` on the dispatcher later, without waiting for it. If the dispatcher has stopped,
+/// the call is dropped.
 pub(super) fn post<S: Side>(
     events: &SideEvents<S>,
     call: impl FnOnce(&mut Machine<S>, Instant, &mut Vec<Action>) + Send + 'static,
@@ -194,7 +195,7 @@ impl<S: Side> Core for Machine<S> {
 
     fn admit(
         &mut self,
-        id: ssntp_transport::ConnectionId,
+        id: TransportId,
         newcomer: S::Newcomer,
         _: Gauge,
         standing: usize,
@@ -210,7 +211,7 @@ impl<S: Side> Core for Machine<S> {
 
     fn item(
         &mut self,
-        id: ssntp_transport::ConnectionId,
+        id: TransportId,
         messages: Messages,
         most: u32,
         now: Instant,
@@ -222,7 +223,8 @@ impl<S: Side> Core for Machine<S> {
         };
         let dealt = deal(messages, most, actions, |messages, actions| {
             let goes_on = self.side.step(connection, messages, now);
-            // Frames for one connection are joined until somebody else's turn comes.
+            // `peers` joins frames for the same connection into one item, until a frame for
+            // another connection comes or it is flushed.
             self.side.hand_on(&mut self.peers, now, actions);
             goes_on
         });
@@ -230,37 +232,26 @@ impl<S: Side> Core for Machine<S> {
         dealt
     }
 
-    fn received(&mut self, id: ssntp_transport::ConnectionId, bytes: u64, now: Instant) {
+    fn received(&mut self, id: TransportId, bytes: u64, now: Instant) {
         if let Some(connection) = self.peers.connection(id) {
             self.side.received(connection, bytes, now);
         }
     }
 
-    fn ended(
-        &mut self,
-        id: ssntp_transport::ConnectionId,
-        reason: EndReason,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) {
+    fn ended(&mut self, id: TransportId, reason: EndReason, now: Instant, actions: &mut Vec<Action>) {
         self.remove(id, Gone::Ended(reason), now, actions);
     }
 
-    fn left(&mut self, id: ssntp_transport::ConnectionId, items: Vec<Messages>) {
+    fn left(&mut self, id: TransportId, items: Vec<Messages>) {
         let messages: usize = items.iter().map(Messages::len).sum();
-        debug!(target: S::LOG, "transport connection {id:?} ended before {messages} of its messages were read");
+        debug!(target: S::LOG, "transport connection {id:?} ended before {messages} of its messages were processed");
     }
 
-    fn full(
-        &mut self,
-        id: ssntp_transport::ConnectionId,
-        _: Outgoing,
-        now: Instant,
-        actions: &mut Vec<Action>,
-    ) -> bool {
+    fn full(&mut self, id: TransportId, _: Outgoing, now: Instant, actions: &mut Vec<Action>) -> bool {
         if self.remove(id, Gone::Full, now, actions) {
             actions.push(Action::End { id, abort: true });
         }
+        // No action sends the item in another way, so it is dropped.
         false
     }
 

@@ -4,28 +4,30 @@
 //! ```text
 //!  reader ── Credit ──▶ input of its connection ── a turn at a time ──▶ core
 //!                             ▲                                          │ Send
-//!                             │ no turns while a receiver owes it room   ▼
+//!                             │ no turns while it is in a waiting line   ▼
 //!                             └──────────── waiting line of ◀── deliver: room?
 //!                                             the receiver         │ yes
 //!                                                                  ▼
 //!                                                      Outbox ──▶ writer
 //! ```
 //!
-//! # Exact
+//! # Room and lines
 //!
-//! A frame is handed to a receiver's queue only while the queue has room below its
-//! mark. Otherwise the frame waits in the receiver's line, and its sender gets no
-//! further turn until all its frames in lines are delivered. So many senders at once
-//! never overrun a queue: at most one turn of each sender waits, counted in the
-//! [`Budget`], and one queue for each receiver. When a receiver has drained some way
-//! below its mark, its line moves in order as far as there is room, and no other line
-//! is touched.
+//! The *mark* of a queue is how much of its memory the frames of other connections may
+//! fill: half of the queue's limit, or its share of the [`Budget`] if that is less. A
+//! frame is put into a receiver's queue only if the queue then stays within its mark, or
+//! is empty. Otherwise the frame waits in the receiver's line, and its sender gets no
+//! further turn until all its frames in lines are delivered. So however many senders a
+//! receiver has, its queue does not grow beyond the mark, and its line holds at most one
+//! turn of each sender, which counts in the budget as well. When a queue has drained
+//! some way below its mark, its line moves in order as far as there is room. No other
+//! line is touched.
 //!
 //! # Patience
 //!
 //! A receiver that takes at least 4 MiB or 20,000 frames a second while others wait
-//! for it may take as long as it needs. Of a frame that its writer is sending, the bytes
-//! that the system has taken count. A receiver that takes less for as long as the
+//! for it may take as long as it needs. If the system has accepted only a part of a frame,
+//! the bytes of that part count. A receiver that takes less for as long as the
 //! *patience* is slow: its line is delivered up to the limit of its queue or its share
 //! of the budget, and the policy of the core decides about frames that do not fit.
 //! Senders wait for it again only after its queue has drained to half of its mark. So
@@ -45,8 +47,8 @@
 //!
 //! | bound | how much | when full |
 //! |---|---|---|
-//! | input of a connection | its credit, 1 MiB or one batch | its reader waits, and with it its peer |
-//! | the received part of an unfinished item | the budget of received bytes, beyond 128 KiB | the connection is not read, up to the write timeout; then it is ended |
+//! | input of a connection | its credit: 1 MiB, less if memory is short, but always one batch | its reader waits, and with it its peer |
+//! | the received part of an unfinished item | the budget of received bytes, beyond 128 KiB | the connection is not read until there is memory; if there is none by the write timeout after the item began, the connection is ended, so that peers that never finish their items cannot hold the memory forever |
 //! | a receiver's queue, for frames of others | half of its limit, or its share of the budget | senders wait in its line |
 //! | a receiver's queue, for answers to itself | 1 MiB | the connection is not read |
 //! | a receiver's line | one turn of each sender | – |
@@ -85,8 +87,9 @@ const ANSWERS: u64 = 1 << 20;
 /// How long a turn should take. Ten connections with a backlog of the most expensive
 /// frames delay an eleventh by ten turns.
 const TURN: Duration = Duration::from_millis(1);
-/// The cost of a byte in nanoseconds of the dispatcher. Other threads receive, open, seal
-/// and send it on the same processors.
+/// What each received byte adds to a connection's use of the server ([`Way::had`]), in
+/// nanoseconds. The dispatcher spends no such time on it, but other threads receive,
+/// decrypt, encrypt and send the byte on the same processors.
 const BYTE: u64 = 4;
 /// How far a connection's use of the server may be behind that of the others, in the
 /// units of [`Way::had`]. A connection that sends less than its fair share is always
@@ -126,7 +129,8 @@ pub struct Flow<I> {
     patience: Duration,
     /// Connections with input, and how much of the dispatcher each has used.
     turns: BinaryHeap<Reverse<(u64, ConnectionId)>>,
-    /// How much the connection of the last turn had used.
+    /// How much the connection of the last turn had used ([`Way::had`]) before that turn. The
+    /// others have used at least about as much, so [`list`](Self::list) compares with this.
     served: u64,
     /// Receivers that others wait for.
     awaited: Vec<ConnectionId>,
@@ -138,27 +142,30 @@ struct Way<I> {
     credit: Arc<Credit>,
     input: VecDeque<Batch<I>>,
     end: Option<EndReason>,
-    /// It is in the list of connections that take turns.
+    /// Whether it is in `Flow::turns`.
     listed: bool,
     /// How much of the server it has used: nanoseconds of the dispatcher, frames,
     /// and [`BYTE`] for each byte.
     had: u64,
     /// How many frames its next turn has.
     turn: u32,
-    /// How many receivers have items of it in their line.
-    owed: usize,
-    /// Since when there is such a receiver.
-    owes_since: Option<Instant>,
+    /// In the lines of how many receivers its own items wait. It gets no turn unless this
+    /// is 0.
+    lines: usize,
+    /// Since when its items wait in some line.
+    in_line_since: Option<Instant>,
 
     outbox: Outbox,
     limit: u64,
+    /// The items for it that wait for room in its queue.
     line: VecDeque<Waiting>,
-    /// Since when others wait, and how much it had taken then.
-    watched: Option<(Instant, Load)>,
-    /// It is slow, so no sender waits for it.
+    /// Since when its pace is measured, because others wait for it, and how much it had
+    /// received then.
+    paced: Option<(Instant, Load)>,
+    /// Whether it is slow, so that no sender waits for it.
     slow: bool,
-    /// When the last item for it came.
-    sent_to: Option<Instant>,
+    /// When the last item for it came from the core.
+    last_item_at: Option<Instant>,
 }
 
 /// The state of the flow from and to one connection.
@@ -173,7 +180,7 @@ pub struct Standing {
     /// It is slow, so no sender waits for it.
     pub is_slow: bool,
     /// When the last item for its queue came.
-    pub sent_to: Option<Instant>,
+    pub last_item_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -196,13 +203,14 @@ impl<I> Way<I> {
         (self.limit / 2).min(budget.share())
     }
 
-    /// The mark for a sender in its line, which may be the receiver itself.
+    /// The mark for items of one sender. It is lower for the receiver's `own` items, which
+    /// are answers to it.
     fn mark_for(&self, own: bool, budget: &Budget) -> u64 {
         let mark = self.mark(budget);
         if own { mark.min(ANSWERS) } else { mark }
     }
 
-    /// How many bytes it takes if no sender waits for it.
+    /// How many bytes its queue may hold if no sender waits for it.
     fn ceiling(&self, budget: &Budget) -> u64 {
         self.limit.min(budget.share())
     }
@@ -242,14 +250,14 @@ impl<I> Flow<I> {
             listed: false,
             had: 0,
             turn: FIRST_TURN,
-            owed: 0,
-            owes_since: None,
+            lines: 0,
+            in_line_since: None,
             outbox,
             limit,
             line: VecDeque::new(),
-            watched: None,
+            paced: None,
             slow: false,
-            sent_to: None,
+            last_item_at: None,
         };
         self.ways.insert(id, way);
     }
@@ -257,11 +265,11 @@ impl<I> Flow<I> {
     /// The state of one connection. A connection that has left counts as idle.
     pub fn standing(&self, id: ConnectionId) -> Standing {
         self.ways.get(id).map_or_else(Standing::default, |way| Standing {
-            in_line_since: way.owes_since,
+            in_line_since: way.in_line_since,
             without_credit_since: way.credit.waits_since(),
-            awaited_since: way.watched.map(|(since, _)| since),
+            awaited_since: way.paced.map(|(since, _)| since),
             is_slow: way.slow,
-            sent_to: way.sent_to,
+            last_item_at: way.last_item_at,
         })
     }
 
@@ -317,7 +325,7 @@ impl<I> Flow<I> {
     /// quiet, it is not far behind the others.
     fn list(&mut self, id: ConnectionId) {
         let Some(way) = self.ways.get_mut(id) else { return };
-        if way.owed == 0 && way.has_input() && !std::mem::replace(&mut way.listed, true) {
+        if way.lines == 0 && way.has_input() && !std::mem::replace(&mut way.listed, true) {
             way.had = way.had.max(self.served.saturating_sub(BEHIND));
             self.turns.push(Reverse((way.had, id)));
         }
@@ -344,7 +352,7 @@ impl<I> Flow<I> {
     /// to wait for a receiver, or has left.
     pub fn take(&mut self, id: ConnectionId) -> Option<Input<I>> {
         let way = self.ways.get_mut(id)?;
-        if way.owed > 0 {
+        if way.lines > 0 {
             return None;
         }
         while let Some(batch) = way.input.front_mut() {
@@ -399,9 +407,11 @@ impl<I> Flow<I> {
         self.list(id);
     }
 
-    /// Hands an item to a receiver, or puts it into the receiver's line if `sender`,
-    /// which has the turn, has to wait. With `at_once` this thread sends to an idle
-    /// receiver itself. Without a sender there is no waiting.
+    /// Puts an item into a receiver's queue. If the queue has no room, the item waits in
+    /// the receiver's line, and with it `sender`, which is the connection that has the turn.
+    /// An item without a sender does not wait, and neither does one for a slow receiver:
+    /// without room it comes back. With `at_once` this thread itself sends the item if the
+    /// queue is empty.
     pub fn deliver(
         &mut self,
         sender: Option<ConnectionId>,
@@ -414,7 +424,7 @@ impl<I> Flow<I> {
             return Delivery::Gone;
         };
         let load = item.load();
-        way.sent_to = Some(now);
+        way.last_item_at = Some(now);
         let own = sender == Some(to);
         let waits = sender.filter(|_| own || !way.slow);
         let room = match waits {
@@ -461,13 +471,13 @@ impl<I> Flow<I> {
                 items: [item].into(),
             }),
         }
-        if sender != to && way.watched.is_none() {
-            way.watched = Some((now, way.outbox.progress()));
+        if sender != to && way.paced.is_none() {
+            way.paced = Some((now, way.outbox.progress()));
             self.awaited.push(to);
         }
         if let Some(sender) = self.ways.get_mut(sender) {
-            sender.owed += 1;
-            sender.owes_since.get_or_insert(now);
+            sender.lines += 1;
+            sender.in_line_since.get_or_insert(now);
             sender.credit.hold(true);
         }
     }
@@ -532,7 +542,7 @@ impl<I> Flow<I> {
         let Some(way) = self.ways.get_mut(to) else { return };
         // Each sender is in a line at most once.
         let others = way.line.len() > 1 || way.line.front().is_some_and(|first| first.sender != to);
-        if !others && way.watched.take().is_some() {
+        if !others && way.paced.take().is_some() {
             self.awaited.retain(|awaited| *awaited != to);
         }
     }
@@ -540,9 +550,9 @@ impl<I> Flow<I> {
     /// Notes that a sender has left one line.
     fn release(&mut self, sender: ConnectionId) {
         if let Some(way) = self.ways.get_mut(sender) {
-            way.owed -= 1;
-            if way.owed == 0 {
-                way.owes_since = None;
+            way.lines -= 1;
+            if way.lines == 0 {
+                way.in_line_since = None;
                 way.credit.hold(false);
                 self.list(sender);
             }
@@ -551,7 +561,7 @@ impl<I> Flow<I> {
 
     /// When [`tick`](Self::tick) is to be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let since = |id: &ConnectionId| Some(self.ways.get(*id)?.watched?.0);
+        let since = |id: &ConnectionId| Some(self.ways.get(*id)?.paced?.0);
         let first = self.awaited.iter().filter_map(since).min()?;
         Some(crate::host::after(first, self.patience))
     }
@@ -564,7 +574,7 @@ impl<I> Flow<I> {
             let Some(way) = self.ways.get_mut(to) else {
                 continue;
             };
-            let Some((since, before)) = way.watched else {
+            let Some((since, before)) = way.paced else {
                 continue;
             };
             let waited = now.saturating_duration_since(since);
@@ -578,7 +588,7 @@ impl<I> Flow<I> {
             let kept_up =
                 done.bytes as f64 >= PACE_BYTES * seconds || done.frames as f64 >= PACE_FRAMES * seconds;
             if kept_up {
-                way.watched = Some((now, way.outbox.progress()));
+                way.paced = Some((now, way.outbox.progress()));
                 continue;
             }
             let half = way.mark(&self.budget) / 2;
@@ -606,23 +616,25 @@ impl<I> Flow<I> {
             lines.filter(|waiting| waiting.sender == id).count()
         };
         let mut ways = self.ways.iter();
-        ways.find_map(|(id, way)| (way.owed != stands(id)).then_some(id))
+        ways.find_map(|(id, way)| (way.lines != stands(id)).then_some(id))
     }
 
-    /// How many senders wait for a receiver, itself included.
+    /// How many senders are in the line of a receiver. The receiver itself counts if it is
+    /// one of them.
     pub fn waiting_for(&self, to: ConnectionId) -> usize {
         self.ways.get(to).map_or(0, |way| way.line.len())
     }
 
-    /// Whether a connection waits for a receiver, which may be itself.
-    pub fn waits_for_others(&self, id: ConnectionId) -> bool {
-        self.ways.get(id).is_some_and(|way| way.owed > 0)
+    /// Whether items of a connection wait in a line, which may be its own.
+    pub fn waits_in_a_line(&self, id: ConnectionId) -> bool {
+        self.ways.get(id).is_some_and(|way| way.lines > 0)
     }
 
-    /// Whether a connection has input and does not wait for a receiver.
+    /// Whether a connection has input, has no items in any line, and nobody waits in its own
+    /// line.
     pub fn may_take_a_turn(&self, id: ConnectionId) -> bool {
         self.ways
             .get(id)
-            .is_some_and(|way| way.has_input() && way.line.is_empty() && way.owed == 0)
+            .is_some_and(|way| way.has_input() && way.line.is_empty() && way.lines == 0)
     }
 }

@@ -93,7 +93,7 @@ impl Net {
     }
 
     fn waits(&self, sender: &Peer) -> bool {
-        self.flow.ways.get(sender.id).unwrap().owed > 0
+        self.flow.ways.get(sender.id).unwrap().lines > 0
     }
 
     fn slow(&self, peer: &Peer) -> bool {

@@ -127,9 +127,10 @@ impl Ledger {
         matches!(self.phase, Phase::Closed | Phase::Failed(_))
     }
 
-    /// Whether everything that was taken before the close has been sent, so that the
-    /// peer can be told of the end.
-    pub(super) fn is_drained(&self) -> bool {
+    /// Whether the way out is closing and everything that it accepted has been sent, so that
+    /// the peer can be told of the end now. After that the phase is Drained, and this is
+    /// false.
+    pub(super) fn may_finish(&self) -> bool {
         matches!(self.phase, Phase::Closing) && self.waiting.items == 0
     }
 
@@ -207,7 +208,7 @@ impl Ledger {
         Tell {
             sleepers: self.sleepers > 0 && (empty || (!was_roomy && self.is_roomy())),
             watcher: self.watch.take_if(|_| reached).is_some(),
-            writer: self.is_drained(),
+            writer: self.may_finish(),
         }
     }
 
@@ -406,9 +407,9 @@ mod tests {
         let mut books = ledger(100, 1000);
         books.take(item(1)).unwrap();
         books.close();
-        assert!(!books.is_drained());
+        assert!(!books.may_finish());
         let _ = books.count_sent(item(1));
-        assert!(books.is_drained());
+        assert!(books.may_finish());
         books.drained();
         assert!(matches!(books.phase(), Phase::Drained));
         books.abort();

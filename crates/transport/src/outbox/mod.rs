@@ -1,8 +1,8 @@
 //! The way out of one connection: what waits, who sends it, and when it ends.
 //!
 //! ```text
-//!  push ──▶ Ledger: taken, or Full, or Closed
-//!             │ taken
+//!  push ──▶ Ledger: accepted, or Full, or Closed
+//!             │ accepted
 //!             ├──────────────────────▶ channel ──▶ writer thread ─┐ next, sent
 //!             │                                                   ▼
 //!             └ push_now: nothing waited before it ──▶ Sending (Transmit) ──▶ socket
@@ -11,10 +11,11 @@
 //! Three parts, each with one job:
 //!
 //! * The [`Ledger`], under a lock, counts exactly what waits and knows the phase
-//!   of the way out. Every item passes it twice: when it is taken, and when
-//!   the system has it (or it is dropped, or lost).
-//! * A channel carries items from the senders to the writer thread. An entry is
-//!   a pointer, so an idle connection keeps half a kibibyte at most. The channel
+//!   of the way out. Every item passes it twice: when the queue accepts it, and
+//!   when it is written to the system (or is dropped, or lost).
+//! * A channel carries items from the senders to the writer thread. Its entries
+//!   are pointers, so that the block of entries that an empty channel keeps
+//!   takes half a kibibyte at most. The channel
 //!   is unbounded, because the ledger refuses items beyond the limits. An empty
 //!   entry (`None`) is a nudge: the writer looks at the ledger.
 //! * [`Sending`], under a second lock, puts bytes on the socket. The writer holds
@@ -26,13 +27,19 @@
 //!
 //! 1. Items in the channel are sent by one thread, the writer, in order.
 //! 2. An item bypasses the channel only if the ledger counted nothing as
-//!    waiting when the item was taken. All earlier items of the same thread have
+//!    waiting when it accepted the item. All earlier items of the same thread have
 //!    then left the count, so the system has all of them.
 //! 3. If the system takes only a part of such an item, its rest stays with
 //!    `Sending`, and the item stays in the count. So later items go through
 //!    the channel, and the writer sends a rest before anything else.
 //!
 //! The order of items that two threads push at the same time is not defined.
+//!
+//! # Words
+//!
+//! An item is *accepted* by the queue (or refused), *picked up* from the channel by the
+//! writer, and *written* once the system has all of it. It waits from the first of these
+//! until the last.
 
 mod ledger;
 #[cfg(test)]
@@ -56,9 +63,9 @@ use crate::stream::{Load, Outgoing, Transmit, Tried};
 pub struct Limits {
     /// Frames. Default: 8,388,608, which is 64 MiB of frames without payload.
     pub frames: u64,
-    /// Bytes of memory: those of the frames, and 128 for each piece that they
-    /// are queued in. Default: 64 MiB. One piece may always wait alone,
-    /// however long.
+    /// Bytes of memory: the length of the frames, and 128 more for each item in the
+    /// queue, which is one frame or several that were sent together. Default: 64 MiB.
+    /// An item may always wait alone, however long it is.
     pub bytes: u64,
 }
 
@@ -71,7 +78,7 @@ impl Default for Limits {
     }
 }
 
-/// Why [`Outbox::push`] did not take an item. The item comes back.
+/// Why [`Outbox::push`] refused an item. The item comes back.
 #[derive(Debug, thiserror::Error)]
 pub enum PushError {
     /// A limit is reached.
@@ -105,8 +112,8 @@ struct OutboxState {
     entrance: Sender<Place>,
     exit: Receiver<Place>,
     sending: Mutex<Option<Sending>>,
-    /// Bytes that the system has taken, including those of an item that it has taken
-    /// in part.
+    /// How many bytes were written to the system, including those of an item of which only
+    /// a part was written.
     written: Arc<AtomicU64>,
     budget: Budget,
 }
@@ -118,7 +125,7 @@ type Place = Option<Box<Outgoing>>;
 #[derive(Debug)]
 struct Sending {
     transmit: Box<dyn Transmit>,
-    /// An item that the system has taken in part; `transmit` keeps the rest.
+    /// An item of which only a part was written; `transmit` keeps the rest.
     begun: Option<Load>,
 }
 
@@ -127,9 +134,10 @@ struct Sending {
 pub struct Due {
     /// The size of the batch.
     pub(super) batch: Load,
-    /// The reader left something for the socket.
+    /// The reader has produced bytes that the peer must get, such as answers of TLS. They
+    /// are to be written to the socket.
     pub(super) flush: bool,
-    /// Nothing is to be sent any more.
+    /// The way out was aborted or has failed, so the writer ends at once.
     pub over: bool,
 }
 
@@ -263,15 +271,18 @@ impl Outbox {
         self.ledger().has_room(item, mark)
     }
 
-    /// As [`has_room`](Self::has_room). If there is no room, the writer tells once
-    /// when there is room again and the queue is some way below the mark.
+    /// As [`has_room`](Self::has_room). If there is no room, the writer tells the
+    /// dispatcher once, by the `room` of [`send`](Self::send), when the item fits and the
+    /// queue has drained a mebibyte below the mark, or to half of the mark if that is more.
     pub fn ask_for_room(&self, item: Load, mark: u64) -> bool {
         interleave();
         self.ledger().ask_for_room(item, mark)
     }
 
-    /// Asks the writer to tell once when the queue takes at most `memory` bytes and
-    /// half of the allowed frames, or is empty. False if that is so already.
+    /// Asks the writer to tell the dispatcher once, by the `room` of [`send`](Self::send),
+    /// when the waiting items take at most `memory` bytes and are at most half of the
+    /// allowed frames, or when none waits. Returns false if that is so already: then
+    /// nothing is told.
     pub fn watch(&self, memory: u64) -> bool {
         interleave();
         self.ledger().watch(memory)
@@ -279,7 +290,7 @@ impl Outbox {
 
     /// Queues an item and drops the oldest waiting items until the queue is within
     /// its limits and its share of the budget. If only items that the writer has
-    /// taken are left, the new item is dropped. All dropped frames are counted.
+    /// picked up are left, the new item is dropped. All dropped frames are counted.
     pub fn push_dropping_oldest(&self, mut item: Outgoing) {
         loop {
             let load = item.load();
@@ -296,18 +307,18 @@ impl Outbox {
         }
     }
 
-    /// Counts an item that was dropped because there was no room for it.
+    /// Counts an item that was not accepted for lack of room as dropped, see [`Books`].
     pub fn count_refused(&self, item: Load) {
         self.ledger().count_refused(item);
     }
 
-    /// Counts an item that came after the connection was closed.
+    /// Counts an item that came after the connection was closed as lost, see [`Books`].
     pub fn count_late(&self, item: Load) {
         self.ledger().count_late(item);
     }
 
-    /// Drops the oldest waiting item. False if there is none that the writer has not
-    /// taken, or the connection ends.
+    /// Drops the oldest item that the writer has not picked up. Returns false if there is
+    /// none, or the connection ends.
     fn drop_oldest(&self) -> bool {
         let (mut nudged, mut oldest) = (false, None);
         let _ = self.tell(|ledger| {
@@ -334,23 +345,23 @@ impl Outbox {
         true
     }
 
-    /// Its figures, for a core.
+    /// A handle for a core that shows the figures of this way out.
     pub fn gauge(&self) -> Gauge {
         Gauge(self.clone())
     }
 
-    /// The items that were taken and not sent yet.
+    /// The items that were accepted and are not completely written yet.
     pub fn waiting(&self) -> Load {
         self.ledger().waiting()
     }
 
-    /// The items that the system has taken.
+    /// The items that were written to the system.
     pub fn sent(&self) -> Load {
         self.ledger().sent()
     }
 
-    /// As [`sent`](Self::sent), but the bytes include those of an item that the
-    /// system has taken in part.
+    /// As [`sent`](Self::sent), but the bytes include those of an item of
+    /// which only a part was written.
     pub fn progress(&self) -> Load {
         let sent = self.sent();
         Load {
@@ -359,8 +370,8 @@ impl Outbox {
         }
     }
 
-    /// Frames that were taken and will never be sent. Final once the connection has
-    /// ended. Dropped frames are not included.
+    /// Frames that will never be sent because the connection has ended, see [`Books`].
+    /// Final once the connection has ended. Dropped frames are not included.
     pub fn lost(&self) -> u64 {
         self.ledger().lost()
     }
@@ -392,15 +403,15 @@ impl Outbox {
         self.sleep_until(Some(crate::host::deadline(limit)), |ledger| !ledger.is_open())
     }
 
-    /// Waits until the writer has sent its last byte, for at most `limit`;
-    /// false when that has passed.
+    /// Waits until the writer has sent everything and has told the peer of the end, or the
+    /// way out was aborted or has failed. Returns false if that takes longer than `limit`.
     pub(super) fn wait_until_drained(&self, limit: Duration) -> bool {
         self.sleep_until(Some(crate::host::deadline(limit)), |ledger| {
             ledger.is_over() || matches!(ledger.phase(), Phase::Drained)
         })
     }
 
-    /// Waits until nothing is to be sent any more, for at most `limit`.
+    /// Waits until the way out was aborted or has failed, for at most `limit`.
     pub(super) fn wait_until_over(&self, limit: Duration) {
         self.sleep_until(Some(crate::host::deadline(limit)), Ledger::is_over);
     }
@@ -450,7 +461,7 @@ impl Outbox {
         self.change(|ledger| ledger.fail(error));
     }
 
-    /// Notes that the peer has been told of the end.
+    /// Notes that everything was sent and the peer has been told of the end.
     pub fn drained(&self) {
         self.change(Ledger::drained);
     }
@@ -480,7 +491,7 @@ impl Outbox {
         }
     }
 
-    /// Makes the writer send what the reader left for the socket.
+    /// Makes the writer send bytes that the reader has produced, such as answers of TLS.
     pub(super) fn flush(&self) {
         if self.ledger().ask_to_flush() {
             let _ = self.shared.entrance.send(None);
@@ -572,7 +583,7 @@ impl Outbox {
         if due.flush {
             transmit.flush()?;
         }
-        if self.ledger().is_drained() {
+        if self.ledger().may_finish() {
             transmit.finish()?;
             return Ok(true);
         }
@@ -622,14 +633,16 @@ impl Outbox {
 }
 
 impl Drop for OutboxState {
-    /// A way out that never had threads may still hold something.
+    /// Gives the memory of waiting items back to the budget. If the threads of the
+    /// connection never started, nobody has discarded those items.
     fn drop(&mut self) {
         let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
         self.budget.give(ledger.waiting().memory());
     }
 }
 
-/// The figures of a way out, for a core: it decides by them and sends nothing itself.
+/// A handle that shows the figures of a way out. A core decides by these figures, but
+/// cannot send with this handle.
 #[derive(Clone, Debug)]
 pub struct Gauge(Outbox);
 
@@ -645,12 +658,13 @@ impl Gauge {
         }
     }
 
-    /// Frames that were taken and will never be sent. Final once the threads are joined.
+    /// Frames that will never be sent because the connection has ended, see [`Books`].
+    /// Final once the threads are joined.
     pub fn lost(&self) -> u64 {
         self.0.lost()
     }
 
-    /// Counts an item that was dropped because there was no room for it.
+    /// Counts an item that was not accepted for lack of room as dropped, see [`Books`].
     pub fn count_refused(&self, item: Load) {
         self.0.count_refused(item);
     }
@@ -664,16 +678,22 @@ impl Gauge {
     }
 }
 
-/// What a [`Gauge`] shows.
+/// What a [`Gauge`] shows. Each item ends in one of three counts:
+///
+/// * `sent`: the system has all of it.
+/// * `dropped`: there was no room. Either it was refused, or the queue had accepted it and
+///   dropped it for a newer item.
+/// * `lost`: the connection was over. Either it was late, which means that it came after the
+///   close, or it still waited when the connection ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Books {
-    /// The items that the system has taken.
+    /// The items that were written to the system.
     pub sent: Load,
-    /// The items that were taken and not sent yet.
+    /// The items that were accepted and are not completely written yet.
     pub waiting: Load,
     /// Frames that were dropped for lack of room.
     pub dropped: u64,
-    /// Frames that were taken and will never be sent.
+    /// Frames that will never be sent because the connection has ended.
     pub lost: u64,
 }
 

@@ -16,15 +16,17 @@ use crate::signals::Stop;
 
 /// The exit code if a workload has failed.
 const WORKLOAD_FAILED: u8 = 3;
-/// How much later than the end of an instance its exit code may be reported.
-const AFTERWARDS: Duration = Duration::from_secs(2);
+/// How long after the end of an instance its exit code may still be reported. An ending
+/// without one counts as final after that.
+const EXIT_CODE_DELAY: Duration = Duration::from_secs(2);
 
 /// Wait until instances run, or have ended
 ///
-/// Without --timeout, it waits for as long as it takes. Exit codes: 0 all instances
-/// run, or have ended with exit code 0; 1 that was not seen in time, or an instance is
-/// gone; 3 an instance has ended with another exit code, by a signal, out of memory,
-/// or before it was seen to run.
+/// Without --timeout, it waits for as long as it takes. Exit codes: 0 if every instance
+/// runs (--for running) or has ended with exit code 0 (--for ended); 1 if the time limit
+/// passed first, or an instance no longer exists; 3 if an instance has failed: it ended
+/// before it was seen to run (--for running), or it ended with another exit code, by a
+/// signal or out of memory (--for ended).
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The instances
@@ -58,12 +60,12 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     let mut progress = Progress::new(waiting.len());
     let (mut failed, mut gone) = (false, false);
     loop {
-        let look = |view: &View| {
+        let finished = |view: &View| {
             let found = |uuid: &Uuid| Some((*uuid, outcome(view, *uuid, args.what)?));
             let found: Vec<_> = waiting.iter().filter_map(found).collect();
             (!found.is_empty()).then_some(found)
         };
-        for (uuid, outcome) in session.controller.wait(LOOK, look).unwrap_or_default() {
+        for (uuid, outcome) in session.controller.wait(LOOK, finished).unwrap_or_default() {
             waiting.retain(|waiting| *waiting != uuid);
             progress.one_done(|| report(uuid, &outcome, options.json))?;
             match (&outcome, args.what) {
@@ -102,9 +104,10 @@ fn outcome(view: &View, uuid: Uuid, what: What) -> Option<Outcome> {
         return Some(Outcome::Gone);
     };
     if let Some(ending) = instance.ending() {
-        let told = ending.is_known() || age(instance) > AFTERWARDS;
-        return told.then_some(Outcome::Ended(ending));
+        let is_final = ending.is_known() || age(instance) > EXIT_CODE_DELAY;
+        return is_final.then_some(Outcome::Ended(ending));
     }
+    // The state of an instance may be out of date if its node is not current.
     let current = view.node(instance.node).is_some_and(|node| node.is_current());
     let runs = what == What::Running && instance.state == InstanceState::Active && current;
     runs.then_some(Outcome::Running { node: instance.node })
@@ -138,15 +141,18 @@ fn report(uuid: Uuid, outcome: &Outcome, json: bool) -> Result<(), Failure> {
 fn late(session: &Session<'_>, waiting: &[Uuid], what: What) -> Failure {
     let one = waiting.first().copied().unwrap_or_default();
     let is = session.controller.look(|view| how_it_is(view, one));
-    let what = match what {
+    let fails = match what {
         What::Running => "does not run",
         What::Ended => "has not ended",
     };
-    let others = match waiting.len() {
-        0 | 1 => String::new(),
-        several => format!(", and {} others", several - 1),
+    let others = match (waiting.len(), what) {
+        (0 | 1, _) => String::new(),
+        (2, What::Running) => "; 1 other instance does not run either".into(),
+        (2, What::Ended) => "; 1 other instance has not ended either".into(),
+        (several, What::Running) => format!("; {} other instances do not run either", several - 1),
+        (several, What::Ended) => format!("; {} other instances have not ended either", several - 1),
     };
-    Failure::new(format!("instance {one} {what} in time: {is}{others}"))
+    Failure::new(format!("instance {one} {fails} in time: {is}{others}"))
 }
 
 fn how_it_is(view: &View, uuid: Uuid) -> String {
@@ -156,7 +162,10 @@ fn how_it_is(view: &View, uuid: Uuid) -> String {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "when this program has heard of it")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "compared with the wall-clock time at which this program saw the state"
+)]
 fn age(instance: &Instance) -> Duration {
     SystemTime::now()
         .duration_since(instance.since)

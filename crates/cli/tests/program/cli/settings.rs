@@ -106,9 +106,9 @@ fn all_that_is_wrong_with_a_file_is_told_with_line_and_column() {
         "2:1: unknown key max_sessions; did you mean max-sessions?",
         "3:15: max-sessions: \"many\": invalid digit found in string",
         "4:9: filter: \"specc\" is not one of allow-all, spec",
-        "7:3: a map or list within another is not taken here: a key has a value or a list of values",
+        "7:3: settings files do not support a map or list within another: a key has a value or a list of values",
         "8:7: json: the value must be true or false",
-        "10:1: forward: it stands twice, in line 9 as well",
+        "10:1: forward is given twice: line 9 sets it already",
         "11:1: handshake-timeout: one value is expected, not a list",
         "13:1: cert: certs/agent.pem: the role is agent, it must be server",
         "14:1: unknown key until-stdin-ends",
@@ -133,7 +133,10 @@ fn all_that_is_wrong_with_a_file_is_told_with_line_and_column() {
     for (text, why) in [
         ("a: 'b\n", "not YAML"),
         ("- a\n", "1:1: a map of keys and values is expected"),
-        ("dev: &a true\n", "an anchor is not taken here"),
+        (
+            "dev: &a true\n",
+            "settings files do not support anchors (`&name`)",
+        ),
         ("max-sessions: 0\n", "1:15: max-sessions: \"0\": 0 is not in 1.."),
         ("listen: []\n", "1:1: listen: the list is empty"),
         (&"#".repeat(200_000), "it is longer than 131072 bytes"),
@@ -301,7 +304,7 @@ fn in_json_each_line_of_the_standard_error_is_an_object() {
         line["message"]
             .as_str()
             .unwrap()
-            .contains("server.yaml:5:1: listen: it stands twice"),
+            .contains("server.yaml:5:1: listen is given twice"),
         "{line}"
     );
     // How it failed is one, too, and what was said on the way.

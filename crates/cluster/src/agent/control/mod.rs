@@ -132,8 +132,9 @@ pub(crate) enum Input {
 /// The outcome of a job.
 #[derive(Debug)]
 pub(crate) enum Done {
-    /// The beginning of the run whose launch is reported next, in milliseconds since 1970.
-    Began { instance: Uuid, began: u64 },
+    /// When the run began whose launch is reported next ([`Done::Launched`]), in milliseconds
+    /// since 1970.
+    StartTime { instance: Uuid, began: u64 },
     /// The instance is about to be killed, because it breaks a rule of its node.
     Condemned { instance: Uuid, why: String },
     Launched {
@@ -622,7 +623,7 @@ impl Control {
 
     fn done(&mut self, now: Instant, done: Done) {
         match done {
-            Done::Began { instance, began } => {
+            Done::StartTime { instance, began } => {
                 if let Some(instance) = self.instances.get_mut(&instance) {
                     instance.record.started = began;
                 }

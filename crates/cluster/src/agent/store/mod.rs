@@ -65,7 +65,7 @@ const REMOVED: &str = "removed";
 /// The mode of a directory that only the agent's user can enter.
 const PRIVATE: u32 = 0o700;
 /// The mode of a directory that others may pass but not list.
-pub(crate) const PASS: u32 = 0o711;
+pub(crate) const PASSABLE: u32 = 0o711;
 /// How many copies of the same broken file are kept.
 const SET_ASIDE_COPIES: u32 = 100;
 
@@ -86,7 +86,7 @@ impl Store {
     /// Opens the directory, which is made where there is none, and locks it.
     /// Volumes lie in `volumes`, if this node has any.
     pub(crate) fn open(root: &Path, volumes: Option<&Path>) -> io::Result<Self> {
-        make_dirs(root, PASS)?;
+        make_dirs(root, PASSABLE)?;
         // Instances get these paths, and their working directory is another one.
         let root = fs::canonicalize(root)?;
         let volumes = volumes.map(fs::canonicalize).transpose()?;
@@ -135,7 +135,7 @@ impl Store {
         // A former instance of that name may have left files that were not removed.
         tree::remove(place.dir())?;
         let instances = self.root.join(INSTANCES);
-        make_dirs(&instances, PASS)?;
+        make_dirs(&instances, PASSABLE)?;
         let new = InstanceDir::new(instance, self.root.join(NEW).join(instance.to_string()));
         let make = || {
             tree::remove(new.dir())?;

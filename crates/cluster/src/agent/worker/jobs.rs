@@ -1,4 +1,4 @@
-//! What workers do.
+//! The jobs of the agent that can block, as the threads of the [`Pool`] do them.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::agent::driver::{
     Driver, InstanceDir, Launch, LaunchError, LaunchFault, Measurable, RunId, Running, Usage, VolumeError,
     VolumeFault,
 };
-use crate::agent::store::{PASS, Store, make_dirs, millis};
+use crate::agent::store::{PASSABLE, Store, make_dirs, millis};
 use crate::agent::tree;
 use crate::machine::Facts;
 
@@ -35,7 +35,9 @@ impl Pool {
                     (Ok(()), None) => {}
                     (Err(e), None) => warn!("the node's state can't be saved: {e}"),
                     (Err(e), Some(next)) => {
-                        warn!("the node's state can't be saved, and so {next} is not asked for: {e}");
+                        warn!(
+                            "the node's state can't be saved, so the agent does not ask its owner for {next}: {e}"
+                        );
                     }
                 }
             }
@@ -86,7 +88,7 @@ impl Pool {
         let instance = job.instance;
         {
             let mut queues = self.queues();
-            // The agent may have ended between the queue and here.
+            // The agent may have ended since the job was taken from the queue.
             if queues.stop {
                 job.cancel.cancel();
             }
@@ -109,17 +111,18 @@ impl Pool {
             _ => None,
         };
         if result.is_ok() {
-            self.done(Done::Began { instance, began });
+            self.done(Done::StartTime { instance, began });
         }
         self.done(Done::Launched { instance, result });
-        // The watch begins last, so that the end is never told before the beginning.
+        // The watch begins last, so that the end of the run is never reported before its launch.
         if let Some(running) = running {
             job.driver.watch(&running, &self.sink);
         }
     }
 
-    /// Returns the run, and its beginning in `began`. `made` lists the new volumes that are
-    /// deleted with the instance, also after an error.
+    /// Launches an instance and returns the ID of its run. Sets `began` to when the run began,
+    /// in milliseconds since 1970. Adds to `made` the volumes that it has made and that are
+    /// deleted with the instance, even if it returns an error.
     fn try_launch(
         &self,
         job: &LaunchJob,
@@ -171,6 +174,8 @@ impl Pool {
         })
     }
 
+    /// Attaches a volume before its instance is launched. If `make` is true, the volume's
+    /// directory is made first.
     fn attach_at_launch(
         &self,
         store: &Store,
@@ -181,14 +186,15 @@ impl Pool {
         let missing = || LaunchError::new(LaunchFault::Image, format!("there is no volume {volume}"));
         let found = store.volume(volume).ok_or_else(missing)?;
         if make {
-            make_dirs(&found.path, PASS).map_err(|e| LaunchError::io(found.path.display(), &e))?;
+            make_dirs(&found.path, PASSABLE).map_err(|e| LaunchError::io(found.path.display(), &e))?;
         }
         let op = VolumeOp { volume, attach: true };
         self.volume(job.instance, &*job.driver, None, op)
             .map_err(|e| LaunchError::new(LaunchFault::Image, e.why))
     }
 
-    /// The link is the record of a volume, so it is made first and removed last.
+    /// Attaches a volume to an instance, or detaches it. The link in the instance's directory
+    /// records that the volume is attached, so the link is made first and removed last.
     fn volume(
         &self,
         instance: Uuid,
@@ -224,7 +230,7 @@ impl Pool {
         }
     }
 
-    /// Kills an instance that has more in its directory than it may.
+    /// Kills an instance whose directory `work` is larger than the policy's `disk_mb`.
     fn limit_disk(&self, driver: &dyn Driver, subject: &Measurable, usage: &Usage) {
         let (Some(most), Some(handle)) = (self.policy.disk_mb, &subject.handle) else {
             return;
@@ -268,7 +274,8 @@ impl Pool {
     }
 
     fn done(&self, done: Done) {
-        // After the agent has ended, the next one reads the outcome from the disk.
+        // If the agent has ended, nobody receives this. The next agent reads the state from
+        // the disk.
         let _ = self.inputs.send(Input::Done(done));
     }
 }
