@@ -10,7 +10,7 @@
 //!
 //! Three parts, each with one job:
 //!
-//! * The [`Ledger`], under a lock, counts exactly what waits and knows the phase
+//! * The `Ledger`, under a lock, counts exactly what waits and knows the phase
 //!   of the way out. Every item passes it twice: when the queue accepts it, and
 //!   when it is written to the system (or is dropped, or lost).
 //! * A channel carries items from the senders to the writer thread. Its entries
@@ -18,7 +18,7 @@
 //!   takes half a kibibyte at most. The channel
 //!   is unbounded, because the ledger refuses items beyond the limits. An empty
 //!   entry (`None`) is a nudge: the writer looks at the ledger.
-//! * [`Sending`], under a second lock, puts bytes on the socket. The writer holds
+//! * `Sending`, under a second lock, puts bytes on the socket. The writer holds
 //!   the lock while it writes, which may block. Other threads only try the lock.
 //!
 //! # Why order holds
@@ -532,7 +532,7 @@ impl Outbox {
         self.gather(self.shared.exit.recv().ok(), batch)
     }
 
-    /// As [`next`](Self::next), but does not wait. `None` if there is nothing to do.
+    /// As `next`, but does not wait. `None` if there is nothing to do.
     pub fn try_next(&self, batch: &mut Vec<Outgoing>) -> Option<Due> {
         let first = self.shared.exit.try_recv().ok()?;
         Some(self.gather(Some(first), batch))
