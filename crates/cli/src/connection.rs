@@ -12,6 +12,7 @@ use ssntp::proto::TraceParent;
 use ssntp::transport::Address;
 use uuid::Uuid;
 
+use crate::clock::now;
 use crate::context::{Context, Contexts, OneOrSeveral};
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::failure::Failure;
@@ -460,9 +461,4 @@ pub(crate) fn shown(client: &ClientFigures) -> String {
         Some(server) => format!("connected to {server}"),
         None => "not connected".to_owned(),
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a wait has a limit")]
-fn now() -> Instant {
-    Instant::now()
 }

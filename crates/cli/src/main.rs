@@ -5,6 +5,8 @@
 //! |---|---|
 //! | `admin` | pages about a daemon, over HTTP |
 //! | `args` | the command line, one variant a subcommand |
+//! | `choice` | flags whose value is one word of a short list |
+//! | `clock` | the clocks |
 //! | `cmd` | the subcommands, one file each |
 //! | `connection` | the flags of whoever connects to a server |
 //! | `context` | what these flags need not say: the user's contexts |
@@ -31,6 +33,8 @@ mod admin;
 mod agent;
 mod application;
 mod args;
+mod choice;
+mod clock;
 #[cfg(feature = "full")]
 mod cmd;
 mod connection;

@@ -13,6 +13,7 @@ use ssntp::pki::{
 };
 use uuid::Uuid;
 
+use crate::clock::wall_clock;
 use crate::credentials::CrlArgs;
 use crate::failure::Failure;
 use crate::output::{Output, printable, say};
@@ -442,7 +443,7 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
         true => Key::None,
         false => key_state(&args.file),
     };
-    let now = now();
+    let now = wall_clock();
     let mut output = Output::new();
     if args.json {
         let list: Vec<Value> = certificates.iter().map(|info| to_json(info, now)).collect();
@@ -658,12 +659,4 @@ fn verify(args: &Verify) -> Result<(), Failure> {
         }
     }
     output.flush()
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "says whether a certificate is valid now"
-)]
-fn now() -> SystemTime {
-    SystemTime::now()
 }

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::value_parser;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -15,6 +15,7 @@ use ssntp::{Bytes, Role};
 
 use super::operands::{self, senders};
 use crate::application::Applications;
+use crate::clock::now;
 use crate::connection::{self, Connection, Waited, Watch};
 use crate::failure::Failure;
 use crate::output::{lone_line, note};
@@ -517,11 +518,6 @@ fn lines() -> Result<Receiver<Result<Bytes, Failure>>, Failure> {
         .spawn(reading)
         .map_err(|e| Failure::new(format!("cannot start a thread: {e}")))?;
     Ok(read)
-}
-
-#[expect(clippy::disallowed_methods, reason = "a wait has a limit")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 /// The content of a file; `-` is the standard input.

@@ -8,8 +8,9 @@ use uuid::Uuid;
 
 use super::json::known;
 use super::options::Options;
-use super::sessions::{Operator, new_id, wall_clock};
+use super::sessions::{Operator, new_id};
 use super::{json as shapes, tables};
+use crate::clock::wall_clock;
 use crate::failure::Failure;
 use crate::output::{note, printable, say, say_json};
 use crate::seconds::Age;

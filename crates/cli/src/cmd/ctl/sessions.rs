@@ -1,8 +1,6 @@
 //! `ssntp ctl sessions`, and how an operator asks: a question, and the answer that
 //! repeats its id.
 
-use std::time::SystemTime;
-
 use serde_json::Value;
 use ssntp::Role;
 use ssntp::client::{Client, ClientError, ClientEvent};
@@ -13,6 +11,7 @@ use uuid::Uuid;
 use super::options::Options;
 use super::session::await_session;
 use super::{json, tables};
+use crate::clock::wall_clock;
 use crate::connection::closed;
 use crate::failure::Failure;
 use crate::output::{say, say_json};
@@ -138,9 +137,4 @@ fn refused(refusal: &InvalidFrameType) -> String {
         "unsupported_operand" => format!("the server is too old: it does not know {kind}"),
         reason => format!("the server refuses {kind}: {reason}"),
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "lists say since when")]
-pub(super) fn wall_clock() -> SystemTime {
-    SystemTime::now()
 }

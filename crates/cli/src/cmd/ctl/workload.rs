@@ -31,7 +31,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use clap::{ValueEnum, value_parser};
+use clap::value_parser;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use ssntp::payload::{
@@ -41,6 +41,7 @@ use ssntp::payload::{
 use ssntp::payload::{MAX_LABELS, check_label, check_name};
 use uuid::Uuid;
 
+use crate::choice::{Choices, one_of};
 use crate::cmd::send::read_input;
 use crate::failure::Failure;
 
@@ -66,8 +67,8 @@ pub(super) struct WorkloadArgs {
     #[arg(long)]
     persistent: bool,
     /// Whether its node starts it again when it ends by itself
-    #[arg(long, value_enum, value_name = "POLICY", default_value_t = RestartName::Never)]
-    restart: RestartName,
+    #[arg(long, value_parser = one_of(RESTARTS), value_name = "POLICY", default_value = "never")]
+    restart: RestartPolicy,
     /// How many times in a row its node starts it again; 0 is no limit
     #[arg(long, value_name = "N", default_value_t = 0)]
     restart_limit: u32,
@@ -105,25 +106,12 @@ pub(super) struct WorkloadArgs {
     command: Vec<String>,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum RestartName {
-    /// It is not started again
-    Never,
-    /// Its node starts it again if it failed, or if the node was rebooted
-    OnFailure,
-    /// Its node always starts it again
-    Always,
-}
-
-impl From<RestartName> for RestartPolicy {
-    fn from(name: RestartName) -> Self {
-        match name {
-            RestartName::Never => Self::Never,
-            RestartName::OnFailure => Self::OnFailure,
-            RestartName::Always => Self::Always,
-        }
-    }
-}
+#[rustfmt::skip] // A table: one row a word.
+const RESTARTS: Choices<RestartPolicy> = &[
+    ("never", "It is not started again", RestartPolicy::Never),
+    ("on-failure", "Its node starts it again if it failed, or if the node was rebooted", RestartPolicy::OnFailure),
+    ("always", "Its node always starts it again", RestartPolicy::Always),
+];
 
 fn variable(text: &str) -> Result<(String, String), &'static str> {
     let (name, value) = text.split_once('=').ok_or("it is not NAME=VALUE")?;
@@ -204,7 +192,7 @@ impl WorkloadArgs {
                 network_node: self.network_node,
                 ..Requirements::default()
             },
-            restart_policy: self.restart.into(),
+            restart_policy: self.restart.clone(),
             restart_limit: self.restart_limit,
             command: self.command.clone(),
             env,

@@ -26,8 +26,8 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use uuid::Uuid;
 
-use super::now;
 use super::processes::{end_of, pause, program};
+use crate::clock::now;
 use crate::failure::Failure;
 
 /// How long killed processes may take to be gone. The demo waits twice as long for

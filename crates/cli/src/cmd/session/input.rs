@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, BufRead, Read};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use ssntp::client::{Client, Request};
@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use super::line::{Error, Id, Line, answer, payload};
 use super::{FLUSH, write};
+use crate::clock::now;
 use crate::failure::Failure;
 
 /// The longest line, in bytes: the longest payload as base64, or as text whose
@@ -263,9 +264,4 @@ fn cannot_start(error: io::Error) -> Failure {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[expect(clippy::disallowed_methods, reason = "a wait has a limit")]
-fn now() -> Instant {
-    Instant::now()
 }
