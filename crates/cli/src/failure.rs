@@ -36,6 +36,11 @@ impl Failure {
         Self::Usage(message.to_string())
     }
 
+    /// The system starts no more threads.
+    pub(crate) fn thread(error: io::Error) -> Self {
+        Self::new(format!("cannot start a thread: {error}"))
+    }
+
     /// Nothing is printed.
     pub(crate) fn silent(code: u8) -> Self {
         Self::Silent(code)

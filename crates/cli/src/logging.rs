@@ -34,7 +34,7 @@ use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
 use env_logger::{Builder, Env, Target};
 use log::Level;
 use ssntp::payload::timestamp;
-use ssntp_transport::{printable, printable_json};
+use ssntp_transport::{printable, printable_json, threads};
 
 use crate::clock::{since_1970, wall_clock};
 use crate::failure::Failure;
@@ -271,9 +271,7 @@ impl Lines {
             left_out: Arc::clone(&left_out),
             style,
         };
-        let thread = std::thread::Builder::new()
-            .name("ssntp-log".into())
-            .spawn(move || write_lines(&lines, &left_out, style, to))?;
+        let thread = threads::spawn("ssntp-log", move || write_lines(&lines, &left_out, style, to))?;
         Ok((this, thread))
     }
 

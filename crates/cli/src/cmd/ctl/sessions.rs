@@ -4,7 +4,9 @@
 use serde_json::Value;
 use ssntp::Role;
 use ssntp::client::{Client, ClientError, ClientEvent};
-use ssntp::payload::{Id, InvalidFrameType, ListSessions, Payload, SessionEntry, Sessions};
+use ssntp::payload::{
+    BanEntry, Bans, Id, InvalidFrameType, ListBans, ListSessions, Payload, SessionEntry, Sessions,
+};
 use ssntp::proto::Frame;
 use uuid::Uuid;
 
@@ -104,21 +106,41 @@ impl<'a> Operator<'a> {
 
     /// All sessions with one of the roles.
     pub(super) fn sessions(&self, roles: Option<Role>) -> Result<Vec<SessionEntry>, Failure> {
-        let (id, mut after, mut all) = (new_id(), 0, Vec::new());
-        loop {
-            let question = ListSessions {
+        let (id, roles) = (new_id(), roles.map(|roles| roles.to_string()).unwrap_or_default());
+        all_pages(|after| {
+            let (id, roles) = (id.clone(), roles.clone());
+            let question = ListSessions { id, roles, after };
+            let page: Sessions = self.ask(&question, |page: &Sessions| page.id == question.id)?;
+            Ok((page.entries, page.next))
+        })
+    }
+
+    /// All bans.
+    pub(super) fn bans(&self) -> Result<Vec<BanEntry>, Failure> {
+        let id = new_id();
+        all_pages(|after| {
+            let question = ListBans {
                 id: id.clone(),
-                roles: roles.map(|roles| roles.to_string()).unwrap_or_default(),
                 after,
             };
-            let page: Sessions = self.ask(&question, |page: &Sessions| page.id == question.id)?;
-            all.extend(page.entries);
-            // Numbers have to grow, or a faulty server could keep this loop going for ever.
-            if page.next <= after {
-                return Ok(all);
-            }
-            after = page.next;
+            let page: Bans = self.ask(&question, |page: &Bans| page.id == question.id)?;
+            Ok((page.entries, page.next))
+        })
+    }
+}
+
+/// The entries of all pages. `page` asks for the one that begins after a number, and gives the
+/// number for the next page.
+fn all_pages<T>(mut page: impl FnMut(u64) -> Result<(Vec<T>, u64), Failure>) -> Result<Vec<T>, Failure> {
+    let (mut after, mut all) = (0, Vec::new());
+    loop {
+        let (entries, next) = page(after)?;
+        all.extend(entries);
+        // Numbers have to grow, or a faulty server could keep this loop going for ever.
+        if next <= after {
+            return Ok(all);
         }
+        after = next;
     }
 }
 

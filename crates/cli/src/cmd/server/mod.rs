@@ -11,7 +11,7 @@ mod forwarding;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::proto::{Command, Frame, FrameKind, Operands};
@@ -28,6 +28,7 @@ use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::daemon::server::{Admission, check_configuration, listening, load_configuration, sessions};
 use crate::daemon::{Daemon, Next, Presence, Service, on};
 use crate::failure::Failure;
+use crate::input;
 use crate::seconds::Seconds;
 use crate::settings::{ConfigFile, Problems, Settings};
 use crate::watched::Watched;
@@ -258,7 +259,10 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         },
     )];
     if args.until_stdin_ends {
-        arms.push(on(stdin_ends()?, |_, _| Ok(Next::End)));
+        let ended = input::on_a_thread(|_: &Sender<()>| {
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        })?;
+        arms.push(on(ended, |_, _| Ok(Next::End)));
     }
     daemon.run(presence, read, &mut running, arms)?;
     server.stop();
@@ -391,19 +395,4 @@ impl Running<'_> {
         })??;
         Ok(())
     }
-}
-
-/// Disconnected when the standard input ends. Its thread is never joined: it
-/// may wait for ever.
-fn stdin_ends() -> Result<Receiver<()>, Failure> {
-    let (end, ended) = crossbeam_channel::bounded(0);
-    let thread = std::thread::Builder::new().name("ssntp-stdin".into());
-    let read = move || {
-        let _end: Sender<()> = end;
-        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-    };
-    thread
-        .spawn(read)
-        .map_err(|e| Failure::new(format!("cannot start a thread: {e}")))?;
-    Ok(ended)
 }
