@@ -162,7 +162,7 @@ impl ServerArgs {
     pub(crate) fn to_context(&self) -> Result<Context, Failure> {
         let whole = |path: &PathBuf| {
             let whole = std::path::absolute(path);
-            whole.map_err(|e| Failure::new(format!("{}: {e}", path.display())))
+            whole.map_err(|e| Failure::at(path, e))
         };
         let needed = |path: &Option<PathBuf>, flag: &str| match path {
             Some(path) => whole(path),

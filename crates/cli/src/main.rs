@@ -13,7 +13,7 @@
 //! | `credentials` | the files of certificates, and how long they count |
 //! | `daemon` | what every daemon does beside its work |
 //! | `failure` | how a subcommand fails: message and exit code |
-//! | `input` | the standard input, read on a thread of its own |
+//! | `input` | files and the standard input |
 //! | `logging` | the log on the standard error, which nobody waits for |
 //! | `output` | the standard output, which may be closed at any time |
 //! | `receipt` | how a server tells a sender who received a frame |

@@ -234,10 +234,7 @@ fn made(path: &Path, what: &str, info: &CertificateInfo) -> String {
 }
 
 fn exists(path: &Path) -> Failure {
-    Failure::new(format_args!(
-        "{}: exists already; --force replaces the authority",
-        path.display()
-    ))
+    Failure::at(path, "exists already; --force replaces the authority")
 }
 
 fn issue(args: Issue) -> Result<(), Failure> {
@@ -374,14 +371,14 @@ fn tell_of_list(directory: &Path, list: &SignedRevocationList) -> Result<(), Fai
 /// or that number itself.
 fn serial(authority: &Authority, directory: &Path, text: &str) -> Result<Serial, Failure> {
     let of_file = |path: &Path| {
-        let unfit = |fault: Fault| Failure::new(format_args!("{}: {fault}", path.display()));
+        let unfit = |fault: Fault| Failure::at(path, fault);
         let chain = load_certificates(path)?;
         let info = CertificateInfo::from_der(&chain[0]).map_err(unfit)?;
         authority.check_issued(&info).map_err(|fault| match fault {
-            Fault::AuthorityAsPeer => Failure::new(format_args!(
-                "{}: this is the authority's own certificate, which no list revokes",
-                path.display()
-            )),
+            Fault::AuthorityAsPeer => Failure::at(
+                path,
+                "this is the authority's own certificate, which no list revokes",
+            ),
             fault => unfit(fault),
         })?;
         Ok(Serial::from(&info))
@@ -437,7 +434,7 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
     };
     for certificate in found {
         let info = CertificateInfo::from_der(&certificate);
-        certificates.push(info.map_err(|fault| Failure::new(format_args!("{origin}: {fault}")))?);
+        certificates.push(info.map_err(|fault| Failure::at(&args.file, fault))?);
     }
     let key = match certificates.is_empty() {
         true => Key::None,
@@ -655,7 +652,7 @@ fn verify(args: &Verify) -> Result<(), Failure> {
                 output.json(json!({ "file": file, "ok": false, "reason": reason }))?;
                 output.flush()?;
             }
-            return Err(Failure::new(format_args!("{file}: {fault}")));
+            return Err(Failure::at(&args.file, fault));
         }
     }
     output.flush()

@@ -1,7 +1,7 @@
 //! `ssntp send`: sends frames, says how many sessions received them, and ends.
 
 use std::io::{BufRead, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::value_parser;
@@ -160,7 +160,7 @@ impl Payloads {
             return lines().map(Self::Lines);
         }
         let payload = match (&args.payload, &args.text) {
-            (Some(path), _) => read_input(path)?,
+            (Some(path), _) => input::named(path)?,
             (None, Some(text)) => text.clone().into_bytes(),
             (None, None) => Vec::new(),
         };
@@ -510,15 +510,4 @@ fn lines() -> Result<Receiver<Result<Bytes, Failure>>, Failure> {
             }
         }
     })
-}
-
-/// The content of a file; `-` is the standard input.
-pub(super) fn read_input(path: &Path) -> Result<Vec<u8>, Failure> {
-    if path.as_os_str() == "-" {
-        let mut bytes = Vec::new();
-        let read = std::io::stdin().lock().read_to_end(&mut bytes);
-        read.map_err(|e| Failure::new(format!("standard input: {e}")))?;
-        return Ok(bytes);
-    }
-    std::fs::read(path).map_err(|e| Failure::new(format!("{}: {e}", path.display())))
 }

@@ -16,8 +16,8 @@ use super::options::Options;
 use super::session::Session;
 use super::workload::WorkloadArgs;
 use crate::choice::{Choices, one_of};
-use crate::cmd::send::read_input;
 use crate::failure::Failure;
+use crate::input;
 use crate::signals::Stop;
 
 /// Whether a command ends once it was carried out, or once it was sent.
@@ -204,15 +204,14 @@ pub(super) struct ConfigureArgs {
 }
 
 pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) -> Result<(), Failure> {
-    let configuration = read_input(&args.file)?;
+    let configuration = input::named(&args.file)?;
     // The scheduler checks it as well, but has no way to say what is wrong.
     let checked = Configure::decode_valid(&configuration);
-    checked.map_err(|e| Failure::new(format!("{}: {e}", args.file.display())))?;
+    checked.map_err(|e| Failure::at(&args.file, e))?;
     // Unknown keys are ignored, so any other document would reset the whole
     // configuration to defaults.
     if !is_configuration(&configuration) {
-        let file = args.file.display();
-        return Err(Failure::new(format!("{file}: it has no configure: at the top")));
+        return Err(Failure::at(&args.file, "it has no configure: at the top"));
     }
     let session = Session::open(options, stop)?;
     let order = session.controller.configure(configuration)?;

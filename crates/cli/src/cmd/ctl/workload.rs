@@ -27,8 +27,6 @@
 //! neither is an error: a workload should not start without what was asked.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::value_parser;
@@ -42,8 +40,8 @@ use ssntp::payload::{MAX_LABELS, check_label, check_name};
 use uuid::Uuid;
 
 use crate::choice::{Choices, one_of};
-use crate::cmd::send::read_input;
 use crate::failure::Failure;
+use crate::input;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct WorkloadArgs {
@@ -129,17 +127,8 @@ const MAX_ENV_FILE: u64 = 1 << 20;
 
 /// The variables of a file: as they stand, without quotes and expansions.
 fn read_env_file(path: &Path) -> Result<Vec<(String, String)>, Failure> {
-    let shown = path.display();
-    let failed = |why: &dyn std::fmt::Display| Failure::new(format!("{shown}: {why}"));
-    let mut text = String::new();
-    let file = File::open(path).map_err(|e| failed(&e))?;
-    let read = file.take(MAX_ENV_FILE + 1).read_to_string(&mut text);
-    match read {
-        Ok(length) if length as u64 <= MAX_ENV_FILE => {}
-        Ok(_) => return Err(failed(&"it is longer than a MiB")),
-        Err(e) => return Err(failed(&e)),
-    }
-    parse_env(&text).map_err(|(line, why)| failed(&format_args!("line {line}: {why}")))
+    let text = String::from_utf8(input::file(path, MAX_ENV_FILE)?).map_err(|e| Failure::at(path, e))?;
+    parse_env(&text).map_err(|(line, why)| Failure::at(path, format_args!("line {line}: {why}")))
 }
 
 fn parse_env(text: &str) -> Result<Vec<(String, String)>, (usize, &'static str)> {
@@ -164,8 +153,7 @@ impl WorkloadArgs {
     pub(super) fn workload(&self) -> Result<Workload, Failure> {
         if let Some(path) = &self.file {
             let shown = path.display();
-            let mut workload =
-                parse(&read_input(path)?).map_err(|why| Failure::new(format!("{shown}: {why}")))?;
+            let mut workload = parse(&input::named(path)?).map_err(|why| Failure::at(path, why))?;
             workload.count = self.count;
             self.call(&mut workload)?;
             if workload.named && self.count > 1 {
