@@ -137,12 +137,12 @@ impl FromStr for RunAs {
         match (range, text) {
             // Root can't be in a range: it has to be named.
             (Some(range), _) if range.is_empty() || range.contains(&0) || range.contains(&NO_UID) => {
-                Err(format!("{text:?} is no range of UIDs"))
+                Err(format!("{text:?} is not a range of UIDs"))
             }
             (Some(range), _) => Ok(Self::Own(range)),
             (None, "agent") => Ok(Self::Agent),
-            (None, "") => Err("a user without a name".into()),
-            (None, _) if text.contains('\0') => Err(format!("{text:?} is no user")),
+            (None, "") => Err("the name of a user is missing".into()),
+            (None, _) if text.contains('\0') => Err(format!("{text:?} is not a user")),
             (None, name) => Ok(Self::User(name.into())),
         }
     }

@@ -169,7 +169,7 @@ impl QemuDriver {
                     return Ok(());
                 }
                 Err(_) if cancel.is_cancelled() => {
-                    return Err(LaunchError::launch("it is wanted no longer"));
+                    return Err(LaunchError::launch("the launch was cancelled"));
                 }
                 Err(e) if now() > limit => {
                     warn!("instance {}: {e}", running.place.instance());
@@ -199,7 +199,7 @@ impl Driver for QemuDriver {
         }
         match image::bootable(&start.storage) {
             Some(entry) if !entry.id.is_empty() && !image::is_name(entry.id.as_str()) => {
-                let why = format!("{:?} is no name of an image", entry.id.as_str());
+                let why = format!("{:?} is not a valid name of an image", entry.id.as_str());
                 Err(LaunchError::new(LaunchFault::Data, why))
             }
             _ => Ok(()),

@@ -297,7 +297,7 @@ impl Supervisors {
             None if cfg!(test) || SUPERVISES.load(Ordering::Acquire) => again(place),
             None => {
                 return Err(LaunchError::launch(
-                    "this program is no supervisor: see driver::supervise",
+                    "this program cannot be a supervisor: see driver::supervise",
                 ));
             }
         };
