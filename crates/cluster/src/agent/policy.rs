@@ -373,8 +373,8 @@ mod tests {
         assert_eq!(read(full), Ok(expected));
         for (text, where_it_is, what) in [
             ("pids: 1\n  \nuser: [nobody]\n", "(line 3, column 1)", "user"),
-            ("users: [nobody, 9-7]\n", "(line 1, column 17)", "no range"),
-            ("users: [0-7]\n", "line 1", "no range"),
+            ("users: [nobody, 9-7]\n", "(line 1, column 17)", "not a range"),
+            ("users: [0-7]\n", "line 1", "not a range"),
             ("pids: -1\n", "(line 1, column 7)", "pids"),
         ] {
             let error = read(text).unwrap_err();

@@ -26,8 +26,9 @@ use std::time::{Duration, Instant};
 use log::warn;
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use super::super::supervisor::pause;
 use super::super::{Cancel, InstanceDir, LaunchError, LaunchFault};
-use super::{disks_of, now, pause};
+use super::{LOOK, disks_of, now};
 use ssntp::payload::Storage;
 
 /// The extensions of an image's file, best first.
@@ -247,7 +248,7 @@ fn await_end(mut child: Child, bounds: Bounds<'_>) -> io::Result<ExitStatus> {
             Err(e) => break e,
         }
         match bounds.check() {
-            Ok(()) => pause(),
+            Ok(()) => pause(LOOK),
             Err(e) => break e,
         }
     };
@@ -259,7 +260,7 @@ fn await_end(mut child: Child, bounds: Bounds<'_>) -> io::Result<ExitStatus> {
             warn!("process {} does not even end when killed", child.id());
             break;
         }
-        pause();
+        pause(LOOK);
     }
     Err(why)
 }

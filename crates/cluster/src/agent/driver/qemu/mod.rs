@@ -62,7 +62,7 @@ use self::image::Disk;
 use self::machine::{Emulator, Machine, device_of, node_of, serial_of};
 use self::qmp::Qmp;
 use super::process::{DEFAULT_PATH, give};
-use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors, find_program, is_alive};
+use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors, find_program, is_alive, pause};
 use super::{
     Cancel, Commit, Driver, EndSink, Found, InstanceDir, Launch, LaunchError, LaunchFault, Measurable, RunId,
     Running, Usage, Volume, VolumeError, VolumeFault,
@@ -175,7 +175,7 @@ impl QemuDriver {
                     warn!("instance {}: {e}", running.place.instance());
                     return Ok(());
                 }
-                Err(_) => pause(),
+                Err(_) => pause(LOOK),
             }
         }
         let log = last_words(&running.place).unwrap_or_default();
@@ -303,7 +303,7 @@ impl Driver for QemuDriver {
         let limit = now() + QUIT;
         let told = Qmp::connect(&running.place.work()).and_then(|mut qmp| qmp.execute("quit", &[]));
         while told.is_ok() && is_alive(&running.handle) && now() < limit {
-            pause();
+            pause(LOOK);
         }
         self.supervisors.kill(running)
     }
@@ -447,10 +447,6 @@ fn last_words(place: &InstanceDir) -> io::Result<Vec<u8>> {
     let mut words = Vec::new();
     log.take(LAST_WORDS).read_to_end(&mut words)?;
     Ok(words)
-}
-
-fn pause() {
-    let _ = crossbeam_channel::after(LOOK).recv();
 }
 
 #[expect(clippy::disallowed_methods, reason = "time limits of answers")]

@@ -61,7 +61,8 @@ pub(super) fn answer(stream: &UnixStream) -> io::Result<State> {
     if line.is_empty() {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended"));
     }
-    State::parse(&line).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it answers with an unknown word"))
+    State::parse(&line)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it answers with an unknown word"))
 }
 
 /// Connects to a socket in a directory, and not through a link, which a user who can

@@ -47,6 +47,11 @@ pub(super) struct Order {
 }
 
 impl Order {
+    /// The user that runs nothing but this program.
+    pub(super) fn own_uid(&self) -> Option<u32> {
+        Some(self.user.filter(|user| user.alone)?.uid)
+    }
+
     fn encode(&self) -> io::Result<Vec<u8>> {
         Ok(serde_json::to_vec(self)?)
     }
