@@ -21,7 +21,7 @@ pub trait CommandFailure: Payload {
     /// The command that was not carried out.
     const COMMAND: Command;
     /// Why it was not carried out.
-    type Reason: fmt::Display + for<'a> From<&'a Error>;
+    type Reason: fmt::Display + for<'a> From<&'a Error> + for<'a> From<&'a str>;
 
     /// The failure of a command with this subject.
     fn of(subject: CommandSubject, reason: Self::Reason) -> Self;
