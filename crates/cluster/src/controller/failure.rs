@@ -4,11 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::SystemTime;
 
-use ssntp::payload::{
-    AssignPublicIpFailure, AttachVolumeFailure, CommandFailure, CommandSubject, DeleteFailure,
-    DetachVolumeFailure, Error, Id, InvalidFrameType, Payload, RestartFailure, StartFailure, StopFailure,
-    UnassignPublicIpFailure,
-};
+use crate::refusal;
+use ssntp::payload::{CommandSubject, Error, Id, InvalidFrameType, Payload};
 use ssntp::proto::{Command, ErrorCode, Frame, FrameKind};
 
 /// A command that was not carried out. Displayed as a sentence:
@@ -43,31 +40,19 @@ impl Failure {
     /// Reads the failure from a frame; none if it is of another kind.
     pub(super) fn read(frame: &Frame, at: SystemTime) -> Result<Option<Self>, Error> {
         let error = ErrorCode(frame.kind().operand);
-        let (command, subject, reason) = match error {
-            ErrorCode::START_FAILURE => parts::<StartFailure>(frame)?,
-            ErrorCode::STOP_FAILURE => parts::<StopFailure>(frame)?,
-            ErrorCode::RESTART_FAILURE => parts::<RestartFailure>(frame)?,
-            ErrorCode::DELETE_FAILURE => parts::<DeleteFailure>(frame)?,
-            ErrorCode::ATTACH_VOLUME_FAILURE => parts::<AttachVolumeFailure>(frame)?,
-            ErrorCode::DETACH_VOLUME_FAILURE => parts::<DetachVolumeFailure>(frame)?,
-            ErrorCode::ASSIGN_PUBLIC_IP_FAILURE => parts::<AssignPublicIpFailure>(frame)?,
-            ErrorCode::UNASSIGN_PUBLIC_IP_FAILURE => parts::<UnassignPublicIpFailure>(frame)?,
-            // Its payload is the refused configuration, which its sender has, and which may
-            // be long.
-            ErrorCode::INVALID_CONFIGURATION => (
-                Command::CONFIGURE.into(),
-                CommandSubject::default(),
-                String::new(),
-            ),
-            ErrorCode::INVALID_FRAME_TYPE => {
-                let failed = InvalidFrameType::decode(frame.payload_bytes())?;
-                (
-                    failed.refused(),
-                    CommandSubject::default(),
-                    failed.reason.to_string(),
-                )
-            }
-            _ => return Ok(None),
+        let unnamed = CommandSubject::default();
+        let (command, subject, reason): (FrameKind, _, _) = if let Some(read) = refusal::read(frame) {
+            let (command, subject, reason) = read?;
+            (command.into(), subject, reason)
+        } else if error == ErrorCode::INVALID_CONFIGURATION {
+            // Its payload is the refused configuration, which its sender has, and which may be
+            // long.
+            (Command::CONFIGURE.into(), unnamed, String::new())
+        } else if error == ErrorCode::INVALID_FRAME_TYPE {
+            let failed = InvalidFrameType::decode(frame.payload_bytes())?;
+            (failed.refused(), unnamed, failed.reason.to_string())
+        } else {
+            return Ok(None);
         };
         Ok(Some(Self {
             at,
@@ -166,12 +151,6 @@ impl Failure {
             _ => f.write_str("the configuration was refused"),
         }
     }
-}
-
-/// The command that failed, what it names, and the reason.
-fn parts<F: CommandFailure>(frame: &Frame) -> Result<(FrameKind, CommandSubject, String), Error> {
-    let (subject, reason) = frame.payload::<F>()?.into_parts();
-    Ok((F::COMMAND.into(), subject, reason.to_string()))
 }
 
 impl fmt::Display for Failure {

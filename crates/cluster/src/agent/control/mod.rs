@@ -66,8 +66,8 @@ use crate::machine::Facts;
 use ssntp::Role;
 use ssntp::client::ClientFigures;
 use ssntp::payload::{
-    Configure, InvalidConfiguration, LauncherConfig, NextState, Payload, Persistence, Restart, StartFailure,
-    StartPayload, TraceReport,
+    Configure, Id, InvalidConfiguration, LauncherConfig, NextState, Persistence, Restart, StartPayload,
+    TraceReport,
 };
 use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Status};
 use ssntp_transport::LogLimit;
@@ -385,8 +385,8 @@ pub(crate) struct Control {
     offline: bool,
     connected: bool,
     held: VecDeque<Frame>,
-    /// STARTs that failed in a session, and when.
-    failed: VecDeque<(Instant, StartFailure)>,
+    /// STARTs that failed in a session.
+    failed: VecDeque<Failed>,
     /// When held frames are sent again, after the client had no room for them.
     retry_due: Instant,
     /// The status that was sent last, with its payload.
@@ -405,6 +405,14 @@ pub(crate) struct Control {
     /// Everything comes from one server.
     log: LogLimit<()>,
     tally: Tally,
+}
+
+/// A START that failed.
+#[derive(Debug)]
+struct Failed {
+    at: Instant,
+    instance: Id,
+    failure: Frame,
 }
 
 /// Counters for the agent's figures.
@@ -589,7 +597,7 @@ impl Control {
             self.command(now, frame);
             // Also for a command that was refused: the trace tells how far the frame came.
             if frame.trace().is_some() {
-                self.tell(&TraceReport::from_frames([frame]));
+                self.tell(Frame::of(&TraceReport::from_frames([frame])));
             }
         } else if frame.kind() != Status::CONNECTED {
             debug!("{}: {} is not for agents", self.settings.node, frame.kind());
@@ -614,9 +622,8 @@ impl Control {
             }
             Err(e) => {
                 self.complain("CONFIGURE", format_args!("the configuration is refused: {e}"));
-                self.tell(&InvalidConfiguration {
-                    refused: payload.clone(),
-                });
+                let refused = payload.clone();
+                self.tell(Frame::of(&InvalidConfiguration { refused }));
             }
         }
     }
@@ -657,9 +664,8 @@ impl Control {
         self.actions.extend(self.held.drain(..).map(Action::Send));
     }
 
-    /// Sends a payload that must not be lost, now or in the next session.
-    fn tell<T: Payload>(&mut self, payload: &T) {
-        let frame = Frame::of(payload);
+    /// Sends a frame that must not be lost, now or in the next session.
+    fn tell(&mut self, frame: Frame) {
         if self.connected {
             self.actions.push(Action::Send(frame));
         } else {

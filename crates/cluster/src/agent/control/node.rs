@@ -314,11 +314,11 @@ impl Control {
             .values()
             .filter(|t| !before.get(&key(t)).is_some_and(|(_, told)| *told))
         {
-            self.tell(tenant);
+            self.tell(Frame::of(tenant));
         }
         for (key, (tenant, _)) in &before {
             if !present.contains_key(key) {
-                self.tell(&removed(tenant));
+                self.tell(Frame::of(&removed(tenant)));
             }
         }
         self.tenants.0 = present
