@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use super::super::tables::PublicIp;
 use super::*;
 use ssntp::payload::{
-    AssignPublicIp, AssignPublicIpFailure, CnciPeer, InvalidFrameType, PublicIpUnassigned, ReleasePublicIp,
-    UnassignPublicIpFailure,
+    AssignPublicIp, AssignPublicIpFailure, CnciPeer, CommandFailure, CommandSubject, InvalidFrameType,
+    PublicIpUnassigned, ReleasePublicIp, UnassignPublicIpFailure,
 };
 use ssntp::proto::FrameKind;
 
@@ -118,7 +118,10 @@ impl Stage {
             Ok(failure) => {
                 assert_eq!(
                     failure,
-                    AssignPublicIpFailure::new(request.clone(), failure.reason.clone())
+                    AssignPublicIpFailure::of(
+                        CommandSubject::of(&Frame::of(request)),
+                        failure.reason.clone()
+                    )
                 );
                 Some(failure.reason.to_string())
             }

@@ -361,8 +361,8 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
         ..AssignPublicIp::default()
     };
     let order = told.order(&assign);
-    told.frame(&AssignPublicIpFailure::new(
-        assign,
+    told.frame(&AssignPublicIpFailure::of(
+        CommandSubject::of(&Frame::of(&assign)),
         PublicIpFailureReason::NoInstance,
     ));
     assert!(
