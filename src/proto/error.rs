@@ -157,19 +157,26 @@ impl Refusal {
         }
     }
 
+    /// Whether no later attempt of this client at this server can succeed.
+    fn is_for_good(&self) -> bool {
+        matches!(
+            self,
+            Self::Role { .. }
+                | Self::BorrowedUuid { .. }
+                | Self::OwnUuid(_)
+                | Self::UnboundCertificate
+                | Self::Unwanted { for_now: false, .. }
+                | Self::UuidOwned(_)
+        )
+    }
+
     /// The error frame that tells the peer, where the table has one.
     pub fn answer(&self) -> Option<ErrorCode> {
         match self {
             Self::NotConnect(_) | Self::PeerFailed | Self::PeerAborted => None,
-            // A server's wrong role is answered with ConnectionFailure by
-            // the client, a client's with ConnectionAborted by the server:
-            // the handshake of each side says which, see `handshake`.
-            Self::Role { .. }
-            | Self::BorrowedUuid { .. }
-            | Self::OwnUuid(_)
-            | Self::UnboundCertificate
-            | Self::Unwanted { for_now: false, .. }
-            | Self::UuidOwned(_) => Some(ErrorCode::CONNECTION_ABORTED),
+            // This is the server's answer. A client answers each fault of a server with
+            // ConnectionFailure, see `ClientHandshake::answer`.
+            _ if self.is_for_good() => Some(ErrorCode::CONNECTION_ABORTED),
             _ => Some(ErrorCode::CONNECTION_FAILURE),
         }
     }
@@ -199,17 +206,7 @@ impl Refusal {
 
     /// Whether another attempt at the same server can succeed.
     pub fn may_retry(&self) -> bool {
-        !matches!(
-            self,
-            Self::PeerAborted
-                | Self::Role { .. }
-                | Self::NotAServer(_)
-                | Self::BorrowedUuid { .. }
-                | Self::OwnUuid(_)
-                | Self::UnboundCertificate
-                | Self::Unwanted { for_now: false, .. }
-                | Self::UuidOwned(_)
-        )
+        !self.is_for_good() && !matches!(self, Self::PeerAborted | Self::NotAServer(_))
     }
 }
 

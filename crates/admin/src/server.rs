@@ -125,6 +125,10 @@ const BUDGETS: &[Metric<[(&str, BudgetFigures); 2]>] = &[
         |f| by("queue", f.map(|(queue, budget)| (queue, budget.used)))),
     gauge("ssntp_queue_limit_bytes", "The most memory of all queues together.",
         |f| by("queue", f.map(|(queue, budget)| (queue, budget.limit)))),
+    gauge("ssntp_received_waiting", "Frames that have begun to arrive and wait for memory.",
+        |f| one(f[1].1.waiting)),
+    counter("ssntp_received_refused_total", "Frames refused at their header: there will never be memory for them.",
+        |f| one(f[1].1.refused)),
 ];
 
 fn by_kind(figures: &Figures, count: fn(&KindFigures) -> u64) -> Samples {

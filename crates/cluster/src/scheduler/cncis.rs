@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use uuid::Uuid;
 
-use super::answers::{self, Why};
+use super::answers;
 use super::nodes::detached;
 use super::{Scheduler, relay};
 use ssntp::Role;
@@ -114,7 +114,7 @@ impl Scheduler {
         };
         let (agent, concentrator, tenant, subnet) = match told {
             Ok(told) => told,
-            Err(e) => return answers::refuse(cx, from, frame, Why::Unreadable(&e)),
+            Err(e) => return answers::refuse(cx, from, frame, &e.into()),
         };
         if !agent.is_empty() && agent != from.uuid() {
             return self.reject_report(cx, from, frame, &format_args!("of agent {agent}"));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::answers::{self, Why};
+use super::answers;
 use super::cncis::Tenant;
 use super::figures::tally;
 use super::{Scheduler, limited};
@@ -304,7 +304,7 @@ impl Scheduler {
         if let Err(e) = read {
             limited!(warn, self.log, cx, uuid, "status unreadable";
                 "{from}: {status} cannot be read: {}", excerpt(&e));
-            answers::refuse(cx, from, frame, Why::Unreadable(&e));
+            answers::refuse(cx, from, frame, &e.into());
             // Such a READY says nothing about the node's room, so its last status stays. The
             // other statuses mean the same without their payload.
             if status == Status::READY {

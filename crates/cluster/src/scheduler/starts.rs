@@ -49,7 +49,7 @@ impl Scheduler {
                     "{from}: START refused: {}", excerpt(&e));
                 self.starts
                     .failed(StartFailureReason::from(&e).word(), cx.now(), cx.now());
-                answers::refuse(cx, from, frame, answers::Why::Unreadable(&e));
+                answers::refuse(cx, from, frame, &e.into());
             }
         }
     }
