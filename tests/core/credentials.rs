@@ -257,7 +257,8 @@ fn a_client_whose_certificate_is_revoked_learns_it_and_stays_away() {
     let told = loop {
         match client.recv_timeout(LIMIT).unwrap() {
             ClientEvent::Disconnected { reason, retrying } => {
-                assert_eq!(reason.to_string(), "the server sent ConnectionFailure");
+                let reason = reason.to_string();
+                assert!(reason.contains("certificate no longer counts"), "{reason}");
                 assert!(retrying, "it may have a new certificate by then");
             }
             ClientEvent::Closed(why) => break why.to_string(),

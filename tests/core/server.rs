@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ssntp::Role;
+use ssntp::client::{Client, ClientConfig};
 use ssntp::payload::{Stop, StopFailure, StopFailureReason};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::proto::{Command, Connect, ErrorCode, Event, Frame, FrameKind, FrameType, Header, Status, Trace};
@@ -396,7 +397,7 @@ fn the_owner_of_a_uuid_takes_it_from_who_only_claims_it() {
     let mut owner = server.connect_as(&bound_identity(Role::AGENT, uuid), Role::AGENT, uuid);
     claimant.end();
     assert_eq!(disconnected(&told), DisconnectReason::Replaced);
-    assert_eq!(refused(&server, &identity(Role::AGENT), uuid), ABORTED);
+    assert_eq!(refused(&server, &identity(Role::AGENT), uuid), FAILED);
     owner.send(&stats("mine"));
     assert_eq!(controller.frame(), stats("mine"));
     // With a new certificate it is still the owner.
@@ -405,6 +406,24 @@ fn the_owner_of_a_uuid_takes_it_from_who_only_claims_it() {
     owner.end();
     new.send(&stats("renewed"));
     assert_eq!(controller.frame(), stats("renewed"));
+}
+
+#[test]
+fn a_client_that_only_claims_a_uuid_comes_back_when_the_owner_has_gone() {
+    let server = TestServer::start((), |c| c);
+    let uuid = Uuid::new_v4();
+    let mut owner = server.connect_as(&bound_identity(Role::AGENT, uuid), Role::AGENT, uuid);
+    let config = ClientConfig::new(identity(Role::AGENT), trust()).connect_in_memory(&server.listener);
+    let client = Client::start(config.uuid(uuid)).unwrap();
+    while client.failures().is_empty() {
+        assert!(client.ended().is_none(), "{:?}", client.ended());
+        std::thread::yield_now();
+    }
+    let told = client.failures()[0].to_string();
+    assert!(told.contains("connected with another certificate"), "{told}");
+    owner.finish();
+    owner.end();
+    assert!(client.wait_connected(Some(LIMIT)).unwrap());
 }
 
 #[test]
