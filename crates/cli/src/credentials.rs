@@ -98,7 +98,7 @@ impl CrlArgs {
         if self.crl.is_empty() {
             return Ok(trust);
         }
-        let mut all = Vec::new();
+        let (mut all, mut alone) = (Vec::new(), None);
         for path in &self.crl {
             let shown = path.display();
             let mut pem = Vec::new();
@@ -109,11 +109,16 @@ impl CrlArgs {
                 return Err(Failure::new(format!("{shown}: it is longer than {MOST} bytes")));
             }
             // Each file is also read alone, so that an error names it.
-            RevocationLists::from_pem(&pem, &shown.to_string())?;
-            all.extend(pem);
-            all.push(b'\n');
+            alone = Some(RevocationLists::from_pem(&pem, &shown.to_string())?);
+            all.push(pem);
         }
-        let lists = RevocationLists::from_pem(&all, &names(&self.crl))?;
+        let lists = match (alone, all.as_slice()) {
+            // A list of 200,000 certificates takes 50 MB while it is read, so this is not
+            // done twice.
+            (Some(lists), [_]) => lists,
+            _ => RevocationLists::from_pem(&all.join(&b'\n'), &names(&self.crl))?,
+        };
+        drop(all);
         Ok(trust.with_revocation_lists(&lists.enforce_expiry(self.crl_strict))?)
     }
 
