@@ -60,7 +60,7 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
         write_timeout: Some(write_timeout),
         ..LinkConfig::default()
     };
-    let feed = Feed::new(&admitted, events.clone(), write_timeout);
+    let feed = Feed::new(&admitted, events.clone(), admitted.credit.budget());
     admission.started(Link::start(halves, codec, admitted.outbox, feed, config));
     Ok(())
 }
@@ -116,7 +116,7 @@ impl<C: Core> Decode for Codec<C> {
             }
         }
         // Nobody announces a length. What is long already may become longer.
-        self.wanted = if input.len() > LONG { usize::MAX } else { 0 };
+        self.wanted = if input.len() > LONG { 2 * input.len() } else { 0 };
         result
     }
 

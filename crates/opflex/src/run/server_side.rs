@@ -44,9 +44,9 @@ pub(super) fn call<T: Send + 'static>(
 /// All policy as it is now, copied in steps between which the dispatcher does other
 /// things.
 pub(super) fn copy_policy(events: &ServerEvents) -> Result<Vec<ManagedObject>, CallError> {
-    let walk = call(events, |cx| cx.begin_walk(Store::Policy, Uri::root()))?;
+    let walk = call(events, |cx| cx.core.begin_walk(Store::Policy, Uri::root()))?;
     let mut objects = Vec::new();
-    while let Some((_, next)) = call(events, move |cx| cx.walk(walk, STEP))? {
+    while let Some((_, next)) = call(events, move |cx| cx.core.walk(walk, STEP))? {
         objects.extend(next);
     }
     Ok(objects)

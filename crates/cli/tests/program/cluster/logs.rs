@@ -231,7 +231,10 @@ fn a_log_that_is_no_file_is_not_read() {
     fs::remove_file(place.join("stdout.log")).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, place.join("stdout.log"), rustix::fs::Mode::RWXU).unwrap();
     let why = cluster.fails(&format!("logs -f {instance}"));
-    assert_eq!(why, "its log cannot be read: stdout.log is no file (unreadable)");
+    assert_eq!(
+        why,
+        "its log cannot be read: stdout.log is not a regular file (unreadable)"
+    );
 }
 
 fn client(directory: &Path, cert: &str) -> ClientConfig {

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use uuid::Uuid;
 
-use super::{Action, Control, Instance, Job, Life, Measurable, Mode, PATIENCE, SETTLE, Usage};
+use super::{Action, Control, Ending, Instance, Job, Life, Measurable, Mode, PATIENCE, SETTLE, Usage};
 use crate::machine::Facts;
 use crate::scheduler::placement::Needs;
 use crate::subnet::Subnet;
@@ -160,7 +160,7 @@ impl Control {
     /// that do not end even when killed, because they may never end.
     pub(super) fn check_evacuated(&mut self, now: Instant) {
         let busy = |instance: &Instance| match instance.life {
-            Life::Terminating { hung, .. } => !hung,
+            Life::Terminating(ending) => ending != Ending::Hung,
             _ => instance.is_running() || matches!(instance.life, Life::Removing(_)),
         };
         if self.mode == Mode::Evacuating && !self.instances.values().any(busy) {
@@ -408,7 +408,7 @@ fn removed(tenant: &TenantAdded) -> TenantRemoved {
 }
 
 fn is_up(instance: &Instance) -> bool {
-    matches!(instance.life, Life::Active | Life::Terminating { .. })
+    matches!(instance.life, Life::Active | Life::Terminating(_))
 }
 
 fn needs(instance: &Instance) -> Needs {
@@ -466,8 +466,8 @@ fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
     let state = match instance.life {
         Life::Launching(_) => InstanceState::Pending,
         Life::Active => InstanceState::Active,
-        Life::Terminating { hung: true, .. } => InstanceState::Hung,
-        Life::Terminating { .. } | Life::Removing(_) => InstanceState::Stopping,
+        Life::Terminating(Ending::Hung) => InstanceState::Hung,
+        Life::Terminating(_) | Life::Removing(_) => InstanceState::Stopping,
         Life::Stopped(_) if instance.start.is_none() || instance.driver.is_none() => InstanceState::Missing,
         Life::Stopped(_) => InstanceState::Exited,
     };
