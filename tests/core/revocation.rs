@@ -360,7 +360,7 @@ fn lists_of_others_alone_are_refused_if_expiry_is_enforced() {
     let (authority, stranger) = (authority(), Authority::new(&AuthorityRequest::default()).unwrap());
     let foreign = Lister::named(&stranger, "strangers").der(&[]);
     let lists = |ders: &[CertificateRevocationListDer<'static>]| RevocationLists::from_der(ders).unwrap();
-    let alone = lists(&[foreign.clone()]);
+    let alone = lists(std::slice::from_ref(&foreign));
     authority.trust().with_revocation_lists(&alone).unwrap();
     let refused = authority
         .trust()
