@@ -7,14 +7,13 @@
 //! ```
 
 use std::fmt::Display;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use ssntp::pki::{Identity, RevocationLists, Trust};
 
 use crate::failure::Failure;
+use crate::input;
 use crate::watched::Watched;
 
 /// Revocation lists.
@@ -100,16 +99,9 @@ impl CrlArgs {
         }
         let mut all = Vec::new();
         for path in &self.crl {
-            let shown = path.display();
-            let mut pem = Vec::new();
-            let read = File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut pem));
-            read.map_err(|e| Failure::new(format!("{shown}: cannot read: {e}")))?;
-            // Half a file would let in clients that the other half revokes.
-            if pem.len() as u64 > MOST {
-                return Err(Failure::new(format!("{shown}: it is longer than {MOST} bytes")));
-            }
+            let pem = input::file(path, MOST)?;
             // Each file is also read alone, so that an error names it.
-            RevocationLists::from_pem(&pem, &shown.to_string())?;
+            RevocationLists::from_pem(&pem, &path.display().to_string())?;
             all.extend(pem);
             all.push(b'\n');
         }
