@@ -370,6 +370,49 @@ const FAILED: Option<FrameKind> = Some(FrameKind {
     operand: ErrorCode::CONNECTION_FAILURE.0,
 });
 
+/// A newcomer that was admitted and reads no more of CONNECTED than its header. Tries
+/// again where its earlier sessions have not ended yet.
+fn reads_no_connected(server: &TestServer, identity: &Identity, uuid: Uuid) -> Peer {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let mut peer = server.dial(identity);
+        peer.send_bytes(&Connect::new(Role::AGENT, uuid, false).encode());
+        if peer.next_is_connected() {
+            return peer;
+        }
+        assert!(Instant::now() < deadline, "it is not admitted");
+    }
+}
+
+#[test]
+fn who_comes_again_and_again_and_reads_nothing_has_two_places_and_no_more() {
+    let server = TestServer::start((), |c| {
+        c.max_sessions(8)
+            .configuration(vec![b'#'; 1 << 20])
+            .handshake_timeout(Duration::from_secs(3600))
+    });
+    let mut stuck = Vec::new();
+    let owners = [Uuid::new_v4(), Uuid::new_v4()].map(|uuid| (bound_identity(Role::AGENT, uuid), uuid));
+    for _ in 0..5 {
+        for (identity, uuid) in &owners {
+            stuck.push(reads_no_connected(&server, identity, *uuid));
+        }
+    }
+    server.connect(Role::CONTROLLER);
+}
+
+#[test]
+fn a_stop_does_not_wait_for_a_newcomer_that_does_not_read() {
+    let mut server = TestServer::start((), |c| {
+        c.grace(Duration::from_millis(100))
+            .configuration(vec![b'#'; 1 << 20])
+            .handshake_timeout(Duration::from_secs(3600))
+    });
+    let stuck = reads_no_connected(&server, &identity(Role::AGENT), Uuid::new_v4());
+    server.server.take().unwrap().stop();
+    drop(stuck);
+}
+
 #[test]
 fn the_same_certificate_takes_a_session_over_and_another_may_try_again() {
     let (handler, told) = notes();
