@@ -674,11 +674,15 @@ fn a_supervisor_is_the_file_that_it_was_started_from() {
 /// leave something else where the agent looks for the end.
 fn ends_by_killing_its_supervisor(leave: &str) {
     let mut stage = Stage::new(Confinement::ResourceLimits);
-    // Also for a version of which the file is elsewhere.
+    // Also for a version of which the file is elsewhere. The supervisor says that the program
+    // runs only after the program has begun, so a program that kills it at once makes the
+    // launch itself fail. It therefore waits until the launch is over.
     let script = format!(
-        "for f in ../exit ../run/state; do {leave}; done; sleep 1000 & echo $! >pid; kill -9 $PPID; wait"
+        "for f in ../exit ../run/state; do {leave}; done; sleep 1000 & echo $! >pid; \
+         while ! [ -e go ]; do sleep 0.01; done; kill -9 $PPID; wait"
     );
     let running = stage.launch(&script);
+    fs::write(stage.path("work/go"), "").unwrap();
     assert_eq!(stage.end().exit, Exit::default());
     assert_eq!(stage.driver.find(&running), Found::Ended(Exit::default()));
     // Nothing of it is left, once the system has carried the signals out.

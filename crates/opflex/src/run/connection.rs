@@ -46,7 +46,8 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
     write_timeout: Duration,
 ) -> Result<(), Option<C::Refusal>> {
     // The dispatcher answers before any thread is started, so a refusal costs none.
-    let admitted = events.admit(request).ok_or(None)?.map_err(Some)?;
+    let stream = Arc::clone(&halves.stream);
+    let admitted = events.admit(request, stream).ok_or(None)?.map_err(Some)?;
     let mut admission = Admission::new(admitted.id, events.clone());
     let codec = Codec {
         decoder,

@@ -35,13 +35,14 @@ fn process(command: &[&str]) -> Start {
 #[test]
 fn a_start_that_no_node_can_take_says_why() {
     let mut cluster = Cluster::new("");
+    // The limit includes the connection, which takes its time on a busy host.
     for (line, why) in [
         (
-            "start --timeout 1 -- sleep 1",
+            "start --timeout 8 -- sleep 1",
             "no compute node is connected (no_cn)",
         ),
         (
-            "start --timeout 1 --network-node -- sleep 1",
+            "start --timeout 8 --network-node -- sleep 1",
             "no network node is connected (no_net_cn)",
         ),
     ] {
