@@ -16,7 +16,6 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::answers;
-use super::cncis::Tenant;
 use super::figures::tally;
 use super::placement::Suspension;
 use super::{Scheduler, limited};
@@ -61,8 +60,6 @@ pub(super) struct Node {
     /// InstanceDeleted and InstanceStopped since those STATS, at most [`MAX_EVENTS`].
     since: Vec<Frame>,
     status: Option<Status>,
-    /// What it has told concentrators, and some may not have got.
-    pub(super) tenants: BTreeMap<Tenant, Frame>,
     interval: Duration,
     /// When it becomes stale; none once it is.
     due: Option<Instant>,
@@ -77,14 +74,6 @@ impl Nodes {
             interval,
             stale: 0,
         }
-    }
-
-    pub(super) fn get_mut(&mut self, uuid: Uuid) -> Option<&mut Node> {
-        self.by_uuid.get_mut(&uuid)
-    }
-
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Node> {
-        self.by_uuid.values_mut()
     }
 
     /// The number of nodes in each status.
@@ -231,7 +220,6 @@ impl Scheduler {
             last_stats: None,
             since: Vec::new(),
             status: None,
-            tenants: BTreeMap::new(),
             interval,
             due: Some(due),
         };
