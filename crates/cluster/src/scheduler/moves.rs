@@ -219,10 +219,10 @@ impl Scheduler {
         };
         let (node, nodes) = (refused.allocation.node, refused.nodes);
         self.placement.suspend(node, Suspension::Refusing);
-        let placed = self.try_place(cx, None, Waiting { nodes, ..start });
+        let back = self.try_place(cx, None, Waiting { nodes, ..start });
         self.placement.resume(node, Suspension::Refusing);
         // What it said of its room was not so. Its READY follows every START.
         self.placement.await_ready(node);
-        placed.is_ok()
+        back.is_none()
     }
 }

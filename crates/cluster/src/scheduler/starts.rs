@@ -57,7 +57,7 @@ impl Scheduler {
     /// Sends a START to a node, holds it, or answers it. `from` is its sender if the START
     /// has just come, so that its trace can be forwarded.
     pub(super) fn place(&mut self, cx: &mut Context<'_>, from: Option<&SessionInfo>, start: Waiting) {
-        if let Err((start, reason)) = self.try_place(cx, from, start) {
+        if let Some((start, reason)) = self.try_place(cx, from, start) {
             self.refuse_start(cx, &start, reason);
         }
     }
@@ -69,18 +69,18 @@ impl Scheduler {
         cx: &mut Context<'_>,
         from: Option<&SessionInfo>,
         mut start: Waiting,
-    ) -> Result<(), (Waiting, StartFailureReason)> {
+    ) -> Option<(Waiting, StartFailureReason)> {
         if self.instances.is_full() {
             limited!(warn, self.log, cx, start.from, "too many in flight";
                 "START of {}: too many are in flight", start.instance);
-            return Err((start, StartFailureReason::FullCloud));
+            return Some((start, StartFailureReason::FullCloud));
         }
         let instance = start.instance;
         loop {
             let reason = match self.placement.place(&start.needs, Some(start.from)) {
                 // A node that does not take it is closed, so this loop ends.
                 Verdict::Placed(allocation) => match self.deliver(cx, from, start, allocation) {
-                    None => return Ok(()),
+                    None => return None,
                     Some(back) => {
                         start = back;
                         continue;
@@ -89,7 +89,7 @@ impl Scheduler {
                 Verdict::Wait(node) => match self.held.keep(start, node, cx.now()) {
                     None => {
                         self.instances.hold(instance);
-                        return Ok(());
+                        return None;
                     }
                     Some(back) => {
                         start = back;
@@ -100,7 +100,7 @@ impl Scheduler {
                 Verdict::NoNode if start.needs.network_node => StartFailureReason::NoNetCn,
                 Verdict::NoNode => StartFailureReason::NoCn,
             };
-            return Err((start, reason));
+            return Some((start, reason));
         }
     }
 
