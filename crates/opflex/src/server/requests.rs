@@ -9,7 +9,7 @@ use super::resolves::Untold;
 use super::session::Answer;
 use super::{RequestCounters, ServerCore, Store};
 use crate::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Resolve, Role};
-use crate::model::{ManagedObject, Name};
+use crate::model::{ManagedObject, Name, Target};
 use crate::peer::{CloseReason, ConnectionId};
 use crate::rpc::{EncodeError, Frame, Id};
 use ssntp_transport::excerpt;
@@ -31,6 +31,7 @@ impl ServerCore {
                 format_args!("this server does not take {method}"),
             )),
             Request::Resolve(of, resolves) => {
+                self.log_other_classes(connection, of, &resolves, now);
                 let resolvable = match of {
                     Store::Policy => &mut self.policy,
                     Store::Endpoints => &mut self.registry.endpoints,
@@ -102,6 +103,26 @@ impl ServerCore {
             self.log(connection, Level::Warn, "unknown to the model", now, || {
                 format!("{method}: {unknown} objects and properties unknown to the model are left out")
             });
+        }
+    }
+
+    /// Logs resolves whose class is not the one of the object. They are answered without the
+    /// object and without an error: agents ask so for `GbpSubnets` with the URI of a
+    /// `GbpSubnet`, and would repeat a refused resolve for ever.
+    fn log_other_classes(&mut self, connection: ConnectionId, of: Store, resolves: &[Resolve], now: Instant) {
+        for Resolve { subject, target, .. } in resolves {
+            if let Target::Uri(uri) = target
+                && let Some(there) = self.resolvable(of).tree.get(uri)
+                && there.subject() != subject
+            {
+                let text = format!(
+                    "{uri} is a {}, not a {subject}: resolved as nothing",
+                    there.subject()
+                );
+                self.log(connection, Level::Warn, "other class", now, || {
+                    excerpt(text).to_string()
+                });
+            }
         }
     }
 

@@ -72,19 +72,11 @@ impl Resolvable {
         settings: &Settings,
     ) -> Result<(), Box<ErrorResponse>> {
         // An empty answer would hide a typing error for ever.
-        for Resolve { subject, target, .. } in resolves {
+        for Resolve { subject, .. } in resolves {
             if self.tree.schema().is_some_and(|schema| !schema.knows(subject)) {
                 return Err(ErrorResponse::error(format_args!(
                     "unknown subject {:?}",
                     &**subject
-                )));
-            }
-            if let Target::Uri(uri) = target
-                && let Some(there) = self.tree.get(uri).filter(|there| *there.subject() != *subject)
-            {
-                let (is, asked) = (&**there.subject(), &**subject);
-                return Err(ErrorResponse::error(format_args!(
-                    "{uri} is of the class {is:?}, not {asked:?}"
                 )));
             }
         }
