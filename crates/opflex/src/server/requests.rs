@@ -7,7 +7,7 @@ use log::{Level, debug};
 
 use super::resolves::Untold;
 use super::session::Answer;
-use super::{RequestCounters, ServerCore, Store};
+use super::{Action, RequestCounters, ServerCore, Store};
 use crate::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Resolve, Role};
 use crate::model::{ManagedObject, Name, Target};
 use crate::peer::{CloseReason, ConnectionId};
@@ -147,6 +147,7 @@ impl ServerCore {
         let domain = identity.domain.clone();
         let result = session.identify(identity, &self.settings)?;
         self.timers.set(connection, session.deadline(&self.settings));
+        self.actions.push(Action::Identified { connection });
         let name = session.element.as_ref().map(|element| element.name.clone());
         if before != name {
             // What it asked for counts for the name that it told last.
