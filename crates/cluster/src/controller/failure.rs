@@ -9,7 +9,7 @@ use ssntp::payload::{CommandSubject, Error, Id, InvalidFrameType, Payload};
 use ssntp::proto::{Command, ErrorCode, Frame, FrameKind};
 
 /// A command that was not carried out. Displayed as a sentence:
-/// `instance 0f7a… was not started: no node has the room (full_cloud)`. The detail, if there
+/// `instance 0f7a… was not started: no node has enough room (full_cloud)`. The detail, if there
 /// is one, comes before the protocol's word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -80,14 +80,14 @@ impl Failure {
     fn known(&self) -> Option<&'static str> {
         let addressed = self.error != ErrorCode::INVALID_FRAME_TYPE;
         Some(match self.reason.as_str() {
-            "full_cloud" => "no node has the room",
+            "full_cloud" => "no node has enough room",
             "full_cn" => "the node has no room left",
             "node_maintenance" => "the node is in maintenance",
             "no_cn" => "no compute node is connected",
             "no_net_cn" => "no network node is connected",
             "image_failure" => "its image is not available",
             "launch_failure" => "it cannot be launched",
-            "network_failure" => "it cannot be wired",
+            "network_failure" => "its network cannot be set up",
             "instance_corrupt" => "what is left of it cannot be used",
             "already_running" => "it runs already",
             "instance_exists" => "it is there already, and stopped",
@@ -107,7 +107,7 @@ impl Failure {
                 "there is no such instance, or its concentrator is not connected"
             }
             "no_instance" => "the node has no such instance, or is not connected",
-            "invalid_payload" => "the payload is no YAML document",
+            "invalid_payload" => "the payload is not a YAML document",
             "invalid_data" => "the payload is not what its schema says",
             "unsupported_type" | "unsupported_operand" if !addressed => {
                 "the receiver does not know the frame"
@@ -115,8 +115,8 @@ impl Failure {
             "role_not_allowed" if !addressed => {
                 "this controller may not command: its role does not allow it, or another one is the master"
             }
-            "bad_exchange" if !addressed => "it is no request, and no answer to one",
-            "not_connected" if !addressed => "whom it names is not connected",
+            "bad_exchange" if !addressed => "it is neither a request nor an answer to one",
+            "not_connected" if !addressed => "the client that it names is not connected",
             _ if self.error == ErrorCode::INVALID_CONFIGURATION => {
                 "the scheduler, or an agent that it is for, cannot use it"
             }

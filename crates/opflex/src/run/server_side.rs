@@ -341,9 +341,9 @@ mod tests {
     use crate::rpc::{Framing, Limits};
     use crate::run::now as clock;
     use crate::server::Settings;
-    use ssntp_transport::Tried;
     use ssntp_transport::dispatch::{DispatchEvent, Runner, Settings as Running};
     use ssntp_transport::{Budget, Credit, Limits as Queue, Outbox, Outgoing, PATIENCE, Transmit};
+    use ssntp_transport::{Tried, memory};
 
     /// A server without threads.
     struct Bench {
@@ -383,8 +383,9 @@ mod tests {
                 shown: Shown::default(),
                 generation: 0,
             };
+            let stream = Arc::new(memory::pair().0);
             self.runner
-                .handle(DispatchEvent::Admit(Box::new(newcomer), reply), self.now);
+                .handle(DispatchEvent::Admit(Box::new(newcomer), stream, reply), self.now);
             verdict.recv().unwrap().map(|admitted| {
                 self.credits.insert(admitted.id, admitted.credit);
                 (admitted.id, admitted.outbox)

@@ -48,7 +48,7 @@
 //! | bound | how much | when full |
 //! |---|---|---|
 //! | input of a connection | its credit: 1 MiB, less if memory is short, but always one batch | its reader waits, and with it its peer |
-//! | the received part of an unfinished item | the budget of received bytes, beyond 128 KiB | the connection is not read until there is memory; if there is none by the write timeout after the item began, the connection is ended, so that peers that never finish their items cannot hold the memory forever |
+//! | an unfinished item | 16 KiB of each connection's own; its announced length beyond that is reserved in the budget of received bytes, half of it for each certificate | the connection is not read until there is memory, in the order of arrival. The first in line always gets it. Whoever has memory that others wait for is ended if it does not go on |
 //! | a receiver's queue, for frames of others | half of its limit, or its share of the budget | senders wait in its line |
 //! | a receiver's queue, for answers to itself | 1 MiB | the connection is not read |
 //! | a receiver's line | one turn of each sender | – |
@@ -65,7 +65,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use self::credit::Credit;
-pub use self::unfinished::Unfinished;
+pub(crate) use self::unfinished::OWN;
+pub use self::unfinished::{Look, Unfinished};
 use crate::budget::Budget;
 use crate::end::EndReason;
 use crate::outbox::{Outbox, PushError};

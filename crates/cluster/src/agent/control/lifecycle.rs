@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use log::{info, warn};
 use uuid::Uuid;
 
-use super::{Action, Cause, Control, Failed, Job, Life, MAX_FAILED, Next, REPEATED, ephemeral};
+use super::{Action, Cause, Control, Ending, Failed, Job, Life, MAX_FAILED, Mode, Next, REPEATED, ephemeral};
 use crate::agent::driver::{Ended, Exit, LaunchError, RunId, Usage};
 use crate::agent::store::RecordAfter;
 use crate::refusal::Refused;
@@ -74,13 +74,20 @@ impl Control {
                 }
             }
             Cause::Start => {
+                // An evacuation has cancelled it: the scheduler may start it on another node.
+                let is_evacuated = self.mode != Mode::Normal
+                    && matches!(after, RecordAfter::Evacuate | RecordAfter::Release);
+                let (after, refused) = match is_evacuated {
+                    true => (RecordAfter::Nothing, "node_maintenance".into()),
+                    false => (after, error.into()),
+                };
                 let restart = instance.start.as_ref().is_some_and(|start| start.start.restart);
                 self.instances.remove(&id);
                 let subject = CommandSubject {
                     restart,
                     ..subject(id)
                 };
-                self.fail(Command::START, subject, &error.into());
+                self.fail(Command::START, subject, &refused);
                 self.tell_after(id, after);
             }
         }
@@ -127,10 +134,14 @@ impl Control {
         }
         let exit = match instance.life {
             // Its supervisor was killed too and left no exit code, but the signal is known.
-            Life::Terminating { killed: true, .. } if ended.exit.code.is_none() => Exit {
-                signal: Some(SIGKILL),
-                ..Exit::code(128 + SIGKILL)
-            },
+            Life::Terminating(Ending::Killing | Ending::Killed(_) | Ending::Hung)
+                if ended.exit.code.is_none() =>
+            {
+                Exit {
+                    signal: Some(SIGKILL),
+                    ..Exit::code(128 + SIGKILL)
+                }
+            }
             _ => ended.exit,
         };
         info!("{}: instance {id} ended: {exit}", self.settings.node);
@@ -196,11 +207,7 @@ impl Control {
         }
         match &mut instance.life {
             Life::Active => {
-                instance.life = Life::Terminating {
-                    deadline: now + grace,
-                    killed: false,
-                    hung: false,
-                };
+                instance.life = Life::Terminating(Ending::Asking(grace));
                 // The record is written before the instance is asked to end: the next agent
                 // goes on with the command if this one ends in between.
                 let running = instance.running();
@@ -209,9 +216,11 @@ impl Control {
                     self.job(Job::Terminate(driver, running));
                 }
             }
-            Life::Terminating { deadline, killed, .. } => {
-                if !*killed {
-                    *deadline = (*deadline).min(now + grace);
+            Life::Terminating(ending) => {
+                match ending {
+                    Ending::Asking(before) => *before = grace.min(*before),
+                    Ending::Asked(at) => *at = (now + grace).min(*at),
+                    Ending::Killing | Ending::Killed(_) | Ending::Hung => {}
                 }
                 self.save(id);
             }
@@ -223,6 +232,19 @@ impl Control {
             Life::Launching(_) | Life::Stopped(_) | Life::Removing(_) => {}
         }
         self.stats_soon(now);
+    }
+
+    /// An instance was sent the signal that its end waits for.
+    pub(super) fn signalled(&mut self, now: Instant, id: Uuid) {
+        if let Some(instance) = self.instances.get_mut(&id)
+            && let Life::Terminating(ending) = &mut instance.life
+        {
+            *ending = match *ending {
+                Ending::Asking(grace) => Ending::Asked(now + grace),
+                Ending::Killing => Ending::Killed(now + HUNG),
+                ending => ending,
+            };
+        }
     }
 
     pub(super) fn save(&mut self, id: Uuid) {
@@ -298,27 +320,22 @@ impl Control {
     pub(super) fn tick(&mut self, now: Instant) {
         let mut kill = Vec::new();
         for (id, instance) in &mut self.instances {
-            let Life::Terminating {
-                deadline,
-                killed,
-                hung,
-            } = &mut instance.life
-            else {
+            let Life::Terminating(ending) = &mut instance.life else {
                 continue;
             };
-            if now < *deadline || *hung {
-                continue;
-            }
-            let what = match *killed {
-                true => "does not even end when killed",
-                false => "does not end, and is killed",
+            let what = match *ending {
+                Ending::Asked(at) if now >= at => {
+                    *ending = Ending::Killing;
+                    instance.record.detail = "it did not end when it was asked to, and was killed".into();
+                    "does not end, and is killed"
+                }
+                Ending::Killed(at) if now >= at => {
+                    *ending = Ending::Hung;
+                    "does not even end when killed"
+                }
+                _ => continue,
             };
             warn!("{}: instance {id} {what}", self.settings.node);
-            if !*killed {
-                instance.record.detail = "it did not end when it was asked to, and was killed".into();
-            }
-            // A killed instance that is still there at the second deadline is hung.
-            (*deadline, *hung, *killed) = (now + HUNG, *killed, true);
             kill.extend(instance.running());
         }
         for (driver, running) in kill {

@@ -141,6 +141,8 @@ pub(crate) enum Done {
         instance: Uuid,
         result: Result<RunId, LaunchError>,
     },
+    /// It was asked to end, or killed.
+    Signalled { instance: Uuid },
     Removed {
         instance: Uuid,
         result: Result<(), String>,
@@ -273,15 +275,25 @@ struct Instance {
 enum Life {
     Launching(Cause),
     Active,
-    Terminating {
-        /// When it is killed; once it was killed, when it counts as hung.
-        deadline: Instant,
-        killed: bool,
-        hung: bool,
-    },
+    Terminating(Ending),
     Stopped(Next),
     /// What it goes back to if it can't be removed.
     Removing(Next),
+}
+
+/// How far the end of an instance has come. Each time limit begins when the signal before it
+/// was sent, because a worker may send thousands of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// It is to be asked, and killed if it has not ended so long after that.
+    Asking(Duration),
+    /// It was asked, and is killed at that time.
+    Asked(Instant),
+    /// It is to be killed.
+    Killing,
+    /// It was killed, and counts as hung from that time on.
+    Killed(Instant),
+    Hung,
 }
 
 /// Why an instance is launched.
@@ -506,11 +518,7 @@ impl Control {
         };
         let may_restart = self.may_restart();
         let deadline = |instance: &Instance| match instance.life {
-            Life::Terminating {
-                deadline,
-                hung: false,
-                ..
-            } => Some(deadline),
+            Life::Terminating(Ending::Asked(at) | Ending::Killed(at)) => Some(at),
             Life::Stopped(Next::StartAgain(at)) => Some(at).filter(|_| may_restart),
             Life::Stopped(Next::Delete(at)) => Some(at),
             _ => None,
@@ -535,8 +543,8 @@ impl Control {
             let state = match instance.life {
                 Life::Launching(_) => "launching",
                 Life::Active => "active",
-                Life::Terminating { hung: true, .. } => "hung",
-                Life::Terminating { .. } => "terminating",
+                Life::Terminating(Ending::Hung) => "hung",
+                Life::Terminating(_) => "terminating",
                 Life::Stopped(_) => "stopped",
                 Life::Removing(_) => "removing",
             };
@@ -647,6 +655,7 @@ impl Control {
                 }
                 self.stats_soon(now);
             }
+            Done::Signalled { instance } => self.signalled(now, instance),
             Done::Removed { instance, result } => {
                 self.removed(now, instance, result);
                 self.stats_soon(now);

@@ -49,14 +49,14 @@ pub(super) fn check_networking(networking: &Networking) -> Result<(), String> {
         ..
     } = networking;
     if !vnic_mac.is_empty() && !is_mac(vnic_mac) {
-        return Err(format!("{vnic_mac:?} is no MAC address"));
+        return Err(format!("{vnic_mac:?} is not a MAC address"));
     }
     if !subnet.is_empty() && subnet.parse::<Subnet>().is_err() {
-        return Err(format!("{subnet:?} is no subnet"));
+        return Err(format!("{subnet:?} is not a subnet"));
     }
     for ip in [private_ip, concentrator_ip] {
         if !ip.is_empty() && ip.parse::<IpAddr>().is_err() {
-            return Err(format!("{ip:?} is no IP address"));
+            return Err(format!("{ip:?} is not an IP address"));
         }
     }
     Ok(())

@@ -32,7 +32,7 @@ impl Control {
         if !self.settings.has_volumes {
             return Err("not_supported".into());
         }
-        let is_ending = matches!(instance.life, Life::Terminating { .. } | Life::Removing(_));
+        let is_ending = matches!(instance.life, Life::Terminating(_) | Life::Removing(_));
         if is_ending || instance.start.is_none() || instance.driver.is_none() {
             return Err("instance_failure".into());
         }

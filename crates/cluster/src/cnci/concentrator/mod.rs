@@ -157,10 +157,16 @@ impl Concentrator {
         self.check_ours(&added.concentrator_uuid, &added.tenant_uuid)?;
         let subnet = subnet(&added.tenant_subnet)?;
         if added.agent_uuid.uuid().is_none() {
-            return Err(Refused::invalid(format!("{:?} is no node", added.agent_uuid)));
+            return Err(Refused::invalid(format!(
+                "{:?} is not the UUID of a node",
+                added.agent_uuid
+            )));
         }
         if !added.agent_ip.is_empty() && added.agent_ip.parse::<IpAddr>().is_err() {
-            return Err(Refused::invalid(format!("{:?} is no IP address", added.agent_ip)));
+            return Err(Refused::invalid(format!(
+                "{:?} is not an IP address",
+                added.agent_ip
+            )));
         }
         let tunnel = Tunnel {
             agent_uuid: added.agent_uuid,
@@ -204,7 +210,7 @@ impl Concentrator {
         for peer in &peers {
             for ip in [&peer.physical_ip, &peer.tunnel_ip] {
                 if !ip.is_empty() && ip.parse::<IpAddr>().is_err() {
-                    return Err(Refused::invalid(format!("{ip:?} is no IP address")));
+                    return Err(Refused::invalid(format!("{ip:?} is not an IP address")));
                 }
             }
             subnet(&peer.subnet)?;
@@ -247,5 +253,5 @@ fn subnet(text: &str) -> Result<String, String> {
     let subnet: Result<Subnet, _> = text.parse();
     subnet
         .map(|subnet| subnet.to_string())
-        .map_err(|_| format!("{text:?} is no subnet"))
+        .map_err(|_| format!("{text:?} is not a subnet"))
 }

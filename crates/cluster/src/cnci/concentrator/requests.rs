@@ -25,12 +25,12 @@ impl Concentrator {
             vnic_mac,
         } = command;
         let address = self.check(&concentrator_uuid, &tenant_uuid, &instance_uuid, &public_ip)?;
-        let invalid = |text: &str, what: &str| Refused::invalid(format!("{text:?} is no {what}"));
+        let invalid = |text: &str, what: &str| Refused::invalid(format!("{text:?} is not {what}"));
         if !private_ip.is_empty() && private_ip.parse::<IpAddr>().is_err() {
-            return Err(invalid(&private_ip, "IP address"));
+            return Err(invalid(&private_ip, "an IP address"));
         }
         if !vnic_mac.is_empty() && !is_mac(&vnic_mac) {
-            return Err(invalid(&vnic_mac, "MAC address"));
+            return Err(invalid(&vnic_mac, "a MAC address"));
         }
         let ip = PublicIp {
             public_ip: address.to_string(),
@@ -141,9 +141,11 @@ impl Concentrator {
         }
         self.check_ours(concentrator, tenant)?;
         if instance.uuid().is_none() {
-            return Err(Refused::invalid(format!("{instance:?} is no instance")));
+            return Err(Refused::invalid(format!(
+                "{instance:?} is not the UUID of an instance"
+            )));
         }
         let parsed = address.parse();
-        parsed.map_err(|_| Refused::invalid(format!("{address:?} is no IP address")))
+        parsed.map_err(|_| Refused::invalid(format!("{address:?} is not an IP address")))
     }
 }
