@@ -81,7 +81,7 @@ pub enum Refusal {
     #[error("the certificate is bound to no UUID, and this server requires it")]
     UnboundCertificate,
     /// The UUID is connected with a certificate that is bound to it, and the
-    /// newcomer's is not: it is not the owner.
+    /// newcomer's is not: it may have the UUID only while the owner is away.
     #[error("UUID {0} is connected with a certificate that is bound to it, this one is not")]
     UuidOwned(Uuid),
     /// The UUID is connected with another certificate, and neither of the two
@@ -130,11 +130,16 @@ pub enum Refusal {
     /// The first frame of a server is neither CONNECTED nor a refusal.
     #[error("the server's first frame is {0}, not CONNECTED")]
     NotConnected(FrameKind),
-    /// The peer sent ConnectionFailure: later it may succeed.
-    #[error("the peer sent ConnectionFailure")]
+    /// The server sent ConnectionFailure, which has no room for a reason: a later attempt
+    /// may succeed.
+    #[error(
+        "the server refuses this client for now (ConnectionFailure): its UUID is connected with another \
+         certificate or banned, or the server is full or stopping; the server's log says which"
+    )]
     PeerFailed,
-    /// The peer sent ConnectionAborted: it never will.
-    #[error("the peer sent ConnectionAborted")]
+    /// The server sent ConnectionAborted, which has no room for a reason: no later attempt
+    /// can succeed.
+    #[error("the server refuses this client for good (ConnectionAborted)")]
     PeerAborted,
 }
 
@@ -166,7 +171,6 @@ impl Refusal {
                 | Self::OwnUuid(_)
                 | Self::UnboundCertificate
                 | Self::Unwanted { for_now: false, .. }
-                | Self::UuidOwned(_)
         )
     }
 
@@ -230,10 +234,10 @@ mod tests {
             },
             Refusal::OwnUuid(uuid),
             Refusal::UnboundCertificate,
-            Refusal::UuidOwned(uuid),
             Refusal::forbid("not on the list"),
         ];
         let failed = [
+            Refusal::UuidOwned(uuid),
             Refusal::UuidInUse(uuid),
             Refusal::OtherAuthority(uuid),
             Refusal::Banned(Duration::from_secs(60)),

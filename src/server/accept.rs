@@ -138,7 +138,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         address: peer,
         bad_traces: Arc::clone(&bad_traces),
     };
-    let admitted = match events.admit(request) {
+    let admitted = match events.admit(request, newcomer.stream()) {
         Some(Ok(admitted)) => admitted,
         Some(Err(refusal)) => {
             environment.refused(newcomer, refusal.word());

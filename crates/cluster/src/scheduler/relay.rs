@@ -2,6 +2,7 @@
 
 use uuid::Uuid;
 
+use super::placement::Suspension;
 use super::{Scheduler, answers, limited};
 use crate::refusal::Refused;
 use ssntp::Role;
@@ -68,9 +69,12 @@ impl Scheduler {
         if addressed.as_ref().is_ok_and(elsewhere) {
             return answers::refuse(cx, from, frame, &NOT_CONNECTED.into());
         }
-        // The command is newer than the move, so it replaces it.
+        // The command is newer than the move or the START, so that is not placed again.
         if let Some(instance) = instance {
             self.moves.cancel(instance, has);
+            if self.instances.is_starting(instance) {
+                self.moves.forget(instance);
+            }
         }
         let node = addressed.as_ref().ok().and_then(|a| a.to.0.uuid());
         let to = addressed.map(|addressed| addressed.to);
@@ -79,11 +83,15 @@ impl Scheduler {
         }
         let Some(node) = node else { return };
         match Command(frame.kind().operand) {
-            Command::EVACUATE if frame.payload().is_ok_and(|evacuate: Evacuate| evacuate.moves) => {
-                self.begin_move(cx, from, node);
+            Command::EVACUATE => {
+                self.placement.suspend(node, Suspension::Evacuating);
+                if frame.payload().is_ok_and(|evacuate: Evacuate| evacuate.moves) {
+                    self.begin_move(cx, from, node);
+                }
+                self.node_changed(cx, node);
             }
             Command::RESTORE => {
-                self.resume_node(node);
+                self.placement.resume(node, Suspension::Evacuating);
                 self.moves.end(node);
             }
             _ => {}

@@ -139,7 +139,7 @@ impl Credit {
     }
 
     /// Since when the reader waits, if it waits.
-    pub(super) fn waits_since(&self) -> Option<Instant> {
+    pub(crate) fn waits_since(&self) -> Option<Instant> {
         self.state().since
     }
 

@@ -188,9 +188,9 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     /// Waits until the writer has sent everything, as long as it makes progress: a peer that
     /// has ended its side may still receive.
     fn wait_for_writer(&self) {
-        let mut before = self.outbox.sent();
+        let mut before = self.outbox.progress();
         while !self.outbox.wait_until_drained(LAST_WRITE) {
-            let now = self.outbox.sent();
+            let now = self.outbox.progress();
             if now == before {
                 return;
             }

@@ -102,6 +102,9 @@ pub(crate) struct Args {
     /// How the server handles a frame that its sender may not send
     #[arg(long, value_parser = one_of(ACTIONS), default_value = "reject")]
     filter_action: FilterAction,
+    /// Admit only clients whose certificate is bound to their UUID
+    #[arg(long)]
+    require_bound: bool,
     #[command(flatten)]
     admission: Admission,
     /// The longest payload that is accepted
@@ -247,7 +250,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .slow_consumer(args.slow_consumer)
         .operators(Role::CONTROLLER)
         .configuration_check(check_configuration);
-    config = args.admission.apply(config);
+    config = args.admission.apply(config, args.require_bound);
     if let Some(yaml) = args.configuration()? {
         config = config.configuration(yaml);
     }

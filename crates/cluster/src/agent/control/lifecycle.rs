@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use log::{info, warn};
 use uuid::Uuid;
 
-use super::{Action, Cause, Control, Ending, Failed, Job, Life, MAX_FAILED, Next, REPEATED, ephemeral};
+use super::{Action, Cause, Control, Ending, Failed, Job, Life, MAX_FAILED, Mode, Next, REPEATED, ephemeral};
 use crate::agent::driver::{Ended, Exit, LaunchError, RunId, Usage};
 use crate::agent::store::RecordAfter;
 use crate::refusal::Refused;
@@ -74,13 +74,20 @@ impl Control {
                 }
             }
             Cause::Start => {
+                // An evacuation has cancelled it: the scheduler may start it on another node.
+                let is_evacuated = self.mode != Mode::Normal
+                    && matches!(after, RecordAfter::Evacuate | RecordAfter::Release);
+                let (after, refused) = match is_evacuated {
+                    true => (RecordAfter::Nothing, "node_maintenance".into()),
+                    false => (after, error.into()),
+                };
                 let restart = instance.start.as_ref().is_some_and(|start| start.start.restart);
                 self.instances.remove(&id);
                 let subject = CommandSubject {
                     restart,
                     ..subject(id)
                 };
-                self.fail(Command::START, subject, &error.into());
+                self.fail(Command::START, subject, &refused);
                 self.tell_after(id, after);
             }
         }

@@ -20,12 +20,12 @@ use uuid::Uuid;
 use super::{Action, Control, Ending, Instance, Job, Life, Measurable, Mode, PATIENCE, SETTLE, Usage};
 use crate::machine::Facts;
 use crate::scheduler::placement::Needs;
-use crate::subnet::Subnet;
+use crate::subnet::{Subnet, removed};
 use ssntp::Role;
 use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
 use ssntp::payload::{
-    Id, InstanceState, InstanceStats, Maintenance, NodeStatus, Ready, Stats, TenantAdded, TenantRemoved,
-    subnet_key, timestamp,
+    Id, InstanceState, InstanceStats, Maintenance, NodeStatus, Ready, Stats, TenantAdded, subnet_key,
+    timestamp,
 };
 use ssntp::proto::{Frame, Status};
 
@@ -392,19 +392,6 @@ fn key(tenant: &TenantAdded) -> TenantKey {
         tenant.tenant_uuid.clone(),
         tenant.tenant_subnet.clone(),
     )
-}
-
-fn removed(tenant: &TenantAdded) -> TenantRemoved {
-    let tenant = tenant.clone();
-    TenantRemoved {
-        agent_uuid: tenant.agent_uuid,
-        agent_ip: tenant.agent_ip,
-        tenant_uuid: tenant.tenant_uuid,
-        tenant_subnet: tenant.tenant_subnet,
-        concentrator_uuid: tenant.concentrator_uuid,
-        concentrator_ip: tenant.concentrator_ip,
-        subnet_key: tenant.subnet_key,
-    }
 }
 
 fn is_up(instance: &Instance) -> bool {

@@ -358,3 +358,21 @@ fn grace_and_hang_are_counted_from_the_signal_that_was_sent() {
     stage.pass(HUNG);
     assert_eq!(stage.state(ONE), Some(InstanceState::Hung));
 }
+
+/// Its scheduler may start it on another node.
+#[test]
+fn a_start_that_an_evacuation_cancels_says_maintenance_and_nothing_else() {
+    for made in [start(ONE), persistent(ONE)] {
+        let mut stage = Stage::new();
+        stage.send(&made);
+        stage.send(&evacuate());
+        stage.feed(Input::Done(Done::Launched {
+            instance: ONE,
+            result: Err(LaunchError::launch("the launch was cancelled")),
+        }));
+        let failure: StartFailure = stage.next();
+        assert_eq!(failure.reason, StartFailureReason::NodeMaintenance);
+        stage.nothing::<InstanceStopped>();
+        stage.next::<Maintenance>();
+    }
+}
