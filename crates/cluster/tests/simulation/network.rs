@@ -23,6 +23,8 @@ pub(super) struct Pipes {
     cut: bool,
     /// Something that was sent to the peer may not have arrived.
     pub(super) lossy: bool,
+    /// The server has ended it by a time limit, or a policy, before everything was sent.
+    pub(super) cut_off: bool,
     /// The most that one write of the server takes.
     pub(super) piece: usize,
     /// How much the server has written.
@@ -75,6 +77,7 @@ impl Stream {
             down: Pipe::new(down),
             cut: false,
             lossy: false,
+            cut_off: false,
             piece: usize::MAX,
             written: 0,
         })))

@@ -58,6 +58,9 @@ pub(super) struct SimThreads {
 
 impl Threads for SimThreads {
     fn abort(&self) {
+        if self.outbox.waiting().items > 0 && !self.outbox.is_over() {
+            self.stream.pipes().cut_off = true;
+        }
         self.outbox.abort();
         self.stream.server_shuts_down();
     }
@@ -159,6 +162,7 @@ impl Writer {
                 if moved {
                     self.progress = view.now;
                 } else if view.now >= end {
+                    self.stream.pipes().cut_off = true;
                     self.fail(io::ErrorKind::TimedOut.into());
                 } else {
                     return Step::Waits(Some(end));
@@ -325,6 +329,7 @@ impl Reader {
                 if !done && now != before {
                     return (Reading::WaitForWriter(view.now + LAST_WRITE, now), Step::Moved);
                 }
+                self.stream.pipes().cut_off |= !done;
                 self.outbox.abort();
                 self.stream.server_shuts_down();
                 (Reading::Join, Step::Moved)
