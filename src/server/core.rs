@@ -551,7 +551,7 @@ impl State {
             bad_traces,
         } = request;
         if let Some(old) = replaced {
-            self.end(old, DisconnectReason::Replaced, false);
+            self.end(old, DisconnectReason::Replaced, true);
         }
         let environment = &self.environment;
         let connected = ServerHandshake::connected(

@@ -26,6 +26,7 @@
 //! | [`cnci`] | the agent inside a concentrator instance: the tables of a tenant's network |
 //! | [`machine`] | the facts of this machine, as READY and STATS hold them |
 //! | `phase` | how far an instance has come |
+//! | `refusal` | why a command is refused, and the failure that says so |
 //! | `client_loop` | the thread between a client and an agent or a concentrator |
 //! | `summed` | files with a checksum |
 //! | `subnet` | networks in CIDR form, MAC addresses |
@@ -36,6 +37,7 @@ pub mod cnci;
 pub mod controller;
 pub mod machine;
 mod phase;
+mod refusal;
 pub mod scheduler;
 mod subnet;
 mod summed;

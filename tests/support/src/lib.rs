@@ -57,6 +57,37 @@ pub fn bound_identity(roles: Role, uuid: Uuid) -> Identity {
         .identity()
 }
 
+thread_local! {
+    static WARNED: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// Keeps the warnings of each thread.
+struct Warnings;
+
+impl log::Log for Warnings {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        WARNED.with_borrow_mut(|warned| warned.push(record.args().to_string()));
+    }
+
+    fn flush(&self) {}
+}
+
+/// What this thread logs at the level warn or above meanwhile.
+pub fn warnings(act: impl FnOnce()) -> Vec<String> {
+    static LOGGER: OnceLock<()> = OnceLock::new();
+    LOGGER.get_or_init(|| {
+        log::set_logger(&Warnings).unwrap();
+        log::set_max_level(log::LevelFilter::Warn);
+    });
+    WARNED.take();
+    act();
+    WARNED.take()
+}
+
 /// A server that listens in memory alone.
 pub struct TestServer {
     pub server: Option<Server>,

@@ -1,8 +1,8 @@
 //! `ssntp send`: sends frames, says how many sessions received them, and ends.
 
 use std::io::{BufRead, Read};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::value_parser;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -15,8 +15,10 @@ use ssntp::{Bytes, Role};
 
 use super::operands::{self, senders};
 use crate::application::Applications;
+use crate::clock::now;
 use crate::connection::{self, Connection, Waited, Watch};
 use crate::failure::Failure;
+use crate::input;
 use crate::output::{lone_line, note};
 use crate::receipt::{self, Question};
 use crate::seconds::Seconds;
@@ -158,7 +160,7 @@ impl Payloads {
             return lines().map(Self::Lines);
         }
         let payload = match (&args.payload, &args.text) {
-            (Some(path), _) => read_input(path)?,
+            (Some(path), _) => input::named(path)?,
             (None, Some(text)) => text.clone().into_bytes(),
             (None, None) => Vec::new(),
         };
@@ -484,22 +486,18 @@ fn rate(text: &str) -> Result<f64, &'static str> {
     }
 }
 
-/// The lines of the standard input, as they come. Their thread is never joined: it
-/// may wait for ever. It reads no more than two lines ahead.
+/// The lines of the standard input, as they come. At most two lines are read ahead.
 fn lines() -> Result<Receiver<Result<Bytes, Failure>>, Failure> {
-    let (lines, read) = crossbeam_channel::bounded(1);
     let limit = u64::from(DEFAULT_MAX_PAYLOAD);
-    let reading = move || {
+    input::on_a_thread(move |lines| {
         let mut stdin = std::io::stdin().lock();
         loop {
             let mut line = Vec::new();
-            let got = (&mut stdin).take(limit + 2).read_until(b'\n', &mut line);
-            let line = match got {
+            // One byte more than a line of the greatest length with its end shows a longer one.
+            let line = match (&mut stdin).take(limit + 2).read_until(b'\n', &mut line) {
                 Ok(0) => return,
                 Ok(_) => {
-                    if line.last() == Some(&b'\n') {
-                        line.pop();
-                    }
+                    line.pop_if(|last| *last == b'\n');
                     match line.len() as u64 > limit {
                         true => Err(Failure::new(format!("a line is longer than {limit} bytes"))),
                         false => Ok(Bytes::from(line)),
@@ -511,26 +509,5 @@ fn lines() -> Result<Receiver<Result<Bytes, Failure>>, Failure> {
                 return;
             }
         }
-    };
-    let thread = std::thread::Builder::new().name("ssntp-stdin".into());
-    thread
-        .spawn(reading)
-        .map_err(|e| Failure::new(format!("cannot start a thread: {e}")))?;
-    Ok(read)
-}
-
-#[expect(clippy::disallowed_methods, reason = "a wait has a limit")]
-fn now() -> Instant {
-    Instant::now()
-}
-
-/// The content of a file; `-` is the standard input.
-pub(super) fn read_input(path: &Path) -> Result<Vec<u8>, Failure> {
-    if path.as_os_str() == "-" {
-        let mut bytes = Vec::new();
-        let read = std::io::stdin().lock().read_to_end(&mut bytes);
-        read.map_err(|e| Failure::new(format!("standard input: {e}")))?;
-        return Ok(bytes);
-    }
-    std::fs::read(path).map_err(|e| Failure::new(format!("{}: {e}", path.display())))
+    })
 }

@@ -10,6 +10,7 @@ use ssntp::transport::Address;
 use uuid::Uuid;
 
 use crate::failure::Failure;
+use crate::input;
 
 /// The clients that a server admits.
 #[derive(Debug, clap::Args)]
@@ -73,9 +74,8 @@ pub(crate) fn sessions(server: &ServerHandle) -> Option<String> {
 
 /// Reads and checks a cluster configuration. Its bytes are sent unchanged.
 pub(crate) fn load_configuration(path: &Path) -> Result<Vec<u8>, Failure> {
-    let shown = path.display();
-    let bytes = std::fs::read(path).map_err(|e| Failure::new(format!("{shown}: {e}")))?;
-    check_configuration(&bytes).map_err(|why| Failure::new(format!("{shown}: {why}")))?;
+    let bytes = input::file(path, input::LONGEST)?;
+    check_configuration(&bytes).map_err(|why| Failure::at(path, why))?;
     Ok(bytes)
 }
 

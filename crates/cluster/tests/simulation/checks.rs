@@ -260,17 +260,18 @@ impl World {
         // An end with grace is the end of a connection that has sent everything.
         let in_order = match session.disconnected {
             Some(DisconnectReason::PeerClosed) => true,
-            Some(DisconnectReason::Replaced | DisconnectReason::Application | DisconnectReason::Stopped) => {
+            Some(DisconnectReason::Application | DisconnectReason::Stopped) => {
                 peer.plan.ending == Ending::Stays
             }
             _ => false,
         };
-        if healthy && in_order && peer.read_to_end && !connection.stream.pipes().cut_off && missing > 0 {
+        if healthy && connection.fails == Fails::Not && in_order && peer.read_to_end && !connection.stream.pipes().cut_off && missing > 0 {
             return Err(format!(
                 "grace: it reads to the end, and {missing} frames are missing, {lost} lost"
             ));
         }
-        if self.is_faultless() && connection.stream.pipes().cut_off {
+        let is_replaced = session.disconnected == Some(DisconnectReason::Replaced);
+        if self.is_faultless() && !is_replaced && connection.stream.pipes().cut_off {
             return Err("limit: all is well, and a time limit ends it".into());
         }
         if slow && self.policy != SlowConsumer::Disconnect {

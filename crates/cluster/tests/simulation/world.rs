@@ -381,7 +381,7 @@ impl World {
 
     fn handle(&mut self, event: SimEvent) {
         self.say(|| match &event {
-            DispatchEvent::Admit(request, _) => format!("admit {}", request.connect.source),
+            DispatchEvent::Admit(request, ..) => format!("admit {}", request.connect.source),
             DispatchEvent::Started(id, threads) => format!("s{id} started: {}", threads.is_ok()),
             DispatchEvent::Items(id, items, bytes) => format!("s{id} {} items in {bytes} bytes", items.len()),
             DispatchEvent::Room(id) => format!("s{id} room"),

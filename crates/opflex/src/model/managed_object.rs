@@ -51,15 +51,14 @@ pub struct ManagedObject {
         skip_serializing_if = "Option::is_none"
     )]
     pub parent_uri: Option<Uri>,
-    /// How the parent calls the relation; without it, the relation is called
-    /// like the class.
+    /// The parent's name for the relation. If it is missing, that is the class.
     #[serde(
         default,
         deserialize_with = "empty_as_none",
         skip_serializing_if = "Option::is_none"
     )]
     pub parent_relation: Option<Name>,
-    /// What else the object has.
+    /// Members that the draft does not know.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
@@ -98,8 +97,8 @@ impl ManagedObject {
         self
     }
 
-    /// Checks what the object says of its place: its parent is a prefix of its
-    /// URI, and its URI a prefix of its children.
+    /// Checks that the URI of the parent is a prefix of the object's URI, and that this
+    /// is a prefix of the URIs of its children.
     pub fn check(&self) -> Result<(), ModelError> {
         if let Some(parent) = self
             .parent_uri
@@ -135,7 +134,7 @@ impl ManagedObject {
         BARE + self.uri.as_str().len() + properties.chain(extra).chain(children).sum::<usize>()
     }
 
-    /// The value of a property; the first where a name is there twice.
+    /// The value of a property; the first one if a name is there twice.
     pub fn property(&self, name: &str) -> Option<&Value> {
         find(&self.properties, name)
     }
@@ -147,7 +146,7 @@ pub struct Property {
     /// What it is called.
     pub name: Name,
     /// Any JSON value: text, number, `{subject, reference_uri}`, or an array
-    /// of these. Null where the peer left it out.
+    /// of these. Null if the peer left it out.
     #[serde(default)]
     pub data: Value,
 }

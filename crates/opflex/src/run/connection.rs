@@ -46,7 +46,8 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
     write_timeout: Duration,
 ) -> Result<(), Option<C::Refusal>> {
     // The dispatcher answers before any thread is started, so a refusal costs none.
-    let admitted = events.admit(request).ok_or(None)?.map_err(Some)?;
+    let stream = Arc::clone(&halves.stream);
+    let admitted = events.admit(request, stream).ok_or(None)?.map_err(Some)?;
     let mut admission = Admission::new(admitted.id, events.clone());
     let codec = Codec {
         decoder,
@@ -60,7 +61,7 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
         write_timeout: Some(write_timeout),
         ..LinkConfig::default()
     };
-    let feed = Feed::new(&admitted, events.clone(), write_timeout);
+    let feed = Feed::new(&admitted, events.clone(), admitted.credit.budget());
     admission.started(Link::start(halves, codec, admitted.outbox, feed, config));
     Ok(())
 }
@@ -116,7 +117,7 @@ impl<C: Core> Decode for Codec<C> {
             }
         }
         // Nobody announces a length. What is long already may become longer.
-        self.wanted = if input.len() > LONG { usize::MAX } else { 0 };
+        self.wanted = if input.len() > LONG { 2 * input.len() } else { 0 };
         result
     }
 

@@ -19,7 +19,6 @@ use crate::model::{ManagedObject, Tree};
 use crate::peer::ConnectionId;
 use crate::policy_element::{Action as CoreAction, ElementCore, ElementEvent, ReferenceId};
 use ssntp_transport::dispatch::Action;
-use ssntp_transport::tls::Connector;
 use ssntp_transport::{self, Halves};
 
 /// The way into an element's dispatcher.
@@ -45,16 +44,16 @@ pub(super) fn call<T: Send + 'static>(
 
 /// All state of an element.
 pub(super) struct ElementSide {
-    core: ElementCore,
-    feed: Feed,
-    dialer: Dialer,
+    pub(super) core: ElementCore,
+    pub(super) feed: Feed,
+    pub(super) dialer: Dialer,
     /// How long a server may take no byte of what is sent.
-    write_timeout: Duration,
-    events: ElementEvents,
+    pub(super) write_timeout: Duration,
+    pub(super) events: ElementEvents,
     /// Attempts whose threads have not been joined.
-    dials: HashMap<ConnectionId, Dial>,
-    released: Released,
-    listener: Listener,
+    pub(super) dials: HashMap<ConnectionId, Dial>,
+    pub(super) released: Released,
+    pub(super) listener: Listener,
 }
 
 /// The channel to the application.
@@ -88,36 +87,6 @@ impl Listener {
 }
 
 impl ElementSide {
-    pub(super) fn new(
-        core: ElementCore,
-        feed: Feed,
-        dialer: Dialer,
-        write_timeout: Duration,
-        events: ElementEvents,
-        released: Released,
-        listener: Listener,
-    ) -> Self {
-        Self {
-            core,
-            feed,
-            dialer,
-            write_timeout,
-            events,
-            dials: HashMap::new(),
-            released,
-            listener,
-        }
-    }
-
-    pub(super) fn on_feed<T>(&mut self, call: impl FnOnce(&mut Feed, &ElementCore) -> T) -> T {
-        call(&mut self.feed, &self.core)
-    }
-
-    /// Dials with this from now on.
-    pub(super) fn renew(&mut self, connector: Connector) {
-        self.dialer.renew(connector);
-    }
-
     /// The threads of the attempts under way, once the element has stopped and has
     /// cancelled them: they still ask the dispatcher.
     pub(super) fn take_dials(&mut self) -> Vec<JoinHandle<()>> {

@@ -44,9 +44,9 @@ pub(super) fn call<T: Send + 'static>(
 /// All policy as it is now, copied in steps between which the dispatcher does other
 /// things.
 pub(super) fn copy_policy(events: &ServerEvents) -> Result<Vec<ManagedObject>, CallError> {
-    let walk = call(events, |cx| cx.begin_walk(Store::Policy, Uri::root()))?;
+    let walk = call(events, |cx| cx.core.begin_walk(Store::Policy, Uri::root()))?;
     let mut objects = Vec::new();
-    while let Some((_, next)) = call(events, move |cx| cx.walk(walk, STEP))? {
+    while let Some((_, next)) = call(events, move |cx| cx.core.walk(walk, STEP))? {
         objects.extend(next);
     }
     Ok(objects)
@@ -334,9 +334,9 @@ mod tests {
     use crate::rpc::{Framing, Limits};
     use crate::run::now as clock;
     use crate::server::Settings;
-    use ssntp_transport::Tried;
     use ssntp_transport::dispatch::{DispatchEvent, Runner, Settings as Running};
     use ssntp_transport::{Budget, Credit, Limits as Queue, Outbox, Outgoing, PATIENCE, Transmit};
+    use ssntp_transport::{Tried, memory};
 
     /// A server without threads.
     struct Bench {
@@ -375,8 +375,9 @@ mod tests {
                 shown: Shown::default(),
                 generation: 0,
             };
+            let stream = Arc::new(memory::pair().0);
             self.runner
-                .handle(DispatchEvent::Admit(Box::new(newcomer), reply), self.now);
+                .handle(DispatchEvent::Admit(Box::new(newcomer), stream, reply), self.now);
             verdict.recv().unwrap().map(|admitted| {
                 self.credits.insert(admitted.id, admitted.credit);
                 (admitted.id, admitted.outbox)

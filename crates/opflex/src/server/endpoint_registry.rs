@@ -1,5 +1,4 @@
-//! The endpoint registry: where every endpoint is, for as long as whoever
-//! declared it says so.
+//! The endpoint registry: all declared endpoints, until their declarations end.
 
 use std::time::Instant;
 
@@ -10,7 +9,7 @@ use crate::message::{EndpointDeclare, EndpointUndeclare, ErrorResponse};
 use crate::model::{ChangeKind, Changes, Name, Tree, Uri};
 use crate::peer::ConnectionId;
 
-/// Endpoints, whose they are, and the resolves in force.
+/// The endpoints, the element that each belongs to, and the resolves in force.
 #[derive(Debug)]
 pub(super) struct EndpointRegistry {
     pub(super) endpoints: Resolvable,
@@ -25,8 +24,9 @@ impl EndpointRegistry {
         }
     }
 
-    /// Enters endpoints, in place of those with their URIs: whoever declared
-    /// one last has it. All of a request, or nothing of it.
+    /// Enters endpoints, or replaces those with the same URIs. An endpoint belongs to the
+    /// element that declared it last. If one object is refused, nothing of the request is
+    /// entered.
     pub(super) fn declare(
         &mut self,
         element: &Name,
@@ -79,8 +79,8 @@ impl EndpointRegistry {
         Ok(changes)
     }
 
-    /// Removes endpoints, and parts of endpoints, of the element. What another
-    /// one declared, be it the same endpoint or one below it, stays.
+    /// Removes endpoints, and parts of endpoints, of the element. Objects of other
+    /// elements stay, also below a removed endpoint.
     pub(super) fn undeclare(&mut self, element: &Name, undeclares: &[EndpointUndeclare]) -> Changes {
         let gone = undeclares.iter().map(|undeclare| &undeclare.endpoint_uri);
         let gone = gone.filter(|uri| self.ownership.is_of(element, uri));
@@ -88,12 +88,12 @@ impl EndpointRegistry {
         self.remove(gone)
     }
 
-    /// What becomes of the endpoints of a connection that ended.
+    /// A connection has ended: removes its endpoints, or sets their end.
     pub(super) fn left(&mut self, connection: ConnectionId, on_leave: OnLeave, now: Instant) -> Changes {
         self.endpoints.watchers.leave(&connection);
         let mut uris = self.ownership.left(connection);
         match on_leave {
-            // One without an end would stay for ever.
+            // Only the connection would have ended an endpoint without a time of its own.
             OnLeave::Keep => uris.retain(|uri| self.ownership.is_endless(uri)),
             OnLeave::Remove => {}
             OnLeave::Grace(grace) => {
@@ -107,7 +107,7 @@ impl EndpointRegistry {
         self.remove(gone)
     }
 
-    /// Removes the endpoints whose time is over.
+    /// Removes the endpoints whose time has ended.
     pub(super) fn expire(&mut self, now: Instant) -> Changes {
         let due: Vec<Uri> = std::iter::from_fn(|| self.ownership.expired(now)).collect();
         let gone = due.into_iter().filter_map(|uri| self.with_owner(uri)).collect();
@@ -118,7 +118,7 @@ impl EndpointRegistry {
         self.ownership.next_expiry()
     }
 
-    /// Who declared an endpoint.
+    /// The declaration of an endpoint.
     pub(super) fn declaration(&self, uri: &Uri) -> Option<Declared> {
         self.ownership.declaration(uri)
     }
@@ -133,7 +133,7 @@ impl EndpointRegistry {
         Some((uri, element))
     }
 
-    /// Removes what elements have at and below URIs.
+    /// Removes the objects at and below URIs that belong to the element beside each URI.
     fn remove(&mut self, gone: Vec<(Uri, Name)>) -> Changes {
         let ownership = &self.ownership;
         let changes = self
@@ -144,8 +144,8 @@ impl EndpointRegistry {
         changes
     }
 
-    /// Forgets who declared what is gone; one endpoint may have stood below
-    /// another.
+    /// Forgets the declarations of deleted objects: an endpoint may contain another one of
+    /// the same element.
     fn forget_deleted(&mut self, changes: &Changes) {
         for change in changes.iter().filter(|change| change.kind == ChangeKind::Deleted) {
             self.ownership.release(&change.uri);

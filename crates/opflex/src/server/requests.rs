@@ -5,10 +5,10 @@ use std::time::Instant;
 use bytes::Bytes;
 use log::{Level, debug};
 
-use super::resolves::{Interest, Resolvable, Untold};
+use super::resolves::Untold;
 use super::session::Answer;
 use super::{RequestCounters, ServerCore, Store};
-use crate::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Role};
+use crate::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Resolve, Role};
 use crate::model::{ManagedObject, Name};
 use crate::peer::{CloseReason, ConnectionId};
 use crate::rpc::{EncodeError, Frame, Id};
@@ -18,7 +18,6 @@ impl ServerCore {
     pub(super) fn request(&mut self, connection: ConnectionId, id: Id, request: Request, now: Instant) {
         let method = request.method();
         let done = || Reply::done(method).to_frame(&id);
-        let (limits, default_prr) = (self.settings.limits, self.settings.default_prr);
         let element = self
             .sessions
             .get(&connection)
@@ -32,18 +31,23 @@ impl ServerCore {
                 format_args!("this server does not take {method}"),
             )),
             Request::Resolve(of, resolves) => {
-                let interest = |resolve| Interest::of(resolve, default_prr);
-                let interests = resolves.into_iter().map(interest).collect();
-                let resolvable = self.resolvable_mut(of);
-                match resolvable.resolve(connection, interests, &limits, now) {
+                let resolvable = match of {
+                    Store::Policy => &mut self.policy,
+                    Store::Endpoints => &mut self.registry.endpoints,
+                };
+                match resolvable.resolve(connection, resolves, &self.settings, now) {
                     Ok(untold) => return self.begin_answer(connection, id, of, untold),
                     Err(refusal) => Err(refusal),
                 }
             }
             Request::Unresolve(of, unresolves) => {
                 // An unresolve of what is not resolved is answered like any other.
-                let targets = unresolves.iter().map(|unresolve| &unresolve.target);
-                self.resolvable_mut(of).unresolve(connection, targets);
+                for Resolve { target, .. } in &unresolves {
+                    match of {
+                        Store::Policy => self.policy.watchers.unwatch(&connection, target),
+                        Store::Endpoints => self.registry.endpoints.watchers.unwatch(&connection, target),
+                    };
+                }
                 Ok(done())
             }
             Request::EndpointDeclare(mut declares) => {
@@ -76,13 +80,6 @@ impl ServerCore {
         match answer {
             Ok(frame) => self.send(connection, frame),
             Err(refusal) => self.refuse(connection, &id, Some(method), &refusal, now),
-        }
-    }
-
-    fn resolvable_mut(&mut self, of: Store) -> &mut Resolvable {
-        match of {
-            Store::Policy => &mut self.policy,
-            Store::Endpoints => &mut self.registry.endpoints,
         }
     }
 

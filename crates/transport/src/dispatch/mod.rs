@@ -63,6 +63,7 @@ pub use crate::flow::Origin;
 use crate::flow::{Credit, Flow};
 use crate::link::Link;
 use crate::outbox::{Gauge, Outbox};
+use crate::socket::Duplex;
 use crate::stream::{Load, Outgoing};
 use crate::table::ConnectionId;
 
@@ -227,8 +228,8 @@ impl<I> fmt::Debug for View<'_, I> {
 
 /// The only way into the dispatcher.
 pub enum DispatchEvent<C: Core, T = Link> {
-    /// A newcomer asks to be admitted.
-    Admit(Box<C::Request>, Sender<Verdict<C>>),
+    /// A newcomer asks to be admitted. From then on its stream can be shut down.
+    Admit(Box<C::Request>, Arc<dyn Duplex>, Sender<Verdict<C>>),
     /// The threads of an admitted connection run, or could not be started.
     Started(ConnectionId, std::io::Result<T>),
     /// A reader found items in so many bytes.
@@ -258,9 +259,10 @@ impl<C: Core, T> fmt::Debug for DispatchEvent<C, T> {
 impl<C: Core> Events<DispatchEvent<C>> {
     /// Asks the dispatcher to admit a newcomer and waits for the answer. `None` if the
     /// dispatcher has ended. It answers every request, even while it stops.
-    pub fn admit(&self, request: C::Request) -> Option<Verdict<C>> {
+    pub fn admit(&self, request: C::Request, stream: Arc<dyn Duplex>) -> Option<Verdict<C>> {
         let (reply, verdict) = crossbeam_channel::bounded(1);
-        self.send(DispatchEvent::Admit(Box::new(request), reply)).ok()?;
+        self.send(DispatchEvent::Admit(Box::new(request), stream, reply))
+            .ok()?;
         self.answer(&verdict)
     }
 

@@ -14,6 +14,7 @@ use crate::histogram::Histogram;
 use crate::host::after;
 use crate::link::Link;
 use crate::outbox::{Limits, Outbox};
+use crate::socket::Duplex;
 use crate::table::{ConnectionId, Numbers};
 
 /// The limits that a runner sets for its connections.
@@ -150,8 +151,8 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 return self.left(id, late);
             }
             DispatchEvent::Room(id) => return self.flow.room(id, now),
-            DispatchEvent::Admit(request, reply) => {
-                let verdict = self.admit(*request, now);
+            DispatchEvent::Admit(request, stream, reply) => {
+                let verdict = self.admit(*request, stream, now);
                 let id = verdict.as_ref().ok().map(|admitted| admitted.id);
                 // A connection that is replaced leaves before the newcomer is told.
                 self.perform(now);
@@ -285,7 +286,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         self.last = last;
     }
 
-    fn admit(&mut self, request: C::Request, now: Instant) -> Verdict<C> {
+    fn admit(&mut self, request: C::Request, stream: Arc<dyn Duplex>, now: Instant) -> Verdict<C> {
         let id = self.numbers.take();
         let outbox = Outbox::within(self.settings.queue, self.settings.budget.clone());
         let standing = self.lives.len();
@@ -300,15 +301,16 @@ impl<C: Core, T: Threads> Runner<C, T> {
             }
         };
         let credit = Arc::new(Credit::new(self.settings.received.clone()));
-        self.lives.admit(id, outbox.clone(), place);
         self.flow
             .insert(id, outbox.clone(), self.settings.queue, Arc::clone(&credit));
-        Ok(Admitted {
+        let admitted = Admitted {
             id,
             outbox,
             credit,
             grant,
-        })
+        };
+        self.lives.admit(&admitted, stream, place);
+        Ok(admitted)
     }
 
     fn never_started(&mut self, id: ConnectionId) {

@@ -5,11 +5,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crossbeam_channel::Receiver;
+
 use super::*;
 use crate::PATIENCE;
 use crate::budget::Budget;
 use crate::outbox::Limits;
 use crate::outbox::tests::{Wire, item, long};
+use crate::socket::memory::{self, MemoryStream};
 
 /// A core that does what its items say, and writes down what it is told.
 #[derive(Debug, Default)]
@@ -136,10 +139,6 @@ impl Core for Script {
 struct Fake(Arc<Mutex<Vec<&'static str>>>);
 
 impl Threads for Fake {
-    fn abort(&self) {
-        self.0.lock().unwrap().push("abort");
-    }
-
     fn join(self) {
         self.0.lock().unwrap().push("join");
     }
@@ -159,6 +158,8 @@ struct Peer {
     credit: Arc<Credit>,
     wire: Wire,
     threads: Arc<Mutex<Vec<&'static str>>>,
+    /// The other end of its stream.
+    stream: MemoryStream,
 }
 
 const PARTING: Duration = Duration::from_secs(5);
@@ -196,9 +197,19 @@ impl World {
         self.runner.handle(event, self.start);
     }
 
-    fn admit(&mut self, name: &str) -> Peer {
+    fn ask(&mut self, name: &str, stream: MemoryStream) -> Receiver<Verdict<Script>> {
         let (reply, verdict) = crossbeam_channel::bounded(1);
-        self.handle(DispatchEvent::Admit(Box::new(name.into()), reply));
+        self.handle(DispatchEvent::Admit(
+            Box::new(name.into()),
+            Arc::new(stream),
+            reply,
+        ));
+        verdict
+    }
+
+    fn admit(&mut self, name: &str) -> Peer {
+        let (stream, own) = memory::pair();
+        let verdict = self.ask(name, own);
         let admitted = verdict.try_recv().unwrap().unwrap();
         let wire = Wire::default();
         wire.open(&admitted.outbox);
@@ -208,6 +219,7 @@ impl World {
             credit: admitted.credit,
             wire,
             threads: Arc::default(),
+            stream,
         }
     }
 
@@ -277,6 +289,10 @@ impl Peer {
         std::mem::take(&mut self.threads.lock().unwrap())
     }
 
+    fn is_aborted(&self) -> bool {
+        self.stream.try_read(&mut [0]).is_ok_and(|n| n == 0)
+    }
+
     /// What it has been sent, the writer having done its work.
     fn log(&self) -> Vec<String> {
         Wire::write(&self.outbox);
@@ -299,7 +315,8 @@ fn who_is_replaced_leaves_before_the_newcomer_is_told() {
         assert!(closed.is_closed());
     })
     .unwrap();
-    world.handle(DispatchEvent::Admit(Box::new("new".into()), reply));
+    let stream = Arc::new(memory::pair().0);
+    world.handle(DispatchEvent::Admit(Box::new("new".into()), stream, reply));
     newcomer.join().unwrap();
     assert_eq!(
         world.log(),
@@ -311,8 +328,7 @@ fn who_is_replaced_leaves_before_the_newcomer_is_told() {
 fn who_is_refused_leaves_no_trace() {
     let mut world = World::new(Script::default());
     world.runner.core_mut().refuses = true;
-    let (reply, verdict) = crossbeam_channel::bounded(1);
-    world.handle(DispatchEvent::Admit(Box::new("x".into()), reply));
+    let verdict = world.ask("x", memory::pair().0);
     assert_eq!(verdict.try_recv().unwrap().err(), Some("refused"));
     world.handle(DispatchEvent::Exit);
     assert!(world.runner.is_over());
@@ -326,7 +342,8 @@ fn a_newcomer_that_went_before_its_verdict_is_gone() {
     let mut world = World::new(Script::default());
     let (reply, verdict) = crossbeam_channel::bounded(1);
     drop(verdict);
-    world.handle(DispatchEvent::Admit(Box::new("x".into()), reply));
+    let stream = Arc::new(memory::pair().0);
+    world.handle(DispatchEvent::Admit(Box::new("x".into()), stream, reply));
     assert_eq!(world.log(), ["x after 0", "x: not told"]);
     world.handle(DispatchEvent::Exit);
     assert!(world.runner.is_over());
@@ -382,17 +399,28 @@ fn threads_that_finish_before_they_were_reported_are_joined_then() {
 }
 
 #[test]
-fn threads_that_start_after_an_end_are_cut_off_where_it_was_to_be_at_once() {
+fn an_end_at_once_cuts_off_who_is_still_being_told_of_its_admission() {
     let mut world = World::new(Script::default());
     let [gently, at_once] = [world.admit("a"), world.admit("b")];
     world.call(vec![gently.end(false), at_once.end(true)]);
-    for peer in [&gently, &at_once] {
-        world.handle(DispatchEvent::Started(
-            peer.id,
-            Ok(Fake(Arc::clone(&peer.threads))),
-        ));
+    assert!(!gently.is_aborted() && at_once.is_aborted());
+    assert!(at_once.outbox.is_over() && !gently.outbox.is_over());
+}
+
+#[test]
+fn nobody_waits_for_a_dispatcher_that_has_gone() {
+    let mut world = World::new(Script::default());
+    let peer = world.run("a");
+    let credit = Arc::clone(&peer.credit);
+    credit.hold(true);
+    credit.spend(1);
+    let reader = crate::host::threads::spawn("reader", move || credit.wait()).unwrap();
+    while peer.credit.waits_since().is_none() {
+        std::thread::yield_now();
     }
-    assert_eq!((gently.threads(), at_once.threads()), (vec![], vec!["abort"]));
+    drop(world);
+    assert!(!reader.join().unwrap(), "its connection is over");
+    assert!(peer.is_aborted() && peer.outbox.is_closed());
 }
 
 #[test]
@@ -400,9 +428,9 @@ fn an_end_at_once_after_a_gentle_one_cuts_off() {
     let mut world = World::new(Script::default());
     let peer = world.run("a");
     world.call(vec![peer.end(false)]);
-    assert_eq!(peer.threads(), NOTHING);
+    assert!(!peer.is_aborted());
     world.call(vec![peer.end(true)]);
-    assert_eq!(peer.threads(), ["abort"]);
+    assert!(peer.is_aborted());
 }
 
 #[test]
@@ -450,9 +478,9 @@ fn who_takes_its_time_to_part_is_cut_off_each_when_its_own_is_over() {
     world.start -= Duration::from_secs(1);
     assert_eq!(world.runner.next_deadline(), Some(world.at(5000)));
     world.tick(4999);
-    assert_eq!(a.threads(), NOTHING);
+    assert!(!a.is_aborted());
     world.tick(5000);
-    assert_eq!((a.threads(), b.threads()), (vec!["abort"], vec![]));
+    assert!(a.is_aborted() && !b.is_aborted());
     assert_eq!(world.runner.next_deadline(), Some(world.at(6000)));
     world.handle(DispatchEvent::Finished(b.id));
     assert_eq!(world.runner.next_deadline(), None, "it is gone");
@@ -471,13 +499,10 @@ fn a_stop_is_told_once_and_cuts_off_who_is_left_when_grace_is_over() {
     assert_eq!(world.log(), ["stop"]);
     assert_eq!(world.runner.next_deadline(), Some(world.at(3000)));
     world.tick(2999);
-    assert_eq!(a.threads(), NOTHING);
+    assert!(!a.is_aborted() && !b.is_aborted());
     world.tick(3000);
-    assert_eq!(a.threads(), ["abort"]);
+    assert!(a.is_aborted() && b.is_aborted(), "also who has not begun");
     world.handle(DispatchEvent::Started(b.id, Ok(Fake(Arc::clone(&b.threads)))));
-    assert_eq!(b.threads(), ["abort"], "also who has not begun");
-    world.tick(3001);
-    assert_eq!(a.threads(), NOTHING, "once");
     world.handle(DispatchEvent::Stop);
     world.handle(DispatchEvent::Exit);
     assert!(!world.runner.is_over());
@@ -646,7 +671,7 @@ fn a_policy_that_ends_the_receiver_drops_one_item_and_loses_the_others() {
     world.runner.core_mut().at_overflow = vec![peer.end(true)];
     world.busy.store(true, Ordering::SeqCst);
     world.call((0..9).map(|_| peer.send_item(long(300))).collect());
-    assert_eq!(peer.threads(), ["abort"]);
+    assert!(peer.is_aborted());
     let books = peer.outbox.gauge().books();
     // Two are in the queue, one waits, and one is beyond the limit; others come too late.
     assert_eq!((books.waiting.items, books.dropped, books.lost), (2, 1, 6));
@@ -689,7 +714,7 @@ fn an_end_with_grace_sends_the_line_first_and_an_end_of_time_loses_it() {
             assert_eq!(b.outbox.lost(), 1, "the late one");
         } else {
             world.tick(5000);
-            assert_eq!(b.threads(), ["abort"]);
+            assert!(b.is_aborted());
         }
         world.handle(DispatchEvent::Finished(b.id));
         assert_eq!(b.threads(), ["join"]);
@@ -708,8 +733,8 @@ fn a_connection_that_is_lost_loses_its_line_at_once() {
     world.turn();
     world.handle(DispatchEvent::Ended(b.id, EndReason::Io(io::ErrorKind::ConnectionReset.into())));
     world.turn();
-    assert!(b.outbox.is_closed());
-    assert_eq!((b.threads(), b.outbox.lost()), (vec!["abort"], 3));
+    assert!(b.outbox.is_closed() && b.is_aborted());
+    assert_eq!(b.outbox.lost(), 3);
 }
 
 #[test]

@@ -57,7 +57,7 @@
 //! | bound | how much | when full |
 //! |---|---|---|
 //! | input of a connection | its credit: 1 MiB, less if memory is short, but always one batch | its reader waits, and with it its peer |
-//! | the received part of an unfinished item | the budget of received bytes, beyond 128 KiB | the connection is not read until there is memory; if there is none by the write timeout after the item began, the connection is ended, so that peers that never finish their items cannot hold the memory forever |
+//! | an unfinished item | 16 KiB of each connection's own; its announced length beyond that is reserved in the budget of received bytes, half of it for each certificate | the connection is not read until there is memory, in the order of arrival. The first in line always gets it. Whoever has memory that others wait for is ended if it does not go on |
 //! | a receiver's queue | its mark: half of the receiver's limit, or its share of the budget, and one item | items join the line |
 //! | answers to itself in a receiver's queue | 1 MiB, or half of the mark | the connection is not read |
 //! | what others wait with in a line | one turn of each connection | those connections wait |
@@ -77,7 +77,8 @@ use std::time::{Duration, Instant};
 pub use self::credit::Credit;
 use self::line::{Line, Waiting};
 use self::turns::{Turn, Turns};
-pub use self::unfinished::Unfinished;
+pub(crate) use self::unfinished::OWN;
+pub use self::unfinished::{Look, Unfinished};
 use crate::budget::Budget;
 use crate::end::EndReason;
 use crate::host::after;
@@ -724,15 +725,6 @@ impl<I> Flow<I> {
         {
             self.budget.give(load.memory());
             way.outbox.count_refused(load);
-        }
-    }
-}
-
-impl<I> Drop for Flow<I> {
-    /// Readers must not wait for a dispatcher that has gone, also if it has panicked.
-    fn drop(&mut self) {
-        for (_, way) in self.ways.iter() {
-            way.credit.end();
         }
     }
 }

@@ -190,6 +190,12 @@ fn who_leaves_its_own_answers_is_held_and_holds_nobody_else() {
     assert!(!write_one(&asker) && !write_one(&asker) && write_one(&asker));
     net.flow.room(asker.id, net.start);
     assert!(!net.waits(&asker));
+    // Nor does it wait for a writer that has failed.
+    net.send(&asker, &asker, units);
+    assert!(net.waits(&asker));
+    asker.outbox.fail(std::io::ErrorKind::TimedOut.into());
+    net.flow.room(asker.id, net.start);
+    assert!(!net.waits(&asker));
 }
 
 #[test]
@@ -624,16 +630,6 @@ fn each_receiver_has_its_own_deadline_and_they_come_in_order() {
     assert_eq!(net.flow.next_deadline(), Some(net.at(1000)));
     assert_eq!(net.flow.tick(net.at(1000)), [first.id]);
     assert_eq!(net.flow.next_deadline(), Some(net.at(1300)));
-}
-
-#[test]
-fn a_reader_does_not_wait_for_a_dispatcher_that_is_gone() {
-    let mut net = Net::new(1 << 40);
-    let peer = net.peer(4);
-    peer.credit.spend(100 << 20);
-    let Net { flow, .. } = net;
-    drop(flow);
-    assert!(!peer.credit.wait());
 }
 
 #[test]

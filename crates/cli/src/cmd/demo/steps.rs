@@ -16,9 +16,9 @@ use ssntp_cluster::controller::{
 };
 use uuid::Uuid;
 
-use super::now;
 use super::processes::{Processes, program};
 use super::screen::Screen;
+use crate::clock::now;
 use crate::cmd::ctl::tables::short;
 use crate::failure::Failure;
 use crate::output::printable;

@@ -11,8 +11,7 @@ mod forwarding;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use clap::ValueEnum;
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::proto::{Command, Frame, FrameKind, Operands};
@@ -24,10 +23,12 @@ use self::forwarding::{Application, Receivers, SHOWN, forwarding, lock, receiver
 use super::operands;
 use crate::admin::{self, AdminArgs};
 use crate::application::Applications;
+use crate::choice::{Choices, one_of};
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::daemon::server::{Admission, check_configuration, listening, load_configuration, sessions};
 use crate::daemon::{Daemon, Next, Presence, Service, on};
 use crate::failure::Failure;
+use crate::input;
 use crate::seconds::Seconds;
 use crate::settings::{ConfigFile, Problems, Settings};
 use crate::watched::Watched;
@@ -86,16 +87,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The frames that each role may send [default: allow-all, with --dev spec]
-    #[arg(long, value_enum)]
-    filter: Option<FilterName>,
+    #[arg(long, value_parser = one_of(FILTERS))]
+    filter: Option<fn() -> Filter>,
     /// Print each frame that passes the filter, and the number of sessions that
     /// get it [default: with --dev]; frames that a slow reader cannot take are
     /// left out and counted
     #[arg(long)]
     show: bool,
     /// How the server handles a frame that its sender may not send
-    #[arg(long, value_enum, default_value_t = ActionName::Reject)]
-    filter_action: ActionName,
+    #[arg(long, value_parser = one_of(ACTIONS), default_value = "reject")]
+    filter_action: FilterAction,
     #[command(flatten)]
     admission: Admission,
     /// The longest payload that is accepted
@@ -105,8 +106,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "10")]
     handshake_timeout: Seconds,
     /// How the server handles a session whose queue is full
-    #[arg(long, value_enum, default_value_t = PolicyName::Disconnect)]
-    slow_consumer: PolicyName,
+    #[arg(long, value_parser = one_of(SLOW_CONSUMERS), default_value = "disconnect")]
+    slow_consumer: SlowConsumer,
     #[command(flatten)]
     admin: AdminArgs,
     /// End with the standard input, for a program that starts it as a child
@@ -117,41 +118,22 @@ pub(crate) struct Args {
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum FilterName {
-    /// Every role may send all frames
-    AllowAll,
-    /// The table of the cluster's roles
-    Spec,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ActionName {
-    /// Drop it and tell its sender
-    Reject,
-    /// Drop it
-    Drop,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum PolicyName {
-    /// End that session
-    Disconnect,
-    /// Drop frames that do not fit
-    DropNewest,
-    /// Drop the frames that have waited longest
-    DropOldest,
-}
-
-impl From<PolicyName> for SlowConsumer {
-    fn from(name: PolicyName) -> Self {
-        match name {
-            PolicyName::Disconnect => Self::Disconnect,
-            PolicyName::DropNewest => Self::DropNewest,
-            PolicyName::DropOldest => Self::DropOldest,
-        }
-    }
-}
+#[rustfmt::skip] // A table: one row a word.
+const FILTERS: Choices<fn() -> Filter> = &[
+    ("allow-all", "Every role may send all frames", Filter::allow_all),
+    ("spec", "The table of the cluster's roles", Filter::spec),
+];
+#[rustfmt::skip] // A table: one row a word.
+const ACTIONS: Choices<FilterAction> = &[
+    ("reject", "Drop it and tell its sender", FilterAction::Reject),
+    ("drop", "Drop it", FilterAction::Drop),
+];
+#[rustfmt::skip] // A table: one row a word.
+const SLOW_CONSUMERS: Choices<SlowConsumer> = &[
+    ("disconnect", "End that session", SlowConsumer::Disconnect),
+    ("drop-newest", "Drop frames that do not fit", SlowConsumer::DropNewest),
+    ("drop-oldest", "Drop the frames that have waited longest", SlowConsumer::DropOldest),
+];
 
 fn forward(text: &str) -> Result<(FrameKind, Role), String> {
     let (kind, role) = text.split_once('=').ok_or("expected OPERAND=ROLE")?;
@@ -178,15 +160,11 @@ impl Args {
     /// The frames that each role may send.
     fn filter(&self) -> Filter {
         let filter = match self.filter {
-            Some(FilterName::AllowAll) => Filter::allow_all(),
-            Some(FilterName::Spec) => Filter::spec(),
+            Some(filter) => filter(),
             None if self.dev => Filter::spec(),
             None => Filter::allow_all(),
         };
-        filter.action(match self.filter_action {
-            ActionName::Reject => FilterAction::Reject,
-            ActionName::Drop => FilterAction::Drop,
-        })
+        filter.action(self.filter_action)
     }
 
     /// Errors that can be found without starting the server.
@@ -234,7 +212,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .max_payload(args.max_payload)
         .operands(operands.clone())
         .handshake_timeout(args.handshake_timeout.into())
-        .slow_consumer(args.slow_consumer.into())
+        .slow_consumer(args.slow_consumer)
         .operators(Role::CONTROLLER)
         .configuration_check(check_configuration);
     config = args.admission.apply(config);
@@ -281,7 +259,10 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         },
     )];
     if args.until_stdin_ends {
-        arms.push(on(stdin_ends()?, |_, _| Ok(Next::End)));
+        let ended = input::on_a_thread(|_: &Sender<()>| {
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        })?;
+        arms.push(on(ended, |_, _| Ok(Next::End)));
     }
     daemon.run(presence, read, &mut running, arms)?;
     server.stop();
@@ -414,19 +395,4 @@ impl Running<'_> {
         })??;
         Ok(())
     }
-}
-
-/// Disconnected when the standard input ends. Its thread is never joined: it
-/// may wait for ever.
-fn stdin_ends() -> Result<Receiver<()>, Failure> {
-    let (end, ended) = crossbeam_channel::bounded(0);
-    let thread = std::thread::Builder::new().name("ssntp-stdin".into());
-    let read = move || {
-        let _end: Sender<()> = end;
-        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-    };
-    thread
-        .spawn(read)
-        .map_err(|e| Failure::new(format!("cannot start a thread: {e}")))?;
-    Ok(ended)
 }

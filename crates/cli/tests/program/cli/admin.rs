@@ -231,7 +231,7 @@ fn each_page_shows_what_a_server_is_and_who_is_connected() {
         "{info}"
     );
 
-    server.wait("/sessions", |_, body| body.contains("\"frames_received\": 5"));
+    server.wait("/sessions", |_, body| body.contains("\"frames_received\":5"));
     let all = server.json("/sessions");
     assert_eq!(all["connected"], 2);
     assert_eq!(all["next"], Value::Null);

@@ -6,10 +6,13 @@ use std::time::Instant;
 use log::{info, warn};
 use uuid::Uuid;
 
+use super::lifecycle::subject;
 use super::{Control, Instance, Job, Life, Mode, Next, ephemeral};
 use crate::agent::driver::{Driver, Ended, Exit, Found};
 use crate::agent::store::{self, NodeRecord, Record, RecordAfter, RecordPhase, Stored};
-use ssntp::payload::{StartFailureReason, StartPayload};
+use crate::refusal::Refused;
+use ssntp::payload::{CommandSubject, StartPayload};
+use ssntp::proto::Command;
 
 impl Control {
     /// Takes over the instances of a former agent. It asks the drivers about them, which can
@@ -119,8 +122,12 @@ impl Control {
             driver,
             ephemeral: start.map(|start| ephemeral(&start.start)).unwrap_or_default(),
         });
-        let why = "its agent ended before it ran";
-        self.start_failed(id.into(), StartFailureReason::LaunchFailure, why.into(), restart);
+        let refused = Refused::new("launch_failure", "its agent ended before it ran");
+        let subject = CommandSubject {
+            restart,
+            ..subject(id)
+        };
+        self.fail(Command::START, subject, &refused);
     }
 
     /// Makes a lost record anew, from the START and the processes that run.

@@ -67,6 +67,8 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
         .cgroups
         .iter()
         .try_for_each(|group| fs::write(Path::new(group).join("cgroup.procs"), "0"));
+    // The supervisor is spared by the kernel when memory is short; the program is not.
+    let _ = fs::write("/proc/self/oom_score_adj", "0");
     if let Some(files) = order.files {
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
         let current = Some(files);
