@@ -27,7 +27,15 @@ const NAMING: [&str; 5] = ["name", "identifier", "ip", "mac", "uuid"];
 /// The property that holds the context, unless the class says otherwise.
 const CONTEXT: &str = "context";
 
+/// The most identifiers of one object. Those of libopflex have up to three.
+const MOST: usize = 16;
+
 impl Ident {
+    /// Whether a property names an object, unless its class says otherwise.
+    pub(super) fn is_naming(property: &str) -> bool {
+        NAMING.contains(&property)
+    }
+
     /// The identifiers of an object.
     ///
     /// The draft does not define them, and libopflex has none. Here the context is
@@ -39,7 +47,11 @@ impl Ident {
     pub fn of(object: &ManagedObject, properties: Option<(&str, &[Name])>) -> Vec<Self> {
         let mut idents = Vec::new();
         let mut add = |context: &Uri, name: &str| {
-            // An object has few identifiers, so a scan is cheaper than a set.
+            // A peer may give one object a hundred thousand names, each of which would be
+            // compared with all others here.
+            if idents.len() == MOST {
+                return;
+            }
             let known = |ident: &Self| ident.name == *name && ident.context == *context;
             if !name.is_empty() && !idents.iter().any(known) {
                 idents.push(Self {
@@ -55,7 +67,7 @@ impl Ident {
             for property in &object.properties {
                 let naming = match properties {
                     Some((_, naming)) => naming.contains(&property.name),
-                    None => NAMING.contains(&property.name.as_str()),
+                    None => Self::is_naming(&property.name),
                 };
                 match &property.data {
                     Value::String(name) if naming => add(context, name),

@@ -44,7 +44,7 @@ pub use self::managed_object::{ManagedObject, Property, Reference};
 pub use self::name::Name;
 pub use self::schema::Schema;
 pub use self::target::Target;
-pub(crate) use self::tree::Cursor;
 pub use self::tree::{Change, ChangeKind, Changes, Edit, ObjectRef, Tree, Walk};
+pub(crate) use self::tree::{Cursor, Room};
 pub use self::uri::{Uri, UriBuilder, UriError};
 pub use self::watchers::{Watch, Watchers};

@@ -28,6 +28,14 @@ pub enum Action {
         /// One message with its NUL.
         frame: Bytes,
     },
+    /// The identity of the peer is accepted: set what [`Decoder::identified`] gave, so that
+    /// longer messages are taken.
+    ///
+    /// [`Decoder::identified`]: crate::message::Decoder::identified
+    Identified {
+        /// On this connection.
+        connection: ConnectionId,
+    },
     /// End the connection once everything before is sent, or stop dialling. The
     /// element has already forgotten it.
     Close {

@@ -224,6 +224,7 @@ impl ElementCore {
                 self.tell_address(address, Some(reason));
             }
             Verdict::Ready => {
+                self.actions.push(Action::Identified { connection });
                 self.tell_address(address, None);
                 self.ask_one(connection, &identity.my_role, now);
             }

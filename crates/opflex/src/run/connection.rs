@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 
 use super::now;
-use crate::message::{Decoder, Incoming};
+use crate::message::{Decoder, Identified, Incoming};
 use crate::peer::ConnectionId;
 use crate::rpc;
 use ssntp_transport::dispatch::{Action, Admission, Core, DispatchEvent, Events, Feed, Origin};
@@ -143,6 +143,7 @@ struct Peer {
     /// Who is there, for the log.
     name: String,
     shown: Shown,
+    identified: Identified,
 }
 
 /// The certificates that a peer has shown, its own first; none without TLS, and
@@ -165,9 +166,23 @@ impl Peers {
         connection: ConnectionId,
         name: String,
         shown: Shown,
+        identified: Identified,
     ) {
-        self.open.insert(connection, Peer { id, name, shown });
+        let peer = Peer {
+            id,
+            name,
+            shown,
+            identified,
+        };
+        self.open.insert(connection, peer);
         self.numbers.insert(id, connection);
+    }
+
+    /// The identity of a peer is accepted.
+    pub(super) fn identified(&self, connection: ConnectionId) {
+        if let Some(peer) = self.open.get(&connection) {
+            peer.identified.set();
+        }
     }
 
     /// Each connection, and what certificates its peer has shown.
@@ -271,8 +286,8 @@ mod tests {
         let ids = [1 << 24, 2 << 24 | 1].map(ssntp_transport::ConnectionId);
         let mut peers = Peers::default();
         let [a, b] = [ConnectionId(1), ConnectionId(2)];
-        peers.add(ids[0], a, "a".to_owned(), Shown::default());
-        peers.add(ids[1], b, "b".to_owned(), Shown::default());
+        peers.add(ids[0], a, "a".to_owned(), Shown::default(), Identified::default());
+        peers.add(ids[1], b, "b".to_owned(), Shown::default(), Identified::default());
         let mut actions = Vec::new();
         let frame = |len: usize| Bytes::from(vec![0; len]);
         for (to, len) in [

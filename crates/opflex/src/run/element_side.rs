@@ -14,7 +14,7 @@ use super::dial::{Dial, DialError, Dialer};
 use super::feed::Feed;
 use super::machine::{self, Contents, Gone, Machine, Side, SideEvents};
 use super::{CallError, ELEMENT_LOG as LOG, ElementContext};
-use crate::message::Decoder;
+use crate::message::{Decoder, Identified};
 use crate::model::{ManagedObject, Tree};
 use crate::peer::ConnectionId;
 use crate::policy_element::{Action as CoreAction, ElementCore, ElementEvent, ReferenceId};
@@ -103,6 +103,7 @@ impl ElementSide {
                     connection,
                     address: name,
                     shown,
+                    identified: decoder.identified(),
                 };
                 // If it is refused, the core has given it up meanwhile.
                 let _ = enter(&events, reached, halves, decoder, "element", write_timeout);
@@ -140,6 +141,7 @@ pub(super) struct Reached {
     connection: ConnectionId,
     address: String,
     shown: Shown,
+    identified: Identified,
 }
 
 impl Side for ElementSide {
@@ -160,6 +162,7 @@ impl Side for ElementSide {
             connection,
             address,
             shown,
+            identified,
         }: Reached,
         _: usize,
         peers: &mut Peers,
@@ -170,7 +173,7 @@ impl Side for ElementSide {
         if dial.is_none_or(|dial| dial.cancel.is_cancelled()) {
             return Err(());
         }
-        peers.add(id, connection, address, shown);
+        peers.add(id, connection, address, shown, identified);
         self.core.connected(connection, now);
         Ok(connection)
     }
@@ -222,6 +225,7 @@ impl Side for ElementSide {
                 match action {
                     CoreAction::Dial { connection, address } => self.dial(connection, address, now),
                     CoreAction::Send { connection, frame } => peers.send(connection, frame, actions),
+                    CoreAction::Identified { connection } => peers.identified(connection),
                     CoreAction::Close { connection, .. } => {
                         if let Some(dial) = self.dials.get(&connection) {
                             dial.cancel.cancel();

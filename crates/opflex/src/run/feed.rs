@@ -33,7 +33,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::ELEMENT_LOG as LOG;
-use crate::model::{ChangeKind, Cursor, Uri};
+use crate::model::{ChangeKind, Cursor, Room, Uri};
 use crate::policy_element::{ElementCore, ElementEvent, ObjectChange, Store};
 
 pub(super) const READERS: usize = 16;
@@ -129,7 +129,7 @@ impl Feed {
         };
         let what = *what;
         // Bounded by bytes as well: one object may have a megabyte.
-        let mut room = STEP_BYTES;
+        let mut room = Room::new(STEP_BYTES);
         let objects = cursor.take(core.tree(what), STEP, &mut room).into_iter();
         let objects: Vec<ObjectChange> = objects
             .map(|object| ObjectChange {

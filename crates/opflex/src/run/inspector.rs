@@ -34,7 +34,7 @@ use super::machine::{self, Contents, Side, SideEvents};
 use super::query::{QUERY, Query, ROOT};
 use super::{CallError, StartError, now};
 use crate::message::{Decoder, ErrorCode, ErrorResponse, Incoming, Request};
-use crate::model::{Cursor, ManagedObject, Name, Schema, Uri};
+use crate::model::{Cursor, ManagedObject, Name, Room, Schema, Uri};
 use crate::rpc::{EncodeError, Frame, Framing, Id, Limits};
 use log::debug;
 use ssntp_transport::{Acceptance, BufferPool, Duplex, Newcomer, after, plain};
@@ -265,7 +265,7 @@ impl What {
 impl Scan {
     /// Looks at some objects. False at the end.
     fn step(&mut self, store: &dyn Contents, found: &mut Vec<ManagedObject>) -> bool {
-        let (mut looked_at, mut room) = (0, STEP_BYTES);
+        let (mut looked_at, mut room) = (0, Room::new(STEP_BYTES));
         if let Part::Tree(index) = self.part {
             for object in self.cursor.take(store.trees()[index], STEP, &mut room) {
                 looked_at += 1;
@@ -276,13 +276,13 @@ impl Scan {
         } else {
             for (place, object) in store.others(self.place) {
                 // Objects with the same place belong together: the next step begins behind them.
-                if self.place != Some(place) && (looked_at >= STEP || room == 0) {
+                if self.place != Some(place) && (looked_at >= STEP || room.is_full()) {
                     break;
                 }
                 looked_at += 1;
                 self.place = Some(place);
                 if self.takes(&object.subject, &object.uri) {
-                    room = room.saturating_sub(object.memory());
+                    room.takes(object.memory());
                     found.push(linked(object.clone()));
                 }
             }

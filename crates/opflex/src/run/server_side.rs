@@ -13,7 +13,7 @@ use super::control::{self, PolicyEdit};
 use super::figures::ServerFigures;
 use super::machine::{self, Contents, Gone, Machine, Side, SideEvents};
 use super::{CallError, SERVER_LOG as LOG, ServerContext, keeper};
-use crate::message::Incoming;
+use crate::message::{Identified, Incoming};
 use crate::model::{ManagedObject, Tree, Uri};
 use crate::peer::{ConnectionId, host};
 use crate::server::{Action as CoreAction, ServerCore, Store, WalkId};
@@ -77,6 +77,8 @@ pub(super) struct Newcomer {
     /// Where it comes from, for the log.
     pub(super) peer: String,
     pub(super) shown: Shown,
+    /// Set once its identity is accepted.
+    pub(super) identified: Identified,
     /// The number of the acceptor that it had its handshake with.
     pub(super) generation: u64,
 }
@@ -218,12 +220,16 @@ impl Side for ServerSide {
         }
         let connection = ConnectionId(id.sequence());
         let Newcomer {
-            dialled, peer, shown, ..
+            dialled,
+            peer,
+            shown,
+            identified,
+            ..
         } = newcomer;
         if let Some(more) = self.log.admit(host(&peer), "connected", now) {
             info!(target: LOG, "{peer} ({connection}) is connected{more}");
         }
-        peers.add(id, connection, peer.clone(), shown);
+        peers.add(id, connection, peer.clone(), shown, identified);
         if newcomer.is_control {
             self.controls.insert(connection, None);
         } else {
@@ -290,6 +296,7 @@ impl Side for ServerSide {
                     self.core.count_sent(connection, frame.len() as u64);
                     peers.send(connection, frame, actions);
                 }
+                CoreAction::Identified { connection } => peers.identified(connection),
                 CoreAction::Close { connection, .. } => peers.end(connection, actions),
             }
         }
@@ -369,6 +376,7 @@ mod tests {
         fn connect(&mut self, is_control: bool) -> Result<(ssntp_transport::ConnectionId, Outbox), String> {
             let (reply, verdict) = crossbeam_channel::bounded(1);
             let newcomer = Newcomer {
+                identified: Identified::default(),
                 dialled: None,
                 is_control,
                 peer: "peer".to_owned(),
@@ -386,7 +394,7 @@ mod tests {
 
         fn say(&mut self, id: ssntp_transport::ConnectionId, text: &str) {
             let mut messages = Vec::new();
-            let mut decoder = Decoder::new(Framing::Concatenated, Limits::default());
+            let mut decoder = Decoder::trusting(Framing::Concatenated, Limits::default());
             decoder.decode(&mut BytesMut::from(text), &mut messages).unwrap();
             self.credits[&id].spend(Credit::memory_of::<Messages>(1, 0));
             self.runner

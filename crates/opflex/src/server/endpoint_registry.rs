@@ -1,5 +1,6 @@
 //! The endpoint registry: all declared endpoints, until their declarations end.
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use super::ownership::{Claim, Declared, Ownership, end_of};
@@ -45,11 +46,13 @@ impl EndpointRegistry {
         let Self { endpoints, ownership } = self;
         let tree = &mut endpoints.tree;
         // Everything is checked before anything changes: a request counts as a whole.
+        let coming: HashSet<Uri> = objects.iter().map(|object| object.uri.clone()).collect();
         let mut added = 0;
-        for object in &objects {
-            let is_there = tree.get(&object.uri).is_some();
-            ownership.check(element, &object.uri, is_there)?;
-            added += usize::from(!is_there);
+        for uri in &coming {
+            match tree.get(uri) {
+                Some(_) => ownership.check(element, uri, &coming)?,
+                None => added += 1,
+            }
         }
         let limits = &settings.limits;
         if tree.len() + added > limits.endpoint_objects
@@ -63,8 +66,8 @@ impl EndpointRegistry {
         tree.check_all(&objects).map_err(ErrorResponse::error)?;
         // What is part of an endpoint is no endpoint by itself any more, and
         // nobody becomes the parent of what another element has.
+        coming.iter().for_each(|uri| ownership.release(uri));
         for object in &mut objects {
-            ownership.release(&object.uri);
             object
                 .children
                 .retain(|child| !ownership.is_of_another(element, child));

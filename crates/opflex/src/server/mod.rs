@@ -109,6 +109,14 @@ pub enum Action {
         /// One message with its NUL.
         frame: Bytes,
     },
+    /// The identity of the peer is accepted: set what [`Decoder::identified`] gave, so that
+    /// longer messages are taken.
+    ///
+    /// [`Decoder::identified`]: crate::message::Decoder::identified
+    Identified {
+        /// On this connection.
+        connection: ConnectionId,
+    },
     /// End the connection once what was sent before is on its way. The server
     /// has already forgotten it.
     Close {

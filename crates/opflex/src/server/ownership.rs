@@ -7,12 +7,12 @@
 //!  /ep/1/vm/nic/   part of it           belongs to B
 //! ```
 //!
-//! An object belongs to the nearest declaration at or above it. An element
-//! replaces and removes what is its own, and nothing else, with one exception:
-//! an endpoint moves, so that whoever declares its topmost object again has it
-//! from then on. Elements are told apart by the names that they give themselves.
+//! An object belongs to the nearest declaration at or above it. An element may replace
+//! and remove only its own objects, with one exception: endpoints move. A request that
+//! has the topmost object of an endpoint takes the endpoint over, with all its parts.
+//! Elements are distinguished by their names.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use crate::deadlines::Deadlines;
@@ -92,22 +92,32 @@ impl Ownership {
     }
 
     /// The nearest declaration at or above an object.
-    fn owner(&self, uri: &Uri) -> Option<&Owner> {
+    fn nearest(&self, uri: &Uri) -> Option<(&Uri, &Owner)> {
         // Prefixes come shortest first, so the last one found is the nearest.
-        let above = uri.prefixes().filter_map(|text| self.owners.get(text));
-        self.owners.get(uri).or_else(|| above.last())
+        let above = uri.prefixes().filter_map(|text| self.owners.get_key_value(text));
+        self.owners.get_key_value(uri).or_else(|| above.last())
     }
 
-    /// Checks that an element may put an object in, which is there already or
-    /// not.
-    pub(super) fn check(&self, element: &Name, uri: &Uri, is_there: bool) -> Result<(), Box<ErrorResponse>> {
-        let moves = self.owners.contains_key(uri);
-        if is_there && !moves && self.is_of_another(element, uri) {
-            return Err(ErrorResponse::error(format_args!(
-                "{uri:?} is part of an endpoint of another element"
-            )));
+    fn owner(&self, uri: &Uri) -> Option<&Owner> {
+        self.nearest(uri).map(|(_, owner)| owner)
+    }
+
+    /// Checks that an element may replace an object with a request that has the `coming`
+    /// objects.
+    pub(super) fn check(
+        &self,
+        element: &Name,
+        uri: &Uri,
+        coming: &HashSet<Uri>,
+    ) -> Result<(), Box<ErrorResponse>> {
+        match self.nearest(uri) {
+            // With its topmost object the whole endpoint moves: agents declare it together
+            // with its attributes.
+            Some((top, owner)) if owner.element != *element && !coming.contains(top) => Err(
+                ErrorResponse::error(format_args!("{uri:?} is part of an endpoint of another element")),
+            ),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// The memory of all objects after these claims are entered.

@@ -7,9 +7,9 @@ use log::{Level, debug};
 
 use super::resolves::Untold;
 use super::session::Answer;
-use super::{RequestCounters, ServerCore, Store};
+use super::{Action, RequestCounters, ServerCore, Store};
 use crate::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Resolve, Role};
-use crate::model::{ManagedObject, Name};
+use crate::model::{ManagedObject, Name, Target};
 use crate::peer::{CloseReason, ConnectionId};
 use crate::rpc::{EncodeError, Frame, Id};
 use ssntp_transport::excerpt;
@@ -31,6 +31,7 @@ impl ServerCore {
                 format_args!("this server does not take {method}"),
             )),
             Request::Resolve(of, resolves) => {
+                self.log_other_classes(connection, of, &resolves, now);
                 let resolvable = match of {
                     Store::Policy => &mut self.policy,
                     Store::Endpoints => &mut self.registry.endpoints,
@@ -105,6 +106,26 @@ impl ServerCore {
         }
     }
 
+    /// Logs resolves whose class is not the one of the object. They are answered without the
+    /// object and without an error: agents ask so for `GbpSubnets` with the URI of a
+    /// `GbpSubnet`, and would repeat a refused resolve for ever.
+    fn log_other_classes(&mut self, connection: ConnectionId, of: Store, resolves: &[Resolve], now: Instant) {
+        for Resolve { subject, target, .. } in resolves {
+            if let Target::Uri(uri) = target
+                && let Some(there) = self.resolvable(of).tree.get(uri)
+                && there.subject() != subject
+            {
+                let text = format!(
+                    "{uri} is a {}, not a {subject}: resolved as nothing",
+                    there.subject()
+                );
+                self.log(connection, Level::Warn, "other class", now, || {
+                    excerpt(text).to_string()
+                });
+            }
+        }
+    }
+
     fn begin_answer(&mut self, connection: ConnectionId, id: Id, of: Store, untold: Untold) {
         if let Some(session) = self.sessions.get_mut(&connection) {
             session.answer = Some(Answer { id, of, untold });
@@ -126,6 +147,7 @@ impl ServerCore {
         let domain = identity.domain.clone();
         let result = session.identify(identity, &self.settings)?;
         self.timers.set(connection, session.deadline(&self.settings));
+        self.actions.push(Action::Identified { connection });
         let name = session.element.as_ref().map(|element| element.name.clone());
         if before != name {
             // What it asked for counts for the name that it told last.

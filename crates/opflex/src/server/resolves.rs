@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Settings;
 use crate::message::{ErrorResponse, Resolve};
-use crate::model::{Cursor, ObjectRef, Target, Tree, Uri, Watch, Watchers};
+use crate::model::{Cursor, ObjectRef, Room, Target, Tree, Uri, Watch, Watchers};
 use crate::peer::ConnectionId;
 
 /// A time in seconds from the wire. A negative one counts as zero.
@@ -29,12 +29,12 @@ impl Untold {
     /// The next objects, parents before children, of about `bytes` bytes, but at least one
     /// if there is any.
     pub(super) fn next<'a>(&mut self, tree: &'a Tree, bytes: usize) -> Vec<ObjectRef<'a>> {
-        let (mut objects, mut room) = (Vec::new(), bytes.max(1));
+        let (mut objects, mut room) = (Vec::new(), Room::new(bytes));
         while let Some(cursor) = self.0.front_mut() {
             // Looked at before the room, so that the last piece knows that it is the last.
             if cursor.ahead(tree).next().is_none() {
                 self.0.pop_front();
-            } else if room == 0 {
+            } else if room.is_full() {
                 break;
             } else {
                 objects.extend(cursor.take(tree, usize::MAX, &mut room));
@@ -72,19 +72,11 @@ impl Resolvable {
         settings: &Settings,
     ) -> Result<(), Box<ErrorResponse>> {
         // An empty answer would hide a typing error for ever.
-        for Resolve { subject, target, .. } in resolves {
+        for Resolve { subject, .. } in resolves {
             if self.tree.schema().is_some_and(|schema| !schema.knows(subject)) {
                 return Err(ErrorResponse::error(format_args!(
                     "unknown subject {:?}",
                     &**subject
-                )));
-            }
-            if let Target::Uri(uri) = target
-                && let Some(there) = self.tree.get(uri).filter(|there| *there.subject() != *subject)
-            {
-                let (is, asked) = (&**there.subject(), &**subject);
-                return Err(ErrorResponse::error(format_args!(
-                    "{uri} is of the class {is:?}, not {asked:?}"
                 )));
             }
         }

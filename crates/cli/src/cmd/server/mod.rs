@@ -20,7 +20,6 @@ use ssntp::transport::Address;
 
 use self::dev::Dev;
 use self::forwarding::{Application, Receivers, SHOWN, forwarding, lock, receivers};
-use super::operands;
 use crate::admin::{self, AdminArgs};
 use crate::application::Applications;
 use crate::choice::{Choices, one_of};
@@ -78,7 +77,7 @@ pub(crate) struct Args {
     /// Forward frames of a kind to every session with a role, as in
     /// STATS=controller; may be given several times [with --dev: as
     /// `ssntp operands` shows]
-    #[arg(long = "forward", value_name = "OPERAND=ROLE", value_parser = forward, num_args = 1..)]
+    #[arg(long = "forward", value_name = "OPERAND=ROLE", value_parser = Rules::parse_one, num_args = 1..)]
     forwards: Vec<(FrameKind, Role)>,
     #[command(flatten)]
     applications: Applications,
@@ -97,6 +96,9 @@ pub(crate) struct Args {
     /// How the server handles a frame that its sender may not send
     #[arg(long, value_parser = one_of(ACTIONS), default_value = "reject")]
     filter_action: FilterAction,
+    /// Admit only clients whose certificate is bound to their UUID
+    #[arg(long)]
+    require_bound: bool,
     #[command(flatten)]
     admission: Admission,
     /// The longest payload that is accepted
@@ -134,13 +136,6 @@ const SLOW_CONSUMERS: Choices<SlowConsumer> = &[
     ("drop-newest", "Drop frames that do not fit", SlowConsumer::DropNewest),
     ("drop-oldest", "Drop the frames that have waited longest", SlowConsumer::DropOldest),
 ];
-
-fn forward(text: &str) -> Result<(FrameKind, Role), String> {
-    let (kind, role) = text.split_once('=').ok_or("expected OPERAND=ROLE")?;
-    let kind = operands::kind(kind.trim())?;
-    let role = role.parse::<Role>().map_err(|e| e.to_string())?;
-    Ok((kind, role))
-}
 
 impl Args {
     /// The rules by which frames are forwarded.
@@ -215,7 +210,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .slow_consumer(args.slow_consumer)
         .operators(Role::CONTROLLER)
         .configuration_check(check_configuration);
-    config = args.admission.apply(config);
+    config = args.admission.apply(config, args.require_bound);
     if let Some(yaml) = args.configuration()? {
         config = config.configuration(yaml);
     }

@@ -58,19 +58,43 @@ impl Cursor {
         uris.filter_map(|uri| tree.get(uri))
     }
 
-    /// Passes the next objects, parents before children: at most `most`, and as
-    /// long as there is room in a message, which their bytes are taken from.
-    pub(crate) fn take<'a>(&mut self, tree: &'a Tree, most: usize, room: &mut usize) -> Vec<ObjectRef<'a>> {
-        let has_room = |object: &ObjectRef<'a>| {
-            let fits = *room > 0;
-            // The last object may be longer than the room: it has to be passed at some time.
-            *room = room.saturating_sub(object.wire_len());
-            fits
-        };
-        let objects: Vec<_> = self.ahead(tree).take(most).take_while(has_room).collect();
+    /// Passes the next objects, parents before children: at most `most`, and as long as
+    /// there is room for them.
+    pub(crate) fn take<'a>(&mut self, tree: &'a Tree, most: usize, room: &mut Room) -> Vec<ObjectRef<'a>> {
+        let ahead = self.ahead(tree).take(most);
+        let objects: Vec<_> = ahead.take_while(|object| room.takes(object.wire_len())).collect();
         if let Some(last) = objects.last() {
             self.pass(last.uri().clone());
         }
         objects
+    }
+}
+
+/// The room in one message or line.
+#[derive(Debug)]
+pub(crate) struct Room {
+    left: usize,
+    is_used: bool,
+}
+
+impl Room {
+    /// Room for so many bytes.
+    pub(crate) fn new(left: usize) -> Self {
+        let is_used = false;
+        Self { left, is_used }
+    }
+
+    /// Takes so many bytes. Returns false if there is not so much room; then it is full.
+    pub(crate) fn takes(&mut self, bytes: usize) -> bool {
+        // An object that is longer than all room has to be sent at some time.
+        let fits = !self.is_used || bytes <= self.left;
+        self.left = if fits { self.left.saturating_sub(bytes) } else { 0 };
+        self.is_used = true;
+        fits
+    }
+
+    /// Whether nothing more fits.
+    pub(crate) fn is_full(&self) -> bool {
+        self.is_used && self.left == 0
     }
 }

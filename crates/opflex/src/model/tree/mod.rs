@@ -42,12 +42,13 @@ use serde::ser::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 pub use self::changes::{Change, ChangeKind, Changes};
-pub(crate) use self::cursor::Cursor;
+pub(crate) use self::cursor::{Cursor, Room};
 pub use self::edit::Edit;
 use self::index::{Index, Names};
 pub use self::walk::Walk;
 use super::managed_object::find;
 use super::{Ident, ManagedObject, Name, Property, Schema, Uri};
+use crate::json;
 use crate::one_or_many::OneOrMany;
 
 /// Managed objects by URI, with their containment.
@@ -223,7 +224,15 @@ impl<'a> ObjectRef<'a> {
     pub(crate) fn wire_len(&self) -> usize {
         let children: usize = self.children().map(|child| child.as_str().len() + 3).sum();
         let parent = self.parent_uri().map_or(0, |uri| uri.as_str().len());
-        self.object.memory() + children + parent
+        let properties = self.object.properties.iter();
+        let properties = properties.map(|one| 24 + one.name.len() + json::text_len(&one.data));
+        let extra = self
+            .extra()
+            .iter()
+            .map(|(name, data)| 4 + name.len() + json::text_len(data));
+        // The names of the members and what is written between them.
+        let frame = 150 + self.uri().as_str().len() + self.subject().len();
+        frame + children + parent + properties.chain(extra).sum::<usize>()
     }
 
     /// The value of a property.
