@@ -307,10 +307,16 @@ fn what_frames_cause_is_theirs_and_the_rest_is_the_applications() {
         actions.iter().filter_map(origin).collect()
     };
     let frame = rig.receive(&agent, run(Command::STATS, 1));
-    assert_eq!(origins(&frame), [Origin::Connection(agent.id); 2], "a rule, the handler");
+    assert_eq!(
+        origins(&frame),
+        [Origin::Connection(agent.id); 2],
+        "a rule, the handler"
+    );
     let mut call = Vec::new();
-    rig.call(&mut call, |cx| cx.send(to, &Frame::new(Command::STATS))).unwrap();
-    rig.call(&mut call, |cx| cx.broadcast(&Frame::new(Command::STATS))).unwrap();
+    rig.call(&mut call, |cx| cx.send(to, &Frame::new(Command::STATS)))
+        .unwrap();
+    rig.call(&mut call, |cx| cx.broadcast(&Frame::new(Command::STATS)))
+        .unwrap();
     assert_eq!(origins(&call), [Origin::Application; 2]);
     // What a session's frame leads to later is nobody's any more.
     let ends = rig.receive(&agent, run(ErrorCode::CONNECTION_FAILURE, 1));

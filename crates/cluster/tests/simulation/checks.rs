@@ -265,7 +265,13 @@ impl World {
             }
             _ => false,
         };
-        if healthy && connection.fails == Fails::Not && in_order && peer.read_to_end && !connection.stream.pipes().cut_off && missing > 0 {
+        if healthy
+            && connection.fails == Fails::Not
+            && in_order
+            && peer.read_to_end
+            && !connection.stream.pipes().cut_off
+            && missing > 0
+        {
             return Err(format!(
                 "grace: it reads to the end, and {missing} frames are missing, {lost} lost"
             ));

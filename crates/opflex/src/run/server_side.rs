@@ -452,7 +452,10 @@ mod tests {
             .counters
             .requests(crate::message::Method::PolicyResolve);
         let waiting = outbox.waiting().bytes;
-        assert!(waiting <= 300 * 1024, "a quarter of its queue, and an answer: {waiting}");
+        assert!(
+            waiting <= 300 * 1024,
+            "a quarter of its queue, and an answer: {waiting}"
+        );
         // What the queue holds, and one turn.
         assert!((20..70).contains(&asked), "{asked}");
         assert_eq!(bench.core().session_count(), 1, "it may still listen");

@@ -572,7 +572,10 @@ fn a_turn_ends_when_its_time_is_used_up_and_that_is_looked_at_after_each_run() {
         });
     }
     // Each run takes 1.6 ms, in which the core has a half: it owes more than it has.
-    assert_eq!(world.log(), ["a: 8 frames", "b: 2 frames", "a: 8 frames", "a: 8 frames"]);
+    assert_eq!(
+        world.log(),
+        ["a: 8 frames", "b: 2 frames", "a: 8 frames", "a: 8 frames"]
+    );
 }
 
 #[test]
@@ -731,7 +734,10 @@ fn a_connection_that_is_lost_loses_its_line_at_once() {
     world.busy.store(true, Ordering::SeqCst);
     world.read(&a, vec![Step::Do(b.send_from(&a, 5))]);
     world.turn();
-    world.handle(DispatchEvent::Ended(b.id, EndReason::Io(io::ErrorKind::ConnectionReset.into())));
+    world.handle(DispatchEvent::Ended(
+        b.id,
+        EndReason::Io(io::ErrorKind::ConnectionReset.into()),
+    ));
     world.turn();
     assert!(b.outbox.is_closed() && b.is_aborted());
     assert_eq!(b.outbox.lost(), 3);

@@ -247,7 +247,13 @@ impl<I> Way<I> {
     }
 
     /// Puts an item into the queue if that is below its mark.
-    fn push(&mut self, item: Outgoing, is_own: bool, at_once: bool, budget: &Budget) -> Result<(), PushError> {
+    fn push(
+        &mut self,
+        item: Outgoing,
+        is_own: bool,
+        at_once: bool,
+        budget: &Budget,
+    ) -> Result<(), PushError> {
         let memory = item.load().memory();
         let mark = self.mark(budget);
         self.outbox.push_below(item, mark, at_once)?;
@@ -339,13 +345,15 @@ impl<I> Flow<I> {
 
     /// The state of one connection. A connection that has left counts as idle.
     pub fn state(&self, id: ConnectionId) -> FlowState {
-        self.ways.get(id).map_or_else(FlowState::default, |way| FlowState {
-            held_since: way.held_since,
-            without_credit_since: way.credit.waits_since(),
-            awaited_since: way.pace.map(|pace| pace.since),
-            is_slow: way.is_slow,
-            last_item_at: way.last_item_at,
-        })
+        self.ways
+            .get(id)
+            .map_or_else(FlowState::default, |way| FlowState {
+                held_since: way.held_since,
+                without_credit_since: way.credit.waits_since(),
+                awaited_since: way.pace.map(|pace| pace.since),
+                is_slow: way.is_slow,
+                last_item_at: way.last_item_at,
+            })
     }
 
     /// How many connections wait for a turn.
@@ -656,7 +664,11 @@ impl<I> Flow<I> {
         match (way.is_awaited(), way.pace) {
             (true, None) => {
                 // A slow receiver is looked at again and again, so not without a pause.
-                let least = if way.is_slow { LOOK } else { Duration::from_millis(1) };
+                let least = if way.is_slow {
+                    LOOK
+                } else {
+                    Duration::from_millis(1)
+                };
                 let look = after(now, self.patience.max(least));
                 way.pace = Some(Pace {
                     since: now,
@@ -713,9 +725,7 @@ impl<I> Flow<I> {
         let way = self.ways.get(to)?;
         let loose = way.line.loose();
         let is_over = loose.memory() > way.mark(&self.budget) || loose.frames > way.limits.frames / 2;
-        way.line
-            .newest_loose()
-            .filter(|_| is_over && loose.items > 1)
+        way.line.newest_loose().filter(|_| is_over && loose.items > 1)
     }
 
     /// Drops the oldest or the newest item in a receiver's line that nobody waits with.

@@ -180,7 +180,10 @@ fn who_leaves_its_own_answers_is_held_and_holds_nobody_else() {
     assert!(!net.waits(&asker));
     net.send(&asker, &asker, 1);
     assert!(net.waits(&asker), "more than a mebibyte is its own");
-    assert!(asker.credit.try_wait().0 == Some(true), "nothing of it is under way");
+    assert!(
+        asker.credit.try_wait().0 == Some(true),
+        "nothing of it is under way"
+    );
     for _ in 0..8 {
         net.send(&other, &asker, 1);
         assert!(!net.waits(&other), "the queue is below its mark");
@@ -242,7 +245,11 @@ fn a_limit_of_frames_makes_senders_wait_as_memory_does() {
     assert!(net.waits(&sender));
     assert_eq!(receiver.outbox.waiting().frames, 2);
     assert_eq!(net.flow.tick(net.at(1000)), [receiver.id]);
-    assert_eq!(net.drop_overflow(&receiver, false), 3, "though hardly any memory is taken");
+    assert_eq!(
+        net.drop_overflow(&receiver, false),
+        3,
+        "though hardly any memory is taken"
+    );
     net.drain(&receiver);
     assert_eq!(receiver.wire.log(), ["a", "b", "c", "d"]);
 }
@@ -285,7 +292,11 @@ fn what_is_sent_to_a_receiver_leaves_in_the_order_in_which_it_was_sent() {
     net.flow.room(receiver.id, net.start);
     net.drain(&receiver);
     let order = "a A aa b B bb c C cc d D dd e E ee f F ff".split(' ');
-    assert!(receiver.wire.log()[2..].iter().eq(order.chain(["a timer", "a frame"])));
+    assert!(
+        receiver.wire.log()[2..]
+            .iter()
+            .eq(order.chain(["a timer", "a frame"]))
+    );
     assert!(!senders.iter().any(|sender| net.waits(sender)));
 }
 
@@ -357,7 +368,10 @@ fn who_ends_with_grace_gets_its_line_first_and_holds_nobody() {
     net.drain(&receiver);
     assert!(receiver.outbox.is_closed() && net.flow.connections() == 1);
     let log = receiver.wire.log();
-    assert_eq!((log.len(), &log[4..]), (6, &["farewell".to_owned(), "finish".to_owned()][..]));
+    assert_eq!(
+        (log.len(), &log[4..]),
+        (6, &["farewell".to_owned(), "finish".to_owned()][..])
+    );
     assert_eq!((receiver.outbox.lost(), net.budget.used()), (0, 0));
     // One without a line is closed at once, and so is one that cannot send any more.
     let [idle, lost] = [net.peer(4), net.peer(4)];
@@ -539,7 +553,11 @@ fn a_receiver_with_a_pace_of_bytes_or_frames_is_waited_for_on() {
                 net.flow.room(receiver.id, net.start);
             }
         }
-        assert_eq!(net.flow.tick(net.at(1000)).is_empty(), kept, "{sent} units of {frames} frames");
+        assert_eq!(
+            net.flow.tick(net.at(1000)).is_empty(),
+            kept,
+            "{sent} units of {frames} frames"
+        );
         assert_eq!(net.waits(&sender), kept);
         if kept {
             // The next second begins anew.
@@ -649,13 +667,22 @@ fn many_that_begin_to_send_delay_a_busy_one_by_a_share_each() {
             let (id, items) = net.whole_turn(each).unwrap();
             let took = each * items;
             virtual_time += took;
-            waited = if id == busy.id { Duration::ZERO } else { waited + took };
+            waited = if id == busy.id {
+                Duration::ZERO
+            } else {
+                waited + took
+            };
             let most = TURN * (NEW + 1);
             assert!(waited <= most, "{waited:?} of {virtual_time:?} without a turn");
         }
     }
     // And all of them have had some.
-    assert!(net.flow.ways.iter().all(|(_, way)| way.input[0].items.len() < 100_000));
+    assert!(
+        net.flow
+            .ways
+            .iter()
+            .all(|(_, way)| way.input[0].items.len() < 100_000)
+    );
 }
 
 #[test]
@@ -693,8 +720,12 @@ fn busy_connections_share_by_time_bytes_and_frames() {
         let (which, each) = if id == slow.id { (0, 50) } else { (1, 10) };
         while net.flow.take(id).is_some() {
             // What an item causes counts as well as what it takes.
-            net.flow
-                .charge(id, 1, Duration::from_micros(each / 2), Duration::from_micros(each / 2));
+            net.flow.charge(
+                id,
+                1,
+                Duration::from_micros(each / 2),
+                Duration::from_micros(each / 2),
+            );
             had[which] += 1;
         }
         net.flow.end_turn(id);
@@ -714,8 +745,13 @@ fn busy_connections_share_by_time_bytes_and_frames() {
         net.flow.end_turn(peer.id);
         net.read(peer, &["more"]);
     }
-    let order: Vec<_> = std::iter::from_fn(|| net.whole_turn(TURN).map(|(id, _)| id)).take(10).collect();
-    assert!(!order[..6].contains(&long.id) && !order[..6].contains(&many.id), "{order:?}");
+    let order: Vec<_> = std::iter::from_fn(|| net.whole_turn(TURN).map(|(id, _)| id))
+        .take(10)
+        .collect();
+    assert!(
+        !order[..6].contains(&long.id) && !order[..6].contains(&many.id),
+        "{order:?}"
+    );
     assert!(order.contains(&long.id) && order.contains(&many.id), "{order:?}");
 }
 
@@ -749,10 +785,18 @@ fn a_run_grows_while_it_is_short_and_shrinks_to_what_fits() {
     let (short, none) = (RUN / 4 - Duration::from_nanos(1), Duration::ZERO);
     assert_eq!(run(FIRST_RUN - 1, short, none), FIRST_RUN, "it was not used up");
     assert_eq!(run(FIRST_RUN, RUN / 4, none), FIRST_RUN, "it was not short");
-    assert_eq!(run(FIRST_RUN, short, 9 * RUN), 2 * FIRST_RUN, "its actions do not count");
+    assert_eq!(
+        run(FIRST_RUN, short, 9 * RUN),
+        2 * FIRST_RUN,
+        "its actions do not count"
+    );
     assert_eq!(run(FIRST_RUN, RUN, none), 2 * FIRST_RUN, "not too long");
     assert_eq!(run(2 * FIRST_RUN, 4 * RUN, none), FIRST_RUN / 2);
-    assert_eq!(run(1, 4 * RUN, none), FIRST_RUN / 2, "one frame cannot be divided");
+    assert_eq!(
+        run(1, 4 * RUN, none),
+        FIRST_RUN / 2,
+        "one frame cannot be divided"
+    );
     assert_eq!(run(0, 4 * RUN, none), FIRST_RUN / 2);
     assert_eq!(run(2, Duration::MAX / 2, none), 1);
     for _ in 0..40 {

@@ -216,7 +216,11 @@ impl Outbox {
 
     fn send_now(&self, item: Outgoing, is_first: bool) {
         // Rule 2 of the module: only if nothing waited.
-        let tried = if is_first { self.try_send(&item) } else { Tried::Not };
+        let tried = if is_first {
+            self.try_send(&item)
+        } else {
+            Tried::Not
+        };
         match tried {
             Tried::Sent => {}
             // Rule 3: the item stays in the count.

@@ -388,7 +388,10 @@ fn below_its_mark_a_queue_takes_one_more_item_however_long_it_is() {
     outbox.push_below(item("e"), 1, true).unwrap();
     assert_eq!(wire.log(), ["e at once"]);
     outbox.close();
-    assert!(matches!(outbox.push_below(item("f"), 1, true), Err(PushError::Closed(_))));
+    assert!(matches!(
+        outbox.push_below(item("f"), 1, true),
+        Err(PushError::Closed(_))
+    ));
 }
 
 #[test]
@@ -400,7 +403,10 @@ fn the_dispatcher_is_told_once_when_so_much_has_left_or_nothing_waits() {
         outbox.push(long(unit)).unwrap();
     }
     let memory = long(unit).load().memory();
-    assert!(outbox.ask(u64::MAX) && outbox.ask(memory + 1), "the last one counts");
+    assert!(
+        outbox.ask(u64::MAX) && outbox.ask(memory + 1),
+        "the last one counts"
+    );
     let told = || Wire::step(&outbox).unwrap().unwrap().1;
     assert_eq!([told(), told()], [false, true]);
     assert_eq!(outbox.left().0, 2 * memory);
