@@ -66,7 +66,7 @@ fn main() -> ExitCode {
         return code;
     }
     let (args, settings) = args::Args::of_this_process();
-    let logging = logging::Logging::start(args.command.log_level(), args.log_format);
+    let logging = logging::Logging::start(args.command.log_level(), args.log.as_deref(), args.log_format);
     if let Some(sink) = logging.notes() {
         output::send_notes_to(sink);
     }
