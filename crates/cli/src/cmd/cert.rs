@@ -82,8 +82,8 @@ struct Issue {
     /// The only UUID its holder may connect with
     #[arg(long, conflicts_with = "bound")]
     uuid: Option<Uuid>,
-    /// Bind it to a new UUID, which is printed; a scheduler with --require-bound admits
-    /// no other certificates
+    /// Bind it to a new UUID, which is printed; a scheduler admits no other
+    /// certificates, unless it was told to
     #[arg(long)]
     bound: bool,
     /// Kind of the key: p256, rsa2048, rsa4096 or ed25519

@@ -59,6 +59,10 @@ pub(crate) struct Args {
     /// its start has failed, and it is deleted
     #[arg(long, value_name = "SECONDS", default_value = "900")]
     start_limit: Seconds,
+    /// Also admit clients whose certificate is not bound to a UUID: such a client may
+    /// connect as any node, and speak for it
+    #[arg(long)]
+    allow_unbound: bool,
     #[command(flatten)]
     admission: Admission,
     #[command(flatten)]
@@ -110,7 +114,9 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     }
     let files = args.files();
     let (identity, trust, read) = files.read()?;
-    let mut server = args.admission.apply(ServerConfig::new(identity, trust));
+    let mut server = args
+        .admission
+        .apply(ServerConfig::new(identity, trust), !args.allow_unbound);
     for address in &args.listen {
         server = server.listen(address.clone());
     }

@@ -234,11 +234,11 @@ fn a_uuid_of_something_else_is_told_as_what_it_is() {
         ),
         (
             format!("attach {instance} {node}"),
-            format!("{node} is no volume: it is a node"),
+            format!("{node} is the UUID of a node (expected: volume)"),
         ),
         (
             format!("attach {instance} {instance}"),
-            format!("{instance} is no volume: it is an instance"),
+            format!("{instance} is the UUID of an instance (expected: volume)"),
         ),
         (
             format!("evacuate {instance}"),
