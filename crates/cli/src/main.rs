@@ -32,8 +32,8 @@
 
 #[cfg(feature = "full")]
 mod admin;
-mod allocator;
 mod agent;
+mod allocator;
 mod application;
 mod args;
 mod choice;

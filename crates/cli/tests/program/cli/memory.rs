@@ -31,7 +31,10 @@ impl Server {
         let line = "server --listen unix:socket --ca ca.pem --cert server.pem --forward STATS=controller";
         let mut shell = Command::new("sh");
         shell
-            .args(["-c", &format!("{before} exec {} {line}", env!("CARGO_BIN_EXE_ssntp"))])
+            .args([
+                "-c",
+                &format!("{before} exec {} {line}", env!("CARGO_BIN_EXE_ssntp")),
+            ])
             .current_dir(path)
             .stdin(Stdio::null());
         let mut program = Program::start(&mut shell);
@@ -59,7 +62,10 @@ fn a_server_has_its_allocator_give_memory_back() {
     let server = Server::start("");
     let environment = std::fs::read(Path::new("/proc").join(server.program.id()).join("environ")).unwrap();
     let environment = String::from_utf8_lossy(&environment);
-    assert!(environment.contains("MALLOC_MMAP_THRESHOLD_=65536\0"), "{environment}");
+    assert!(
+        environment.contains("MALLOC_MMAP_THRESHOLD_=65536\0"),
+        "{environment}"
+    );
 }
 
 fn long(len: usize) -> Frame {
