@@ -20,7 +20,7 @@
 //! | … its certificate is bound to the UUID, the old one is not | it takes over |
 //! | … both are bound to the UUID, by the same authority | it takes over |
 //! | … both are bound to the UUID, by different authorities | ConnectionFailure |
-//! | … the old certificate is bound to the UUID, its own is not | ConnectionAborted |
+//! | … the old certificate is bound to the UUID, its own is not | ConnectionFailure |
 //! | … neither is bound | ConnectionFailure |
 //! | the server has as many sessions as it may | ConnectionFailure |
 //! | its certificate has as many sessions as one may | ConnectionFailure |
@@ -53,8 +53,9 @@ use ssntp_transport::pki::{CertificateDer, CertificateInfo, KeptCertificate};
 #[non_exhaustive]
 pub struct AdmissionPolicy {
     /// Whether a client's certificate has to be bound to its UUID, by a
-    /// `urn:uuid:` SAN. One that is not gets ConnectionAborted.
-    /// Default: false.
+    /// `urn:uuid:` SAN. One that is not gets ConnectionAborted. Without this, the holder of
+    /// any certificate with the role can act as an entity that is away, even if that entity
+    /// has a bound certificate. Default: false.
     pub require_bound_uuid: bool,
     /// The most sessions of one certificate; further ones get
     /// ConnectionFailure. At least 1, and a number beyond the default has no

@@ -104,7 +104,7 @@ pub use self::figures::{
 pub use self::filter::{Filter, FilterAction};
 pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer, SendError};
 pub use self::held::HeldId;
-pub use self::routing::{Decision, RouteFn, RuleError, Rules};
+pub use self::routing::{Decision, ParseRuleError, RouteFn, RuleError, Rules};
 pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo};
 use crate::payload::Content;
 use crate::proto::Frame;
