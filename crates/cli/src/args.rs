@@ -143,7 +143,18 @@ impl Command {
         match self {
             Self::Agent(_) => "warn",
             #[cfg(feature = "full")]
-            Self::Full(command) => command.log_level(),
+            Self::Full(command) if command.is_daemon() => "warn",
+            #[cfg(feature = "full")]
+            Self::Full(_) => "error",
+        }
+    }
+
+    /// Whether it holds frames of many peers.
+    pub(crate) fn serves_many(&self) -> bool {
+        match self {
+            Self::Agent(_) => false,
+            #[cfg(feature = "full")]
+            Self::Full(command) => command.is_daemon(),
         }
     }
 }

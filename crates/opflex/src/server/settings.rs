@@ -94,18 +94,19 @@ pub struct ServerLimits {
     /// Resolves in force, for each connection and each of the two kinds.
     /// Default 100,000.
     pub resolves: usize,
-    /// Bytes of the names in these, for each connection and each of the two
-    /// kinds. Default 32 MiB.
+    /// The memory of the resolves of all connections, in bytes, for each of the two kinds.
+    /// No connection gets more than what it leaves free. Default 256 MiB.
     pub resolve_bytes: usize,
     /// Objects of all endpoints. Default 1,000,000.
     pub endpoint_objects: usize,
-    /// About how much memory these take, in bytes. Default 512 MiB: half a
-    /// kibibyte for each.
+    /// The memory of all endpoints, in bytes as they are allocated. No element gets more
+    /// than what it leaves free. Default 512 MiB, for some 500,000 objects.
     pub endpoint_bytes: usize,
     /// State reports; the oldest is dropped for a new one. Default 200,000.
     pub reports: usize,
-    /// About how much memory these take, in bytes; beyond, the oldest makes
-    /// room. Default 64 MiB.
+    /// The memory of all reports, in bytes as they are allocated. The oldest report is
+    /// dropped for a new one; the oldest of the same element, if that has more than what is
+    /// free. Default 128 MiB.
     pub report_bytes: usize,
     /// Numbers that are kept over time, two kibibytes each with the default intervals.
     /// Those with the oldest report are dropped for new ones. Default 20,000.
@@ -161,11 +162,11 @@ impl Default for ServerLimits {
     fn default() -> Self {
         Self {
             resolves: 100_000,
-            resolve_bytes: 32 << 20,
+            resolve_bytes: 256 << 20,
             endpoint_objects: 1_000_000,
             endpoint_bytes: 512 << 20,
             reports: 200_000,
-            report_bytes: 64 << 20,
+            report_bytes: 128 << 20,
             series: 20_000,
             agents: 10_000,
             update_objects: 1000,

@@ -10,10 +10,12 @@ const LIMIT: Duration = Duration::from_secs(20);
 const LONG: Duration = Duration::from_secs(3600);
 /// Whoever waits at all may be cut.
 const NONE: Patience = Patience {
+    first: Duration::ZERO,
     silent: Duration::ZERO,
     in_sum: LONG,
 };
 const ENDLESS: Patience = Patience {
+    first: LONG,
     silent: LONG,
     in_sum: LONG,
 };
@@ -191,11 +193,18 @@ fn only_time_spent_waiting_for_the_peer_counts() {
     let mut silent = Progress::default();
     assert!(!too_long(&silent, 3_600_000), "it computes");
     silent.since[READ] = Some(at(0));
-    assert!(!too_long(&silent, 249));
-    assert!(too_long(&silent, 250));
+    assert!(!too_long(&silent, 49));
+    assert!(too_long(&silent, 50), "it has sent nothing at all");
+    silent.end(READ, at(40));
+    silent.since[READ] = Some(at(100));
+    assert!(!too_long(&silent, 349));
+    assert!(too_long(&silent, 350));
 
     // A byte each 200 ms, and 800 ms of work of ours for it.
-    let mut drips = Progress::default();
+    let mut drips = Progress {
+        has_spoken: true,
+        ..Progress::default()
+    };
     for byte in 0..9 {
         drips.since[READ] = Some(at(byte * 1000));
         assert!(!too_long(&drips, byte * 1000 + 199));
