@@ -48,27 +48,33 @@ use crate::socket::{Cancel, Duplex, Listener, PeerAddress};
 /// an honest peer look slow.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
-    /// In one wait, without a byte.
+    /// Before its first byte.
+    unheard: Duration,
+    /// In one wait after that, without a byte.
     silent: Duration,
     /// In all its waits together, so that a peer gains nothing by sending single bytes.
     in_sum: Duration,
 }
 
-/// An honest peer answers within a round trip and some milliseconds, three
-/// times in a handshake.
+/// An honest peer sends its first bytes with the end of the connection's own handshake, or
+/// while it waits in the backlog. It answers within a round trip and some milliseconds after
+/// that, three times in a handshake. With room for three handshakes, a thousand silent peers
+/// are cut in some seconds.
 const PATIENCE: Patience = Patience {
+    unheard: Duration::from_millis(10),
     silent: Duration::from_millis(250),
     in_sum: Duration::from_secs(2),
 };
 /// That of a client whose whole request fits into a packet and comes with the connection. A
 /// thousand clients that say nothing are so passed in about a second.
 const BRIEF: Patience = Patience {
+    unheard: Duration::from_millis(10),
     silent: Duration::from_millis(20),
     in_sum: Duration::from_millis(200),
 };
 /// How often an accept thread looks for a handshake that may be cut, while all slots are
 /// taken.
-const LOOK: Duration = Duration::from_millis(25);
+const LOOK: Duration = Duration::from_millis(5);
 /// How long a thread that has served waits for another newcomer.
 const IDLE: Duration = Duration::from_secs(2);
 /// The pause of an accept thread after an error, such as too few descriptors.
@@ -470,6 +476,8 @@ struct Progress {
     since: [Option<Instant>; 2],
     /// The sum of all waits that are over.
     waited: Duration,
+    /// A read has returned.
+    heard: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -498,6 +506,7 @@ impl Progress {
         if let Some(since) = self.since[direction].take() {
             self.waited += now.saturating_duration_since(since);
         }
+        self.heard |= direction == READ;
     }
 
     /// The sum of all its waits, if it waits now and has waited too long.
@@ -508,7 +517,11 @@ impl Progress {
         let waits = self.since.iter().flatten();
         let silent = waits.map(|since| now.saturating_duration_since(*since)).max()?;
         let in_sum = self.waited + silent;
-        (silent >= patience.silent || in_sum >= patience.in_sum).then_some(in_sum)
+        let limit = match self.heard {
+            true => patience.silent,
+            false => patience.unheard,
+        };
+        (silent >= limit || in_sum >= patience.in_sum).then_some(in_sum)
     }
 }
 
