@@ -49,26 +49,26 @@ use crate::socket::{Cancel, Duplex, Listener, PeerAddress};
 #[derive(Clone, Copy, Debug)]
 struct Patience {
     /// Before its first byte.
-    unheard: Duration,
-    /// In one wait after that, without a byte.
+    first: Duration,
+    /// In one later wait, without a byte.
     silent: Duration,
     /// In all its waits together, so that a peer gains nothing by sending single bytes.
     in_sum: Duration,
 }
 
-/// An honest peer sends its first bytes with the end of the connection's own handshake, or
-/// while it waits in the backlog. It answers within a round trip and some milliseconds after
-/// that, three times in a handshake. With room for three handshakes, a thousand silent peers
-/// are cut in some seconds.
+/// An honest peer answers within a round trip and some milliseconds, three
+/// times in a handshake. Its first bytes follow its connection at once, and while all slots
+/// are taken it has waited in the backlog meanwhile. So a client that sends nothing at all is
+/// passed sooner: at three slots a thousand of them take some seconds.
 const PATIENCE: Patience = Patience {
-    unheard: Duration::from_millis(10),
+    first: Duration::from_millis(10),
     silent: Duration::from_millis(250),
     in_sum: Duration::from_secs(2),
 };
 /// That of a client whose whole request fits into a packet and comes with the connection. A
 /// thousand clients that say nothing are so passed in about a second.
 const BRIEF: Patience = Patience {
-    unheard: Duration::from_millis(10),
+    first: Duration::from_millis(20),
     silent: Duration::from_millis(20),
     in_sum: Duration::from_millis(200),
 };
@@ -472,12 +472,12 @@ impl Drop for Slot {
 #[derive(Debug, Default)]
 struct Progress {
     fate: Fate,
+    /// Whether it has sent something.
+    has_spoken: bool,
     /// Since when the reader and the writer wait for the peer.
     since: [Option<Instant>; 2],
     /// The sum of all waits that are over.
     waited: Duration,
-    /// A read has returned.
-    heard: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -503,10 +503,10 @@ const WRITE: usize = 1;
 
 impl Progress {
     fn end(&mut self, direction: usize, now: Instant) {
+        self.has_spoken |= direction == READ;
         if let Some(since) = self.since[direction].take() {
             self.waited += now.saturating_duration_since(since);
         }
-        self.heard |= direction == READ;
     }
 
     /// The sum of all its waits, if it waits now and has waited too long.
@@ -517,9 +517,9 @@ impl Progress {
         let waits = self.since.iter().flatten();
         let silent = waits.map(|since| now.saturating_duration_since(*since)).max()?;
         let in_sum = self.waited + silent;
-        let limit = match self.heard {
+        let limit = match self.has_spoken {
             true => patience.silent,
-            false => patience.unheard,
+            false => patience.first,
         };
         (silent >= limit || in_sum >= patience.in_sum).then_some(in_sum)
     }
@@ -632,7 +632,11 @@ impl Duplex for Newcomer {
         self.watch(READ, || self.stream.read(buffer))
     }
     fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.try_read(buffer)
+        let read = self.stream.try_read(buffer)?;
+        if !self.unwatched.load(Ordering::Relaxed) {
+            self.progress().has_spoken = true;
+        }
+        Ok(read)
     }
     fn wait_readable(&self) -> io::Result<()> {
         self.watch(READ, || self.stream.wait_readable())

@@ -10,12 +10,12 @@ const LIMIT: Duration = Duration::from_secs(20);
 const LONG: Duration = Duration::from_secs(3600);
 /// Whoever waits at all may be cut.
 const NONE: Patience = Patience {
-    unheard: Duration::ZERO,
+    first: Duration::ZERO,
     silent: Duration::ZERO,
     in_sum: LONG,
 };
 const ENDLESS: Patience = Patience {
-    unheard: LONG,
+    first: LONG,
     silent: LONG,
     in_sum: LONG,
 };
@@ -202,14 +202,15 @@ fn only_time_spent_waiting_for_the_peer_counts() {
     assert!(!too_long(&silent, 3_600_000), "it computes");
     silent.since[READ] = Some(at(0));
     assert!(!too_long(&silent, 9));
-    assert!(too_long(&silent, 10), "it has never said anything");
-    silent.heard = true;
-    assert!(!too_long(&silent, 249));
-    assert!(too_long(&silent, 250));
+    assert!(too_long(&silent, 10), "it has sent nothing at all");
+    silent.end(READ, at(40));
+    silent.since[READ] = Some(at(100));
+    assert!(!too_long(&silent, 349));
+    assert!(too_long(&silent, 350));
 
     // A byte each 200 ms, and 800 ms of work of ours for it.
     let mut drips = Progress {
-        heard: true,
+        has_spoken: true,
         ..Progress::default()
     };
     for byte in 0..9 {
