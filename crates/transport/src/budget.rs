@@ -335,7 +335,10 @@ impl Reserved {
             let place = state.line.iter().position(is_own);
             // Kept until the lock is free, as in `serve`.
             let own = place.and_then(|at| state.line.remove(at));
-            whole.0.waiting.fetch_sub(usize::from(own.is_some()), Ordering::SeqCst);
+            whole
+                .0
+                .waiting
+                .fetch_sub(usize::from(own.is_some()), Ordering::SeqCst);
             asks.store(0, Ordering::Relaxed);
             if ahead.swap(0, Ordering::Relaxed) > 0 {
                 state.ahead = 0;
@@ -475,8 +478,7 @@ mod tests {
         assert!(held.iter().all(|(_, answer, _)| *answer == Asked::Granted));
         let [(_a, ..), (b, ..), (other, ..), (ahead, ..)] = held;
         let waits = [("a", 100), ("c", 300), ("d", 10), ("c", 150)];
-        let [greedy, first, second, third] =
-            waits.map(|(owner, bytes)| asked(&budget, owner, bytes).0);
+        let [greedy, first, second, third] = waits.map(|(owner, bytes)| asked(&budget, owner, bytes).0);
         assert!(!greedy.is_granted() && !first.is_granted() && !second.is_granted());
         ahead.clear();
         assert!(
@@ -498,11 +500,7 @@ mod tests {
         assert_eq!(again(&third, 150), Asked::Granted);
         assert_eq!(again(&first, 300), Asked::Granted);
         drop(first);
-        assert_eq!(
-            again(&greedy, 100),
-            Asked::Granted,
-            "alone in line it is next"
-        );
+        assert_eq!(again(&greedy, 100), Asked::Granted, "alone in line it is next");
         drop((third, greedy, b));
         assert_eq!((budget.used(), budget.figures().waiting), (500, 0));
     }
