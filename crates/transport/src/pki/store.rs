@@ -184,36 +184,13 @@ pub(super) fn origin(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Replaces a file in one step: a new file is filled beside it and then renamed. It has
-/// `mode` from the first moment.
+/// Replaces a file in one step. It has `mode` from the first moment.
 #[cfg(feature = "issue")]
 pub(super) fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
-    use std::ffi::OsString;
-    use std::fs;
-    use std::io::Write;
-    use std::os::unix::fs::OpenOptionsExt;
-
-    let mut name = OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(format!(".{}", uuid::Uuid::new_v4().simple()));
-    let beside = path.with_file_name(name);
-    let fill = || {
-        let mut file = File::options()
-            .write(true)
-            .create_new(true)
-            .mode(mode)
-            .open(&beside)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&beside, path)
-    };
-    fill().map_err(|source| {
-        // The file may not exist. Only the first error is reported.
-        let _ = fs::remove_file(&beside);
-        Error::Write {
-            path: path.to_owned(),
-            source,
-        }
+    let written = crate::replace::replace_with_mode(path, text.as_bytes(), mode);
+    written.map_err(|source| Error::Write {
+        path: path.to_owned(),
+        source,
     })
 }
 
