@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     if args.command.serves_many() {
         allocator::give_back();
     }
-    let logging = logging::Logging::start(args.command.log_level(), args.log_format);
+    let logging = logging::Logging::start(args.command.log_level(), args.log.as_deref(), args.log_format);
     if let Some(sink) = logging.notes() {
         output::send_notes_to(sink);
     }

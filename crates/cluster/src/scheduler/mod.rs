@@ -29,7 +29,8 @@
 //!   goes back with `not_connected`.
 //! * **Owners of instances.** An agent's reports about nodes and instances that are not its
 //!   own are dropped: see `instances` and `reports`. A scheduler that has just started
-//!   believes the first node that lists an instance.
+//!   believes the first node that lists an instance, unless [`SchedulerConfig::state`] says
+//!   which node has it.
 //! * **Done.** A START is done when STATS of its node list the instance in any state but
 //!   `pending`. `pending` is a sign of progress, which moves the deadline: see
 //!   [`SchedulerConfig::start_time`].
@@ -70,6 +71,7 @@
 //! | `held` | STARTs that wait for a READY |
 //! | `moves` | instances that are started elsewhere when their node is evacuated |
 //! | `instances` | the owner and state of each instance, and STARTs in flight |
+//! | `ledger` | the file that keeps the owners for the next scheduler |
 //! | `reports` | what agents report, and whether they may |
 //! | `relay` | commands that name their receiver |
 //! | `streams` | output of instances, forwarded to the controller that asked for it |
@@ -90,6 +92,7 @@ mod figures;
 mod held;
 mod instances;
 mod keeper;
+mod ledger;
 mod moves;
 mod nodes;
 pub mod placement;
@@ -110,6 +113,7 @@ use self::controllers::Controllers;
 pub use self::figures::{SchedulerFigures, SchedulerLimits, StartFigures};
 use self::held::HeldStarts;
 use self::instances::Instances;
+use self::ledger::Ledger;
 use self::moves::Moves;
 use self::nodes::Nodes;
 use self::placement::Placement;
@@ -190,6 +194,11 @@ impl Scheduler {
             Some(path) => Configuration::load(path)?,
             None => Configuration::in_memory(config.configuration)?,
         };
+        let mut instances = Instances::new(config.in_flight, config.starts);
+        if let Some(state) = config.state {
+            let (ledger, owners) = Ledger::open(&state).map_err(|e| SchedulerError::Read(state, e))?;
+            instances.adopt(ledger, owners, at_once());
+        }
         Ok(Self {
             mode: config.controllers,
             placement: Placement::new(config.policy),
@@ -197,7 +206,7 @@ impl Scheduler {
             cncis: Cncis::default(),
             controllers: Controllers::default(),
             held: HeldStarts::new(config.held_starts, config.held_bytes, config.held_time),
-            instances: Instances::new(config.in_flight, config.starts),
+            instances,
             streams: Streams::default(),
             moves: Moves::default(),
             configuration,

@@ -59,10 +59,9 @@ struct Patience {
 /// An honest peer answers within a round trip and some milliseconds, three
 /// times in a handshake. Its first bytes follow its connection at once, and while all slots
 /// are taken it has waited in the backlog meanwhile. So a client that sends nothing at all is
-/// passed five times as fast: a host with room for few handshakes would otherwise need 15 s
-/// for a thousand of them.
+/// passed sooner: at three slots a thousand of them take some seconds.
 const PATIENCE: Patience = Patience {
-    first: Duration::from_millis(50),
+    first: Duration::from_millis(10),
     silent: Duration::from_millis(250),
     in_sum: Duration::from_secs(2),
 };
@@ -75,7 +74,7 @@ const BRIEF: Patience = Patience {
 };
 /// How often an accept thread looks for a handshake that may be cut, while all slots are
 /// taken.
-const LOOK: Duration = Duration::from_millis(25);
+const LOOK: Duration = Duration::from_millis(5);
 /// How long a thread that has served waits for another newcomer.
 const IDLE: Duration = Duration::from_secs(2);
 /// The pause of an accept thread after an error, such as too few descriptors.
