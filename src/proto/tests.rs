@@ -226,11 +226,11 @@ fn every_operand_has_its_number_and_name() {
     let ours = [
         (
             0,
-            "OpenStream StreamCredit CloseStream ListSessions Kick ListBans Unban",
+            "OpenStream StreamCredit CloseStream ListSessions Kick ListBans Unban Tenant",
         ),
         (
             3,
-            "StreamOpened StreamData StreamEnded Sessions Kicked Bans Unbanned",
+            "StreamOpened StreamData StreamEnded Sessions Kicked Bans Unbanned Tenants",
         ),
     ];
     for (frame_type, names) in ours {

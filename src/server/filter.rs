@@ -86,6 +86,7 @@ impl Filter {
             Command::KICK,
             Command::LIST_BANS,
             Command::UNBAN,
+            Command::TENANT,
         ];
         let mut filter = Self::deny_all();
         for command in commands {
@@ -166,7 +167,7 @@ mod tests {
                 "controller",
             ),
             ("OpenStream StreamCredit CloseStream", "controller"),
-            ("ListSessions Kick ListBans Unban", "controller"),
+            ("ListSessions Kick ListBans Unban Tenant", "controller"),
             ("StreamOpened StreamData StreamEnded", "agent,netagent"),
             ("STATS READY FULL MAINTENANCE OFFLINE", "agent,netagent"),
             ("TenantAdded TenantRemoved", "agent"),

@@ -39,6 +39,7 @@ mod credentials;
 mod daemon;
 mod failure;
 mod logging;
+mod networks;
 #[cfg(not(feature = "full"))]
 mod no_admin;
 mod output;

@@ -134,6 +134,9 @@ impl Scheduler {
                     if let Some(received) = self.instances.over(instance, is_kept) {
                         self.starts.started(received, cx.now());
                     }
+                    if !is_kept {
+                        self.tenant_instance_gone(instance);
+                    }
                     if is_kept {
                         self.move_on(cx, instance, from.uuid());
                     }
@@ -179,6 +182,7 @@ impl Scheduler {
         match failed {
             Some(StartFailed::Answer(given)) => {
                 self.starts.failed(failure.reason.word(), given.received, now);
+                instance.into_iter().for_each(|instance| self.tenant_instance_gone(instance));
                 forward(cx, from, frame);
                 let has_room = !matches!(
                     failure.reason,

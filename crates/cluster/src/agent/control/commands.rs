@@ -178,7 +178,8 @@ impl Control {
             return Err(Refused::new(Reason::LaunchFailure, why));
         };
         let place = store::place(root, id);
-        check_networking(&start.networking).map_err(|why| Refused::new(Reason::NetworkFailure, why))?;
+        check_networking(start, self.settings.network.as_deref())
+            .map_err(|why| Refused::new(Reason::NetworkFailure, why))?;
         if !self.has_room(&needs, false) {
             return Err(Reason::FullCn.into());
         }
@@ -218,6 +219,7 @@ impl Control {
             user: self.launcher.child_user.clone(),
             volumes,
             cancel,
+            network: self.settings.network.clone(),
         })));
     }
 
@@ -350,7 +352,7 @@ impl Control {
             return Err(Refused::new(Reason::LaunchFailure, why));
         };
         self.settings.policy.check(driver.name(), &payload.start)?;
-        check_networking(&payload.start.networking)
+        check_networking(&payload.start, self.settings.network.as_deref())
             .map_err(|why| Refused::new(Reason::NetworkFailure, why))?;
         let needs = Needs::of(&payload.start).map_err(|_| Reason::InvalidData)?;
         if !self.has_room(&needs, true) {

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use serde::Deserialize;
 
 use crate::agent::driver::LaunchError;
+use crate::network::Networks;
 use crate::subnet::{Subnet, is_mac};
 use ssntp::payload::{
     AttachVolumeFailureReason, DeleteFailureReason, Error, Id, Networking, RestartFailureReason, Start,
@@ -106,15 +107,18 @@ pub(super) fn unsupported(start: &Start) -> Option<String> {
     (!policy.is_known()).then(|| format!("restart_policy: {policy} is not known"))
 }
 
-/// Refuses a network that can't be set up.
-pub(super) fn check_networking(networking: &Networking) -> Result<(), String> {
+/// Refuses a network that can't be set up. `network` is the node's, if it has tenants' networks.
+pub(super) fn check_networking(start: &Start, network: Option<&Networks>) -> Result<(), String> {
+    if let Some(network) = network {
+        network.attachment(start)?;
+    }
     let Networking {
         vnic_mac,
         subnet,
         private_ip,
         concentrator_ip,
         ..
-    } = networking;
+    } = &start.networking;
     if !vnic_mac.is_empty() && !is_mac(vnic_mac) {
         return Err(format!("{vnic_mac:?} is no MAC address"));
     }
