@@ -2,6 +2,7 @@
 
 CARGO ?= cargo
 FUZZ_SECONDS ?= 20
+PEERS_SECONDS ?= 600
 N ?= 20
 SECONDS ?= 1200
 ROLES := server scheduler controller agent netagent cnciagent
@@ -65,11 +66,12 @@ soak: ## a cluster under load, everything killed in turn, for SECONDS=1200
 	$(CARGO) build --release -p ssntp-cli -p ssntp-load
 	$(TARGET)/release/ssntp-load soak --seconds $(SECONDS)
 
-fuzz: ## every fuzz target for FUZZ_SECONDS=20; needs a nightly compiler and cargo-fuzz
+fuzz: ## every fuzz target for FUZZ_SECONDS=20, peers for PEERS_SECONDS=600; needs a nightly compiler and cargo-fuzz
 	@for target in $$(cd fuzz/fuzz_targets && ls | sed 's/\.rs$$//'); do \
+	  case $$target in peers) seconds=$(PEERS_SECONDS) ;; *) seconds=$(FUZZ_SECONDS) ;; esac; \
 	  mkdir -p fuzz/corpus/$$target && \
 	  $(CARGO) +nightly fuzz run $$target fuzz/corpus/$$target tests/fixtures/seeds/$$target -- \
-	    -max_total_time=$(FUZZ_SECONDS) -timeout=10 || exit 1; \
+	    -max_total_time=$$seconds -timeout=10 || exit 1; \
 	done
 
 ci: ## everything that CI does

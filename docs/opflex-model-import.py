@@ -91,8 +91,11 @@ class Reader:
         while True:
             c = self.peek()
             if c is None:
-                if depth:
+                if depth > 1:
                     self.fail("a brace is not closed")
+                if depth:
+                    # The compiler of agent-ovs accepts this too, and a file of theirs needs it.
+                    print(f"note: {self.file}: line {self.line}: the last brace is missing", file=sys.stderr)
                 return statements
             if c == "}" and depth:
                 self.at += 1

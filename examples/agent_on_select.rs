@@ -18,7 +18,7 @@ use ssntp::proto::{FrameKind, FrameType, Operands};
 
 const NOTED: FrameKind = FrameKind::new(FrameType::EVENT, 0x80);
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), ssntp::MainError> {
     let mut args = std::env::args().skip(1);
     let (Some(ca), Some(cert)) = (args.next(), args.next()) else {
         return Err("usage: agent_on_select CA CERT [ADDRESS]".into());

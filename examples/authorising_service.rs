@@ -53,7 +53,7 @@ impl Handler for Values {
     }
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), ssntp::MainError> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [ca, cert, domain, address] = &args[..] else {
         return Err("usage: authorising_service CA CERT DOMAIN ADDRESS".into());

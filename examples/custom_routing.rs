@@ -35,7 +35,7 @@ impl Handler for ReleaseOnConnect {
     }
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), ssntp::MainError> {
     let authority = Authority::new(&AuthorityRequest::default())?;
     let identity = |role| -> Result<Identity, ssntp::pki::Error> {
         Ok(authority.issue(&CertificateRequest::new(role))?.identity())

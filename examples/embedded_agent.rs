@@ -21,7 +21,7 @@ const WORK: Duration = Duration::from_secs(2);
 const INTERVAL: Duration = Duration::from_millis(500);
 
 #[expect(clippy::disallowed_methods, reason = "a tool may look at the clock")]
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), ssntp::MainError> {
     let mut args = std::env::args().skip(1);
     let (Some(ca), Some(cert)) = (args.next(), args.next()) else {
         return Err("usage: embedded_agent CA CERT [ADDRESS]".into());

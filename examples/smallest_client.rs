@@ -11,7 +11,7 @@ use ssntp::payload::Stats;
 use ssntp::pki::{Identity, Trust};
 use ssntp::{Client, ClientConfig};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), ssntp::MainError> {
     let mut args = std::env::args().skip(1);
     let (Some(ca), Some(cert)) = (args.next(), args.next()) else {
         return Err("usage: smallest_client CA CERT [ADDRESS]".into());

@@ -31,7 +31,7 @@ impl Handler for Print {
     }
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), ssntp::MainError> {
     let mut args = std::env::args().skip(1);
     let (Some(ca), Some(cert)) = (args.next(), args.next()) else {
         return Err("usage: smallest_server CA CERT [ADDRESS]".into());

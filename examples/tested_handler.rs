@@ -46,7 +46,7 @@ impl Handler for Watchdog {
     }
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), ssntp::MainError> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [ca, cert, address] = &args[..] else {
         return Err("usage: tested_handler CA CERT ADDRESS".into());

@@ -100,6 +100,29 @@ pub use client::{Client, ClientConfig, ClientHandle};
 pub use proto::{Command, ErrorCode, Event, Frame, Status};
 pub use server::{Server, ServerConfig};
 
+/// Any error, as the result of a `main`. Rust prints that by [`Debug`](std::fmt::Debug),
+/// which is the plain text here.
+///
+/// ```no_run
+/// fn main() -> Result<(), ssntp::MainError> {
+///     let trust = ssntp::pki::Trust::load("ca.pem")?; // Error: ca.pem: …
+///     Ok(())
+/// }
+/// ```
+pub struct MainError(Box<dyn std::error::Error>);
+
+impl<E: Into<Box<dyn std::error::Error>>> From<E> for MainError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl std::fmt::Debug for MainError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(&self.0, f)
+    }
+}
+
 /// Addresses, TLS, limits of queues, and networks in memory: the part of the crate
 /// `ssntp-transport` that an embedder needs.
 pub mod transport {

@@ -12,7 +12,7 @@ use crate::proto::{ClientHandshake, Connect, Connected, Frame, Refusal};
 use crate::wire::outgoing;
 use ssntp_transport::pki::{CertificateDer, CertificateInfo};
 use ssntp_transport::tls::{Connector, Secured};
-use ssntp_transport::{BufferPool, Cancel, Halves, Outgoing, Target, TcpOptions, deadline, refuse};
+use ssntp_transport::{BufferPool, Cancel, Halves, Outgoing, Target, deadline, refuse};
 
 /// How long a server that we refuse may take to read why.
 const PARTING: Duration = Duration::from_millis(500);
@@ -21,11 +21,7 @@ const PARTING: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(super) struct Dialer {
     connect: Connect,
-    server_name: Option<String>,
-    max_payload: u32,
-    connect_timeout: Duration,
-    handshake_timeout: Duration,
-    tcp: TcpOptions,
+    config: Arc<ClientConfig>,
     pool: BufferPool,
     cancel: Cancel,
 }
@@ -42,14 +38,10 @@ pub(super) struct Established {
 }
 
 impl Dialer {
-    pub(super) fn new(config: &ClientConfig, uuid: uuid::Uuid, cancel: Cancel) -> Self {
+    pub(super) fn new(config: Arc<ClientConfig>, uuid: uuid::Uuid, cancel: Cancel) -> Self {
         Self {
             connect: Connect::new(config.role, uuid, config.tracing),
-            server_name: config.server_name.clone(),
-            max_payload: config.max_payload,
-            connect_timeout: config.connect_timeout,
-            handshake_timeout: config.handshake_timeout,
-            tcp: config.tcp,
+            config,
             pool: BufferPool::new(),
             cancel,
         }
@@ -65,18 +57,17 @@ impl Dialer {
     }
 
     fn attempt(&self, target: &Target, connector: &Connector) -> Result<Established, DialFault> {
+        let config = &*self.config;
         let stream = target
-            .connect(&self.tcp, self.connect_timeout, &self.cancel)
+            .connect(&config.tcp, config.connect_timeout, &self.cancel)
             .map_err(|e| DialFault::Connect(Arc::new(e)))?;
-        let deadline = deadline(self.handshake_timeout);
+        let deadline = deadline(config.handshake_timeout);
         // Closing the client shuts the stream down, which ends every read and
         // write below.
         let _watch = self.cancel.watch(&stream);
         let address = stream.peer();
-        let name = self
-            .server_name
-            .as_deref()
-            .unwrap_or_else(|| target.server_name());
+        let name = config.server_name.as_deref();
+        let name = name.unwrap_or_else(|| target.server_name());
         let secured = connector
             .connect(stream, name, &self.pool, deadline)
             .map_err(DialFault::of_tls)?;
@@ -94,7 +85,7 @@ impl Dialer {
             self.connect,
             certificate.roles,
             certificate.uuid,
-            self.max_payload,
+            config.max_payload,
         );
         let connected = match exchange(&mut halves, &handshake, deadline) {
             Ok(connected) => connected,

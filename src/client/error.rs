@@ -72,11 +72,12 @@ pub enum ClientError {
     /// A thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] Arc<io::Error>),
-    /// The server sent ConnectionAborted: it does not want this client, whose
-    /// role its certificate does not hold, or whose UUID is another's. Mend
-    /// the certificate or the UUID.
+    /// The server sent ConnectionAborted, which has no room for a reason; the server's log
+    /// has it. The certificate or the UUID has to be mended, unless the server's
+    /// application does not want this client.
     #[error(
-        "{server} refuses this client for good (ConnectionAborted): its role or UUID is not what its certificate allows"
+        "{server} refuses this client for good (ConnectionAborted): its certificate does not hold its role, is \
+         bound to another UUID or to none, or the server's application does not want it; the server's log says which"
     )]
     Aborted {
         /// Where the server was dialled.
@@ -108,6 +109,16 @@ fn gave_up(attempts: u32) -> String {
     match attempts {
         1 => String::new(),
         _ => format!(", gave up after {attempts} attempts"),
+    }
+}
+
+/// What a server ends a session for. The frame has no room for the reason.
+fn reasons(code: ErrorCode) -> &'static str {
+    match code {
+        ErrorCode::CONNECTION_FAILURE => {
+            ": an operator or its application did, or the client's certificate no longer counts"
+        }
+        _ => "",
     }
 }
 
@@ -315,7 +326,7 @@ pub enum DisconnectReason {
     PeerClosed,
     /// The server sent ConnectionFailure, or ConnectionAborted, after which
     /// the client does not connect again.
-    #[error("the server sent {0}")]
+    #[error("the server ended the session ({code}){}", reasons(*.0), code = .0)]
     PeerRefused(ErrorCode),
     /// Reading or writing failed, or the connection was cut.
     #[error("{0}")]

@@ -23,6 +23,7 @@ use crate::proto::{Frame, FrameKind, Operands};
 use crate::request::{Outstanding, Request, RequestError};
 use ssntp_transport::Role;
 use ssntp_transport::pki::{Identity, Trust};
+use ssntp_transport::tls::TlsError;
 use ssntp_transport::{Cancel, Outbox, deadline, dispatch};
 
 /// Sends, tells how things stand, and closes. Receiving is for the
@@ -69,7 +70,7 @@ impl ClientHandle {
     /// [`SendError`], which gives the frame back: no session stands, no room
     /// in time, a kind that cannot be sent, too long, or the client ended.
     pub fn send(&self, frame: Frame) -> Result<(), SendError> {
-        self.state.send(frame, Patience::For(self.state.send_timeout))
+        self.state.send(frame, self.state.send_timeout)
     }
 
     /// Sends the frame that carries `payload`, of the kind that its schema
@@ -89,7 +90,7 @@ impl ClientHandle {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn try_send(&self, frame: Frame) -> Result<(), SendError> {
-        self.state.send(frame, Patience::None)
+        self.send_timeout(frame, Duration::ZERO)
     }
 
     /// As [`send`](Self::send), but blocks for at most `limit`.
@@ -97,7 +98,7 @@ impl ClientHandle {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn send_timeout(&self, frame: Frame, limit: Duration) -> Result<(), SendError> {
-        self.state.send(frame, Patience::For(Some(limit)))
+        self.state.send(frame, Some(limit))
     }
 
     /// Asks the server: sends a frame of a kind that is registered as a request
@@ -235,13 +236,17 @@ impl ClientHandle {
     pub fn figures(&self) -> ClientFigures {
         let counts = &self.state.counts;
         let waiting = self.state.uplink.waiting();
-        let passed = now().saturating_duration_since(counts.since());
+        let (since, failures) = {
+            let counted = lock(&counts.counted);
+            (counted.since, counted.failures.clone())
+        };
+        let passed = now().saturating_duration_since(since);
         let now = wall_clock();
         ClientFigures {
             server: self.server(),
             since: now.checked_sub(passed).unwrap_or(now),
             counters: self.counters(),
-            failures: lock(&counts.failures).clone(),
+            failures,
             frames_waiting: waiting.frames,
             bytes_waiting: waiting.bytes,
         }
@@ -264,12 +269,6 @@ impl ClientHandle {
     pub fn close(&self) {
         self.state.close();
     }
-}
-
-/// How long a sender waits for room.
-enum Patience {
-    None,
-    For(Option<Duration>),
 }
 
 /// What all threads of a client see.
@@ -299,21 +298,14 @@ pub(super) struct ClientState {
 }
 
 impl ClientState {
-    fn send(&self, frame: Frame, patience: Patience) -> Result<(), SendError> {
-        let len = frame.payload_bytes().len();
-        if !self.operands.may_be_sent(frame.kind()) {
-            let fault = SendFault::Kind(frame.kind());
-            return Err(SendError::new(frame, fault));
+    fn send(&self, frame: Frame, limit: Option<Duration>) -> Result<(), SendError> {
+        let (kind, len, max) = (frame.kind(), frame.payload_bytes().len(), self.max_payload);
+        if !self.operands.may_be_sent(kind) {
+            return Err(SendError::new(frame, SendFault::Kind(kind)));
         }
-        if u32::try_from(len).is_ok_and(|len| len <= self.max_payload) {
-            self.send_fitting(frame, patience)
-        } else {
-            let limit = self.max_payload;
-            Err(SendError::new(frame, SendFault::TooLong { len, limit }))
+        if u32::try_from(len).map_or(true, |len| len > max) {
+            return Err(SendError::new(frame, SendFault::TooLong { len, limit: max }));
         }
-    }
-
-    fn send_fitting(&self, frame: Frame, patience: Patience) -> Result<(), SendError> {
         // Set when there is something to wait for, so that sending without a
         // wait does not read the clock.
         let mut until = None;
@@ -322,9 +314,6 @@ impl ClientState {
                 Ok(()) => return Ok(()),
                 Err(Obstacle::Fault(fault)) => return Err(SendError::new(frame, fault)),
                 Err(obstacle) => obstacle,
-            };
-            let Patience::For(limit) = patience else {
-                return Err(SendError::new(frame, SendFault::Full));
             };
             let until = *until.get_or_insert_with(|| limit.map(deadline));
             if !self.uplink.wait(obstacle, frame.encoded_len(), until) {
@@ -382,7 +371,12 @@ impl ClientState {
                 bound,
             });
         }
-        *lock(&self.credentials) = Credentials::new(identity, trust, self.resumption)?;
+        let renewed = Credentials::new(identity, trust, self.resumption)?;
+        let mut credentials = lock(&self.credentials);
+        let follows = trust.check_follows(&credentials.trust);
+        follows.map_err(|fault| Arc::new(TlsError::Configuration(fault.to_string())))?;
+        *credentials = renewed;
+        drop(credentials);
         // One that waits to be taken tells of these as well.
         let _ = self.news.try_send(());
         Ok(())
@@ -473,27 +467,22 @@ impl ClientState {
     }
 }
 
-/// What is counted, see [`ClientCounters`].
+/// What is counted, over all sessions.
 #[derive(Debug)]
 pub(super) struct Counts {
-    pub(super) failed_attempts: AtomicU64,
-    /// These, by the word for the reason.
-    failures: Mutex<BTreeMap<&'static str, u64>>,
-    pub(super) received_frames: AtomicU64,
-    pub(super) received_bytes: AtomicU64,
-    pub(super) unsupported: AtomicU64,
+    counted: Mutex<Counted>,
+    /// The reader of the session counts these itself.
     pub(super) bad_traces: Arc<AtomicU64>,
-    sent: Mutex<Sent>,
 }
 
 #[derive(Debug)]
-struct Sent {
+struct Counted {
     /// Since when a session stands, or none.
     since: Instant,
-    sessions: u64,
-    frames: u64,
-    bytes: u64,
-    lost: u64,
+    /// Without what the outbox of the present session has sent.
+    counters: ClientCounters,
+    /// Attempts that failed, by the word for the reason.
+    failures: BTreeMap<&'static str, u64>,
     /// The outbox of the present session counts for itself.
     present: Option<Outbox>,
 }
@@ -501,71 +490,60 @@ struct Sent {
 impl Counts {
     pub(super) fn new() -> Self {
         Self {
-            failed_attempts: AtomicU64::new(0),
-            failures: Mutex::default(),
-            received_frames: AtomicU64::new(0),
-            received_bytes: AtomicU64::new(0),
-            unsupported: AtomicU64::new(0),
-            bad_traces: Arc::default(),
-            sent: Mutex::new(Sent {
+            counted: Mutex::new(Counted {
                 since: now(),
-                sessions: 0,
-                frames: 0,
-                bytes: 0,
-                lost: 0,
+                counters: ClientCounters::default(),
+                failures: BTreeMap::new(),
                 present: None,
             }),
+            bad_traces: Arc::default(),
         }
+    }
+
+    /// Counts something. The reader does that once for all that one read brings, so the
+    /// lock costs a frame nothing.
+    pub(super) fn add(&self, add: impl FnOnce(&mut ClientCounters)) {
+        add(&mut lock(&self.counted).counters);
     }
 
     /// An attempt has failed.
     pub(super) fn failed(&self, fault: &DialFault) {
-        self.failed_attempts.fetch_add(1, Ordering::Relaxed);
-        *lock(&self.failures).entry(fault.word()).or_default() += 1;
-    }
-
-    fn since(&self) -> Instant {
-        lock(&self.sent).since
+        let mut counted = lock(&self.counted);
+        counted.counters.failed_attempts += 1;
+        *counted.failures.entry(fault.word()).or_default() += 1;
     }
 
     pub(super) fn begin(&self, outbox: &Outbox) {
-        let mut sent = lock(&self.sent);
-        sent.since = now();
-        sent.sessions += 1;
-        sent.present = Some(outbox.clone());
+        let mut counted = lock(&self.counted);
+        counted.since = now();
+        counted.counters.sessions += 1;
+        counted.present = Some(outbox.clone());
     }
 
     /// The present session's threads have ended.
     pub(super) fn finish(&self) {
-        let mut sent = lock(&self.sent);
-        if let Some(outbox) = sent.present.take() {
-            sent.since = now();
-            let present = outbox.sent();
-            sent.frames += present.frames;
-            sent.bytes += present.bytes;
-            sent.lost += outbox.lost();
+        let mut counted = lock(&self.counted);
+        if let Some(outbox) = counted.present.take() {
+            counted.since = now();
+            let (sent, counters) = (outbox.sent(), &mut counted.counters);
+            counters.sent_frames += sent.frames;
+            counters.sent_bytes += sent.bytes;
+            counters.lost_frames += outbox.lost();
         }
     }
 
     pub(super) fn lose(&self, frames: u64) {
-        lock(&self.sent).lost += frames;
+        self.add(|counters| counters.lost_frames += frames);
     }
 
     fn read(&self) -> ClientCounters {
-        let sent = lock(&self.sent);
-        let present = sent.present.as_ref().map(Outbox::sent).unwrap_or_default();
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let counted = lock(&self.counted);
+        let sent = counted.present.as_ref().map(Outbox::sent).unwrap_or_default();
         ClientCounters {
-            sessions: sent.sessions,
-            failed_attempts: read(&self.failed_attempts),
-            received_frames: read(&self.received_frames),
-            received_bytes: read(&self.received_bytes),
-            sent_frames: sent.frames + present.frames,
-            sent_bytes: sent.bytes + present.bytes,
-            lost_frames: sent.lost,
-            unsupported: read(&self.unsupported),
-            bad_traces: read(&self.bad_traces),
-            late_replies: 0,
+            sent_frames: counted.counters.sent_frames + sent.frames,
+            sent_bytes: counted.counters.sent_bytes + sent.bytes,
+            bad_traces: self.bad_traces.load(Ordering::Relaxed),
+            ..counted.counters
         }
     }
 }

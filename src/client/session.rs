@@ -1,7 +1,6 @@
 //! What the reader of a session does with what the server sends.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crossbeam_channel::Sender;
 use log::{debug, warn};
@@ -39,7 +38,6 @@ impl SessionSink {
     }
 
     fn run(&mut self, run: &Run, inbound: &mut Inbound) -> bool {
-        self.count(run.len().into());
         if self.is_refusal(run.kind()) {
             return false;
         }
@@ -99,7 +97,6 @@ impl SessionSink {
     }
 
     fn traced(&mut self, frame: Frame, inbound: &mut Inbound) -> bool {
-        self.count(1);
         if self.is_refusal(frame.kind()) {
             return false;
         }
@@ -119,20 +116,19 @@ impl SessionSink {
         self.refused = codes.into_iter().find(|code| kind == *code);
         self.refused.is_some()
     }
-
-    fn count(&self, frames: u64) {
-        let counts = &self.state.counts;
-        counts.received_frames.fetch_add(frames, Ordering::Relaxed);
-    }
 }
 
 impl Sink<Item> for SessionSink {
     fn items(&mut self, items: &mut Vec<Item>, bytes: usize) -> bool {
         let state = Arc::clone(&self.state);
-        state
-            .counts
-            .received_bytes
-            .fetch_add(bytes as u64, Ordering::Relaxed);
+        let frames: u64 = items.iter().map(|item| u64::from(item.frames())).sum();
+        let is_unsupported = |item: &&Item| matches!(item, Item::Unsupported(_));
+        let unsupported = items.iter().filter(is_unsupported).count() as u64;
+        state.counts.add(|counters| {
+            counters.received_bytes += bytes as u64;
+            counters.received_frames += frames;
+            counters.unsupported += unsupported;
+        });
         // The lock is held while the application is waited for. The only other
         // thread that wants it meanwhile is one that closes the client, and
         // that cancels this wait before it asks for the lock.
@@ -147,8 +143,6 @@ impl Sink<Item> for SessionSink {
                 Item::Run(run) => self.run(&run, inbound),
                 Item::Traced(frame) => self.traced(frame, inbound),
                 Item::Unsupported(kind) => {
-                    self.count(1);
-                    state.counts.unsupported.fetch_add(1, Ordering::Relaxed);
                     debug!(target: LOG, "{} ({}): {kind} is not supported", state.uuid, state.role);
                     if let Some(answer) = answer_to_unsupported(kind) {
                         self.answer(&answer);

@@ -37,7 +37,7 @@ use super::inbound::Inbound;
 use super::session::SessionSink;
 use super::uplink::Uplink;
 use super::uuid_file::Claimed;
-use super::{Backoff, ClientConfig, ClientError, ClientEvent, DialError, DialFault, DisconnectReason, LOG};
+use super::{ClientConfig, ClientError, ClientEvent, DialError, DialFault, DisconnectReason, LOG};
 use crate::proto::{ErrorCode, Refusal};
 use crate::request::Outstanding;
 use crate::wire::Decoder;
@@ -65,14 +65,7 @@ pub(super) struct Supervisor {
     state: Arc<ClientState>,
     dialer: Dialer,
     servers: Vec<Server>,
-    backoff: Backoff,
-    attempts: Option<u32>,
-    /// The same until the first session stands.
-    first_attempts: Option<u32>,
-    reconnect: bool,
-    write_timeout: Duration,
-    grace: Duration,
-    renewal_spread: Duration,
+    config: Arc<ClientConfig>,
     /// What attempts use, and the identity of the last session that stood.
     credentials: Credentials,
     proven: Option<Identity>,
@@ -109,8 +102,7 @@ impl Supervisor {
         config: ClientConfig,
         uuid: Claimed,
     ) -> Result<(Self, Arc<ClientState>, Receiver<ClientEvent>), ClientError> {
-        let cancel = Cancel::new();
-        let dialer = Dialer::new(&config, uuid.uuid, cancel.clone());
+        let (config, cancel) = (Arc::new(config), Cancel::new());
         let credentials = Credentials::new(&config.identity, &config.trust, config.resumption)?;
         let (tell, news) = crossbeam_channel::bounded(1);
         let (inbound, events) = Inbound::new(config.inbound, cancel.done().clone());
@@ -139,15 +131,9 @@ impl Supervisor {
         });
         let supervisor = Self {
             state: Arc::clone(&state),
-            dialer,
+            dialer: Dialer::new(Arc::clone(&config), uuid.uuid, state.cancel.clone()),
             servers: servers.collect(),
-            backoff: config.backoff,
-            attempts: config.attempts,
-            first_attempts: config.first_attempts.or(config.attempts),
-            reconnect: config.reconnect,
-            write_timeout: config.write_timeout,
-            grace: config.grace,
-            renewal_spread: config.renewal_spread,
+            config,
             credentials,
             proven: None,
             news,
@@ -176,13 +162,13 @@ impl Supervisor {
 
     /// Connects again and again, and says why it does not any more.
     fn serve(&mut self) -> ClientError {
-        let mut attempts = self.first_attempts;
+        let mut attempts = self.config.first_attempts.or(self.config.attempts);
         loop {
             let established = match self.connect(attempts) {
                 Ok(established) => established,
                 Err(reason) => return reason,
             };
-            attempts = self.attempts;
+            attempts = self.config.attempts;
             let server = established.server.name().to_owned();
             let began = now();
             match self.session(established) {
@@ -190,7 +176,7 @@ impl Supervisor {
                 DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED) => {
                     return ClientError::Aborted { server };
                 }
-                reason if !self.reconnect => return ClientError::Disconnected(reason),
+                reason if !self.config.reconnect => return ClientError::Disconnected(reason),
                 DisconnectReason::Renewed => {
                     self.gap = Some(deadline(GAP));
                     continue;
@@ -203,7 +189,7 @@ impl Supervisor {
             // that admits a client and ends it at once would otherwise be dialled
             // again without a pause.
             let lasted = now().saturating_duration_since(began);
-            if lasted > self.backoff.ceiling(self.setbacks) {
+            if lasted > self.config.backoff.ceiling(self.setbacks) {
                 self.setbacks = 0;
             }
             if !self.pause() {
@@ -347,7 +333,7 @@ impl Supervisor {
     /// Waits before the next round, or until the credentials are renewed; false at
     /// once when the client is closed.
     fn pause(&mut self) -> bool {
-        let pause = self.backoff.pause(self.setbacks);
+        let pause = self.config.backoff.pause(self.setbacks);
         self.setbacks = self.setbacks.saturating_add(1);
         debug!(target: LOG, "{}: next attempt in {pause:?}", self.name());
         crossbeam_channel::select! {
@@ -388,10 +374,10 @@ impl Supervisor {
         );
         let config = LinkConfig {
             name: "ssntp-client".into(),
-            write_timeout: Some(self.write_timeout),
+            write_timeout: Some(self.config.write_timeout),
             // As long as a server may take to deal with all that it was sent, where
             // the session is to be replaced. Every other end has a limit below.
-            linger: self.write_timeout,
+            linger: self.config.write_timeout,
         };
         // The reader waits at this lock with its first frame until the
         // application has been told of the session.
@@ -424,7 +410,7 @@ impl Supervisor {
         // its side. One that is a stranger now gets no new frame, and hardly time;
         // one whose certificate is revoked gets nothing at all.
         let ending = match &reason {
-            DisconnectReason::Renewed => Some(self.write_timeout),
+            DisconnectReason::Renewed => Some(self.config.write_timeout),
             DisconnectReason::Certificate(_) if self.is_revoked => Some(Duration::ZERO),
             DisconnectReason::Certificate(_) => Some(LINGER),
             _ => None,
@@ -453,7 +439,7 @@ impl Supervisor {
             return DisconnectReason::Closed;
         }
         let aborted = reason == DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED);
-        let retrying = self.reconnect && !aborted;
+        let retrying = self.config.reconnect && !aborted;
         match renewed {
             true => info!(target: LOG, "{}: disconnected: {reason}", self.name()),
             false => warn!(target: LOG, "{}: disconnected: {reason}", self.name()),
@@ -465,7 +451,7 @@ impl Supervisor {
         // A server that ended its side may still receive; any other one that
         // this client has ended the session with does not deserve the wait.
         let limit = match reason {
-            DisconnectReason::PeerClosed | DisconnectReason::Renewed => self.write_timeout,
+            DisconnectReason::PeerClosed | DisconnectReason::Renewed => self.config.write_timeout,
             _ => LINGER,
         };
         crossbeam_channel::select! {
@@ -486,7 +472,10 @@ impl Supervisor {
         name: &str,
     ) -> DisconnectReason {
         loop {
-            let due = self.move_at.filter(|_| self.reconnect).map_or_else(never, at);
+            let due = self
+                .move_at
+                .filter(|_| self.config.reconnect)
+                .map_or_else(never, at);
             crossbeam_channel::select! {
                 recv(over) -> reason => return reason.unwrap_or_else(|_| reader_ended()),
                 recv(self.state.cancel.done()) -> _ => return DisconnectReason::Closed,
@@ -511,7 +500,7 @@ impl Supervisor {
             .as_ref()
             .filter(|proven| !self.credentials.has(proven));
         self.move_at = older.map(|older| {
-            let moment = credentials::moment(older, self.renewal_spread);
+            let moment = credentials::moment(older, self.config.renewal_spread);
             self.move_at.map_or(moment, |planned| planned.min(moment))
         });
     }
@@ -537,7 +526,7 @@ impl Supervisor {
     /// server, within the grace.
     fn part(&self, link: Link, over: &Receiver<DisconnectReason>) {
         link.close();
-        let deadline = deadline(self.grace);
+        let deadline = deadline(self.config.grace);
         // The channel gives the reason, where there is one, and then ends when
         // the session's threads have ended.
         while over.recv_deadline(deadline).is_ok() {}

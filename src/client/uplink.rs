@@ -103,39 +103,27 @@ impl Uplink {
     /// Puts a frame into the session's outbox, or into the queue for the next session
     /// (see [`Offline`]). Never waits: the error says what is in the way.
     pub(super) fn offer(&self, frame: &Frame) -> Result<(), Obstacle> {
-        match (self.offer_to_session(frame), self.offline) {
-            (Err(Obstacle::Fault(SendFault::NotConnected)), Offline::Queue(limits)) => {
-                self.wait_in_line(frame, Some(limits))
-            }
-            (result, _) => result,
+        match self.offline {
+            Offline::Queue(limits) => self.take(frame, Some(limits)),
+            Offline::Fail => self.take(frame, None),
         }
     }
 
     /// As [`offer`](Self::offer), but if no session stands, the frame is only taken in a
     /// gap. Otherwise it is refused, whatever `Offline` says.
     pub(super) fn offer_to_session(&self, frame: &Frame) -> Result<(), Obstacle> {
-        match &*self.read() {
-            State::Up(up) => {
-                return match up.outbox.push(self.item(frame, up.server.tracing())) {
-                    Ok(()) => Ok(()),
-                    Err(PushError::Full(_)) => Err(Obstacle::Session(up.outbox.clone())),
-                    // The session is over, and the supervisor has not seen that yet.
-                    Err(PushError::Closed(_)) => Err(Obstacle::Fault(SendFault::NotConnected)),
-                };
-            }
-            State::Down(Waiting { gap: None, .. }) => {
-                return Err(Obstacle::Fault(SendFault::NotConnected));
-            }
-            State::Down(_) => {}
-            State::Ended(reason) => return Err(Obstacle::Fault(SendFault::Ended(reason.clone()))),
-        }
-        self.wait_in_line(frame, None)
+        self.take(frame, None)
     }
 
-    /// Queues a frame for the next session. The limits are those in `offline`. If there
-    /// are none, a gap has the limits of a session's outbox, and at any other time the
-    /// frame is refused. If a session has begun meanwhile, its outbox takes the frame.
-    fn wait_in_line(&self, frame: &Frame, offline: Option<Limits>) -> Result<(), Obstacle> {
+    /// While no session stands, a frame waits within the limits in `offline`. If there are
+    /// none, a gap has the limits of a session's outbox, and at any other time the frame is
+    /// refused.
+    fn take(&self, frame: &Frame, offline: Option<Limits>) -> Result<(), Obstacle> {
+        if let State::Up(up) = &*self.read()
+            && let Some(result) = self.push(up, frame)
+        {
+            return result;
+        }
         let mut state = self.write();
         state.see_closed_outbox();
         match &mut *state {
@@ -157,12 +145,22 @@ impl Uplink {
                 waiting.frames.push_back(frame.clone());
                 Ok(())
             }
-            // A session began after the first look at the state.
-            State::Up(up) => match up.outbox.push(self.item(frame, up.server.tracing())) {
-                Ok(()) => Ok(()),
-                Err(_) => Err(Obstacle::Session(up.outbox.clone())),
-            },
+            // A session began after the first look at the state. If it is over already, a
+            // wait for its outbox ends at once, and the frame is offered again.
+            State::Up(up) => {
+                let over = || Err(Obstacle::Session(up.outbox.clone()));
+                self.push(up, frame).unwrap_or_else(over)
+            }
             State::Ended(reason) => Err(Obstacle::Fault(SendFault::Ended(reason.clone()))),
+        }
+    }
+
+    /// `None` if the session is over, which the supervisor may not have seen yet.
+    fn push(&self, up: &Up, frame: &Frame) -> Option<Result<(), Obstacle>> {
+        match up.outbox.push(self.item(frame, up.server.tracing())) {
+            Ok(()) => Some(Ok(())),
+            Err(PushError::Full(_)) => Some(Err(Obstacle::Session(up.outbox.clone()))),
+            Err(PushError::Closed(_)) => None,
         }
     }
 

@@ -13,7 +13,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::names::names;
-use super::{AssignPublicIp, Error, Id, Payload, ReleasePublicIp, payload, yaml};
+use super::{Error, Id, Payload, payload, yaml};
 use crate::proto::{Command, Frame};
 
 /// What all failures of commands share: a subject and a reason.
@@ -21,7 +21,7 @@ pub trait CommandFailure: Payload {
     /// The command that was not carried out.
     const COMMAND: Command;
     /// Why it was not carried out.
-    type Reason: fmt::Display + for<'a> From<&'a Error>;
+    type Reason: fmt::Display + for<'a> From<&'a Error> + for<'a> From<&'a str>;
 
     /// The failure of a command with this subject.
     fn of(subject: CommandSubject, reason: Self::Reason) -> Self;
@@ -336,31 +336,33 @@ failure! {
     {}
 }
 
-macro_rules! of_public_ip {
-    ($($failure:ident of $command:ident,)+) => {$(
-        impl $failure {
-            /// The failure of a command.
-            pub fn new(failed: $command, reason: PublicIpFailureReason) -> Self {
-                Self {
-                    concentrator_uuid: failed.concentrator_uuid,
-                    tenant_uuid: failed.tenant_uuid,
-                    instance_uuid: failed.instance_uuid,
-                    public_ip: failed.public_ip,
-                    private_ip: failed.private_ip,
-                    vnic_mac: failed.vnic_mac,
-                    reason,
+/// Defines the reasons of a failure. Two of them every failure has: those of a payload that
+/// was refused.
+macro_rules! reasons {
+    ($(#[$doc:meta])* $reason:ident { $($variants:tt)* }) => {
+        names! {
+            $(#[$doc])*
+            $reason {
+                $($variants)*
+                /// The payload is not a YAML document.
+                InvalidPayload = "invalid_payload";
+                /// The payload is not what its schema says.
+                InvalidData = "invalid_data";
+            }
+        }
+
+        impl From<&Error> for $reason {
+            fn from(error: &Error) -> Self {
+                match error.is_malformed() {
+                    true => Self::InvalidPayload,
+                    false => Self::InvalidData,
                 }
             }
         }
-    )+};
+    };
 }
 
-of_public_ip! {
-    AssignPublicIpFailure of AssignPublicIp,
-    UnassignPublicIpFailure of ReleasePublicIp,
-}
-
-names! {
+reasons! {
     /// Why a workload did not start.
     StartFailureReason {
         /// No node has enough free memory and disk.
@@ -373,10 +375,6 @@ names! {
         NoCn = "no_cn";
         /// No network node is connected.
         NoNetCn = "no_net_cn";
-        /// The payload is not a YAML document.
-        InvalidPayload = "invalid_payload";
-        /// The payload is not what its schema says.
-        InvalidData = "invalid_data";
         /// The instance is running.
         AlreadyRunning = "already_running";
         /// The node has the instance, which is stopped.
@@ -390,29 +388,21 @@ names! {
     }
 }
 
-names! {
+reasons! {
     /// Why an instance was not stopped.
     StopFailureReason {
         /// The node has no such instance, or is not connected.
         NoInstance = "no_instance";
-        /// The payload is not a YAML document.
-        InvalidPayload = "invalid_payload";
-        /// The payload is not what its schema says.
-        InvalidData = "invalid_data";
         /// It is stopped already.
         AlreadyStopped = "already_stopped";
     }
 }
 
-names! {
+reasons! {
     /// Why an instance was not restarted.
     RestartFailureReason {
         /// The node has no such instance, or is not connected.
         NoInstance = "no_instance";
-        /// The payload is not a YAML document.
-        InvalidPayload = "invalid_payload";
-        /// The payload is not what its schema says.
-        InvalidData = "invalid_data";
         /// The instance is running.
         AlreadyRunning = "already_running";
         /// Its files cannot be used.
@@ -424,27 +414,19 @@ names! {
     }
 }
 
-names! {
+reasons! {
     /// Why an instance was not deleted.
     DeleteFailureReason {
         /// The node has no such instance, or is not connected.
         NoInstance = "no_instance";
-        /// The payload is not a YAML document.
-        InvalidPayload = "invalid_payload";
-        /// The payload is not what its schema says.
-        InvalidData = "invalid_data";
     }
 }
 
-names! {
+reasons! {
     /// Why a volume was not attached.
     AttachVolumeFailureReason {
         /// The node has no such instance, or is not connected.
         NoInstance = "no_instance";
-        /// The payload is not a YAML document.
-        InvalidPayload = "invalid_payload";
-        /// The payload is not what its schema says.
-        InvalidData = "invalid_data";
         /// Attaching failed.
         AttachFailure = "attach_failure";
         /// The volume is attached already.
@@ -458,15 +440,11 @@ names! {
     }
 }
 
-names! {
+reasons! {
     /// Why a volume was not detached.
     DetachVolumeFailureReason {
         /// The node has no such instance, or is not connected.
         NoInstance = "no_instance";
-        /// The payload is not a YAML document.
-        InvalidPayload = "invalid_payload";
-        /// The payload is not what its schema says.
-        InvalidData = "invalid_data";
         /// Detaching failed.
         DetachFailure = "detach_failure";
         /// The volume is not attached.
@@ -480,15 +458,11 @@ names! {
     }
 }
 
-names! {
+reasons! {
     /// Why a public IP address was not assigned or released.
     PublicIpFailureReason {
         /// There is no such instance, or its concentrator is not connected.
         NoInstance = "no_instance";
-        /// The payload is not a YAML document.
-        InvalidPayload = "invalid_payload";
-        /// The payload is not what its schema says.
-        InvalidData = "invalid_data";
         /// Assigning failed.
         AssignFailure = "assign_failure";
         /// Releasing failed.
@@ -508,28 +482,4 @@ impl StartFailureReason {
         let known = Self::ALL.iter().find(|known| *known == self);
         known.map_or("other", Self::as_str)
     }
-}
-
-/// Makes a reason of the error of a refused payload.
-macro_rules! reason_of_error {
-    ($($reason:ident,)+) => {$(
-        impl From<&Error> for $reason {
-            fn from(error: &Error) -> Self {
-                match error.is_malformed() {
-                    true => Self::InvalidPayload,
-                    false => Self::InvalidData,
-                }
-            }
-        }
-    )+};
-}
-
-reason_of_error! {
-    StartFailureReason,
-    StopFailureReason,
-    RestartFailureReason,
-    DeleteFailureReason,
-    AttachVolumeFailureReason,
-    DetachVolumeFailureReason,
-    PublicIpFailureReason,
 }

@@ -205,7 +205,7 @@ fn read<'a, T: DeserializeOwned>(
     payload: &'a [u8],
     root: Option<&str>,
 ) -> Result<(T, yaml::Tree<'a>), Error> {
-    let tree = yaml::Tree::parse(payload, 1, yaml::MAX_DOCUMENT_LEN)?;
+    let tree = yaml::Tree::parse(payload, 1)?;
     Ok((tree.decode(root)?, tree))
 }
 

@@ -4,44 +4,18 @@
 /// further spellings of it that are read, and `Other` for every other text,
 /// which survives. Without a `default` the empty text is the default.
 macro_rules! names {
-    (
-        $(#[$doc:meta])*
-        $name:ident {
-            $( $(#[$vdoc:meta])* $variant:ident = $text:literal $(| $older:literal)*; )*
-        }
-        default $default:ident
-    ) => {
-        $crate::payload::names::names! { @define
-            $(#[$doc])* $name { $( $(#[$vdoc])* $variant = $text $(| $older)*; )* }
-        }
-
-        impl Default for $name {
-            fn default() -> Self {
-                Self::$default
-            }
-        }
+    (@default) => {
+        Self::Other(String::new())
+    };
+    (@default $default:ident) => {
+        Self::$default
     };
     (
         $(#[$doc:meta])*
         $name:ident {
             $( $(#[$vdoc:meta])* $variant:ident = $text:literal $(| $older:literal)*; )*
         }
-    ) => {
-        $crate::payload::names::names! { @define
-            $(#[$doc])* $name { $( $(#[$vdoc])* $variant = $text $(| $older)*; )* }
-        }
-
-        impl Default for $name {
-            fn default() -> Self {
-                Self::Other(String::new())
-            }
-        }
-    };
-    (@define
-        $(#[$doc:meta])*
-        $name:ident {
-            $( $(#[$vdoc:meta])* $variant:ident = $text:literal $(| $older:literal)*; )*
-        }
+        $(default $default:ident)?
     ) => {
         $(#[$doc])*
         ///
@@ -77,6 +51,12 @@ macro_rules! names {
                     $( $text $(| $older)* => Some(Self::$variant), )*
                     _ => None,
                 }
+            }
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                $crate::payload::names::names!(@default $($default)?)
             }
         }
 

@@ -300,7 +300,7 @@ fn find_command<'a>(
         if index > 0 && short && !document.bytes.windows(5).any(|bytes| bytes == b"start") {
             continue;
         }
-        match Tree::parse(document.bytes, document.line, yaml::MAX_DOCUMENT_LEN) {
+        match Tree::parse(document.bytes, document.line) {
             Ok(tree) if tree.has_key(ROOT) => return Ok((index, read_command(&tree)?)),
             Ok(_) => {}
             Err(error) if begins_command(document.bytes) => broken = broken.or(Some(error)),

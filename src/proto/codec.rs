@@ -232,13 +232,11 @@ impl Codec {
                 }
                 continue;
             }
-            let stop = self.runs(input, items);
-            let header = match stop {
+            let header = match self.runs(input, items)? {
                 Stop::Incomplete(wanted) => {
                     self.wanted = wanted;
                     return Ok(());
                 }
-                Stop::Fault(fault) => return Err(fault),
                 Stop::Special(header) => header,
             };
             if !self.special(header, input, items)? {
@@ -249,7 +247,7 @@ impl Codec {
 
     /// Splits the longest prefix of complete, known, untraced frames off
     /// `input`, and says what stands after it.
-    fn runs(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Stop {
+    fn runs(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<Stop, ProtocolError> {
         let bytes: &[u8] = input;
         let mut at = 0;
         // Most reads hold one kind: the first run costs no allocation here.
@@ -257,16 +255,16 @@ impl Codec {
         let mut earlier: Vec<(FrameKind, u32, usize, usize)> = Vec::new();
         let stop = loop {
             let Some(header) = Header::decode(&bytes[at..]) else {
-                break Stop::Incomplete(0);
+                break Ok(Stop::Incomplete(0));
             };
-            match self.judge(&header) {
-                Verdict::Plain => {}
-                Verdict::Special => break Stop::Special(header),
-                Verdict::Fault(fault) => break Stop::Fault(fault),
+            match self.is_plain(&header) {
+                Ok(true) => {}
+                Ok(false) => break Ok(Stop::Special(header)),
+                Err(fault) => break Err(fault),
             }
             let whole = HEADER_LEN + header.word as usize;
             if bytes.len() - at < whole {
-                break Stop::Incomplete(whole);
+                break Ok(Stop::Incomplete(whole));
             }
             match &mut run {
                 Some((kind, frames, _)) if *kind == header.kind => *frames += 1,
@@ -304,31 +302,25 @@ impl Codec {
         }
     }
 
-    fn judge(&self, header: &Header) -> Verdict {
+    /// Whether a frame without trace is known: such frames are kept together in runs.
+    fn is_plain(&self, header: &Header) -> Result<bool, ProtocolError> {
         if header.version() != MAJOR {
-            return Verdict::Fault(ProtocolError::Version(header.version()));
+            return Err(ProtocolError::Version(header.version()));
         }
         if header.kind.is_handshake() {
-            return Verdict::Fault(ProtocolError::HandshakeFrame(header.kind));
+            return Err(ProtocolError::HandshakeFrame(header.kind));
         }
         if header.word > self.max_payload {
-            return Verdict::Fault(ProtocolError::PayloadTooLong {
+            return Err(ProtocolError::PayloadTooLong {
                 kind: header.kind,
                 announced: header.word,
                 limit: self.max_payload,
             });
         }
-        if header.traced() {
-            if !self.tracing {
-                return Verdict::Fault(ProtocolError::TraceNotAgreed(header.kind));
-            }
-            return Verdict::Special;
+        if header.traced() && !self.tracing {
+            return Err(ProtocolError::TraceNotAgreed(header.kind));
         }
-        if self.takes(header.kind) {
-            Verdict::Plain
-        } else {
-            Verdict::Special
-        }
+        Ok(!header.traced() && self.takes(header.kind))
     }
 
     fn takes(&self, kind: FrameKind) -> bool {
@@ -425,13 +417,6 @@ impl Codec {
 enum Stop {
     Incomplete(usize),
     Special(Header),
-    Fault(ProtocolError),
-}
-
-enum Verdict {
-    Plain,
-    Special,
-    Fault(ProtocolError),
 }
 
 /// The frame that tells the sender of an unsupported frame so, unless that

@@ -81,7 +81,7 @@ pub enum Refusal {
     #[error("the certificate is bound to no UUID, and this server requires it")]
     UnboundCertificate,
     /// The UUID is connected with a certificate that is bound to it, and the
-    /// newcomer's is not: it is not the owner.
+    /// newcomer's is not: it may have the UUID only while the owner is away.
     #[error("UUID {0} is connected with a certificate that is bound to it, this one is not")]
     UuidOwned(Uuid),
     /// The UUID is connected with another certificate, and neither of the two
@@ -130,11 +130,16 @@ pub enum Refusal {
     /// The first frame of a server is neither CONNECTED nor a refusal.
     #[error("the server's first frame is {0}, not CONNECTED")]
     NotConnected(FrameKind),
-    /// The peer sent ConnectionFailure: later it may succeed.
-    #[error("the peer sent ConnectionFailure")]
+    /// The server sent ConnectionFailure, which has no room for a reason: a later attempt
+    /// may succeed.
+    #[error(
+        "the server refuses this client for now (ConnectionFailure): its UUID is connected with another \
+         certificate or banned, or the server is full or stopping; the server's log says which"
+    )]
     PeerFailed,
-    /// The peer sent ConnectionAborted: it never will.
-    #[error("the peer sent ConnectionAborted")]
+    /// The server sent ConnectionAborted, which has no room for a reason: no later attempt
+    /// can succeed.
+    #[error("the server refuses this client for good (ConnectionAborted)")]
     PeerAborted,
 }
 
@@ -157,19 +162,25 @@ impl Refusal {
         }
     }
 
+    /// Whether no later attempt of this client at this server can succeed.
+    fn is_for_good(&self) -> bool {
+        matches!(
+            self,
+            Self::Role { .. }
+                | Self::BorrowedUuid { .. }
+                | Self::OwnUuid(_)
+                | Self::UnboundCertificate
+                | Self::Unwanted { for_now: false, .. }
+        )
+    }
+
     /// The error frame that tells the peer, where the table has one.
     pub fn answer(&self) -> Option<ErrorCode> {
         match self {
             Self::NotConnect(_) | Self::PeerFailed | Self::PeerAborted => None,
-            // A server's wrong role is answered with ConnectionFailure by
-            // the client, a client's with ConnectionAborted by the server:
-            // the handshake of each side says which, see `handshake`.
-            Self::Role { .. }
-            | Self::BorrowedUuid { .. }
-            | Self::OwnUuid(_)
-            | Self::UnboundCertificate
-            | Self::Unwanted { for_now: false, .. }
-            | Self::UuidOwned(_) => Some(ErrorCode::CONNECTION_ABORTED),
+            // This is the server's answer. A client answers each fault of a server with
+            // ConnectionFailure, see `ClientHandshake::answer`.
+            _ if self.is_for_good() => Some(ErrorCode::CONNECTION_ABORTED),
             _ => Some(ErrorCode::CONNECTION_FAILURE),
         }
     }
@@ -199,17 +210,7 @@ impl Refusal {
 
     /// Whether another attempt at the same server can succeed.
     pub fn may_retry(&self) -> bool {
-        !matches!(
-            self,
-            Self::PeerAborted
-                | Self::Role { .. }
-                | Self::NotAServer(_)
-                | Self::BorrowedUuid { .. }
-                | Self::OwnUuid(_)
-                | Self::UnboundCertificate
-                | Self::Unwanted { for_now: false, .. }
-                | Self::UuidOwned(_)
-        )
+        !self.is_for_good() && !matches!(self, Self::PeerAborted | Self::NotAServer(_))
     }
 }
 
@@ -233,10 +234,10 @@ mod tests {
             },
             Refusal::OwnUuid(uuid),
             Refusal::UnboundCertificate,
-            Refusal::UuidOwned(uuid),
             Refusal::forbid("not on the list"),
         ];
         let failed = [
+            Refusal::UuidOwned(uuid),
             Refusal::UuidInUse(uuid),
             Refusal::OtherAuthority(uuid),
             Refusal::Banned(Duration::from_secs(60)),

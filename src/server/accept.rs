@@ -125,6 +125,8 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
     }
     let bad_traces = Arc::new(AtomicU64::new(0));
+    // Certificates without a fingerprint share one part.
+    let owner = certificate.fingerprint.clone().unwrap_or_default();
     let mut chain = secured.peer;
     let request = AdmissionRequest {
         connect,
@@ -136,7 +138,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         address: peer,
         bad_traces: Arc::clone(&bad_traces),
     };
-    let admitted = match events.admit(request) {
+    let admitted = match events.admit(request, newcomer.stream()) {
         Some(Ok(admitted)) => admitted,
         Some(Err(refusal)) => {
             environment.refused(newcomer, refusal.word());
@@ -163,7 +165,8 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         bad_traces,
         (environment.uuid, environment.role),
     );
-    let feed = Feed::new(&admitted, events.clone(), environment.write_timeout);
+    let memory = admitted.credit.budget().of(owner.as_bytes());
+    let feed = Feed::new(&admitted, events.clone(), &memory);
     let config = LinkConfig {
         name: SessionId(admitted.id).to_string(),
         write_timeout: Some(environment.write_timeout),

@@ -20,7 +20,7 @@
 //! | … its certificate is bound to the UUID, the old one is not | it takes over |
 //! | … both are bound to the UUID, by the same authority | it takes over |
 //! | … both are bound to the UUID, by different authorities | ConnectionFailure |
-//! | … the old certificate is bound to the UUID, its own is not | ConnectionAborted |
+//! | … the old certificate is bound to the UUID, its own is not | ConnectionFailure |
 //! | … neither is bound | ConnectionFailure |
 //! | the server has as many sessions as it may | ConnectionFailure |
 //! | its certificate has as many sessions as one may | ConnectionFailure |
@@ -53,13 +53,15 @@ use ssntp_transport::pki::{CertificateDer, CertificateInfo, KeptCertificate};
 #[non_exhaustive]
 pub struct AdmissionPolicy {
     /// Whether a client's certificate has to be bound to its UUID, by a
-    /// `urn:uuid:` SAN. One that is not gets ConnectionAborted.
-    /// Default: false.
+    /// `urn:uuid:` SAN. One that is not gets ConnectionAborted. Without this, the holder of
+    /// any certificate with the role can act as an entity that is away, even if that entity
+    /// has a bound certificate. Default: false.
     pub require_bound_uuid: bool,
     /// The most sessions of one certificate; further ones get
     /// ConnectionFailure. At least 1, and a number beyond the default has no
     /// effect: one certificate never takes every place. A certificate that is
-    /// bound to a UUID has one session at a time in any case.
+    /// bound to a UUID has one session at a time in any case, and one more place for
+    /// the session before it while that ends.
     /// Default: three quarters of the server's maximum, and 1 where that is
     /// less.
     pub sessions_per_certificate: Option<usize>,
@@ -118,10 +120,13 @@ impl AdmissionPolicy {
         if standing.sessions >= standing.maximum.saturating_add(freed) {
             return Err(Refusal::SessionLimit(standing.maximum));
         }
-        let freed = standing.holder.as_ref().map(|holder| holder.likeness);
-        let freed = usize::from(freed == Some(Likeness::Same));
-        let share = self.share(standing.maximum);
-        if standing.of_certificate >= share.saturating_add(freed) {
+        let same = standing.holder.as_ref().map(|holder| holder.likeness) == Some(Likeness::Same);
+        let (share, beyond) = match newcomer.bound {
+            // One for the session, and one for the one before it, which still ends.
+            Some(_) => (1, 1),
+            None => (self.share(standing.maximum), usize::from(same)),
+        };
+        if standing.of_certificate >= share + beyond {
             return Err(Refusal::CertificateLimit(share));
         }
         Ok(standing.holder.as_ref().map(|holder| holder.id))
@@ -462,23 +467,34 @@ mod tests {
         };
         let limit = Err(Refusal::SessionLimit(8));
         let share = Err(Refusal::CertificateLimit(6));
+        let bound_to_it = Err(Refusal::CertificateLimit(1));
+        // Whether the newcomer is bound to its UUID.
         let rows = [
-            (full(7, 5, empty()), FRESH),
-            (full(8, 0, empty()), limit.clone()),
-            (full(8, 6, empty()), limit.clone()),
-            (full(7, 6, empty()), share.clone()),
-            (full(8, 6, held(Same, true)), TAKES_OVER),
-            (full(7, 7, held(Same, true)), share.clone()),
-            (full(9, 6, held(Same, true)), limit.clone()),
+            (false, full(7, 5, empty()), FRESH),
+            (false, full(8, 0, empty()), limit.clone()),
+            (false, full(8, 6, empty()), limit.clone()),
+            (false, full(7, 6, empty()), share.clone()),
+            (false, full(8, 6, held(Same, false)), TAKES_OVER),
+            (false, full(7, 7, held(Same, false)), share),
+            (false, full(9, 6, held(Same, false)), limit.clone()),
+            // A session and the one before it, which still ends.
+            (true, full(7, 1, empty()), FRESH),
+            (true, full(7, 2, empty()), bound_to_it.clone()),
+            (true, full(8, 1, held(Same, true)), TAKES_OVER),
+            (true, full(7, 2, held(Same, true)), bound_to_it.clone()),
             // The session that it replaces belongs to another certificate, so
-            // that does not free a place in its own share.
-            (full(8, 5, held(SameAuthority, true)), TAKES_OVER),
-            (full(8, 6, held(SameAuthority, true)), share),
-            (full(8, 0, held(Different, false)), TAKES_OVER),
-            (full(9, 0, held(Different, false)), limit),
+            // that does not free a place of its own.
+            (true, full(8, 1, held(SameAuthority, true)), TAKES_OVER),
+            (true, full(8, 2, held(SameAuthority, true)), bound_to_it),
+            (true, full(8, 0, held(Different, false)), TAKES_OVER),
+            (true, full(9, 0, held(Different, false)), limit),
         ];
-        for (standing, expected) in rows {
-            assert_eq!(policy.judge(candidate(true), &standing), expected, "{standing:?}");
+        for (bound, standing, expected) in rows {
+            assert_eq!(
+                policy.judge(candidate(bound), &standing),
+                expected,
+                "{bound}, {standing:?}"
+            );
         }
     }
 

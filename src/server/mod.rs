@@ -90,7 +90,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, TrySendError};
-use log::info;
+use log::{info, warn};
 use uuid::Uuid;
 
 pub use self::admission::AdmissionPolicy;
@@ -104,7 +104,7 @@ pub use self::figures::{
 pub use self::filter::{Filter, FilterAction};
 pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer, SendError};
 pub use self::held::HeldId;
-pub use self::routing::{Decision, RouteFn, RuleError, Rules};
+pub use self::routing::{Decision, ParseRuleError, RouteFn, RuleError, Rules};
 pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo};
 use crate::payload::Content;
 use crate::proto::Frame;
@@ -158,6 +158,13 @@ impl Server {
 
         let (uuid, role) = (config.uuid, config.role);
         let settings = config.runner();
+        let (memory, max_payload) = (settings.received.longest(), config.max_payload);
+        if memory < u64::from(max_payload) {
+            warn!(target: "ssntp::server",
+                "frames of more than {memory} bytes are refused, as there is no memory for them: \
+                 queue_budget is below max_payload, {max_payload}"
+            );
+        }
         let (stopped, stopping) = crossbeam_channel::bounded(0);
         let handler = Box::new(handler);
         let core = ServerCore::new(

@@ -5,8 +5,8 @@ use std::fmt;
 use uuid::Uuid;
 
 use super::sessions::Directory;
-use crate::proto::{Command, ErrorCode, Event, Frame, FrameKind, FrameType, Operands};
-use ssntp_transport::Role;
+use crate::proto::{Command, ErrorCode, Event, Frame, FrameKind, FrameType, Operands, ParseKindError};
+use ssntp_transport::{ParseRoleError, Role};
 
 /// What a routing function decides about one frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,6 +119,50 @@ impl Rules {
         rules
     }
 
+    /// The rules that a text says, one a word: `STATS=controller` sends STATS to every
+    /// session with that role, `READY=controller,scheduler` to those with either.
+    ///
+    /// ```
+    /// use ssntp::Role;
+    /// use ssntp::proto::Command;
+    /// use ssntp::server::Rules;
+    ///
+    /// let rules = Rules::parse("STATS=controller READY=controller,scheduler")?;
+    /// assert_eq!(rules.receivers(Command::STATS), Some(Role::CONTROLLER));
+    /// # Ok::<(), ssntp::server::ParseRuleError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The first word that is no rule. [`check`](Self::check) says whether the rules can be
+    /// used.
+    pub fn parse(text: &str) -> Result<Self, ParseRuleError> {
+        let mut words = text.split_whitespace();
+        words.try_fold(Self::new(), |rules, word| {
+            let (kind, to) = Self::parse_one(word)?;
+            Ok(rules.multicast(kind, to))
+        })
+    }
+
+    /// What one word of [`parse`](Self::parse) says: which frames go to whom.
+    ///
+    /// # Errors
+    /// It is no rule.
+    pub fn parse_one(word: &str) -> Result<(FrameKind, Role), ParseRuleError> {
+        let wrong = |why: String| ParseRuleError(format!("{word:?}: {why}"));
+        let (kind, to) = word
+            .split_once('=')
+            .ok_or_else(|| wrong("expected OPERAND=ROLE".into()))?;
+        let kind = kind
+            .trim()
+            .parse()
+            .map_err(|e: ParseKindError| wrong(e.to_string()))?;
+        let to = to
+            .trim()
+            .parse()
+            .map_err(|e: ParseRoleError| wrong(e.to_string()))?;
+        Ok((kind, to))
+    }
+
     /// The roles that frames of `kind` go to; none where there is no rule for
     /// them, or a function decides.
     pub fn receivers(&self, kind: impl Into<FrameKind>) -> Option<Role> {
@@ -196,6 +240,11 @@ impl fmt::Debug for Rules {
     }
 }
 
+/// A word that is no forwarding rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ParseRuleError(String);
+
 /// Why [`Rules`] cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -272,6 +321,28 @@ mod tests {
     use super::*;
     use crate::proto::Status;
     use crate::server::Filter;
+
+    #[test]
+    fn rules_are_read_from_words() {
+        let rules = Rules::parse(" STATS=controller  ready=controller,scheduler\nEVENT/0x80=agent ").unwrap();
+        let own = FrameKind::new(FrameType::EVENT, 0x80);
+        assert_eq!(rules.receivers(Command::STATS), Some(Role::CONTROLLER));
+        assert_eq!(
+            rules.receivers(Status::READY),
+            Some(Role::CONTROLLER | Role::SCHEDULER)
+        );
+        assert_eq!(rules.receivers(own), Some(Role::AGENT));
+        assert!(Rules::parse("").unwrap().receivers(Command::STATS).is_none());
+        for (word, why) in [
+            ("STATS", "\"STATS\": expected OPERAND=ROLE"),
+            ("STATZ=agent", "is STATS meant?"),
+            ("STATS=agents", "agents"),
+            ("STATS=", "\"STATS=\""),
+        ] {
+            let error = Rules::parse(word).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
 
     #[test]
     fn the_rules_of_the_spec_have_a_receiver_for_all_that_a_cluster_says() {

@@ -225,48 +225,100 @@ fn connected_is_neither_overtaken_nor_dropped() {
     sending.join().unwrap();
 }
 
-#[test]
-fn long_frames_that_never_end_take_no_more_than_the_budget_and_do_not_stay() {
-    const BUDGET: u64 = 4 << 20;
+/// A server with the memory of a control group of 64 MiB, of which 4 MiB are for what
+/// arrives, and what it says of its sessions' ends.
+fn small_server() -> (TestServer, Receiver<ServerEvent>) {
     let (handler, events) = ssntp::server::channel(1 << 10);
     let server = TestServer::start(handler, |c| {
-        c.queue_budget(BUDGET)
-            .write_timeout(Duration::from_secs(2))
+        c.queue_budget(16 << 20)
+            .write_timeout(Duration::from_millis(500))
             .rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
     });
-    // A quarter of the budget is for what is received: two of these use it up.
-    let mut begun: Vec<Peer> = (0..4).map(|_| server.connect(Role::AGENT)).collect();
-    for peer in &mut begun {
-        // 16 MiB are announced.
-        peer.send_bytes(&[0, 1, 0, 3, 1, 0, 0, 0]);
-        let _ = peer.try_send_bytes(&vec![7; 600_000]);
+    (server, events)
+}
+
+fn long(len: usize) -> Frame {
+    Frame::with_payload(Command::STATS, vec![7; len])
+}
+
+/// Why the next session has ended.
+fn next_end(events: &Receiver<ServerEvent>) -> DisconnectReason {
+    loop {
+        if let ServerEvent::Disconnected(_, why) = events.recv_timeout(LIMIT).unwrap() {
+            return why;
+        }
     }
-    let is_given_up = || {
-        let why = loop {
-            if let ServerEvent::Disconnected(_, why) = events.recv_timeout(LIMIT).unwrap() {
-                break why;
-            }
-        };
-        assert!(
-            matches!(&why, DisconnectReason::Protocol(why) if why.contains("did not come to its end")),
-            "{why:?}"
-        );
-    };
-    for _ in 0..begun.len() {
-        is_given_up();
-    }
-    // One that is never silent has no more room than the others.
-    let mut endless = server.connect(Role::AGENT);
-    endless.send_bytes(&[0, 1, 0, 3, 1, 0, 0, 0]);
-    let sending = std::thread::spawn(move || while endless.try_send_bytes(&[7; 64 << 10]).is_ok() {});
-    is_given_up();
-    sending.join().unwrap();
-    // Whoever comes to an end is served.
+}
+
+#[test]
+fn a_frame_that_is_longer_than_the_memory_for_what_arrives_arrives() {
+    let (server, _events) = small_server();
     let mut controller = server.connect(Role::CONTROLLER);
     let mut agent = server.connect(Role::AGENT);
-    let long = Frame::with_payload(Command::STATS, vec![7; 600_000]);
-    agent.send(&long);
-    assert_eq!(controller.frame(), long);
+    agent.send(&long(8 << 20));
+    assert!(controller.frame() == long(8 << 20));
+}
+
+#[test]
+fn long_frames_of_many_senders_arrive_one_after_the_other() {
+    let (server, _events) = small_server();
+    let mut controller = server.connect(Role::CONTROLLER);
+    let senders: Vec<_> = (0..10)
+        .map(|_| {
+            let mut agent = server.connect(Role::AGENT);
+            std::thread::spawn(move || {
+                agent.send(&long(3_000_000));
+                agent
+            })
+        })
+        .collect();
+    for _ in 0..senders.len() {
+        assert!(controller.frame() == long(3_000_000));
+    }
+    for sender in senders {
+        sender.join().unwrap();
+    }
+}
+
+#[test]
+fn frames_that_lack_their_last_byte_stop_nobody_and_are_given_up() {
+    let (server, events) = small_server();
+    let mut controller = server.connect(Role::CONTROLLER);
+    let holders: Vec<_> = [1_300_000, 1_300_000, 1_300_000, 16 << 20]
+        .into_iter()
+        .map(|len| {
+            let mut agent = server.connect(Role::AGENT);
+            std::thread::spawn(move || {
+                let _ = agent.try_send_bytes(&long(len).encode()[..8 + len - 1]);
+                agent
+            })
+        })
+        .collect();
+    let mut agent = server.connect(Role::AGENT);
+    for len in [600_000, 3_000_000] {
+        agent.send(&long(len));
+        assert!(controller.frame() == long(len));
+    }
+    for _ in 0..holders.len() {
+        let why = next_end(&events).to_string();
+        let silent = why.contains("did not come to its end");
+        assert!(silent || why.contains("others wait for memory"), "{why}");
+    }
+    drop(holders);
+    let figures = server.handle().figures().unwrap().received;
+    assert_eq!((figures.used, figures.waiting, figures.refused), (0, 0, 0));
+}
+
+#[test]
+fn a_frame_for_which_there_will_never_be_memory_is_refused_at_its_header() {
+    let (handler, events) = ssntp::server::channel(1 << 10);
+    let server = TestServer::start(handler, |c| c.queue_budget(4 << 20));
+    let mut agent = server.connect(Role::AGENT);
+    // Its header announces 16 MiB, and nothing follows.
+    agent.send_bytes(&[0, 1, 0, 3, 1, 0, 0, 0]);
+    let why = next_end(&events).to_string();
+    assert!(why.contains("16777224 bytes") && why.contains("4194304"), "{why}");
+    assert_eq!(server.handle().figures().unwrap().received.refused, 1);
 }
 
 /// Takes its time with STATS, and answers READY.

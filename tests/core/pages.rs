@@ -98,7 +98,7 @@ fn the_tables_hold_every_operand_and_role_with_its_number() {
         let section = section.split("\n#").next().unwrap();
         let rows = section.lines().filter(|line| line.starts_with("| 0x"));
         let written: Vec<String> = FrameKind::all()
-            .filter(|kind| kind.frame_type == frame_type)
+            .filter(|kind| kind.frame_type == *frame_type)
             .map(|kind| format!("| {:#x} | {kind} |", kind.operand))
             .collect();
         assert_eq!(rows.collect::<Vec<_>>(), written, "{frame_type}");

@@ -15,6 +15,7 @@ use ssntp::pki::{
 };
 use ssntp::transport::memory;
 use ssntp::transport::tls::{Acceptor, Connector, Secured, TlsError};
+use ssntp_test_support::warnings;
 use ssntp_transport::BufferPool;
 use uuid::Uuid;
 
@@ -519,6 +520,25 @@ fn an_authority_of_other_files_is_refused_by_name() {
     fs::write(path("ca.pem"), authority.certificate_pem()).unwrap();
     let text = Authority::load(&directory).unwrap_err().to_string();
     assert!(text.contains("ca.key: the private key does not belong"), "{text}");
+}
+
+#[test]
+fn a_key_that_other_users_may_read_or_replace_is_warned_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("agent.pem");
+    let issued = authority().issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+    issued.save(&path).unwrap();
+    for (mode, warned) in [(0o600, 0), (0o640, 0), (0o644, 1), (0o660, 1), (0o666, 1)] {
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        let told = warnings(|| drop(Identity::load(&path).unwrap()));
+        assert_eq!(told.len(), warned, "{mode:o}: {told:?}");
+        let told = warnings(|| drop(Identity::load_parts(&path, &path).unwrap()));
+        assert!(
+            told.iter().all(|line| line.contains(&format!("(mode {mode:o})"))),
+            "{told:?}"
+        );
+        assert_eq!(told.len(), warned);
+    }
 }
 
 #[test]

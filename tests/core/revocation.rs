@@ -18,7 +18,7 @@ use ssntp::transport::memory;
 use ssntp::transport::tls::{Acceptor, Connector, ServerCheck, TlsError};
 use ssntp_transport::{BufferPool, Outgoing};
 
-use ssntp_test_support::LIMIT;
+use ssntp_test_support::{LIMIT, warnings};
 
 /// Makes the revocation lists of an authority.
 pub(crate) struct Lister(Issuer<'static, KeyPair>);
@@ -31,6 +31,15 @@ impl Lister {
         // The name of an authority by default.
         params.distinguished_name.push(DnType::OrganizationName, "ssntp");
         params.distinguished_name.push(DnType::CommonName, "ssntp CA");
+        Self(Issuer::new(params, key))
+    }
+
+    /// As an authority of another name.
+    fn named(authority: &Authority, name: &str) -> Self {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, name);
+        let key = KeyPair::from_pem(authority.key_pem()).unwrap();
         Self(Issuer::new(params, key))
     }
 
@@ -68,6 +77,14 @@ impl Lister {
     /// A list of these, which is good until 2100.
     pub(crate) fn list(&self, revoked: &[&CertificateInfo]) -> RevocationLists {
         RevocationLists::from_der(&[self.der(revoked)]).unwrap()
+    }
+
+    /// One with this number, which was signed in this year.
+    pub(crate) fn numbered(&self, number: u8, year: i32) -> RevocationLists {
+        let mut params = self.params(&[]);
+        params.crl_number = vec![number].into();
+        params.this_update = rcgen::date_time_ymd(year, 1, 1);
+        RevocationLists::from_der(&[self.sign(&params)]).unwrap()
     }
 
     /// One that should have been replaced in 2021.
@@ -307,6 +324,71 @@ fn the_list_of_an_authority_that_was_replaced_by_its_namesake_is_no_hindrance() 
     // Alone, it may as well be a forged one.
     let alone = RevocationLists::from_der(&lists[..1]).unwrap();
     assert!(new.trust().with_revocation_lists(&alone).is_err());
+}
+
+#[test]
+fn no_list_is_replaced_by_an_older_one_or_left_out() {
+    // They have one name. Only their keys tell them apart.
+    let (authority, namesake) = (authority(), authority());
+    let (lister, other) = (Lister::of(&authority), Lister::of(&namesake));
+    let both = Trust::from_der(&[authority.info().der.clone(), namesake.info().der.clone()]).unwrap();
+    let with = |lists: RevocationLists| both.with_revocation_lists(&lists).unwrap();
+    let former = with(lister.numbered(7, 2024));
+    for (number, year) in [(6, 2024), (7, 2023), (6, 2025), (8, 2023)] {
+        let fault = with(lister.numbered(number, year))
+            .check_follows(&former)
+            .unwrap_err();
+        let told = "is older than the one in force, which was signed at 2024-01-01T00:00:00Z";
+        assert!(fault.to_string().ends_with(told), "{fault}");
+    }
+    for (number, year) in [(7, 2024), (8, 2024), (8, 2025)] {
+        with(lister.numbered(number, year))
+            .check_follows(&former)
+            .unwrap();
+    }
+    let left_out = with(other.numbered(9, 2025)).check_follows(&former);
+    assert!(matches!(left_out, Err(Fault::RevocationListOlder { .. })));
+    // The authority goes, and its list with it; or there are to be no lists any more.
+    let later = namesake.trust().with_revocation_lists(&other.numbered(1, 2020));
+    later.unwrap().check_follows(&former).unwrap();
+    both.check_follows(&former).unwrap();
+    former.check_follows(&both).unwrap();
+}
+
+#[test]
+fn lists_of_others_alone_are_refused_if_expiry_is_enforced() {
+    let (authority, stranger) = (authority(), Authority::new(&AuthorityRequest::default()).unwrap());
+    let foreign = Lister::named(&stranger, "strangers").der(&[]);
+    let lists = |ders: &[CertificateRevocationListDer<'static>]| RevocationLists::from_der(ders).unwrap();
+    let alone = lists(std::slice::from_ref(&foreign));
+    authority.trust().with_revocation_lists(&alone).unwrap();
+    let refused = authority
+        .trust()
+        .with_revocation_lists(&alone.enforce_expiry(true));
+    let issuers = "\"O=strangers\"".to_owned();
+    assert_eq!(fault(refused), Fault::RevocationListsOfOthers { issuers });
+    // Beside the list of a trusted authority it may be that of one in between.
+    let own = Lister::of(&authority).der(&[]);
+    let both = lists(&[foreign, own]).enforce_expiry(true);
+    authority.trust().with_revocation_lists(&both).unwrap();
+}
+
+#[test]
+fn who_shows_a_certificate_that_its_own_list_revokes_is_warned() {
+    let authority = authority();
+    let [server, agent] = [Role::SERVER, Role::AGENT].map(|role| issue(&authority, role));
+    let list = Lister::of(&authority).list(&[server.info(), agent.info()]);
+    let trust = authority.trust().with_revocation_lists(&list).unwrap();
+    let warned = warnings(|| {
+        Acceptor::mutual(&server, &trust).unwrap();
+        Connector::mutual(&agent, &trust).unwrap();
+    });
+    let names = [server, agent].map(|identity| identity.info().subject.clone());
+    assert_eq!(warned.len(), 2, "{warned:?}");
+    for (line, name) in warned.iter().zip(names) {
+        let told = line.contains("this side's own certificate counts no longer") && line.contains(&name);
+        assert!(told, "{line}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ssntp::Role;
+use ssntp::client::{Client, ClientConfig};
 use ssntp::payload::{Stop, StopFailure, StopFailureReason};
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::proto::{Command, Connect, ErrorCode, Event, Frame, FrameKind, FrameType, Header, Status, Trace};
@@ -369,6 +370,49 @@ const FAILED: Option<FrameKind> = Some(FrameKind {
     operand: ErrorCode::CONNECTION_FAILURE.0,
 });
 
+/// A newcomer that was admitted and reads no more of CONNECTED than its header. Tries
+/// again where its earlier sessions have not ended yet.
+fn reads_no_connected(server: &TestServer, identity: &Identity, uuid: Uuid) -> Peer {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let mut peer = server.dial(identity);
+        peer.send_bytes(&Connect::new(Role::AGENT, uuid, false).encode());
+        if peer.next_is_connected() {
+            return peer;
+        }
+        assert!(Instant::now() < deadline, "it is not admitted");
+    }
+}
+
+#[test]
+fn who_comes_again_and_again_and_reads_nothing_has_two_places_and_no_more() {
+    let server = TestServer::start((), |c| {
+        c.max_sessions(8)
+            .configuration(vec![b'#'; 1 << 20])
+            .handshake_timeout(Duration::from_secs(3600))
+    });
+    let mut stuck = Vec::new();
+    let owners = [Uuid::new_v4(), Uuid::new_v4()].map(|uuid| (bound_identity(Role::AGENT, uuid), uuid));
+    for _ in 0..5 {
+        for (identity, uuid) in &owners {
+            stuck.push(reads_no_connected(&server, identity, *uuid));
+        }
+    }
+    server.connect(Role::CONTROLLER);
+}
+
+#[test]
+fn a_stop_does_not_wait_for_a_newcomer_that_does_not_read() {
+    let mut server = TestServer::start((), |c| {
+        c.grace(Duration::from_millis(100))
+            .configuration(vec![b'#'; 1 << 20])
+            .handshake_timeout(Duration::from_secs(3600))
+    });
+    let stuck = reads_no_connected(&server, &identity(Role::AGENT), Uuid::new_v4());
+    server.server.take().unwrap().stop();
+    drop(stuck);
+}
+
 #[test]
 fn the_same_certificate_takes_a_session_over_and_another_may_try_again() {
     let (handler, told) = notes();
@@ -396,7 +440,7 @@ fn the_owner_of_a_uuid_takes_it_from_who_only_claims_it() {
     let mut owner = server.connect_as(&bound_identity(Role::AGENT, uuid), Role::AGENT, uuid);
     claimant.end();
     assert_eq!(disconnected(&told), DisconnectReason::Replaced);
-    assert_eq!(refused(&server, &identity(Role::AGENT), uuid), ABORTED);
+    assert_eq!(refused(&server, &identity(Role::AGENT), uuid), FAILED);
     owner.send(&stats("mine"));
     assert_eq!(controller.frame(), stats("mine"));
     // With a new certificate it is still the owner.
@@ -405,6 +449,24 @@ fn the_owner_of_a_uuid_takes_it_from_who_only_claims_it() {
     owner.end();
     new.send(&stats("renewed"));
     assert_eq!(controller.frame(), stats("renewed"));
+}
+
+#[test]
+fn a_client_that_only_claims_a_uuid_comes_back_when_the_owner_has_gone() {
+    let server = TestServer::start((), |c| c);
+    let uuid = Uuid::new_v4();
+    let mut owner = server.connect_as(&bound_identity(Role::AGENT, uuid), Role::AGENT, uuid);
+    let config = ClientConfig::new(identity(Role::AGENT), trust()).connect_in_memory(&server.listener);
+    let client = Client::start(config.uuid(uuid)).unwrap();
+    while client.failures().is_empty() {
+        assert!(client.ended().is_none(), "{:?}", client.ended());
+        std::thread::yield_now();
+    }
+    let told = client.failures()[0].to_string();
+    assert!(told.contains("connected with another certificate"), "{told}");
+    owner.finish();
+    owner.end();
+    assert!(client.wait_connected(Some(LIMIT)).unwrap());
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use ssntp_test_support::bodies::BODIES;
+use ssntp_test_support::peers::peers;
 
 /// The seeds of a fuzz target with their names, in one order.
 fn seeds(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
@@ -105,6 +106,26 @@ macro_rules! each_survives_any_bytes {
             assert_eq!([$(stringify!($target)),*], BODIES.map(|(name, _)| name));
         }
     };
+}
+
+/// The scripts have one beginning in all runs: a failure can be repeated.
+#[test]
+fn a_server_survives_peers_that_send_anything() {
+    let mut state = 0x5eed_u64;
+    let mut byte = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        state.to_be_bytes()[0]
+    };
+    for (path, seed) in seeds("peers") {
+        println!("{}", path.display());
+        peers(&seed);
+    }
+    for _ in 0..60 {
+        let script: Vec<u8> = (0..600).map(|_| byte()).collect();
+        peers(&script);
+    }
 }
 
 mod any_bytes_are_survived_by {

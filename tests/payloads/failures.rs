@@ -1,6 +1,7 @@
 //! The failures of commands.
 
 use ssntp::payload::*;
+use ssntp::proto::{Command, Frame};
 
 use super::*;
 
@@ -113,13 +114,15 @@ fn volume_failures() {
 #[test]
 fn public_ip_failures_repeat_the_command() {
     let failure: AssignPublicIpFailure = current(&fixture("AssignPublicIPFailure"));
-    let command = AssignPublicIp::decode(&fixture("AssignPublicIP")).unwrap();
-    let expected = AssignPublicIpFailure::new(command, PublicIpFailureReason::AssignFailure);
+    let command = Frame::with_payload(Command::ASSIGN_PUBLIC_IP, fixture("AssignPublicIP"));
+    let subject = CommandSubject::of(&command);
+    let expected = AssignPublicIpFailure::of(subject, PublicIpFailureReason::AssignFailure);
     assert_eq!(failure, expected);
 
     let failure: UnassignPublicIpFailure = current(&fixture("UnassignPublicIPFailure"));
-    let command = ReleasePublicIp::decode(&fixture("ReleasePublicIP")).unwrap();
-    let expected = UnassignPublicIpFailure::new(command, PublicIpFailureReason::ReleaseFailure);
+    let command = Frame::with_payload(Command::RELEASE_PUBLIC_IP, fixture("ReleasePublicIP"));
+    let subject = CommandSubject::of(&command);
+    let expected = UnassignPublicIpFailure::of(subject, PublicIpFailureReason::ReleaseFailure);
     assert_eq!(failure, expected);
     assert_eq!(failure.concentrator_uuid, CNCI);
 }
@@ -131,17 +134,17 @@ fn reasons_are_those_of_the_protocol() {
     }
     assert_eq!(
         words(StartFailureReason::ALL, |r| r.as_str()),
-        "full_cloud full_cn node_maintenance no_cn no_net_cn invalid_payload invalid_data already_running \
-         instance_exists image_failure launch_failure network_failure"
+        "full_cloud full_cn node_maintenance no_cn no_net_cn already_running instance_exists image_failure \
+         launch_failure network_failure invalid_payload invalid_data"
     );
     assert_eq!(
         words(StopFailureReason::ALL, |r| r.as_str()),
-        "no_instance invalid_payload invalid_data already_stopped"
+        "no_instance already_stopped invalid_payload invalid_data"
     );
     assert_eq!(
         words(RestartFailureReason::ALL, |r| r.as_str()),
-        "no_instance invalid_payload invalid_data already_running instance_corrupt launch_failure \
-         network_failure"
+        "no_instance already_running instance_corrupt launch_failure network_failure invalid_payload \
+         invalid_data"
     );
     assert_eq!(
         words(DeleteFailureReason::ALL, |r| r.as_str()),
@@ -149,17 +152,17 @@ fn reasons_are_those_of_the_protocol() {
     );
     assert_eq!(
         words(AttachVolumeFailureReason::ALL, |r| r.as_str()),
-        "no_instance invalid_payload invalid_data attach_failure already_attached state_failure \
-         instance_failure not_supported"
+        "no_instance attach_failure already_attached state_failure instance_failure not_supported \
+         invalid_payload invalid_data"
     );
     assert_eq!(
         words(DetachVolumeFailureReason::ALL, |r| r.as_str()),
-        "no_instance invalid_payload invalid_data detach_failure not_attached state_failure \
-         instance_failure not_supported"
+        "no_instance detach_failure not_attached state_failure instance_failure not_supported \
+         invalid_payload invalid_data"
     );
     assert_eq!(
         words(PublicIpFailureReason::ALL, |r| r.as_str()),
-        "no_instance invalid_payload invalid_data assign_failure release_failure"
+        "no_instance assign_failure release_failure invalid_payload invalid_data"
     );
     assert_eq!(
         words(InvalidFrameTypeReason::ALL, |r| r.as_str()),

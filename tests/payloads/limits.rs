@@ -142,8 +142,6 @@ fn long_documents_are_refused_unread() {
         refusal("a byte more", &format!("{longest}x")),
         too_long(MAX_DOCUMENT_LEN + 1)
     );
-    let small = yaml::decode_within::<serde_json::Value>(b"a: 1", 3).unwrap_err();
-    assert_eq!(small.kind(), &ErrorKind::TooLong { len: 4, limit: 3 });
 }
 
 #[test]

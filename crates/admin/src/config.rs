@@ -1,9 +1,7 @@
 //! Where the pages are, and who may see them.
 
-use std::fs;
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::PermissionsExt;
 
 use ssntp::Role;
 use ssntp::pki::{Identity, Trust};
@@ -54,11 +52,9 @@ impl AdminConfig {
     /// Binds the address. For each listener, whether it is local.
     pub(super) fn listen(&self) -> Result<(Vec<Listener>, Vec<bool>), AdminError> {
         let failed = |e| AdminError::Listen(self.address.clone(), e);
-        let listeners = Listener::bind(&self.address, TcpOptions::default()).map_err(failed)?;
-        if let Address::Unix(path) = &self.address {
-            let mode = if self.for_group { 0o660 } else { 0o600 };
-            fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed)?;
-        }
+        let mode = if self.for_group { 0o660 } else { 0o600 };
+        let listeners = Listener::bind_with_mode(&self.address, TcpOptions::default(), mode);
+        let listeners = listeners.map_err(failed)?;
         let local = |listener: &Listener| listener.local_address().is_none_or(|at| is_local(&at));
         let doors: Vec<_> = listeners.iter().map(local).collect();
         if doors.contains(&false) && self.tls.is_none() {

@@ -18,8 +18,9 @@ use ssntp_transport::LogLimit;
 use ssntp_transport::tls::{Acceptor, TlsError};
 use ssntp_transport::{BufferPool, Duplex, Halves, Newcomer, Outgoing, PeerAddress, drain, plain};
 
-/// How long a client may take to send its request, including its TLS handshake.
-const ASKING: Duration = Duration::from_secs(5);
+/// How long a client may take to send its request, including its TLS handshake: an honest one
+/// sends it at once.
+const ASKING: Duration = Duration::from_secs(2);
 /// How long a client may take to read the answer.
 const ANSWERING: Duration = Duration::from_secs(10);
 /// How long the rest of the client's input is read after the answer: closing a socket
@@ -97,10 +98,14 @@ impl Door {
             }
         };
         stream.begin(ANSWERING);
-        let bytes = Bytes::from(answer.encode(is_head));
-        halves.transmit.transmit(&[Outgoing::whole(bytes, 1)])?;
+        let mut parts = vec![Outgoing::whole(Bytes::from(answer.head()), 1)];
+        if !is_head && !answer.body.is_empty() {
+            parts.push(Outgoing::whole(Bytes::from(answer.body), 1));
+        }
+        halves.transmit.transmit(&parts)?;
         halves.transmit.finish()?;
         halves.transmit.idle();
+        drop((parts, answer.permit));
         stream.begin(LINGER);
         drain(&**stream, LINGER);
         Ok(())
@@ -136,7 +141,6 @@ impl Door {
         match &request.host {
             Some(host)
                 if host != "localhost"
-                    && !host.is_empty()
                     && host.parse::<IpAddr>().is_err()
                     && Some(host) != self.host.as_ref() =>
             {

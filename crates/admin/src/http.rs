@@ -1,8 +1,12 @@
 //! The part of HTTP/1.1 that pages need: the head of one request, and one answer,
 //! after which the connection ends.
 
+use std::sync::Arc;
+
 use httparse::{EMPTY_HEADER, Error, Status};
 
+/// The media type of all pages but metrics and the list of pages.
+pub(super) const JSON: &str = "application/json";
 /// The longest head of a request.
 pub(super) const HEAD: usize = 8 * 1024;
 /// The most headers of a request. Browsers send some twenty.
@@ -92,39 +96,44 @@ fn without_port(host: &str) -> String {
 }
 
 /// An answer to a request.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct Answer {
     pub(super) code: u16,
     pub(super) content_type: &'static str,
     pub(super) body: String,
+    /// The permit of a large answer, which is given back once the client has the answer.
+    pub(super) permit: Option<Arc<()>>,
 }
 
 impl Answer {
-    pub(super) fn json(code: u16, value: &serde_json::Value) -> Self {
+    pub(super) fn new(code: u16, content_type: &'static str, body: String) -> Self {
+        let permit = None;
         Self {
             code,
-            content_type: "application/json",
-            body: format!("{value:#}\n"),
+            content_type,
+            body,
+            permit,
         }
     }
 
-    /// The bytes of the answer.
-    pub(super) fn encode(&self, is_head: bool) -> Vec<u8> {
-        let allow = if self.code == 405 {
-            "Allow: GET, HEAD\r\n"
-        } else {
-            ""
+    pub(super) fn json(code: u16, value: &serde_json::Value) -> Self {
+        Self::new(code, JSON, format!("{value:#}\n"))
+    }
+
+    /// The head of the answer. The body follows as it is, without a copy.
+    pub(super) fn head(&self) -> String {
+        let allow = match self.code {
+            405 => "Allow: GET, HEAD\r\n",
+            _ => "",
         };
-        let head = format!(
+        format!(
             "HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n{allow}Cache-Control: no-store\r\n\
              X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n",
             self.code,
             reason(self.code),
             self.content_type,
             self.body.len()
-        );
-        let body = if is_head { "" } else { &self.body };
-        [head.as_bytes(), body.as_bytes()].concat()
+        )
     }
 }
 

@@ -24,11 +24,12 @@
 //!
 //! | limit | value | when it is reached |
 //! |---|---|---|
-//! | connections | 32 | the one that has waited longest for its client is cut, or the newcomer waits |
-//! | the head of a request | 8 KiB, 64 headers, 5 s with the TLS handshake | 431, 400, or the connection ends |
+//! | connections | 32 | the one that has waited longest for its client, and for 20 ms at least, is cut |
+//! | the head of a request | 8 KiB, 64 headers, 2 s with the TLS handshake | 431, 400, or the connection ends |
 //! | the body of a request | none is read | – |
 //! | requests of a connection | one | it ends with its answer |
-//! | an answer | 10 s, 1,000 sessions | the connection ends; the rest is on the next page |
+//! | an answer | 10 s; 1,000 sessions, a MiB | the connection ends; the rest is on the next page |
+//! | answers with more than 100 sessions, or with those that ended | two | 503 |
 //!
 //! Only GET and HEAD are supported. At loopback addresses and Unix sockets, everybody
 //! who can connect sees the pages; other addresses need mutual TLS and a certificate
@@ -94,8 +95,8 @@ use ssntp_transport::{Acceptance, Address, Newcomer};
 /// Where log lines go.
 const LOG: &str = "ssntp_admin";
 
-/// How many connections are served at a time. Each has a thread and an answer of
-/// at most a megabyte; a scrape takes one for some milliseconds.
+/// How many connections are served at a time. Each has a thread, and an answer of at most a
+/// hundred KiB but for two of them; a scrape takes one for some milliseconds.
 const CONNECTIONS: usize = 32;
 
 /// The pages of a process.
@@ -139,7 +140,7 @@ impl Admin {
         // From here on, dropping `admin` ends what runs already.
         let door = Door::new(doors, acceptor, config.roles, config.host(), pages);
         let serve = Box::new(move |newcomer: &Arc<Newcomer>| door.serve(newcomer));
-        let acceptance = Acceptance::start(listeners, "admin", LOG, CONNECTIONS, serve);
+        let acceptance = Acceptance::start_brief(listeners, "admin", LOG, CONNECTIONS, serve);
         admin.acceptance = Some(acceptance.map_err(AdminError::Thread)?);
         Ok(admin)
     }

@@ -41,6 +41,17 @@ pub struct Metric<F> {
     read: fn(&F) -> Samples,
 }
 
+impl<F> Metric<F> {
+    const fn new(name: &'static str, help: &'static str, kind: MetricType, read: fn(&F) -> Samples) -> Self {
+        Self {
+            name,
+            help,
+            kind,
+            read,
+        }
+    }
+}
+
 /// The values of one metric, each with its labels.
 pub type Samples = Vec<(Labels, Value)>;
 
@@ -61,35 +72,17 @@ pub enum Value {
 
 /// A row for a value that only grows. Its name ends in `_total`.
 pub const fn counter<F>(name: &'static str, help: &'static str, read: fn(&F) -> Samples) -> Metric<F> {
-    let kind = MetricType::Counter;
-    Metric {
-        name,
-        help,
-        kind,
-        read,
-    }
+    Metric::new(name, help, MetricType::Counter, read)
 }
 
 /// A row for a value that grows and shrinks.
 pub const fn gauge<F>(name: &'static str, help: &'static str, read: fn(&F) -> Samples) -> Metric<F> {
-    let kind = MetricType::Gauge;
-    Metric {
-        name,
-        help,
-        kind,
-        read,
-    }
+    Metric::new(name, help, MetricType::Gauge, read)
 }
 
 /// A row for times that were measured. Its name ends in `_seconds`.
 pub const fn histogram<F>(name: &'static str, help: &'static str, read: fn(&F) -> Samples) -> Metric<F> {
-    let kind = MetricType::Histogram;
-    Metric {
-        name,
-        help,
-        kind,
-        read,
-    }
+    Metric::new(name, help, MetricType::Histogram, read)
 }
 
 /// A value without labels.
@@ -180,14 +173,8 @@ impl Metrics {
 
     /// Puts other metrics after these.
     pub(super) fn extend(&mut self, others: &Self) {
-        for Family {
-            name,
-            help,
-            kind,
-            samples,
-        } in &others.0
-        {
-            self.put(name, help, *kind, samples.clone());
+        for family in &others.0 {
+            self.put(family.name, family.help, family.kind, family.samples.clone());
         }
     }
 

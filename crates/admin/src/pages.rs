@@ -1,5 +1,7 @@
 //! A path to its page.
 
+use std::fmt::Write;
+use std::iter::Peekable;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -8,17 +10,24 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::client::PROCESS;
-use super::http::{Answer, Refused, Request};
+use super::http::{Answer, JSON, Refused, Request};
 use super::metrics::{Metric, TEXT, gauge, one};
 use super::sampler::{Figures, MAX_AGE};
-use super::{Metrics, now};
+use super::{Metrics, Row, now};
 use ssntp::Role;
 use ssntp_transport::ProcessFigures;
 
-/// The most sessions of one answer: about a megabyte of JSON.
+/// The most sessions of one answer.
 const MOST_SESSIONS: usize = 1000;
-/// The sessions of an answer to a request without `limit`.
+/// The sessions of an answer to a request without `limit`. An answer with more is a large one.
 const SESSIONS: usize = 100;
+/// A list of sessions ends with the session that makes it longer than this, in bytes. A session
+/// takes about one KiB, more if the name in its certificate is long.
+const LONGEST: usize = 1 << 20;
+/// How many large answers there are at a time, from the first byte made to the last byte sent. A
+/// client that reads slowly keeps its answer, and with it a snapshot of all sessions was made, so
+/// the memory of the pages is bounded by this number and not by the number of clients.
+const LARGE: usize = 2;
 
 const ANSWERING: &[Metric<bool>] = &[gauge(
     "ssntp_answering",
@@ -41,6 +50,8 @@ pub(super) struct Pages {
     figures: Arc<Figures>,
     process: Mutex<Option<(Instant, ProcessFigures)>>,
     stopping: AtomicBool,
+    /// Each large answer has a clone.
+    large: Arc<()>,
 }
 
 impl Pages {
@@ -49,6 +60,7 @@ impl Pages {
             figures,
             process: Mutex::default(),
             stopping: AtomicBool::new(false),
+            large: Arc::default(),
         }
     }
 
@@ -71,7 +83,7 @@ impl Pages {
         let snapshot = || self.figures.snapshot();
         let unavailable = |why| Refused::new(503, why);
         Ok(match request.path.as_str() {
-            "/" => text("text/plain; charset=utf-8", INDEX.into()),
+            "/" => Answer::new(200, "text/plain; charset=utf-8", INDEX.into()),
             "/metrics" => self.metrics(),
             "/healthz" => match snapshot() {
                 Err(why) => Answer::json(503, &json!({ "status": "unavailable", "why": why })),
@@ -89,7 +101,16 @@ impl Pages {
                     Some(why) => Answer::json(503, &json!({ "ready": false, "why": why })),
                 }
             }
-            "/closed" => Answer::json(200, &json!({ "closed": snapshot().map_err(unavailable)?.closed })),
+            "/closed" => {
+                let permit = self.permit()?;
+                let now = snapshot().map_err(unavailable)?;
+                let (lines, _) = lines(&mut now.closed.iter().peekable(), MOST_SESSIONS);
+                let body = format!("{{\"closed\": [{lines}]}}\n");
+                Answer {
+                    permit: Some(permit),
+                    ..Answer::new(200, JSON, body)
+                }
+            }
             "/info" => {
                 let now = snapshot().map_err(unavailable)?;
                 Answer::json(200, &Value::Object(now.info.clone()))
@@ -108,7 +129,7 @@ impl Pages {
         if let Ok(now) = snapshot {
             metrics.extend(&now.metrics);
         }
-        text(TEXT, metrics.to_text())
+        Answer::new(200, TEXT, metrics.to_text())
     }
 
     /// The figures that the system has of this process. They are kept for a second,
@@ -124,30 +145,59 @@ impl Pages {
 
     fn sessions(&self, request: &Request) -> Result<Answer, Refused> {
         let asked = Selection::read(&request.query)?;
+        let permit = match asked.limit > SESSIONS {
+            true => Some(self.permit()?),
+            false => None,
+        };
         let snapshot = self.figures.snapshot().map_err(|why| Refused::new(503, why))?;
         let rows = &snapshot.sessions;
-        let mut matching = rows.iter().filter(|row| {
+        let matching = rows.iter().filter(|row| {
             asked.role.is_none_or(|role| row.role.intersects(role))
                 && asked.uuid.is_none_or(|uuid| row.uuid == Some(uuid))
                 && asked.after.is_none_or(|after| row.key > after)
         });
-        let shown: Vec<_> = matching.by_ref().take(asked.limit).collect();
-        let last = shown.last().map(|row| row.key);
-        let next = matching.next().and(last);
-        let sessions: Vec<_> = shown.into_iter().map(|row| row.to_json()).collect();
-        Ok(Answer::json(
-            200,
-            &json!({ "connected": rows.len(), "sessions": sessions, "next": next }),
-        ))
+        let mut matching = matching.peekable();
+        let (lines, last) = lines(&mut matching, asked.limit);
+        // Only if there are more, their page begins after the last one.
+        let next = matching.peek().and(last);
+        let connected = rows.len();
+        let next = json!(next);
+        let body = format!("{{\"connected\": {connected}, \"next\": {next}, \"sessions\": [{lines}]}}\n");
+        Ok(Answer {
+            permit,
+            ..Answer::new(200, JSON, body)
+        })
+    }
+
+    /// The permit for a large answer.
+    fn permit(&self) -> Result<Arc<()>, Refused> {
+        let permit = Arc::clone(&self.large);
+        // One count is that of these pages. Of two threads that are here at the same time both may
+        // see the other's clone, so there may be fewer large answers, but never more.
+        match Arc::strong_count(&permit) - 1 > LARGE {
+            true => Err(Refused::new(
+                503,
+                format!("{LARGE} large answers are under way; ask again"),
+            )),
+            false => Ok(permit),
+        }
     }
 }
 
-fn text(content_type: &'static str, body: String) -> Answer {
-    Answer {
-        code: 200,
-        content_type,
-        body,
+/// The next rows as JSON, a line each, and the key of the last one. Each row is written as soon as
+/// it is made: values take ten times the memory of their text.
+fn lines<'a>(rows: &mut Peekable<impl Iterator<Item = &'a Row>>, most: usize) -> (String, Option<u64>) {
+    let (mut text, mut last) = (String::new(), None);
+    for _ in 0..most {
+        let Some(row) = rows.next_if(|_| text.len() < LONGEST) else {
+            break;
+        };
+        let comma = if last.is_some() { "," } else { "" };
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{comma}\n{}", row.to_json());
+        last = Some(row.key);
     }
+    (text, last)
 }
 
 /// The parameters of `/sessions`.

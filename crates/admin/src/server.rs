@@ -47,7 +47,7 @@ impl Snapshot {
             .map(|session| row(session.clone(), figures.taken));
         snapshot.sessions = rows.collect();
         snapshot.sessions.sort_unstable_by_key(|row| row.key);
-        snapshot.closed = figures.closed.iter().rev().map(closed).collect();
+        snapshot.closed = figures.closed.iter().rev().cloned().map(closed).collect();
         snapshot
     }
 }
@@ -125,6 +125,10 @@ const BUDGETS: &[Metric<[(&str, BudgetFigures); 2]>] = &[
         |f| by("queue", f.map(|(queue, budget)| (queue, budget.used)))),
     gauge("ssntp_queue_limit_bytes", "The most memory of all queues together.",
         |f| by("queue", f.map(|(queue, budget)| (queue, budget.limit)))),
+    gauge("ssntp_received_waiting", "Frames that have begun to arrive and wait for memory.",
+        |f| one(f[1].1.waiting)),
+    counter("ssntp_received_refused_total", "Frames refused at their header: there will never be memory for them.",
+        |f| one(f[1].1.refused)),
 ];
 
 fn by_kind(figures: &Figures, count: fn(&KindFigures) -> u64) -> Samples {
@@ -183,12 +187,16 @@ fn row(session: SessionFigures, taken: SystemTime) -> Row {
     })
 }
 
-fn closed(session: &ClosedSession) -> Value {
-    let mut shown = shown(&session.info, session.since, &session.counters);
-    shown["until"] = rfc3339(session.until).into();
-    shown["reason"] = session.reason.word().into();
-    shown["why"] = session.reason.to_string().into();
-    shown
+fn closed(session: ClosedSession) -> Row {
+    let info = &session.info;
+    let (key, uuid, role) = (info.id().number(), info.uuid(), info.role());
+    Row::new(key, Some(uuid), role, move || {
+        let mut shown = shown(&session.info, session.since, &session.counters);
+        shown["until"] = rfc3339(session.until).into();
+        shown["reason"] = session.reason.word().into();
+        shown["why"] = session.reason.to_string().into();
+        shown
+    })
 }
 
 /// What both `/sessions` and `/closed` show of a session.

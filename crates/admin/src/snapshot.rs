@@ -24,7 +24,7 @@ pub struct Snapshot {
     /// For `/sessions`: the sessions, by growing [`Row::key`].
     pub sessions: Vec<Row>,
     /// For `/closed`: the sessions that ended, the last one first.
-    pub closed: Vec<Value>,
+    pub closed: Vec<Row>,
 }
 
 impl Snapshot {
@@ -35,7 +35,7 @@ impl Snapshot {
     }
 }
 
-/// One session, for `/sessions`.
+/// One session, for `/sessions` or `/closed`.
 pub struct Row {
     /// Its place among all sessions: a number that is never used again.
     pub key: u64,

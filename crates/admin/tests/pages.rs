@@ -9,16 +9,19 @@
     reason = "a test may fail, and has time limits"
 )]
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded};
+use serde_json::json;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
 use ssntp::server::{Context, Handler, SessionInfo};
 use ssntp::transport::memory::MemoryListener;
 use ssntp::{Client, ClientConfig, Command, Frame, Role, Server, ServerConfig};
-use ssntp_admin::{Admin, AdminConfig, AdminError, Metric, Snapshot, counter, one};
+use ssntp_admin::{Admin, AdminConfig, AdminError, Metric, Row, Snapshot, counter, one};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const SHOP: &[Metric<u64>] = &[counter("shop_orders_total", "Orders.", |orders| one(*orders))];
@@ -108,4 +111,86 @@ fn pages_that_others_could_see_do_not_start_without_tls() {
     let config = AdminConfig::new("0.0.0.0:0".parse().unwrap());
     let refused = Admin::start(config, || Ok(Snapshot::default())).unwrap_err();
     assert!(matches!(refused, AdminError::Open(_)), "{refused}");
+}
+
+/// Pages at a Unix socket, whose buffers hold less than a large answer, with a thousand sessions.
+fn pages_of_a_thousand(place: &Path) -> Admin {
+    let address = format!("unix:{}", place.display()).parse().unwrap();
+    let source = || {
+        let mut snapshot = Snapshot::default();
+        let row = |key| {
+            Row::new(
+                key,
+                None,
+                Role::NONE,
+                move || json!({ "session": key, "x": "x".repeat(2000) }),
+            )
+        };
+        snapshot.sessions = (1..=1000).map(row).collect();
+        snapshot.closed = (1..=1000).map(row).collect();
+        Ok(snapshot)
+    };
+    Admin::start(AdminConfig::new(address), source).unwrap()
+}
+
+/// Asks for a page, and reads the first line of the answer.
+fn ask(place: &Path, page: &str) -> (String, BufReader<UnixStream>) {
+    let mut stream = UnixStream::connect(place).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    write!(stream, "GET {page} HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = BufReader::new(stream);
+    let mut first = String::new();
+    answer.read_line(&mut first).unwrap();
+    (first, answer)
+}
+
+/// However many clients ask and do not read, there are two large answers at most.
+#[test]
+fn clients_that_do_not_read_take_the_memory_of_two_large_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("pages");
+    let admin = pages_of_a_thousand(&place);
+    let (one, mut kept) = ask(&place, "/sessions?limit=1000");
+    let (two, other) = ask(&place, "/closed");
+    assert!(one.contains(" 200 ") && two.contains(" 200 "), "{one}{two}");
+    for page in ["/sessions?limit=101", "/closed"] {
+        let (refused, mut rest) = ask(&place, page);
+        assert!(refused.contains(" 503 "), "{refused}");
+        let mut body = String::new();
+        rest.read_to_string(&mut body).unwrap();
+        assert!(body.contains("large answers are under way"), "{body}");
+    }
+    // Small pages go on.
+    for page in ["/sessions", "/healthz", "/metrics"] {
+        assert!(ask(&place, page).0.contains(" 200 "), "{page}");
+    }
+    drop(other);
+    let mut body = String::new();
+    kept.read_to_string(&mut body).unwrap();
+    let deadline = Instant::now() + LIMIT;
+    while !ask(&place, "/closed").0.contains(" 200 ") {
+        assert!(Instant::now() < deadline, "the permits do not come back");
+    }
+    // An answer ends at a MiB, and says where the next one begins.
+    let (_, body) = body.split_once("\r\n\r\n").unwrap();
+    let body: serde_json::Value = serde_json::from_str(body).unwrap();
+    let shown = body["sessions"].as_array().unwrap().len();
+    assert!((500..600).contains(&shown), "{shown}");
+    assert_eq!((&body["next"], &body["connected"]), (&json!(shown), &json!(1000)));
+    admin.stop();
+}
+
+/// A request without a name of this host is not let in by a name that is empty.
+#[test]
+fn an_empty_host_is_refused() {
+    let admin = Admin::start(AdminConfig::new("127.0.0.1:0".parse().unwrap()), || {
+        Ok(Snapshot::default())
+    });
+    let admin = admin.unwrap();
+    let mut stream = TcpStream::connect(admin.urls()[0].strip_prefix("http://").unwrap()).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(b"GET /info HTTP/1.1\r\nHost:\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
 }

@@ -15,6 +15,7 @@ use ssntp_cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver};
 use ssntp_cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 
 use crate::admin::{self, AdminArgs};
+use crate::choice::{Choices, one_of};
 use crate::connection::{self, Connection};
 use crate::credentials::{CredentialFiles, FilesRead};
 use crate::daemon::{Daemon, Next, Presence, Service, on};
@@ -88,8 +89,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PROGRAM")]
     after_evacuation: Option<PathBuf>,
     /// How the memory and CPUs of instances are limited
-    #[arg(long, value_enum, default_value_t = ConfinementName::Auto)]
-    confinement: ConfinementName,
+    #[arg(long, value_parser = one_of(CONFINEMENTS), default_value = "auto")]
+    confinement: Confinement,
     #[command(flatten)]
     admin: AdminArgs,
     /// Print JSON
@@ -190,13 +191,11 @@ enum DriverName {
     Qemu,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ConfinementName {
-    /// By control groups if the agent may make some, else by resource limits
-    Auto,
-    /// By resource limits
-    Rlimits,
-}
+#[rustfmt::skip] // A table: one row a word.
+const CONFINEMENTS: Choices<Confinement> = &[
+    ("auto", "By control groups if the agent may make some, else by resource limits", Confinement::Auto),
+    ("rlimits", "By resource limits", Confinement::ResourceLimits),
+];
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let (mut daemon, toggle) = Daemon::install_with(settings, signal_hook::consts::SIGUSR1)?;
@@ -291,13 +290,13 @@ impl Service for Running<'_> {
 }
 
 fn process(args: &Args) -> Result<ProcessDriver, Failure> {
-    let driver = ProcessDriver::new(args.confinement.into());
+    let driver = ProcessDriver::new(args.confinement);
     let driver = driver.map_err(|e| Failure::new(format!("the process driver: {e}")))?;
     Ok(driver.log_mb(args.log_limit))
 }
 
 fn qemu(args: &Args) -> Result<QemuDriver, Failure> {
-    let driver = QemuDriver::new(args.confinement.into());
+    let driver = QemuDriver::new(args.confinement);
     let driver = driver.map_err(|e| Failure::new(format!("the qemu driver: {e}")))?;
     let driver = driver.log_mb(args.log_limit);
     Ok(match &args.images {
@@ -356,14 +355,5 @@ impl AfterEvacuation {
             Some(Err(e)) => warn!("--after-evacuation: {e}"),
         }
         self.running = None;
-    }
-}
-
-impl From<ConfinementName> for Confinement {
-    fn from(name: ConfinementName) -> Self {
-        match name {
-            ConfinementName::Auto => Self::Auto,
-            ConfinementName::Rlimits => Self::ResourceLimits,
-        }
     }
 }

@@ -12,6 +12,7 @@ use ssntp::proto::TraceParent;
 use ssntp::transport::Address;
 use uuid::Uuid;
 
+use crate::clock::now;
 use crate::context::{Context, Contexts, OneOrSeveral};
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::failure::Failure;
@@ -161,7 +162,7 @@ impl ServerArgs {
     pub(crate) fn to_context(&self) -> Result<Context, Failure> {
         let whole = |path: &PathBuf| {
             let whole = std::path::absolute(path);
-            whole.map_err(|e| Failure::new(format!("{}: {e}", path.display())))
+            whole.map_err(|e| Failure::at(path, e))
         };
         let needed = |path: &Option<PathBuf>, flag: &str| match path {
             Some(path) => whole(path),
@@ -460,9 +461,4 @@ pub(crate) fn shown(client: &ClientFigures) -> String {
         Some(server) => format!("connected to {server}"),
         None => "not connected".to_owned(),
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a wait has a limit")]
-fn now() -> Instant {
-    Instant::now()
 }

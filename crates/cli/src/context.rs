@@ -152,11 +152,10 @@ impl Contexts {
         let path = path()
             .ok_or_else(|| Failure::new("neither HOME nor XDG_CONFIG_HOME says where contexts are kept"))?;
         let directory = path.parent().unwrap_or(Path::new("."));
-        let failed = |e: &dyn std::fmt::Display| Failure::new(format!("{}: {e}", path.display()));
         let _lock = lock(directory)?;
         let mut contexts: Self = read(&path)?.unwrap_or_default();
         change(&mut contexts)?;
-        let text = yaml::encode(&contexts).map_err(|e| failed(&e))?;
+        let text = yaml::encode(&contexts).map_err(|e| Failure::at(&path, e))?;
         let beside = path.with_extension("new");
         let write = || {
             let mut options = OpenOptions::new();
@@ -170,7 +169,7 @@ impl Contexts {
             file.sync_all()?;
             fs::rename(&beside, &path)
         };
-        write().map_err(|e| failed(&e))
+        write().map_err(|e| Failure::at(&path, e))
     }
 }
 
@@ -183,7 +182,7 @@ pub(crate) fn lock(directory: &Path) -> Result<File, Failure> {
         rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive)?;
         Ok(held)
     };
-    hold().map_err(|e: io::Error| Failure::new(format!("{}: {e}", directory.display())))
+    hold().map_err(|e: io::Error| Failure::at(directory, e))
 }
 
 /// The directory of a user's files of a kind: in that of the variable, else below
@@ -214,7 +213,7 @@ fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, Failur
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(Failure::new(format!("{shown}: {e}"))),
+        Err(e) => return Err(Failure::at(path, e)),
     };
     let decoded = yaml::decode(&bytes);
     decoded

@@ -7,14 +7,13 @@
 //! ```
 
 use std::fmt::Display;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use ssntp::pki::{Identity, RevocationLists, Trust};
 
 use crate::failure::Failure;
+use crate::input;
 use crate::watched::Watched;
 
 /// Revocation lists.
@@ -98,22 +97,20 @@ impl CrlArgs {
         if self.crl.is_empty() {
             return Ok(trust);
         }
-        let mut all = Vec::new();
+        let (mut all, mut alone) = (Vec::new(), None);
         for path in &self.crl {
-            let shown = path.display();
-            let mut pem = Vec::new();
-            let read = File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut pem));
-            read.map_err(|e| Failure::new(format!("{shown}: cannot read: {e}")))?;
-            // Half a file would let in clients that the other half revokes.
-            if pem.len() as u64 > MOST {
-                return Err(Failure::new(format!("{shown}: it is longer than {MOST} bytes")));
-            }
+            let pem = input::file(path, MOST)?;
             // Each file is also read alone, so that an error names it.
-            RevocationLists::from_pem(&pem, &shown.to_string())?;
-            all.extend(pem);
-            all.push(b'\n');
+            alone = Some(RevocationLists::from_pem(&pem, &path.display().to_string())?);
+            all.push(pem);
         }
-        let lists = RevocationLists::from_pem(&all, &names(&self.crl))?;
+        let lists = match (alone, all.as_slice()) {
+            // A list of 200,000 certificates takes 50 MB while it is read, so this is not
+            // done twice.
+            (Some(lists), [_]) => lists,
+            _ => RevocationLists::from_pem(&all.join(&b'\n'), &names(&self.crl))?,
+        };
+        drop(all);
         Ok(trust.with_revocation_lists(&lists.enforce_expiry(self.crl_strict))?)
     }
 

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::error::Error;
 use std::fmt::{self, Display, Formatter};
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use ssntp::pki::{self, BadRequest};
@@ -34,6 +35,16 @@ impl Failure {
     /// It was asked for wrongly: exit code 2.
     pub(crate) fn usage(message: impl Display) -> Self {
         Self::Usage(message.to_string())
+    }
+
+    /// It did not work with this file: `FILE: why`, exit code 1.
+    pub(crate) fn at(path: &Path, why: impl Display) -> Self {
+        Self::new(format_args!("{}: {why}", path.display()))
+    }
+
+    /// The system starts no more threads.
+    pub(crate) fn thread(error: io::Error) -> Self {
+        Self::new(format!("cannot start a thread: {error}"))
     }
 
     /// Nothing is printed.

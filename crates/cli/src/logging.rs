@@ -27,15 +27,16 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use clap::ValueEnum;
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
 use env_logger::{Builder, Env, Target};
 use log::Level;
 use ssntp::payload::timestamp;
-use ssntp_transport::{printable, printable_json};
+use ssntp_transport::{printable, printable_json, threads};
 
+use crate::clock::{since_1970, wall_clock};
 use crate::failure::Failure;
 
 /// How many lines may wait: a burst of some hundred sessions that end at once.
@@ -155,7 +156,7 @@ impl Style {
         match self {
             Self::Journal => format!("<{}>{target}: {shown}\n", priority(level)),
             _ => {
-                let now = Duration::from_secs(now().as_secs());
+                let now = Duration::from_secs(since_1970(wall_clock()).as_secs());
                 let time = timestamp::format(u64::try_from(now.as_nanos()).unwrap_or(0));
                 format!("[{time} {level:<5} {target}] {shown}\n")
             }
@@ -195,7 +196,7 @@ fn priority(level: Level) -> u8 {
 /// An object in one line of about `most` bytes: a message that does not fit is cut,
 /// between characters, and ends with `…`.
 fn json(level: Level, target: &str, said: &str, most: usize) -> String {
-    let now = now();
+    let now = since_1970(wall_clock());
     let seconds = timestamp::format(now.as_secs().saturating_mul(1_000_000_000));
     let (seconds, micros) = (seconds.trim_end_matches('Z'), now.subsec_micros());
     let level = level.as_str().to_ascii_lowercase();
@@ -230,11 +231,6 @@ const NAME: usize = 64;
 
 fn quoted(text: &str) -> String {
     printable_json(&serde_json::Value::from(text).to_string()).replace('\n', "\\n")
-}
-
-#[expect(clippy::disallowed_methods, reason = "each line has its time")]
-fn now() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 impl Drop for Logging {
@@ -275,9 +271,7 @@ impl Lines {
             left_out: Arc::clone(&left_out),
             style,
         };
-        let thread = std::thread::Builder::new()
-            .name("ssntp-log".into())
-            .spawn(move || write_lines(&lines, &left_out, style, to))?;
+        let thread = threads::spawn("ssntp-log", move || write_lines(&lines, &left_out, style, to))?;
         Ok((this, thread))
     }
 

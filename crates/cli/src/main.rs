@@ -5,12 +5,15 @@
 //! |---|---|
 //! | `admin` | pages about a daemon, over HTTP |
 //! | `args` | the command line, one variant a subcommand |
+//! | `choice` | flags whose value is one word of a short list |
+//! | `clock` | the clocks |
 //! | `cmd` | the subcommands, one file each |
 //! | `connection` | the flags of whoever connects to a server |
 //! | `context` | what these flags need not say: the user's contexts |
 //! | `credentials` | the files of certificates, and how long they count |
 //! | `daemon` | what every daemon does beside its work |
 //! | `failure` | how a subcommand fails: message and exit code |
+//! | `input` | files and the standard input |
 //! | `logging` | the log on the standard error, which nobody waits for |
 //! | `output` | the standard output, which may be closed at any time |
 //! | `receipt` | how a server tells a sender who received a frame |
@@ -31,6 +34,8 @@ mod admin;
 mod agent;
 mod application;
 mod args;
+mod choice;
+mod clock;
 #[cfg(feature = "full")]
 mod cmd;
 mod connection;
@@ -38,6 +43,7 @@ mod context;
 mod credentials;
 mod daemon;
 mod failure;
+mod input;
 mod logging;
 mod networks;
 #[cfg(not(feature = "full"))]

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{ValueEnum, value_parser};
+use clap::value_parser;
 use ssntp_cluster::network::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig};
 
+use crate::choice::{Choices, one_of};
 use crate::connection::Connection;
 use crate::failure::Failure;
 use crate::signals::Stop;
@@ -13,7 +14,7 @@ use crate::signals::Stop;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct TunnelArgs {
     /// Which networks there are
-    #[arg(long, value_enum, value_name = "WHICH", default_value_t = NetworkName::None)]
+    #[arg(long, value_name = "WHICH", value_parser = one_of(WHICH), default_value = "none")]
     pub(crate) network: NetworkName,
     /// The largest packet of an instance, in bytes: 50 less than the underlay's
     #[arg(long, value_name = "BYTES", env = "SSNTP_MTU", hide_env_values = true,
@@ -35,23 +36,31 @@ pub(crate) struct NetworkArgs {
     /// [default: the interface of the default route]
     #[arg(long, value_name = "ADDR|IFACE")]
     underlay: Option<String>,
-    /// The certificate and key of the concentrators that this node runs: of the role
-    /// cnci, without a UUID. Each concentrator gets a copy
-    #[arg(long, value_name = "FILE")]
-    concentrator_cert: Option<PathBuf>,
+    /// The directory with the certificates and keys of the concentrators that this node
+    /// runs: UUID.pem for the concentrator with that UUID, which gets a copy
+    #[arg(long, value_name = "DIR")]
+    concentrator_certs: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NetworkName {
-    /// Instances use the network of the host; a concentrator keeps tables only
     None,
-    /// Those of the tenants, with tunnels, see docs/networks.md
     Tenants,
 }
 
+#[rustfmt::skip] // A table: one row a word.
+const WHICH: Choices<NetworkName> = &[
+    ("none", "Instances use the network of the host; a concentrator keeps tables only", NetworkName::None),
+    ("tenants", "Those of the tenants, with tunnels, see docs/networks.md", NetworkName::Tenants),
+];
+
 impl NetworkArgs {
     /// The networks of an agent, if it has any.
-    pub(crate) fn config(&self, connection: &Connection, stop: &Stop) -> Result<Option<NetworkConfig>, Failure> {
+    pub(crate) fn config(
+        &self,
+        connection: &Connection,
+        stop: &Stop,
+    ) -> Result<Option<NetworkConfig>, Failure> {
         let TunnelArgs {
             network,
             mtu,
@@ -65,11 +74,11 @@ impl NetworkArgs {
             .port(vxlan_port)
             .concentrator_env("SSNTP_MTU", mtu.to_string())
             .concentrator_env("SSNTP_VXLAN_PORT", vxlan_port.to_string());
-        if let Some(cert) = &self.concentrator_cert {
+        if let Some(certs) = &self.concentrator_certs {
             let reached = connection.server.reach(stop)?;
             let addresses: Vec<_> = reached.connect.iter().map(ToString::to_string).collect();
             config = config
-                .concentrator_file("SSNTP_CERT", cert)
+                .concentrator_certs("SSNTP_CERT", certs)
                 .concentrator_file("SSNTP_CA", &reached.files.ca);
             if !addresses.is_empty() {
                 config = config.concentrator_env("SSNTP_CONNECT", addresses.join(","));

@@ -22,6 +22,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use log::{debug, warn};
 use rustix::time::{ClockId, clock_gettime};
+use ssntp_transport::threads;
 
 use crate::output::printable;
 
@@ -86,15 +87,13 @@ impl ServiceManager {
         // Half of the time, as sd_watchdog_enabled(3) recommends.
         let every = watchdog.map_or(LOOK, |period| LOOK.min(period / 2).max(LEAST));
         let (end, ended) = bounded(0);
-        let thread = std::thread::Builder::new()
-            .name("ssntp-pulse".into())
-            .spawn(move || notices.pulse(&work, every, watchdog.is_some(), &ended));
-        match thread {
+        let pulse = move || notices.pulse(&work, every, watchdog.is_some(), &ended);
+        match threads::spawn("ssntp-pulse", pulse) {
             Ok(thread) => {
                 self.pulse = Some(Pulse {
                     end: Some(end),
                     thread: Some(thread),
-                });
+                })
             }
             Err(e) => warn!("cannot start a thread: {e}: the service manager hears nothing more"),
         }

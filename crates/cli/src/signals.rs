@@ -1,20 +1,23 @@
-//! SIGINT and SIGTERM end a program in order, and soon: a program that hangs (in a
-//! pipe that nobody fills or empties) is ended by force after a time limit.
+//! SIGINT and SIGTERM end a program in order. A program that does not end in time, since it
+//! waits at a pipe for example, is ended by force.
 
 use std::ffi::c_int;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
+use ssntp_transport::threads;
 
 use crate::failure::Failure;
 
-/// How long a program may take to end in order.
+/// The signals that end a program.
+const ENDING: [c_int; 2] = [SIGINT, SIGTERM];
+/// How long a program may take to end in order. Service managers and shells that wait two
+/// seconds before they kill it see it end by itself.
 const PATIENCE: Duration = Duration::from_millis(1800);
 
 /// Waits for a signal on a thread of its own, which dropping this joins.
@@ -32,25 +35,19 @@ pub(crate) struct Stop {
 impl Stop {
     /// From here on, the two signals no longer kill the process.
     pub(crate) fn install() -> Result<Self, Failure> {
-        Self::start(&[SIGINT, SIGTERM], [], Some(PATIENCE), false)
-            .map(|(stop, _)| stop)
-            .map_err(failed)
+        Ok(Self::start(&ENDING, [], Some(PATIENCE), false)?.0)
     }
 
     /// As [`install`](Self::install), for a command: if it is ended by force, it has not
     /// done its work, and the exit code says so.
     pub(crate) fn install_for_commands() -> Result<Self, Failure> {
-        Self::start(&[SIGINT, SIGTERM], [], Some(PATIENCE), true)
-            .map(|(stop, _)| stop)
-            .map_err(failed)
+        Ok(Self::start(&ENDING, [], Some(PATIENCE), true)?.0)
     }
 
     /// As [`install`](Self::install), for a program that must clean up before it ends,
     /// without a time limit. SIGHUP ends it, too.
     pub(crate) fn install_patiently() -> Result<Self, Failure> {
-        Self::start(&[SIGINT, SIGTERM, SIGHUP], [], None, false)
-            .map(|(stop, _)| stop)
-            .map_err(failed)
+        Ok(Self::start(&[SIGINT, SIGTERM, SIGHUP], [], None, false)?.0)
     }
 
     /// As [`install`](Self::install), with a channel for each of further signals. It has
@@ -58,55 +55,52 @@ impl Stop {
     pub(crate) fn install_with<const N: usize>(
         signals: [c_int; N],
     ) -> Result<(Self, [Receiver<()>; N]), Failure> {
-        Self::start(&[SIGINT, SIGTERM], signals, Some(PATIENCE), false).map_err(failed)
+        Self::start(&ENDING, signals, Some(PATIENCE), false)
     }
 
+    /// `is_command` says whether an end by force is a failure, in the exit code.
     fn start<const N: usize>(
         stopping: &[c_int],
         further: [c_int; N],
         patience: Option<Duration>,
-        outright_is_failure: bool,
-    ) -> io::Result<(Self, [Receiver<()>; N])> {
-        let mut signals = Signals::new(stopping.iter().copied().chain(further))?;
+        is_command: bool,
+    ) -> Result<(Self, [Receiver<()>; N]), Failure> {
+        let signals = Signals::new(stopping.iter().copied().chain(further));
+        let mut signals = signals.map_err(|e| Failure::new(format!("cannot handle signals: {e}")))?;
         let handle = signals.handle();
         let (stop, stopped) = bounded(0);
         let (ending, ended) = bounded::<()>(0);
         let channels = further.map(|_| bounded(1));
         let arrived = channels.each_ref().map(|(_, arrived)| arrived.clone());
         let arrive = channels.map(|(arrive, _)| arrive);
-        let came = Arc::new(AtomicU8::new(0));
-        let signal_came = Arc::clone(&came);
-        let thread = std::thread::Builder::new()
-            .name("ssntp-signals".into())
-            .spawn(move || {
-                // The channel is closed, which every receiver sees, at the first
-                // signal; a second one finds a program that is ending already.
-                let mut told = false;
-                for signal in signals.forever() {
-                    let Some(at) = further.iter().position(|further| *further == signal) else {
-                        told = true;
-                        signal_came.store(u8::try_from(signal).unwrap_or(0), Ordering::Release);
-                        break;
-                    };
+        let signal = Arc::new(AtomicU8::new(0));
+        let came = Arc::clone(&signal);
+        let wait = move || {
+            let mut is_told = false;
+            for signal in signals.forever() {
+                if let Some(at) = further.iter().position(|further| *further == signal) {
                     // If the channel is full, the message in it stands for this signal.
                     let _ = arrive[at].try_send(());
+                    continue;
                 }
-                drop((stop, arrive));
-                if told
-                    && let Some(patience) = patience
-                    && ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout)
-                {
-                    let code = if outright_is_failure {
-                        exit_code(&signal_came)
-                    } else {
-                        0
-                    };
-                    std::process::exit(code.into());
-                }
-            })?;
+                is_told = true;
+                came.store(u8::try_from(signal).unwrap_or(0), Ordering::Release);
+                break;
+            }
+            // The first signal closes the channel, which every receiver sees. A second one
+            // would find a program that is ending already.
+            drop((stop, arrive));
+            if let Some(patience) = patience.filter(|_| is_told)
+                && ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout)
+            {
+                let code = if is_command { exit_code(&came) } else { 0 };
+                std::process::exit(code.into());
+            }
+        };
+        let thread = threads::spawn("ssntp-signals", wait).map_err(Failure::thread)?;
         let stop = Self {
             stopped,
-            signal: came,
+            signal,
             handle,
             ending: Some(ending),
             thread: Some(thread),
@@ -121,10 +115,7 @@ impl Stop {
 
     /// Whether a signal has come.
     pub(crate) fn requested(&self) -> bool {
-        matches!(
-            self.stopped.try_recv(),
-            Err(crossbeam_channel::TryRecvError::Disconnected)
-        )
+        self.stopped.try_recv() == Err(TryRecvError::Disconnected)
     }
 
     /// How a command fails that a signal has ended.
@@ -133,13 +124,9 @@ impl Stop {
     }
 }
 
-/// As a shell shows a program that a signal has ended.
+/// The exit code that a shell shows for a program that a signal has ended.
 fn exit_code(signal: &AtomicU8) -> u8 {
     signal.load(Ordering::Acquire).saturating_add(128)
-}
-
-fn failed(error: io::Error) -> Failure {
-    Failure::new(format!("cannot handle signals: {error}"))
 }
 
 impl Drop for Stop {

@@ -455,6 +455,80 @@ fn no_process_escapes_the_end_of_its_run() {
     }
 }
 
+/// A program whose first thread has ended, though others go on: Linux shows it like one that
+/// has ended.
+const HEADLESS: &str = "import ctypes, os, signal, threading, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open('headless', 'w').write('%d\\n' % os.getpid())
+threading.Thread(target=lambda: time.sleep(1000)).start()
+ctypes.CDLL(None).syscall({'x86_64': 60}.get(os.uname().machine, 93), 0)";
+
+#[test]
+fn a_process_whose_first_thread_has_ended_ends_with_its_run() {
+    if Command::new("python3")
+        .args(["-c", "import ctypes"])
+        .output()
+        .is_err()
+    {
+        return println!("skipped: there is no Python for a program that ends its first thread alone");
+    }
+    let headless =
+        |pid| fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z "));
+    for (script, code) in [
+        ("exec python3 -c \"$P\"", Some(137)),
+        (
+            "(setsid python3 -c \"$P\" &); while ! [ -s headless ]; do sleep 0.01; done; sleep 0.3; exit 5",
+            Some(5),
+        ),
+    ] {
+        let mut stage = Stage::new(Confinement::ResourceLimits);
+        stage.start.env.insert("P".into(), HEADLESS.into());
+        let running = stage.launch(script);
+        let pid = stage.number("headless");
+        if code == Some(137) {
+            wait_for(|| headless(pid).then_some(()));
+            stage.driver.terminate(&running).unwrap();
+            assert!(stage.ends.recv_timeout(Duration::from_millis(100)).is_err());
+            stage.driver.kill(&running).unwrap();
+        }
+        assert_eq!(stage.end().exit.code, code);
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "{script}");
+    }
+}
+
+/// As root alone: only then does an instance have a user of its own, by which its processes
+/// are found when nothing else tells whose they are.
+#[test]
+fn a_process_that_left_its_session_does_not_survive_its_killed_supervisor() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can start a program as another user");
+    }
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    fs::set_permissions(stage.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(stage.place.work(), fs::Permissions::from_mode(0o777)).unwrap();
+    let uid = 1_879_400_000 + std::process::id();
+    let (gid, alone) = (uid, true);
+    stage.user = Some(User { uid, gid, alone });
+    let running = stage.launch("setsid sh -c 'echo $$ >pid; exec sleep 1000' & wait");
+    let pid = stage.number("pid");
+    signal(running.handle.pid, Signal::KILL);
+    assert_eq!(stage.end().exit, Exit::default());
+    assert!(!runs(pid));
+}
+
+/// No agent can find such a run any more.
+#[test]
+fn a_run_ends_once_its_directory_was_removed() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    let running = stage.launch("trap '' TERM; echo $$ >pid; while :; do sleep 1; done");
+    let pid = stage.number("pid");
+    fs::remove_dir_all(stage.dir.path()).unwrap();
+    // The supervisor looks by itself after half a minute, and whenever something wakes it.
+    signal(running.handle.pid, Signal::CHILD);
+    wait_for(|| (!runs(running.handle.pid) && !runs(pid)).then_some(()));
+    stage.handle = None;
+}
+
 /// Whatever the instance writes, and though no agent looks at it.
 #[test]
 fn logs_stay_within_bounds_while_no_agent_runs() {
@@ -601,11 +675,15 @@ fn a_supervisor_is_the_file_that_it_was_started_from() {
 /// leave something else where the agent looks for the end.
 fn ends_by_killing_its_supervisor(leave: &str) {
     let mut stage = Stage::new(Confinement::ResourceLimits);
-    // Also for a version of which the file is elsewhere.
+    // Also for a version of which the file is elsewhere. The supervisor says that the program
+    // runs only after the program has begun, so a program that kills it at once makes the
+    // launch itself fail. It therefore waits until the launch is over.
     let script = format!(
-        "for f in ../exit ../run/state; do {leave}; done; sleep 1000 & echo $! >pid; kill -9 $PPID; wait"
+        "for f in ../exit ../run/state; do {leave}; done; sleep 1000 & echo $! >pid; \
+         while ! [ -e go ]; do sleep 0.01; done; kill -9 $PPID; wait"
     );
     let running = stage.launch(&script);
+    fs::write(stage.path("work/go"), "").unwrap();
     assert_eq!(stage.end().exit, Exit::default());
     assert_eq!(stage.driver.find(&running), Found::Ended(Exit::default()));
     // Nothing of it is left, once the system has carried the signals out.

@@ -27,6 +27,7 @@
 //! | [`network`] | tenants' networks that carry packets: the node's side |
 //! | [`machine`] | the facts of this machine, as READY and STATS hold them |
 //! | `phase` | how far an instance has come |
+//! | `refusal` | why a command is refused, and the failure that says so |
 //! | `client_loop` | the thread between a client and an agent or a concentrator |
 //! | `summed` | files with a checksum |
 //! | `subnet` | networks in CIDR form, MAC addresses |
@@ -38,6 +39,7 @@ pub mod controller;
 pub mod machine;
 pub mod network;
 mod phase;
+mod refusal;
 pub mod scheduler;
 mod subnet;
 mod summed;

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use ipnet::{AddrParseError, IpNet};
+use ssntp::payload::{TenantAdded, TenantRemoved};
 
 /// A network such as `172.16.0.0/24`. Address bits after the prefix are dropped, because
 /// senders write a node's own address there.
@@ -33,6 +34,20 @@ impl FromStr for Subnet {
 impl std::fmt::Display for Subnet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// The TenantRemoved of what was told by TenantAdded.
+pub(crate) fn removed(tenant: &TenantAdded) -> TenantRemoved {
+    let tenant = tenant.clone();
+    TenantRemoved {
+        agent_uuid: tenant.agent_uuid,
+        agent_ip: tenant.agent_ip,
+        tenant_uuid: tenant.tenant_uuid,
+        tenant_subnet: tenant.tenant_subnet,
+        concentrator_uuid: tenant.concentrator_uuid,
+        concentrator_ip: tenant.concentrator_ip,
+        subnet_key: tenant.subnet_key,
     }
 }
 

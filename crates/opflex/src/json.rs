@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Reads a struct from an object only. What serde derives also reads an array,
 /// whose elements it takes for the members in their order; on the wire that is
@@ -92,19 +92,62 @@ where
     deserializer.deserialize_str(Text(expected, PhantomData))
 }
 
-/// About how many bytes of memory a value takes.
+/// About how many bytes a value has as text.
+pub(crate) fn text_len(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 8,
+        Value::String(text) => 2 + text.len(),
+        Value::Array(values) => 2 + values.iter().map(|value| 1 + text_len(value)).sum::<usize>(),
+        Value::Object(members) => {
+            let members = members.iter();
+            2 + members
+                .map(|(name, value)| 4 + name.len() + text_len(value))
+                .sum::<usize>()
+        }
+    }
+}
+
+/// The memory of a member of an object behind the first: a part of a node, and its name.
+pub(crate) const MEMBER: usize = NODE / 6 + SMALL;
+/// The memory of a value behind the first of a list: its place, of which lists have up to
+/// twice as many as they need, and its text or what else it holds.
+pub(crate) const VALUE: usize = 2 * size_of::<Value>() + SMALL;
+/// The memory of an object with a member: the map allocates a node of 11 places at once.
+pub(crate) const NODE: usize = 11 * (size_of::<String>() + size_of::<Value>()) + SMALL;
+/// The memory of a list with an element: it has room for four at once.
+pub(crate) const LIST: usize = 4 * size_of::<Value>() + SMALL;
+/// What an allocation takes beyond its bytes, and at least.
+const SMALL: usize = 32;
+
+/// The memory of an allocation of so many bytes.
+pub(crate) fn allocated(bytes: usize) -> usize {
+    match bytes {
+        0 => 0,
+        // Allocators round up, and keep some bytes for themselves.
+        bytes => (bytes + 16).next_multiple_of(16).max(SMALL),
+    }
+}
+
+/// About how many bytes of memory a value has allocated, its own place excepted.
 pub(crate) fn memory(value: &Value) -> usize {
-    let more = match value {
-        // 64 bytes for each member: its node in the map and the header of its name.
+    match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,
-        Value::String(text) => text.len(),
-        Value::Array(values) => values.iter().map(memory).sum(),
-        Value::Object(members) => members
-            .iter()
-            .map(|(name, value)| 64 + name.len() + memory(value))
-            .sum(),
-    };
-    size_of::<Value>() + more
+        Value::String(text) => allocated(text.capacity()),
+        Value::Array(values) => {
+            allocated(values.capacity() * size_of::<Value>()) + values.iter().map(memory).sum::<usize>()
+        }
+        Value::Object(members) => map_memory(members),
+    }
+}
+
+/// The same of the members of an object.
+pub(crate) fn map_memory(members: &Map<String, Value>) -> usize {
+    // Nodes of a map that grows in any order are half full at least.
+    let nodes = members.len().div_ceil(6) * NODE;
+    let inner = members
+        .iter()
+        .map(|(name, value)| allocated(name.capacity()) + memory(value));
+    nodes + inner.sum::<usize>()
 }
 
 #[cfg(test)]

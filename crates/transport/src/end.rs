@@ -18,6 +18,9 @@ pub enum EndReason {
     /// Reading or writing failed.
     #[error("{}", shown(.0))]
     Io(io::Error),
+    /// There is no memory for what the peer sends, for the reason in the text.
+    #[error("{0}")]
+    Memory(String),
     /// The peer broke the protocol.
     #[error("protocol error: {0}")]
     Protocol(Box<dyn std::error::Error + Send + Sync>),

@@ -1,9 +1,8 @@
-//! YAML: payloads from and for the network, and files of this host.
+//! YAML: payloads from and for the network, and files that this project writes.
 //!
 //! ```text
 //! network ─▶ documents ─▶ tree (bounded, with line and column) ─▶ serde ─▶ a schema's type
 //! network ◀─ quotes for YAML 1.1 ◀─ serde_yaml ◀─ serde ◀─ a schema's type
-//! local file ─▶ serde_yaml ─▶ serde ─▶ a type
 //! ```
 //!
 //! | file | holds |
@@ -14,13 +13,12 @@
 //! | `split` | [`documents`] |
 //! | `write` | [`encode`]: serde_yaml's text, with some more quotes |
 //!
-//! # Two readers
-//! serde_yaml writes everything, and [`from_local_str`] reads files with it. It must not
-//! read what a peer sent: 70 KB with many aliases can make it ask for gigabytes of memory,
-//! and 100 KB of open brackets keep a processor busy for seconds. [`decode`] therefore
-//! builds its tree from the events of `granit-parser`, counts as it goes, and stops at the
-//! first limit. It also knows the path and the column of a mistake. No module outside of
-//! this folder names a YAML crate.
+//! # One writer, another reader
+//! serde_yaml writes. It must not read what a peer sent: 70 KB with many aliases can make
+//! it ask for gigabytes of memory, and 100 KB of open brackets keep a processor busy for
+//! seconds. [`decode`] therefore builds its tree from the events of `granit-parser`, counts
+//! as it goes, and stops at the first limit. It also knows the path and the column of a
+//! mistake. No module outside of this folder names a YAML crate.
 //!
 //! # Reading
 //! Unknown keys are ignored, a key that is missing or empty (`key:`) takes its
@@ -58,7 +56,8 @@ pub(super) use self::read::one_or_many;
 pub(super) use self::split::first_marker;
 pub use self::split::{Document, Documents, documents};
 pub(super) use self::tree::Tree;
-pub use self::write::{encode, encode_under};
+pub use self::write::encode;
+pub(super) use self::write::encode_under;
 
 /// The longest document that [`decode`] reads, in bytes (1 MiB). It is far
 /// below the limit of a frame, whose further documents aren't read as YAML.
@@ -89,23 +88,5 @@ pub const MAX_ALIASES: usize = 100;
 /// # Errors
 /// See [`ErrorKind`].
 pub fn decode<T: DeserializeOwned>(document: &[u8]) -> Result<T, Error> {
-    decode_within(document, MAX_DOCUMENT_LEN)
-}
-
-/// Reads one document of at most `max_len` bytes; the other limits stay.
-///
-/// # Errors
-/// See [`ErrorKind`].
-pub fn decode_within<T: DeserializeOwned>(document: &[u8], max_len: usize) -> Result<T, Error> {
-    Tree::parse(document, 1, max_len)?.decode(None)
-}
-
-/// Reads a file of this host that its user owns: settings, a policy model. There are no
-/// limits, so what comes from the network must be read with [`decode`].
-///
-/// # Errors
-/// [`ErrorKind::Invalid`] with the line and column, if the text is not YAML or does not fit
-/// the type.
-pub fn from_local_str<T: DeserializeOwned>(text: &str) -> Result<T, Error> {
-    serde_yaml::from_str(text).map_err(|error| Error::new(ErrorKind::Invalid(error.to_string())))
+    Tree::parse(document, 1)?.decode(None)
 }

@@ -2,9 +2,8 @@
 //! become what a schema expects.
 
 use serde::Deserialize;
-use serde::de::{
-    DeserializeSeed, Deserializer, EnumAccess, IntoDeserializer, MapAccess, SeqAccess, VariantAccess, Visitor,
-};
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 
 use super::Error;
 use super::error::{Segment, shortened};
@@ -61,18 +60,33 @@ impl Node<'_> {
         }
     }
 
-    /// An unquoted integer; 0 where nothing stands.
-    fn integer(&self, minimum: i128, maximum: i128) -> Result<i128, Error> {
+    /// What `read` makes of an unquoted scalar; the default where nothing stands.
+    fn scalar<T: Default>(&self, read: fn(&str) -> Option<T>, what: &str) -> Result<T, Error> {
         let found = match self.value() {
-            Value::Scalar(..) if self.is_empty() => Some(0),
-            Value::Scalar(text, Style::Plain) => integer(text),
+            Value::Scalar(..) if self.is_empty() => Some(T::default()),
+            Value::Scalar(text, Style::Plain) => read(text),
             _ => None,
         };
-        match found {
-            Some(number) if (minimum..=maximum).contains(&number) => Ok(number),
-            Some(_) => Err(self.expected(&format!("an integer from {minimum} to {maximum}"))),
-            None => Err(self.expected("an integer")),
+        found.ok_or_else(|| self.expected(what))
+    }
+
+    fn integer(&self, minimum: i128, maximum: i128) -> Result<i128, Error> {
+        let number = self.scalar(integer, "an integer")?;
+        match (minimum..=maximum).contains(&number) {
+            true => Ok(number),
+            false => Err(self.expected(&format!("an integer from {minimum} to {maximum}"))),
         }
+    }
+
+    fn map<'de, V: Visitor<'de>>(&self, visitor: V, skip_empty: bool) -> Result<V::Value, Error> {
+        let entries = Entries {
+            entries: self.entries()?,
+            next: 0,
+            skip_empty,
+        };
+        visitor
+            .visit_map(entries)
+            .map_err(|error| error.at(self.position))
     }
 
     fn elements(&self) -> Result<&[Self], Error> {
@@ -152,25 +166,11 @@ impl<'de> Deserializer<'de> for &Node<'_> {
     }
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        match self.value() {
-            Value::Scalar(..) if self.is_empty() => visitor.visit_bool(false),
-            Value::Scalar(text, Style::Plain) => match boolean(text) {
-                Some(value) => visitor.visit_bool(value),
-                None => Err(self.expected("a boolean")),
-            },
-            _ => Err(self.expected("a boolean")),
-        }
+        visitor.visit_bool(self.scalar(boolean, "a boolean")?)
     }
 
     fn deserialize_f64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        match self.value() {
-            Value::Scalar(..) if self.is_empty() => visitor.visit_f64(0.0),
-            Value::Scalar(text, Style::Plain) => match float(text) {
-                Some(number) => visitor.visit_f64(number),
-                None => Err(self.expected("a number")),
-            },
-            _ => Err(self.expected("a number")),
-        }
+        visitor.visit_f64(self.scalar(float, "a number")?)
     }
 
     fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
@@ -187,29 +187,17 @@ impl<'de> Deserializer<'de> for &Node<'_> {
         }
     }
 
-    fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        if self.is_empty() {
-            visitor.visit_unit()
-        } else {
-            Err(self.expected("nothing"))
-        }
-    }
-
-    fn deserialize_unit_struct<V: Visitor<'de>>(
-        self,
-        _name: &'static str,
-        visitor: V,
-    ) -> Result<V::Value, Error> {
-        self.deserialize_unit(visitor)
-    }
-
     fn deserialize_newtype_struct<V: Visitor<'de>>(
         self,
         name: &'static str,
         visitor: V,
     ) -> Result<V::Value, Error> {
         if name == ONE_OR_MANY && !self.is_empty() && !matches!(self.value(), Value::List(_)) {
-            return visitor.visit_newtype_struct(Single(self));
+            let one = Elements {
+                nodes: std::slice::from_ref(self),
+                next: 0,
+            };
+            return visitor.visit_newtype_struct(SeqAccessDeserializer::new(one));
         }
         visitor.visit_newtype_struct(self)
     }
@@ -223,27 +211,8 @@ impl<'de> Deserializer<'de> for &Node<'_> {
             .map_err(|error| error.at(self.position))
     }
 
-    fn deserialize_tuple<V: Visitor<'de>>(self, _len: usize, visitor: V) -> Result<V::Value, Error> {
-        self.deserialize_seq(visitor)
-    }
-
-    fn deserialize_tuple_struct<V: Visitor<'de>>(
-        self,
-        _name: &'static str,
-        _len: usize,
-        visitor: V,
-    ) -> Result<V::Value, Error> {
-        self.deserialize_seq(visitor)
-    }
-
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        visitor
-            .visit_map(Entries {
-                entries: self.entries()?,
-                next: 0,
-                skip_empty: false,
-            })
-            .map_err(|error| error.at(self.position))
+        self.map(visitor, false)
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -252,14 +221,8 @@ impl<'de> Deserializer<'de> for &Node<'_> {
         _fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        visitor
-            .visit_map(Entries {
-                entries: self.entries()?,
-                next: 0,
-                // An empty value is the field's default, as if it were missing.
-                skip_empty: true,
-            })
-            .map_err(|error| error.at(self.position))
+        // An empty value is the field's default, as if it were missing.
+        self.map(visitor, true)
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -269,13 +232,15 @@ impl<'de> Deserializer<'de> for &Node<'_> {
         visitor: V,
     ) -> Result<V::Value, Error> {
         visitor
-            .visit_enum(Name(self.text()?))
+            .visit_enum(IntoDeserializer::<Error>::into_deserializer(self.text()?))
             .map_err(|error| error.at(self.position))
     }
 
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         visitor.visit_unit()
     }
+
+    serde::forward_to_deserialize_any! { unit unit_struct tuple tuple_struct }
 }
 
 struct Elements<'n, 'a> {
@@ -334,62 +299,6 @@ impl<'de> MapAccess<'de> for Entries<'_, '_> {
         self.next += 1;
         seed.deserialize(&entry.value)
             .map_err(|error| error.at(entry.value.position).under(Segment::key(&entry.key)))
-    }
-}
-
-/// A single value as a list of one.
-struct Single<'n, 'a>(&'n Node<'a>);
-
-impl<'de> Deserializer<'de> for Single<'_, '_> {
-    type Error = Error;
-
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        visitor.visit_seq(Elements {
-            nodes: std::slice::from_ref(self.0),
-            next: 0,
-        })
-    }
-
-    serde::forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
-        unit_struct newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
-    }
-}
-
-/// The name of a variant without content.
-struct Name<'n>(&'n str);
-
-impl<'de> EnumAccess<'de> for Name<'_> {
-    type Error = Error;
-    type Variant = Self;
-
-    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), Error> {
-        let name: serde::de::value::StrDeserializer<'_, Error> = self.0.into_deserializer();
-        Ok((seed.deserialize(name)?, self))
-    }
-}
-
-impl<'de> VariantAccess<'de> for Name<'_> {
-    type Error = Error;
-
-    fn unit_variant(self) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, _seed: T) -> Result<T::Value, Error> {
-        Err(serde::de::Error::custom("a variant with content"))
-    }
-
-    fn tuple_variant<V: Visitor<'de>>(self, _len: usize, _visitor: V) -> Result<V::Value, Error> {
-        Err(serde::de::Error::custom("a variant with content"))
-    }
-
-    fn struct_variant<V: Visitor<'de>>(
-        self,
-        _fields: &'static [&'static str],
-        _visitor: V,
-    ) -> Result<V::Value, Error> {
-        Err(serde::de::Error::custom("a variant with content"))
     }
 }
 

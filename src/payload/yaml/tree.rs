@@ -9,7 +9,7 @@ use granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
 use serde::de::DeserializeOwned;
 
 use super::error::{Position, Segment};
-use super::{Error, ErrorKind, MAX_ALIASES, MAX_DEPTH, MAX_NODES};
+use super::{Error, ErrorKind, MAX_ALIASES, MAX_DEPTH, MAX_DOCUMENT_LEN, MAX_NODES};
 
 /// A whole document.
 #[derive(Debug)]
@@ -19,10 +19,10 @@ pub(crate) struct Tree<'a> {
 
 impl<'a> Tree<'a> {
     /// Reads a document that begins in line `line` of its payload.
-    pub(crate) fn parse(document: &'a [u8], line: usize, max_len: usize) -> Result<Self, Error> {
+    pub(crate) fn parse(document: &'a [u8], line: usize) -> Result<Self, Error> {
         let start = Position { line, column: 1 };
-        if document.len() > max_len {
-            let (len, limit) = (document.len(), max_len);
+        if document.len() > MAX_DOCUMENT_LEN {
+            let (len, limit) = (document.len(), MAX_DOCUMENT_LEN);
             return Err(Error::new(ErrorKind::TooLong { len, limit }).at(start));
         }
         let text = std::str::from_utf8(document).map_err(|error| {
@@ -45,7 +45,6 @@ impl<'a> Tree<'a> {
             aliases: 0,
             spent: Spent::default(),
             deepest: 0,
-            max_len,
         };
         Ok(Self {
             root: builder.document()?,
@@ -186,7 +185,6 @@ struct Builder<'a> {
     aliases: usize,
     spent: Spent,
     deepest: usize,
-    max_len: usize,
 }
 
 impl<'a> Builder<'a> {
@@ -313,7 +311,7 @@ impl<'a> Builder<'a> {
         }
         // Without aliases it never comes to twice the document: the worst
         // escape makes three bytes of two.
-        let limit = self.max_len.saturating_mul(2);
+        let limit = 2 * MAX_DOCUMENT_LEN;
         if self.spent.text > limit {
             return Err(too_many("bytes of text, with what aliases stand for", limit).at(position));
         }

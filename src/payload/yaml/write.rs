@@ -26,7 +26,7 @@ pub fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Bytes, Error> {
 ///
 /// # Errors
 /// As of [`encode`].
-pub fn encode_under<T: Serialize + ?Sized>(root: &str, value: &T) -> Result<Bytes, Error> {
+pub(in crate::payload) fn encode_under<T: Serialize + ?Sized>(root: &str, value: &T) -> Result<Bytes, Error> {
     struct Rooted<'a, T: ?Sized>(&'a str, &'a T);
 
     impl<T: Serialize + ?Sized> Serialize for Rooted<'_, T> {

@@ -17,52 +17,24 @@ pub const MINOR: u8 = 1;
 /// The bit of the major byte that announces a trace block.
 pub const TRACE_FLAG: u8 = 0x80;
 
-/// The type byte of a header. Unknown values survive and print as hex.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct FrameType(pub u8);
+super::operand::named! {
+    /// The type byte of a header. Unknown values survive and print as hex.
+    FrameType after "" => {
+        /// Asks the receiver to do something.
+        0x0 COMMAND = "COMMAND";
+        /// Tells the state of a node.
+        0x1 STATUS = "STATUS";
+        /// Tells that something happened.
+        0x3 EVENT = "EVENT";
+        /// Tells that something failed.
+        0x4 ERROR = "ERROR";
+    }
+}
 
 impl FrameType {
-    /// Asks the receiver to do something.
-    pub const COMMAND: Self = Self(0x0);
-    /// Tells the state of a node.
-    pub const STATUS: Self = Self(0x1);
-    /// Tells that something happened.
-    pub const EVENT: Self = Self(0x3);
-    /// Tells that something failed.
-    pub const ERROR: Self = Self(0x4);
-
-    /// The four types, in the order of their numbers.
-    pub const ALL: [Self; 4] = [Self::COMMAND, Self::STATUS, Self::EVENT, Self::ERROR];
-
-    /// The upper-case name, where the type has one.
-    pub const fn name(self) -> Option<&'static str> {
-        match self {
-            Self::COMMAND => Some("COMMAND"),
-            Self::STATUS => Some("STATUS"),
-            Self::EVENT => Some("EVENT"),
-            Self::ERROR => Some("ERROR"),
-            _ => None,
-        }
-    }
-
     /// Whether the protocol defines the type.
     pub const fn is_known(self) -> bool {
         self.name().is_some()
-    }
-}
-
-impl fmt::Display for FrameType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.name() {
-            Some(name) => f.write_str(name),
-            None => write!(f, "{:#04x}", self.0),
-        }
-    }
-}
-
-impl fmt::Debug for FrameType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")
     }
 }
 
@@ -71,9 +43,8 @@ impl FromStr for FrameType {
 
     /// Reads one of the four names in any case.
     fn from_str(text: &str) -> Result<Self, ParseKindError> {
-        Self::ALL
-            .into_iter()
-            .find(|t| t.name().is_some_and(|n| n.eq_ignore_ascii_case(text)))
+        let mut all = Self::ALL.iter().copied();
+        all.find(|t| t.name().is_some_and(|n| n.eq_ignore_ascii_case(text)))
             .ok_or_else(|| {
                 ParseKindError(format!(
                     "{text:?} is not a frame type (COMMAND, STATUS, EVENT, ERROR)"
@@ -148,9 +119,9 @@ impl FrameKind {
 
     /// Every kind the protocol defines, by type, then operand.
     pub fn all() -> impl Iterator<Item = FrameKind> {
-        FrameType::ALL.into_iter().flat_map(|t| {
+        FrameType::ALL.iter().flat_map(|t| {
             (0..=u8::MAX)
-                .map(move |operand| FrameKind::new(t, operand))
+                .map(move |operand| FrameKind::new(*t, operand))
                 .filter(|kind| kind.is_known())
         })
     }
@@ -273,16 +244,8 @@ impl Header {
 
     /// The eight bytes.
     pub fn encode(&self) -> [u8; HEADER_LEN] {
-        let mut bytes = [
-            self.major,
-            self.minor,
-            self.kind.frame_type.0,
-            self.kind.operand,
-            0,
-            0,
-            0,
-            0,
-        ];
+        let (frame_type, operand) = (self.kind.frame_type.0, self.kind.operand);
+        let mut bytes = [self.major, self.minor, frame_type, operand, 0, 0, 0, 0];
         BigEndian::write_u32(&mut bytes[4..], self.word);
         bytes
     }

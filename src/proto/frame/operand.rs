@@ -1,12 +1,12 @@
-//! What the four operand types share: a number with names.
+//! Numbers with names: the types of frames, their operands, why streams end.
 
-/// Defines a number newtype over the operand byte of one frame type: named
-/// constants, the list of them, printing (unknown ones as hex) and the
-/// conversion into a [`FrameKind`](super::FrameKind).
-macro_rules! operand {
+/// Defines a number newtype: named constants, the list of them, and printing. A value
+/// without
+/// a name survives and prints as hex, with the text of `after` before it.
+macro_rules! named {
     (
         $(#[$doc:meta])*
-        $name:ident of $frame_type:ident {
+        $name:ident after $prefix:expr => {
             $( $(#[$vdoc:meta])* $value:literal $constant:ident = $text:literal; )*
         }
     ) => {
@@ -17,7 +17,7 @@ macro_rules! operand {
         impl $name {
             $( $(#[$vdoc])* pub const $constant: Self = Self($value); )*
 
-            /// Every operand that has a name, in the order of their numbers.
+            /// Every value that has a name, in the order of the numbers.
             pub const ALL: &[Self] = &[$( Self::$constant ),*];
 
             /// The name as the protocol's tables print it, where there is one.
@@ -31,7 +31,10 @@ macro_rules! operand {
 
         impl ::std::fmt::Display for $name {
             fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
-                ::std::fmt::Display::fmt(&super::FrameKind::from(*self), f)
+                match self.name() {
+                    Some(name) => f.write_str(name),
+                    None => write!(f, concat!($prefix, "{:#04x}"), self.0),
+                }
             }
         }
 
@@ -39,6 +42,17 @@ macro_rules! operand {
             fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
                 ::std::fmt::Display::fmt(self, f)
             }
+        }
+    };
+}
+
+/// Defines the operands of one frame type as `named!` numbers that convert into a
+/// [`FrameKind`](super::FrameKind).
+macro_rules! operand {
+    ($(#[$doc:meta])* $name:ident of $frame_type:ident $values:tt) => {
+        $crate::proto::frame::operand::named! {
+            $(#[$doc])*
+            $name after concat!(stringify!($frame_type), "/") => $values
         }
 
         impl From<$name> for super::FrameKind {
@@ -55,4 +69,4 @@ macro_rules! operand {
     };
 }
 
-pub(super) use operand;
+pub(super) use {named, operand};

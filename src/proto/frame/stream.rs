@@ -12,8 +12,6 @@
 //!    ◀──────────────────────────────────────────────── StreamEnded, why
 //! ```
 
-use std::fmt;
-
 use byteorder::{BigEndian, ByteOrder};
 use bytes::Bytes;
 use uuid::Uuid;
@@ -254,56 +252,25 @@ impl StreamEnded {
     }
 }
 
-/// Why a stream has ended. Unknown values survive and print as hex.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct StreamEndReason(pub u8);
-
-impl StreamEndReason {
-    /// All that was asked for has been sent.
-    pub const DONE: Self = Self(0);
-    /// No node has that instance.
-    pub const NO_INSTANCE: Self = Self(1);
-    /// Its node is not connected, or has left meanwhile.
-    pub const NOT_CONNECTED: Self = Self(2);
-    /// There are too many streams: of this session, of the node, or in all.
-    pub const TOO_MANY: Self = Self(3);
-    /// The node cannot read the log.
-    pub const UNREADABLE: Self = Self(4);
-    /// What was asked for makes no sense, or there was more credit than may be.
-    pub const REFUSED: Self = Self(5);
-    /// The agent did not keep the rules.
-    pub const BROKEN: Self = Self(6);
-    /// The agent does not know streams.
-    pub const NOT_SUPPORTED: Self = Self(7);
-
-    /// The name, where there is one.
-    pub const fn name(self) -> Option<&'static str> {
-        Some(match self.0 {
-            0 => "done",
-            1 => "no_instance",
-            2 => "not_connected",
-            3 => "too_many",
-            4 => "unreadable",
-            5 => "refused",
-            6 => "broken",
-            7 => "not_supported",
-            _ => return None,
-        })
-    }
-}
-
-impl fmt::Display for StreamEndReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.name() {
-            Some(name) => f.write_str(name),
-            None => write!(f, "{:#04x}", self.0),
-        }
-    }
-}
-
-impl fmt::Debug for StreamEndReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")
+super::operand::named! {
+    /// Why a stream has ended. Unknown values survive and print as hex.
+    StreamEndReason after "" => {
+        /// All that was asked for has been sent.
+        0 DONE = "done";
+        /// No node has that instance.
+        1 NO_INSTANCE = "no_instance";
+        /// Its node is not connected, or has left meanwhile.
+        2 NOT_CONNECTED = "not_connected";
+        /// There are too many streams: of this session, of the node, or in all.
+        3 TOO_MANY = "too_many";
+        /// The node cannot read the log.
+        4 UNREADABLE = "unreadable";
+        /// What was asked for makes no sense, or there was more credit than may be.
+        5 REFUSED = "refused";
+        /// The agent did not keep the rules.
+        6 BROKEN = "broken";
+        /// The agent does not know streams.
+        7 NOT_SUPPORTED = "not_supported";
     }
 }
 

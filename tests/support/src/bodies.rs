@@ -349,6 +349,7 @@ pub fn opflex(data: &[u8]) {
     };
     let limits = Limits {
         message: 64 * 1024,
+        memory: 16 << 20,
         nesting: 16,
     };
     let read = |piece: usize| {

@@ -14,6 +14,7 @@
 )]
 
 pub mod bodies;
+pub mod peers;
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -55,6 +56,37 @@ pub fn bound_identity(roles: Role, uuid: Uuid) -> Identity {
         .issue(&CertificateRequest::new(roles).uuid(uuid))
         .unwrap()
         .identity()
+}
+
+thread_local! {
+    static WARNED: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// Keeps the warnings of each thread.
+struct Warnings;
+
+impl log::Log for Warnings {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        WARNED.with_borrow_mut(|warned| warned.push(record.args().to_string()));
+    }
+
+    fn flush(&self) {}
+}
+
+/// What this thread logs at the level warn or above meanwhile.
+pub fn warnings(act: impl FnOnce()) -> Vec<String> {
+    static LOGGER: OnceLock<()> = OnceLock::new();
+    LOGGER.get_or_init(|| {
+        log::set_logger(&Warnings).unwrap();
+        log::set_max_level(log::LevelFilter::Warn);
+    });
+    WARNED.take();
+    act();
+    WARNED.take()
 }
 
 /// A server that listens in memory alone.
@@ -163,6 +195,39 @@ impl Peer {
         connected
     }
 
+    /// As [`handshake`](Self::handshake), and takes frames of an application; false if the
+    /// server refuses the peer.
+    pub fn try_handshake(&mut self, role: Role, uuid: Uuid, trace: bool, operands: Operands) -> bool {
+        self.uuid = uuid;
+        let connect = Connect::new(role, uuid, trace).encode();
+        if self.try_send_bytes(&connect).is_err() || !self.next_is_connected() {
+            return false;
+        }
+        let connected = self.connected();
+        self.codec = Codec::new(u32::MAX, connected.trace).operands(operands);
+        true
+    }
+
+    /// What has arrived; does not wait for more.
+    pub fn arrived(&mut self) -> Vec<Received> {
+        while self.halves.stream.is_readable() && self.read() {}
+        self.decode();
+        let end = self.ended.then_some(Received::End);
+        self.waiting.drain(..).chain(end).collect()
+    }
+
+    fn decode(&mut self) {
+        let decoded = self.codec.decode(self.halves.inbox.bytes_mut(), &mut self.items);
+        decoded.unwrap();
+        for item in self.items.drain(..) {
+            match item {
+                Item::Run(run) => self.waiting.extend(run.frames().map(Received::Frame)),
+                Item::Traced(frame) => self.waiting.push_back(Received::Frame(frame)),
+                Item::Unsupported(kind) => panic!("the server sent {kind}"),
+            }
+        }
+    }
+
     /// Takes frames of an application from now on.
     pub fn takes(&mut self, operands: Operands) {
         self.codec = Codec::new(u32::MAX, false).operands(operands);
@@ -249,15 +314,7 @@ impl Peer {
             if let Some(received) = self.waiting.pop_front() {
                 return received;
             }
-            let decoded = self.codec.decode(self.halves.inbox.bytes_mut(), &mut self.items);
-            decoded.unwrap();
-            for item in self.items.drain(..) {
-                match item {
-                    Item::Run(run) => self.waiting.extend(run.frames().map(Received::Frame)),
-                    Item::Traced(frame) => self.waiting.push_back(Received::Frame(frame)),
-                    Item::Unsupported(kind) => panic!("the server sent {kind}"),
-                }
-            }
+            self.decode();
             if self.waiting.is_empty() && !self.read() && self.halves.inbox.is_empty() {
                 return Received::End;
             }
@@ -280,6 +337,11 @@ impl Peer {
     /// Sends close_notify and the end of the stream.
     pub fn finish(&mut self) {
         self.halves.transmit.finish().unwrap();
+    }
+
+    /// As [`finish`](Self::finish), whatever becomes of it.
+    pub fn finish_if_possible(&mut self) {
+        let _ = self.halves.transmit.finish();
     }
 
     pub fn stream(&self) -> &Arc<dyn Duplex> {

@@ -36,7 +36,9 @@ pub(crate) fn of_agent(agent: &Arc<Agent>) -> Figures {
         snapshot.show("status", figures.status);
         snapshot.show("limits", figures.limits);
         let down = figures.tunnels_down.iter();
-        snapshot.degraded.extend(down.map(|key| format!("the tunnel of key {key} is down")));
+        snapshot
+            .degraded
+            .extend(down.map(|key| format!("the tunnel of key {key} is down")));
         snapshot.metrics.add(AGENT, &figures);
         Ok(snapshot)
     })

@@ -18,7 +18,6 @@ mod notes;
 mod opflex;
 
 use std::net::IpAddr;
-use std::time::Instant;
 
 use serde_json::json;
 use ssntp::Role;
@@ -30,6 +29,7 @@ use ssntp_admin::{Admin, AdminConfig, Snapshot};
 pub(crate) use self::cluster::{of_agent, of_cnci, of_scheduler};
 pub(crate) use self::notes::Notes;
 pub(crate) use self::opflex::of_opflex;
+use crate::clock::now;
 use crate::failure::Failure;
 use crate::output::lone_line;
 
@@ -157,12 +157,4 @@ fn features() -> Vec<&'static str> {
     let built = cryptography.iter().filter(|(is_built, _)| *is_built);
     let parts = ["admin", "cluster", "opflex"];
     parts.into_iter().chain(built.map(|(_, name)| *name)).collect()
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the pages show how long a daemon has run"
-)]
-fn now() -> Instant {
-    Instant::now()
 }

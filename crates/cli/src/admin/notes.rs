@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use ssntp_admin::{Labels, Metric, Samples, Snapshot, by, counter, gauge, one};
 
+use crate::clock::{since_1970, wall_clock};
 use crate::credentials::Lifetime;
 
 /// Notes for the pages. A clone shares them.
@@ -94,11 +95,5 @@ fn expiries(noted: &Noted) -> Samples {
 
 /// Whole seconds since 1970.
 fn seconds(time: SystemTime) -> Duration {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH);
-    Duration::from_secs(since.unwrap_or_default().as_secs())
-}
-
-#[expect(clippy::disallowed_methods, reason = "certificates end by the wall clock")]
-fn wall_clock() -> SystemTime {
-    SystemTime::now()
+    Duration::from_secs(since_1970(time).as_secs())
 }

@@ -13,6 +13,7 @@ use ssntp::pki::{
 };
 use uuid::Uuid;
 
+use crate::clock::wall_clock;
 use crate::credentials::CrlArgs;
 use crate::failure::Failure;
 use crate::output::{Output, printable, say};
@@ -81,8 +82,8 @@ struct Issue {
     /// The only UUID its holder may connect with
     #[arg(long, conflicts_with = "bound")]
     uuid: Option<Uuid>,
-    /// Bind it to a new UUID, which is printed; a scheduler with --require-bound admits
-    /// no other certificates
+    /// Bind it to a new UUID, which is printed; a scheduler admits no other
+    /// certificates, unless it was told to
     #[arg(long)]
     bound: bool,
     /// Kind of the key: p256, rsa2048, rsa4096 or ed25519
@@ -233,10 +234,7 @@ fn made(path: &Path, what: &str, info: &CertificateInfo) -> String {
 }
 
 fn exists(path: &Path) -> Failure {
-    Failure::new(format_args!(
-        "{}: exists already; --force replaces the authority",
-        path.display()
-    ))
+    Failure::at(path, "exists already; --force replaces the authority")
 }
 
 fn issue(args: Issue) -> Result<(), Failure> {
@@ -373,14 +371,14 @@ fn tell_of_list(directory: &Path, list: &SignedRevocationList) -> Result<(), Fai
 /// or that number itself.
 fn serial(authority: &Authority, directory: &Path, text: &str) -> Result<Serial, Failure> {
     let of_file = |path: &Path| {
-        let unfit = |fault: Fault| Failure::new(format_args!("{}: {fault}", path.display()));
+        let unfit = |fault: Fault| Failure::at(path, fault);
         let chain = load_certificates(path)?;
         let info = CertificateInfo::from_der(&chain[0]).map_err(unfit)?;
         authority.check_issued(&info).map_err(|fault| match fault {
-            Fault::AuthorityAsPeer => Failure::new(format_args!(
-                "{}: this is the authority's own certificate, which no list revokes",
-                path.display()
-            )),
+            Fault::AuthorityAsPeer => Failure::at(
+                path,
+                "this is the authority's own certificate, which no list revokes",
+            ),
             fault => unfit(fault),
         })?;
         Ok(Serial::from(&info))
@@ -436,13 +434,13 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
     };
     for certificate in found {
         let info = CertificateInfo::from_der(&certificate);
-        certificates.push(info.map_err(|fault| Failure::new(format_args!("{origin}: {fault}")))?);
+        certificates.push(info.map_err(|fault| Failure::at(&args.file, fault))?);
     }
     let key = match certificates.is_empty() {
         true => Key::None,
         false => key_state(&args.file),
     };
-    let now = now();
+    let now = wall_clock();
     let mut output = Output::new();
     if args.json {
         let list: Vec<Value> = certificates.iter().map(|info| to_json(info, now)).collect();
@@ -654,16 +652,8 @@ fn verify(args: &Verify) -> Result<(), Failure> {
                 output.json(json!({ "file": file, "ok": false, "reason": reason }))?;
                 output.flush()?;
             }
-            return Err(Failure::new(format_args!("{file}: {fault}")));
+            return Err(Failure::at(&args.file, fault));
         }
     }
     output.flush()
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "says whether a certificate is valid now"
-)]
-fn now() -> SystemTime {
-    SystemTime::now()
 }

@@ -4,13 +4,13 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use comfy_table::{Table, presets};
 use serde_json::json;
 use ssntp::Role;
 use ssntp::client::ClientError;
 use ssntp_cluster::cnci::{Cnci, CnciConfig, Routing, Tables};
 use uuid::Uuid;
 
+use super::ctl::tables;
 use crate::admin::{self, AdminArgs};
 use crate::connection::{self, Connection};
 use crate::credentials::{CredentialFiles, FilesRead};
@@ -139,64 +139,54 @@ impl Service for Running<'_> {
 }
 
 fn show(state: &Path, json: bool) -> Result<(), Failure> {
-    let tables = Tables::load(state).map_err(Failure::new)?;
-    let tables =
-        tables.ok_or_else(|| Failure::new(format!("{}: no tables are kept there", state.display())))?;
+    let found = Tables::load(state).map_err(Failure::new)?;
+    let found = found.ok_or_else(|| Failure::at(state, "no tables are kept there"))?;
     let mut output = Output::new();
     if json {
-        let text = serde_json::to_string(&tables).map_err(Failure::new)?;
+        let text = serde_json::to_string(&found).map_err(Failure::new)?;
         output.json(text)?;
         return output.flush();
     }
-    output.line(format!(
-        "concentrator  {}",
-        printable(tables.concentrator_uuid.as_str())
-    ))?;
-    output.line(format!(
-        "tenant        {}",
-        printable(tables.tenant_uuid.as_str())
-    ))?;
-    output.line(format!("address       {}", printable(&tables.ip)))?;
-    output.line(format!("data plane    {}", printable(&tables.data_plane)))?;
-    let tunnels = tables.tunnels.iter().map(|t| {
-        let key = t.key.to_string();
+    let heads = [
+        ("concentrator", found.concentrator_uuid.as_str()),
+        ("tenant", found.tenant_uuid.as_str()),
+        ("address", &found.ip),
+        ("data plane", &found.data_plane),
+    ];
+    for (name, value) in heads {
+        output.line(format_args!("{name:<13} {}", printable(value)))?;
+    }
+    let tunnels = found.tunnels.iter().map(|t| {
         [
             t.agent_uuid.to_string(),
             t.agent_ip.clone(),
             t.subnet.clone(),
-            key,
+            t.key.to_string(),
         ]
     });
-    table(
-        &mut output,
-        "tunnels",
-        ["node", "address", "subnet", "key"],
-        tunnels,
-    )?;
-    let peers = tables.peers.iter().map(|p| {
-        let id = p.tunnel_id.to_string();
-        [p.physical_ip.clone(), p.subnet.clone(), p.tunnel_ip.clone(), id]
+    let header = ["node", "address", "subnet", "key"];
+    table(&mut output, "tunnels", header, tunnels)?;
+    let peers = found.peers.iter().map(|p| {
+        [
+            p.physical_ip.clone(),
+            p.subnet.clone(),
+            p.tunnel_ip.clone(),
+            p.tunnel_id.to_string(),
+        ]
     });
-    table(
-        &mut output,
-        "peers",
-        ["address", "subnet", "tunnel address", "tunnel"],
-        peers,
-    )?;
-    let ips = tables.public_ips.iter().map(|ip| {
+    let header = ["address", "subnet", "tunnel address", "tunnel"];
+    table(&mut output, "peers", header, peers)?;
+    let ips = found.public_ips.iter().map(|ip| {
+        let instance = ip.instance_uuid.to_string();
         [
             ip.public_ip.clone(),
-            ip.instance_uuid.to_string(),
+            instance,
             ip.private_ip.clone(),
             ip.vnic_mac.clone(),
         ]
     });
-    table(
-        &mut output,
-        "public addresses",
-        ["address", "instance", "private address", "mac"],
-        ips,
-    )?;
+    let header = ["address", "instance", "private address", "mac"];
+    table(&mut output, "public addresses", header, ips)?;
     output.flush()
 }
 
@@ -207,13 +197,8 @@ fn table(
     rows: impl ExactSizeIterator<Item = [String; 4]>,
 ) -> Result<(), Failure> {
     if rows.len() == 0 {
-        return output.line(format!("no {name}"));
+        return output.line(format_args!("no {name}"));
     }
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED);
-    table.set_header(header);
-    for row in rows {
-        table.add_row(row.map(|cell| printable(&cell)));
-    }
-    output.line(format!("{name}\n{table}"))
+    let rows = rows.map(|row| row.map(|cell| printable(&cell)));
+    output.line(format_args!("{name}\n{}", tables::table(true, header, rows)))
 }

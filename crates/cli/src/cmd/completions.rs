@@ -38,7 +38,7 @@ pub(crate) struct ManualArgs {
 
 pub(crate) fn manual(args: &ManualArgs, whole: Command) -> Result<(), Failure> {
     let directory = &args.directory;
-    let failed = |e| Failure::new(format!("{}: {e}", directory.display()));
+    let failed = |e| Failure::at(directory, e);
     fs::create_dir_all(directory).map_err(failed)?;
     clap_mangen::generate_to(whole.disable_help_subcommand(true), directory).map_err(failed)
 }

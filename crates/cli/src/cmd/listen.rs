@@ -1,7 +1,5 @@
 //! `ssntp listen`: prints what a server sends.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use clap::value_parser;
 use serde_json::{Value, json};
 use ssntp::Role;
@@ -11,6 +9,7 @@ use ssntp::proto::{Frame, Operands, Trace};
 use uuid::Uuid;
 
 use crate::application::Applications;
+use crate::clock::{nanoseconds, wall_clock};
 use crate::connection::{Connection, Waited, Watch};
 use crate::failure::Failure;
 use crate::output::{Output, note, printable};
@@ -109,16 +108,9 @@ pub(super) type Sender = (Uuid, Role);
 
 /// The time of day in UTC, to a millisecond: what is printed is read by people.
 fn clock() -> String {
-    let now = timestamp::format(now());
+    let now = timestamp::format(nanoseconds(wall_clock()));
     let time = now.split_once('T').map_or("", |(_, time)| time);
     format!("{:.12}Z", time.trim_end_matches('Z'))
-}
-
-/// Nanoseconds since 1970.
-#[expect(clippy::disallowed_methods, reason = "each frame is shown with its time")]
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn print(
@@ -168,7 +160,7 @@ fn total(trace: &Trace) -> String {
 /// A frame as JSON.
 pub(super) fn to_json(operands: &Operands, frame: &Frame, from: Option<Sender>) -> Value {
     let mut object = json!({
-        "time": timestamp::format(now()),
+        "time": timestamp::format(nanoseconds(wall_clock())),
         "type": frame.kind().frame_type.to_string(),
         "operand": operands.show(frame.kind()).to_string(),
         "type_number": frame.kind().frame_type.0,

@@ -1,11 +1,11 @@
 //! `ssntp operands`: every kind of frame, who may send it and where it goes.
 
-use clap::ValueEnum;
 use serde_json::{Value, json};
 use ssntp::Role;
-use ssntp::proto::FrameKind;
+use ssntp::proto::{FrameKind, FrameType, Operands};
 use ssntp::server::{Filter, Rules};
 
+use crate::choice::{Choices, one_of};
 use crate::failure::Failure;
 use crate::output::{Output, columns};
 
@@ -16,28 +16,25 @@ use crate::output::{Output, columns};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only operands of this type
-    #[arg(long = "type", value_enum, ignore_case = true, value_name = "TYPE")]
-    frame_type: Option<TypeName>,
+    #[arg(long = "type", value_parser = one_of(TYPES), ignore_case = true, value_name = "TYPE")]
+    frame_type: Option<FrameType>,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum TypeName {
-    Command,
-    Status,
-    Event,
-    Error,
-}
+#[rustfmt::skip] // A table: one row a word.
+const TYPES: Choices<FrameType> = &[
+    ("command", "", FrameType::COMMAND),
+    ("status", "", FrameType::STATUS),
+    ("event", "", FrameType::EVENT),
+    ("error", "", FrameType::ERROR),
+];
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (filter, rules) = (Filter::spec(), Rules::spec());
-    let wanted = args.frame_type.map(|name| format!("{name:?}").to_uppercase());
-    let kinds = FrameKind::all().filter(|kind| {
-        let name = kind.frame_type.to_string();
-        wanted.as_ref().is_none_or(|wanted| *wanted == name)
-    });
+    let is_wanted = |kind: &FrameKind| args.frame_type.is_none_or(|wanted| kind.frame_type == wanted);
+    let kinds = FrameKind::all().filter(is_wanted);
     let mut output = Output::new();
     if args.json {
         let list: Vec<Value> = kinds.map(|kind| to_json(kind, &filter, &rules)).collect();
@@ -64,10 +61,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     output.flush()
 }
 
-/// Reads an operand's name from the command line.
-pub(super) fn kind(text: &str) -> Result<FrameKind, String> {
-    let kind = text.parse::<FrameKind>();
-    kind.map_err(|e| format!("{e}; `ssntp operands` shows all"))
+/// The operand of that name, which is the protocol's or one of --application.
+pub(super) fn kind(operands: &Operands, text: &str) -> Result<FrameKind, Failure> {
+    let kind = operands.kind(text);
+    kind.map_err(|e| Failure::usage(format!("{e}; `ssntp operands` shows all")))
 }
 
 /// The roles that may send frames of a kind.

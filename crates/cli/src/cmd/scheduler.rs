@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::ValueEnum;
 use ssntp::Role;
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::Address;
@@ -11,6 +10,7 @@ use ssntp_cluster::scheduler::placement::Policy;
 use ssntp_cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
 
 use crate::admin::{self, AdminArgs};
+use crate::choice::{Choices, one_of};
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::daemon::server::{Admission, listening, load_configuration, sessions};
 use crate::daemon::{Daemon, Presence, Service};
@@ -50,15 +50,19 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// How many workloads a node gets for one READY
-    #[arg(long, value_enum, default_value_t = PlacementName::Strict)]
-    placement: PlacementName,
+    #[arg(long, value_parser = one_of(PLACEMENTS), default_value = "strict")]
+    placement: Policy,
     /// The controllers that may command
-    #[arg(long, value_enum, default_value_t = ControllersName::Any)]
-    controllers: ControllersName,
+    #[arg(long, value_parser = one_of(CONTROLLERS), default_value = "any")]
+    controllers: ControllerMode,
     /// How long a workload may take to start, for example with a slow image; then
     /// its start has failed, and it is deleted
     #[arg(long, value_name = "SECONDS", default_value = "900")]
     start_limit: Seconds,
+    /// Also admit clients whose certificate is not bound to a UUID: such a client may
+    /// connect as any node, and speak for it
+    #[arg(long)]
+    allow_unbound: bool,
     #[command(flatten)]
     admission: Admission,
     #[command(flatten)]
@@ -68,21 +72,16 @@ pub(crate) struct Args {
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum PlacementName {
-    /// One; others wait for its next READY
-    Strict,
-    /// As many as should fit
-    Opportunistic,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ControllersName {
-    /// All of them
-    Any,
-    /// The one that is connected longest
-    Master,
-}
+#[rustfmt::skip] // A table: one row a word.
+const PLACEMENTS: Choices<Policy> = &[
+    ("strict", "One; others wait for its next READY", Policy::Strict),
+    ("opportunistic", "As many as should fit", Policy::Opportunistic),
+];
+#[rustfmt::skip] // A table: one row a word.
+const CONTROLLERS: Choices<ControllerMode> = &[
+    ("any", "All of them", ControllerMode::Any),
+    ("master", "The one that is connected longest", ControllerMode::Master),
+];
 
 impl Args {
     fn files(&self) -> CredentialFiles {
@@ -107,21 +106,17 @@ impl Args {
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let mut daemon = Daemon::install(settings)?;
     let mut config = SchedulerConfig::new()
-        .policy(match args.placement {
-            PlacementName::Strict => Policy::Strict,
-            PlacementName::Opportunistic => Policy::Opportunistic,
-        })
-        .controllers(match args.controllers {
-            ControllersName::Any => ControllerMode::Any,
-            ControllersName::Master => ControllerMode::Master,
-        })
+        .policy(args.placement)
+        .controllers(args.controllers)
         .start_time(QUIET, args.start_limit.into());
     if let Some(path) = &args.config {
         config = config.configuration_file(path.clone());
     }
     let files = args.files();
     let (identity, trust, read) = files.read()?;
-    let mut server = args.admission.apply(ServerConfig::new(identity, trust));
+    let mut server = args
+        .admission
+        .apply(ServerConfig::new(identity, trust), !args.allow_unbound);
     for address in &args.listen {
         server = server.listen(address.clone());
     }

@@ -22,7 +22,7 @@ mod arm;
 pub(crate) mod server;
 
 use std::ffi::c_int;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Select, tick};
 use serde_json::Value;
@@ -31,6 +31,7 @@ use ssntp::transport::Address;
 
 pub(crate) use self::arm::{Arms, Next, on};
 use crate::admin::{About, AdminArgs, Figures, Notes, Pages};
+use crate::clock::wall_clock;
 use crate::credentials::{Expiry, FilesRead};
 use crate::failure::Failure;
 use crate::output::lone_line;
@@ -291,15 +292,10 @@ impl Daemon {
     }
 
     fn warn(&mut self) {
-        for warning in self.expiry.warnings(now()) {
+        for warning in self.expiry.warnings(wall_clock()) {
             log::warn!("{warning}");
         }
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "certificates end at a time of day")]
-fn now() -> SystemTime {
-    SystemTime::now()
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use ssntp::transport::Address;
 use uuid::Uuid;
 
 use crate::failure::Failure;
+use crate::input;
 
 /// The clients that a server admits.
 #[derive(Debug, clap::Args)]
@@ -17,9 +18,6 @@ pub(crate) struct Admission {
     /// The most sessions at a time [default: what the system allows]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_sessions: Option<u32>,
-    /// Admit only clients whose certificate is bound to their UUID
-    #[arg(long)]
-    require_bound: bool,
     /// The most sessions of one certificate; values above three quarters of all
     /// sessions count as that [default: three quarters]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
@@ -38,9 +36,10 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// The configuration with these flags.
-    pub(crate) fn apply(&self, mut config: ServerConfig) -> ServerConfig {
-        let mut policy = AdmissionPolicy::default().require_bound_uuid(self.require_bound);
+    /// The configuration with these flags. `bound` is whether clients need a certificate that
+    /// is bound to their UUID.
+    pub(crate) fn apply(&self, mut config: ServerConfig, bound: bool) -> ServerConfig {
+        let mut policy = AdmissionPolicy::default().require_bound_uuid(bound);
         if let Some(sessions) = self.sessions_per_certificate {
             policy = policy.sessions_per_certificate(sessions as usize);
         }
@@ -73,9 +72,8 @@ pub(crate) fn sessions(server: &ServerHandle) -> Option<String> {
 
 /// Reads and checks a cluster configuration. Its bytes are sent unchanged.
 pub(crate) fn load_configuration(path: &Path) -> Result<Vec<u8>, Failure> {
-    let shown = path.display();
-    let bytes = std::fs::read(path).map_err(|e| Failure::new(format!("{shown}: {e}")))?;
-    check_configuration(&bytes).map_err(|why| Failure::new(format!("{shown}: {why}")))?;
+    let bytes = input::file(path, input::LONGEST)?;
+    check_configuration(&bytes).map_err(|why| Failure::at(path, why))?;
     Ok(bytes)
 }
 

@@ -2,10 +2,11 @@
 //! YAML is refused. Keys and values come with their line and column.
 
 use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use granit_parser::{Event, Parser, ScalarStyle, Span, StrInput};
+
+use crate::input;
 
 use super::{MOST_PROBLEMS, Position, Problem};
 
@@ -58,12 +59,7 @@ pub(super) fn read(path: &Path, problems: &mut Vec<Problem>) -> Vec<Entry> {
 
 fn text(path: &Path) -> Result<String, String> {
     let file = File::open(path).map_err(|e| e.to_string())?;
-    let mut bytes = Vec::new();
-    let read = file.take(MAX_LEN + 1).read_to_end(&mut bytes);
-    read.map_err(|e| e.to_string())?;
-    if bytes.len() as u64 > MAX_LEN {
-        return Err(format!("it is longer than {MAX_LEN} bytes"));
-    }
+    let bytes = input::bounded_bytes(file, MAX_LEN)?;
     String::from_utf8(bytes).map_err(|e| {
         let before = &e.as_bytes()[..e.utf8_error().valid_up_to()];
         let lines = before.iter().filter(|byte| **byte == b'\n').count();

@@ -50,7 +50,14 @@ impl Cluster {
         }
         let mut command = ssntp(
             dir.path(),
-            &["scheduler", "--ca", "ca.pem", "--cert", "scheduler.pem"],
+            &[
+                "scheduler",
+                "--ca",
+                "ca.pem",
+                "--cert",
+                "scheduler.pem",
+                "--allow-unbound",
+            ],
         );
         let mut scheduler = Program::start(command.args(["--listen", "127.0.0.1:0"]));
         let line = scheduler.first_line();

@@ -46,7 +46,7 @@ fn servers_resume_unless_told_not_to() {
     let request = CertificateRequest::new(Role::SERVER | Role::SCHEDULER);
     let issued = authority().issue(&request).unwrap();
     issued.save(place.path().join("cert.pem")).unwrap();
-    for program in ["server", "scheduler"] {
+    for program in ["server", "scheduler --allow-unbound"] {
         for (flag, resumes) in [("", true), (" --no-resumption", false)] {
             let (_running, port) = start(place.path(), &format!("{program}{flag}"));
             let agent = Connector::mutual(&identity(Role::AGENT), &trust())

@@ -137,12 +137,12 @@ impl FromStr for RunAs {
         match (range, text) {
             // Root can't be in a range: it has to be named.
             (Some(range), _) if range.is_empty() || range.contains(&0) || range.contains(&NO_UID) => {
-                Err(format!("{text:?} is no range of UIDs"))
+                Err(format!("{text:?} is not a range of UIDs"))
             }
             (Some(range), _) => Ok(Self::Own(range)),
             (None, "agent") => Ok(Self::Agent),
-            (None, "") => Err("a user without a name".into()),
-            (None, _) if text.contains('\0') => Err(format!("{text:?} is no user")),
+            (None, "") => Err("the name of a user is missing".into()),
+            (None, _) if text.contains('\0') => Err(format!("{text:?} is not a user")),
             (None, name) => Ok(Self::User(name.into())),
         }
     }
@@ -373,8 +373,8 @@ mod tests {
         assert_eq!(read(full), Ok(expected));
         for (text, where_it_is, what) in [
             ("pids: 1\n  \nuser: [nobody]\n", "(line 3, column 1)", "user"),
-            ("users: [nobody, 9-7]\n", "(line 1, column 17)", "no range"),
-            ("users: [0-7]\n", "line 1", "no range"),
+            ("users: [nobody, 9-7]\n", "(line 1, column 17)", "not a range"),
+            ("users: [0-7]\n", "line 1", "not a range"),
             ("pids: -1\n", "(line 1, column 7)", "pids"),
         ] {
             let error = read(text).unwrap_err();

@@ -155,7 +155,8 @@ impl SteppedAgent {
                 // A driver that fails here does not tell an end, and the state machine
                 // asks again.
                 let _ = driver.kill(&running);
-                None
+                let instance = running.place.instance();
+                Some(Done::Signalled { instance })
             }
             Job::Remove { instance, driver, .. } => {
                 if let Some(driver) = driver {

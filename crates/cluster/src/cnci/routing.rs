@@ -52,7 +52,9 @@ impl Way {
             return Err(format!("the key {key} of a tunnel is not from 1 to {MAX_KEY}"));
         }
         Ok(Self {
-            node: agent_ip.parse().map_err(|_| format!("{agent_ip:?} is no IPv4 address of a node"))?,
+            node: agent_ip
+                .parse()
+                .map_err(|_| format!("{agent_ip:?} is no IPv4 address of a node"))?,
             key: *key,
             subnet: subnet(&tunnel.subnet)?,
         })
@@ -124,7 +126,11 @@ impl Routing {
             delete(&[name]);
             return Ok(());
         }
-        if self.tunnels.values().any(|other| (other.key, other.node) == (way.key, way.node)) {
+        if self
+            .tunnels
+            .values()
+            .any(|other| (other.key, other.node) == (way.key, way.node))
+        {
             return Ok(());
         }
         tools::bridge(&format!("fdb del {ALL} dev {name} dst {}\n", way.node))
@@ -134,8 +140,16 @@ impl Routing {
     fn table(&self) -> String {
         let nodes: BTreeSet<_> = self.tunnels.values().map(|way| way.node.to_string()).collect();
         let nodes = elements(nodes.into_iter());
-        let inward = elements(self.public.iter().map(|(public, private)| format!("{public} : {private}")));
-        let outward = elements(self.public.iter().map(|(public, private)| format!("{private} : {public}")));
+        let inward = elements(
+            self.public
+                .iter()
+                .map(|(public, private)| format!("{public} : {private}")),
+        );
+        let outward = elements(
+            self.public
+                .iter()
+                .map(|(public, private)| format!("{private} : {public}")),
+        );
         let (port, device) = (self.port, &self.underlay.device);
         format!(
             r#"
@@ -275,10 +289,19 @@ impl DataPlane for Routing {
             None => {}
         }
         let others = self.tunnels.values();
-        if let Some(other) = others.clone().find(|other| other.key == way.key && other.subnet != way.subnet) {
-            return Err(format!("key {} is that of {}, not of {}", way.key, other.subnet, way.subnet));
+        if let Some(other) = others
+            .clone()
+            .find(|other| other.key == way.key && other.subnet != way.subnet)
+        {
+            return Err(format!(
+                "key {} is that of {}, not of {}",
+                way.key, other.subnet, way.subnet
+            ));
         }
-        if others.clone().any(|other| other.key != way.key && other.subnet == way.subnet) {
+        if others
+            .clone()
+            .any(|other| other.key != way.key && other.subnet == way.subnet)
+        {
             return Err(format!("{} has another key than {}", way.subnet, way.key));
         }
         if !self.uses_key(way.key) {
@@ -286,7 +309,9 @@ impl DataPlane for Routing {
         }
         tools::nft(&format!("add element ip ssntp nodes {{ {} }}", way.node))?;
         let device = tunnel_name(way.key);
-        let has_entry = others.clone().any(|other| (other.key, other.node) == (way.key, way.node));
+        let has_entry = others
+            .clone()
+            .any(|other| (other.key, other.node) == (way.key, way.node));
         if !has_entry {
             tools::bridge(&format!("fdb append {ALL} dev {device} dst {}\n", way.node))?;
         }
@@ -304,7 +329,9 @@ impl DataPlane for Routing {
     fn set_peers(&mut self, peers: &[CnciPeer]) -> Result<(), String> {
         match peers.len() {
             0 => Ok(()),
-            peers => Err(format!("{peers} peers: concentrators have no tunnels to each other yet")),
+            peers => Err(format!(
+                "{peers} peers: concentrators have no tunnels to each other yet"
+            )),
         }
     }
 

@@ -4,15 +4,12 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::SystemTime;
 
-use ssntp::payload::{
-    AssignPublicIpFailure, AttachVolumeFailure, CommandFailure, CommandSubject, DeleteFailure,
-    DetachVolumeFailure, Error, Id, InvalidFrameType, Payload, RestartFailure, StartFailure, StopFailure,
-    UnassignPublicIpFailure,
-};
+use crate::refusal;
+use ssntp::payload::{CommandSubject, Error, Id, InvalidFrameType, Payload};
 use ssntp::proto::{Command, ErrorCode, Frame, FrameKind};
 
 /// A command that was not carried out. Displayed as a sentence:
-/// `instance 0f7a… was not started: no node has the room (full_cloud)`. The detail, if there
+/// `instance 0f7a… was not started: no node has enough room (full_cloud)`. The detail, if there
 /// is one, comes before the protocol's word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -43,31 +40,19 @@ impl Failure {
     /// Reads the failure from a frame; none if it is of another kind.
     pub(super) fn read(frame: &Frame, at: SystemTime) -> Result<Option<Self>, Error> {
         let error = ErrorCode(frame.kind().operand);
-        let (command, subject, reason) = match error {
-            ErrorCode::START_FAILURE => parts::<StartFailure>(frame)?,
-            ErrorCode::STOP_FAILURE => parts::<StopFailure>(frame)?,
-            ErrorCode::RESTART_FAILURE => parts::<RestartFailure>(frame)?,
-            ErrorCode::DELETE_FAILURE => parts::<DeleteFailure>(frame)?,
-            ErrorCode::ATTACH_VOLUME_FAILURE => parts::<AttachVolumeFailure>(frame)?,
-            ErrorCode::DETACH_VOLUME_FAILURE => parts::<DetachVolumeFailure>(frame)?,
-            ErrorCode::ASSIGN_PUBLIC_IP_FAILURE => parts::<AssignPublicIpFailure>(frame)?,
-            ErrorCode::UNASSIGN_PUBLIC_IP_FAILURE => parts::<UnassignPublicIpFailure>(frame)?,
-            // Its payload is the refused configuration, which its sender has, and which may
-            // be long.
-            ErrorCode::INVALID_CONFIGURATION => (
-                Command::CONFIGURE.into(),
-                CommandSubject::default(),
-                String::new(),
-            ),
-            ErrorCode::INVALID_FRAME_TYPE => {
-                let failed = InvalidFrameType::decode(frame.payload_bytes())?;
-                (
-                    failed.refused(),
-                    CommandSubject::default(),
-                    failed.reason.to_string(),
-                )
-            }
-            _ => return Ok(None),
+        let unnamed = CommandSubject::default();
+        let (command, subject, reason): (FrameKind, _, _) = if let Some(read) = refusal::read(frame) {
+            let (command, subject, reason) = read?;
+            (command.into(), subject, reason)
+        } else if error == ErrorCode::INVALID_CONFIGURATION {
+            // Its payload is the refused configuration, which its sender has, and which may be
+            // long.
+            (Command::CONFIGURE.into(), unnamed, String::new())
+        } else if error == ErrorCode::INVALID_FRAME_TYPE {
+            let failed = InvalidFrameType::decode(frame.payload_bytes())?;
+            (failed.refused(), unnamed, failed.reason.to_string())
+        } else {
+            return Ok(None);
         };
         Ok(Some(Self {
             at,
@@ -95,14 +80,14 @@ impl Failure {
     fn known(&self) -> Option<&'static str> {
         let addressed = self.error != ErrorCode::INVALID_FRAME_TYPE;
         Some(match self.reason.as_str() {
-            "full_cloud" => "no node has the room",
+            "full_cloud" => "no node has enough room",
             "full_cn" => "the node has no room left",
             "node_maintenance" => "the node is in maintenance",
             "no_cn" => "no compute node is connected",
             "no_net_cn" => "no network node is connected",
             "image_failure" => "its image is not available",
             "launch_failure" => "it cannot be launched",
-            "network_failure" => "it cannot be wired",
+            "network_failure" => "its network cannot be set up",
             "instance_corrupt" => "what is left of it cannot be used",
             "already_running" => "it runs already",
             "instance_exists" => "it is there already, and stopped",
@@ -122,7 +107,7 @@ impl Failure {
                 "there is no such instance, or its concentrator is not connected"
             }
             "no_instance" => "the node has no such instance, or is not connected",
-            "invalid_payload" => "the payload is no YAML document",
+            "invalid_payload" => "the payload is not a YAML document",
             "invalid_data" => "the payload is not what its schema says",
             "unsupported_type" | "unsupported_operand" if !addressed => {
                 "the receiver does not know the frame"
@@ -130,8 +115,8 @@ impl Failure {
             "role_not_allowed" if !addressed => {
                 "this controller may not command: its role does not allow it, or another one is the master"
             }
-            "bad_exchange" if !addressed => "it is no request, and no answer to one",
-            "not_connected" if !addressed => "whom it names is not connected",
+            "bad_exchange" if !addressed => "it is neither a request nor an answer to one",
+            "not_connected" if !addressed => "the client that it names is not connected",
             _ if self.error == ErrorCode::INVALID_CONFIGURATION => {
                 "the scheduler, or an agent that it is for, cannot use it"
             }
@@ -166,12 +151,6 @@ impl Failure {
             _ => f.write_str("the configuration was refused"),
         }
     }
-}
-
-/// The command that failed, what it names, and the reason.
-fn parts<F: CommandFailure>(frame: &Frame) -> Result<(FrameKind, CommandSubject, String), Error> {
-    let (subject, reason) = frame.payload::<F>()?.into_parts();
-    Ok((F::COMMAND.into(), subject, reason.to_string()))
 }
 
 impl fmt::Display for Failure {

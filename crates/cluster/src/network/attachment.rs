@@ -58,7 +58,8 @@ impl Attachment {
         if start.requirements.network_node && networking.concentrator_ip.is_empty() {
             let subnet = networking.subnet.parse::<Ipv4Net>();
             let subnet = subnet.map_err(|_| format!("{:?} is no IPv4 subnet", networking.subnet))?;
-            return Interface::of(networking, subnet.trunc()).map(|interface| Some(Self::Underlay(interface)));
+            return Interface::of(networking, subnet.trunc())
+                .map(|interface| Some(Self::Underlay(interface)));
         }
         let net = TenantNet {
             tenant: start.tenant_uuid.clone(),
@@ -78,7 +79,9 @@ impl Interface {
     fn of(networking: &Networking, subnet: Ipv4Net) -> Result<Self, String> {
         let ip = ipv4("private_ip", &networking.private_ip)?;
         if !subnet.contains(&ip) || ip == subnet.network() || ip == subnet.broadcast() {
-            return Err(format!("private_ip {ip} is no address of an instance in {subnet}"));
+            return Err(format!(
+                "private_ip {ip} is no address of an instance in {subnet}"
+            ));
         }
         let mac = match networking.vnic_mac.to_ascii_lowercase() {
             mac if mac.is_empty() => mac_of(ip),
@@ -114,7 +117,9 @@ pub(crate) fn subnet(text: &str) -> Result<Ipv4Net, String> {
         Ok(ipnet::IpNet::V6(_)) => return Err(format!("{text}: tenants' networks have no IPv6 yet")),
         Err(_) => return Err(format!("{text:?} is no subnet")),
     };
-    match PREFIXES.contains(&net.prefix_len()) && !net.network().is_loopback() && !net.network().is_multicast()
+    match PREFIXES.contains(&net.prefix_len())
+        && !net.network().is_loopback()
+        && !net.network().is_multicast()
     {
         true => Ok(net),
         false => Err(format!(
@@ -170,7 +175,10 @@ mod tests {
             panic!("it has a network");
         };
         assert_eq!(port.interface.mac, "02:00:ac:10:00:05");
-        assert_eq!((port.net.key, gateway(port.net.subnet)), (7, Ipv4Addr::new(172, 16, 0, 1)));
+        assert_eq!(
+            (port.net.key, gateway(port.net.subnet)),
+            (7, Ipv4Addr::new(172, 16, 0, 1))
+        );
     }
 
     #[test]

@@ -116,7 +116,10 @@ impl Underlay {
         let (link, address) = found
             .find(|(link, address)| link.ifname == named || address.local == named)
             .ok_or_else(|| format!("underlay {named:?}: no interface has this name or address and is up"))?;
-        let ip: Ipv4Addr = address.local.parse().map_err(|e| format!("{}: {e}", address.local))?;
+        let ip: Ipv4Addr = address
+            .local
+            .parse()
+            .map_err(|e| format!("{}: {e}", address.local))?;
         let net = Ipv4Net::new(ip, address.prefixlen).map_err(|e| e.to_string())?;
         let device = link.ifname.clone();
         let links: Vec<Link> = tools::ip_json(&["-d", "link", "show", "dev", &device])?;

@@ -48,9 +48,9 @@ mod node;
 pub(crate) mod tools;
 mod wire;
 
-pub(crate) use self::attachment::{gateway, mac_of};
 pub use self::attachment::MAX_KEY;
 pub(crate) use self::attachment::subnet;
+pub(crate) use self::attachment::{gateway, mac_of};
 pub(crate) use self::node::Networks;
-pub use self::wire::Wire;
 pub use self::node::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig};
+pub use self::wire::Wire;

@@ -13,9 +13,7 @@ use ssntp::payload::{Start, TunnelStats};
 use uuid::Uuid;
 
 use super::attachment::{Attachment, Interface, TenantNet, TenantPort, gateway};
-use super::links::{
-    BRIDGE, GROUP, Link, PORT, TUNNEL, TunnelData, Underlay, delete, links, tunnel_name,
-};
+use super::links::{BRIDGE, GROUP, Link, PORT, TUNNEL, TunnelData, Underlay, delete, links, tunnel_name};
 use super::tools;
 use crate::summed::fnv1a;
 
@@ -31,6 +29,7 @@ pub struct NetworkConfig {
     port: u16,
     pub(super) concentrator_env: Vec<(String, String)>,
     pub(super) concentrator_files: Vec<(String, PathBuf)>,
+    pub(super) concentrator_certs: Option<(String, PathBuf)>,
 }
 
 impl NetworkConfig {
@@ -43,6 +42,7 @@ impl NetworkConfig {
             port: DEFAULT_PORT,
             concentrator_env: Vec::new(),
             concentrator_files: Vec::new(),
+            concentrator_certs: None,
         }
     }
 
@@ -72,6 +72,14 @@ impl NetworkConfig {
     #[must_use]
     pub fn concentrator_file(mut self, name: impl Into<String>, file: impl Into<PathBuf>) -> Self {
         self.concentrator_files.push((name.into(), file.into()));
+        self
+    }
+
+    /// As [`concentrator_file`](Self::concentrator_file), with a file for each concentrator:
+    /// the one in this directory that is called UUID.pem.
+    #[must_use]
+    pub fn concentrator_certs(mut self, name: impl Into<String>, directory: impl Into<PathBuf>) -> Self {
+        self.concentrator_certs = Some((name.into(), directory.into()));
         self
     }
 }
@@ -255,7 +263,12 @@ impl Networks {
         let links = links()?;
         let is_right = |link: &Link| match link.ifname.strip_prefix(TUNNEL).map(str::parse) {
             Some(Ok(key)) => made.nets.get(&key).is_some_and(|net| {
-                let TunnelData { id, local, remote, port } = &link.linkinfo.info_data;
+                let TunnelData {
+                    id,
+                    local,
+                    remote,
+                    port,
+                } = &link.linkinfo.info_data;
                 (*id, *port) == (key, self.config.port)
                     && *local == self.underlay.ip.to_string()
                     && *remote == net.net.concentrator.to_string()
@@ -316,7 +329,9 @@ impl Networks {
             return Ok(Vec::new());
         }
         let underlay: Vec<Link> = tools::ip_json(&["link", "show", "dev", &self.underlay.device])?;
-        let is_cut = underlay.iter().any(|link| link.operstate == "DOWN" || !link.is_up());
+        let is_cut = underlay
+            .iter()
+            .any(|link| link.operstate == "DOWN" || !link.is_up());
         let links = links()?;
         let by_name: BTreeMap<_, _> = links.iter().map(|link| (link.ifname.as_str(), link)).collect();
         let drops = drops()?;
@@ -386,7 +401,11 @@ impl Networks {
         };
         let mut elements = String::new();
         for (instance, interface) in made.nets.values().flat_map(|net| &net.ports) {
-            let separator = if elements.is_empty() { "elements = { " } else { ", " };
+            let separator = if elements.is_empty() {
+                "elements = { "
+            } else {
+                ", "
+            };
             let _ = write!(elements, "{separator}{}", element(*instance, interface));
         }
         if !elements.is_empty() {
@@ -521,7 +540,12 @@ fn write_bridge(batch: &mut String, key: u32) {
 }
 
 fn element(instance: Uuid, interface: &Interface) -> String {
-    format!("\"{}\" . {} . {}", port_name(instance), interface.mac, interface.ip)
+    format!(
+        "\"{}\" . {} . {}",
+        port_name(instance),
+        interface.mac,
+        interface.ip
+    )
 }
 
 fn bridge_name(key: u32) -> String {

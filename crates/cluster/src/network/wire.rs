@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -22,7 +22,11 @@ pub struct Wire {
 
 impl Wire {
     pub(crate) fn new(instance: Uuid, network: Arc<Networks>, to: Attachment) -> Self {
-        Self { instance, network, to }
+        Self {
+            instance,
+            network,
+            to,
+        }
     }
 
     /// Makes the interface `eth0` in the network namespace of a process. What is made goes when
@@ -59,9 +63,14 @@ impl Wire {
             .iter()
             .map(|(name, value)| (name.into(), value.into()))
             .collect();
-        for (name, from) in &config.concentrator_files {
+        let own = |(name, directory): &(String, PathBuf)| {
+            let file = directory.join(format!("{}.pem", self.instance));
+            (name.clone(), file)
+        };
+        let files = config.concentrator_files.iter().cloned();
+        for (name, from) in files.chain(config.concentrator_certs.as_ref().map(own)) {
             let to = place.dir().join(name.to_ascii_lowercase());
-            copy(from, &to, user).map_err(|e| LaunchError::io(from.display(), &e))?;
+            copy(&from, &to, user).map_err(|e| LaunchError::io(from.display(), &e))?;
             env.push((name.into(), to.into()));
         }
         Ok(env)

@@ -103,6 +103,7 @@ mod tests {
             restart: false,
             from: Uuid::nil(),
             stays: None,
+            nodes: 0,
             restarts: false,
         }
     }

@@ -248,7 +248,7 @@ impl Scheduler {
         if !self.may_command(from) {
             limited!(info, self.log, cx, from.uuid(), "not the master";
                 "{from}: {command} refused: it is not the master");
-            answers::role_not_allowed(cx, from, frame.kind());
+            answers::invalid_frame(cx, from, frame.kind(), "role_not_allowed");
             return;
         }
         match command {

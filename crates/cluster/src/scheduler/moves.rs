@@ -11,6 +11,9 @@
 //! it has ended. An instance that does not end, even when it is killed, is not moved. Neither
 //! are the instances of a dead node, because it may only be out of reach.
 //!
+//! A node that is sent EVACUATE gets no START any more. One that it refuses all the same,
+//! because it is in maintenance or full, or that the evacuation has cancelled, is placed again.
+//!
 //! The scheduler remembers each START that it sent to a node for as long as the instance
 //! exists, but keeps at most [`MOST_BYTES`] of them. An instance is not moved if its START
 //! is not remembered: there was no room for it, or an earlier scheduler sent it to the node.
@@ -22,7 +25,8 @@ use log::{info, warn};
 use uuid::Uuid;
 
 use super::Scheduler;
-use super::instances::Instances;
+use super::instances::{Instances, PendingStart};
+use super::placement::Suspension;
 use super::waiting::Waiting;
 use ssntp::payload::StartFailure;
 use ssntp::proto::{Command, Frame};
@@ -37,29 +41,26 @@ const ENTRY: usize = 128;
 /// because there was no room for it or an earlier scheduler sent it to the node.
 const UNKNOWN: &str = "not_moved_unknown";
 
+/// To how many nodes a START is sent in all if each refuses it because it is full or in
+/// maintenance. A node may have room, and its own policy refuse this one.
+const MOST_NODES: u8 = 4;
+
 /// What is remembered of a START that was sent to a node.
 #[derive(Debug)]
-enum Given {
-    /// The instance can run on another node.
-    Movable {
-        payload: Bytes,
-        /// The controller that sent it.
-        from: Uuid,
-        /// Whether the node starts the instance again by itself. Then an instance that has
-        /// ended may run again, so it is moved as well.
-        restarts: bool,
-    },
-    /// The instance can run on no other node than its first one, for this reason, which is
-    /// written as StartFailure says it.
-    Stays(&'static str),
+struct Given {
+    payload: Bytes,
+    /// The controller that sent it.
+    from: Uuid,
+    /// Whether the node starts the instance again by itself. Then an instance that has ended
+    /// may run again, so it is moved as well.
+    restarts: bool,
+    /// Why the instance, once it has run, can run on no other node, as StartFailure says it.
+    stays: Option<&'static str>,
 }
 
 impl Given {
     fn bytes(&self) -> usize {
-        match self {
-            Self::Movable { payload, .. } => payload.len() + ENTRY,
-            Self::Stays(_) => ENTRY,
-        }
+        self.payload.len() + ENTRY
     }
 }
 
@@ -80,14 +81,12 @@ pub(super) struct Moves {
 impl Moves {
     /// Remembers a START that was sent to a node, unless there is no room for it.
     pub(super) fn keep(&mut self, start: &Waiting, instances: &Instances) {
-        let given = match start.stays {
-            Some(why) => Given::Stays(why),
-            None => Given::Movable {
-                // Copied, because the payload is a piece of a longer read that it would keep.
-                payload: Bytes::copy_from_slice(start.frame.payload_bytes()),
-                from: start.from,
-                restarts: start.restarts,
-            },
+        let given = Given {
+            // Copied, because the payload is a piece of a longer read that it would keep.
+            payload: Bytes::copy_from_slice(start.frame.payload_bytes()),
+            from: start.from,
+            restarts: start.restarts,
+            stays: start.stays,
         };
         self.forget(start.instance);
         self.added += 1;
@@ -115,7 +114,7 @@ impl Moves {
         });
     }
 
-    fn forget(&mut self, instance: Uuid) {
+    pub(super) fn forget(&mut self, instance: Uuid) {
         if let Some(given) = self.given.remove(&instance) {
             self.bytes -= given.bytes();
         }
@@ -127,30 +126,22 @@ impl Moves {
     }
 
     /// Ends the moves from a node: its instances are no longer started elsewhere when they
-    /// end. Returns false if there was no move from it.
-    pub(super) fn end(&mut self, node: Uuid) -> bool {
-        self.moving.remove(&node).is_some()
+    /// end.
+    pub(super) fn end(&mut self, node: Uuid) {
+        self.moving.remove(&node);
     }
 
-    /// Cancels the move of one instance, because a controller has sent a newer command for it.
-    pub(super) fn cancel(&mut self, instance: Uuid, node: Option<Uuid>) {
-        if let Some(moving) = node.and_then(|node| self.moving.get_mut(&node)) {
-            moving.remove(&instance);
-        }
+    /// Ends the move of one instance; false if it is not being moved.
+    pub(super) fn cancel(&mut self, instance: Uuid, node: Option<Uuid>) -> bool {
+        let moving = node.and_then(|node| self.moving.get_mut(&node));
+        moving.is_some_and(|moving| moving.remove(&instance))
     }
 
-    /// Returns the payload and the controller of an instance's START, and counts the instance
-    /// as moved. Returns `None` if the instance is not being moved.
-    fn take(&mut self, instance: Uuid, node: Uuid) -> Option<(Bytes, Uuid)> {
-        if !self.moving.get_mut(&node)?.remove(&instance) {
-            return None;
-        }
-        let Some(Given::Movable { payload, from, .. }) = self.given.get(&instance) else {
-            return None;
-        };
-        let taken = (payload.clone(), *from);
+    /// Takes the START of an instance, with the controller that sent it.
+    fn take(&mut self, instance: Uuid) -> Option<(Uuid, Frame)> {
+        let Given { payload, from, .. } = self.given.get(&instance)?;
+        let taken = (*from, Frame::with_payload(Command::START, payload.clone()));
         self.forget(instance);
-        self.moved += 1;
         Some(taken)
     }
 }
@@ -159,19 +150,18 @@ impl Scheduler {
     /// Begins to move the instances of a node, which was sent EVACUATE with `move`. For each
     /// running instance that cannot be moved, the controller is sent a StartFailure.
     pub(super) fn begin_move(&mut self, cx: &mut Context<'_>, from: &SessionInfo, node: Uuid) {
-        // The node may have sent a READY before the command reached it. It must get no START
-        // because of that.
-        self.placement.suspend(node, true);
         let mut moving = HashSet::new();
         for (instance, has_ended) in self.instances.of(node) {
-            let why = match self.moves.given.get(&instance) {
-                Some(Given::Movable { restarts, .. }) if *restarts || !has_ended => {
+            let given = self.moves.given.get(&instance);
+            let why = match given.map(|given| (given.stays, given.restarts)) {
+                Some((None, restarts)) if restarts || !has_ended => {
                     moving.insert(instance);
                     continue;
                 }
-                // No failure is sent for an instance that has ended: nothing stops running.
-                _ if has_ended => continue,
-                Some(Given::Stays(why)) => *why,
+                // No failure is sent for an instance that has ended: nothing stops running. And
+                // one that was not started yet is placed again.
+                _ if has_ended || self.instances.is_starting(instance) => continue,
+                Some((Some(why), _)) => why,
                 _ => UNKNOWN,
             };
             let failure = StartFailure {
@@ -188,30 +178,51 @@ impl Scheduler {
         self.moves.moving.insert(node, moving);
     }
 
-    /// Makes the status of a node count again for placement, because its evacuation is done or
-    /// was called off. Does nothing unless the node is being moved from. It does not end the
-    /// moves: see [`Moves::end`].
-    pub(super) fn resume_node(&mut self, node: Uuid) {
-        if self.moves.moving.contains_key(&node) {
-            self.placement.suspend(node, false);
-        }
-    }
-
     /// Starts an instance elsewhere that is being moved. It has ended, and is gone from its
     /// node. Does nothing for an instance that is not being moved.
     pub(super) fn move_on(&mut self, cx: &mut Context<'_>, instance: Uuid, node: Uuid) {
-        let Some((payload, controller)) = self.moves.take(instance, node) else {
+        if !self.moves.cancel(instance, Some(node)) {
+            return;
+        }
+        let Some((controller, frame)) = self.moves.take(instance) else {
             return;
         };
+        self.moves.moved += 1;
         // After InstanceStopped the scheduler still knows the instance, as ended. It has to be
         // forgotten, so that its UUID is free to be placed again.
         self.instances.over(instance, false);
         // The START counts as one that has just been received.
         self.starts.received += 1;
-        match Waiting::read(controller, Frame::with_payload(Command::START, payload), cx.now()) {
+        match Waiting::read(controller, frame, cx.now()) {
             Ok(start) => self.place(cx, None, start),
             // It could be read when it came, so this does not happen.
             Err(e) => warn!(target: "ssntp::scheduler", "instance {instance} is not moved: {e}"),
         }
+    }
+
+    /// Places a START again that its node has refused because it is full or in maintenance.
+    /// False if no other node takes it, if enough nodes have refused it, or if it is not
+    /// remembered.
+    pub(super) fn place_again(
+        &mut self,
+        cx: &mut Context<'_>,
+        instance: Uuid,
+        refused: &PendingStart,
+    ) -> bool {
+        self.moves.cancel(instance, Some(refused.allocation.node));
+        let Some((controller, frame)) = self.moves.take(instance).filter(|_| refused.nodes < MOST_NODES)
+        else {
+            return false;
+        };
+        let Ok(start) = Waiting::read(controller, frame, refused.received) else {
+            return false;
+        };
+        let (node, nodes) = (refused.allocation.node, refused.nodes);
+        self.placement.suspend(node, Suspension::Refusing);
+        let back = self.try_place(cx, None, Waiting { nodes, ..start });
+        self.placement.resume(node, Suspension::Refusing);
+        // What it said of its room was not so. Its READY follows every START.
+        self.placement.await_ready(node);
+        back.is_none()
     }
 }

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::answers::{self, Why};
-use super::cncis::Tenant;
+use super::answers;
 use super::figures::tally;
+use super::placement::Suspension;
 use super::{Scheduler, limited};
 use ssntp::Role;
 use ssntp::payload::{Maintenance, NodeConnected, NodeDisconnected, NodeStatus, NodeType, Ready, Stats};
@@ -60,8 +60,6 @@ pub(super) struct Node {
     /// InstanceDeleted and InstanceStopped since those STATS, at most [`MAX_EVENTS`].
     since: Vec<Frame>,
     status: Option<Status>,
-    /// What it has told concentrators, and some may not have got.
-    pub(super) tenants: BTreeMap<Tenant, Frame>,
     interval: Duration,
     /// When it becomes stale; none once it is.
     due: Option<Instant>,
@@ -76,14 +74,6 @@ impl Nodes {
             interval,
             stale: 0,
         }
-    }
-
-    pub(super) fn get_mut(&mut self, uuid: Uuid) -> Option<&mut Node> {
-        self.by_uuid.get_mut(&uuid)
-    }
-
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Node> {
-        self.by_uuid.values_mut()
     }
 
     /// The number of nodes in each status.
@@ -230,7 +220,6 @@ impl Scheduler {
             last_stats: None,
             since: Vec::new(),
             status: None,
-            tenants: BTreeMap::new(),
             interval,
             due: Some(due),
         };
@@ -258,7 +247,7 @@ impl Scheduler {
             None => self.nodes.stale -= 1,
         }
         // Only an end in order promises a return: behind a lost connection the node may be dead.
-        if *reason == DisconnectReason::PeerClosed && self.placement.expect(node_uuid) {
+        if *reason == DisconnectReason::PeerClosed && self.placement.await_ready(node_uuid) {
             self.nodes.expected.push_back((cx.now() + RETURN, node_uuid));
         } else {
             self.placement.disconnect(node_uuid);
@@ -284,7 +273,8 @@ impl Scheduler {
                 .map(|ready: Ready| self.placement.ready(uuid, &ready)),
             Status::MAINTENANCE => {
                 self.placement.close(uuid);
-                self.resume_node(uuid);
+                // Its evacuation is done, so that its next READY counts.
+                self.placement.resume(uuid, Suspension::Evacuating);
                 frame.payload().map(|maintenance: Maintenance| {
                     if let Some(ready) = maintenance.ready {
                         self.placement.hostname(uuid, &ready.hostname);
@@ -295,7 +285,7 @@ impl Scheduler {
                 self.placement.close(uuid);
                 // A node that goes offline ends its evacuation.
                 if status == Status::OFFLINE {
-                    self.resume_node(uuid);
+                    self.placement.resume(uuid, Suspension::Evacuating);
                     self.moves.end(uuid);
                 }
                 Ok(())
@@ -304,7 +294,7 @@ impl Scheduler {
         if let Err(e) = read {
             limited!(warn, self.log, cx, uuid, "status unreadable";
                 "{from}: {status} cannot be read: {}", excerpt(&e));
-            answers::refuse(cx, from, frame, Why::Unreadable(&e));
+            answers::refuse(cx, from, frame, &e.into());
             // Such a READY says nothing about the node's room, so its last status stays. The
             // other statuses mean the same without their payload.
             if status == Status::READY {
@@ -329,7 +319,7 @@ impl Scheduler {
             let count = self.nodes.stale;
             limited!(warn, self.log, cx, node, "stale";
                 "node {node} is STALE: it has sent no STATS for {MISSED} intervals; {count} nodes are");
-            self.placement.suspend(node, true);
+            self.placement.suspend(node, Suspension::Stale);
             // It fails only for kinds that cannot be sent.
             let _ = cx.multicast(Role::CONTROLLER, &stats);
             self.node_changed(cx, node);

@@ -2,8 +2,9 @@
 
 use uuid::Uuid;
 
-use super::answers::{self, Why};
-use super::{Scheduler, limited};
+use super::placement::Suspension;
+use super::{Scheduler, answers, limited};
+use crate::refusal::Refused;
 use ssntp::Role;
 use ssntp::payload::{
     AssignPublicIp, AttachVolume, Delete, DetachVolume, Error, Evacuate, Id, RefreshCnci, ReleasePublicIp,
@@ -14,6 +15,8 @@ use ssntp::server::{Context, SessionInfo};
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 
+/// The reason of a command whose receiver is not connected.
+const NOT_CONNECTED: &str = "not_connected";
 const NODE: Role = Role::from_bits(Role::AGENT.bits() | Role::NETAGENT.bits());
 
 /// The receiver of a command, and the instance that it is about.
@@ -64,25 +67,31 @@ impl Scheduler {
         // The named node would answer that it has no such instance, though another node has it.
         let elsewhere = |a: &Addressed| has.is_some_and(|node| a.to.0 != node);
         if addressed.as_ref().is_ok_and(elsewhere) {
-            return answers::refuse(cx, from, frame, Why::NotConnected);
+            return answers::refuse(cx, from, frame, &NOT_CONNECTED.into());
         }
-        // The command is newer than the move, so it replaces it.
+        // The command is newer than the move or the START, so that is not placed again.
         if let Some(instance) = instance {
             self.moves.cancel(instance, has);
+            if self.instances.is_starting(instance) {
+                self.moves.forget(instance);
+            }
         }
         let node = addressed.as_ref().ok().and_then(|a| a.to.0.uuid());
         let to = addressed.map(|addressed| addressed.to);
-        if let Err(e) = forward(cx, &mut self.log, from, frame, to) {
-            let why = e.as_ref().map_or(Why::NotConnected, Why::Unreadable);
-            return answers::refuse(cx, from, frame, why);
+        if let Err(refused) = forward(cx, &mut self.log, from, frame, to) {
+            return answers::refuse(cx, from, frame, &refused);
         }
         let Some(node) = node else { return };
         match Command(frame.kind().operand) {
-            Command::EVACUATE if frame.payload().is_ok_and(|evacuate: Evacuate| evacuate.moves) => {
-                self.begin_move(cx, from, node);
+            Command::EVACUATE => {
+                self.placement.suspend(node, Suspension::Evacuating);
+                if frame.payload().is_ok_and(|evacuate: Evacuate| evacuate.moves) {
+                    self.begin_move(cx, from, node);
+                }
+                self.node_changed(cx, node);
             }
             Command::RESTORE => {
-                self.resume_node(node);
+                self.placement.resume(node, Suspension::Evacuating);
                 self.moves.end(node);
             }
             _ => {}
@@ -90,18 +99,18 @@ impl Scheduler {
     }
 }
 
-/// Forwards a frame. The error is none if no client of that UUID and role is connected.
+/// Forwards a frame to the client that it names.
 pub(super) fn forward(
     cx: &mut Context<'_>,
     log: &mut LogLimit<Uuid>,
     from: &SessionInfo,
     frame: &Frame,
     to: Result<(Id, Role), Error>,
-) -> Result<(), Option<Error>> {
+) -> Result<(), Refused> {
     let kind = frame.kind();
     let (id, role) = to.map_err(|e| {
         limited!(info, log, cx, from.uuid(), "refused"; "{from}: {kind} refused: {}", excerpt(&e));
-        Some(e)
+        Refused::from(e)
     })?;
     let directory = cx.directory();
     let session = id.uuid().and_then(|uuid| directory.session(uuid));
@@ -109,11 +118,11 @@ pub(super) fn forward(
         let id = excerpt(&id);
         limited!(info, log, cx, from.uuid(), "not connected";
             "{from}: {kind} for {id}, who is not connected");
-        return Err(None);
+        return Err(NOT_CONNECTED.into());
     };
     let to = to.uuid();
     cx.forward(from, to, frame).map_err(|e| {
         limited!(warn, log, cx, from.uuid(), "not forwarded"; "{from}: {kind}: {e}");
-        None
+        NOT_CONNECTED.into()
     })
 }

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::instances::StartFailed;
+use super::placement::Suspension;
 use super::{Scheduler, limited};
 use ssntp::Role;
 use ssntp::payload::{
@@ -108,7 +109,7 @@ impl Scheduler {
         }
         // Last, because held STARTs may be given to the node now.
         if was_stale {
-            self.placement.suspend(node, false);
+            self.placement.resume(node, Suspension::Stale);
             self.node_changed(cx, node);
         }
     }
@@ -181,14 +182,20 @@ impl Scheduler {
         let failed = instance.map(|instance| self.instances.failed(instance, node, &failure.reason));
         match failed {
             Some(StartFailed::Answer(given)) => {
-                self.starts.failed(failure.reason.word(), given.received, now);
-                instance.into_iter().for_each(|instance| self.tenant_instance_gone(instance));
-                forward(cx, from, frame);
-                let has_room = !matches!(
+                let is_refused = matches!(
                     failure.reason,
                     StartFailureReason::FullCn | StartFailureReason::NodeMaintenance
                 );
-                if has_room && self.placement.take_back(&given.allocation) {
+                // Another node may take it; then this is no answer yet.
+                if is_refused && instance.is_some_and(|instance| self.place_again(cx, instance, &given)) {
+                    return;
+                }
+                self.starts.failed(failure.reason.word(), given.received, now);
+                instance
+                    .into_iter()
+                    .for_each(|instance| self.tenant_instance_gone(instance));
+                forward(cx, from, frame);
+                if !is_refused && self.placement.take_back(&given.allocation) {
                     self.node_changed(cx, node);
                 }
             }

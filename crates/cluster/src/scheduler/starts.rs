@@ -49,32 +49,48 @@ impl Scheduler {
                     "{from}: START refused: {}", excerpt(&e));
                 self.starts
                     .failed(StartFailureReason::from(&e).word(), cx.now(), cx.now());
-                answers::refuse(cx, from, frame, answers::Why::Unreadable(&e));
+                answers::refuse(cx, from, frame, &e.into());
             }
         }
     }
 
     /// Sends a START to a node, holds it, or answers it. `from` is its sender if the START
     /// has just come, so that its trace can be forwarded.
-    pub(super) fn place(&mut self, cx: &mut Context<'_>, from: Option<&SessionInfo>, mut start: Waiting) {
+    pub(super) fn place(&mut self, cx: &mut Context<'_>, from: Option<&SessionInfo>, start: Waiting) {
+        if let Some((start, reason)) = self.try_place(cx, from, start) {
+            self.refuse_start(cx, &start, reason);
+        }
+    }
+
+    /// As [`place`](Self::place), but gives back a START that has to be answered, with the
+    /// reason.
+    pub(super) fn try_place(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: Option<&SessionInfo>,
+        mut start: Waiting,
+    ) -> Option<(Waiting, StartFailureReason)> {
         if self.instances.is_full() {
             limited!(warn, self.log, cx, start.from, "too many in flight";
                 "START of {}: too many are in flight", start.instance);
-            return self.refuse_start(cx, &start, StartFailureReason::FullCloud);
+            return Some((start, StartFailureReason::FullCloud));
         }
         let instance = start.instance;
         loop {
             let reason = match self.placement.place(&start.needs, Some(start.from)) {
                 // A node that does not take it is closed, so this loop ends.
                 Verdict::Placed(allocation) => match self.deliver(cx, from, start, allocation) {
-                    None => return,
+                    None => return None,
                     Some(back) => {
                         start = back;
                         continue;
                     }
                 },
                 Verdict::Wait(node) => match self.held.keep(start, node, cx.now()) {
-                    None => return self.instances.hold(instance),
+                    None => {
+                        self.instances.hold(instance);
+                        return None;
+                    }
                     Some(back) => {
                         start = back;
                         StartFailureReason::FullCloud
@@ -84,7 +100,7 @@ impl Scheduler {
                 Verdict::NoNode if start.needs.network_node => StartFailureReason::NoNetCn,
                 Verdict::NoNode => StartFailureReason::NoCn,
             };
-            return self.refuse_start(cx, &start, reason);
+            return Some((start, reason));
         }
     }
 

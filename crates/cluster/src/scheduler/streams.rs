@@ -132,7 +132,7 @@ impl Scheduler {
                         );
                     }
                 }
-                _ => answers::invalid_data(cx, from, frame.kind()),
+                _ => answers::invalid_frame(cx, from, frame.kind(), "invalid_data"),
             },
             Command::STREAM_CREDIT => {
                 let own = StreamCredit::decode(payload).and_then(|credit| {

@@ -26,8 +26,8 @@ use crate::network::{MAX_KEY, gateway, subnet};
 use crate::summed::{read_summed, summed};
 use ipnet::Ipv4Net;
 use ssntp::payload::{
-    Id, Tenant, TenantAction as Action, TenantAddress, TenantEntry, TenantRefusal as Refusal, Tenants as Answer,
-    check_name,
+    Id, Tenant, TenantAction as Action, TenantAddress, TenantEntry, TenantRefusal as Refusal,
+    Tenants as Answer, check_name,
 };
 use ssntp::proto::Frame;
 use ssntp::server::{Context, ServerHandle, SessionInfo};
@@ -106,8 +106,8 @@ impl TenantTable {
     /// Reads the table beside the configuration file, which may not exist yet.
     pub(super) fn load(configuration: &Path) -> Result<Self, SchedulerError> {
         let file = configuration.with_extension("tenants.yaml");
-        let table: Option<Table> = read_summed(&file)
-            .map_err(|why| SchedulerError::Read(file.clone(), io::Error::other(why)))?;
+        let table: Option<Table> =
+            read_summed(&file).map_err(|why| SchedulerError::Read(file.clone(), io::Error::other(why)))?;
         let table = table.unwrap_or_default();
         let leases = table.tenants.iter().flat_map(|(name, record)| {
             let addresses = record.addresses.iter();
@@ -144,12 +144,22 @@ impl TenantTable {
         let name = asked.name.as_str();
         let changes = match asked.action {
             Action::List => {
-                let after = (std::ops::Bound::Excluded(name.to_owned()), std::ops::Bound::Unbounded);
+                let after = (
+                    std::ops::Bound::Excluded(name.to_owned()),
+                    std::ops::Bound::Unbounded,
+                );
                 let mut page = self.table.tenants.range(after);
-                let entries = page.by_ref().take(PAGE).map(|(name, record)| record.entry(name, false));
+                let entries = page
+                    .by_ref()
+                    .take(PAGE)
+                    .map(|(name, record)| record.entry(name, false));
                 answer.entries = entries.collect();
                 if page.next().is_some() {
-                    answer.next = answer.entries.last().map(|last| last.name.clone()).unwrap_or_default();
+                    answer.next = answer
+                        .entries
+                        .last()
+                        .map(|last| last.name.clone())
+                        .unwrap_or_default();
                 }
                 return Ok((answer, false));
             }
@@ -182,7 +192,10 @@ impl TenantTable {
     fn add(&mut self, name: &str, entry: &TenantEntry) -> Result<bool, Refused> {
         let invalid = |why: String| (Refusal::InvalidData, why);
         check_name(name).map_err(|why| invalid(format!("{name:?}: {why}")))?;
-        let uuid = |what: &str, id: &Id| id.uuid().ok_or_else(|| invalid(format!("{what} {id:?} is no UUID")));
+        let uuid = |what: &str, id: &Id| {
+            id.uuid()
+                .ok_or_else(|| invalid(format!("{what} {id:?} is no UUID")))
+        };
         let ip = &entry.concentrator_ip;
         let concentrator_ip: Ipv4Net = ip
             .parse()
@@ -199,21 +212,31 @@ impl TenantTable {
             concentrator_ip,
             addresses: BTreeMap::new(),
         };
-        if record.subnet.contains(&concentrator_ip.network()) || concentrator_ip.contains(&record.subnet.network()) {
+        if record.subnet.contains(&concentrator_ip.network())
+            || concentrator_ip.contains(&record.subnet.network())
+        {
             let (subnet, net) = (record.subnet, concentrator_ip.trunc());
-            return Err(invalid(format!("subnet {subnet} overlaps the concentrator's network {net}")));
+            return Err(invalid(format!(
+                "subnet {subnet} overlaps the concentrator's network {net}"
+            )));
         }
         let tenants = &self.table.tenants;
         if let Some(there) = tenants.get(name) {
             // A controller that did not get the answer asks again.
-            let is_same = Record { addresses: BTreeMap::new(), ..there.clone() } == record;
+            let is_same = Record {
+                addresses: BTreeMap::new(),
+                ..there.clone()
+            } == record;
             return match is_same {
                 true => Ok(false),
                 false => Err((Refusal::Taken, format!("there is a tenant {name} already"))),
             };
         }
         if tenants.len() >= MOST {
-            return Err((Refusal::Full, format!("there are {MOST} tenants, the most that there may be")));
+            return Err((
+                Refusal::Full,
+                format!("there are {MOST} tenants, the most that there may be"),
+            ));
         }
         let taken = tenants.iter().find_map(|(other, there)| {
             let what = match () {
@@ -234,7 +257,8 @@ impl TenantTable {
     }
 
     fn free_key(&self) -> Result<u32, Refused> {
-        let keys: std::collections::BTreeSet<_> = self.table.tenants.values().map(|record| record.key).collect();
+        let keys: std::collections::BTreeSet<_> =
+            self.table.tenants.values().map(|record| record.key).collect();
         let free = (1..=MAX_KEY).find(|key| !keys.contains(key));
         free.ok_or_else(|| (Refusal::Full, "there is no free key".to_owned()))
     }
@@ -242,7 +266,9 @@ impl TenantTable {
     fn lease(&mut self, asked: &Tenant) -> Result<bool, Refused> {
         let invalid = |why: String| (Refusal::InvalidData, why);
         let instance = &asked.instance_uuid;
-        let instance = instance.uuid().ok_or_else(|| invalid(format!("{instance:?} is no instance")))?;
+        let instance = instance
+            .uuid()
+            .ok_or_else(|| invalid(format!("{instance:?} is no instance")))?;
         let (wanted, subnet) = (asked.ip.as_str(), self.find(&asked.name)?.subnet);
         let is_ordinary = |ip: &Ipv4Addr| {
             subnet.contains(ip) && ![subnet.network(), subnet.broadcast(), gateway(subnet)].contains(ip)
@@ -251,7 +277,10 @@ impl TenantTable {
             let is_it = *tenant == asked.name && (wanted.is_empty() || wanted == ip.to_string());
             return match is_it {
                 true => Ok(false),
-                false => Err((Refusal::Taken, format!("instance {instance} has {ip} of tenant {tenant}"))),
+                false => Err((
+                    Refusal::Taken,
+                    format!("instance {instance} has {ip} of tenant {tenant}"),
+                )),
             };
         }
         let Some(record) = self.table.tenants.get_mut(&asked.name) else {
@@ -267,7 +296,11 @@ impl TenantTable {
                 let free = free.find(|ip| !record.addresses.contains_key(ip));
                 free.ok_or_else(|| (Refusal::Full, format!("no address of {subnet} is free")))?
             }
-            _ => return Err(invalid(format!("{wanted:?} is no address of an instance in {subnet}"))),
+            _ => {
+                return Err(invalid(format!(
+                    "{wanted:?} is no address of an instance in {subnet}"
+                )));
+            }
         };
         record.addresses.insert(ip, instance);
         self.instances.insert(instance, (asked.name.clone(), ip));
@@ -278,9 +311,13 @@ impl TenantTable {
         self.find(&asked.name)?;
         let instance = asked.instance_uuid.uuid();
         let is_its = |instance: &Uuid| {
-            self.instances.get(instance).is_some_and(|(tenant, _)| *tenant == asked.name)
+            self.instances
+                .get(instance)
+                .is_some_and(|(tenant, _)| *tenant == asked.name)
         };
-        Ok(instance.filter(is_its).is_some_and(|instance| self.release(instance)))
+        Ok(instance
+            .filter(is_its)
+            .is_some_and(|instance| self.release(instance)))
     }
 
     /// Frees the address of an instance that is gone; true if it had one.
@@ -340,7 +377,7 @@ impl Scheduler {
     pub(super) fn tenant_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
         let asked: Tenant = match frame.payload() {
             Ok(asked) => asked,
-            Err(_) => return answers::invalid_data(cx, from, frame.kind()),
+            Err(_) => return answers::invalid_frame(cx, from, frame.kind(), "invalid_data"),
         };
         let changes = !matches!(asked.action, Action::List | Action::Show);
         if changes && self.tenants.waiting.len() >= MOST_WAITING {
@@ -360,7 +397,10 @@ impl Scheduler {
         if self.tenants.keeper.is_none() || !(has_changed || (changes && is_behind)) {
             return tell(cx, from, &answer);
         }
-        self.tenants.waiting.push_back(Waiting { to: from.clone(), answer });
+        self.tenants.waiting.push_back(Waiting {
+            to: from.clone(),
+            answer,
+        });
         self.tenants.is_changed = true;
         self.tenants.write();
     }

@@ -30,6 +30,8 @@ pub(super) struct Waiting {
     pub(super) received: Instant,
     /// Why it can run on no other node than its first one; none if it can.
     pub(super) stays: Option<&'static str>,
+    /// How many nodes it was sent to.
+    pub(super) nodes: u8,
     /// Whether its node starts it again by itself.
     pub(super) restarts: bool,
 }
@@ -48,6 +50,7 @@ impl Waiting {
             restart: start.restart,
             from,
             received: now,
+            nodes: 0,
             stays: stays(&start),
             restarts: start.restart_policy != RestartPolicy::Never,
         })

@@ -1,7 +1,7 @@
 //! EVACUATE with `move`: what can run elsewhere is started there, once it has ended.
 
 use ssntp::payload::*;
-use ssntp::proto::Command;
+use ssntp::proto::{Command, Frame, Status};
 use uuid::Uuid;
 
 use crate::client::Client;
@@ -154,5 +154,92 @@ fn what_somebody_deletes_meanwhile_is_not_moved_and_nothing_is_after_a_restore()
     });
     node.expect_payload::<Restore>();
     stopped(&mut controller, &mut node, two.instance_uuid);
+    other.expect_nothing();
+}
+
+fn refuses(node: &mut Client, instance: Uuid, reason: StartFailureReason) {
+    node.send_payload(&StartFailure {
+        node_uuid: node.uuid.into(),
+        instance_uuid: instance.into(),
+        reason,
+        ..StartFailure::default()
+    });
+}
+
+/// Whether instances are to be moved or not.
+#[test]
+fn a_node_that_was_told_to_evacuate_gets_no_start_and_what_it_refuses_is_placed_again() {
+    for moves in [false, true] {
+        let cluster = Cluster::opportunistic();
+        let mut controller = cluster.controller();
+        let mut node = cluster.node(1000, &mut [&mut controller]);
+        let persistent = Start {
+            persistence: Persistence::Host,
+            ..start(10)
+        };
+        let crossed = [start(10), persistent];
+        for start in &crossed {
+            start_on(&mut controller, &mut node, start);
+        }
+        let mut other = cluster.node(1000, &mut [&mut controller]);
+        controller.send_payload(&Evacuate {
+            workload_agent_uuid: node.uuid.into(),
+            moves,
+            ..Evacuate::default()
+        });
+        node.expect_payload::<Evacuate>();
+        for _ in 0..3 {
+            start_on(&mut controller, &mut other, &start(10));
+        }
+        for start in &crossed {
+            refuses(
+                &mut node,
+                start.instance_uuid,
+                StartFailureReason::NodeMaintenance,
+            );
+            let again: Start = other.expect_payload();
+            assert_eq!(again.instance_uuid, start.instance_uuid);
+        }
+        node.expect_nothing();
+        controller.expect_nothing();
+    }
+}
+
+#[test]
+fn a_start_that_a_full_node_refuses_goes_to_another_one_and_is_answered_once() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let (one, two) = (start(10), start(10));
+    start_on(&mut controller, &mut node, &one);
+    let mut other = cluster.node(1000, &mut [&mut controller]);
+    refuses(&mut node, one.instance_uuid, StartFailureReason::FullCn);
+    let again: Start = other.expect_payload();
+    assert_eq!(again.instance_uuid, one.instance_uuid);
+    controller.expect_nothing();
+
+    // Without another node that takes it, the refusal is the answer.
+    node.send(&Frame::new(Status::FULL));
+    node.expect_nothing();
+    refuses(&mut other, one.instance_uuid, StartFailureReason::FullCn);
+    let failure: StartFailure = controller.expect_payload();
+    assert_eq!(
+        (failure.instance_uuid, failure.reason),
+        (one.instance_uuid.into(), StartFailureReason::FullCn)
+    );
+
+    // A START that a controller has called off goes nowhere.
+    say_ready(&mut node, 1000);
+    start_on(&mut controller, &mut node, &two);
+    say_ready(&mut other, 1000);
+    controller.send_payload(&Delete {
+        instance_uuid: two.instance_uuid.into(),
+        workload_agent_uuid: node.uuid.into(),
+        stop: true,
+    });
+    node.expect_payload::<Delete>();
+    refuses(&mut node, two.instance_uuid, StartFailureReason::NodeMaintenance);
+    let failure: StartFailure = controller.expect_payload();
+    assert_eq!(failure.reason, StartFailureReason::NodeMaintenance);
     other.expect_nothing();
 }

@@ -412,12 +412,22 @@ fn a_concentrator_that_returns_is_told_of_the_tenants_it_missed() {
     let cluster = Cluster::strict();
     let mut agent = cluster.connect(Role::AGENT);
     let cnci = Uuid::new_v4();
+    let own = agent_uuid(&agent);
     let added = |tenant: &str| TenantAdded {
-        agent_uuid: agent_uuid(&agent),
+        agent_uuid: own.clone(),
         tenant_uuid: tenant.into(),
+        tenant_subnet: "172.16.0.0/24".into(),
         concentrator_uuid: cnci.into(),
         ..TenantAdded::default()
     };
+    // What cannot be told is not remembered.
+    for subnet in ["", "everywhere"] {
+        agent.send_payload(&TenantAdded {
+            tenant_subnet: subnet.into(),
+            ..added("lost")
+        });
+    }
+    agent.send_payload(&added(&"x".repeat(3000)));
     let (stays, goes) = (added("stays"), added("goes"));
     agent.send_payload(&stays);
     agent.send_payload(&goes);
@@ -429,7 +439,7 @@ fn a_concentrator_that_returns_is_told_of_the_tenants_it_missed() {
     // What goes while it is away is told as well.
     drop(back);
     let removed = format!(
-        "tenant_removed:\n  agent_uuid: {}\n  tenant_uuid: goes\n  concentrator_uuid: {cnci}\n",
+        "tenant_removed:\n  agent_uuid: {}\n  tenant_uuid: goes\n  tenant_subnet: 172.16.0.9/24\n  concentrator_uuid: {cnci}\n",
         agent.uuid
     );
     cluster.gone(cnci);
@@ -442,6 +452,28 @@ fn a_concentrator_that_returns_is_told_of_the_tenants_it_missed() {
         kinds,
         [Event::TENANT_ADDED, Event::TENANT_REMOVED].map(FrameKind::from)
     );
+    back.expect_nothing();
+}
+
+/// One certificate may open many sessions.
+#[test]
+fn what_agents_tell_of_tenants_is_bounded_for_each_and_in_all() {
+    let cluster = Cluster::strict();
+    let cnci = Uuid::new_v4();
+    let mut agent = cluster.connect(Role::AGENT);
+    for n in 0..4100 {
+        agent.send_payload(&TenantAdded {
+            tenant_uuid: format!("{n}").as_str().into(),
+            tenant_subnet: "172.16.0.0/24".into(),
+            concentrator_uuid: cnci.into(),
+            ..TenantAdded::default()
+        });
+    }
+    agent.expect_nothing();
+    let mut back = Client::connect_as(&cluster.listener, Role::CNCIAGENT, cnci);
+    for _ in 0..4096 {
+        back.expect(Event::TENANT_ADDED);
+    }
     back.expect_nothing();
 }
 

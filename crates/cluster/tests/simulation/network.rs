@@ -4,12 +4,14 @@
 //! may be cut at any byte; what is under way then may arrive or not.
 
 use std::io;
+use std::net::Shutdown;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use bytes::BytesMut;
 
 use ssntp_transport::Tried;
-use ssntp_transport::{Outgoing, Transmit};
+use ssntp_transport::{Duplex, Outgoing, PeerAddress, Transmit};
 
 #[derive(Clone, Debug)]
 pub(super) struct Stream(Arc<Mutex<Pipes>>);
@@ -23,6 +25,8 @@ pub(super) struct Pipes {
     cut: bool,
     /// Something that was sent to the peer may not have arrived.
     pub(super) lossy: bool,
+    /// The server has ended it by a time limit, or a policy, before everything was sent.
+    pub(super) cut_off: bool,
     /// The most that one write of the server takes.
     pub(super) piece: usize,
     /// How much the server has written.
@@ -75,6 +79,7 @@ impl Stream {
             down: Pipe::new(down),
             cut: false,
             lossy: false,
+            cut_off: false,
             piece: usize::MAX,
             written: 0,
         })))
@@ -151,6 +156,52 @@ impl Stream {
     /// Whether bytes for the peer are under way.
     pub(super) fn holds_for_peer(&self) -> usize {
         self.pipes().down.bytes.len()
+    }
+}
+
+/// The server's end. Where it would block it says `WouldBlock`.
+impl Duplex for Stream {
+    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.server_read(buffer.len())?;
+        buffer[..bytes.len()].copy_from_slice(&bytes);
+        Ok(bytes.len())
+    }
+
+    fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.read(buffer)
+    }
+
+    fn wait_readable(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.server_write(bytes)
+    }
+
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        match how {
+            Shutdown::Write => self.server_ends(),
+            _ => {
+                let mut pipes = self.pipes();
+                pipes.cut_off |= !pipes.down.end;
+                drop(pipes);
+                self.server_shuts_down();
+            }
+        }
+        Ok(())
+    }
+
+    fn set_read_timeout(&self, _: Option<Duration>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn set_write_timeout(&self, _: Option<Duration>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn peer(&self) -> PeerAddress {
+        PeerAddress::Memory
     }
 }
 

@@ -51,17 +51,10 @@ pub(super) struct View<'a> {
 /// The handle of both threads.
 #[derive(Debug)]
 pub(super) struct SimThreads {
-    outbox: Outbox,
-    stream: Stream,
     ended: Arc<AtomicBool>,
 }
 
 impl Threads for SimThreads {
-    fn abort(&self) {
-        self.outbox.abort();
-        self.stream.server_shuts_down();
-    }
-
     fn join(self) {
         assert!(
             self.ended.load(Ordering::Relaxed),
@@ -159,6 +152,7 @@ impl Writer {
                 if moved {
                     self.progress = view.now;
                 } else if view.now >= end {
+                    self.stream.pipes().cut_off = true;
                     self.fail(io::ErrorKind::TimedOut.into());
                 } else {
                     return Step::Waits(Some(end));
@@ -325,6 +319,7 @@ impl Reader {
                 if !done && now != before {
                     return (Reading::WaitForWriter(view.now + LAST_WRITE, now), Step::Moved);
                 }
+                self.stream.pipes().cut_off |= !done;
                 self.outbox.abort();
                 self.stream.server_shuts_down();
                 (Reading::Join, Step::Moved)
@@ -487,7 +482,8 @@ impl Newcomer {
                     return (Shaking::Admit(request), Step::Waits(None), None);
                 }
                 let (reply, verdict) = crossbeam_channel::bounded(1);
-                let _ = view.events.try_send(DispatchEvent::Admit(request, reply));
+                let stream = Arc::new(self.stream.clone());
+                let _ = view.events.try_send(DispatchEvent::Admit(request, stream, reply));
                 if self.fails == Fails::BeforeVerdict {
                     self.gone()
                 } else {
@@ -633,11 +629,7 @@ impl Newcomer {
             failed: false,
             over: false,
         };
-        let threads = SimThreads {
-            outbox,
-            stream: self.stream.clone(),
-            ended,
-        };
+        let threads = SimThreads { ended };
         (Ok(threads), Some((reader, writer)))
     }
 }

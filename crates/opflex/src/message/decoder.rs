@@ -1,21 +1,44 @@
 //! Bytes to typed messages.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use bytes::BytesMut;
 
-use super::{Incoming, Reply, Request};
+use super::Incoming;
 use crate::rpc::{self, Error, Framing, Limits};
 
 /// The decoder of one connection: [`rpc::Decoder`], and each message read as
 /// its method asks.
 ///
-/// It runs where the bytes are read, so that the work of reading JSON is done
-/// on the thread of the connection that sent it and not on the one that owns
-/// all state.
+/// It runs on the thread that reads the bytes of the connection, so that parsing JSON does
+/// not take time of the dispatcher.
 #[derive(Debug)]
 pub struct Decoder {
     messages: rpc::Decoder,
-    /// The limits from the identity on, as long as it has not been seen.
-    after_identity: Option<Limits>,
+    /// Until the identity of the peer is accepted.
+    before: Option<BeforeIdentity>,
+}
+
+/// What a peer may send before its identity is accepted.
+#[derive(Debug)]
+struct BeforeIdentity {
+    identified: Identified,
+    /// The limits from then on.
+    after: Limits,
+}
+
+/// Tells a [`Decoder`] that the identity of its peer is accepted. The thread that judges
+/// identities has a clone.
+#[derive(Clone, Debug, Default)]
+pub struct Identified(Arc<AtomicBool>);
+
+impl Identified {
+    /// The identity is accepted. To be called before the peer is told so, which may send a
+    /// long message then.
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 impl Decoder {
@@ -23,40 +46,64 @@ impl Decoder {
     /// of libopflex have some hundred, lists of servers included.
     pub const BEFORE_IDENTITY: usize = 256 * 1024;
 
-    /// A decoder for one stream. Until the peer has told its identity, a
-    /// message may be no longer than [`Decoder::BEFORE_IDENTITY`]: who is
-    /// nobody yet gets no memory to speak of.
+    /// About how many bytes of memory all messages before the identity may take together:
+    /// a list of some hundred servers. A peer without identity gets no more of the memory.
+    pub const MEMORY_BEFORE_IDENTITY: usize = 1 << 20;
+
+    /// A decoder for one stream. Until [`identified`](Self::identified) is set, a message may
+    /// be no longer than [`Decoder::BEFORE_IDENTITY`], and all of them together may take no
+    /// more memory than [`Decoder::MEMORY_BEFORE_IDENTITY`].
     pub fn new(framing: Framing, limits: Limits) -> Self {
         let before = Limits {
             message: limits.message.min(Self::BEFORE_IDENTITY),
+            memory: limits.memory.min(Self::MEMORY_BEFORE_IDENTITY),
             ..limits
         };
         Self {
             messages: rpc::Decoder::new(framing, before),
-            after_identity: Some(limits),
+            before: Some(BeforeIdentity {
+                identified: Identified::default(),
+                after: limits,
+            }),
         }
     }
 
-    /// A decoder for a stream from somebody who need not tell who he is.
+    /// A decoder for a stream on which no identity is sent.
     pub fn trusting(framing: Framing, limits: Limits) -> Self {
         Self {
             messages: rpc::Decoder::new(framing, limits),
-            after_identity: None,
+            before: None,
         }
+    }
+
+    /// What is to be set when the identity of the peer is accepted.
+    pub fn identified(&self) -> Identified {
+        let before = self.before.as_ref();
+        before.map_or_else(Identified::default, |before| before.identified.clone())
     }
 
     /// Takes the complete messages off the front of `buffer` and appends them
     /// to `out`; see [`rpc::Decoder::decode`].
     pub fn decode(&mut self, buffer: &mut BytesMut, out: &mut Vec<Incoming>) -> Result<(), Error> {
-        while let Some(message) = self.messages.decode_one(buffer)? {
-            let message = Incoming::read(message);
-            // Raised on the reader's own thread: the next message may already be in the buffer.
-            if let Some(limits) = self.after_identity.take_if(|_| is_identity(&message)) {
+        loop {
+            if let Some(before) = self
+                .before
+                .take_if(|before| before.identified.0.load(Ordering::Acquire))
+            {
+                self.messages.set_limits(before.after);
+            }
+            let Some(message) = self.messages.decode_one(buffer)? else {
+                return Ok(());
+            };
+            if self.before.is_some() {
+                // Counted until the identity, and never given back: messages may wait for the
+                // dispatcher, and a peer needs few of them.
+                let mut limits = self.messages.limits();
+                limits.memory = limits.memory.saturating_sub(self.messages.memory());
                 self.messages.set_limits(limits);
             }
-            out.push(message);
+            out.push(Incoming::read(message));
         }
-        Ok(())
     }
 
     /// What the end of the stream means: an error when a message is unfinished.
@@ -65,41 +112,51 @@ impl Decoder {
     }
 }
 
-fn is_identity(message: &Incoming) -> bool {
-    matches!(
-        message,
-        Incoming::Request {
-            request: Request::SendIdentity(_),
-            ..
-        } | Incoming::Result {
-            reply: Reply::SendIdentity(_),
-            ..
-        }
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn decode(decoder: &mut Decoder, text: &str) -> Result<usize, Error> {
+        let mut out = Vec::new();
+        let mut buffer = BytesMut::from(text.as_bytes());
+        decoder.decode(&mut buffer, &mut out).map(|()| out.len())
+    }
+
+    fn echo(params: &str) -> String {
+        format!("{{\"id\":1,\"method\":\"echo\",\"params\":[{params}]}}\0")
+    }
+
+    const IDENTITY: &str = "{\"id\":1,\"method\":\"send_identity\",\"params\":[{}]}\0";
+
     #[test]
-    fn long_messages_are_for_those_who_have_a_name() {
-        let echo = format!(
-            "{{\"id\":1,\"method\":\"echo\",\"params\":[\"{}\"]}}\0",
-            "x".repeat(300_000)
-        );
-        let identity = "{\"id\":1,\"method\":\"send_identity\",\"params\":[{}]}\0";
-        let result = "{\"id\":[\"send_identity\",1],\"result\":{}}\0";
-        let decode = |text: String| {
-            let mut out = Vec::new();
-            let mut decoder = Decoder::new(Framing::Nul, Limits::default());
-            decoder
-                .decode(&mut BytesMut::from(text.as_bytes()), &mut out)
-                .map(|()| out.len())
-        };
+    fn long_messages_are_for_those_whose_identity_is_accepted() {
+        let long = echo(&format!("\"{}\"", "x".repeat(300_000)));
+        let new = || Decoder::new(Framing::Nul, Limits::default());
         let limit = Decoder::BEFORE_IDENTITY;
-        assert_eq!(decode(echo.clone()), Err(Error::TooLong { limit }));
-        assert_eq!(decode(format!("{identity}{echo}")), Ok(2));
-        assert_eq!(decode(format!("{result}{echo}{echo}")), Ok(3));
+        assert_eq!(decode(&mut new(), &long), Err(Error::TooLong { limit }));
+        // An identity alone changes nothing: the server may refuse it.
+        let mut refused = new();
+        assert_eq!(decode(&mut refused, IDENTITY), Ok(1));
+        assert_eq!(decode(&mut refused, &long), Err(Error::TooLong { limit }));
+        let mut accepted = new();
+        assert_eq!(decode(&mut accepted, IDENTITY), Ok(1));
+        accepted.identified().set();
+        assert_eq!(decode(&mut accepted, &format!("{long}{long}")), Ok(2));
+    }
+
+    #[test]
+    fn a_peer_without_identity_gets_little_memory_however_short_its_text() {
+        let mut decoder = Decoder::new(Framing::Nul, Limits::default());
+        let values = "{\"\":0},".repeat(1000) + "0";
+        // One message takes two thirds of the memory, so the second is not read.
+        assert_eq!(decode(&mut decoder, &echo(&values)), Ok(1));
+        let second = decode(&mut decoder, &echo(&values));
+        assert!(matches!(second, Err(Error::TooMuch { .. })), "{second:?}");
+        let mut decoder = Decoder::new(Framing::Nul, Limits::default());
+        decoder.identified().set();
+        assert_eq!(decode(&mut decoder, &echo(&values).repeat(100)), Ok(100));
+        let many = "{\"\":0},".repeat(1_000_000) + "0";
+        let limit = Limits::default().memory;
+        assert_eq!(decode(&mut decoder, &echo(&many)), Err(Error::TooMuch { limit }));
     }
 }

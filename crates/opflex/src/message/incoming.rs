@@ -122,22 +122,19 @@ impl Request {
 
     /// The bytes of this request with the given id.
     pub fn to_frame(&self, id: &Id) -> Result<Bytes, EncodeError> {
-        let frame = Outgoing {
-            id,
-            method: self.method(),
-        };
+        let method = self.method().name();
         match self {
-            Self::Echo(Echo(params)) => frame.request(params),
-            Self::SendIdentity(identity) => frame.request(&[identity]),
+            Self::Echo(Echo(params)) => Frame::request(id, method, params),
+            Self::SendIdentity(identity) => Frame::request(id, method, &[identity]),
             Self::Resolve(of, params) | Self::Unresolve(of, params) => {
                 let worded: Vec<_> = params.iter().map(|params| Worded(*of, params)).collect();
-                frame.request(&worded)
+                Frame::request(id, method, &worded)
             }
-            Self::Update(_, params) => frame.request(params),
-            Self::EndpointDeclare(params) => frame.request(params),
-            Self::EndpointUndeclare(params) => frame.request(params),
-            Self::StateReport(params) => frame.request(params),
-            Self::Custom(params) => frame.request(params),
+            Self::Update(_, params) => Frame::request(id, method, params),
+            Self::EndpointDeclare(params) => Frame::request(id, method, params),
+            Self::EndpointUndeclare(params) => Frame::request(id, method, params),
+            Self::StateReport(params) => Frame::request(id, method, params),
+            Self::Custom(params) => Frame::request(id, method, params),
         }
     }
 
@@ -308,17 +305,6 @@ fn usable(values: Vec<Value>) -> Vec<ManagedObject> {
         came - objects.len()
     );
     objects
-}
-
-struct Outgoing<'a> {
-    id: &'a Id,
-    method: Method,
-}
-
-impl Outgoing<'_> {
-    fn request(&self, params: &impl Serialize) -> Result<Bytes, EncodeError> {
-        Frame::request(self.id, self.method.name(), params)
-    }
 }
 
 /// The parameters as a list; missing ones are an empty list.

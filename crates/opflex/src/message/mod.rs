@@ -43,7 +43,7 @@ mod store;
 mod update;
 
 pub use self::custom::{Custom, CustomResult};
-pub use self::decoder::Decoder;
+pub use self::decoder::{Decoder, Identified};
 pub use self::echo::Echo;
 pub use self::endpoint_declare::EndpointDeclare;
 pub use self::endpoint_undeclare::EndpointUndeclare;

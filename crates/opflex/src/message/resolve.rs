@@ -28,6 +28,19 @@ pub struct Resolve {
     pub prr: Option<i64>,
 }
 
+impl Resolve {
+    /// A resolve without help for the repository; without a refresh rate, as it
+    /// is taken back.
+    pub fn new(subject: Name, target: Target, prr: Option<i64>) -> Self {
+        Self {
+            subject,
+            target,
+            data: None,
+            prr,
+        }
+    }
+}
+
 /// What is read, in the words for policy or for endpoints.
 #[derive(Deserialize)]
 struct Wire {

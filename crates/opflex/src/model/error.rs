@@ -1,9 +1,9 @@
-//! Objects that can't be taken, and files that can't be read.
+//! Why objects and files are refused.
 
 use super::{Name, Uri};
 
-/// An object that does not fit the tree or its model file. The object is at
-/// fault, and with it who sent it; nothing of the edit was carried out.
+/// Why an object does not fit the tree or its model file. The sender of the object is
+/// at fault. Nothing of the edit was carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -53,15 +53,15 @@ pub enum ModelError {
     },
 }
 
-/// A file of objects or a model file that can't be read or written. Who wrote
-/// the file is at fault.
+/// Why a file of objects or a model file can't be read or written. The author of the
+/// file is at fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// Not JSON, or JSON of another form. Tells the line and the column.
+    /// Not JSON, or JSON of another form. The text has the line and the column.
     #[error("JSON: {0}")]
     Json(String),
-    /// Not YAML, or YAML of another form. Tells the line and the column.
+    /// Not YAML, or YAML of another form. The text has the line and the column.
     #[error("YAML: {0}")]
     Yaml(String),
     /// A model file that contradicts itself.

@@ -16,8 +16,8 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format that the end of a file's name tells: YAML for `.yaml` and
-    /// `.yml`, otherwise JSON.
+    /// The format of a file, by the end of its name: YAML for `.yaml` and `.yml`,
+    /// otherwise JSON.
     pub fn of_name(name: &str) -> Self {
         let end = name.rsplit_once('.').map_or("", |(_, end)| end);
         if end.eq_ignore_ascii_case("yaml") || end.eq_ignore_ascii_case("yml") {
@@ -58,10 +58,9 @@ impl Format {
 }
 
 impl ManagedObject {
-    /// Reads a file of objects: an array of them in the form of the wire. That
-    /// is the policy file that agent-ovs's `opflex_server` reads. Objects without
-    /// any member, such as the one in the file that its container starts with,
-    /// are left out.
+    /// Reads a file of objects: an array of them in the form of the wire, as the
+    /// policy file of agent-ovs's `opflex_server` is. Objects without any member are
+    /// skipped; the policy file in the container of agent-ovs has one.
     pub fn read_all(text: &[u8], format: Format) -> Result<Vec<Self>, FileError> {
         let error = match format.read(text) {
             Ok(objects) => return Ok(objects),

@@ -1,4 +1,4 @@
-//! Finding an object by a name instead of its URI.
+//! Identifiers: a name within a context, as another way to an object than its URI.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::{ManagedObject, Name, Uri};
 /// `endpoint_ident` calls `identifier`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ident {
-    /// The object that gives the name its meaning: a tenant, an IP namespace.
+    /// The object within which the name is unique: a tenant, an IP namespace.
     pub context: Uri,
     /// The name: of a policy, or an address of an endpoint.
     pub name: Name,
@@ -27,19 +27,31 @@ const NAMING: [&str; 5] = ["name", "identifier", "ip", "mac", "uuid"];
 /// The property that holds the context, unless the class says otherwise.
 const CONTEXT: &str = "context";
 
+/// The most identifiers of one object. Those of libopflex have up to three.
+const MOST: usize = 16;
+
 impl Ident {
+    /// Whether a property names an object, unless its class says otherwise.
+    pub(super) fn is_naming(property: &str) -> bool {
+        NAMING.contains(&property)
+    }
+
     /// The identifiers of an object.
     ///
-    /// The draft leaves open how they follow from it, and libopflex has none.
-    /// Here the context is the property `context` (a URI or a reference), or
-    /// else the parent; names are the values of `name`, `identifier`, `ip`,
-    /// `mac` and `uuid`. A class of a model file can name others. Where the URI
-    /// ends in `class/name/` or `class/context/name/`, as all of libopflex do,
-    /// that is an identifier too, so that an object needs no properties for it.
+    /// The draft does not define them, and libopflex has none. Here the context is
+    /// the property `context` (a URI or a reference), or else the parent. The names
+    /// are the values of `name`, `identifier`, `ip`, `mac` and `uuid`; a class of a
+    /// model file can use other properties. A URI that ends in `class/name/` or
+    /// `class/context/name/`, as all URIs of libopflex do, gives an identifier as
+    /// well, so that an object needs no properties for it.
     pub fn of(object: &ManagedObject, properties: Option<(&str, &[Name])>) -> Vec<Self> {
         let mut idents = Vec::new();
         let mut add = |context: &Uri, name: &str| {
-            // An object has few identifiers, so a scan is cheaper than a set.
+            // A peer may give one object a hundred thousand names, each of which would be
+            // compared with all others here.
+            if idents.len() == MOST {
+                return;
+            }
             let known = |ident: &Self| ident.name == *name && ident.context == *context;
             if !name.is_empty() && !idents.iter().any(known) {
                 idents.push(Self {
@@ -55,7 +67,7 @@ impl Ident {
             for property in &object.properties {
                 let naming = match properties {
                     Some((_, naming)) => naming.contains(&property.name),
-                    None => NAMING.contains(&property.name.as_str()),
+                    None => Self::is_naming(&property.name),
                 };
                 match &property.data {
                     Value::String(name) if naming => add(context, name),
@@ -70,8 +82,8 @@ impl Ident {
     }
 }
 
-/// The context and name in a URI: what stands before `class/name/`, or what is
-/// escaped between the class and the name.
+/// The context and the name in a URI. The context is the part before `class/name/`, or
+/// the escaped URI between the class and the name.
 fn from_uri(object: &ManagedObject) -> Option<(Uri, String)> {
     let mut elements = object.uri.elements().rev();
     let (name, second) = (elements.next()?, elements.next()?);

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use super::{ModelError, Name, Uri};
+use super::{Ident, ModelError, Name, Uri};
 use crate::json;
 
 /// A managed object in the form of the wire: flat, its children named by URI.
@@ -51,15 +51,14 @@ pub struct ManagedObject {
         skip_serializing_if = "Option::is_none"
     )]
     pub parent_uri: Option<Uri>,
-    /// How the parent calls the relation; without it, the relation is called
-    /// like the class.
+    /// The parent's name for the relation. If it is missing, that is the class.
     #[serde(
         default,
         deserialize_with = "empty_as_none",
         skip_serializing_if = "Option::is_none"
     )]
     pub parent_relation: Option<Name>,
-    /// What else the object has.
+    /// Members that the draft does not know.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
@@ -98,8 +97,8 @@ impl ManagedObject {
         self
     }
 
-    /// Checks what the object says of its place: its parent is a prefix of its
-    /// URI, and its URI a prefix of its children.
+    /// Checks that the URI of the parent is a prefix of the object's URI, and that this
+    /// is a prefix of the URIs of its children.
     pub fn check(&self) -> Result<(), ModelError> {
         if let Some(parent) = self
             .parent_uri
@@ -123,19 +122,31 @@ impl ManagedObject {
     /// About how many bytes of memory the object takes, its place in the tables
     /// of a tree included.
     pub(crate) fn memory(&self) -> usize {
-        /// An object without anything, in a tree: measured with a million.
-        const BARE: usize = 300;
-        let properties = self.properties.iter();
-        let properties = properties.map(|property| 32 + property.name.len() + json::memory(&property.data));
-        let extra = self
-            .extra
-            .iter()
-            .map(|(name, data)| 64 + name.len() + json::memory(data));
-        let children = self.children.iter().map(|child| 128 + child.as_str().len());
-        BARE + self.uri.as_str().len() + properties.chain(extra).chain(children).sum::<usize>()
+        // The places of an object in the tables of a tree, which are up to half empty.
+        const PLACES: usize = 2 * size_of::<ManagedObject>() + 300;
+        // The places of a child in the same, or of an identifier.
+        const PLACE: usize = 160;
+        // A text that is shared has two counters before it.
+        let shared = |text: &str| json::allocated(16 + text.len());
+        let of_property = |property: &Property| {
+            let names = property
+                .data
+                .as_str()
+                .filter(|_| Ident::is_naming(&property.name));
+            let ident = names.map_or(0, |name| PLACE + shared(name));
+            shared(&property.name) + json::memory(&property.data) + ident
+        };
+        let properties: usize = self.properties.iter().map(of_property).sum();
+        let children = self.children.iter().map(|child| PLACE + shared(child.as_str()));
+        PLACES
+            + shared(self.uri.as_str())
+            + json::allocated(self.properties.capacity() * size_of::<Property>())
+            + properties
+            + children.sum::<usize>()
+            + json::map_memory(&self.extra)
     }
 
-    /// The value of a property; the first where a name is there twice.
+    /// The value of a property; the first one if a name is there twice.
     pub fn property(&self, name: &str) -> Option<&Value> {
         find(&self.properties, name)
     }
@@ -147,7 +158,7 @@ pub struct Property {
     /// What it is called.
     pub name: Name,
     /// Any JSON value: text, number, `{subject, reference_uri}`, or an array
-    /// of these. Null where the peer left it out.
+    /// of these. Null if the peer left it out.
     #[serde(default)]
     pub data: Value,
 }

@@ -8,10 +8,10 @@
 //!                                          Schema (optional)
 //! ```
 //!
-//! A [`ManagedObject`] is one object as messages and files have it: flat, with
-//! its children named by URI. A [`Tree`] keeps them so that they are found
-//! by URI, class and identifier, and tells what each edit changed.
-//! [`Watchers`] know who wants to hear of which part of a tree, and until when.
+//! A [`ManagedObject`] is one object in the form of messages and files: flat, with
+//! its children named by URI. A [`Tree`] stores objects, finds them by URI, class
+//! and identifier, and returns what each edit changed. [`Watchers`] is the table of
+//! who wants to hear of which part of a tree, and until when.
 //!
 //! | file | what |
 //! |---|---|
@@ -21,10 +21,10 @@
 //! | `ident` | identifiers: a name within a context |
 //! | `target` | one object, by URI or by identifier |
 //! | `tree` | the store |
-//! | `watchers` | who watches what |
+//! | `watchers` | the table of interests in objects |
 //! | `schema` | the model file |
 //! | `file` | JSON and YAML files |
-//! | `error` | objects and files that are refused |
+//! | `error` | why objects and files are refused |
 
 mod error;
 mod file;
@@ -45,5 +45,6 @@ pub use self::name::Name;
 pub use self::schema::Schema;
 pub use self::target::Target;
 pub use self::tree::{Change, ChangeKind, Changes, Edit, ObjectRef, Tree, Walk};
+pub(crate) use self::tree::{Cursor, Room};
 pub use self::uri::{Uri, UriBuilder, UriError};
 pub use self::watchers::{Watch, Watchers};

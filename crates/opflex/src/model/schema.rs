@@ -1,4 +1,4 @@
-//! The model file: which classes there are, and what they may contain.
+//! The model file: the classes, their properties, and which class may contain which.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -111,7 +111,8 @@ impl Schema {
         Ok(schema)
     }
 
-    /// A class that is named and not listed is most likely a slip of the pen.
+    /// Refuses a file that names a class without defining it, which is most likely a
+    /// typing error.
     fn check_names(&self) -> Result<(), FileError> {
         for (name, class) in &self.classes {
             let named = class.under.iter().flatten();
@@ -131,8 +132,8 @@ impl Schema {
         self.open || self.classes.contains_key(subject)
     }
 
-    /// Leaves out what the model does not know of objects that a peer sent:
-    /// those of unknown classes, and unknown properties. How many it was.
+    /// Removes objects of unknown classes, and unknown properties, from what a peer sent.
+    /// Returns how many objects and properties it removed.
     pub(crate) fn leave_out_unknown(&self, objects: &mut Vec<ManagedObject>) -> usize {
         let mut left_out = 0;
         let mut gone = HashSet::new();
@@ -162,8 +163,8 @@ impl Schema {
         left_out + gone.len()
     }
 
-    /// Checks an object: its class, its properties and the class of its parent,
-    /// as far as the object says what that is.
+    /// Checks an object: its class, its properties, and the class of its parent if the
+    /// object names it.
     pub fn check(&self, object: &ManagedObject) -> Result<(), ModelError> {
         self.check_below(object, object.parent_subject.as_ref())
     }
@@ -225,8 +226,8 @@ impl Schema {
         }
     }
 
-    /// The property that holds the context of a class's identifiers, and those
-    /// that hold the identifiers, where the file says so.
+    /// The property that holds the context of a class's identifiers, and those that
+    /// hold the identifiers, if the file names them.
     pub(super) fn naming(&self, subject: &str) -> Option<(&str, &[Name])> {
         let (context, names) = self.classes.get(subject)?.naming.as_ref()?;
         Some((context, names))

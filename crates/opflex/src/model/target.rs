@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::{Ident, Uri};
 
-/// What a resolve asks for and a watcher watches. What was resolved in one way
-/// is unresolved in the same way.
+/// The object that a resolve asks for or a watcher watches. An unresolve has to use the
+/// same form as the resolve.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Target {
     /// The object with this URI.
@@ -15,7 +15,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// How many bytes its text has.
+    /// Bytes of its text.
     pub(crate) fn text_len(&self) -> usize {
         match self {
             Self::Uri(uri) => uri.as_str().len(),

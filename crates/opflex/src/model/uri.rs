@@ -1,4 +1,4 @@
-//! Where an object stands in the tree.
+//! URIs: the place of an object in the tree.
 
 use std::borrow::{Borrow, Cow};
 use std::fmt;
@@ -16,13 +16,14 @@ use crate::json;
 /// /EprL3Universe/EprL3Ep/%2fPolicyUniverse%2f…%2frd%2f/10.0.0.1/
 /// ```
 ///
-/// It begins and ends with a slash, and so do those of libopflex; the root is
-/// `/`. A segment escapes everything but letters, digits and `-._~` as
-/// lower-case `%xx`, so that a URI can be a segment of another one, its own
-/// escapes escaped once more. A URI that arrives is taken as it is: two are the
-/// same when their characters are, and one without its slashes is no error.
-/// Refused are only an empty one, one with control characters and one longer or
-/// deeper than the limits below. Cloning copies a pointer.
+/// It begins and ends with a slash, as the URIs of libopflex do; the root is `/`. In a
+/// segment, everything but letters, digits and `-._~` is escaped as lower-case `%xx`.
+/// So a whole URI can be a segment of another one; its escapes are then escaped again.
+///
+/// A URI that arrives is not changed: two URIs are equal if their characters are, and a
+/// URI without its first or last slash is accepted. A URI is refused if it is empty, has
+/// control characters, or is longer or deeper than the limits below. Cloning copies a
+/// pointer.
 ///
 /// ```
 /// use ssntp_opflex::model::Uri;
@@ -68,27 +69,27 @@ impl Uri {
         self.path().is_empty()
     }
 
-    /// The segments without their escapes. Empty ones, as two slashes in a row
-    /// make them, are left out, and an escape that is none stays as it is.
+    /// The segments, unescaped. Empty segments, between two slashes in a row, are left
+    /// out; an invalid escape stays as it is.
     pub fn elements(&self) -> impl DoubleEndedIterator<Item = Cow<'_, str>> {
         self.segments()
             .filter(|segment| !segment.is_empty())
             .map(unescape)
     }
 
-    /// Whether `other` stands below this URI, at any distance.
+    /// Whether `other` is below this URI, at any depth.
     pub fn is_ancestor_of(&self, other: &Self) -> bool {
         let (path, below) = (self.path(), other.path());
         below.len() > path.len() && below.starts_with(path) && below.as_bytes()[path.len()] == b'/'
     }
 
-    /// Whether `other` is this URI or stands below it.
+    /// Whether `other` is this URI or is below it.
     pub fn covers(&self, other: &Self) -> bool {
         self == other || self.is_ancestor_of(other)
     }
 
-    /// The texts of all URIs that this one can be below, shortest first, each
-    /// with and without the slash at its end.
+    /// The texts of all URIs that this one is below, shortest first, each with and
+    /// without the slash at its end.
     pub(crate) fn prefixes(&self) -> impl Iterator<Item = &str> {
         let path = self.path();
         // Both spellings, because some peers leave the last slash out.
@@ -182,13 +183,16 @@ impl UriBuilder {
         self.segment(uri)
     }
 
-    /// The URI, unless it became too long.
+    /// Returns the URI.
+    ///
+    /// # Errors
+    /// It is too long or too deep.
     pub fn build(self) -> Result<Uri, UriError> {
         self.0.parse()
     }
 }
 
-/// A text that is no URI of a managed object.
+/// Why a text is not a URI of a managed object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UriError {

@@ -1,4 +1,4 @@
-//! Who watches what, and until when.
+//! The objects that each watcher wants to hear of, and until when.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
@@ -13,10 +13,10 @@ pub struct Watch<W> {
     pub watcher: W,
     /// The class that the watched object is to have.
     pub subject: Name,
-    /// What is watched. A URI stands for the object and everything below it.
+    /// The watched object. A URI stands for the object and everything below it.
     pub target: Target,
-    /// When the interest ends, if it ends by itself. It is over at that very
-    /// time.
+    /// When the interest ends; never if this is `None`. At exactly this time it has
+    /// already ended.
     pub expires: Option<Instant>,
 }
 
@@ -35,16 +35,16 @@ pub struct Watchers<W> {
     by_expiry: BTreeSet<(Instant, usize)>,
 }
 
-/// What one watcher has.
+/// The interests of one watcher.
 #[derive(Debug, Default)]
 struct Interests {
     keys: BTreeSet<usize>,
-    /// How long the names in them are.
+    /// Bytes of the names in them, which count against the limit of a connection.
     bytes: usize,
 }
 
 impl<W> Watch<W> {
-    /// How long its names are.
+    /// Bytes of its names.
     pub(crate) fn names_len(&self) -> usize {
         self.subject.len() + self.target.text_len()
     }
@@ -64,12 +64,12 @@ impl<W> Default for Watchers<W> {
 }
 
 impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
-    /// Nobody watches anything.
+    /// A table without interests.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Enters an interest, in place of what the watcher had for this target.
+    /// Enters an interest. It replaces the one that the watcher had in this target.
     pub fn watch(&mut self, watch: Watch<W>) {
         // A target has one interest for each watcher, so the old expiry must not end the new one.
         self.unwatch(&watch.watcher, &watch.target);
@@ -87,16 +87,10 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
         self.watches.insert(key, watch);
     }
 
-    /// Ends an interest. False when there was none.
+    /// Ends an interest. Returns false if there was none.
     pub fn unwatch(&mut self, watcher: &W, target: &Target) -> bool {
-        let of_target = match target {
-            Target::Uri(uri) => self.by_uri.get(uri),
-            Target::Ident(ident) => self.by_ident.get(ident),
-        };
-        match of_target.and_then(|watches| watches.get(watcher)) {
-            Some(key) => self.remove(*key).is_some(),
-            None => false,
-        }
+        let key = self.of_target(target).and_then(|watches| watches.get(watcher));
+        key.copied().and_then(|key| self.remove(key)).is_some()
     }
 
     /// Ends all interests of a watcher.
@@ -108,8 +102,8 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
         }
     }
 
-    /// Takes out one interest that is over at `now`. To be called until it
-    /// returns `None`.
+    /// Removes one interest that has ended at `now`, and returns it. Call it until
+    /// it returns `None`.
     pub fn expired(&mut self, now: Instant) -> Option<Watch<W>> {
         match self.by_expiry.first() {
             Some((at, key)) if *at <= now => self.remove(*key),
@@ -122,10 +116,10 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
         self.by_expiry.first().map(|(at, _)| *at)
     }
 
-    /// The interests by URI that an object is in at `now`: in itself, and in
-    /// everything that it is below.
+    /// The interests in an object at `now`: those in the object itself, and those in
+    /// the objects that contain it.
     pub fn of_uri(&self, uri: &Uri, now: Instant) -> impl Iterator<Item = &Watch<W>> {
-        // An empty table is not worth the walk.
+        // Most trees have no watcher by URI; then the prefixes need not be looked up.
         let prefixes = uri.prefixes().filter(|_| !self.by_uri.is_empty());
         let texts = prefixes.chain(std::iter::once(uri.as_str()));
         texts
@@ -141,18 +135,15 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
             .flat_map(move |watches| self.live(watches, now))
     }
 
-    /// Whether anybody watches by identifier at all.
+    /// Whether there is any interest by identifier.
     pub fn watches_idents(&self) -> bool {
         !self.by_ident.is_empty()
     }
 
     /// Whether a watcher has an interest in this target.
     pub fn watches(&self, watcher: &W, target: &Target) -> bool {
-        let of_target = match target {
-            Target::Uri(uri) => self.by_uri.get(uri),
-            Target::Ident(ident) => self.by_ident.get(ident),
-        };
-        of_target.is_some_and(|watches| watches.contains_key(watcher))
+        self.of_target(target)
+            .is_some_and(|watches| watches.contains_key(watcher))
     }
 
     /// How many interests a watcher has.
@@ -161,7 +152,7 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
         interests.map_or(0, |interests| interests.keys.len())
     }
 
-    /// How many bytes the names in a watcher's interests have.
+    /// Bytes of the names in a watcher's interests.
     pub fn bytes(&self, watcher: &W) -> usize {
         self.by_watcher
             .get(watcher)
@@ -173,9 +164,16 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
         self.watches.len()
     }
 
-    /// Whether nobody watches anything.
+    /// Whether there are no interests.
     pub fn is_empty(&self) -> bool {
         self.watches.is_empty()
+    }
+
+    fn of_target(&self, target: &Target) -> Option<&BTreeMap<W, usize>> {
+        match target {
+            Target::Uri(uri) => self.by_uri.get(uri),
+            Target::Ident(ident) => self.by_ident.get(ident),
+        }
     }
 
     fn live<'a>(

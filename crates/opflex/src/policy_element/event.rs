@@ -1,4 +1,4 @@
-//! What a policy element wants done, and what it has to tell.
+//! The actions and the events of a policy element.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::message::{ErrorResponse, Method, Proxies, Store};
 use crate::model::{ChangeKind, ManagedObject, Name, Target, Uri};
 use crate::peer::{CloseReason, ConnectionId};
 
-/// What is to be done.
+/// What the caller has to do.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Action {
@@ -28,44 +28,52 @@ pub enum Action {
         /// One message with its NUL.
         frame: Bytes,
     },
-    /// End the connection once what was sent before is on its way, or stop
-    /// dialling. The element has already forgotten it.
+    /// The identity of the peer is accepted: set what [`Decoder::identified`] gave, so that
+    /// longer messages are taken.
+    ///
+    /// [`Decoder::identified`]: crate::message::Decoder::identified
+    Identified {
+        /// On this connection.
+        connection: ConnectionId,
+    },
+    /// End the connection once everything before is sent, or stop dialling. The
+    /// element has already forgotten it.
     Close {
         /// This connection.
         connection: ConnectionId,
         /// Why, for the log.
         reason: CloseReason,
     },
-    /// Tell who is interested.
+    /// Pass an event to the application.
     Tell(ElementEvent),
 }
 
-/// How much of what should be connected is.
+/// How many of the servers are ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Health {
     /// No server is ready.
     Down,
-    /// Some servers are ready, or all are and something is not answered after
-    /// several attempts.
+    /// Some servers are ready, or all are and a request has no answer after several
+    /// attempts.
     Degraded,
-    /// All servers are ready, and answer.
+    /// All servers are ready, and all requests are answered in time.
     Healthy,
 }
 
-/// How far the element is with a server.
+/// The state of a server, as the element sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PeerState {
     /// It will be dialled.
     Waiting,
-    /// It is dialled.
+    /// It is being dialled.
     Connecting,
-    /// It is connected, and its identity asked for.
+    /// It is connected, and has not sent its identity yet.
     Connected,
-    /// It can be used.
+    /// It has sent its identity and can be used.
     Ready,
-    /// It named others and is left alone until none of them can be reached.
+    /// It named other servers. It is dialled again when none of those can be reached.
     Parked,
 }
 
@@ -83,19 +91,19 @@ pub enum ElementEvent {
     Peer {
         /// `host:port`.
         address: String,
-        /// The new state; `None` when the server is not wanted any more.
+        /// The new state; `None` if the element has dropped the server.
         #[serde(serialize_with = "state_or_dropped")]
         state: Option<PeerState>,
-        /// What led to it, where something went wrong.
+        /// The reason, if something went wrong.
         #[serde(serialize_with = "text_or_null")]
         reason: Option<CloseReason>,
     },
-    /// A server told where the element is.
+    /// A server sent the location of the element.
     Location {
         /// The location.
         location: String,
     },
-    /// A server told the proxies of transport mode.
+    /// A server sent the proxies of transport mode.
     Proxies(Proxies),
     /// A resolve was answered for the first time.
     Resolved {
@@ -109,16 +117,9 @@ pub enum ElementEvent {
         /// Whether the server had it.
         found: bool,
     },
-    /// Policy or endpoints that are held changed, in the order of their URIs.
+    /// Policy or endpoints that are held changed, or are not held any more, in
+    /// the order of their URIs.
     Changed {
-        /// Policy or endpoints.
-        what: Store,
-        /// The objects.
-        objects: Vec<ObjectChange>,
-    },
-    /// Objects went because nobody wants them any more.
-    #[serde(rename = "changed")]
-    Forgotten {
         /// Policy or endpoints.
         what: Store,
         /// The objects.
@@ -135,16 +136,16 @@ pub enum ElementEvent {
         /// The answer.
         error: ErrorResponse,
     },
-    /// An answer was not taken, since the element holds as much as it may. The
-    /// resolve counts as unanswered and is sent again.
+    /// An answer was dropped, because the element would hold more objects than it may.
+    /// The resolve counts as unanswered and is sent again.
     NotTaken {
-        /// What was asked for.
+        /// The resolve.
         about: String,
-        /// How many objects there are room for.
+        /// The most objects.
         limit: usize,
     },
-    /// The alarm of the draft (4.2.4): no server has answered after several
-    /// attempts. Health is no more than degraded until one does.
+    /// The alarm of the draft (4.2.4): no server has answered after several attempts.
+    /// Until one answers, the health is degraded at best.
     Unanswered {
         /// The method.
         method: Method,
@@ -153,8 +154,8 @@ pub enum ElementEvent {
         /// How often it has been sent.
         attempts: u32,
     },
-    /// So many events before this one are lost, because nobody took them in
-    /// time. Only what runs the element tells it.
+    /// Events before this one are lost, because the application took them too slowly. The
+    /// core does not make this event, its runner does.
     Missed {
         /// How many.
         count: u64,
@@ -171,7 +172,7 @@ pub struct ObjectChange {
     pub subject: Name,
     /// Where it is, or was.
     pub uri: Uri,
-    /// The object as it is now, unless it is gone.
+    /// The object as it is now; `None` if it is gone.
     pub object: Option<ManagedObject>,
 }
 

@@ -1,5 +1,5 @@
-//! What the element holds and has to tell servers about: resolves that are in
-//! force, endpoints that are declared, state that is reported.
+//! The resolves, declarations and reports of the element, and the requests about them
+//! that have no answer yet.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
@@ -21,7 +21,7 @@ use crate::rpc::{Id, Pending, Random};
 /// are counted for each connection.
 const FIRST_XID: u64 = 1 << 63;
 
-/// Something held.
+/// A resolve, a declaration or a report.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Key {
     /// A resolve.
@@ -33,7 +33,7 @@ pub(super) enum Key {
 }
 
 impl Key {
-    /// Which servers are told.
+    /// The role of the servers that get its request.
     pub(super) fn role(&self) -> Role {
         match self {
             Self::Resolve(of, ..) => of.role(),
@@ -42,7 +42,7 @@ impl Key {
         }
     }
 
-    /// What it is told with.
+    /// The method of its request.
     pub(super) fn method(&self) -> Method {
         match self {
             Self::Resolve(of, ..) => of.resolve(),
@@ -51,7 +51,7 @@ impl Key {
         }
     }
 
-    /// What it is about, for people.
+    /// Its object, for messages.
     pub(super) fn about(&self) -> String {
         match self {
             Self::Resolve(_, subject, target) => format!("{subject} {target}"),
@@ -60,57 +60,58 @@ impl Key {
     }
 }
 
-/// One thing held.
+/// The state of a resolve, a declaration or a report.
 #[derive(Debug, Default)]
 pub(super) struct Item {
     /// The objects that are declared or reported.
     pub(super) objects: Vec<ManagedObject>,
-    /// How many want a resolve: none for one that only others refer to.
+    /// References of the application to a resolve. A policy that only other policies refer
+    /// to has none.
     pub(super) references: usize,
-    /// Of these, how many want what it refers to as well.
+    /// Of these, the references that also want the policies that it refers to.
     pub(super) following: usize,
-    /// Whether something that is followed refers to it.
+    /// Whether a policy whose references are followed refers to it.
     pub(super) followed: bool,
     /// Whether a server has answered.
     pub(super) answered: bool,
-    /// What is resolved by identifier: the topmost objects that it brought.
+    /// The topmost objects that a resolve by identifier brought.
     pub(super) roots: BTreeSet<Uri>,
-    /// It holds policy of before, which no server has confirmed.
+    /// Whether it holds start policy, which no server has confirmed.
     pub(super) is_start_policy: bool,
-    /// An alarm was raised, since nobody answers.
+    /// Whether an alarm was raised because no server answers.
     alarmed: bool,
-    /// Its place among what is declared and reported.
+    /// Its place in the order of declarations and reports.
     place: u64,
-    /// The numbers of requests without an answer from everybody.
+    /// The numbers of its requests that some server has not answered.
     xids: Vec<u64>,
 }
 
 impl Item {
-    /// Whether references in what it brings are resolved too.
+    /// Whether the policies that it refers to are resolved too.
     pub(super) fn follows(&self) -> bool {
         self.following > 0 || self.followed
     }
 }
 
-/// A request that some servers have not answered.
+/// A request that at least one server has not answered.
 #[derive(Debug)]
 struct Call {
     key: Key,
     waiting: BTreeSet<ConnectionId>,
 }
 
-/// A request to be sent, and to whom.
+/// A request and its receivers.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) to: Vec<ConnectionId>,
     pub(super) frame: Bytes,
 }
 
-/// Everything held.
+/// All resolves, declarations and reports.
 #[derive(Debug)]
 pub(super) struct Held {
     items: HashMap<Key, Item>,
-    /// What is declared and reported, in the order in which that began.
+    /// Declarations and reports, in the order in which they began.
     told: BTreeMap<u64, Key>,
     last_place: u64,
     calls: Pending<Call>,
@@ -118,15 +119,15 @@ pub(super) struct Held {
     random: Random,
     prr: Duration,
     alarm_attempts: u32,
-    /// Things that nobody answers.
+    /// How many of them have an alarm.
     alarms: usize,
     resolves: PerStore<Index>,
 }
 
-/// Resolves by what they are about.
+/// Resolves by their objects.
 #[derive(Debug, Default)]
 struct Index {
-    /// By the object that was asked for, or that an identifier brought.
+    /// By the URI that was asked for, or of an object that an identifier brought.
     roots: HashMap<Uri, OneOrMany<Key>>,
     idents: HashMap<Ident, OneOrMany<Key>>,
 }
@@ -160,8 +161,8 @@ impl Held {
         self.items.iter()
     }
 
-    /// The objects that are declared and reported behind a place in the order in
-    /// which that began, each with its place.
+    /// The declared and reported objects after a place in the order in which they began,
+    /// each with its place.
     pub(super) fn told_after(&self, place: Option<u64>) -> impl Iterator<Item = (u64, &ManagedObject)> {
         let from = place.map_or(Bound::Unbounded, Bound::Excluded);
         let told = self.told.range((from, Bound::Unbounded));
@@ -169,7 +170,7 @@ impl Held {
         items.flat_map(|(place, item)| item.objects.iter().map(move |object| (place, object)))
     }
 
-    /// Enters something to be held. False when it already was.
+    /// Enters a resolve, declaration or report. Returns false if it was there already.
     pub(super) fn hold(&mut self, key: &Key, now: Instant) -> bool {
         if self.items.contains_key(key) {
             return false;
@@ -196,7 +197,7 @@ impl Held {
         true
     }
 
-    /// Lets go of something. Returns it, if it was held.
+    /// Removes a resolve, declaration or report, and returns it if it was there.
     pub(super) fn drop(&mut self, key: &Key) -> Option<Item> {
         let item = self.items.remove(key)?;
         self.alarms -= usize::from(item.alarmed);
@@ -218,8 +219,8 @@ impl Held {
         Some(item)
     }
 
-    /// An object fits an identifier that was resolved: it and what is below it
-    /// are held.
+    /// Notes that an object has an identifier that is resolved. The resolve then holds the
+    /// object and everything below it.
     pub(super) fn add_root(&mut self, key: &Key, root: &Uri) {
         if let (Key::Resolve(what, _, Target::Ident(_)), Some(item)) = (key, self.items.get_mut(key))
             && item.roots.insert(root.clone())
@@ -229,7 +230,7 @@ impl Held {
         }
     }
 
-    /// The resolves that an object is held by.
+    /// The resolves that hold an object.
     pub(super) fn holders<'a>(&'a self, what: Store, uri: &'a Uri) -> impl Iterator<Item = &'a Key> {
         let roots = &self.resolves[what].roots;
         let texts = uri.prefixes().chain(std::iter::once(uri.as_str()));
@@ -251,8 +252,8 @@ impl Held {
         !self.resolves[what].idents.is_empty()
     }
 
-    /// The request for something held, to these servers. It is sent again to
-    /// those that do not answer.
+    /// Makes the request for these servers. It will be sent again to those that do not
+    /// answer.
     pub(super) fn ask(&mut self, key: &Key, to: Vec<ConnectionId>, now: Instant) -> Option<Outgoing> {
         let item = self.items.get_mut(key).filter(|_| !to.is_empty())?;
         let request = request(key, item, self.prr)?;
@@ -273,19 +274,13 @@ impl Held {
         })
     }
 
-    /// The request to a server that something is not held any more. Nobody
-    /// waits for the answer.
+    /// Makes the request that takes a resolve or a declaration back. Its answer is not
+    /// waited for.
     pub(super) fn take_back(&mut self, key: &Key, to: Vec<ConnectionId>) -> Option<Outgoing> {
         let request = match key.clone() {
-            Key::Resolve(of, subject, target) => Request::Unresolve(
-                of,
-                vec![Resolve {
-                    subject,
-                    target,
-                    data: None,
-                    prr: None,
-                }],
-            ),
+            Key::Resolve(of, subject, target) => {
+                Request::Unresolve(of, vec![Resolve::new(subject, target, None)])
+            }
             Key::Declaration(endpoint_uri) => {
                 let objects = &self.items.get(key)?.objects;
                 let subject = objects
@@ -306,7 +301,7 @@ impl Held {
         (!to.is_empty()).then_some(Outgoing { to, frame })
     }
 
-    /// Something is asked for anew: what was asked before is not waited for.
+    /// Stops waiting for the answers to earlier requests, because a new one follows.
     pub(super) fn forget_calls(&mut self, key: &Key) {
         if let Some(item) = self.items.get_mut(key) {
             for xid in item.xids.drain(..) {
@@ -315,7 +310,7 @@ impl Held {
         }
     }
 
-    /// A server answered: it is not asked again.
+    /// A server answered, so the request is not sent to it again.
     pub(super) fn answered(&mut self, connection: ConnectionId, xid: u64) {
         let Some(call) = self.calls.value_mut(xid) else {
             return;
@@ -331,13 +326,13 @@ impl Held {
         }
     }
 
-    /// What a server was asked, when it is one that has not answered.
+    /// The subject of a request that this server has not answered.
     pub(super) fn asked(&mut self, connection: ConnectionId, xid: u64) -> Option<Key> {
         let call = self.calls.value_mut(xid)?;
         call.waiting.contains(&connection).then(|| call.key.clone())
     }
 
-    /// A server is gone: it answers nothing any more.
+    /// A server is gone, so its answers are not waited for.
     pub(super) fn gone(&mut self, connection: ConnectionId) {
         let (items, alarms) = (&mut self.items, &mut self.alarms);
         self.calls.retain(|xid, call| {
@@ -352,7 +347,8 @@ impl Held {
         });
     }
 
-    /// A request to be sent again to those who have not answered it.
+    /// A request whose time to be sent again has come, for the servers that have not answered
+    /// it, and the alarm that this raises.
     pub(super) fn retry(&mut self, now: Instant) -> Option<(Outgoing, Option<(Key, u32)>)> {
         loop {
             let due = self.calls.due(now)?;
@@ -371,7 +367,7 @@ impl Held {
         }
     }
 
-    /// Raises the alarm of something; false where it was raised before.
+    /// Raises an alarm. Returns false if it was raised before.
     fn alarm(&mut self, key: &Key) -> bool {
         let item = self.items.get_mut(key);
         let is_new = item.is_some_and(|item| !std::mem::replace(&mut item.alarmed, true));
@@ -379,20 +375,20 @@ impl Held {
         is_new
     }
 
-    /// How many things nobody answers.
+    /// How many alarms there are.
     pub(super) fn alarms(&self) -> usize {
         self.alarms
     }
 
-    /// Something whose refresh time has come, its next one already drawn.
+    /// Something whose refresh time has come. Its next refresh time is already set.
     pub(super) fn refresh(&mut self, now: Instant) -> Option<Key> {
         let key = self.refresh.pop(now)?;
         self.draw_refresh(&key, now);
         Some(key)
     }
 
-    /// Draws the time at which something is asked for again: between a third
-    /// and a half of the refresh rate, so that one lost request does no harm.
+    /// Sets the time of the next refresh at random: between a third and a half of the
+    /// refresh rate, so that one lost request does no harm.
     pub(super) fn draw_refresh(&mut self, key: &Key, now: Instant) {
         let wait = self.random.between(self.prr / 3, self.prr / 2);
         self.refresh.set(key.clone(), after(now, wait));
@@ -409,15 +405,7 @@ impl Held {
 fn request(key: &Key, item: &Item, prr: Duration) -> Option<Request> {
     let prr = Some(i64::try_from(prr.as_secs()).unwrap_or(i64::MAX));
     Some(match key.clone() {
-        Key::Resolve(of, subject, target) => Request::Resolve(
-            of,
-            vec![Resolve {
-                subject,
-                target,
-                data: None,
-                prr,
-            }],
-        ),
+        Key::Resolve(of, subject, target) => Request::Resolve(of, vec![Resolve::new(subject, target, prr)]),
         Key::Declaration(_) if item.objects.is_empty() => return None,
         Key::Declaration(_) => Request::EndpointDeclare(vec![EndpointDeclare {
             endpoint: item.objects.clone(),

@@ -15,9 +15,9 @@
 //!             Action::Dial | Send | Close        Action::Tell(ElementEvent)
 //! ```
 //!
-//! One dispatcher owns an [`ElementCore`] and calls it with everything that
-//! happens, the time included; each call appends what is to be done to a list
-//! of [`Action`]s. A session with one server:
+//! One dispatcher owns an [`ElementCore`]. It calls it for each event and passes the
+//! time; each call appends [`Action`]s to a list, which the dispatcher carries out. A
+//! session with one server:
 //!
 //! ```text
 //!  element                                   server
@@ -34,17 +34,17 @@
 //!    │ policy_unresolve ───────────────────────>│ when the last reference is gone
 //! ```
 //!
-//! Every request goes to all servers of the role; it is repeated to those that
-//! do not answer. Objects that nothing held asks for are not taken.
+//! Every request goes to all servers of the role, and again to those that do not answer.
+//! Objects that no resolve asks for are dropped.
 //!
 //! | file | what |
 //! |---|---|
 //! | `settings` | how the element behaves |
-//! | `event` | what it wants done, and what it tells |
+//! | `event` | its actions and events |
 //! | `pool` | the servers |
-//! | `held` | what is resolved, declared and reported |
+//! | `held` | resolves, declarations, reports and their requests |
 //! | `sessions` | connections: identity, echoes, answers |
-//! | `received` | objects that arrive, and those that nobody wants any more |
+//! | `received` | objects that arrive, and objects that are not wanted any more |
 
 mod event;
 mod held;
@@ -87,26 +87,26 @@ pub struct ElementCore {
     held: Held,
     references: HashMap<ReferenceId, (Key, bool)>,
     next_reference: u64,
-    /// What resolves brought.
+    /// The objects of answered resolves.
     trees: PerStore<Tree>,
-    /// What resolves bring that no server has answered.
+    /// The objects of resolves that no server has answered.
     start_policy: Tree,
-    /// When to look for what nobody wants any more.
+    /// When to remove resolves that are not wanted any more.
     sweep: Option<Instant>,
     health: Health,
     location: Option<String>,
     proxies: Option<Proxies>,
-    /// How many resolves there are only because other policy refers to them.
+    /// How many resolves exist only because other policy refers to them.
     followed: usize,
     /// Limits the log lines that servers cause, by address.
     log: LogLimit<String>,
-    /// What is to be done, in this order.
+    /// What the caller has to do, in this order.
     actions: Vec<Action>,
 }
 
 impl ElementCore {
-    /// An element that begins to dial at its first tick. The seed spreads its
-    /// delays: no two elements should have the same.
+    /// An element that begins to dial at its first tick. Its delays depend on the seed, so
+    /// each element should have another one.
     pub fn new(settings: Settings, seed: u64, now: Instant) -> Self {
         let mut random = Random::new(seed);
         Self {
@@ -128,22 +128,21 @@ impl ElementCore {
         }
     }
 
-    /// What is to be done since this was called last, in this order. To be called after
-    /// each of the other calls, or several of them.
+    /// Takes the actions that the calls since the last one have added, in their order.
+    /// Call it after each of the other calls, or after several.
     pub fn take_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
 
-    /// Begins with policy of before: a resolve that no server has answered yet
-    /// brings what is here. To be called before anything is resolved.
+    /// Sets start policy, which a resolve brings until a server has answered it. Call it
+    /// before the first resolve.
     pub fn start_with(&mut self, policy: Vec<ManagedObject>) -> Result<(), ModelError> {
         self.start_policy = Tree::new();
         self.start_policy.merge(policy).map(drop)
     }
 
-    /// Wants a policy and all changes of it, until [`release`](Self::release).
-    /// With `follow`, the policies that it refers to are wanted too, and those
-    /// that these refer to.
+    /// Resolves a policy and keeps it up to date until [`release`](Self::release). With
+    /// `follow`, the policies that it refers to are resolved too, and so on.
     pub fn resolve_policy(
         &mut self,
         subject: impl Into<Name>,
@@ -155,8 +154,7 @@ impl ElementCore {
         self.refer(key, follow, now)
     }
 
-    /// Wants an endpoint and all changes of it, until
-    /// [`release`](Self::release).
+    /// Resolves an endpoint and keeps it up to date until [`release`](Self::release).
     pub fn resolve_endpoint(
         &mut self,
         subject: impl Into<Name>,
@@ -167,8 +165,8 @@ impl ElementCore {
         self.refer(key, false, now)
     }
 
-    /// Wants something no more. When nobody else does, servers are told after
-    /// the time to linger, and the objects are forgotten.
+    /// Gives a reference back. If it was the last one, the servers get an unresolve after
+    /// the time to linger, and the objects are removed.
     pub fn release(&mut self, reference: ReferenceId, now: Instant) {
         let Some((key, follow)) = self.references.remove(&reference) else {
             return;
@@ -183,8 +181,8 @@ impl ElementCore {
         self.sweep_soon(now);
     }
 
-    /// Declares an endpoint: its topmost object first, then everything below
-    /// it. What was declared with that URI before is replaced.
+    /// Declares an endpoint: its topmost object first, then everything below it. It
+    /// replaces an earlier declaration with that URI.
     pub fn declare(&mut self, endpoint: Vec<ManagedObject>, now: Instant) -> Result<(), ModelError> {
         endpoint.iter().try_for_each(ManagedObject::check)?;
         if let Some(top) = endpoint.first() {
@@ -194,7 +192,7 @@ impl ElementCore {
         Ok(())
     }
 
-    /// Takes a declaration back. False when there is none.
+    /// Takes a declaration back. Returns false if there is none.
     pub fn undeclare(&mut self, uri: &Uri) -> bool {
         let key = Key::Declaration(uri.clone());
         let to = self.pool.ready(&key.role());
@@ -203,8 +201,8 @@ impl ElementCore {
         self.held.drop(&key).is_some()
     }
 
-    /// Reports an object, now and again as long as it is not withdrawn. What
-    /// was reported with its URI before is replaced.
+    /// Reports an object now, and again until it is withdrawn. It replaces an earlier report
+    /// with its URI.
     pub fn report(&mut self, object: ManagedObject, now: Instant) -> Result<(), ModelError> {
         object.check()?;
         let key = Key::Report(object.uri.clone());
@@ -212,14 +210,14 @@ impl ElementCore {
         Ok(())
     }
 
-    /// Reports an object no more. The observer keeps the last report. False
-    /// when there is none.
+    /// Stops reporting an object. The observer keeps the last report. Returns false if it
+    /// was not reported.
     pub fn withdraw(&mut self, uri: &Uri) -> bool {
         self.held.drop(&Key::Report(uri.clone())).is_some()
     }
 
-    /// Forgets the location and the learned servers, closes all connections and
-    /// begins again with the configured servers.
+    /// Forgets the location and the learned servers, closes all connections, and dials the
+    /// configured servers again.
     pub fn reset(&mut self, now: Instant) {
         self.location.clone_from(&self.settings.location);
         self.proxies = None;
@@ -235,7 +233,7 @@ impl ElementCore {
         self.settle(now);
     }
 
-    /// When [`tick`](Self::tick) is to be called, if nothing happens before.
+    /// When to call [`tick`](Self::tick), if no other call comes first.
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadlines = [
             self.pool.next_deadline(&self.settings),
@@ -245,7 +243,7 @@ impl ElementCore {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Does what is due at `now`.
+    /// Does everything that is due at `now`.
     pub fn tick(&mut self, now: Instant) {
         self.pool_due(now);
         while let Some((outgoing, alarm)) = self.held.retry(now) {
@@ -273,12 +271,12 @@ impl ElementCore {
         self.settle(now);
     }
 
-    /// The policy that came.
+    /// The policy that the element has.
     pub fn policy(&self) -> &Tree {
         &self.trees[Store::Policy]
     }
 
-    /// The endpoints that came.
+    /// The endpoints that it has resolved.
     pub fn endpoints(&self) -> &Tree {
         &self.trees[Store::Endpoints]
     }
@@ -288,7 +286,7 @@ impl ElementCore {
         &self.trees[what]
     }
 
-    /// How much of what should be connected is.
+    /// How many of the servers are ready.
     pub fn health(&self) -> Health {
         self.health
     }
@@ -298,24 +296,23 @@ impl ElementCore {
         self.pool.states()
     }
 
-    /// Where the element is, as a server told or the settings say.
+    /// The location of the element, from a server or from the settings.
     pub fn location(&self) -> Option<&str> {
         self.location.as_deref()
     }
 
-    /// The proxies of transport mode, once a server has told them.
+    /// The proxies of transport mode, once a server has sent them.
     pub fn proxies(&self) -> Option<&Proxies> {
         self.proxies.as_ref()
     }
 
-    /// The objects that the element declares and reports behind a place in the
-    /// order in which that began, each with its place.
+    /// The objects that the element declares and reports, after a place in the order in
+    /// which they began, each with its place.
     pub(crate) fn told_after(&self, place: Option<u64>) -> impl Iterator<Item = (u64, &ManagedObject)> {
         self.held.told_after(place)
     }
 
-    /// How many resolves, declarations and reports no server has answered yet,
-    /// as they are now.
+    /// How many resolves, declarations and reports have no answer in their present state.
     pub fn unanswered(&self) -> usize {
         self.held.iter().filter(|(_, item)| !item.answered).count()
     }
@@ -359,8 +356,7 @@ impl ElementCore {
         reference
     }
 
-    /// Holds objects for servers, and tells them if they are not what was told
-    /// before.
+    /// Declares or reports objects. Servers get a request only if the objects have changed.
     fn tell_objects(&mut self, key: &Key, objects: Vec<ManagedObject>, now: Instant) {
         let is_new = self.held.hold(key, now);
         if let Some(item) = self.held.get_mut(key)
@@ -374,7 +370,7 @@ impl ElementCore {
         }
     }
 
-    /// Asks all servers for something, in place of what they were asked before.
+    /// Sends a request to all servers. It replaces the earlier request for the same thing.
     fn ask_all(&mut self, key: &Key, now: Instant) {
         // An answer to the earlier request would otherwise stop the repetition of this one.
         self.held.forget_calls(key);
@@ -383,8 +379,8 @@ impl ElementCore {
         self.send_request(request);
     }
 
-    /// Asks a server that has become ready for everything that it can tell, and
-    /// tells it everything that it wants to know.
+    /// Sends all resolves, declarations and reports to a server that has become ready, as
+    /// far as its roles take them.
     fn ask_one(&mut self, connection: ConnectionId, roles: &[Role], now: Instant) {
         // Sorted, because a hash map's order would make each run send in another order.
         let mut keys: Vec<Key> = self.held.iter().map(|(key, _)| key.clone()).collect();
@@ -408,7 +404,7 @@ impl ElementCore {
         self.sweep.get_or_insert(after(now, self.settings.linger));
     }
 
-    /// Sends a request to the servers that it is for.
+    /// Sends a request to its receivers.
     fn send_request(&mut self, request: Option<Outgoing>) {
         if let Some(Outgoing { to, frame }) = request {
             self.actions.extend(to.into_iter().map(|connection| Action::Send {

@@ -1,4 +1,4 @@
-//! Which servers there are, and how far the element is with each.
+//! The servers of the element, with the state of each.
 //!
 //! ```text
 //!            time                connected             identity
@@ -9,16 +9,16 @@
 //!     └───────────── nobody else left ────────── Parked
 //! ```
 //!
-//! Servers are known by the characters of their address, IPv6 addresses in
-//! either spelling. Some are configured, the others learned from the lists of
-//! servers that are or were ready. As under libopflex, a server is used only
-//! where its own list has the address that was dialled; one that lists nobody
-//! at all, which libopflex does not use either, is used for its roles.
+//! A server is identified by the characters of its address; an IPv6 address may have
+//! either spelling. Some servers are configured, the others are learned from the lists
+//! that servers send. As in libopflex, a server is used only if its own list has the
+//! address that was dialled. A server with an empty list, which libopflex does not use,
+//! is used for its roles.
 //!
-//! A learned server is forgotten when no list names it any more, and given up
-//! after some failures in a row: it is forgotten, or, while a server that is
-//! ready still names it, dialled now and then without being missed. When all
-//! that is left is parked, everything begins again with the configured ones.
+//! A learned server is forgotten when no list names it any more. After some failures in
+//! a row it is given up: it is forgotten, unless a ready server still names it; then it
+//! is dialled now and then, and the health does not depend on it. If all servers are
+//! parked, the element begins again with the configured ones.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -57,12 +57,12 @@ struct Link {
     keepalive: Option<Keepalive>,
 }
 
-/// What a link needs at some time.
+/// What has to be done for a server.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Need {
     /// The server is to be dialled.
     Dial,
-    /// The connection takes too long, or the identity does.
+    /// Its connection or its identity takes too long.
     TooLate,
     /// An echo with this number.
     Echo(u64),
@@ -70,12 +70,12 @@ pub(super) enum Need {
     Dead,
 }
 
-/// What became of a server whose identity arrived.
+/// Whether a server can be used after its identity arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It can be used.
     Ready,
-    /// It named only others, or is nothing.
+    /// It named only other servers, or it has no roles and named none.
     Parked,
 }
 
@@ -105,8 +105,8 @@ impl Pool {
         pool
     }
 
-    /// How much of what should be connected is. Servers that are parked, and
-    /// learned ones that were given up, need not be.
+    /// How many of the servers are ready. Parked servers, and learned ones that were given
+    /// up, do not count.
     pub(super) fn health(&self, settings: &Settings) -> Health {
         let is_ready = |peer: &&Peer| matches!(peer.stage, Stage::Ready { .. });
         let is_wanted = |peer: &&Peer| !matches!(peer.stage, Stage::Parked) && !peer.is_given_up(settings);
@@ -132,7 +132,7 @@ impl Pool {
         self.by_connection.get(&connection).map(String::as_str)
     }
 
-    /// The connections to servers of a role that can be used.
+    /// The connections to ready servers of a role.
     pub(super) fn ready(&self, role: &Role) -> Vec<ConnectionId> {
         let ready = self.peers.values().filter_map(|peer| match &peer.stage {
             Stage::Ready { link, roles } if roles.contains(role) => Some(link.connection),
@@ -141,7 +141,7 @@ impl Pool {
         ready.collect()
     }
 
-    /// The roles of a server that can be used; `None` for any other.
+    /// The roles of a ready server; `None` for any other.
     pub(super) fn roles(&self, connection: ConnectionId) -> Option<&[Role]> {
         match &self.peer(connection)?.stage {
             Stage::Ready { roles, .. } => Some(roles),
@@ -149,7 +149,7 @@ impl Pool {
         }
     }
 
-    /// All connections, and attempts at one.
+    /// All connections, and all attempts to connect.
     pub(super) fn connections(&self) -> Vec<ConnectionId> {
         self.peers
             .values()
@@ -171,7 +171,7 @@ impl Pool {
         Some(connection)
     }
 
-    /// The connection is there. False when nobody waits for it.
+    /// A connection is made. Returns false if the server is not being dialled.
     pub(super) fn connected(&mut self, connection: ConnectionId, settings: &Settings, now: Instant) -> bool {
         let Some(peer) = self.peer_mut(connection) else {
             return false;
@@ -195,7 +195,7 @@ impl Pool {
         }
     }
 
-    /// The server told who it is. A second identity changes its roles.
+    /// A server has sent its identity. A second identity changes its roles.
     pub(super) fn identified(&mut self, connection: ConnectionId, identity: &IdentityResult) -> Verdict {
         let Some(address) = self.by_connection.get(&connection).cloned() else {
             return Verdict::Parked;
@@ -227,8 +227,8 @@ impl Pool {
         Verdict::Ready
     }
 
-    /// Takes in the servers of all lists, and returns those that no list has
-    /// any more, with their connections.
+    /// Adds the servers of all lists. Removes the learned servers that no list has any
+    /// more, and returns them with their connections.
     pub(super) fn learn(&mut self, settings: &Settings, now: Instant) -> Vec<(String, Option<ConnectionId>)> {
         let named: BTreeSet<String> = self
             .peers
@@ -251,7 +251,7 @@ impl Pool {
             .collect()
     }
 
-    /// A connection, or an attempt at one, failed: the server waits, or is
+    /// A connection or an attempt to connect failed. The server is dialled again later, or
     /// given up.
     pub(super) fn failed(&mut self, connection: ConnectionId, settings: &Settings, now: Instant) {
         let Some(address) = self.by_connection.remove(&connection) else {
@@ -273,8 +273,7 @@ impl Pool {
         peer.stage = Stage::Waiting { until };
     }
 
-    /// Forgets all that was learned and begins again. Returns the connections
-    /// that are to be closed.
+    /// Forgets all learned servers and begins again. Returns the connections to close.
     pub(super) fn reset(&mut self, now: Instant) -> Vec<ConnectionId> {
         let connections = self.connections();
         self.by_connection.clear();
@@ -288,7 +287,7 @@ impl Pool {
         connections
     }
 
-    /// Forgets all servers. Returns the connections that are to be closed.
+    /// Forgets all servers. Returns the connections to close.
     pub(super) fn stop(&mut self) -> Vec<ConnectionId> {
         let connections = self.connections();
         self.by_connection.clear();
@@ -296,17 +295,16 @@ impl Pool {
         connections
     }
 
-    /// When only parked servers are left, sets the time to begin again with the
-    /// configured ones. To be called after everything that happens.
+    /// Sets the time to begin again with the configured servers if all servers are parked.
+    /// Call it after each event.
     pub(super) fn settle(&mut self, settings: &Settings, now: Instant) {
         let mut peers = self.peers.values();
         if self.peers.is_empty() || !peers.all(|peer| matches!(peer.stage, Stage::Parked)) {
             self.fallback = None;
             return;
         }
-        // Servers that name each other and not themselves get a rest.
+        // Servers that name only each other would send the element round without a pause.
         let in_circles = self.peers.values().any(|peer| !peer.configured);
-        // They would send the element round again at once.
         let rest = settings.reconnect.saturating_mul(if in_circles { 4 } else { 1 });
         self.fallback.get_or_insert(after(now, rest));
     }
@@ -320,8 +318,8 @@ impl Pool {
         of_peers.chain(self.fallback).min()
     }
 
-    /// One thing that is due at `now`, with the address and the connection. To
-    /// be called until it returns `None`.
+    /// One thing that is due at `now`, with the address and the connection. Call it until
+    /// it returns `None`.
     pub(super) fn need(
         &mut self,
         settings: &Settings,
@@ -385,7 +383,7 @@ impl Pool {
 }
 
 impl Peer {
-    /// Whether it failed too often for a server that only others named.
+    /// Whether it was learned and has failed too often in a row.
     fn is_given_up(&self, settings: &Settings) -> bool {
         !self.configured && self.failures >= settings.learned_failures
     }
@@ -441,8 +439,8 @@ impl Link {
     }
 }
 
-/// How long to wait after so many failures in a row: at first always the same
-/// time, so that a server that restarts is found soon, then ever longer.
+/// How long to wait after a number of failures in a row. The first waits are all the same,
+/// so that a server that restarts is found soon; later ones double.
 fn wait(settings: &Settings, failures: u32, random: &mut Random) -> Duration {
     const SOON: u32 = 3;
     // 16 doublings of any pause are beyond `reconnect_max`, and no shift overflows.

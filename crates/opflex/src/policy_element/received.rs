@@ -1,4 +1,4 @@
-//! Objects that arrive, and those that nobody wants any more.
+//! Objects that arrive, and objects that are not wanted any more.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
@@ -11,9 +11,9 @@ use crate::message::{ErrorResponse, Update};
 use crate::model::{ChangeKind, Changes, ManagedObject, ObjectRef, Reference, Target, Uri};
 
 impl ElementCore {
-    /// A resolve was answered. False where there is no room for the answer,
-    /// which then counts as none. An empty answer takes nothing away: what is held
-    /// stays until a server says that it is gone.
+    /// A resolve was answered. Returns false if there is no room for the answer, which is
+    /// then dropped. An empty answer removes nothing: the element keeps its objects until a
+    /// server deletes them.
     pub(super) fn resolved(&mut self, key: &Key, objects: Vec<ManagedObject>, now: Instant) -> bool {
         let Key::Resolve(what, subject, target) = key else {
             return true;
@@ -28,7 +28,7 @@ impl ElementCore {
             return false;
         }
         let objects = self.wanted(*what, objects);
-        // The first answer is what counts, also where it is that there is none.
+        // The first answer replaces the start policy, also if it is empty.
         let outdated = self.take_start_policy(key);
         match self.trees[*what].update(&outdated, objects, Vec::new()) {
             Ok(changes) => {
@@ -51,7 +51,7 @@ impl ElementCore {
         true
     }
 
-    /// Puts in what the policy to start with has of a resolve.
+    /// Adds the objects that the start policy has for a resolve.
     pub(super) fn bring_start_policy(&mut self, key: &Key) {
         let Key::Resolve(Store::Policy, subject, target) = key else {
             return;
@@ -88,8 +88,8 @@ impl ElementCore {
         }
     }
 
-    /// What resolves hold of the policy to start with, which a server has just
-    /// begun to answer: a long answer begins with updates.
+    /// The start policy of resolves that a server has just begun to answer: a long answer
+    /// begins with updates.
     fn outdated(&mut self, what: Store, update: &Update) -> Vec<Uri> {
         if what != Store::Policy || self.start_policy.is_empty() {
             return Vec::new();
@@ -106,8 +106,7 @@ impl ElementCore {
         keys.iter().flat_map(|key| self.take_start_policy(key)).collect()
     }
 
-    /// The topmost objects that a resolve holds of the policy to start with,
-    /// which it does not any more.
+    /// Takes the start policy away from a resolve, and returns its topmost objects.
     fn take_start_policy(&mut self, key: &Key) -> Vec<Uri> {
         let item = match self.held.get_mut(key) {
             Some(item) if item.is_start_policy => item,
@@ -121,7 +120,7 @@ impl ElementCore {
         of_target.into_iter().chain(item.roots.iter().cloned()).collect()
     }
 
-    /// A server pushes changes: all of them are carried out, or none.
+    /// A server sent updates: all of them are carried out, or none.
     pub(super) fn updated(
         &mut self,
         what: Store,
@@ -155,14 +154,15 @@ impl ElementCore {
         Ok(())
     }
 
-    /// Resolves what the objects of a policy refer to.
+    /// Resolves the policies that the objects of a policy refer to.
     pub(super) fn follow(&mut self, key: &Key, now: Instant) {
         let references = self.references_of(key);
         self.follow_all(references, now);
     }
 
-    /// Lets go of what nobody wants any more: resolves without a reference that
-    /// nothing followed refers to, and the objects that only they held.
+    /// Removes the resolves that are not wanted any more, and the objects that only they
+    /// hold. A resolve is wanted if it has a reference, or if a followed policy refers to
+    /// it.
     pub(super) fn sweep(&mut self) {
         self.sweep = None;
         let mut reached: HashSet<Key> = HashSet::new();
@@ -214,21 +214,15 @@ impl ElementCore {
             roots.insert(uri.clone());
         }
         let held = &self.held;
-        let tree = &mut self.trees[*what];
-        let pruned: Vec<Changes> = roots
-            .iter()
-            .map(|root| tree.prune(root, |uri| held.holders(*what, uri).next().is_some()))
-            .collect();
-        let objects = pruned.iter().flat_map(|changes| self.changes_of(*what, changes));
-        let objects: Vec<_> = objects.collect();
-        if !objects.is_empty() {
-            let what = *what;
-            self.tell(ElementEvent::Forgotten { what, objects });
-        }
+        let roots: Vec<_> = roots.into_iter().map(|root| (root, ())).collect();
+        // Another resolve may hold some of it.
+        let is_held = |(): &(), uri: &Uri| held.holders(*what, uri).next().is_some();
+        let changes = self.trees[*what].delete_sparing(&roots, is_held);
+        self.tell_changes(*what, &changes);
     }
 
-    /// Leaves out the objects that nothing held asks for. One that fits an
-    /// identifier that was resolved is asked for, with all that is below it.
+    /// Drops the objects that no resolve asks for. A resolve by identifier asks for the
+    /// objects with that identifier and everything below them.
     fn wanted(&mut self, what: Store, objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
         if self.held.has_idents(what) {
             for object in &objects {
@@ -276,8 +270,8 @@ impl ElementCore {
         changes.iter().map(change).collect()
     }
 
-    /// Resolves what changed objects refer to, where they are followed, and has
-    /// a look later at what nothing refers to any more.
+    /// Resolves the policies that changed objects refer to, if they are followed. Policies
+    /// that have lost a reference are looked for later.
     fn follow_changes(&mut self, changes: &Changes, now: Instant) {
         let mut references = Vec::new();
         for change in changes {
@@ -327,7 +321,7 @@ impl ElementCore {
         }
     }
 
-    /// What the objects of a resolve refer to.
+    /// The references in the objects of a resolve.
     fn references_of(&self, key: &Key) -> Vec<Reference> {
         let Key::Resolve(Store::Policy, _, target) = key else {
             return Vec::new();
@@ -349,7 +343,7 @@ impl ElementCore {
         data.flat_map(Reference::all).collect()
     }
 
-    /// Whether the objects can be taken without going beyond the limit.
+    /// Whether there is room for the objects within the limit.
     fn has_room<'a>(&self, what: Store, objects: impl Iterator<Item = &'a ManagedObject>) -> bool {
         let (tree, most) = (self.tree(what), self.settings.limits.objects);
         let coming = objects.filter(|object| tree.get(&object.uri).is_none()).count();
@@ -357,7 +351,7 @@ impl ElementCore {
     }
 }
 
-/// The resolve of what a policy refers to.
+/// The resolve for a reference.
 fn key_of(reference: Reference) -> Key {
     Key::Resolve(Store::Policy, reference.subject, Target::Uri(reference.uri))
 }

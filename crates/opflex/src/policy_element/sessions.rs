@@ -1,4 +1,4 @@
-//! Connections: identity, echoes, and what arrives.
+//! Connections to servers: identity, echoes, and messages that arrive.
 
 use std::time::Instant;
 
@@ -32,21 +32,20 @@ impl ElementCore {
         self.settle(now);
     }
 
-    /// A connection ended, or could not be made, for whatever reason. One that
-    /// is unknown, or that the element itself closed, is no error.
+    /// A connection ended, or could not be made, for any reason. Does nothing for a
+    /// connection that is unknown, or that the element itself closed.
     pub fn disconnected(&mut self, connection: ConnectionId, now: Instant) {
         self.lost(connection, None, now);
         self.settle(now);
     }
 
-    /// As [`disconnected`](Self::disconnected), where it is known why.
+    /// As [`disconnected`](Self::disconnected), with the reason.
     pub fn failed(&mut self, connection: ConnectionId, why: String, now: Instant) {
         self.lost(connection, Some(CloseReason::Failed(why)), now);
         self.settle(now);
     }
 
-    /// Bytes arrived that are no whole message yet: the server is alive, and a
-    /// large message is on its way.
+    /// A part of a message arrived. It shows that the server is alive.
     pub fn heard(&mut self, connection: ConnectionId, now: Instant) {
         self.pool.heard(connection, now);
     }
@@ -119,7 +118,7 @@ impl ElementCore {
         self.settle(now);
     }
 
-    /// What the servers need without anything arriving.
+    /// Does what is due for servers although nothing arrives: dialling, echoes, timeouts.
     pub(super) fn pool_due(&mut self, now: Instant) {
         while let Some((address, connection, need)) = self.pool.need(&self.settings, now) {
             match (need, connection) {
@@ -139,7 +138,7 @@ impl ElementCore {
         }
     }
 
-    /// To be called after everything that happens.
+    /// Updates the health and the fallback. Call it after each event.
     pub(super) fn settle(&mut self, now: Instant) {
         self.pool.settle(&self.settings, now);
         let most = match self.held.alarms() {
@@ -182,10 +181,10 @@ impl ElementCore {
         self.close(connection, CloseReason::RequestBeforeIdentity(method), now);
     }
 
-    /// A server told who it is and where the others are.
+    /// A server sent its identity and the list of servers.
     fn identified(&mut self, connection: ConnectionId, identity: &IdentityResult, now: Instant) {
         if self.pool.roles(connection).is_some() {
-            // We ask once; a second answer is nothing that we wait for.
+            // The element asks once per connection, so this answers no request.
             return;
         }
         let address = self.pool.address(connection).unwrap_or_default().to_owned();
@@ -225,6 +224,7 @@ impl ElementCore {
                 self.tell_address(address, Some(reason));
             }
             Verdict::Ready => {
+                self.actions.push(Action::Identified { connection });
                 self.tell_address(address, None);
                 self.ask_one(connection, &identity.my_role, now);
             }
@@ -341,10 +341,9 @@ impl ElementCore {
     }
 }
 
-/// What makes an identity unusable: an address that can't be dialled, or more
-/// than an element wants to remember of a server. The server's own address is
-/// known to be good, also where it is a Unix socket, to which no other server
-/// may send an element.
+/// Why an identity can't be used: it has an address that can't be dialled, or a text or a
+/// list that is too long. The server's own address is always accepted, also a Unix
+/// socket; other servers must not send an element to a Unix socket.
 fn fault_of(identity: &IdentityResult, own: &str) -> Option<String> {
     // A server could otherwise fill the memory with addresses that nobody dials.
     const MAX_PEERS: usize = 1024;

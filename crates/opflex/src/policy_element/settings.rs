@@ -1,4 +1,4 @@
-//! What a policy element is told before it begins.
+//! The settings of a policy element.
 
 use std::time::Duration;
 
@@ -12,63 +12,60 @@ use crate::rpc::RetryPolicy;
 /// defaults work with an unchanged libopflex server.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The name of the element, its own within the domain. Default `ssntp`.
+    /// The name of the element, unique within the domain. Default `ssntp`.
     pub name: String,
     /// The policy domain. Default `default`.
     pub domain: String,
     /// The servers to begin with, each `host:port`. Default none.
     pub peers: Vec<String>,
-    /// Where the element is, if it knows. A server may tell. Default none.
+    /// The location of the element; a server may send another one. Default none.
     pub location: Option<String>,
-    /// What libopflex adds to the identity: the MAC address of the tunnel end
-    /// point and the features. Default no address, `anycastFallback`.
+    /// The member that libopflex adds to the identity: the MAC address of the tunnel end
+    /// point, and features. Default an address of zeros, `anycastFallback`.
     pub data: Option<Value>,
-    /// The policy refresh rate: servers tell changes for this long, and what is
-    /// held is asked for again in time. Default 7200 s.
+    /// The policy refresh rate: servers send updates for this long after a request, and
+    /// requests are repeated before it ends. Default 7200 s.
     pub prr: Duration,
     /// When a request without answer is sent again. Default as libopflex.
     pub retry: RetryPolicy,
-    /// How long to wait before dialling a server again. After three failures
-    /// in a row the time doubles with each. Default 1.25 s.
+    /// How long to wait before dialling a server again. From the fourth failure in a row
+    /// on, the time doubles with each. Default 1.25 s.
     pub reconnect: Duration,
     /// The longest that the wait becomes. Default 20 s.
     pub reconnect_max: Duration,
-    /// After how many failures in a row a server that only other servers named
-    /// is given up: health does not miss it, and it is forgotten if none of
-    /// those is there. Default 4.
+    /// After how many failures in a row a learned server is given up: the health does not
+    /// depend on it, and it is forgotten if no ready server names it. Default 4.
     pub learned_failures: u32,
-    /// After how many attempts without an answer an alarm is raised. Default 3,
-    /// which is after some seventy seconds.
+    /// After how many attempts without an answer an alarm is raised. Default 3, which is
+    /// about seventy seconds.
     pub alarm_attempts: u32,
     /// How long connecting may take. Default 30 s.
     pub dial_timeout: Duration,
-    /// How long a server may take from the connection to its identity. Default
-    /// 45 s.
+    /// How long a server may take to send its identity after connecting. Default 45 s.
     pub identity_timeout: Duration,
     /// Echoes. Default as libopflex.
     pub keepalive: KeepaliveSettings,
     /// Answers updates, as the draft asks. Default false: the server of
     /// libopflex ends the connection when its `policy_update` is answered.
     pub acknowledge_updates: bool,
-    /// How long policy is kept after the last reference is gone, in case it is
-    /// wanted again. Default 250 ms.
+    /// How long policy is kept after its last reference is gone, in case it is resolved
+    /// again. Default 250 ms.
     pub linger: Duration,
-    /// Does not use a server that names no proxies while none are known, as
-    /// libopflex in transport mode. Default false.
+    /// Refuses a server that sends no proxies if none are known, as libopflex does in
+    /// transport mode. Default false.
     pub require_proxies: bool,
-    /// What servers may make the element keep.
+    /// Bounds of what the element keeps for servers.
     pub limits: ElementLimits,
 }
 
-/// What servers may make the element keep.
+/// Bounds of what the element keeps for servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ElementLimits {
-    /// Servers that others named; further ones are not dialled. Default 64.
+    /// Learned servers; further ones are not dialled. Default 64.
     pub learned_peers: usize,
     /// Objects of policy, and as many of endpoints. Default 1,000,000.
     pub objects: usize,
-    /// Policies that are resolved because others refer to them. Default
-    /// 100,000.
+    /// Policies that are resolved only because others refer to them. Default 100,000.
     pub followed: usize,
 }
 
@@ -123,7 +120,7 @@ impl Settings {
         }
     }
 
-    /// The identity, with a location that a server told or that was set here.
+    /// The identity, with the location that a server has sent or that was set here.
     pub(super) fn identity(&self, location: Option<&String>) -> Identity {
         Identity {
             proto_version: Some(PROTO_VERSION.to_owned()),

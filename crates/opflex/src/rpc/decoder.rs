@@ -23,6 +23,9 @@ pub enum Framing {
 pub struct Limits {
     /// Bytes of one message without its NUL. Default 64 MiB.
     pub message: usize,
+    /// About how many bytes of memory the values of one message may take. A short text
+    /// can have many: `[{"":0},{"":0}]` takes a hundred times its length. Default 256 MiB.
+    pub memory: usize,
     /// Brackets that may be open at once, at most 100. Default 64; the deepest
     /// message of libopflex has 8.
     pub nesting: usize,
@@ -32,6 +35,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             message: 64 << 20,
+            memory: 256 << 20,
             nesting: 64,
         }
     }
@@ -66,6 +70,8 @@ pub struct Decoder {
     scanner: Scanner,
     /// Bytes of the buffer that the scanner has seen.
     scanned: usize,
+    /// About how much memory the last message takes.
+    memory: usize,
     /// Why the stream ended; a decoder does not recover.
     failed: Option<Error>,
 }
@@ -78,6 +84,7 @@ impl Decoder {
             limits,
             scanner: Scanner::default(),
             scanned: 0,
+            memory: 0,
             failed: None,
         };
         decoder.set_limits(limits);
@@ -116,6 +123,16 @@ impl Decoder {
         self.limits = Limits { nesting, ..limits };
     }
 
+    /// The limits in force.
+    pub(crate) fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// About how much memory the values of the last message take.
+    pub(crate) fn memory(&self) -> usize {
+        self.memory
+    }
+
     /// What the end of the stream means: an error when a message is unfinished.
     pub fn end(&self, buffer: &BytesMut) -> Result<(), Error> {
         match &self.failed {
@@ -134,6 +151,7 @@ impl Decoder {
         };
         // The text keeps the memory that it was received in: ids and payloads are slices of it.
         let text = buffer.split_to(end).freeze();
+        self.memory = self.scanner.memory() + text.len();
         self.scanner.restart();
         self.scanned = 0;
         Message::parse(&text).map(Some)
@@ -141,12 +159,17 @@ impl Decoder {
 
     /// The length of the text at the front of the buffer, once it is complete.
     fn find_end(&mut self, buffer: &BytesMut) -> Result<Option<usize>, Error> {
-        let Limits { message, nesting } = self.limits;
+        let Limits {
+            message,
+            nesting,
+            memory,
+        } = self.limits;
         let mut end = None;
         while end.is_none() && self.scanned < buffer.len() {
-            match self.scanner.scan(&buffer[self.scanned..], nesting) {
+            match self.scanner.scan(&buffer[self.scanned..], &self.limits) {
                 None => self.scanned = buffer.len(),
-                Some(Stop::TooDeep(_)) => return Err(Error::TooDeep { limit: nesting }),
+                Some(Stop::TooDeep) => return Err(Error::TooDeep { limit: nesting }),
+                Some(Stop::TooMuch) => return Err(Error::TooMuch { limit: memory }),
                 Some(Stop::Nul(at)) => {
                     self.scanned += at + 1;
                     end = Some(self.scanned - 1);
@@ -165,6 +188,9 @@ impl Decoder {
         // before its rest is stored.
         if end.unwrap_or(self.scanned) > message {
             return Err(Error::TooLong { limit: message });
+        }
+        if self.scanner.memory() + self.scanned > memory {
+            return Err(Error::TooMuch { limit: memory });
         }
         Ok(end)
     }
@@ -193,7 +219,14 @@ mod tests {
     use crate::rpc::Id;
 
     fn decoder(framing: Framing, message: usize) -> Decoder {
-        Decoder::new(framing, Limits { message, nesting: 8 })
+        Decoder::new(
+            framing,
+            Limits {
+                message,
+                memory: usize::MAX,
+                nesting: 8,
+            },
+        )
     }
 
     /// Feeds the stream in pieces of the given sizes, the last one repeated.

@@ -13,6 +13,13 @@ pub enum Error {
         /// The limit in bytes.
         limit: usize,
     },
+    /// The values of a message take more memory than the limit. Known before any of them is
+    /// read.
+    #[error("a message would take more than {limit} bytes of memory")]
+    TooMuch {
+        /// The limit in bytes.
+        limit: usize,
+    },
     /// A message nests deeper than the limit.
     #[error("a message nests deeper than {limit} levels")]
     TooDeep {

@@ -1,4 +1,8 @@
-//! Where a JSON text ends and how deep it nests, one byte at a time.
+//! Where a JSON text ends, how deep it nests and about how much memory its values take,
+//! one byte at a time.
+
+use super::Limits;
+use crate::json;
 
 /// What [`Scanner::scan`] stopped at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,8 +11,10 @@ pub(super) enum Stop {
     Nul(usize),
     /// The bracket at this index closes the outermost one.
     Closed(usize),
-    /// The bracket at this index opens one level too many.
-    TooDeep(usize),
+    /// A bracket opens one level too many.
+    TooDeep,
+    /// The values so far take more memory than the message may.
+    TooMuch,
 }
 
 /// Follows brackets and strings through a text that arrives in pieces.
@@ -20,13 +26,14 @@ pub(super) struct Scanner {
     depth: usize,
     in_string: bool,
     escaped: bool,
+    memory: usize,
 }
 
 impl Scanner {
     /// Looks at each byte once. `None` when nothing of interest is among them.
     /// After a stop the caller goes on behind that byte, with
     /// [`restart`](Self::restart) when a new text begins there.
-    pub(super) fn scan(&mut self, bytes: &[u8], max_depth: usize) -> Option<Stop> {
+    pub(super) fn scan(&mut self, bytes: &[u8], limits: &Limits) -> Option<Stop> {
         let mut at = 0;
         while let Some(&byte) = bytes.get(at) {
             // A NUL ends the frame even behind a backslash, because frames are cut before they are read.
@@ -50,10 +57,18 @@ impl Scanner {
                     b'"' => self.in_string = true,
                     b'{' | b'[' => {
                         self.depth += 1;
-                        if self.depth > max_depth {
-                            return Some(Stop::TooDeep(at));
+                        if self.depth > limits.nesting {
+                            return Some(Stop::TooDeep);
+                        }
+                        self.memory += if byte == b'{' { json::NODE } else { json::LIST };
+                        // Each value behind another one costs less text than a bracket, and
+                        // far less memory, so brackets are where this is looked at.
+                        if self.memory > limits.memory {
+                            return Some(Stop::TooMuch);
                         }
                     }
+                    b',' => self.memory += json::VALUE,
+                    b':' => self.memory += json::MEMBER,
                     b'}' | b']' => {
                         // A text that closes more than it opens is not JSON. The reader of JSON refuses it.
                         self.depth = self.depth.saturating_sub(1);
@@ -69,6 +84,11 @@ impl Scanner {
         None
     }
 
+    /// About how many bytes the values of the text so far take, its characters excepted.
+    pub(super) fn memory(&self) -> usize {
+        self.memory
+    }
+
     /// Forgets the text scanned so far.
     pub(super) fn restart(&mut self) {
         *self = Self::default();
@@ -79,8 +99,14 @@ impl Scanner {
 mod tests {
     use super::*;
 
+    const LIMITS: Limits = Limits {
+        message: usize::MAX,
+        memory: 10 * json::NODE,
+        nesting: 4,
+    };
+
     fn scan(text: &[u8]) -> Option<Stop> {
-        Scanner::default().scan(text, 4)
+        Scanner::default().scan(text, &LIMITS)
     }
 
     #[test]
@@ -94,7 +120,7 @@ mod tests {
     #[test]
     fn depth_is_checked_at_the_bracket() {
         assert_eq!(scan(b"[[[["), None);
-        assert_eq!(scan(b"[[[[["), Some(Stop::TooDeep(4)));
+        assert_eq!(scan(b"[[[[["), Some(Stop::TooDeep));
     }
 
     #[test]
@@ -109,9 +135,23 @@ mod tests {
         let text = br#"{"a\"]":["\\",{"b":"}"}]}"#;
         for split in 0..text.len() {
             let mut scanner = Scanner::default();
-            assert_eq!(scanner.scan(&text[..split], 4), None);
-            let stop = scanner.scan(&text[split..], 4);
+            assert_eq!(scanner.scan(&text[..split], &LIMITS), None);
+            let stop = scanner.scan(&text[split..], &LIMITS);
             assert_eq!(stop, Some(Stop::Closed(text.len() - 1 - split)), "{split}");
         }
+    }
+
+    #[test]
+    fn values_count_as_the_memory_that_they_take() {
+        assert_eq!(scan("[{}, ".repeat(9).as_bytes()), Some(Stop::TooDeep));
+        assert_eq!(scan("{} ".repeat(9).as_bytes()), Some(Stop::Closed(1)));
+        let mut scanner = Scanner::default();
+        assert_eq!(scanner.scan(b"[\"{{{\",{\"\":0},[1,2]", &LIMITS), None);
+        let values = json::NODE + 2 * json::LIST + 3 * json::VALUE + json::MEMBER;
+        assert_eq!(scanner.memory(), values);
+        assert_eq!(
+            scanner.scan(b",{},{},{},{},{},{},{},{},{}", &LIMITS),
+            Some(Stop::TooMuch)
+        );
     }
 }

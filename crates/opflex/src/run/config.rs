@@ -178,7 +178,11 @@ impl ElementConfig {
             tls: None,
             server_name: None,
             framing: Framing::default(),
-            limits: rpc::Limits::default(),
+            // Its servers are few and chosen, and may have a large policy.
+            limits: rpc::Limits {
+                memory: usize::MAX,
+                ..rpc::Limits::default()
+            },
             queue: Limits::default(),
             inspector: None,
             serve: None,

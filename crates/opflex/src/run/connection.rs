@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 
 use super::now;
-use crate::message::{Decoder, Incoming};
+use crate::message::{Decoder, Identified, Incoming};
 use crate::peer::ConnectionId;
 use crate::rpc;
-use ssntp_transport::dispatch::{Action, Admission, Core, DispatchEvent, Events, Feed};
+use ssntp_transport::dispatch::{Action, Admission, Core, DispatchEvent, Events, Feed, Origin};
 use ssntp_transport::pki::CertificateDer;
 use ssntp_transport::{self, Decode, Halves, Link, LinkConfig, Outgoing, Table};
 
@@ -46,7 +46,8 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
     write_timeout: Duration,
 ) -> Result<(), Option<C::Refusal>> {
     // The dispatcher answers before any thread is started, so a refusal costs none.
-    let admitted = events.admit(request).ok_or(None)?.map_err(Some)?;
+    let stream = Arc::clone(&halves.stream);
+    let admitted = events.admit(request, stream).ok_or(None)?.map_err(Some)?;
     let mut admission = Admission::new(admitted.id, events.clone());
     let codec = Codec {
         decoder,
@@ -60,7 +61,7 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
         write_timeout: Some(write_timeout),
         ..LinkConfig::default()
     };
-    let feed = Feed::new(&admitted, events.clone(), write_timeout);
+    let feed = Feed::new(&admitted, events.clone(), admitted.credit.budget());
     admission.started(Link::start(halves, codec, admitted.outbox, feed, config));
     Ok(())
 }
@@ -116,7 +117,7 @@ impl<C: Core> Decode for Codec<C> {
             }
         }
         // Nobody announces a length. What is long already may become longer.
-        self.wanted = if input.len() > LONG { usize::MAX } else { 0 };
+        self.wanted = if input.len() > LONG { 2 * input.len() } else { 0 };
         result
     }
 
@@ -132,6 +133,8 @@ pub(super) struct Peers {
     open: HashMap<ConnectionId, Peer>,
     numbers: Table<ConnectionId>,
     run: Run,
+    /// Who causes what is being sent.
+    pub(super) origin: Origin,
 }
 
 #[derive(Debug)]
@@ -140,6 +143,7 @@ struct Peer {
     /// Who is there, for the log.
     name: String,
     shown: Shown,
+    identified: Identified,
 }
 
 /// The certificates that a peer has shown, its own first; none without TLS, and
@@ -162,9 +166,23 @@ impl Peers {
         connection: ConnectionId,
         name: String,
         shown: Shown,
+        identified: Identified,
     ) {
-        self.open.insert(connection, Peer { id, name, shown });
+        let peer = Peer {
+            id,
+            name,
+            shown,
+            identified,
+        };
+        self.open.insert(connection, peer);
         self.numbers.insert(id, connection);
+    }
+
+    /// The identity of a peer is accepted.
+    pub(super) fn identified(&self, connection: ConnectionId) {
+        if let Some(peer) = self.open.get(&connection) {
+            peer.identified.set();
+        }
     }
 
     /// Each connection, and what certificates its peer has shown.
@@ -228,7 +246,11 @@ impl Peers {
         // Whoever has ended meanwhile gets nothing.
         if let Some(peer) = self.open.get(&connection) {
             let item = Outgoing::whole(body, frames);
-            actions.push(Action::Send { to: peer.id, item });
+            actions.push(Action::Send {
+                origin: self.origin,
+                to: peer.id,
+                item,
+            });
         }
     }
 
@@ -264,8 +286,8 @@ mod tests {
         let ids = [1 << 24, 2 << 24 | 1].map(ssntp_transport::ConnectionId);
         let mut peers = Peers::default();
         let [a, b] = [ConnectionId(1), ConnectionId(2)];
-        peers.add(ids[0], a, "a".to_owned(), Shown::default());
-        peers.add(ids[1], b, "b".to_owned(), Shown::default());
+        peers.add(ids[0], a, "a".to_owned(), Shown::default(), Identified::default());
+        peers.add(ids[1], b, "b".to_owned(), Shown::default(), Identified::default());
         let mut actions = Vec::new();
         let frame = |len: usize| Bytes::from(vec![0; len]);
         for (to, len) in [
@@ -286,7 +308,7 @@ mod tests {
         let sent: Vec<_> = actions
             .iter()
             .map(|action| match action {
-                Action::Send { to, item } => (*to, item.frames(), item.len()),
+                Action::Send { to, item, .. } => (*to, item.frames(), item.len()),
                 Action::End { id, abort: false } => (*id, 0, 0),
                 other => panic!("{other:?}"),
             })

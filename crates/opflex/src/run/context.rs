@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use super::journal::Line;
-use crate::model::{Changes, Edit, ManagedObject, ModelError, Uri};
+use crate::model::{Changes, Edit, ModelError};
 use crate::policy_element::ElementCore;
-use crate::server::{ServerCore, Store, WalkId};
+use crate::server::ServerCore;
 
 /// The server, for a call on its dispatcher.
 #[derive(Debug)]
@@ -38,64 +38,14 @@ impl ServerContext<'_> {
         }
         Ok(changes)
     }
-
-    /// See [`ServerCore::begin_walk`].
-    pub fn begin_walk(&mut self, store: Store, uri: Uri) -> WalkId {
-        self.core.begin_walk(store, uri)
-    }
-
-    /// See [`ServerCore::walk`].
-    pub fn walk(&mut self, id: WalkId, most: usize) -> Option<(Store, Vec<ManagedObject>)> {
-        self.core.walk(id, most)
-    }
-
-    /// See [`ServerCore::end_walk`].
-    pub fn end_walk(&mut self, id: WalkId) {
-        self.core.end_walk(id);
-    }
 }
 
-/// The element, for a call on its dispatcher.
+/// The element, for a call on its dispatcher. What the calls on the core want
+/// done is done after the call.
 #[derive(Debug)]
 pub struct ElementContext<'a> {
-    pub(super) core: &'a mut ElementCore,
-    pub(super) now: Instant,
-}
-
-impl ElementContext<'_> {
     /// The state of the element.
-    pub fn core(&self) -> &ElementCore {
-        self.core
-    }
-
-    /// See [`ElementCore::declare`].
-    ///
-    /// # Errors
-    /// An object is malformed.
-    pub fn declare(&mut self, endpoint: Vec<ManagedObject>) -> Result<(), ModelError> {
-        self.core.declare(endpoint, self.now)
-    }
-
-    /// See [`ElementCore::undeclare`].
-    pub fn undeclare(&mut self, uri: &Uri) -> bool {
-        self.core.undeclare(uri)
-    }
-
-    /// See [`ElementCore::report`].
-    ///
-    /// # Errors
-    /// The object is malformed.
-    pub fn report(&mut self, object: ManagedObject) -> Result<(), ModelError> {
-        self.core.report(object, self.now)
-    }
-
-    /// See [`ElementCore::withdraw`].
-    pub fn withdraw(&mut self, uri: &Uri) -> bool {
-        self.core.withdraw(uri)
-    }
-
-    /// See [`ElementCore::reset`].
-    pub fn reset(&mut self) {
-        self.core.reset(self.now);
-    }
+    pub core: &'a mut ElementCore,
+    /// The time of this call.
+    pub now: Instant,
 }

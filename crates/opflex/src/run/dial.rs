@@ -18,7 +18,8 @@ use ssntp_transport::{Address, BufferPool, Cancel, Halves, Target, TcpOptions, a
 #[derive(Clone)]
 pub(super) struct Dialer {
     memory: BTreeMap<String, MemoryListener>,
-    connector: Option<Connector>,
+    /// TLS of the attempts that begin from now on.
+    pub(super) connector: Option<Connector>,
     server_name: Option<String>,
     dial_timeout: Duration,
     tls_timeout: Duration,
@@ -91,11 +92,6 @@ impl Dialer {
             return Some(Target::Memory(place.clone()));
         }
         address.parse::<Address>().ok().map(Target::Address)
-    }
-
-    /// Dials with this from here on.
-    pub(super) fn renew(&mut self, connector: Connector) {
-        self.connector = Some(connector);
     }
 
     /// What a handshake now would have against the server at an address that has shown

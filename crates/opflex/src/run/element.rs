@@ -1,5 +1,6 @@
 //! A policy element on threads, from outside.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
@@ -73,15 +74,16 @@ impl PolicyElement {
             most: config.events.max(1),
             missed: 0,
         };
-        let side = ElementSide::new(
+        let side = ElementSide {
             core,
             feed,
             dialer,
-            config.write_timeout,
-            sender.clone(),
-            Released::clone(&released),
+            write_timeout: config.write_timeout,
+            events: sender.clone(),
+            dials: HashMap::new(),
+            released: Released::clone(&released),
             listener,
-        );
+        };
         // Before the dispatcher, which connects to servers at once: a program that sees the
         // element connected finds its sockets.
         let inspector = config
@@ -251,7 +253,7 @@ impl ElementHandle {
     /// # Errors
     /// [`CallError`].
     pub fn declare(&self, endpoint: Vec<ManagedObject>) -> Result<(), CallError> {
-        Ok(self.with(move |cx| cx.declare(endpoint))??)
+        Ok(self.with(move |cx| cx.core.declare(endpoint, cx.now))??)
     }
 
     /// Takes a declaration back. False when there is none.
@@ -260,7 +262,7 @@ impl ElementHandle {
     /// [`CallError`].
     pub fn undeclare(&self, uri: &Uri) -> Result<bool, CallError> {
         let uri = uri.clone();
-        self.with(move |cx| cx.undeclare(&uri))
+        self.with(move |cx| cx.core.undeclare(&uri))
     }
 
     /// Reports an object; see [`ElementCore::report`].
@@ -268,7 +270,7 @@ impl ElementHandle {
     /// # Errors
     /// [`CallError`].
     pub fn report(&self, object: ManagedObject) -> Result<(), CallError> {
-        Ok(self.with(move |cx| cx.report(object))??)
+        Ok(self.with(move |cx| cx.core.report(object, cx.now))??)
     }
 
     /// Reports an object no more. False when there is none.
@@ -277,7 +279,7 @@ impl ElementHandle {
     /// [`CallError`].
     pub fn withdraw(&self, uri: &Uri) -> Result<bool, CallError> {
         let uri = uri.clone();
-        self.with(move |cx| cx.withdraw(&uri))
+        self.with(move |cx| cx.core.withdraw(&uri))
     }
 
     /// Replaces TLS: its certificate and whom it trusts. Servers are dialled with this
@@ -288,7 +290,7 @@ impl ElementHandle {
     /// [`CallError`].
     pub fn renew(&self, connector: Connector) -> Result<usize, CallError> {
         machine::call(&self.events, |machine, now, actions| {
-            machine.side.renew(connector);
+            machine.side.dialer.connector = Some(connector);
             let untrusted = machine.side.untrusted(&machine.peers);
             machine.end_untrusted(untrusted, now, actions)
         })
@@ -299,7 +301,7 @@ impl ElementHandle {
     /// # Errors
     /// [`CallError`].
     pub fn reset(&self) -> Result<(), CallError> {
-        self.with(|cx| cx.reset())
+        self.with(|cx| cx.core.reset(cx.now))
     }
 
     /// How much of what should be connected is.
@@ -307,7 +309,7 @@ impl ElementHandle {
     /// # Errors
     /// [`CallError`].
     pub fn health(&self) -> Result<Health, CallError> {
-        self.with(|cx| cx.core().health())
+        self.with(|cx| cx.core.health())
     }
 
     /// The servers, by address.
@@ -316,7 +318,7 @@ impl ElementHandle {
     /// [`CallError`].
     pub fn peers(&self) -> Result<Vec<(String, PeerState)>, CallError> {
         self.with(|cx| {
-            let peers = cx.core().peers();
+            let peers = cx.core.peers();
             peers
                 .map(|(address, state)| (address.to_owned(), state))
                 .collect()
@@ -330,7 +332,7 @@ impl ElementHandle {
     pub fn objects(&self, what: Store, uri: &Uri) -> Result<Vec<ManagedObject>, CallError> {
         let uri = uri.clone();
         self.with(move |cx| {
-            let objects = cx.core().tree(what).subtree(&uri);
+            let objects = cx.core.tree(what).subtree(&uri);
             objects.map(|object| object.to_object()).collect()
         })
     }
@@ -347,7 +349,7 @@ impl ElementHandle {
     ) -> Result<Vec<ManagedObject>, CallError> {
         let (subject, target) = (subject.into(), target.clone());
         self.with(move |cx| {
-            let core = cx.core();
+            let core = &cx.core;
             let tree = core.tree(what);
             let roots = core.found(what, subject, &target);
             let objects = roots.iter().flat_map(|root| tree.subtree(root));
@@ -360,7 +362,7 @@ impl ElementHandle {
     /// # Errors
     /// [`CallError`].
     pub fn unanswered(&self) -> Result<usize, CallError> {
-        self.with(|cx| cx.core().unanswered())
+        self.with(|cx| cx.core.unanswered())
     }
 
     /// The class that a URI names: its last segment but one, as in URIs of

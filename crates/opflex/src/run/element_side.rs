@@ -14,12 +14,11 @@ use super::dial::{Dial, DialError, Dialer};
 use super::feed::Feed;
 use super::machine::{self, Contents, Gone, Machine, Side, SideEvents};
 use super::{CallError, ELEMENT_LOG as LOG, ElementContext};
-use crate::message::Decoder;
+use crate::message::{Decoder, Identified};
 use crate::model::{ManagedObject, Tree};
 use crate::peer::ConnectionId;
 use crate::policy_element::{Action as CoreAction, ElementCore, ElementEvent, ReferenceId};
 use ssntp_transport::dispatch::Action;
-use ssntp_transport::tls::Connector;
 use ssntp_transport::{self, Halves};
 
 /// The way into an element's dispatcher.
@@ -45,16 +44,16 @@ pub(super) fn call<T: Send + 'static>(
 
 /// All state of an element.
 pub(super) struct ElementSide {
-    core: ElementCore,
-    feed: Feed,
-    dialer: Dialer,
+    pub(super) core: ElementCore,
+    pub(super) feed: Feed,
+    pub(super) dialer: Dialer,
     /// How long a server may take no byte of what is sent.
-    write_timeout: Duration,
-    events: ElementEvents,
+    pub(super) write_timeout: Duration,
+    pub(super) events: ElementEvents,
     /// Attempts whose threads have not been joined.
-    dials: HashMap<ConnectionId, Dial>,
-    released: Released,
-    listener: Listener,
+    pub(super) dials: HashMap<ConnectionId, Dial>,
+    pub(super) released: Released,
+    pub(super) listener: Listener,
 }
 
 /// The channel to the application.
@@ -88,36 +87,6 @@ impl Listener {
 }
 
 impl ElementSide {
-    pub(super) fn new(
-        core: ElementCore,
-        feed: Feed,
-        dialer: Dialer,
-        write_timeout: Duration,
-        events: ElementEvents,
-        released: Released,
-        listener: Listener,
-    ) -> Self {
-        Self {
-            core,
-            feed,
-            dialer,
-            write_timeout,
-            events,
-            dials: HashMap::new(),
-            released,
-            listener,
-        }
-    }
-
-    pub(super) fn on_feed<T>(&mut self, call: impl FnOnce(&mut Feed, &ElementCore) -> T) -> T {
-        call(&mut self.feed, &self.core)
-    }
-
-    /// Dials with this from now on.
-    pub(super) fn renew(&mut self, connector: Connector) {
-        self.dialer.renew(connector);
-    }
-
     /// The threads of the attempts under way, once the element has stopped and has
     /// cancelled them: they still ask the dispatcher.
     pub(super) fn take_dials(&mut self) -> Vec<JoinHandle<()>> {
@@ -134,6 +103,7 @@ impl ElementSide {
                     connection,
                     address: name,
                     shown,
+                    identified: decoder.identified(),
                 };
                 // If it is refused, the core has given it up meanwhile.
                 let _ = enter(&events, reached, halves, decoder, "element", write_timeout);
@@ -171,6 +141,7 @@ pub(super) struct Reached {
     connection: ConnectionId,
     address: String,
     shown: Shown,
+    identified: Identified,
 }
 
 impl Side for ElementSide {
@@ -191,6 +162,7 @@ impl Side for ElementSide {
             connection,
             address,
             shown,
+            identified,
         }: Reached,
         _: usize,
         peers: &mut Peers,
@@ -201,7 +173,7 @@ impl Side for ElementSide {
         if dial.is_none_or(|dial| dial.cancel.is_cancelled()) {
             return Err(());
         }
-        peers.add(id, connection, address, shown);
+        peers.add(id, connection, address, shown, identified);
         self.core.connected(connection, now);
         Ok(connection)
     }
@@ -253,6 +225,7 @@ impl Side for ElementSide {
                 match action {
                     CoreAction::Dial { connection, address } => self.dial(connection, address, now),
                     CoreAction::Send { connection, frame } => peers.send(connection, frame, actions),
+                    CoreAction::Identified { connection } => peers.identified(connection),
                     CoreAction::Close { connection, .. } => {
                         if let Some(dial) = self.dials.get(&connection) {
                             dial.cancel.cancel();

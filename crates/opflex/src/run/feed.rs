@@ -33,7 +33,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::ELEMENT_LOG as LOG;
-use crate::model::{ChangeKind, Tree, Uri};
+use crate::model::{ChangeKind, Cursor, Room, Uri};
 use crate::policy_element::{ElementCore, ElementEvent, ObjectChange, Store};
 
 pub(super) const READERS: usize = 16;
@@ -76,28 +76,8 @@ pub(super) struct Feed {
 struct Reader {
     lines: Sender<Line>,
     waiting: Arc<AtomicUsize>,
-    told: Told,
-}
-
-/// How far a reader has been told what there is, in the order of the URIs.
-#[derive(Debug)]
-enum Told {
-    Policy(Option<Uri>),
-    /// All policy, and of the endpoints so much.
-    Endpoints(Option<Uri>),
-    All,
-}
-
-impl Told {
-    fn has(&self, what: Store, uri: &Uri) -> bool {
-        match (self, what) {
-            (Self::Policy(last), Store::Policy) | (Self::Endpoints(last), Store::Endpoints) => {
-                last.as_ref().is_some_and(|last| uri <= last)
-            }
-            (Self::Policy(_), Store::Endpoints) => false,
-            (Self::Endpoints(_), Store::Policy) | (Self::All, _) => true,
-        }
-    }
+    /// Where it is in the tree that it is being sent; nowhere once it has all.
+    at: Option<(Store, Cursor)>,
 }
 
 impl Feed {
@@ -121,7 +101,7 @@ impl Feed {
         let mut reader = Reader {
             lines,
             waiting: Arc::clone(&waiting),
-            told: Told::Policy(None),
+            at: Some((Store::Policy, Cursor::everywhere())),
         };
         reader.say(&line(&json!({
             "event": "element", "version": VERSION, "name": self.name, "domain": self.domain,
@@ -144,22 +124,13 @@ impl Feed {
         let Some(reader) = self.readers.get_mut(&id) else {
             return false;
         };
-        let (what, last, next) = match &reader.told {
-            Told::Policy(last) => (Store::Policy, last.clone(), Told::Endpoints(None)),
-            Told::Endpoints(last) => (Store::Endpoints, last.clone(), Told::All),
-            Told::All => return false,
+        let Some((what, cursor)) = &mut reader.at else {
+            return false;
         };
-        let tree: &Tree = match what {
-            Store::Policy => core.policy(),
-            Store::Endpoints => core.endpoints(),
-        };
+        let what = *what;
         // Bounded by bytes as well: one object may have a megabyte.
-        let mut bytes = 0;
-        let objects = tree.after(last.as_ref()).take(STEP).take_while(|object| {
-            let has_room = bytes <= STEP_BYTES;
-            bytes += object.wire_len();
-            has_room
-        });
+        let mut room = Room::new(STEP_BYTES);
+        let objects = cursor.take(core.tree(what), STEP, &mut room).into_iter();
         let objects: Vec<ObjectChange> = objects
             .map(|object| ObjectChange {
                 kind: ChangeKind::Created,
@@ -168,19 +139,15 @@ impl Feed {
                 object: Some(object.to_object()),
             })
             .collect();
-        reader.told = match (objects.last(), what) {
-            (None, _) => next,
-            (Some(last), Store::Policy) => Told::Policy(Some(last.uri.clone())),
-            (Some(last), Store::Endpoints) => Told::Endpoints(Some(last.uri.clone())),
-        };
         if !objects.is_empty() {
             reader.say(&changes(what, objects.iter()));
+            return true;
         }
-        if matches!(reader.told, Told::All) {
+        reader.at = (what == Store::Policy).then(|| (Store::Endpoints, Cursor::everywhere()));
+        if reader.at.is_none() {
             reader.say(&line(&json!({ "event": "complete" })));
-            return false;
         }
-        true
+        reader.at.is_some()
     }
 
     /// Tells all readers what happened, as far as they have come to it.
@@ -190,9 +157,7 @@ impl Feed {
         }
         let most = self.most;
         let slow = match event {
-            ElementEvent::Changed { what, objects } | ElementEvent::Forgotten { what, objects } => {
-                self.tell_changes(*what, objects)
-            }
+            ElementEvent::Changed { what, objects } => self.tell_changes(*what, objects),
             other => {
                 let text = line(other);
                 self.readers
@@ -212,11 +177,7 @@ impl Feed {
     fn tell_changes(&mut self, what: Store, objects: &[ObjectChange]) -> Vec<(u64, Reader)> {
         let most = self.most;
         // One text for all who have come to everything.
-        let shared: Vec<Bytes> = match self
-            .readers
-            .values()
-            .any(|reader| matches!(reader.told, Told::All))
-        {
+        let shared: Vec<Bytes> = match self.readers.values().any(|reader| reader.at.is_none()) {
             true => objects
                 .chunks(STEP)
                 .map(|some| changes(what, some.iter()))
@@ -224,11 +185,11 @@ impl Feed {
             false => Vec::new(),
         };
         let takes = |reader: &mut Reader| {
-            if matches!(reader.told, Told::All) {
+            if reader.at.is_none() {
                 return shared.iter().all(|text| reader.takes(text, most));
             }
             objects.chunks(STEP).all(|some| {
-                let known = |change: &&ObjectChange| reader.told.has(what, &change.uri);
+                let known = |change: &&ObjectChange| reader.knows(what, &change.uri);
                 let known: Vec<_> = some.iter().filter(known).collect();
                 known.is_empty() || reader.takes(&changes(what, known.into_iter()), most)
             })
@@ -251,6 +212,15 @@ impl Feed {
 }
 
 impl Reader {
+    /// Whether it has been told what was there.
+    fn knows(&self, what: Store, uri: &Uri) -> bool {
+        // Policy comes first, so a reader at the endpoints has all policy.
+        self.at.as_ref().is_none_or(|(at, cursor)| match what == *at {
+            true => !cursor.is_ahead(uri),
+            false => what == Store::Policy,
+        })
+    }
+
     /// Puts a line in. False where too much waits already.
     fn takes(&mut self, text: &Bytes, most: usize) -> bool {
         let has_room = self.waiting.load(Ordering::Relaxed) + text.len() <= most;

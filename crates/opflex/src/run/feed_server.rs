@@ -49,7 +49,9 @@ fn on_feed<T: Send + 'static>(
     events: &ElementEvents,
     call: impl FnOnce(&mut Feed, &ElementCore) -> T + Send + 'static,
 ) -> Result<T, CallError> {
-    machine::call(events, |machine, _, _| machine.side.on_feed(call))
+    machine::call(events, |machine, _, _| {
+        call(&mut machine.side.feed, &machine.side.core)
+    })
 }
 
 /// Serves one reader until it leaves, is too slow, or the element stops.

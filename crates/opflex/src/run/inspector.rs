@@ -34,7 +34,7 @@ use super::machine::{self, Contents, Side, SideEvents};
 use super::query::{QUERY, Query, ROOT};
 use super::{CallError, StartError, now};
 use crate::message::{Decoder, ErrorCode, ErrorResponse, Incoming, Request};
-use crate::model::{ManagedObject, Name, Schema, Uri};
+use crate::model::{Cursor, ManagedObject, Name, Room, Schema, Uri};
 use crate::rpc::{EncodeError, Frame, Framing, Id, Limits};
 use log::debug;
 use ssntp_transport::{Acceptance, BufferPool, Duplex, Newcomer, after, plain};
@@ -204,9 +204,9 @@ enum What {
 struct Scan {
     what: What,
     part: Part,
-    /// The last object of the part that was looked at, in a tree.
-    last: Option<Uri>,
-    /// The same, of those that stand in none.
+    /// Where the search is in a tree.
+    cursor: Cursor,
+    /// The same among the objects that are in no tree.
     place: Option<u64>,
     /// What was asked for and is there, where what is below is asked for too.
     roots: HashSet<Uri>,
@@ -228,9 +228,9 @@ fn scan<S: Side>(
     mut found: impl FnMut(Vec<ManagedObject>) -> io::Result<()>,
 ) -> io::Result<()> {
     let mut scan = Scan {
+        cursor: what.begin(),
         what,
         part: Part::Tree(0),
-        last: None,
         place: None,
         roots: HashSet::new(),
     };
@@ -249,53 +249,48 @@ fn scan<S: Side>(
     }
 }
 
+impl What {
+    /// Where the search begins in each tree.
+    fn begin(&self) -> Cursor {
+        match self {
+            Self::Query(query) => query
+                .policy_uri
+                .clone()
+                .map_or_else(Cursor::everywhere, Cursor::below),
+            Self::Topmost | Self::All => Cursor::everywhere(),
+        }
+    }
+}
+
 impl Scan {
     /// Looks at some objects. False at the end.
     fn step(&mut self, store: &dyn Contents, found: &mut Vec<ManagedObject>) -> bool {
-        let (mut looked_at, mut bytes) = (0, 0);
-        let mut is_over = true;
+        let (mut looked_at, mut room) = (0, Room::new(STEP_BYTES));
         if let Part::Tree(index) = self.part {
-            let tree = store.trees()[index];
-            let last = self.last.take();
-            let objects: Box<dyn Iterator<Item = _>> = match &self.what {
-                What::Query(Query {
-                    policy_uri: Some(uri),
-                    ..
-                }) => Box::new(tree.subtree_after(uri, last.as_ref())),
-                _ => Box::new(tree.after(last.as_ref())),
-            };
-            for object in objects {
-                if looked_at >= STEP || bytes > STEP_BYTES {
-                    is_over = false;
-                    break;
-                }
+            for object in self.cursor.take(store.trees()[index], STEP, &mut room) {
                 looked_at += 1;
-                self.last = Some(object.uri().clone());
                 if self.takes(object.subject(), object.uri()) {
-                    bytes += object.wire_len();
                     found.push(linked(object.to_object()));
                 }
             }
         } else {
             for (place, object) in store.others(self.place) {
-                let is_next = self.place != Some(place);
-                if is_next && (looked_at >= STEP || bytes > STEP_BYTES) {
-                    is_over = false;
+                // Objects with the same place belong together: the next step begins behind them.
+                if self.place != Some(place) && (looked_at >= STEP || room.is_full()) {
                     break;
                 }
                 looked_at += 1;
                 self.place = Some(place);
                 if self.takes(&object.subject, &object.uri) {
-                    bytes += object.memory();
+                    room.takes(object.memory());
                     found.push(linked(object.clone()));
                 }
             }
         }
-        // The place is in `last` or `place`; the next call goes on from there.
-        if !is_over {
+        if looked_at > 0 {
             return true;
         }
-        (self.last, self.place) = (None, None);
+        (self.cursor, self.place) = (self.what.begin(), None);
         self.part = match self.part {
             Part::Tree(0) => Part::Tree(1),
             Part::Tree(_) => Part::Others,

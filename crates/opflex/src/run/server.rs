@@ -352,8 +352,10 @@ impl HandshakeContext {
         }
         let decoder = if is_control {
             let message = self.limits.message.max(control::MESSAGE);
+            // Only the server's own user gets here, with policy of any size.
             let limits = rpc::Limits {
                 message,
+                memory: usize::MAX,
                 ..self.limits
             };
             Decoder::trusting(self.framing, limits)
@@ -365,6 +367,7 @@ impl HandshakeContext {
             is_control,
             peer: peer.to_string(),
             shown,
+            identified: decoder.identified(),
             generation,
         };
         let entered = enter(

@@ -1,4 +1,4 @@
-//! What agents asked for, by their names, also of those that have left.
+//! Counters of agents by name, also of agents that have left.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -9,12 +9,12 @@ use serde::Serialize;
 use super::RequestCounters;
 use crate::model::Name;
 
-/// An agent, over all its sessions since the server began. Its numbers grow
-/// alone, as a page of metrics wants them, until it is forgotten.
+/// An agent, over all its sessions since the server began. Its counters never fall, as
+/// metrics need it, until the agent is forgotten.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct AgentInfo {
-    /// The name that it told.
+    /// The name that it sent.
     pub name: Name,
     /// How many sessions it has now.
     pub connected: usize,
@@ -22,20 +22,20 @@ pub struct AgentInfo {
     pub sessions: u64,
     /// How many seconds ago it connected for the first time.
     pub seconds: u64,
-    /// What it asked for, and what it was told.
+    /// Counts of its requests and of the updates to it.
     pub counters: RequestCounters,
 }
 
-/// The agents that have been here, each with what its sessions that are over
-/// have left. Beyond the most that are kept, the one goes that left first; one
-/// that is connected stays.
+/// The agents that were connected since the server began, each with the counters of its
+/// finished sessions. If there are too many, the agent that left first is forgotten; an
+/// agent that is connected is kept.
 #[derive(Debug, Default)]
 pub(super) struct Agents {
     agents: BTreeMap<Name, Agent>,
     /// Those that are not connected, in the order in which they left.
     left: BTreeMap<u64, Name>,
     last_left: u64,
-    /// Of all sessions that are over, also of agents that are forgotten.
+    /// The sum over all finished sessions, also those of forgotten agents.
     over: RequestCounters,
 }
 
@@ -44,7 +44,7 @@ struct Agent {
     connected: usize,
     sessions: u64,
     since: Instant,
-    /// Of sessions that are over.
+    /// The sum over its finished sessions.
     counters: RequestCounters,
     /// Its place among those that left.
     left: u64,
@@ -66,7 +66,7 @@ impl Agents {
         self.left.remove(&agent.left);
     }
 
-    /// A session of an agent is over, and this is what it asked for.
+    /// A session of an agent has ended, with these counters.
     pub(super) fn left(&mut self, name: &Name, counters: &RequestCounters, most: usize) {
         let Some(agent) = self.agents.get_mut(name) else {
             return;
@@ -87,13 +87,13 @@ impl Agents {
         }
     }
 
-    /// What all sessions that are over have asked for: it grows alone.
+    /// The sum over all finished sessions. It never falls.
     pub(super) fn over(&self) -> RequestCounters {
         self.over
     }
 
-    /// Some agents after a name, in the order of their names. `live` has what
-    /// the sessions of now have asked for.
+    /// At most `most` agents after a name, in the order of their names. `live` has the
+    /// counters of the sessions that are connected.
     pub(super) fn after(
         &self,
         name: Option<&Name>,

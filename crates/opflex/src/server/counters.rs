@@ -1,30 +1,29 @@
-//! What was asked for, and how often.
+//! Counts of requests, updates and bytes.
 
 use serde::{Serialize, Serializer};
 
 use crate::message::Method;
 
-/// Counts of one connection since it began, or of several.
+/// The counts of a connection since it began, or the sum over several connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RequestCounters {
     #[serde(serialize_with = "by_method")]
     requests: [u64; Method::ALL.len()],
     #[serde(serialize_with = "by_method")]
     refused: [u64; Method::ALL.len()],
-    /// Requests of methods that nobody knows.
+    /// Requests of unknown methods.
     pub unknown: u64,
-    /// Objects and properties that the model does not know and that were left
-    /// out.
+    /// Objects and properties that were left out because the model does not know them.
     pub left_out: u64,
-    /// Resolves that were answered with nothing.
+    /// Resolves whose answer had no object.
     pub unavailable: u64,
     /// Updates sent.
     pub updates: u64,
     /// Updates that the client answered with an error.
     pub update_errors: u64,
-    /// Bytes of what it sent.
+    /// Bytes received from it.
     pub bytes_received: u64,
-    /// Bytes of what it was sent, or is about to be.
+    /// Bytes sent to it, including those in its queue.
     pub bytes_sent: u64,
 }
 
@@ -39,7 +38,7 @@ impl RequestCounters {
         self.refused[method as usize]
     }
 
-    /// Adds what another session counted.
+    /// Adds the counts of another session.
     pub(super) fn add(&mut self, other: &Self) {
         let both = [
             (&mut self.requests, &other.requests),

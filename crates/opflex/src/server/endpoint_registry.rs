@@ -1,6 +1,6 @@
-//! The endpoint registry: where every endpoint is, for as long as whoever
-//! declared it says so.
+//! The endpoint registry: all declared endpoints, until their declarations end.
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use super::ownership::{Claim, Declared, Ownership, end_of};
@@ -10,7 +10,7 @@ use crate::message::{EndpointDeclare, EndpointUndeclare, ErrorResponse};
 use crate::model::{ChangeKind, Changes, Name, Tree, Uri};
 use crate::peer::ConnectionId;
 
-/// Endpoints, whose they are, and the resolves in force.
+/// The endpoints, the element that each belongs to, and the resolves in force.
 #[derive(Debug)]
 pub(super) struct EndpointRegistry {
     pub(super) endpoints: Resolvable,
@@ -25,8 +25,9 @@ impl EndpointRegistry {
         }
     }
 
-    /// Enters endpoints, in place of those with their URIs: whoever declared
-    /// one last has it. All of a request, or nothing of it.
+    /// Enters endpoints, or replaces those with the same URIs. An endpoint belongs to the
+    /// element that declared it last. If one object is refused, nothing of the request is
+    /// entered.
     pub(super) fn declare(
         &mut self,
         element: &Name,
@@ -45,11 +46,13 @@ impl EndpointRegistry {
         let Self { endpoints, ownership } = self;
         let tree = &mut endpoints.tree;
         // Everything is checked before anything changes: a request counts as a whole.
+        let coming: HashSet<Uri> = objects.iter().map(|object| object.uri.clone()).collect();
         let mut added = 0;
-        for object in &objects {
-            let is_there = tree.get(&object.uri).is_some();
-            ownership.check(element, &object.uri, is_there)?;
-            added += usize::from(!is_there);
+        for uri in &coming {
+            match tree.get(uri) {
+                Some(_) => ownership.check(element, uri, &coming)?,
+                None => added += 1,
+            }
         }
         let limits = &settings.limits;
         if tree.len() + added > limits.endpoint_objects
@@ -63,8 +66,8 @@ impl EndpointRegistry {
         tree.check_all(&objects).map_err(ErrorResponse::error)?;
         // What is part of an endpoint is no endpoint by itself any more, and
         // nobody becomes the parent of what another element has.
+        coming.iter().for_each(|uri| ownership.release(uri));
         for object in &mut objects {
-            ownership.release(&object.uri);
             object
                 .children
                 .retain(|child| !ownership.is_of_another(element, child));
@@ -79,8 +82,8 @@ impl EndpointRegistry {
         Ok(changes)
     }
 
-    /// Removes endpoints, and parts of endpoints, of the element. What another
-    /// one declared, be it the same endpoint or one below it, stays.
+    /// Removes endpoints, and parts of endpoints, of the element. Objects of other
+    /// elements stay, also below a removed endpoint.
     pub(super) fn undeclare(&mut self, element: &Name, undeclares: &[EndpointUndeclare]) -> Changes {
         let gone = undeclares.iter().map(|undeclare| &undeclare.endpoint_uri);
         let gone = gone.filter(|uri| self.ownership.is_of(element, uri));
@@ -88,12 +91,12 @@ impl EndpointRegistry {
         self.remove(gone)
     }
 
-    /// What becomes of the endpoints of a connection that ended.
+    /// A connection has ended: removes its endpoints, or sets their end.
     pub(super) fn left(&mut self, connection: ConnectionId, on_leave: OnLeave, now: Instant) -> Changes {
         self.endpoints.watchers.leave(&connection);
         let mut uris = self.ownership.left(connection);
         match on_leave {
-            // One without an end would stay for ever.
+            // Only the connection would have ended an endpoint without a time of its own.
             OnLeave::Keep => uris.retain(|uri| self.ownership.is_endless(uri)),
             OnLeave::Remove => {}
             OnLeave::Grace(grace) => {
@@ -107,7 +110,7 @@ impl EndpointRegistry {
         self.remove(gone)
     }
 
-    /// Removes the endpoints whose time is over.
+    /// Removes the endpoints whose time has ended.
     pub(super) fn expire(&mut self, now: Instant) -> Changes {
         let due: Vec<Uri> = std::iter::from_fn(|| self.ownership.expired(now)).collect();
         let gone = due.into_iter().filter_map(|uri| self.with_owner(uri)).collect();
@@ -118,7 +121,7 @@ impl EndpointRegistry {
         self.ownership.next_expiry()
     }
 
-    /// Who declared an endpoint.
+    /// The declaration of an endpoint.
     pub(super) fn declaration(&self, uri: &Uri) -> Option<Declared> {
         self.ownership.declaration(uri)
     }
@@ -133,7 +136,7 @@ impl EndpointRegistry {
         Some((uri, element))
     }
 
-    /// Removes what elements have at and below URIs.
+    /// Removes the objects at and below URIs that belong to the element beside each URI.
     fn remove(&mut self, gone: Vec<(Uri, Name)>) -> Changes {
         let ownership = &self.ownership;
         let changes = self
@@ -144,8 +147,8 @@ impl EndpointRegistry {
         changes
     }
 
-    /// Forgets who declared what is gone; one endpoint may have stood below
-    /// another.
+    /// Forgets the declarations of deleted objects: an endpoint may contain another one of
+    /// the same element.
     fn forget_deleted(&mut self, changes: &Changes) {
         for change in changes.iter().filter(|change| change.kind == ChangeKind::Deleted) {
             self.ownership.release(&change.uri);

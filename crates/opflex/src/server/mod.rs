@@ -19,10 +19,10 @@
 //!                      Action::Send(frame) | Action::Close
 //! ```
 //!
-//! One dispatcher owns a [`ServerCore`] and calls it with everything that
-//! happens, the time included; each call appends what is to be done to a list
-//! of [`Action`]s. Nothing here waits, so a slow client delays nobody: what it
-//! does with the frames for it is the business of its own queue. A session:
+//! One dispatcher owns a [`ServerCore`]. It calls it for each event and passes the
+//! time; each call appends [`Action`]s to a list, which the dispatcher carries out.
+//! No call waits. A slow client delays nobody, because its frames wait in a queue of
+//! its own. A session:
 //!
 //! ```text
 //!  client                                   server
@@ -39,21 +39,22 @@
 //!    │ anything else, before send_identity ────>│ ESTATE, and the connection ends
 //! ```
 //!
-//! An element that resolves a large policy gets it in pieces, each made when the
-//! one before found room in its queue: all but the last as updates, and the last
-//! as the result. Whoever takes updates so has all of it when the result is there.
+//! A large policy is sent in pieces. Each piece is made when the one before has found
+//! room in the client's queue. All pieces but the last are updates, and the last one is
+//! the result, so that a client that takes updates has the whole policy when the result
+//! arrives.
 //!
 //! | file | what |
 //! |---|---|
 //! | `settings` | how the server behaves |
 //! | `session` | one client: identity, keep-alive |
-//! | `counters` | what a client asked for |
-//! | `agents` | the same by the names of agents, over all their sessions |
+//! | `counters` | counts of a client's requests |
+//! | `agents` | the same counts by name, over all sessions of an agent |
 //! | `requests` | each method, carried out and answered |
-//! | `resolves` | who resolves what of a tree, and what is still to be told |
-//! | `endpoint_registry`, `observer` | two of the three roles; the policy repository is a tree with resolves alone |
-//! | `ownership` | whose the endpoints are |
-//! | `push` | from changes to updates and their receivers |
+//! | `resolves` | a tree with its resolves, and answers that are not finished |
+//! | `endpoint_registry`, `observer` | two of the three roles; the policy repository is only a tree with resolves |
+//! | `ownership` | the element that each endpoint belongs to |
+//! | `push` | makes updates of changes, and finds their receivers |
 //! | `roll_up` | numbers over time |
 
 mod agents;
@@ -86,7 +87,7 @@ pub use self::ownership::Declared;
 use self::resolves::Resolvable;
 pub use self::roll_up::{Interval, Row};
 pub use self::session::SessionInfo;
-use self::session::{Answer, Session};
+use self::session::{Answer, Element, Session};
 pub use self::settings::{OnLeave, RollUp, ServerLimits, Settings};
 use super::deadlines::Deadlines;
 pub use super::message::Store;
@@ -97,7 +98,7 @@ use super::rpc::{EncodeError, Frame, Id};
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 
-/// What is to be done with a connection.
+/// What the caller has to do with a connection.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Action {
@@ -107,6 +108,14 @@ pub enum Action {
         connection: ConnectionId,
         /// One message with its NUL.
         frame: Bytes,
+    },
+    /// The identity of the peer is accepted: set what [`Decoder::identified`] gave, so that
+    /// longer messages are taken.
+    ///
+    /// [`Decoder::identified`]: crate::message::Decoder::identified
+    Identified {
+        /// On this connection.
+        connection: ConnectionId,
     },
     /// End the connection once what was sent before is on its way. The server
     /// has already forgotten it.
@@ -118,7 +127,7 @@ pub enum Action {
     },
 }
 
-/// A walk that has begun and is not over.
+/// The number of a walk that has begun and is not finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WalkId(u64);
 
@@ -144,7 +153,7 @@ pub struct ServerCore {
     last_xid: u64,
     /// Limits the log lines that clients cause, by host.
     log: LogLimit<String>,
-    /// What is to be done, in this order.
+    /// What the caller has to do, in this order.
     actions: Vec<Action>,
 }
 
@@ -181,15 +190,15 @@ impl ServerCore {
         }
     }
 
-    /// What is to be done since this was called last, in this order. To be called after
-    /// each of the other calls, or several of them.
+    /// Takes the actions that the calls since the last one have added, in their order.
+    /// Call it after each of the other calls, or after several.
     pub fn take_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
 
-    /// A client connected from an address, which the log and
-    /// [`sessions`](Self::sessions) show. `dialled` is the address of ours that
-    /// it reached, `host:port`, where there is one.
+    /// A client connected from `address`, which the log and
+    /// [`sessions`](Self::sessions) show. `dialled` is the server's address that the
+    /// client reached, `host:port`, if it is known.
     pub fn connected(
         &mut self,
         connection: ConnectionId,
@@ -204,14 +213,13 @@ impl ServerCore {
         self.echo(connection, 0, now);
     }
 
-    /// A connection ended, for whatever reason. One that is unknown, or that
-    /// the server itself closed, is no error.
+    /// A connection ended, for any reason. Does nothing for a connection that is unknown,
+    /// or that the server itself closed.
     pub fn disconnected(&mut self, connection: ConnectionId, now: Instant) {
         self.forget(connection, now);
     }
 
-    /// Bytes arrived that are no whole message yet: the client is alive, and a
-    /// large message is on its way.
+    /// A part of a message arrived. It shows that the client is alive.
     pub fn heard(&mut self, connection: ConnectionId, now: Instant) {
         if let Some(session) = self.sessions.get_mut(&connection) {
             session.keepalive.heard(now);
@@ -239,7 +247,7 @@ impl ServerCore {
         };
         session.keepalive.heard(now);
         let identified = session.element.is_some();
-        // What was asked for before comes before.
+        // Answers keep the order of their requests.
         while self.go_on(connection) {}
         let Some(session) = self.sessions.get_mut(&connection) else {
             return;
@@ -284,7 +292,7 @@ impl ServerCore {
             Incoming::Failure { method, .. } | Incoming::BadResult { method, .. } if !identified => {
                 self.close(connection, CloseReason::ResponseBeforeIdentity(method), now);
             }
-            // An update may be acknowledged or not; nobody waits for it.
+            // libopflex does not answer updates and the draft does; neither answer matters.
             Incoming::Result { .. } | Incoming::BadResult { .. } => {}
             Incoming::Failure { method, error, .. } => {
                 session.counters.update_errors += 1;
@@ -295,27 +303,23 @@ impl ServerCore {
         }
     }
 
-    /// Whether an answer to a connection has begun and is not over.
+    /// Whether an answer to a connection has begun and is not finished.
     pub fn is_answering(&self, connection: ConnectionId) -> bool {
         self.sessions
             .get(&connection)
             .is_some_and(|session| session.answer.is_some())
     }
 
-    /// Sends the next piece of an answer that has begun and is not over: updates
-    /// first, and the result as the last. To be called as long as
-    /// [`is_answering`](Self::is_answering), when there is room for it; the next
-    /// message of the connection does the same in one go. False where there is
-    /// no such answer.
+    /// Sends the next piece of an unfinished answer: updates first, the result as the last
+    /// piece. Call it while [`is_answering`](Self::is_answering) is true, whenever the
+    /// client's queue has room. The next message of the connection sends all remaining
+    /// pieces at once. Returns false if there is no such answer.
     pub fn go_on(&mut self, connection: ConnectionId) -> bool {
         let session = self.sessions.get_mut(&connection);
         let Some(Answer { id, of, mut untold }) = session.and_then(|session| session.answer.take()) else {
             return false;
         };
-        let tree = match of {
-            Store::Policy => &self.policy.tree,
-            Store::Endpoints => &self.registry.endpoints.tree,
-        };
+        let tree = &self.resolvable(of).tree;
         let objects = untold.next(tree, self.settings.limits.message_bytes);
         // The result is the last piece: a client that gets it has everything.
         let is_over = untold.is_empty();
@@ -323,11 +327,11 @@ impl ServerCore {
         let frame = if is_over {
             Reply::resolved(of, &id, &objects)
         } else {
-            self.last_xid += 1;
             let method = of.update();
-            let id = Id::call(method.name(), self.last_xid);
+            let id = Id::call(method.name(), self.last_xid + 1);
             Frame::request(&id, method.name(), &[Update::coming(of, objects)])
         };
+        self.last_xid += u64::from(!is_over);
         if let Some(session) = self.sessions.get_mut(&connection) {
             session.counters.updates += u64::from(!is_over);
             session.counters.unavailable += u64::from(is_nothing && !session.begun);
@@ -338,7 +342,7 @@ impl ServerCore {
         true
     }
 
-    /// When [`tick`](Self::tick) is to be called, if nothing happens before.
+    /// When to call [`tick`](Self::tick), if no other call comes first.
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadlines = [
             self.timers.next(),
@@ -350,7 +354,7 @@ impl ServerCore {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Does what is due at `now`.
+    /// Does everything that is due at `now`.
     pub fn tick(&mut self, now: Instant) {
         while let Some(connection) = self.timers.pop(now) {
             self.session_due(connection, now);
@@ -373,8 +377,8 @@ impl ServerCore {
         &self.registry.endpoints.tree
     }
 
-    /// Begins to copy what is at and below a URI, as it is now, in steps that
-    /// hold nobody up. Who begins a walk takes it to its end, or ends it.
+    /// Begins to copy the objects at and below a URI, as they are now, in steps that delay
+    /// no client. The caller must go on with the walk to its end, or end it.
     pub fn begin_walk(&mut self, store: Store, uri: Uri) -> WalkId {
         self.last_walk += 1;
         let id = WalkId(self.last_walk);
@@ -382,28 +386,22 @@ impl ServerCore {
         id
     }
 
-    /// The next objects of a walk, parents before children, `most` or fewer,
-    /// and which tree they are of; there may be none although more are to come.
-    /// `None` once it is over.
+    /// The next objects of a walk, parents before children, at most `most`, and the tree
+    /// that they are of. The list may be empty although more are to come. `None` at the
+    /// end.
     pub fn walk(&mut self, id: WalkId, most: usize) -> Option<(Store, Vec<ManagedObject>)> {
-        let (store, walk) = self.walks.get_mut(&id)?;
-        let tree = match store {
-            Store::Policy => &self.policy.tree,
-            Store::Endpoints => &self.registry.endpoints.tree,
-        };
-        let next = walk.step(tree, most).map(|objects| (*store, objects));
-        if next.is_none() {
-            self.walks.remove(&id);
-        }
-        next
+        let (store, mut walk) = self.walks.remove(&id)?;
+        let objects = walk.step(&self.resolvable(store).tree, most)?;
+        self.walks.insert(id, (store, walk));
+        Some((store, objects))
     }
 
-    /// Ends a walk that nobody goes on with.
+    /// Ends a walk before its end.
     pub fn end_walk(&mut self, id: WalkId) {
         self.walks.remove(&id);
     }
 
-    /// Who declared an endpoint, by its topmost object.
+    /// The declaration of an endpoint, by its topmost object.
     pub fn declaration(&self, uri: &Uri) -> Option<Declared> {
         self.registry.declaration(uri)
     }
@@ -413,7 +411,7 @@ impl ServerCore {
         &self.observer
     }
 
-    /// Changes policy. Who resolved what changes is told.
+    /// Changes policy, and sends updates to the clients that resolved what changes.
     ///
     /// # Errors
     /// The objects are malformed or not what the model allows; nothing changes.
@@ -423,35 +421,32 @@ impl ServerCore {
         Ok(changes)
     }
 
-    /// A number that is another one after each edit that changed policy.
+    /// The revision of policy. It grows with each edit that changes policy.
     pub fn policy_revision(&self) -> u64 {
         self.policy_revision
     }
 
-    /// Policy as it is now has this revision.
+    /// Sets the revision of policy as it is now.
     pub fn begin_at_revision(&mut self, revision: u64) {
         self.policy_revision = revision;
     }
 
     /// The clients, in the order in which they connected.
     pub fn sessions(&self, now: Instant) -> Vec<SessionInfo> {
-        let info = |(connection, session): (&ConnectionId, &Session)| SessionInfo {
-            connection: *connection,
-            address: session.address.clone(),
-            name: session.element.as_ref().map(|element| element.name.clone()),
-            roles: session
-                .element
-                .as_ref()
-                .map_or_else(Vec::new, |element| element.roles.clone()),
-            location: session
-                .element
-                .as_ref()
-                .and_then(|element| element.location.clone()),
-            seconds: now.saturating_duration_since(session.since).as_secs(),
-            policies: self.policy.watchers.count(connection),
-            endpoint_resolves: self.registry.endpoints.watchers.count(connection),
-            endpoints: self.registry.count(*connection),
-            counters: session.counters,
+        let info = |(connection, session): (&ConnectionId, &Session)| {
+            let element = session.element.as_ref();
+            SessionInfo {
+                connection: *connection,
+                address: session.address.clone(),
+                name: element.map(|element| element.name.clone()),
+                roles: element.map_or_else(Vec::new, |element| element.roles.clone()),
+                location: element.and_then(|element| element.location.clone()),
+                seconds: now.saturating_duration_since(session.since).as_secs(),
+                policies: self.policy.watchers.count(connection),
+                endpoint_resolves: self.registry.endpoints.watchers.count(connection),
+                endpoints: self.registry.count(*connection),
+                counters: session.counters,
+            }
         };
         let mut sessions: Vec<_> = self.sessions.iter().map(info).collect();
         // Connection numbers grow, so this is the order in which clients came.
@@ -459,8 +454,8 @@ impl ServerCore {
         sessions
     }
 
-    /// Some of the agents that told a name, those that have left included, in the
-    /// order of their names and behind one of them.
+    /// Agents that have sent their name, including those that have left, in the order of
+    /// their names: at most `most`, and only those after `name`.
     pub fn agents_after(&self, name: Option<&Name>, most: usize, now: Instant) -> Vec<AgentInfo> {
         let live = self.sessions.values().filter_map(|session| {
             let element = session.element.as_ref()?;
@@ -469,8 +464,8 @@ impl ServerCore {
         self.agents.after(name, most, live, now)
     }
 
-    /// What all agents together have asked for since the server began, and what they
-    /// were told. It grows alone, also where agents are forgotten.
+    /// The counters of all agents together since the server began. They never fall, also
+    /// when an agent is forgotten.
     pub fn requests(&self) -> RequestCounters {
         let mut all = self.agents.over();
         let live = self.sessions.values().filter(|session| session.element.is_some());
@@ -481,6 +476,13 @@ impl ServerCore {
     /// How many clients are connected.
     pub fn session_count(&self) -> usize {
         self.sessions.len()
+    }
+
+    fn resolvable(&self, of: Store) -> &Resolvable {
+        match of {
+            Store::Policy => &self.policy,
+            Store::Endpoints => &self.registry.endpoints,
+        }
     }
 
     fn session_due(&mut self, connection: ConnectionId, now: Instant) {
@@ -509,7 +511,7 @@ impl ServerCore {
         let Some(session) = self.sessions.get(&connection) else {
             return;
         };
-        // Nothing else tells an operator why an element is not there.
+        // This line is all that tells an operator why an element is missing.
         let level = match session.element {
             None => Level::Warn,
             Some(_) => Level::Info,
@@ -521,7 +523,7 @@ impl ServerCore {
         self.forget(connection, now);
     }
 
-    /// A line of the log that a client causes.
+    /// Writes a log line that a client has caused, if its host may still write one.
     fn log(
         &mut self,
         connection: ConnectionId,
@@ -542,23 +544,21 @@ impl ServerCore {
             return;
         };
         self.timers.clear(&connection);
-        if let Some(element) = &session.element {
+        if let Some(Element { name, .. }) = session.element {
             let most = self.settings.limits.agents;
-            self.agents.left(&element.name, &session.counters, most);
-        }
-        if let Some(element) = session.element
+            self.agents.left(&name, &session.counters, most);
             // Another connection may have taken the name over.
-            && self.names.get(&element.name) == Some(&connection)
-        {
-            self.names.remove(&element.name);
+            if self.names.get(&name) == Some(&connection) {
+                self.names.remove(&name);
+            }
         }
         self.policy.watchers.leave(&connection);
         let changes = self.registry.left(connection, self.settings.on_leave, now);
         self.tell(Store::Endpoints, &changes, now);
     }
 
-    /// Tells walks and clients of an edit. An update is built once and sent to
-    /// all its receivers.
+    /// Passes an edit on to walks, and sends updates to clients. An update is built once
+    /// for all its receivers.
     fn tell(&mut self, of: Store, changes: &Changes, now: Instant) {
         let resolvable = match of {
             Store::Policy => &self.policy,

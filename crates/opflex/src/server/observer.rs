@@ -1,10 +1,10 @@
 //! The observer: the last state report of every object, and its numbers over
 //! time.
 //!
-//! agent-ovs counts in *generations*: each time it reads its counters it makes
-//! new objects, with the number of the generation as a property and as a segment
-//! of their URIs. All generations of a counter are one object here, which is
-//! known by its URI with `*` in that place.
+//! agent-ovs counts in *generations*: each time it reads its counters it makes new
+//! objects, with the number of the generation as a property and as a segment of their
+//! URIs. The observer treats all generations of a counter as one object, whose URI has
+//! `*` instead of the number.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -22,7 +22,7 @@ use crate::model::{ManagedObject, Name, Schema, Uri};
 /// The last report of one object.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What was reported.
+    /// The reported object.
     pub object: ManagedObject,
     /// The element that reported it.
     pub element: Name,
@@ -34,7 +34,7 @@ pub struct Report {
     order: u64,
 }
 
-/// What is reported as a number and counts nothing.
+/// Properties that are numbers and not measurements.
 const NO_NUMBERS: [&str; 2] = [GENERATION, "faultCode"];
 
 /// The property with the number of a generation.
@@ -42,22 +42,22 @@ const GENERATION: &str = "genId";
 
 /// State reports by object.
 ///
-/// A report takes the place of the one before, whoever sent it. One that is not
-/// repeated within the default refresh time of the settings is dropped: elements
-/// repeat theirs at half of it. Beyond a limit of the settings, what was not
-/// reported for the longest time makes room.
+/// A report replaces the one before, also one of another element. A report that is not
+/// repeated within the default refresh time of the settings is dropped; elements repeat
+/// theirs within half of that time. If a limit of the settings is reached, the oldest
+/// report is dropped.
 #[derive(Debug)]
 pub struct Observer {
     schema: Option<Arc<Schema>>,
     start: Instant,
     roll_up: Vec<RollUp>,
-    /// How long a report is kept; for ever without.
+    /// How long a report is kept; without it, there is no end.
     life: Option<Duration>,
     limits: ServerLimits,
     reports: HashMap<Uri, Report>,
     by_arrival: BTreeMap<u64, Uri>,
     next: u64,
-    /// What the objects of the reports take of the memory.
+    /// The memory of the reported objects.
     bytes: usize,
     numbers: HashMap<Uri, Numbers>,
     /// Those that have numbers, in the order of their arrival.
@@ -90,15 +90,15 @@ impl Observer {
         }
     }
 
-    /// The last report of an object; of a counter with generations, by its URI
-    /// with `*` in place of them.
+    /// The last report of an object. A counter with generations has `*` instead of the
+    /// generation in its URI.
     pub fn get(&self, uri: &Uri) -> Option<&Report> {
         self.reports.get(uri)
     }
 
     /// The last report of every object, the oldest first.
     pub fn reports(&self) -> impl DoubleEndedIterator<Item = &Report> {
-        self.by_arrival.values().filter_map(|uri| self.reports.get(uri))
+        self.after(None).map(|(_, report)| report)
     }
 
     /// How many objects have a report.
@@ -106,12 +106,12 @@ impl Observer {
         self.reports.len()
     }
 
-    /// Whether nothing was reported.
+    /// Whether there are no reports.
     pub fn is_empty(&self) -> bool {
         self.reports.is_empty()
     }
 
-    /// The numbers of an object over time, known as to [`get`](Self::get).
+    /// The numbers of an object over time, by the same URI as for [`get`](Self::get).
     pub fn numbers(&self, uri: &Uri) -> impl Iterator<Item = (&Name, Vec<Row>)> {
         let series = self
             .numbers
@@ -121,12 +121,12 @@ impl Observer {
         series.map(|(name, series)| (name, series.rows(&self.roll_up)))
     }
 
-    /// The reports below a URI in a form for JSON, the oldest first, with times in
-    /// seconds since 1970, those of intervals too. Both clocks are passed in.
+    /// The reports at and below a URI for JSON, the oldest first, each with its place in
+    /// the order of arrival. All times, also those of intervals, are in seconds since
+    /// 1970. Both clocks are passed in.
     ///
-    /// Only those that arrived after a place in the order of arrival, each with its own
-    /// place: so many reports can be taken in steps. A report that arrives again
-    /// meanwhile comes again.
+    /// Begins after `place`, so that many reports can be exported in steps. A report that
+    /// arrives again between two steps is exported again.
     pub fn export_after<'a>(
         &'a self,
         place: Option<u64>,
@@ -134,36 +134,40 @@ impl Observer {
         now: Instant,
         wall: SystemTime,
     ) -> impl Iterator<Item = (u64, Exported<'a>)> {
-        let from = place.map_or(Bound::Unbounded, Bound::Excluded);
-        let uris = self.by_arrival.range((from, Bound::Unbounded));
-        let uris = uris.filter(|(_, uri)| below.is_root() || below.covers(uri));
-        uris.filter_map(move |(place, uri)| Some((*place, self.exported(self.reports.get(uri)?, now, wall))))
+        let reports = self.after(place);
+        let reports = reports.filter(|(uri, _)| below.is_root() || below.covers(uri));
+        reports.map(move |(uri, report)| (report.order, self.exported(uri, report, now, wall)))
     }
 
-    /// What was reported after a place in the order of arrival, each with its
-    /// own.
+    /// The reported objects after a place in the order of arrival, each with its own
+    /// place.
     pub(crate) fn objects_after(&self, place: Option<u64>) -> impl Iterator<Item = (u64, &ManagedObject)> {
-        let from = place.map_or(Bound::Unbounded, Bound::Excluded);
-        let uris = self.by_arrival.range((from, Bound::Unbounded));
-        uris.filter_map(|(place, uri)| Some((*place, &self.reports.get(uri)?.object)))
+        self.after(place)
+            .map(|(_, report)| (report.order, &report.object))
     }
 
-    fn exported<'a>(&'a self, report: &'a Report, now: Instant, wall: SystemTime) -> Exported<'a> {
+    /// The reports after a place in the order of arrival, each with the URI under which
+    /// the table has it.
+    fn after(&self, place: Option<u64>) -> impl DoubleEndedIterator<Item = (&Uri, &Report)> {
+        let from = place.map_or(Bound::Unbounded, Bound::Excluded);
+        let uris = self.by_arrival.range((from, Bound::Unbounded));
+        uris.filter_map(|(_, uri)| Some((uri, self.reports.get(uri)?)))
+    }
+
+    fn exported<'a>(
+        &'a self,
+        known_as: &Uri,
+        report: &'a Report,
+        now: Instant,
+        wall: SystemTime,
+    ) -> Exported<'a> {
         let since_1970 = |at: Instant| {
             let at = wall.checked_sub(now.saturating_duration_since(at));
             at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok())
                 .unwrap_or_default()
         };
         let start = since_1970(self.start).as_secs();
-        let known_as = counter(&report.object);
-        let known_as = known_as.as_ref().unwrap_or(&report.object.uri);
-        let numbers = self
-            .numbers
-            .get(known_as)
-            .into_iter()
-            .flat_map(|numbers| &numbers.series);
-        let numbers = numbers.map(|(name, series)| (name, series.rows(&self.roll_up)));
-        let numbers = numbers.map(|(name, mut rows)| {
+        let numbers = self.numbers(known_as).map(|(name, mut rows)| {
             let intervals = rows.iter_mut().flat_map(|row| &mut row.intervals);
             intervals.for_each(|interval| interval.start += start);
             (name, rows)
@@ -177,8 +181,8 @@ impl Observer {
         }
     }
 
-    /// Enters reports, or none of them when one is malformed or not what the
-    /// model file allows.
+    /// Enters reports. If one is malformed or the model file does not allow it, none is
+    /// entered.
     pub(super) fn report(
         &mut self,
         element: &Name,
@@ -198,7 +202,7 @@ impl Observer {
         Ok(())
     }
 
-    /// How many numbers are followed over time.
+    /// The number of series that are kept.
     pub fn series(&self) -> usize {
         self.series
     }
@@ -300,7 +304,7 @@ impl Observer {
     }
 }
 
-/// What a counter with generations is known by.
+/// The URI of all generations of a counter; `None` for an object without generations.
 fn counter(object: &ManagedObject) -> Option<Uri> {
     let generation = object.property(GENERATION)?.as_u64()?.to_string();
     let text = object.uri.as_str();

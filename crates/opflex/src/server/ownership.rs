@@ -1,19 +1,18 @@
-//! Whose the endpoints are: who may replace or remove what, and what stands
-//! below it.
+//! Which element each endpoint belongs to, and so which element may replace or remove it.
 //!
 //! ```text
-//!  /ep/1/          declared by A        A's
-//!  /ep/1/ip/       part of it           A's
-//!  /ep/1/vm/       declared by B        B's: A can neither replace nor remove it
-//!  /ep/1/vm/nic/   part of it           B's
+//!  /ep/1/          declared by A        belongs to A
+//!  /ep/1/ip/       part of it           belongs to A
+//!  /ep/1/vm/       declared by B        belongs to B: A can neither replace nor remove it
+//!  /ep/1/vm/nic/   part of it           belongs to B
 //! ```
 //!
-//! An object belongs to the nearest declaration at or above it. An element
-//! replaces and removes what is its own, and nothing else, with one exception:
-//! an endpoint moves, so that whoever declares its topmost object again has it
-//! from then on. Elements are told apart by the names that they give themselves.
+//! An object belongs to the nearest declaration at or above it. An element may replace
+//! and remove only its own objects, with one exception: endpoints move. A request that
+//! has the topmost object of an endpoint takes the endpoint over, with all its parts.
+//! Elements are distinguished by their names.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use crate::deadlines::Deadlines;
@@ -27,22 +26,22 @@ use crate::peer::ConnectionId;
 pub struct Declared {
     /// The name of the element.
     pub element: Name,
-    /// Its connection, which may have ended.
+    /// The connection that declared it, which may have ended.
     pub connection: ConnectionId,
-    /// When the endpoint is removed, unless it is declared again.
+    /// When the endpoint is removed if it is not declared again.
     pub expires: Option<Instant>,
 }
 
-/// An endpoint that an element declares.
+/// One endpoint of a declaration.
 #[derive(Debug)]
 pub(super) struct Claim {
     pub(super) root: Uri,
     pub(super) expires: Option<Instant>,
-    /// What its objects take of the memory.
+    /// The memory of its objects.
     bytes: usize,
 }
 
-/// All declarations that stand.
+/// All declarations in force.
 #[derive(Debug, Default)]
 pub(super) struct Ownership {
     owners: HashMap<Uri, Owner>,
@@ -53,14 +52,15 @@ pub(super) struct Ownership {
 
 #[derive(Debug)]
 struct Owner {
-    /// The name of the element, which survives its connection.
+    /// The name of the element. It stays the owner after its connection has ended.
     element: Name,
     connection: ConnectionId,
     bytes: usize,
 }
 
 impl Claim {
-    /// What a list of objects claims: those that are below no other one of it.
+    /// The endpoints of a list of objects: the objects that are below no other one of the
+    /// list, each with everything below it.
     pub(super) fn of(objects: &[ManagedObject], expires: Option<Instant>) -> Vec<Self> {
         let mut sorted: Vec<&ManagedObject> = objects.iter().collect();
         // In the order of the URIs an object stands behind the one that contains it.
@@ -81,36 +81,46 @@ impl Claim {
 }
 
 impl Ownership {
-    /// Whether an object is another element's.
+    /// Whether an object belongs to another element.
     pub(super) fn is_of_another(&self, element: &Name, uri: &Uri) -> bool {
         self.owner(uri).is_some_and(|owner| owner.element != *element)
     }
 
-    /// Whether an object is this element's.
+    /// Whether an object belongs to this element.
     pub(super) fn is_of(&self, element: &Name, uri: &Uri) -> bool {
         self.owner(uri).is_some_and(|owner| owner.element == *element)
     }
 
     /// The nearest declaration at or above an object.
-    fn owner(&self, uri: &Uri) -> Option<&Owner> {
+    fn nearest(&self, uri: &Uri) -> Option<(&Uri, &Owner)> {
         // Prefixes come shortest first, so the last one found is the nearest.
-        let above = uri.prefixes().filter_map(|text| self.owners.get(text));
-        self.owners.get(uri).or_else(|| above.last())
+        let above = uri.prefixes().filter_map(|text| self.owners.get_key_value(text));
+        self.owners.get_key_value(uri).or_else(|| above.last())
     }
 
-    /// Checks that an element may put an object in, which is there already or
-    /// not.
-    pub(super) fn check(&self, element: &Name, uri: &Uri, is_there: bool) -> Result<(), Box<ErrorResponse>> {
-        let moves = self.owners.contains_key(uri);
-        if is_there && !moves && self.is_of_another(element, uri) {
-            return Err(ErrorResponse::error(format_args!(
-                "{uri:?} is part of an endpoint of another element"
-            )));
+    fn owner(&self, uri: &Uri) -> Option<&Owner> {
+        self.nearest(uri).map(|(_, owner)| owner)
+    }
+
+    /// Checks that an element may replace an object with a request that has the `coming`
+    /// objects.
+    pub(super) fn check(
+        &self,
+        element: &Name,
+        uri: &Uri,
+        coming: &HashSet<Uri>,
+    ) -> Result<(), Box<ErrorResponse>> {
+        match self.nearest(uri) {
+            // With its topmost object the whole endpoint moves: agents declare it together
+            // with its attributes.
+            Some((top, owner)) if owner.element != *element && !coming.contains(top) => Err(
+                ErrorResponse::error(format_args!("{uri:?} is part of an endpoint of another element")),
+            ),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
-    /// The memory that all objects take once these claims have been entered.
+    /// The memory of all objects after these claims are entered.
     pub(super) fn bytes_with(&self, claims: &[Claim]) -> usize {
         let before = claims.iter().filter_map(|claim| self.owners.get(&claim.root));
         let before: usize = before.map(|owner| owner.bytes).sum();
@@ -118,7 +128,7 @@ impl Ownership {
         self.bytes.saturating_sub(before).saturating_add(added)
     }
 
-    /// Enters what an element declares. It has it from now on.
+    /// Enters an endpoint. It belongs to this element from now on.
     pub(super) fn enter(&mut self, claim: Claim, element: &Name, connection: ConnectionId) {
         self.release(&claim.root);
         if let Some(at) = claim.expires {
@@ -135,7 +145,8 @@ impl Ownership {
         self.owners.insert(claim.root, owner);
     }
 
-    /// An endpoint is gone, or part of another one.
+    /// Forgets a declaration, because the endpoint is gone or has become part of another
+    /// one.
     pub(super) fn release(&mut self, uri: &Uri) {
         let Some(owner) = self.owners.remove(uri) else {
             return;
@@ -150,24 +161,25 @@ impl Ownership {
         }
     }
 
-    /// A connection has ended: what it declared last.
+    /// A connection has ended. Returns the endpoints that it was the last one to declare.
     pub(super) fn left(&mut self, connection: ConnectionId) -> BTreeSet<Uri> {
         self.by_connection.remove(&connection).unwrap_or_default()
     }
 
-    /// Sets an end to an endpoint, unless it ends before.
+    /// Ends an endpoint at this time, if it does not end earlier.
     pub(super) fn end_by(&mut self, uri: Uri, at: Instant) {
         // The grace never makes a declaration live longer than its own time.
         let at = self.expiry.of(&uri).map_or(at, |before| before.min(at));
         self.expiry.set(uri, at);
     }
 
-    /// Whether an endpoint has no end but that of its connection.
+    /// Whether only the end of its connection ends an endpoint.
     pub(super) fn is_endless(&self, uri: &Uri) -> bool {
         self.expiry.of(uri).is_none()
     }
 
-    /// An endpoint whose time is over, until there is none.
+    /// Removes and returns the end of an endpoint whose time has ended. Call it until it
+    /// returns `None`.
     pub(super) fn expired(&mut self, now: Instant) -> Option<Uri> {
         self.expiry.pop(now)
     }
@@ -176,7 +188,7 @@ impl Ownership {
         self.expiry.next()
     }
 
-    /// Who declared an endpoint.
+    /// The declaration of an endpoint, by its topmost object.
     pub(super) fn declaration(&self, uri: &Uri) -> Option<Declared> {
         let owner = self.owners.get(uri)?;
         Some(Declared {
@@ -197,8 +209,8 @@ impl Ownership {
     }
 }
 
-/// When a declaration ends by itself; without a sensible time the connection
-/// alone keeps it.
+/// When a declaration ends by itself. `None` for zero or a time that the clock cannot
+/// count: then it ends with its connection.
 pub(super) fn end_of(life: Duration, now: Instant) -> Option<Instant> {
     now.checked_add(life).filter(|_| !life.is_zero())
 }

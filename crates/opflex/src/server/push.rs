@@ -1,4 +1,4 @@
-//! From what an edit changed to who is told what.
+//! The updates that tell clients of an edit.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;
@@ -11,7 +11,7 @@ use crate::model::{
 };
 use crate::peer::ConnectionId;
 
-/// Receivers that are told the same.
+/// Changes, and the clients that are told of exactly these.
 #[derive(Debug)]
 struct Push<'a> {
     receivers: Vec<ConnectionId>,
@@ -19,13 +19,13 @@ struct Push<'a> {
     changes: Vec<&'a Change>,
 }
 
-/// An update of objects in a tree. It replaces those that came, each with
-/// everything below it, merges those that changed, alone, and deletes those that
-/// went, each child before its parent: libopflex takes away what is named and
-/// nothing below it.
+/// An update of objects in a tree. Created objects are replaced, each with everything
+/// below it. Modified objects are merged, without their children. Deleted objects are
+/// deleted, children before their parents, because libopflex deletes only the objects
+/// that the update names.
 pub(super) type Update<'a> = message::Update<ObjectRef<'a>>;
 
-/// The updates that tell of an edit, each with its receivers.
+/// The updates for an edit, each with its receivers.
 pub(super) fn updates<'a>(
     of: Store,
     resolvable: &'a Resolvable,
@@ -42,11 +42,11 @@ pub(super) fn updates<'a>(
     pushes.into_iter().map(update).collect()
 }
 
-/// Sorts out who is told of which changes: who watches the object, or one that
-/// it is below, or did so before the object went.
+/// Finds the receivers of each change: the clients that watch the object, or an object
+/// that contains it or contained it before the edit.
 ///
-/// Receivers that are told the same come together, so that an update is built
-/// once however many get it.
+/// Clients that are told of the same changes form one group, so that their update is
+/// built once.
 fn pushes<'a>(
     tree: &Tree,
     watchers: &Watchers<ConnectionId>,
@@ -98,7 +98,7 @@ fn pushes<'a>(
 }
 
 impl<'a> Update<'a> {
-    /// Objects that come, all at once.
+    /// An update that only creates objects.
     pub(super) fn coming(of: Store, replace: Vec<ObjectRef<'a>>) -> Self {
         Self {
             replace,
@@ -106,8 +106,7 @@ impl<'a> Update<'a> {
         }
     }
 
-    /// What is to be said of these changes, which are in the order of their
-    /// URIs.
+    /// The update for these changes, which are in the order of their URIs.
     fn whole(of: Store, tree: &'a Tree, changes: &[&Change]) -> Self {
         let mut update = Self::empty(of);
         let mut told: HashSet<&Uri> = HashSet::new();
@@ -118,15 +117,15 @@ impl<'a> Update<'a> {
                         subject: change.subject.clone(),
                         uri: change.uri.clone(),
                     });
-                    // What stays below something that goes is told anew: the
-                    // receiver may take it away with what is above.
+                    // Children that survive their parent's deletion are sent again, because
+                    // some receivers delete whole subtrees.
                     for child in tree.children_of(&change.uri) {
                         update.come(tree, child.uri(), &mut told);
                     }
                 }
                 ChangeKind::Created => update.come(tree, &change.uri, &mut told),
                 ChangeKind::Modified => match &mut update.merge_children {
-                    // It can't merge: what changed is told with everything
+                    // An endpoint update cannot merge, so the object is replaced with everything
                     // below it.
                     None => update.come(tree, &change.uri, &mut told),
                     Some(_) if told.contains(&change.uri) => {}
@@ -139,7 +138,7 @@ impl<'a> Update<'a> {
         update
     }
 
-    /// An object came, with everything below it that has not been told.
+    /// Adds an object with everything below it that the update does not have yet.
     fn come(&mut self, tree: &'a Tree, uri: &Uri, told: &mut HashSet<&'a Uri>) {
         if !told.contains(uri) {
             let subtree = tree.subtree(uri).filter(|object| told.insert(object.uri()));
@@ -147,8 +146,8 @@ impl<'a> Update<'a> {
         }
     }
 
-    /// Cuts the update so that no message grows without bound. Deletions go
-    /// first: an object that comes may need the place.
+    /// Splits the update so that the length of a message has a bound. Deletions go first,
+    /// because a created object may have the URI of a deleted one.
     fn pieces(self, of: Store, limits: &ServerLimits) -> Vec<Self> {
         let merge = self.merge_children.unwrap_or_default();
         let is_short = self.replace.len() + merge.len() + self.delete.len() <= limits.update_objects;
@@ -178,8 +177,8 @@ impl<'a> Update<'a> {
     }
 }
 
-/// Cuts a list into pieces of so many elements and about so many bytes at most,
-/// or one element.
+/// Splits a list into pieces of at most `most` elements and about `bytes` bytes. A piece
+/// has at least one element.
 fn cut<T>(list: Vec<T>, most: usize, bytes: usize, len: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
     let mut pieces: Vec<Vec<T>> = Vec::new();
     let mut left = 0;
@@ -199,7 +198,7 @@ fn cut<T>(list: Vec<T>, most: usize, bytes: usize, len: impl Fn(&T) -> usize) ->
     pieces
 }
 
-/// The objects that changes are below, before the edit and after it.
+/// The objects that contain a change, before the edit and after it.
 struct Roots<'a> {
     tree: &'a Tree,
     before: HashMap<&'a Uri, &'a ManagedObject>,
@@ -216,16 +215,16 @@ impl<'a> Roots<'a> {
         }
     }
 
-    /// Whether a watched URI has, or had, an object of the class that the
-    /// watcher asked for. One that has no object is watched for any class.
+    /// Whether a watched URI has, or had before the edit, an object of the class that the
+    /// watcher asked for. If there is no object, the class does not matter.
     fn is_or_was(&self, uri: &Uri, subject: &str) -> bool {
         let now = self.tree.get(uri).map(|object| object.subject());
         let before = self.before.get(uri).map(|object| &object.subject);
         (now.is_none() && before.is_none()) || now.into_iter().chain(before).any(|class| **class == *subject)
     }
 
-    /// The identifiers that an object, and those that it is below, have or had,
-    /// with the class of whom they are.
+    /// The identifiers, before and after the edit, of an object and of the objects that
+    /// contain it, each with the class of its object.
     fn idents_above(&self, uri: &Uri) -> Vec<(Ident, Name)> {
         let above = uri.prefixes().filter_map(|text| text.parse().ok());
         let mut found = Vec::new();

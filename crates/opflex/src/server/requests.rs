@@ -5,11 +5,11 @@ use std::time::Instant;
 use bytes::Bytes;
 use log::{Level, debug};
 
-use super::resolves::{Interest, Resolvable, Untold};
+use super::resolves::Untold;
 use super::session::Answer;
-use super::{RequestCounters, ServerCore, Store};
-use crate::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Role};
-use crate::model::{ManagedObject, Name};
+use super::{Action, RequestCounters, ServerCore, Store};
+use crate::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Resolve, Role};
+use crate::model::{ManagedObject, Name, Target};
 use crate::peer::{CloseReason, ConnectionId};
 use crate::rpc::{EncodeError, Frame, Id};
 use ssntp_transport::excerpt;
@@ -18,7 +18,6 @@ impl ServerCore {
     pub(super) fn request(&mut self, connection: ConnectionId, id: Id, request: Request, now: Instant) {
         let method = request.method();
         let done = || Reply::done(method).to_frame(&id);
-        let (limits, default_prr) = (self.settings.limits, self.settings.default_prr);
         let element = self
             .sessions
             .get(&connection)
@@ -32,18 +31,24 @@ impl ServerCore {
                 format_args!("this server does not take {method}"),
             )),
             Request::Resolve(of, resolves) => {
-                let interest = |resolve| Interest::of(resolve, default_prr);
-                let interests = resolves.into_iter().map(interest).collect();
-                let resolvable = self.resolvable_mut(of);
-                match resolvable.resolve(connection, interests, &limits, now) {
+                self.log_other_classes(connection, of, &resolves, now);
+                let resolvable = match of {
+                    Store::Policy => &mut self.policy,
+                    Store::Endpoints => &mut self.registry.endpoints,
+                };
+                match resolvable.resolve(connection, resolves, &self.settings, now) {
                     Ok(untold) => return self.begin_answer(connection, id, of, untold),
                     Err(refusal) => Err(refusal),
                 }
             }
             Request::Unresolve(of, unresolves) => {
                 // An unresolve of what is not resolved is answered like any other.
-                let targets = unresolves.iter().map(|unresolve| &unresolve.target);
-                self.resolvable_mut(of).unresolve(connection, targets);
+                for Resolve { target, .. } in &unresolves {
+                    match of {
+                        Store::Policy => self.policy.watchers.unwatch(&connection, target),
+                        Store::Endpoints => self.registry.endpoints.watchers.unwatch(&connection, target),
+                    };
+                }
                 Ok(done())
             }
             Request::EndpointDeclare(mut declares) => {
@@ -79,13 +84,6 @@ impl ServerCore {
         }
     }
 
-    fn resolvable_mut(&mut self, of: Store) -> &mut Resolvable {
-        match of {
-            Store::Policy => &mut self.policy,
-            Store::Endpoints => &mut self.registry.endpoints,
-        }
-    }
-
     /// Leaves out what the model does not know, as libopflex does, and says so.
     fn leave_out_unknown<'a>(
         &mut self,
@@ -105,6 +103,26 @@ impl ServerCore {
             self.log(connection, Level::Warn, "unknown to the model", now, || {
                 format!("{method}: {unknown} objects and properties unknown to the model are left out")
             });
+        }
+    }
+
+    /// Logs resolves whose class is not the one of the object. They are answered without the
+    /// object and without an error: agents ask so for `GbpSubnets` with the URI of a
+    /// `GbpSubnet`, and would repeat a refused resolve for ever.
+    fn log_other_classes(&mut self, connection: ConnectionId, of: Store, resolves: &[Resolve], now: Instant) {
+        for Resolve { subject, target, .. } in resolves {
+            if let Target::Uri(uri) = target
+                && let Some(there) = self.resolvable(of).tree.get(uri)
+                && there.subject() != subject
+            {
+                let text = format!(
+                    "{uri} is a {}, not a {subject}: resolved as nothing",
+                    there.subject()
+                );
+                self.log(connection, Level::Warn, "other class", now, || {
+                    excerpt(text).to_string()
+                });
+            }
         }
     }
 
@@ -129,6 +147,7 @@ impl ServerCore {
         let domain = identity.domain.clone();
         let result = session.identify(identity, &self.settings)?;
         self.timers.set(connection, session.deadline(&self.settings));
+        self.actions.push(Action::Identified { connection });
         let name = session.element.as_ref().map(|element| element.name.clone());
         if before != name {
             // What it asked for counts for the name that it told last.

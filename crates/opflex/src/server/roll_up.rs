@@ -1,5 +1,5 @@
-//! Numbers over time: each report of a number goes into the interval that it
-//! falls in, of every row of intervals.
+//! Numbers over time: each value is added to the current interval of every row of
+//! intervals.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::RollUp;
 
-/// What a number did during one interval.
+/// The values of a number during one interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Interval {
     /// Seconds from the start of the server to the start of the interval.
@@ -21,14 +21,14 @@ pub struct Interval {
     pub max: f64,
     /// The sum of the values; over `samples`, their mean.
     pub sum: f64,
-    /// The first value, which the last one of a counter is to be compared with.
+    /// The first value. `last - first` is the increase of a counter.
     pub first: f64,
     /// The last value.
     pub last: f64,
 }
 
-/// One row of intervals of one number, oldest first. Intervals without any
-/// report are not there.
+/// One row of intervals of one number, oldest first. Intervals without a report are left
+/// out.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// How long each interval is, in seconds.

@@ -1,4 +1,4 @@
-//! One client: who it is, and whether it is alive.
+//! One client: its identity and its keep-alive.
 
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ const MAX_TEXT: usize = 1024;
 /// The most roles that a session keeps.
 const MAX_ROLES: usize = 16;
 
-/// A client of the server, as it stands.
+/// The present state of a client.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct SessionInfo {
@@ -27,12 +27,12 @@ pub struct SessionInfo {
     pub connection: ConnectionId,
     /// Where it connected from.
     pub address: String,
-    /// Its name, once it has told it.
+    /// Its name, once it has sent it.
     pub name: Option<Name>,
     /// Its roles.
     #[serde(rename = "role")]
     pub roles: Vec<Role>,
-    /// Where it is, if it or the settings say so.
+    /// Its location, if the client or the settings say it.
     pub location: Option<String>,
     /// For how many seconds it has been connected.
     pub seconds: u64,
@@ -42,7 +42,7 @@ pub struct SessionInfo {
     pub endpoint_resolves: usize,
     /// Endpoints that it declared.
     pub endpoints: usize,
-    /// What it asked for, and what it was told.
+    /// Counts of its requests and of the updates to it.
     pub counters: RequestCounters,
 }
 
@@ -51,16 +51,16 @@ pub struct SessionInfo {
 pub(super) struct Session {
     /// Where the client connected from.
     pub(super) address: String,
-    /// `host:port` as the client dialled it, as far as that is known.
+    /// `host:port` as the client dialled it, if it is known.
     pub(super) dialled: Option<String>,
     pub(super) since: Instant,
     pub(super) keepalive: Keepalive,
-    /// Who it is, once it has told.
+    /// Its identity, once it has sent it.
     pub(super) element: Option<Element>,
     pub(super) counters: RequestCounters,
-    /// The answer that is not over; no further message is dealt with before.
+    /// The unfinished answer. It is finished before the next message is handled.
     pub(super) answer: Option<Answer>,
-    /// Some of it has been sent.
+    /// Whether a piece of that answer has been sent.
     pub(super) begun: bool,
 }
 
@@ -73,7 +73,7 @@ pub(super) struct Answer {
     pub(super) untold: Untold,
 }
 
-/// What a client told about itself.
+/// The identity of a client.
 #[derive(Debug)]
 pub(super) struct Element {
     pub(super) name: Name,
@@ -95,7 +95,7 @@ impl Session {
         }
     }
 
-    /// When something is to be done here without anything arriving.
+    /// When the session needs attention although nothing arrives.
     pub(super) fn deadline(&self, settings: &Settings) -> Instant {
         let echo = self.keepalive.next();
         match self.element {
@@ -108,15 +108,15 @@ impl Session {
         self.element.is_none() && now >= after(self.since, settings.identity_timeout)
     }
 
-    /// Judges an identity as the draft says, and makes the answer. A second
-    /// identity takes the place of the first.
+    /// Checks an identity as the draft says, and makes the answer. A second identity
+    /// replaces the first.
     pub(super) fn identify(
         &mut self,
         identity: Identity,
         settings: &Settings,
     ) -> Result<IdentityResult, Box<ErrorResponse>> {
         let refuse = |code, message: String| Err(ErrorResponse::boxed(code, message));
-        // Before anything is kept: these texts stay for as long as the connection.
+        // These texts are kept as long as the connection, so their length has a bound.
         let texts = [&identity.name, &identity.my_location, &identity.domain]
             .into_iter()
             .flatten();
@@ -174,7 +174,7 @@ impl Session {
         })
     }
 
-    /// The configured list, and the address that this client dialled.
+    /// The configured list of servers, with the address that this client dialled.
     fn peers(&self, settings: &Settings) -> Vec<Peer> {
         let mut peers = settings.peers.clone();
         for peer in &mut peers {
@@ -198,12 +198,12 @@ impl Session {
     }
 }
 
-/// What an identity says, for people.
+/// A member of an identity, for an error text.
 fn told(text: Option<&str>) -> String {
     text.map_or_else(|| "missing".to_owned(), |text| format!("{text:?}"))
 }
 
-/// The member that libopflex adds, always there and mostly empty.
+/// The member `data`, which libopflex adds; it is empty without proxies.
 fn data(settings: &Settings) -> Value {
     match &settings.proxies {
         None => json!({}),

@@ -1,4 +1,4 @@
-//! What a server is told before it begins.
+//! The settings of a server.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::peer::KeepaliveSettings;
 /// an unchanged libopflex element can use, once it has its name and domain.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The name that the server gives itself, its own within the domain.
+    /// The server's name, unique within the domain.
     /// Default `ssntp`.
     pub name: String,
     /// The policy domain. Default `default`.
@@ -18,34 +18,31 @@ pub struct Settings {
     /// Takes elements of any domain, and answers each with its own. Default
     /// false.
     pub any_domain: bool,
-    /// What the server is. One without roles only tells where the others are.
+    /// The roles of the server. A server without roles only names the other servers.
     /// Default policy repository, endpoint registry and observer.
     pub roles: Vec<Role>,
     /// Where the components of the domain are. IPv6 addresses are told as
     /// libopflex reads them, `::1:8009`, however they are written here. Default
     /// empty.
     pub peers: Vec<Peer>,
-    /// Adds to the list the address that the client dialled, when it is not
-    /// there and the server has roles: libopflex stays only with a server that
-    /// is in its own list, under the very characters that it dialled. To be
-    /// turned off where elements dial names, which only `peers` can tell.
-    /// Default true.
+    /// Adds the address that the client dialled to the list, if it is missing there
+    /// and the server has roles. libopflex stays only with a server whose list has the
+    /// address exactly as it was dialled. Turn it off if elements dial host names,
+    /// which only `peers` can contain. Default true.
     pub list_dialled: bool,
-    /// Where the server is. Default none.
+    /// The location of the server. Default none.
     pub location: Option<String>,
-    /// Where each element is, by name. Default empty.
+    /// The locations of elements, by name. Default empty.
     pub locations: BTreeMap<String, String>,
-    /// Where an element is that is not in the list and does not know itself.
-    /// Default none.
+    /// The location of an element that is not in the list and sends none. Default none.
     pub default_location: Option<String>,
-    /// Refuses elements whose location nobody knows, with ELOCATION. Default
-    /// false.
+    /// Refuses elements without a known location, with ELOCATION. Default false.
     pub require_location: bool,
-    /// Takes elements with another protocol version, another domain or no name,
-    /// as libopflex does, instead of refusing them. Default false.
+    /// Accepts elements with another protocol version, another domain or no name, as
+    /// libopflex does. Default false.
     pub lenient: bool,
-    /// Closes the connection of an element when another one comes with its
-    /// name. Default false: the elements of many test set-ups share one.
+    /// Closes the connection of an element when another connection uses its name.
+    /// Default false, because the elements of many test set-ups share a name.
     pub unique_names: bool,
     /// The proxies that elements in transport mode ask for. Default none.
     pub proxies: Option<Proxies>,
@@ -54,36 +51,34 @@ pub struct Settings {
     pub identity_timeout: Duration,
     /// Echoes. Default as libopflex.
     pub keepalive: KeepaliveSettings,
-    /// For how long changes are told, and declarations kept, when a request
-    /// does not say; and for how long a state report is kept that is not
-    /// repeated. Default 7200 s.
+    /// How long updates are sent and declarations are kept if a request has no refresh
+    /// rate, and how long a state report is kept that is not repeated. Default 7200 s.
     pub default_prr: Duration,
-    /// What becomes of the endpoints of an element that leaves. Default
+    /// What happens to the endpoints of an element whose connection ends. Default
     /// [`OnLeave::Grace`] of 30 s.
     pub on_leave: OnLeave,
-    /// What the observer keeps of numbers over time. Default an hour by five
-    /// minutes and a day by hours.
+    /// The intervals over which the observer sums up numbers. Default an hour in
+    /// intervals of five minutes, and a day in hours.
     pub roll_up: Vec<RollUp>,
-    /// What clients may make the server keep.
+    /// Bounds of what the server keeps for clients.
     pub limits: ServerLimits,
 }
 
-/// What becomes of the endpoints of an element whose connection ends. None of
-/// these makes a declaration live longer than the element asked for.
+/// What happens to the endpoints of an element whose connection ends. No declaration
+/// lives longer than the element asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnLeave {
-    /// They stay until their refresh time is over, as the draft has it. Those
-    /// that were declared without such a time are removed.
+    /// They stay until their refresh time ends, as in the draft. Endpoints that were
+    /// declared without such a time are removed.
     Keep,
     /// They are removed at once.
     Remove,
-    /// They are removed after this time, unless the element is back and
-    /// declares them again.
+    /// They are removed after this time, unless the element declares them again.
     Grace(Duration),
 }
 
-/// One row of intervals that numbers in state reports are summed up in.
+/// A row of intervals, over which numbers in state reports are summed up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RollUp {
     /// How long an interval is.
@@ -92,8 +87,8 @@ pub struct RollUp {
     pub keep: usize,
 }
 
-/// What clients may make the server keep. A request that would go beyond is
-/// answered with ERROR; what is there stays.
+/// Bounds of what the server keeps for clients. A request that would exceed one is
+/// answered with ERROR and changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerLimits {
     /// Resolves in force, for each connection and each of the two kinds.
@@ -107,24 +102,23 @@ pub struct ServerLimits {
     /// About how much memory these take, in bytes. Default 512 MiB: half a
     /// kibibyte for each.
     pub endpoint_bytes: usize,
-    /// State reports; beyond, the oldest makes room. Default 200,000.
+    /// State reports; the oldest is dropped for a new one. Default 200,000.
     pub reports: usize,
     /// About how much memory these take, in bytes; beyond, the oldest makes
     /// room. Default 64 MiB.
     pub report_bytes: usize,
-    /// Numbers that are followed over time, of two kibibytes each with the
-    /// default intervals; beyond, those that were not reported for the longest
-    /// time make room. Default 20,000.
+    /// Numbers that are kept over time, two kibibytes each with the default intervals.
+    /// Those with the oldest report are dropped for new ones. Default 20,000.
     pub series: usize,
-    /// Agents that have left and whose counters are kept, each in about half a
-    /// kibibyte; beyond, the one goes that left first. Default 10,000.
+    /// Agents that have left and whose counters are kept, in about half a kibibyte each.
+    /// The one that left first is dropped for a new one. Default 10,000.
     pub agents: usize,
-    /// Objects in one update; a larger one is sent in pieces. Default 1000.
+    /// Objects in one update; a larger update is sent in pieces. Default 1000.
     pub update_objects: usize,
-    /// About how many bytes of objects one answer or update has, unless a single
-    /// object is longer. A longer update is sent in pieces, and so is a longer
-    /// answer, as updates before it: the result brings what is left. Default
-    /// 1 MiB, which takes some milliseconds to write.
+    /// About how many bytes of objects an answer or update has, unless a single object is
+    /// longer. A longer update is sent in pieces. A longer answer is sent as updates, and
+    /// its result has the last piece. Default 1 MiB, which takes some milliseconds to
+    /// write.
     pub message_bytes: usize,
 }
 

@@ -100,6 +100,7 @@ proptest! {
                         answers += usize::from(to.0 == connection && sent.get("method").is_none());
                     }
                     server::Action::Close { connection, .. } => drop(closed.insert(connection.0)),
+                    server::Action::Identified { .. } => {}
                     other => panic!("{other:?}"),
                 }
             }

@@ -81,6 +81,7 @@ fn the_script_makes_model_files_of_definition_files() {
         ("good", "3 files: 6 classes with 12 properties, 0 skipped"),
         ("skip", "1 files: 2 classes with 2 properties, 7 skipped"),
         ("circle", "1 files: 3 classes with 1 properties, 1 skipped"),
+        ("brace", "2 files: 2 classes with 1 properties, 0 skipped"),
     ] {
         let folder = fixtures.join(name);
         let given = folder.to_str().unwrap();
@@ -109,7 +110,7 @@ fn the_script_refuses_what_is_no_definition_file_with_its_place() {
     let dir = tempfile::tempdir().unwrap();
     let deep = "a {".repeat(100_000);
     for (text, what) in [
-        ("module[gbp]\n{\n", "line 3: a brace is not closed"),
+        ("module[gbp]\n{ class[a]\n{\n", "line 4: a brace is not closed"),
         ("module[gbp\n\n", "line 3: a bracket is not closed"),
         ("\n}", "line 2: '}' stands here"),
         ("module[a] { [b] }", "line 1: '[' stands here"),

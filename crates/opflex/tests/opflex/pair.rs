@@ -86,6 +86,10 @@ impl Net {
                     let link = self.by_element[&(number, connection)];
                     self.work.push_back(Work::ToServer(link, frame));
                 }
+                element::Action::Identified { connection } => {
+                    let link = self.by_element[&(number, connection)];
+                    self.links[&link].to_element.1.identified().set();
+                }
                 element::Action::Close { connection, .. } => {
                     if let Some(link) = self.by_element.get(&(number, connection)) {
                         self.work.push_back(Work::End(*link));
@@ -106,6 +110,10 @@ impl Net {
                 server::Action::Send { connection, frame } => {
                     let link = self.by_server[&(address.to_owned(), connection)];
                     self.work.push_back(Work::ToElement(link, frame));
+                }
+                server::Action::Identified { connection } => {
+                    let link = self.by_server[&(address.to_owned(), connection)];
+                    self.links[&link].to_server.1.identified().set();
                 }
                 server::Action::Close { connection, .. } => {
                     let link = self.by_server[&(address.to_owned(), connection)];

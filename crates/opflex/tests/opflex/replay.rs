@@ -110,7 +110,7 @@ fn replay(capture: &str, domain: &str) {
                     .entry((message["id"].to_string(), message.get("method").is_some()))
                     .or_insert(message);
             }
-            Action::Send { .. } => {}
+            Action::Send { .. } | Action::Identified { .. } => {}
             other => panic!("{other:?}"),
         }
     }

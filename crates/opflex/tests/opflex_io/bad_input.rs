@@ -50,6 +50,22 @@ fn say(address: &str, identified: bool, text: &[u8], then: &Then) {
 }
 
 #[test]
+fn an_identity_that_is_refused_lifts_no_limit_and_one_that_is_accepted_does() {
+    let (server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")));
+    let long = json!({"id": 2, "method": "echo", "params": ["x".repeat(400_000)]});
+    let identity = IDENTITY.replace("\"test\"", "\"elsewhere\"");
+    let mut refused = Raw::connect(&address);
+    let answer = refused.ask(&serde_json::from_str(&identity).unwrap());
+    assert_eq!(answer["error"]["code"], "EDOMAIN");
+    // The server may be gone before it has all of it.
+    refused.try_send(&long);
+    assert_eq!(refused.recv_other(), None);
+    let mut accepted = Raw::identified(&address, "raw", "test");
+    assert!(accepted.ask(&long).get("result").is_some());
+    server.stop();
+}
+
+#[test]
 fn each_kind_of_bad_input_is_answered_or_ends_the_connection() {
     use Then::{Closed, Error, Nothing, Result};
     let (server, address) = serve_tcp(ServerConfig::new(server_settings("pr1")));

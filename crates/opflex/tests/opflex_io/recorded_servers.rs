@@ -241,9 +241,7 @@ fn the_recorded_bootstrap_leads_our_element_the_same_way() {
     until_health(&element, Health::Healthy);
     until(|| [&at_b, &at_c].map(|at| state(&element, at)) == [Some(PeerState::Ready); 2]);
     assert_eq!(state(&element, &at_a), Some(PeerState::Parked));
-    let location = element
-        .with(|cx| cx.core().location().map(str::to_owned))
-        .unwrap();
+    let location = element.with(|cx| cx.core.location().map(str::to_owned)).unwrap();
     assert_eq!(location.as_deref(), Some("location_string"));
 
     let _policy = element

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Admitted, Core, DispatchEvent, Events};
+use crate::budget::Budget;
 use crate::end::EndReason;
-use crate::flow::{Credit, Unfinished};
+use crate::flow::{Credit, Look, Unfinished};
 use crate::link::Sink;
 use crate::outbox::Outbox;
 use crate::table::ConnectionId;
@@ -22,15 +23,15 @@ pub struct Feed<C: Core> {
 }
 
 impl<C: Core> Feed<C> {
-    /// For a connection that was just admitted. `limit` is how long an unfinished item may
-    /// wait for memory.
-    pub fn new(admitted: &Admitted<C::Grant>, events: Events<DispatchEvent<C>>, limit: Duration) -> Self {
+    /// For a connection that was just admitted. What it holds of unfinished items counts in
+    /// `memory`: the budget of its credit, or the part of its certificate there.
+    pub fn new(admitted: &Admitted<C::Grant>, events: Events<DispatchEvent<C>>, memory: &Budget) -> Self {
         Self {
             id: admitted.id,
             events,
             credit: Arc::clone(&admitted.credit),
             outbox: admitted.outbox.clone(),
-            unfinished: admitted.credit.unfinished(limit),
+            unfinished: Unfinished::new(memory),
         }
     }
 }
@@ -44,14 +45,27 @@ impl<C: Core> fmt::Debug for Feed<C> {
 impl<C: Core> Sink<C::Item> for Feed<C> {
     fn items(&mut self, items: &mut Vec<C::Item>, bytes: usize) -> bool {
         let bytes = bytes as u64;
+        // Their memory is counted with the credit now.
+        self.unfinished.done();
         self.credit
             .spend(Credit::memory_of::<C::Item>(items.len(), bytes));
         let event = DispatchEvent::Items(self.id, std::mem::take(items), bytes);
         self.events.send(event).is_ok() && self.credit.wait()
     }
 
-    fn unfinished(&mut self, bytes: usize) -> bool {
-        self.unfinished.hold(bytes as u64, &self.credit, super::clock)
+    fn unfinished(&mut self, held: usize, wanted: usize) -> Result<usize, EndReason> {
+        loop {
+            let credit = Arc::clone(&self.credit);
+            let look = self
+                .unfinished
+                .look(held, wanted, super::clock, move || credit.nudge());
+            match look {
+                Look::Read(most) => return Ok(most),
+                Look::Wait if self.credit.wait_for(|| self.unfinished.is_granted()) => {}
+                Look::Wait => return Err(EndReason::Local),
+                Look::End(why) => return Err(EndReason::Memory(why)),
+            }
+        }
     }
 
     fn ended(&mut self, reason: EndReason) {

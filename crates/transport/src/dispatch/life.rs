@@ -3,27 +3,25 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
+use std::net::Shutdown;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Core, DispatchEvent, Events};
+use super::{Admitted, Core, DispatchEvent, Events};
+use crate::flow::Credit;
 use crate::host::after;
 use crate::link::Link;
 use crate::outbox::Outbox;
+use crate::socket::Duplex;
 use crate::table::{ConnectionId, Table};
 
 /// The threads of one connection, as their owner sees them.
 pub trait Threads: Send + 'static {
-    /// Ends them at once; does not wait.
-    fn abort(&self);
     /// Waits for both, which have said that they are about to end.
     fn join(self);
 }
 
 impl Threads for Link {
-    fn abort(&self) {
-        Self::abort(self);
-    }
-
     fn join(self) {
         Self::join(self);
     }
@@ -35,12 +33,13 @@ pub(super) struct Life<T, P> {
     /// Kept for as long as the connection is in the table.
     _place: P,
     pub(super) outbox: Outbox,
+    /// Shut down to end the connection at once, also while a newcomer is still being told.
+    stream: Arc<dyn Duplex>,
+    credit: Arc<Credit>,
     /// `None` until the threads have been started.
     threads: Option<T>,
     /// It sends its queue and then ends.
     ending: bool,
-    /// It ends at once.
-    aborted: bool,
     /// Its threads are about to end.
     finished: bool,
     /// The step in which the dispatcher last sent in place of its writer.
@@ -83,30 +82,30 @@ impl<T: Threads, P> Lives<T, P> {
         self.table.get(id).is_some_and(|life| !life.ending)
     }
 
-    pub(super) fn admit(&mut self, id: ConnectionId, outbox: Outbox, place: P) {
+    pub(super) fn admit<G>(&mut self, admitted: &Admitted<G>, stream: Arc<dyn Duplex>, place: P) {
         self.table.insert(
-            id,
+            admitted.id,
             Life {
                 _place: place,
-                outbox,
+                outbox: admitted.outbox.clone(),
+                stream,
+                credit: Arc::clone(&admitted.credit),
                 threads: None,
                 ending: false,
-                aborted: false,
                 finished: false,
                 sent_in_step: 0,
             },
         );
     }
 
-    /// Lets a connection send its queue and end, or ends it at once. False if it was
-    /// ending already.
+    /// Lets a connection send what waits and end, or ends it at once. Its way out is closed by
+    /// the flow. False if it was ending already.
     pub(super) fn end(&mut self, id: ConnectionId, abort: bool, now: Instant) -> bool {
         let Some(life) = self.table.get_mut(id) else {
             return false;
         };
         let began = !std::mem::replace(&mut life.ending, true);
         if began {
-            life.outbox.close();
             self.cut_off.push_back((after(now, self.parting), id));
         }
         if abort {
@@ -121,9 +120,6 @@ impl<T: Threads, P> Lives<T, P> {
         let Some(life) = self.table.get_mut(id) else {
             return false;
         };
-        if life.aborted {
-            threads.abort();
-        }
         life.threads = Some(threads);
         self.reap(id)
     }
@@ -140,7 +136,7 @@ impl<T: Threads, P> Lives<T, P> {
     pub(super) fn never_started(&mut self, id: ConnectionId) -> bool {
         let life = self.remove(id);
         if let Some(life) = &life {
-            life.outbox.abort();
+            life.abort();
             life.outbox.discard();
         }
         life.is_some()
@@ -153,12 +149,7 @@ impl<T: Threads, P> Lives<T, P> {
             .table
             .get(id)
             .is_some_and(|life| life.ending && life.finished && life.threads.is_some());
-        if over
-            && let Some(Life {
-                threads: Some(threads),
-                ..
-            }) = self.remove(id)
-        {
+        if over && let Some(threads) = self.remove(id).and_then(|mut life| life.threads.take()) {
             threads.join();
         }
         over
@@ -186,27 +177,33 @@ impl<T: Threads, P> Lives<T, P> {
             && at <= now
         {
             self.cut_off.pop_front();
-            if let Some(life) = self.table.get_mut(id) {
+            if let Some(life) = self.table.get(id) {
                 life.abort();
             }
         }
     }
 
-    pub(super) fn abort_all(&mut self) {
+    pub(super) fn abort_all(&self) {
         for id in self.table.ids() {
-            if let Some(life) = self.table.get_mut(id) {
+            if let Some(life) = self.table.get(id) {
                 life.abort();
             }
         }
     }
 }
 
-impl<T: Threads, P> Life<T, P> {
-    fn abort(&mut self) {
-        self.aborted = true;
-        if let Some(threads) = &self.threads {
-            threads.abort();
-        }
+impl<T, P> Life<T, P> {
+    fn abort(&self) {
+        self.outbox.abort();
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+impl<T, P> Drop for Life<T, P> {
+    /// If the dispatcher has panicked, nobody else ends the threads of its connections.
+    fn drop(&mut self) {
+        self.abort();
+        self.credit.end();
     }
 }
 

@@ -1,9 +1,8 @@
 //! How far a reader may be ahead of the dispatcher.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::Unfinished;
 use crate::budget::Budget;
 use crate::host::now;
 
@@ -57,9 +56,9 @@ impl Credit {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts the memory of an unfinished item in the same budget.
-    pub fn unfinished(&self, limit: Duration) -> Unfinished {
-        Unfinished::new(self.budget.clone(), limit)
+    /// The budget in which its use counts.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
     }
 
     /// The memory of items that came in so many bytes. Many short items take much more
@@ -140,15 +139,24 @@ impl Credit {
     }
 
     /// Since when the reader waits, if it waits.
-    pub(super) fn waits_since(&self) -> Option<Instant> {
+    pub(crate) fn waits_since(&self) -> Option<Instant> {
         self.state().since
     }
 
-    /// Waits for `time`. False at once if the connection has ended.
-    pub(super) fn rest(&self, time: Duration) -> bool {
-        let state = self.state();
-        let waited = self.granted.wait_timeout_while(state, time, |state| !state.over);
-        !waited.unwrap_or_else(PoisonError::into_inner).0.over
+    /// Waits until something else than credit is there, which [`nudge`](Self::nudge) tells.
+    /// False at once if the connection has ended.
+    pub(crate) fn wait_for(&self, mut is_there: impl FnMut() -> bool) -> bool {
+        let waited = self
+            .granted
+            .wait_while(self.state(), |state| !state.over && !is_there());
+        !waited.unwrap_or_else(PoisonError::into_inner).over
+    }
+
+    /// Wakes the reader to look again.
+    pub(crate) fn nudge(&self) {
+        // With the lock, so that a reader that is about to sleep has looked before.
+        drop(self.state());
+        self.wake();
     }
 
     fn allowance(&self, state: &State) -> u64 {

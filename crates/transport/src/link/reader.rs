@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::writer::{WriterHandle, join};
 use crate::end::EndReason;
+use crate::flow::OWN;
 use crate::outbox::Outbox;
 use crate::socket::{Duplex, is_timeout};
 use crate::stream::{Decode, Inbox, Receive};
@@ -20,11 +21,15 @@ pub trait Sink<I>: Send + 'static {
     /// link.
     fn items(&mut self, items: &mut Vec<I>, bytes: usize) -> bool;
 
-    /// Tells how many bytes of an unfinished item have arrived, once they are more than
-    /// 128 KiB, and 0 when it is complete. It may block. False ends the link.
-    fn unfinished(&mut self, bytes: usize) -> bool {
-        let _ = bytes;
-        true
+    /// Asks how many bytes the next read may bring at most: `held` bytes of an item are here,
+    /// and it has `wanted` bytes in all, or 0 if that is not known. It may block until there
+    /// is memory for the item.
+    ///
+    /// # Errors
+    /// Why the link has to end.
+    fn unfinished(&mut self, held: usize, wanted: usize) -> Result<usize, EndReason> {
+        let _ = (held, wanted);
+        Ok(usize::MAX)
     }
 
     /// Tells that no further items will come. The link may still send its queue.
@@ -40,20 +45,14 @@ pub trait Sink<I>: Send + 'static {
     }
 }
 
-/// The length from which on an unfinished item counts in the budget and has a time limit.
-const LONG: usize = 128 * 1024;
-
-/// The reason of the end if a long item was not completed.
-fn unfinished(held: usize) -> EndReason {
-    let why = format!("a frame did not come to its end, {held} bytes of it are here");
-    EndReason::Protocol(why.into())
-}
+/// How often an unfinished item is looked at while its peer is silent.
+const LOOK: Duration = Duration::from_secs(1);
 
 pub(super) struct Reader<D, S> {
     pub(super) stream: Arc<dyn Duplex>,
     /// How long the peer may be silent in the middle of a long item.
     pub(super) silence: Option<Duration>,
-    /// Whether a long item is unfinished.
+    /// Whether more of an item is awaited than each connection has memory for.
     pub(super) is_long: bool,
     pub(super) receive: Box<dyn Receive>,
     pub(super) inbox: Inbox,
@@ -79,7 +78,7 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     fn end(&mut self, found: EndReason, writer: &WriterHandle) {
         let reason = match (self.outbox.failure(), found) {
             (Some(error), _) => EndReason::Io(error),
-            (None, EndReason::Protocol(e)) => EndReason::Protocol(e),
+            (None, found @ (EndReason::Protocol(_) | EndReason::Memory(_))) => found,
             (None, _) if self.outbox.is_closed() => EndReason::Local,
             (None, found) => found,
         };
@@ -110,10 +109,10 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
         let mut counted = self.inbox.bytes.len();
         let mut end = false;
         let mut fault = None;
+        let mut silent = Duration::ZERO;
         loop {
             let before = self.inbox.bytes.len();
             let decoded = self.decoder.decode(&mut self.inbox.bytes, &mut items);
-            self.inbox.wanted = self.decoder.wanted();
             if !items.is_empty() || counted > 0 && before > self.inbox.bytes.len() {
                 let bytes = std::mem::take(&mut counted);
                 if !self.sink.items(&mut items, bytes) {
@@ -135,43 +134,48 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
                 };
             }
             let held = self.inbox.bytes.len();
-            if let Err(end) = self.mind_unfinished(held) {
+            if let Err(end) = self.mind_unfinished(held, silent) {
                 return end;
             }
             let received = self.receive.receive(&mut self.inbox);
             counted += self.inbox.bytes.len() - held;
             match received {
                 Ok(received) => {
+                    silent = Duration::ZERO;
                     end = received.end;
                     if received.flush {
                         self.outbox.flush();
                     }
                 }
-                Err(e) if self.is_long && is_timeout(&e) => {
-                    return unfinished(held);
-                }
+                Err(e) if self.is_long && is_timeout(&e) => silent += self.look(),
                 // The bytes before the error are delivered first.
                 Err(e) => fault = Some(e),
             }
         }
     }
 
-    /// Limits the time of a long unfinished item: its peer may be silent for as long as a
-    /// write may take, and the owner may end the link. Short items have no limit, because
-    /// they hold little memory.
-    fn mind_unfinished(&mut self, held: usize) -> Result<(), EndReason> {
-        let is_long = held > LONG;
+    /// Reserves memory for a long unfinished item and limits its time: its peer may be silent
+    /// for as long as a write may take. Short items have no limit, because they hold little
+    /// memory.
+    fn mind_unfinished(&mut self, held: usize, silent: Duration) -> Result<(), EndReason> {
+        let wanted = self.decoder.wanted();
+        self.inbox.most = self.sink.unfinished(held, wanted)?;
+        // Reserved by now, so this much may be allocated.
+        self.inbox.wanted = wanted;
+        let is_long = held.max(wanted) > OWN;
         if std::mem::replace(&mut self.is_long, is_long) != is_long {
             // If the timeout cannot be set, the stream is broken, and the next read fails.
-            let _ = self.stream.set_read_timeout(self.silence.filter(|_| is_long));
-            if !is_long {
-                self.sink.unfinished(0);
-            }
+            let _ = self.stream.set_read_timeout(is_long.then(|| self.look()));
         }
-        if is_long && !self.sink.unfinished(held) {
-            return Err(unfinished(held));
+        if self.silence.is_some_and(|limit| is_long && silent >= limit) {
+            let why = format!("a frame did not come to its end, {held} bytes of it are here");
+            return Err(EndReason::Protocol(why.into()));
         }
         Ok(())
+    }
+
+    fn look(&self) -> Duration {
+        self.silence.map_or(LOOK, |limit| limit.min(LOOK))
     }
 
     /// Reads and drops further input until the peer ends its side, or the writer has
@@ -184,9 +188,9 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     /// Waits until the writer has sent everything, as long as it makes progress: a peer that
     /// has ended its side may still receive.
     fn wait_for_writer(&self) {
-        let mut before = self.outbox.sent();
+        let mut before = self.outbox.progress();
         while !self.outbox.wait_until_drained(LAST_WRITE) {
-            let now = self.outbox.sent();
+            let now = self.outbox.progress();
             if now == before {
                 return;
             }

@@ -5,6 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::SignatureVerificationAlgorithm;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use x509_parser::asn1_rs::{Any, FromDer};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::error::X509Error;
@@ -124,21 +126,9 @@ pub fn rfc3339(time: SystemTime) -> String {
         Ok(since) => i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
         Err(before) => i64::try_from(before.duration().as_secs()).map_or(i64::MIN, |s| -s),
     };
-    match ASN1Time::from_timestamp(seconds) {
-        Ok(time) => {
-            let time = time.to_datetime();
-            format!(
-                "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",
-                time.year(),
-                u8::from(time.month()),
-                time.day(),
-                time.hour(),
-                time.minute(),
-                time.second()
-            )
-        }
-        Err(_) => format!("{seconds} seconds since 1970"),
-    }
+    let time = OffsetDateTime::from_unix_timestamp(seconds);
+    let text = time.ok().and_then(|time| time.format(&Rfc3339).ok());
+    text.unwrap_or_else(|| format!("{seconds} seconds since 1970"))
 }
 
 /// Whether this key (a SubjectPublicKeyInfo) made the signature of a certificate or a

@@ -136,6 +136,25 @@ pub enum Fault {
         next_update: String,
     },
 
+    /// Expiry of lists is enforced, and none of them is of a trusted authority: they would
+    /// check no peer.
+    #[error("no revocation list is of a trusted authority, only of {issuers}: no peer would be checked")]
+    RevocationListsOfOthers {
+        /// The issuers of the lists.
+        issuers: String,
+    },
+    /// A revocation list is older than the one that is in force: certificates that were
+    /// revoked in between would count again.
+    #[error(
+        "the revocation list of {issuer:?} is older than the one in force, which was signed at {in_force}"
+    )]
+    RevocationListOlder {
+        /// The issuer of the list.
+        issuer: String,
+        /// When the list in force was signed, in RFC 3339 form.
+        in_force: String,
+    },
+
     /// The cryptography library does not take the private key.
     #[error("the private key cannot be used: {0}")]
     UnusableKey(String),

@@ -42,7 +42,9 @@ impl Identity {
     /// broken, not valid at present, or without a role.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        Self::from_pem(&store::read(path)?, &store::origin(path))
+        let identity = Self::from_pem(&store::read(path)?, &store::origin(path))?;
+        store::warn_of_open_key(path);
+        Ok(identity)
     }
 
     /// Loads the certificates from one PEM file and the private key from
@@ -66,6 +68,7 @@ impl Identity {
         let sections = store::load(certificates)?;
         let chain = sections.certificates().map_err(Error::content(&origin))?;
         let apart = key.map(store::load).transpose()?;
+        store::warn_of_open_key(key.unwrap_or(certificates));
         let private = key_of(apart.as_ref().unwrap_or(&sections)).map_err(Error::content(&key_origin))?;
         let both = match key {
             Some(_) => format!("{key_origin} (with {origin})"),

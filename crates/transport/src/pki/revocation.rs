@@ -91,7 +91,8 @@ impl RevocationLists {
         })
     }
 
-    /// Whether an overdue list is an error. If so, no trust can be made with it, and an
+    /// Whether an overdue list is an error, and so are lists of which none is of a trusted
+    /// authority. If so, no trust can be made with them, and an
     /// existing trust refuses every certificate of the list's issuer until it gets a newer
     /// list; those peers may try again. Otherwise there is a warning, and the list still
     /// counts. Default: false.
@@ -173,11 +174,48 @@ impl Revocation {
             }
             signers.push(signer.map(|signer| signer.public_key().raw.into()));
         }
+        // A list of somebody else's authority is a likely mistake, and would go unnoticed.
+        if lists.enforced && signers.iter().all(Option::is_none) {
+            let issuers: Vec<_> = lists
+                .lists()
+                .iter()
+                .map(|list| format!("{:?}", list.issuer))
+                .collect();
+            return Err(Fault::RevocationListsOfOthers {
+                issuers: issuers.join(", "),
+            });
+        }
         Ok(Self {
             lists: lists.clone(),
             signers,
             algorithms,
         })
+    }
+
+    /// Each list that a trusted authority has signed, with that authority's key.
+    fn signed(&self) -> impl Iterator<Item = (&RevocationList, &[u8])> {
+        let lists = self.lists.lists().iter().zip(&self.signers);
+        lists.filter_map(|(list, signer)| Some((list, signer.as_deref()?)))
+    }
+
+    /// Checks that no list of an authority that is trusted still is replaced by an older
+    /// one, or left out.
+    pub(super) fn check_follows(&self, former: &Self, authorities: &[CertificateInfo]) -> Result<(), Fault> {
+        for (before, key) in former.signed() {
+            // The key tells an authority from its namesakes.
+            let mut parsed = authorities.iter().flat_map(|one| der::certificate(&one.der));
+            let is_trusted = parsed.any(|authority| authority.public_key().raw == key);
+            let mut own = self.signed().filter(|(_, signer)| *signer == key);
+            let is_newer =
+                own.any(|(list, _)| list.number >= before.number && list.this_update >= before.this_update);
+            if is_trusted && !is_newer {
+                return Err(Fault::RevocationListOlder {
+                    issuer: before.issuer.clone(),
+                    in_force: before.this_update_text(),
+                });
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn lists(&self) -> &RevocationLists {

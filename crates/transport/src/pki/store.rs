@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
@@ -140,6 +141,18 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
 }
 
 /// The name of a file in errors.
+/// Warns in the log if other users of this host can read a private key, or its group can
+/// replace it. A group that can only read it is common.
+pub(super) fn warn_of_open_key(path: &Path) {
+    let mode = path.metadata().map_or(0, |metadata| metadata.mode() & 0o777);
+    if mode & 0o027 != 0 {
+        log::warn!(
+            "{}: it holds a private key, and other users may use the file (mode {mode:o})",
+            origin(path)
+        );
+    }
+}
+
 pub(super) fn origin(path: &Path) -> String {
     path.display().to_string()
 }

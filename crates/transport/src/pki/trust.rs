@@ -12,7 +12,7 @@ use rustls::{CertificateError, RootCertStore};
 
 use super::limits::{self, PathLength};
 use super::revocation::{Revocation, RevocationLists};
-use super::{CertificateInfo, Error, Fault, Host, RevocationList, der, provider, store};
+use super::{CertificateInfo, Error, Fault, Host, Identity, RevocationList, der, provider, store};
 use crate::Role;
 
 /// The certificates of the trusted authorities.
@@ -126,8 +126,8 @@ impl Trust {
     ///
     /// # Errors
     /// [`Error::Content`] if a list has a trusted authority's name but not its signature, if
-    /// that authority's key usage does not allow it to sign lists, and if a list is overdue
-    /// and that is enforced.
+    /// that authority's key usage does not allow it to sign lists, and if expiry is enforced
+    /// and a list is overdue, or none of the lists is of a trusted authority.
     pub fn with_revocation_lists(&self, lists: &RevocationLists) -> Result<Self, Error> {
         let revocation = Revocation::new(lists, &self.0.authorities);
         let revocation = revocation.map_err(Error::content(lists.origin()))?;
@@ -141,6 +141,19 @@ impl Trust {
     pub fn revocation_lists(&self) -> &[RevocationList] {
         let revocation = self.0.revocation.as_ref();
         revocation.map_or(&[], |revocation| revocation.lists().lists())
+    }
+
+    /// Checks that this trust may replace a former one: that no revocation list of an
+    /// authority in it goes back to an older one, or is left out. A trust without any list
+    /// may replace every other.
+    ///
+    /// # Errors
+    /// [`Fault::RevocationListOlder`].
+    pub fn check_follows(&self, former: &Self) -> Result<(), Fault> {
+        match (&self.0.revocation, &former.0.revocation) {
+            (Some(own), Some(before)) => own.check_follows(before, &self.0.authorities),
+            _ => Ok(()),
+        }
     }
 
     /// The authorities in rustls's type.
@@ -242,6 +255,17 @@ impl Trust {
         match &self.0.revocation {
             Some(revocation) => revocation.check(first, &self.between(intermediates), at),
             None => Ok(()),
+        }
+    }
+
+    /// Warns in the log if this side's own certificate is on a list: peers that have the
+    /// same list refuse it, and some of them cannot say why.
+    pub(crate) fn warn_if_revoked(&self, identity: &Identity) {
+        if let [first, intermediates @ ..] = identity.chain()
+            && let Err(fault @ Fault::Revoked { .. }) =
+                self.check_revocation(first, intermediates, der::now())
+        {
+            log::warn!("this side's own certificate counts no longer: {fault}");
         }
     }
 

@@ -43,9 +43,23 @@ impl Listener {
     pub fn bind(address: &Address, options: TcpOptions) -> io::Result<Vec<Self>> {
         let bound = match address {
             Address::Tcp { host, port } => tcp::listen(host, *port)?.into_iter().map(Bound::Tcp).collect(),
-            Address::Unix(path) => vec![Bound::Unix(unix::listen(path)?, path.clone())],
+            Address::Unix(path) => vec![Bound::Unix(unix::listen(path, None)?, path.clone())],
         };
         Ok(bound.into_iter().map(|bound| Self::new(bound, options)).collect())
+    }
+
+    /// As [`bind`](Self::bind); the file of a Unix socket has this mode from its first moment.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_with_mode(address: &Address, options: TcpOptions, mode: u32) -> io::Result<Vec<Self>> {
+        match address {
+            Address::Unix(path) => {
+                let bound = Bound::Unix(unix::listen(path, Some(mode))?, path.clone());
+                Ok(vec![Self::new(bound, options)])
+            }
+            Address::Tcp { .. } => Self::bind(address, options),
+        }
     }
 
     /// A listener for in-memory connections.

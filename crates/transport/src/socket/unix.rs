@@ -1,16 +1,21 @@
 //! Unix domain sockets: connecting, listening.
 #![expect(clippy::disallowed_types, reason = "this module owns the Unix sockets")]
 
+use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::fs::{Mode, fchmod};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::cancel::{Cancel, cancelled_error};
 use crate::host::{deadline, left};
+
+/// How many connections wait for the accept thread, as the standard library has it.
+const BACKLOG: i32 = 128;
 
 /// Connects to the socket at `path`.
 ///
@@ -47,19 +52,67 @@ pub(crate) fn connect_unless(path: &Path, limit: Duration, cancel: &Cancel) -> i
 }
 
 /// Listens at `path`. A socket file without a listener, as a killed server leaves it, is
-/// replaced. Any other file is left alone.
-pub(crate) fn listen(path: &Path) -> io::Result<Socket> {
-    let listener = match UnixListener::bind(path) {
+/// replaced. Any other file is left alone. If a `mode` is given, the file never has a wider one.
+pub(crate) fn listen(path: &Path, mode: Option<u32>) -> io::Result<Socket> {
+    let address = SockAddr::unix(path)?;
+    let bind = || -> io::Result<Socket> {
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        if let Some(mode) = mode {
+            // The file gets the mode of the socket, so it must be set before the file is there.
+            fchmod(&socket, Mode::from_raw_mode(mode))?;
+        }
+        socket.bind(&address)?;
+        socket.listen(BACKLOG)?;
+        Ok(socket)
+    };
+    let socket = match bind() {
         Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_stale(path) => {
             std::fs::remove_file(path)?;
-            UnixListener::bind(path)?
+            bind()?
         }
         other => other?,
     };
-    Ok(listener.into())
+    if let Some(mode) = mode {
+        // The umask has taken bits away.
+        std::fs::set_permissions(path, Permissions::from_mode(mode))?;
+    }
+    Ok(socket)
 }
 
 fn is_stale(path: &Path) -> bool {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
     is_socket && UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// Another user who watches the directory never finds a file that it may use.
+    #[test]
+    fn a_socket_file_with_a_mode_never_has_a_wider_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                let mut widest = 0;
+                while !done.load(Ordering::Relaxed) {
+                    widest |= std::fs::metadata(&path).map_or(0, |file| file.mode() & 0o777);
+                }
+                widest
+            });
+            for _ in 0..1000 {
+                drop(listen(&path, Some(0o600)).unwrap());
+            }
+            assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+            done.store(true, Ordering::Relaxed);
+            assert_eq!(watch.join().unwrap() & !0o600, 0);
+        });
+        drop(listen(&path, Some(0o660)).unwrap());
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o660);
+    }
 }

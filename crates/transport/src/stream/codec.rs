@@ -2,7 +2,7 @@
 
 use bytes::BytesMut;
 
-use super::buffers::{BUFFER_LEN, BufferPool};
+use super::buffers::BufferPool;
 
 /// An incremental decoder: the codec of one protocol.
 pub trait Decode: Send + 'static {
@@ -18,36 +18,44 @@ pub trait Decode: Send + 'static {
     /// The peer broke the protocol. The items before the fault are in `items`.
     fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Self::Item>) -> Result<(), Self::Error>;
 
-    /// How many bytes the item at the front needs in all, or 0 if that is not known yet. A
-    /// hint for the growth of the buffer.
+    /// How many bytes the item at the front needs in all, or 0 if that is not known yet. So
+    /// much is reserved and then allocated before more of it is read.
     fn wanted(&self) -> usize;
 }
 
 /// Received bytes that wait to be decoded.
 ///
-/// Memory follows the bytes that have arrived: an announced length is believed up to
-/// 80 KiB, and beyond that the buffer doubles. Decoded items never share memory with later
-/// bytes. Busy links borrow the memory from a [`BufferPool`].
-#[derive(Debug, Default)]
+/// An item for which memory is reserved gets all of it at once, so that it is never copied
+/// to grow. Decoded items never share memory with later bytes. Busy links borrow the memory
+/// from a [`BufferPool`].
+#[derive(Debug)]
 pub struct Inbox {
     pub(crate) bytes: BytesMut,
+    /// The length for which memory is reserved.
     pub(crate) wanted: usize,
+    /// How many bytes one read may take off the socket.
+    pub(crate) most: usize,
     /// The buffer's capacity when it was made. If less is left, items have been cut off its
     /// front.
     made: usize,
     pool: BufferPool,
 }
 
-/// How much memory an announced length alone can reserve. Without this bound, a peer could
-/// reserve memory for a frame that it never sends.
-const TRUST: usize = BUFFER_LEN;
+impl Default for Inbox {
+    fn default() -> Self {
+        Self::new(BufferPool::new())
+    }
+}
 
 impl Inbox {
     /// An empty one that borrows its memory from `pool` while it is busy.
     pub(crate) fn new(pool: BufferPool) -> Self {
         Self {
+            bytes: BytesMut::new(),
+            wanted: 0,
+            most: usize::MAX,
+            made: 0,
             pool,
-            ..Self::default()
         }
     }
 
@@ -58,10 +66,9 @@ impl Inbox {
         let cut = self.bytes.capacity() < self.made;
         if cut || self.bytes.capacity() - held < data.len() {
             let due = held + expected.max(data.len());
-            let believed = self.wanted.min(TRUST.max(2 * held));
             // A new buffer of just the right size, because frames that are cut from it keep
             // all of it alive.
-            let mut grown = self.pool.memory(due.max(believed));
+            let mut grown = self.pool.memory(due.max(self.wanted));
             grown.extend_from_slice(&self.bytes);
             self.replace(grown);
         }
@@ -78,10 +85,11 @@ impl Inbox {
         self.bytes.is_empty()
     }
 
-    /// Gives an empty buffer's memory back.
+    /// Gives back the memory that what is here does not need, since the stream has to wait
+    /// for its peer.
     pub(crate) fn release(&mut self) {
-        if self.bytes.is_empty() {
-            self.replace(BytesMut::new());
+        if self.made > 2 * self.bytes.len().max(self.wanted) {
+            self.replace(BytesMut::from(&self.bytes[..]));
         }
     }
 
@@ -97,17 +105,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_follows_what_arrived_not_what_was_announced() {
-        let mut inbox = Inbox {
-            wanted: usize::MAX,
-            ..Inbox::default()
-        };
+    fn what_is_reserved_is_allocated_once() {
+        let mut inbox = Inbox::default();
         inbox.append(&[0; 8], 8);
-        assert!(inbox.bytes.capacity() <= TRUST);
-        for _ in 0..64 {
+        inbox.wanted = 1 << 20;
+        inbox.append(&[0; 16 * 1024], 16 * 1024);
+        let at = inbox.bytes.as_ptr();
+        for _ in 1..63 {
             inbox.append(&[0; 16 * 1024], 16 * 1024);
-            assert!(inbox.bytes.capacity() <= TRUST.max(3 * inbox.bytes.len()));
         }
+        assert_eq!((inbox.bytes.as_ptr(), inbox.bytes.capacity()), (at, 1 << 20));
+    }
+
+    #[test]
+    fn a_stream_that_waits_keeps_little_more_than_what_is_here() {
+        let mut inbox = Inbox::default();
+        inbox.append(&[7; 60_000], 60_000);
+        let item = inbox.bytes.split_to(59_000).freeze();
+        inbox.release();
+        assert!(inbox.bytes.capacity() < 2000 && item.len() == 59_000);
+        assert_eq!(inbox.bytes[..], [7; 1000]);
+        // What is reserved stays.
+        inbox.wanted = 50_000;
+        inbox.append(&[7; 10], 10);
+        let at = inbox.bytes.as_ptr();
+        inbox.release();
+        assert_eq!(inbox.bytes.as_ptr(), at);
     }
 
     #[test]

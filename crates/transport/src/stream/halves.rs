@@ -182,6 +182,8 @@ impl Receive for PlainReceive {
             self.stream.wait_readable()?;
         }
         let buffer = self.buffer.get();
+        let most = buffer.len().min(inbox.most);
+        let buffer = &mut buffer[..most];
         let read = self.stream.try_read(buffer);
         if let Ok(n) = read {
             inbox.append(&buffer[..n], n);

@@ -87,6 +87,7 @@ impl Acceptor {
     }
 
     fn verifying(identity: &Identity, trust: &Trust, version_1: bool) -> Result<Self, TlsError> {
+        trust.warn_if_revoked(identity);
         let provider = provider()?;
         let verifier = verifier::of_clients(trust, version_1, &provider)?;
         let config = server_config(provider, Arc::clone(&verifier), identity)?;
@@ -205,6 +206,10 @@ impl Connector {
     /// # Errors
     /// As [`Acceptor::mutual`].
     pub fn checking(check: ServerCheck<'_>, identity: Option<&Identity>) -> Result<Self, TlsError> {
+        if let (ServerCheck::Name(trust) | ServerCheck::Authority(trust), Some(identity)) = (check, identity)
+        {
+            trust.warn_if_revoked(identity);
+        }
         let provider = provider()?;
         let verifier = verifier::of_servers(check, &provider)?;
         let config = ClientConfig::builder_with_provider(provider)

@@ -13,6 +13,8 @@ pub(super) struct Incoming {
     buffer: Borrowed,
     start: usize,
     end: usize,
+    /// A part of a record, kept in just its own memory while its peer is waited for.
+    part: Vec<u8>,
     /// The last read filled the buffer, so there are likely more bytes.
     more: bool,
 }
@@ -23,7 +25,17 @@ impl Incoming {
             buffer: Borrowed::from(pool),
             start: 0,
             end: 0,
+            part: Vec::new(),
             more: false,
+        }
+    }
+
+    /// Gives the buffer back before a wait for the peer.
+    fn release(&mut self) {
+        if let Some(buffer) = self.buffer.held() {
+            self.part.extend_from_slice(&buffer[self.start..self.end]);
+            (self.start, self.end) = (0, 0);
+            self.buffer.release();
         }
     }
 
@@ -45,16 +57,22 @@ impl Incoming {
         Ok(())
     }
 
-    /// Reads once. Blocks unless `ready` tells that bytes are there.
-    pub(super) fn read(&mut self, stream: &dyn Duplex, ready: bool) -> io::Result<usize> {
+    /// Reads `most` bytes at most. Blocks unless `ready` tells that bytes are there.
+    pub(super) fn read(&mut self, stream: &dyn Duplex, ready: bool, most: usize) -> io::Result<usize> {
         let buffer = self.buffer.get();
         if self.start > 0 {
             buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
+        if !self.part.is_empty() {
+            self.end = self.part.len();
+            buffer[..self.end].copy_from_slice(&std::mem::take(&mut self.part));
+        }
         // There is always room: the buffer holds less than one record, a record is at
         // most a fifth of the buffer, and a longer one is refused at its header.
         let room = &mut buffer[self.end..];
+        let most = room.len().min(most);
+        let room = &mut room[..most];
         let n = if ready {
             stream.try_read(room)?
         } else {
@@ -104,21 +122,18 @@ impl Receive for TlsReceive {
             return Ok(first);
         }
         if self.incoming.buffer.held().is_some() && self.incoming.more {
-            match self.incoming.read(&*self.stream, true) {
+            match self.incoming.read(&*self.stream, true, inbox.most) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(_) => return self.open(inbox),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.incoming.more = false,
                 Err(e) => return Err(e),
             }
         }
-        // An idle stream waits for bytes without a buffer. A part of a record keeps its
-        // buffer until the record is complete.
-        if self.incoming.is_empty() {
-            self.incoming.buffer.release();
-            inbox.release();
-        }
+        // A stream waits for bytes without a buffer.
+        self.incoming.release();
+        inbox.release();
         self.stream.wait_readable()?;
-        match self.incoming.read(&*self.stream, true) {
+        match self.incoming.read(&*self.stream, true, inbox.most) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(_) => self.open(inbox),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Received {

@@ -70,7 +70,7 @@ impl Cluster {
             directory: root.clone(),
             program: program.to_path_buf(),
             arguments: arguments(
-                "scheduler --ca ca.pem --cert scheduler.pem --config cluster.yaml --listen 127.0.0.1:0",
+                "scheduler --ca ca.pem --cert scheduler.pem --config cluster.yaml --listen 127.0.0.1:0 --allow-unbound",
             ),
             child: None,
         };

@@ -1,12 +1,13 @@
 //! `ssntp ctl events`: what happens, as it happens.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use ssntp_cluster::controller::{Change, Controller};
 
 use super::json;
 use super::list::ended;
 use super::options::Options;
+use crate::clock::wall_clock;
 use crate::connection::{self, Complaint};
 use crate::failure::Failure;
 use crate::output::{Output, printable, printable_json, reader_is_gone};
@@ -63,14 +64,9 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
 }
 
 fn line(change: &Change, json: bool) -> String {
-    let at = now();
+    let at = wall_clock();
     match json {
         true => printable_json(&json::change(change, at).to_string()),
         false => format!("{} {}", json::time(at), printable(&change.to_string())),
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "each line has its time")]
-fn now() -> SystemTime {
-    SystemTime::now()
 }

@@ -1,15 +1,16 @@
 //! What the lists, commands and events print for programs: one JSON value a
 //! line.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use ssntp::payload::{BanEntry, FrameTrace, SessionEntry, timestamp};
 use ssntp_cluster::controller::{Change, Cnci, Ending, Failure, Instance, Node, OrderError, Shown, View};
 
+use crate::clock::nanoseconds;
+
 pub(super) fn time(at: SystemTime) -> String {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    timestamp::format(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+    timestamp::format(nanoseconds(at))
 }
 
 pub(super) fn node(node: &Node) -> Value {

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use ssntp::payload::{BanEntry, Bans, Id, Kick, Kicked, ListBans, OperatorRefusal, Unban, Unbanned};
+use ssntp::payload::{Id, Kick, Kicked, OperatorRefusal, Unban, Unbanned};
 use uuid::Uuid;
 
 use super::json::known;
 use super::options::Options;
-use super::sessions::{Operator, new_id, wall_clock};
+use super::sessions::{Operator, new_id};
 use super::{json as shapes, tables};
+use crate::clock::wall_clock;
 use crate::failure::Failure;
 use crate::output::{note, printable, say, say_json};
 use crate::seconds::Age;
@@ -81,7 +82,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
 }
 
 pub(super) fn bans(options: &Options, stop: &Stop) -> Result<(), Failure> {
-    let bans = all_bans(&Operator::open(options, stop)?)?;
+    let bans = Operator::open(options, stop)?.bans()?;
     let now = wall_clock();
     let values = bans.iter().map(|ban| shapes::ban(ban, now));
     match options.json {
@@ -93,7 +94,7 @@ pub(super) fn bans(options: &Options, stop: &Stop) -> Result<(), Failure> {
 pub(super) fn unban(options: &Options, stop: &Stop, args: &UnbanArgs) -> Result<(), Failure> {
     let operator = Operator::open(options, stop)?;
     let there = || {
-        let bans = all_bans(&operator)?;
+        let bans = operator.bans()?;
         Ok(bans.into_iter().map(|ban| ban.uuid).collect())
     };
     let uuid = args.named.find("ban", there)?;
@@ -103,22 +104,6 @@ pub(super) fn unban(options: &Options, stop: &Stop, args: &UnbanArgs) -> Result<
     match options.json {
         true => say_json(json!({"uuid": unban.uuid.as_str()})),
         false => say(format_args!("{}: it may come again", args.named.who)),
-    }
-}
-
-fn all_bans(operator: &Operator<'_>) -> Result<Vec<BanEntry>, Failure> {
-    let (id, mut after, mut all) = (new_id(), 0, Vec::new());
-    loop {
-        let question = ListBans {
-            id: id.clone(),
-            after,
-        };
-        let page: Bans = operator.ask(&question, |page: &Bans| page.id == question.id)?;
-        all.extend(page.entries);
-        if page.next <= after {
-            return Ok(all);
-        }
-        after = page.next;
     }
 }
 

@@ -4,7 +4,6 @@ use std::io::{self, IsTerminal, Write};
 use std::str;
 use std::time::Duration;
 
-use clap::ValueEnum;
 use serde_json::{Value, json};
 use ssntp::proto::Outputs;
 use ssntp_cluster::controller::{StreamError, StreamEvent, StreamRequest};
@@ -13,6 +12,7 @@ use uuid::Uuid;
 use super::options::Options;
 use super::session::Session;
 use super::verbs::find;
+use crate::choice::{Choices, one_of};
 use crate::failure::Failure;
 use crate::output::{Output, note, printable, reader_is_gone};
 use crate::signals::Stop;
@@ -40,29 +40,22 @@ pub(super) struct Args {
     #[arg(long, value_name = "LINES")]
     tail: Option<u32>,
     /// Which output
-    #[arg(long, value_enum, default_value_t = OutputName::Both)]
-    output: OutputName,
+    #[arg(long, value_parser = one_of(OUTPUTS), default_value = "both")]
+    output: Outputs,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum OutputName {
-    /// What it writes to its standard output, or a machine to its serial port
-    Stdout,
-    /// What it writes to its standard error, or QEMU complains of
-    Stderr,
-    /// Both
-    Both,
-}
+#[rustfmt::skip] // A table: one row a word.
+const OUTPUTS: Choices<Outputs> = &[
+    ("stdout", "What it writes to its standard output, or a machine to its serial port", Outputs::STDOUT),
+    ("stderr", "What it writes to its standard error, or QEMU complains of", Outputs::STDERR),
+    ("both", "Both", Outputs::BOTH),
+];
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
     let session = Session::open_told(options, stop)?;
     let instance = find(&session, |view| view.find_instance(&args.instance))?;
     let request = StreamRequest {
-        outputs: match args.output {
-            OutputName::Stdout => Outputs::STDOUT,
-            OutputName::Stderr => Outputs::STDERR,
-            OutputName::Both => Outputs::BOTH,
-        },
+        outputs: args.output,
         tail: args.tail,
         follow: args.follow,
     };

@@ -10,6 +10,7 @@ use super::options::Options;
 use super::select::Selection;
 use super::session::Session;
 use super::verbs::Waiting;
+use crate::clock::wall_clock;
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::seconds::Age;
@@ -63,9 +64,4 @@ fn ended_by(instance: &Instance, before: Option<SystemTime>) -> bool {
     let Some(before) = before else { return true };
     let ended = timestamp::parse(&instance.stats.ended).filter(|nanos| *nanos > 0);
     ended.is_some_and(|nanos| UNIX_EPOCH + Duration::from_nanos(nanos) <= before)
-}
-
-#[expect(clippy::disallowed_methods, reason = "ages are told from now")]
-fn wall_clock() -> SystemTime {
-    SystemTime::now()
 }

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use super::json;
 use super::options::Options;
+use crate::clock::now;
 use crate::connection::{Complaint, closed, unanswered};
 use crate::failure::Failure;
 use crate::output::{Output, printable, say, say_json};
@@ -257,14 +258,6 @@ impl<'a> Session<'a> {
         }
         output.flush()
     }
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "connecting and waiting have time limits"
-)]
-fn now() -> Instant {
-    Instant::now()
 }
 
 /// Progress on the standard error, if that is a terminal: a bar for several things,

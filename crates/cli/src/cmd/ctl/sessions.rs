@@ -1,18 +1,19 @@
 //! `ssntp ctl sessions`, and how an operator asks: a question, and the answer that
 //! repeats its id.
 
-use std::time::SystemTime;
-
 use serde_json::Value;
 use ssntp::Role;
 use ssntp::client::{Client, ClientError, ClientEvent};
-use ssntp::payload::{Id, InvalidFrameType, ListSessions, Payload, SessionEntry, Sessions};
+use ssntp::payload::{
+    BanEntry, Bans, Id, InvalidFrameType, ListBans, ListSessions, Payload, SessionEntry, Sessions,
+};
 use ssntp::proto::Frame;
 use uuid::Uuid;
 
 use super::options::Options;
 use super::session::await_session;
 use super::{json, tables};
+use crate::clock::wall_clock;
 use crate::connection::closed;
 use crate::failure::Failure;
 use crate::output::{say, say_json};
@@ -105,21 +106,41 @@ impl<'a> Operator<'a> {
 
     /// All sessions with one of the roles.
     pub(super) fn sessions(&self, roles: Option<Role>) -> Result<Vec<SessionEntry>, Failure> {
-        let (id, mut after, mut all) = (new_id(), 0, Vec::new());
-        loop {
-            let question = ListSessions {
+        let (id, roles) = (new_id(), roles.map(|roles| roles.to_string()).unwrap_or_default());
+        all_pages(|after| {
+            let (id, roles) = (id.clone(), roles.clone());
+            let question = ListSessions { id, roles, after };
+            let page: Sessions = self.ask(&question, |page: &Sessions| page.id == question.id)?;
+            Ok((page.entries, page.next))
+        })
+    }
+
+    /// All bans.
+    pub(super) fn bans(&self) -> Result<Vec<BanEntry>, Failure> {
+        let id = new_id();
+        all_pages(|after| {
+            let question = ListBans {
                 id: id.clone(),
-                roles: roles.map(|roles| roles.to_string()).unwrap_or_default(),
                 after,
             };
-            let page: Sessions = self.ask(&question, |page: &Sessions| page.id == question.id)?;
-            all.extend(page.entries);
-            // Numbers have to grow, or a faulty server could keep this loop going for ever.
-            if page.next <= after {
-                return Ok(all);
-            }
-            after = page.next;
+            let page: Bans = self.ask(&question, |page: &Bans| page.id == question.id)?;
+            Ok((page.entries, page.next))
+        })
+    }
+}
+
+/// The entries of all pages. `page` asks for the one that begins after a number, and gives the
+/// number for the next page.
+fn all_pages<T>(mut page: impl FnMut(u64) -> Result<(Vec<T>, u64), Failure>) -> Result<Vec<T>, Failure> {
+    let (mut after, mut all) = (0, Vec::new());
+    loop {
+        let (entries, next) = page(after)?;
+        all.extend(entries);
+        // Numbers have to grow, or a faulty server could keep this loop going for ever.
+        if next <= after {
+            return Ok(all);
         }
+        after = next;
     }
 }
 
@@ -138,9 +159,4 @@ fn refused(refusal: &InvalidFrameType) -> String {
         "unsupported_operand" => format!("the server is too old: it does not know {kind}"),
         reason => format!("the server refuses {kind}: {reason}"),
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "lists say since when")]
-pub(super) fn wall_clock() -> SystemTime {
-    SystemTime::now()
 }

@@ -51,7 +51,14 @@ pub(super) fn tenants(entries: &[TenantEntry]) -> String {
             printable(entry.tenant_uuid.as_str()),
         ]
     });
-    let header = ["tenant", "key", "subnet", "concentrator", "concentrator's instance", "UUID"];
+    let header = [
+        "tenant",
+        "key",
+        "subnet",
+        "concentrator",
+        "concentrator's instance",
+        "UUID",
+    ];
     list(header, rows)
 }
 
@@ -67,8 +74,13 @@ pub(super) fn tenant(view: &View, entry: &TenantEntry) -> String {
         [
             printable(&address.ip),
             printable(address.instance_uuid.as_str()),
-            instance.map_or_else(|| "not known".into(), |instance| printable(instance.state.as_str())),
-            instance.map(|instance| instance.node.to_string()).unwrap_or_default(),
+            instance.map_or_else(
+                || "not known".into(),
+                |instance| printable(instance.state.as_str()),
+            ),
+            instance
+                .map(|instance| instance.node.to_string())
+                .unwrap_or_default(),
         ]
     });
     let tunnels = view.nodes().flat_map(|node| {
@@ -87,7 +99,10 @@ pub(super) fn tenant(view: &View, entry: &TenantEntry) -> String {
         "{}\nconcentrator: {state}\n{}\n{}",
         tenants(std::slice::from_ref(entry)),
         list(["address", "instance", "state", "node"], rows),
-        list(["node", "tunnel", "bytes in", "bytes out", "packets dropped"], tunnels)
+        list(
+            ["node", "tunnel", "bytes in", "bytes out", "packets dropped"],
+            tunnels
+        )
     )
 }
 

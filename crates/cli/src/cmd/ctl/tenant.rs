@@ -58,6 +58,10 @@ struct AddArgs {
     /// The key of its tunnels, which no other tenant has [default: a free one]
     #[arg(long, value_name = "K", value_parser = value_parser!(u32).range(1..=i64::from(MAX_KEY)))]
     key: Option<u32>,
+    /// The UUID of its concentrator: that of the concentrator's certificate [default: a
+    /// new one]
+    #[arg(long, value_name = "UUID")]
+    uuid: Option<Uuid>,
     /// The memory of the concentrator
     #[arg(long, value_name = "MB", default_value_t = 256, value_parser = value_parser!(i64).range(0..))]
     mem: i64,
@@ -103,13 +107,16 @@ fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
         tenant_uuid: new_id(),
         subnet: args.subnet.clone(),
         key: args.key.unwrap_or_default(),
-        concentrator_uuid: new_id(),
+        concentrator_uuid: args.uuid.map_or_else(new_id, Id::from),
         concentrator_ip: args.concentrator.clone(),
         ..TenantEntry::default()
     };
     let entry = one(ask(options, stop, question)?)?;
-    start_concentrator(options, stop, &entry, args.mem)
-        .map_err(|why| Failure::new(format!("{why}; `ssntp ctl tenant delete {name}` removes the tenant")))?;
+    start_concentrator(options, stop, &entry, args.mem).map_err(|why| {
+        Failure::new(format!(
+            "{why}; `ssntp ctl tenant delete {name}` removes the tenant"
+        ))
+    })?;
     match options.json {
         true => say_json(shown(&entry)),
         false => say(format_args!(
@@ -124,8 +131,18 @@ fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: 
     let uuid = uuid_of(&entry.concentrator_uuid)?;
     let (ip, _) = entry.concentrator_ip.split_once('/').unwrap_or_default();
     let command = [
-        "ssntp", "cnci", "--network", "tenants", "--state", "state", "--uuid", &uuid.to_string(), "--tenant",
-        entry.tenant_uuid.as_str(), "--ip", ip,
+        "ssntp",
+        "cnci",
+        "--network",
+        "tenants",
+        "--state",
+        "state",
+        "--uuid",
+        &uuid.to_string(),
+        "--tenant",
+        entry.tenant_uuid.as_str(),
+        "--ip",
+        ip,
     ];
     let start = Start {
         tenant_uuid: entry.tenant_uuid.clone(),
@@ -152,7 +169,11 @@ fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: 
     session.wait_for_node(|node| node.network)?;
     let order = session.controller.start_workload(&StartPayload::from(start))?;
     session.settle(order)?;
-    let is_there = || session.controller.look(|view| view.cnci(uuid).is_some_and(|cnci| cnci.since.is_some()));
+    let is_there = || {
+        session
+            .controller
+            .look(|view| view.cnci(uuid).is_some_and(|cnci| cnci.since.is_some()))
+    };
     let looks = crossbeam_channel::tick(LOOK);
     let late = crossbeam_channel::after(session.limit.min(ANNOUNCED));
     while !is_there() {
@@ -223,7 +244,9 @@ pub(super) fn join(
         let mut question = question(TenantAction::Lease, name);
         question.instance_uuid = start.instance_uuid.into();
         question.ip = ip.map(|ip| ip.to_string()).unwrap_or_default();
-        let entry = one(checked(operator.ask(&question, |answer: &Tenants| answer.id == question.id)?)?)?;
+        let entry = one(checked(
+            operator.ask(&question, |answer: &Tenants| answer.id == question.id)?,
+        )?)?;
         let mut addresses = entry.addresses.iter();
         let address = addresses.find(|address| address.instance_uuid == start.instance_uuid);
         let address = address.ok_or_else(|| Failure::new("the scheduler gave no address"))?;
@@ -271,11 +294,14 @@ fn checked(answer: Tenants) -> Result<Tenants, Failure> {
 
 fn one(answer: Tenants) -> Result<TenantEntry, Failure> {
     let mut entries = answer.entries.into_iter();
-    entries.next().ok_or_else(|| Failure::new("the scheduler names no tenant"))
+    entries
+        .next()
+        .ok_or_else(|| Failure::new("the scheduler names no tenant"))
 }
 
 fn uuid_of(id: &Id) -> Result<Uuid, Failure> {
-    id.uuid().ok_or_else(|| Failure::new(format!("{id:?} is no UUID")))
+    id.uuid()
+        .ok_or_else(|| Failure::new(format!("{id:?} is no UUID")))
 }
 
 fn shown(entry: &TenantEntry) -> Value {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ValueEnum, value_parser};
+use clap::value_parser;
 use serde::de::IgnoredAny;
 use ssntp::payload::{AssignPublicIp, Configure, Evacuate, Id, NextState, ReleasePublicIp, yaml};
 use ssntp_cluster::controller::{CommandError, Controller, FindError, Order, View};
@@ -16,8 +16,9 @@ use super::options::Options;
 use super::session::Session;
 use super::tenant;
 use super::workload::WorkloadArgs;
-use crate::cmd::send::read_input;
+use crate::choice::{Choices, one_of};
 use crate::failure::Failure;
+use crate::input;
 use crate::signals::Stop;
 
 /// Whether a command ends once it was carried out, or once it was sent.
@@ -50,7 +51,10 @@ pub(super) struct StartArgs {
 
 pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(), Failure> {
     let workload = args.workload.workload()?;
-    let (node, is_network) = (workload.node().map(str::to_owned), workload.is_for_network_nodes());
+    let (node, is_network) = (
+        workload.node().map(str::to_owned),
+        workload.is_for_network_nodes(),
+    );
     let mut starts: Vec<_> = workload.starts().collect();
     // Before the session of the controller, because a client has one session at a time.
     if let Some((tenant, ip)) = args.workload.network() {
@@ -143,8 +147,8 @@ pub(super) struct EvacuateArgs {
     /// The node
     node: String,
     /// What the node does once it is empty
-    #[arg(long, value_enum, default_value_t = NextStateName::Maintenance)]
-    next_state: NextStateName,
+    #[arg(long, value_parser = one_of(NEXT_STATES), default_value = "maintenance")]
+    next_state: NextState,
     /// Kill instances that have not ended after this time [default: the agent's own
     /// grace period]
     #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u32).range(1..))]
@@ -157,25 +161,15 @@ pub(super) struct EvacuateArgs {
     waiting: Waiting,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum NextStateName {
-    /// It waits until it is restored
-    Maintenance,
-    /// It shuts down
-    Shutdown,
-    /// It updates its software
-    Update,
-    /// It boots again
-    Reboot,
-}
+#[rustfmt::skip] // A table: one row a word.
+const NEXT_STATES: Choices<NextState> = &[
+    ("maintenance", "It waits until it is restored", NextState::Maintenance),
+    ("shutdown", "It shuts down", NextState::Shutdown),
+    ("update", "It updates its software", NextState::Update),
+    ("reboot", "It boots again", NextState::Reboot),
+];
 
 pub(super) fn evacuate(options: &Options, stop: &Stop, args: &EvacuateArgs) -> Result<(), Failure> {
-    let next_state = match args.next_state {
-        NextStateName::Maintenance => NextState::Maintenance,
-        NextStateName::Shutdown => NextState::Shutdown,
-        NextStateName::Update => NextState::Update,
-        NextStateName::Reboot => NextState::Reboot,
-    };
     let deadline = args.deadline.unwrap_or(0);
     let mut session = Session::open_told(options, stop)?;
     session.allow(Duration::from_secs(deadline.into()));
@@ -183,7 +177,7 @@ pub(super) fn evacuate(options: &Options, stop: &Stop, args: &EvacuateArgs) -> R
     let moved = args.moves.then(|| Moves::begin(&session, node));
     let order = session.controller.order(&Evacuate {
         workload_agent_uuid: node.into(),
-        next_state,
+        next_state: args.next_state.clone(),
         deadline,
         moves: args.moves,
     });
@@ -221,15 +215,14 @@ pub(super) struct ConfigureArgs {
 }
 
 pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) -> Result<(), Failure> {
-    let configuration = read_input(&args.file)?;
+    let configuration = input::named(&args.file)?;
     // The scheduler checks it as well, but has no way to say what is wrong.
     let checked = Configure::decode_valid(&configuration);
-    checked.map_err(|e| Failure::new(format!("{}: {e}", args.file.display())))?;
+    checked.map_err(|e| Failure::at(&args.file, e))?;
     // Unknown keys are ignored, so any other document would reset the whole
     // configuration to defaults.
     if !is_configuration(&configuration) {
-        let file = args.file.display();
-        return Err(Failure::new(format!("{file}: it has no configure: at the top")));
+        return Err(Failure::at(&args.file, "it has no configure: at the top"));
     }
     let session = Session::open(options, stop)?;
     let order = session.controller.configure(configuration)?;
@@ -291,7 +284,10 @@ fn public_ip<'a>(
     stop: &'a Stop,
     args: &PublicIpArgs,
 ) -> Result<(Session<'a>, AssignPublicIp), Failure> {
-    let named = args.tenant.as_deref().filter(|tenant| Uuid::try_parse(tenant).is_err());
+    let named = args
+        .tenant
+        .as_deref()
+        .filter(|tenant| Uuid::try_parse(tenant).is_err());
     let named = named.map(|name| tenant::find(options, stop, name)).transpose()?;
     let session = Session::open_told(options, stop)?;
     let instance = find(&session, |view| view.find_instance(&args.instance))?;
@@ -301,7 +297,10 @@ fn public_ip<'a>(
             let mut addresses = entry.addresses.into_iter();
             let leased = addresses.find(|address| address.instance_uuid == instance);
             let private_ip = given.or(leased.map(|address| address.ip)).ok_or_else(|| {
-                Failure::new(format!("instance {instance} has no address of tenant {}", entry.name))
+                Failure::new(format!(
+                    "instance {instance} has no address of tenant {}",
+                    entry.name
+                ))
             })?;
             (entry.concentrator_uuid, entry.tenant_uuid, private_ip)
         }

@@ -1,15 +1,16 @@
 //! `ssntp ctl wait`: until instances run, or have ended.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use clap::ValueEnum;
 use ssntp::payload::InstanceState;
-use ssntp_cluster::controller::{Ending, Instance, View};
+use ssntp_cluster::controller::{Ending, View};
 use uuid::Uuid;
 
 use super::json;
 use super::options::Options;
 use super::session::{LOOK, Progress, Session};
+use crate::clock::{now, wall_clock};
 use crate::failure::Failure;
 use crate::output::{printable, say, say_json};
 use crate::signals::Stop;
@@ -104,7 +105,9 @@ fn outcome(view: &View, uuid: Uuid, what: What) -> Option<Outcome> {
         return Some(Outcome::Gone);
     };
     if let Some(ending) = instance.ending() {
-        let is_final = ending.is_known() || age(instance) > EXIT_CODE_DELAY;
+        // `since` is the time of day at which this program saw the state.
+        let age = wall_clock().duration_since(instance.since).unwrap_or_default();
+        let is_final = ending.is_known() || age > EXIT_CODE_DELAY;
         return is_final.then_some(Outcome::Ended(ending));
     }
     // The state of an instance may be out of date if its node is not current.
@@ -160,19 +163,4 @@ fn how_it_is(view: &View, uuid: Uuid) -> String {
         Some(instance) => format!("it is {} on node {}", instance.state, instance.node),
         None => "it is gone".into(),
     }
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "compared with the wall-clock time at which this program saw the state"
-)]
-fn age(instance: &Instance) -> Duration {
-    SystemTime::now()
-        .duration_since(instance.since)
-        .unwrap_or_default()
-}
-
-#[expect(clippy::disallowed_methods, reason = "the time limit")]
-fn now() -> Instant {
-    Instant::now()
 }

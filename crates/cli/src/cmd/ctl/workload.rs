@@ -27,12 +27,10 @@
 //! neither is an error: a workload should not start without what was asked.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
-use clap::{ValueEnum, value_parser};
+use clap::value_parser;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use ssntp::payload::{
@@ -42,8 +40,9 @@ use ssntp::payload::{
 use ssntp::payload::{MAX_LABELS, check_label, check_name};
 use uuid::Uuid;
 
-use crate::cmd::send::read_input;
+use crate::choice::{Choices, one_of};
 use crate::failure::Failure;
+use crate::input;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct WorkloadArgs {
@@ -67,8 +66,8 @@ pub(super) struct WorkloadArgs {
     #[arg(long)]
     persistent: bool,
     /// Whether its node starts it again when it ends by itself
-    #[arg(long, value_enum, value_name = "POLICY", default_value_t = RestartName::Never)]
-    restart: RestartName,
+    #[arg(long, value_parser = one_of(RESTARTS), value_name = "POLICY", default_value = "never")]
+    restart: RestartPolicy,
     /// How many times in a row its node starts it again; 0 is no limit
     #[arg(long, value_name = "N", default_value_t = 0)]
     restart_limit: u32,
@@ -110,25 +109,12 @@ pub(super) struct WorkloadArgs {
     command: Vec<String>,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum RestartName {
-    /// It is not started again
-    Never,
-    /// Its node starts it again if it failed, or if the node was rebooted
-    OnFailure,
-    /// Its node always starts it again
-    Always,
-}
-
-impl From<RestartName> for RestartPolicy {
-    fn from(name: RestartName) -> Self {
-        match name {
-            RestartName::Never => Self::Never,
-            RestartName::OnFailure => Self::OnFailure,
-            RestartName::Always => Self::Always,
-        }
-    }
-}
+#[rustfmt::skip] // A table: one row a word.
+const RESTARTS: Choices<RestartPolicy> = &[
+    ("never", "It is not started again", RestartPolicy::Never),
+    ("on-failure", "Its node starts it again if it failed, or if the node was rebooted", RestartPolicy::OnFailure),
+    ("always", "Its node always starts it again", RestartPolicy::Always),
+];
 
 fn variable(text: &str) -> Result<(String, String), &'static str> {
     let (name, value) = text.split_once('=').ok_or("it is not NAME=VALUE")?;
@@ -146,17 +132,8 @@ const MAX_ENV_FILE: u64 = 1 << 20;
 
 /// The variables of a file: as they stand, without quotes and expansions.
 fn read_env_file(path: &Path) -> Result<Vec<(String, String)>, Failure> {
-    let shown = path.display();
-    let failed = |why: &dyn std::fmt::Display| Failure::new(format!("{shown}: {why}"));
-    let mut text = String::new();
-    let file = File::open(path).map_err(|e| failed(&e))?;
-    let read = file.take(MAX_ENV_FILE + 1).read_to_string(&mut text);
-    match read {
-        Ok(length) if length as u64 <= MAX_ENV_FILE => {}
-        Ok(_) => return Err(failed(&"it is longer than a MiB")),
-        Err(e) => return Err(failed(&e)),
-    }
-    parse_env(&text).map_err(|(line, why)| failed(&format_args!("line {line}: {why}")))
+    let text = String::from_utf8(input::file(path, MAX_ENV_FILE)?).map_err(|e| Failure::at(path, e))?;
+    parse_env(&text).map_err(|(line, why)| Failure::at(path, format_args!("line {line}: {why}")))
 }
 
 fn parse_env(text: &str) -> Result<Vec<(String, String)>, (usize, &'static str)> {
@@ -181,8 +158,7 @@ impl WorkloadArgs {
     pub(super) fn workload(&self) -> Result<Workload, Failure> {
         if let Some(path) = &self.file {
             let shown = path.display();
-            let mut workload =
-                parse(&read_input(path)?).map_err(|why| Failure::new(format!("{shown}: {why}")))?;
+            let mut workload = parse(&input::named(path)?).map_err(|why| Failure::at(path, why))?;
             workload.count = self.count;
             self.call(&mut workload)?;
             if workload.named && self.count > 1 {
@@ -212,7 +188,7 @@ impl WorkloadArgs {
                 network_node: self.network_node,
                 ..Requirements::default()
             },
-            restart_policy: self.restart.into(),
+            restart_policy: self.restart.clone(),
             restart_limit: self.restart_limit,
             command: self.command.clone(),
             env,

@@ -26,8 +26,8 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use uuid::Uuid;
 
-use super::now;
 use super::processes::{end_of, pause, program};
+use crate::clock::now;
 use crate::failure::Failure;
 
 /// How long killed processes may take to be gone. The demo waits twice as long for
@@ -52,7 +52,7 @@ impl Caretaker {
     pub(super) fn start() -> Result<Self, Failure> {
         let path = std::env::temp_dir().join(format!("ssntp-demo-{}", Uuid::new_v4()));
         let made = DirBuilder::new().mode(0o700).create(&path);
-        made.map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
+        made.map_err(|e| Failure::at(&path, e))?;
         // The name without symbolic links, by which the system says where a process runs.
         let directory = path.canonicalize().unwrap_or(path);
         // In a group of its own, so that no Ctrl-C ends it, and in another directory,
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         pause();
         left = left_in(directory);
     }
-    fs::remove_dir_all(directory).map_err(|e| Failure::new(format!("{}: {e}", directory.display())))?;
+    fs::remove_dir_all(directory).map_err(|e| Failure::at(directory, e))?;
     match were_left {
         true => Err(Failure::silent(1)),
         false => Ok(()),

@@ -28,7 +28,7 @@ mod screen;
 mod steps;
 mod watch;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::value_parser;
 
@@ -36,6 +36,7 @@ use self::caretaker::Caretaker;
 use self::processes::Processes;
 use self::screen::Screen;
 use self::steps::{Demo, STEPS};
+use crate::clock::now;
 use crate::failure::Failure;
 use crate::seconds::Seconds;
 use crate::signals::Stop;
@@ -114,12 +115,4 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     removed?;
     erased?;
     screen.step("no process and no file is left")
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "each step is printed with its time, and the demo has a length"
-)]
-fn now() -> Instant {
-    Instant::now()
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::RecvTimeoutError;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::now;
+use crate::clock::now;
 use crate::failure::Failure;
 use crate::output::{note, printable};
 use crate::signals::Stop;

@@ -16,9 +16,9 @@ use ssntp_cluster::controller::{
 };
 use uuid::Uuid;
 
-use super::now;
 use super::processes::{Processes, program};
 use super::screen::Screen;
+use crate::clock::now;
 use crate::cmd::ctl::tables::short;
 use crate::failure::Failure;
 use crate::output::printable;
@@ -54,7 +54,7 @@ const CLEAN_UP: Duration = Duration::from_secs(3);
 /// demo's directory; other users may not be able to reach it, so that instances run
 /// as the agent's user.
 const SCHEDULER: &str =
-    "scheduler --listen 127.0.0.1:0 --ca ca.pem --cert scheduler.pem --config cluster.yaml --require-bound";
+    "scheduler --listen 127.0.0.1:0 --ca ca.pem --cert scheduler.pem --config cluster.yaml";
 const NODE: &str = "--ca ca.pem --mem 4096 --interval 1 --grace 2 --confinement rlimits --users agent";
 /// Memory of a workload in MB, and more than any node has.
 const WORKLOAD_MEM: i64 = 64;

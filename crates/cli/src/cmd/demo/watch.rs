@@ -7,8 +7,8 @@ use ssntp::payload::InstanceState;
 use ssntp_cluster::controller::{Change, CommandError, Order, OrderError, Shown, View};
 use uuid::Uuid;
 
-use super::now;
 use super::steps::Demo;
+use crate::clock::now;
 use crate::failure::Failure;
 
 /// How long one thing may take to be seen.

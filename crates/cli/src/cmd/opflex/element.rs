@@ -378,7 +378,7 @@ fn show(element: &PolicyElement, wanted: &[Wanted], follow: bool, as_json: bool)
         }
     }
     if follow {
-        let all = element.with(|cx| cx.core().policy().to_objects());
+        let all = element.with(|cx| cx.core.policy().to_objects());
         for object in all.map_err(Failure::new)? {
             print_once(&mut output, object, &mut shown, as_json)?;
         }
@@ -445,7 +445,7 @@ fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
             let found = if *found { "resolved" } else { "not there yet" };
             format!("{subject} {target} {found}")
         }
-        ElementEvent::Changed { what, objects } | ElementEvent::Forgotten { what, objects } => {
+        ElementEvent::Changed { what, objects } => {
             return objects
                 .iter()
                 .try_for_each(|change| print_change(output, *what, change));

@@ -1,6 +1,6 @@
 //! `ssntp opflex serve`: policy repository, endpoint registry, observer.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::value_parser;
 use crossbeam_channel::TryRecvError;
@@ -12,7 +12,7 @@ use ssntp_opflex::run::ServerConfig;
 use super::identity::IdentityArgs;
 use super::load_model;
 use super::local::InspectorArgs;
-use super::source::{LOOK, Source};
+use super::source::{LOOK, Source, modified};
 use super::tls::ServerTls;
 use crate::admin::{self, AdminArgs};
 use crate::credentials::FilesRead;
@@ -27,7 +27,8 @@ use crate::settings::{ConfigFile, Problems, Settings};
 /// changes, it is read again and replaces all policy. When a file of --tls-cert, --tls-ca
 /// or --tls-crl changes, it is read again, and clients whose certificate is not valid any
 /// more are disconnected. A file that cannot be read changes nothing. SIGHUP makes the
-/// server read all files at once.
+/// server read all files at once; policy files whose contents are the same do not undo
+/// what `ssntp opflex policy` has changed.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
@@ -96,10 +97,14 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let schema = config.schema.clone();
     let mut source = args.policy.map(|path| Source::new(path, schema));
     if let Some(source) = &mut source {
-        config.policy = source.read()?;
+        config.policy = source.read()?.unwrap_or_default();
     }
+    let kept = config.keep.clone().filter(|path| path.exists());
     let server = Server::start(config)?;
     let handle = server.handle();
+    if let Some((kept, source)) = kept.as_deref().zip(source.as_ref()) {
+        tell_of_kept(kept, source);
+    }
     let presence = Presence {
         name: "opflex",
         addresses: server.addresses(),
@@ -122,6 +127,9 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let mut running = Running {
         server: &server,
         source,
+        // The kept policy is not that of the files, so replacing it loses something.
+        revision: kept.map_or_else(|| revision(&server).ok(), |_| None),
+        is_due: false,
         tls: args.tls,
     };
     let done = daemon.run(presence, read, &mut running, arms);
@@ -137,7 +145,32 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
 struct Running<'a> {
     server: &'a Server,
     source: Option<Source>,
+    /// The revision that policy got from the files, if it did.
+    revision: Option<u64>,
+    /// Whether the policy is to be read at the next look.
+    is_due: bool,
     tls: ServerTls,
+}
+
+/// Says which of two policies is in force.
+fn tell_of_kept(kept: &Path, source: &Source) {
+    // The latest changes may still be in the file beside it.
+    let mut edits = kept.as_os_str().to_owned();
+    edits.push(".edits");
+    let last = [kept, Path::new(&edits)].into_iter().filter_map(modified).max();
+    let (kept, given) = (kept.display(), source.path().display());
+    if last.is_some_and(|last| source.is_newer_than(last)) {
+        log::warn!(
+            "{given} is newer than the policy kept in {kept}, which is in force: `ssntp opflex policy reload` replaces it"
+        );
+    } else {
+        log::info!("the policy kept in {kept} is in force, not {given}");
+    }
+}
+
+fn revision(server: &Server) -> Result<u64, Failure> {
+    let revision = server.handle().with(|cx| cx.core().policy_revision());
+    revision.map_err(Failure::new)
 }
 
 impl Service for Running<'_> {
@@ -145,18 +178,21 @@ impl Service for Running<'_> {
 
     fn reload(&mut self, _: Option<Args>) -> Result<FilesRead, Failure> {
         let (acceptor, read) = self.tls.read()?;
-        self.read_policy()?;
         if let Some(acceptor) = acceptor {
             self.server.renew(acceptor)?;
         }
+        // Not here: a fault in a policy file must not stop the renewal of certificates.
+        self.is_due = true;
         Ok(read)
     }
 }
 
 impl Running<'_> {
-    /// Reads the policy again if its files have changed. Returns how that went.
+    /// Reads the policy again if its files have changed, or after a reload. Returns how
+    /// that went.
     fn look(&mut self) -> Option<Result<(), String>> {
-        if !self.source.as_mut()?.has_changed() {
+        let has_changed = self.source.as_mut()?.has_changed();
+        if !has_changed && !std::mem::take(&mut self.is_due) {
             return None;
         }
         let done = self.read_policy();
@@ -167,18 +203,23 @@ impl Running<'_> {
         }))
     }
 
-    /// Makes what the source holds all the policy there is; a source that holds no
-    /// policy changes nothing.
+    /// Replaces all policy by that of the files, if their contents have changed. Files that
+    /// cannot be used change nothing.
     fn read_policy(&mut self) -> Result<(), Failure> {
         let Some(source) = &mut self.source else {
             return Ok(());
         };
-        let changed = source.read().and_then(|objects| {
-            let edited = self.server.handle().edit(Edit::Reload(objects));
-            edited.map_err(Failure::new)
-        });
+        let read = source.read();
         let path = source.path().display();
-        let changed = changed.inspect_err(|_| log::error!("{path}: the policy stays as it was"))?;
+        let Some(objects) = read.inspect_err(|_| log::error!("{path}: the policy stays as it was"))? else {
+            log::info!("{path}: read again: its contents are the same");
+            return Ok(());
+        };
+        if self.revision != Some(revision(self.server)?) {
+            log::warn!("{path}: has changed and replaces all policy, also what was changed otherwise");
+        }
+        let changed = self.server.handle().edit(Edit::Reload(objects))?;
+        self.revision = Some(revision(self.server)?);
         log::info!("{path}: read again: {changed} objects changed");
         Ok(())
     }

@@ -2,14 +2,15 @@
 //! have changed.
 
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use ssntp_opflex::model::{ManagedObject, Schema};
 
-use super::load_objects;
+use super::load;
 use crate::failure::Failure;
 use crate::watched::{Stamp, stamp};
 
@@ -20,14 +21,17 @@ pub(super) const LOOK: Duration = Duration::from_secs(1);
 /// The most files of a directory.
 const FILES: usize = 10_000;
 
-/// Policy in files, and what they were when they were read last.
+/// Policy in files, and their state when they were read last.
 #[derive(Debug)]
 pub(super) struct Source {
     path: PathBuf,
-    /// The model that objects have to fit: checked here, an error names the file.
+    /// The model that objects have to fit. It is checked here, so that an error names the
+    /// file.
     schema: Option<Arc<Schema>>,
     read: Stamps,
     seen: Stamps,
+    /// A checksum of the contents that are in force.
+    digest: Option<u64>,
 }
 
 type Stamps = Result<Vec<(PathBuf, Stamp)>, io::ErrorKind>;
@@ -39,6 +43,7 @@ impl Source {
             schema,
             read: Ok(Vec::new()),
             seen: Ok(Vec::new()),
+            digest: None,
         }
     }
 
@@ -47,15 +52,24 @@ impl Source {
         &self.path
     }
 
-    /// All the policy there is. An error names the file.
-    pub(super) fn read(&mut self) -> Result<Vec<ManagedObject>, Failure> {
+    /// Reads all files. Returns `None` if their contents are those of the last call that
+    /// returned objects: a file that was only touched must not undo what was changed
+    /// otherwise.
+    ///
+    /// # Errors
+    /// A file cannot be used; the error names it.
+    pub(super) fn read(&mut self) -> Result<Option<Vec<ManagedObject>>, Failure> {
         let failed = |e: io::Error| Failure::new(format!("{}: {e}", self.path.display()));
         // Stamped before reading: a file that is written meanwhile counts as changed.
         self.seen = stamps(&self.path);
         self.read = stamps(&self.path);
         let mut objects = Vec::new();
+        let mut digest = DefaultHasher::new();
         for file in files(&self.path).map_err(failed)? {
-            let of_file = load_objects(&file)?;
+            let of_file = load(&file, |text, format| {
+                text.hash(&mut digest);
+                ManagedObject::read_all(text, format)
+            })?;
             for object in &of_file {
                 let judged = object.check();
                 let judged = judged.and_then(|()| match &self.schema {
@@ -66,7 +80,18 @@ impl Source {
             }
             objects.extend(of_file);
         }
-        Ok(objects)
+        let digest = Some(digest.finish());
+        let is_new = std::mem::replace(&mut self.digest, digest) != digest;
+        Ok(is_new.then_some(objects))
+    }
+
+    /// Whether a file is newer than a time.
+    pub(super) fn is_newer_than(&self, time: SystemTime) -> bool {
+        let files = files(&self.path).unwrap_or_default();
+        files
+            .iter()
+            .filter_map(|file| modified(file))
+            .any(|changed| changed > time)
     }
 
     /// Whether the files have changed since they were read, and not since the last call.
@@ -77,6 +102,11 @@ impl Source {
         self.seen = now;
         is_quiet && self.seen != self.read
     }
+}
+
+/// When a file was changed last.
+pub(super) fn modified(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).ok()?.modified().ok()
 }
 
 fn stamps(path: &Path) -> Stamps {

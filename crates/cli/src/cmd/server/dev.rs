@@ -45,7 +45,7 @@ impl Dev {
         let _lock = context::lock(&directory)?;
         // It may have been made by hand.
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o700))
-            .map_err(|e| Failure::new(format!("{}: {e}", directory.display())))?;
+            .map_err(|e| Failure::at(&directory, e))?;
         let is_new = match certificates(&directory) {
             Some(_) => false,
             None => {

@@ -9,10 +9,10 @@ mod dev;
 mod forwarding;
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 
-use clap::ValueEnum;
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::proto::{Command, Frame, FrameKind, Operands};
@@ -21,13 +21,15 @@ use ssntp::transport::Address;
 
 use self::dev::Dev;
 use self::forwarding::{Application, Receivers, SHOWN, forwarding, lock, receivers};
-use super::operands;
+use super::operands::{self, senders};
 use crate::admin::{self, AdminArgs};
 use crate::application::Applications;
+use crate::choice::{Choices, one_of};
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::daemon::server::{Admission, check_configuration, listening, load_configuration, sessions};
 use crate::daemon::{Daemon, Next, Presence, Service, on};
 use crate::failure::Failure;
+use crate::input;
 use crate::seconds::Seconds;
 use crate::settings::{ConfigFile, Problems, Settings};
 use crate::watched::Watched;
@@ -42,7 +44,7 @@ use crate::watched::Watched;
 /// On SIGHUP, and when these files change, --ca, --cert, --crl, --config and
 /// --config-file are read again, except with --dev. Sessions stay, except those whose
 /// certificate is not valid any more, and clients get a CONFIGURE if --config has
-/// changed. Of --config-file, the keys forward, filter and filter-action are put in
+/// changed. Of --config-file, the keys allow, forward, filter and filter-action are put in
 /// force; the others need a restart.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -77,8 +79,8 @@ pub(crate) struct Args {
     /// Forward frames of a kind to every session with a role, as in
     /// STATS=controller; may be given several times [with --dev: as
     /// `ssntp operands` shows]
-    #[arg(long = "forward", value_name = "OPERAND=ROLE", value_parser = forward, num_args = 1..)]
-    forwards: Vec<(FrameKind, Role)>,
+    #[arg(long = "forward", value_name = "OPERAND=ROLE", num_args = 1..)]
+    forwards: Vec<OperandRole>,
     #[command(flatten)]
     applications: Applications,
     /// The file of the cluster's configuration, which clients get (the server's
@@ -86,16 +88,23 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The frames that each role may send [default: allow-all, with --dev spec]
-    #[arg(long, value_enum)]
-    filter: Option<FilterName>,
+    #[arg(long, value_parser = one_of(FILTERS))]
+    filter: Option<fn() -> Filter>,
+    /// Let roles, and no others, send an operand, whatever --filter says of it, as in
+    /// Scaled=agent for an operand of --application; may be given several times
+    #[arg(long = "allow", value_name = "OPERAND=ROLE")]
+    allows: Vec<OperandRole>,
     /// Print each frame that passes the filter, and the number of sessions that
     /// get it [default: with --dev]; frames that a slow reader cannot take are
     /// left out and counted
     #[arg(long)]
     show: bool,
     /// How the server handles a frame that its sender may not send
-    #[arg(long, value_enum, default_value_t = ActionName::Reject)]
-    filter_action: ActionName,
+    #[arg(long, value_parser = one_of(ACTIONS), default_value = "reject")]
+    filter_action: FilterAction,
+    /// Admit only clients whose certificate is bound to their UUID
+    #[arg(long)]
+    require_bound: bool,
     #[command(flatten)]
     admission: Admission,
     /// The longest payload that is accepted
@@ -105,8 +114,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "10")]
     handshake_timeout: Seconds,
     /// How the server handles a session whose queue is full
-    #[arg(long, value_enum, default_value_t = PolicyName::Disconnect)]
-    slow_consumer: PolicyName,
+    #[arg(long, value_parser = one_of(SLOW_CONSUMERS), default_value = "disconnect")]
+    slow_consumer: SlowConsumer,
     #[command(flatten)]
     admin: AdminArgs,
     /// End with the standard input, for a program that starts it as a child
@@ -117,57 +126,52 @@ pub(crate) struct Args {
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum FilterName {
-    /// Every role may send all frames
-    AllowAll,
-    /// The table of the cluster's roles
-    Spec,
-}
+#[rustfmt::skip] // A table: one row a word.
+const FILTERS: Choices<fn() -> Filter> = &[
+    ("allow-all", "Every role may send all frames", Filter::allow_all),
+    ("spec", "The table of the cluster's roles", Filter::spec),
+];
+#[rustfmt::skip] // A table: one row a word.
+const ACTIONS: Choices<FilterAction> = &[
+    ("reject", "Drop it and tell its sender", FilterAction::Reject),
+    ("drop", "Drop it", FilterAction::Drop),
+];
+#[rustfmt::skip] // A table: one row a word.
+const SLOW_CONSUMERS: Choices<SlowConsumer> = &[
+    ("disconnect", "End that session", SlowConsumer::Disconnect),
+    ("drop-newest", "Drop frames that do not fit", SlowConsumer::DropNewest),
+    ("drop-oldest", "Drop the frames that have waited longest", SlowConsumer::DropOldest),
+];
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ActionName {
-    /// Drop it and tell its sender
-    Reject,
-    /// Drop it
-    Drop,
-}
+/// An operand by its name, which --application may give it, and roles.
+#[derive(Clone, Debug)]
+struct OperandRole(String, Role);
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum PolicyName {
-    /// End that session
-    Disconnect,
-    /// Drop frames that do not fit
-    DropNewest,
-    /// Drop the frames that have waited longest
-    DropOldest,
-}
+impl FromStr for OperandRole {
+    type Err = String;
 
-impl From<PolicyName> for SlowConsumer {
-    fn from(name: PolicyName) -> Self {
-        match name {
-            PolicyName::Disconnect => Self::Disconnect,
-            PolicyName::DropNewest => Self::DropNewest,
-            PolicyName::DropOldest => Self::DropOldest,
-        }
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (operand, role) = text.split_once('=').ok_or("expected OPERAND=ROLE")?;
+        let role = role.parse::<Role>().map_err(|e| e.to_string())?;
+        Ok(Self(operand.trim().to_owned(), role))
     }
 }
 
-fn forward(text: &str) -> Result<(FrameKind, Role), String> {
-    let (kind, role) = text.split_once('=').ok_or("expected OPERAND=ROLE")?;
-    let kind = operands::kind(kind.trim())?;
-    let role = role.parse::<Role>().map_err(|e| e.to_string())?;
-    Ok((kind, role))
+impl OperandRole {
+    fn kinds(these: &[Self], operands: &Operands) -> Result<Vec<(FrameKind, Role)>, Failure> {
+        let kind = |Self(operand, role): &Self| Ok((operands::kind(operands, operand)?, *role));
+        these.iter().map(kind).collect()
+    }
 }
 
 impl Args {
     /// The rules by which frames are forwarded.
     fn rules(&self) -> Result<Rules, Failure> {
-        let rules = match self.dev && self.forwards.is_empty() {
+        let forwards = OperandRole::kinds(&self.forwards, &self.applications.operands()?)?;
+        let multicast = |rules: Rules, (kind, role)| rules.multicast(kind, role);
+        let rules = match self.dev && forwards.is_empty() {
             true => Rules::spec(),
-            false => {
-                (self.forwards.iter()).fold(Rules::new(), |rules, (kind, role)| rules.multicast(*kind, *role))
-            }
+            false => forwards.into_iter().fold(Rules::new(), multicast),
         };
         rules
             .check()
@@ -176,17 +180,25 @@ impl Args {
     }
 
     /// The frames that each role may send.
-    fn filter(&self) -> Filter {
+    fn filter(&self) -> Result<Filter, Failure> {
         let filter = match self.filter {
-            Some(FilterName::AllowAll) => Filter::allow_all(),
-            Some(FilterName::Spec) => Filter::spec(),
+            Some(filter) => filter(),
             None if self.dev => Filter::spec(),
             None => Filter::allow_all(),
         };
-        filter.action(match self.filter_action {
-            ActionName::Reject => FilterAction::Reject,
-            ActionName::Drop => FilterAction::Drop,
-        })
+        let operands = self.applications.operands()?;
+        let allows = OperandRole::kinds(&self.allows, &operands)?;
+        let filter = allows
+            .into_iter()
+            .fold(filter, |filter, (kind, role)| filter.allow(kind, role));
+        let mut own = operands.applications();
+        if let Some((_, name)) = own.find(|(kind, _)| senders(&filter, *kind).is_empty()) {
+            return Err(Failure::usage(format!(
+                "--filter lets nobody send {name}, which --application registers: --allow {name}=ROLE \
+                 names those who may"
+            )));
+        }
+        Ok(filter.action(self.filter_action))
     }
 
     /// Errors that can be found without starting the server.
@@ -196,6 +208,7 @@ impl Args {
         problems.of("config", self.configuration().transpose());
         problems.of("forward", Some(self.rules()));
         problems.of("application", Some(self.applications.operands()));
+        problems.of("allow", Some(self.filter()));
         problems
     }
 }
@@ -230,14 +243,14 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     };
     let mut config = ServerConfig::new(identity, trust)
         .rules(rules)
-        .filter(args.filter())
+        .filter(args.filter()?)
         .max_payload(args.max_payload)
         .operands(operands.clone())
         .handshake_timeout(args.handshake_timeout.into())
-        .slow_consumer(args.slow_consumer.into())
+        .slow_consumer(args.slow_consumer)
         .operators(Role::CONTROLLER)
         .configuration_check(check_configuration);
-    config = args.admission.apply(config);
+    config = args.admission.apply(config, args.require_bound);
     if let Some(yaml) = args.configuration()? {
         config = config.configuration(yaml);
     }
@@ -281,7 +294,10 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         },
     )];
     if args.until_stdin_ends {
-        arms.push(on(stdin_ends()?, |_, _| Ok(Next::End)));
+        let ended = input::on_a_thread(|_: &Sender<()>| {
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        })?;
+        arms.push(on(ended, |_, _| Ok(Next::End)));
     }
     daemon.run(presence, read, &mut running, arms)?;
     server.stop();
@@ -351,6 +367,7 @@ impl Service for Running<'_> {
 
     /// `show` is not reloaded: frames of a new rule are printed as the start decided.
     const RELOADED: &'static [&'static str] = &[
+        "allow",
         "ca",
         "cert",
         "config",
@@ -367,8 +384,10 @@ impl Service for Running<'_> {
         let configuration_file = args.watched();
         let configuration = args.configuration()?;
         let rules = new.as_ref().map(Args::rules).transpose()?;
+        let filter = args.filter()?;
         let is_unknown = |kind: &FrameKind| kind.is_application() && !self.operands.contains(*kind);
-        if let Some((kind, _)) = args.forwards.iter().find(|(kind, _)| is_unknown(kind)) {
+        let forwards = OperandRole::kinds(&args.forwards, &args.applications.operands()?)?;
+        if let Some((kind, _)) = forwards.iter().find(|(kind, _)| is_unknown(kind)) {
             return Err(Failure::new(format!(
                 "forward: {kind} needs a restart with its application"
             )));
@@ -379,7 +398,7 @@ impl Service for Running<'_> {
         let mut read = args.files().map(renew).transpose()?.unwrap_or_default();
         read.watched = read.watched.with(configuration_file);
         if let Some(rules) = rules {
-            self.take_rules(&rules, args.filter())?;
+            self.take_rules(&rules, filter)?;
         }
         if let Some(yaml) = configuration {
             self.take_configuration(yaml)?;
@@ -414,19 +433,4 @@ impl Running<'_> {
         })??;
         Ok(())
     }
-}
-
-/// Disconnected when the standard input ends. Its thread is never joined: it
-/// may wait for ever.
-fn stdin_ends() -> Result<Receiver<()>, Failure> {
-    let (end, ended) = crossbeam_channel::bounded(0);
-    let thread = std::thread::Builder::new().name("ssntp-stdin".into());
-    let read = move || {
-        let _end: Sender<()> = end;
-        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-    };
-    thread
-        .spawn(read)
-        .map_err(|e| Failure::new(format!("cannot start a thread: {e}")))?;
-    Ok(ended)
 }

@@ -3,16 +3,19 @@
 use std::collections::VecDeque;
 use std::io::{self, BufRead, Read};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use ssntp::client::{Client, Request};
 use ssntp::proto::{Frame, FrameKind, Operands};
+use ssntp_transport::threads;
 use uuid::Uuid;
 
 use super::line::{Error, Id, Line, answer, payload};
 use super::{FLUSH, write};
+use crate::clock::now;
 use crate::failure::Failure;
+use crate::input;
 
 /// The longest line, in bytes: the longest payload as base64, or as text whose
 /// every character is escaped by one more, and the rest of the line.
@@ -100,17 +103,12 @@ impl Input {
         }
     }
 
-    /// Reads on a thread of its own, which is never joined: it may wait for ever.
+    /// Reads on a thread of its own.
     /// The channel says how the input ended, once all of it is answered and sent.
     pub(super) fn start(self) -> Result<Receiver<Result<(), Failure>>, Failure> {
-        let (end, ended) = bounded(1);
-        let reading = move || {
-            let done = self.read();
-            let _ = end.send(done);
-        };
-        let thread = std::thread::Builder::new().name("ssntp-stdin".into());
-        thread.spawn(reading).map_err(cannot_start)?;
-        Ok(ended)
+        input::on_a_thread(move |end| {
+            let _ = end.send(self.read());
+        })
     }
 
     fn read(&self) -> Result<(), Failure> {
@@ -238,10 +236,9 @@ impl Input {
             drop(client);
             let _ = free.try_send(());
         };
-        let thread = std::thread::Builder::new().name("ssntp-request".into());
-        if let Err(e) = thread.spawn(asking) {
+        if let Err(e) = threads::spawn("ssntp-request", asking) {
             let _ = self.free.0.try_send(());
-            return Err(Error::new("failed", cannot_start(e)));
+            return Err(Error::new("failed", Failure::thread(e)));
         }
         Ok(())
     }
@@ -257,15 +254,6 @@ fn connected(client: &Client, limit: Duration) -> Result<Duration, Error> {
     }
 }
 
-fn cannot_start(error: io::Error) -> Failure {
-    Failure::new(format!("cannot start a thread: {error}"))
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[expect(clippy::disallowed_methods, reason = "a wait has a limit")]
-fn now() -> Instant {
-    Instant::now()
 }

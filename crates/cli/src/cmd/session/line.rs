@@ -1,12 +1,12 @@
 //! What stands in a line, read and written.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use ssntp::client::{Request, RequestError, SendFault};
 use ssntp::proto::{Frame, FrameKind, Operands};
 use uuid::Uuid;
-
-use super::base64;
 
 /// The longest `id`, in bytes of its text.
 const MAX_ID: usize = 256;
@@ -150,8 +150,12 @@ impl From<RequestError> for Error {
 pub(super) fn payload(text: Option<String>, base64: Option<String>) -> Result<Vec<u8>, Error> {
     match (text, base64) {
         (Some(text), None) => Ok(text.into_bytes()),
-        (None, Some(base64)) => base64::decode(&base64)
-            .ok_or_else(|| Error::new("bad_line", "payload_base64 is not base64 with padding")),
+        (None, Some(base64)) => STANDARD.decode(&base64).map_err(|e| {
+            Error::new(
+                "bad_line",
+                format!("payload_base64 is not base64 with padding: {e}"),
+            )
+        }),
         (None, None) => Ok(Vec::new()),
         (Some(_), Some(_)) => Err(Error::new(
             "bad_line",
@@ -201,6 +205,6 @@ fn add_payload(line: &mut Value, frame: &Frame) {
     let is_control = |byte: &u8| byte.is_ascii_control() && !matches!(byte, b'\t' | b'\n' | b'\r');
     match std::str::from_utf8(payload) {
         Ok(text) if !payload.iter().any(is_control) => line["payload"] = text.into(),
-        _ => line["payload_base64"] = base64::encode(payload).into(),
+        _ => line["payload_base64"] = STANDARD.encode(payload).into(),
     }
 }

@@ -15,11 +15,9 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `base64` | payloads that are no text |
 //! | `input` | the lines that are read, and what is done about each |
 //! | `line` | what stands in a line, read and written |
 
-mod base64;
 mod input;
 mod line;
 

@@ -106,7 +106,7 @@ fn a_standard_error_that_nobody_reads_stops_no_server() {
 
 #[test]
 fn a_flood_of_complaints_is_some_lines_that_hide_nothing() {
-    let mut server = Server::start(&["scheduler"], "warn");
+    let mut server = Server::start(&["scheduler", "--allow-unbound"], "warn");
     let agent = server.connect(Role::AGENT);
     let said = format!("reason: \u{202e}\u{9b}31m\n{}", "x".repeat(2000));
     for _ in 0..5000 {

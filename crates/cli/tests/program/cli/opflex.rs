@@ -661,6 +661,74 @@ fn a_policy_that_changes_in_its_files_is_read_again_whole_or_not_at_all() {
 }
 
 #[test]
+fn a_policy_that_was_put_outlives_reloads_and_files_that_are_only_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let object = |name: &str| {
+        format!(
+            "[{{\"subject\": \"Group\", \"uri\": \"/a/\", \"properties\": [{{\"name\": \"name\", \"data\": \"{name}\"}}]}}]"
+        )
+    };
+    let write = |name: &str, text: &str| {
+        fs::write(dir.join("new"), text).unwrap();
+        fs::rename(dir.join("new"), dir.join(name)).unwrap();
+    };
+    let shown = || {
+        let dump = run(dir, &["policy", "dump", "--control", "control"]);
+        let dumped: Value = serde_json::from_slice(&dump.stdout).unwrap();
+        dumped[0]["properties"][0]["data"].clone()
+    };
+    let serve = || {
+        let errors = fs::File::create(dir.join("errors")).unwrap();
+        let mut arguments = vec!["serve", "--listen", "127.0.0.1:0", "--policy", "policy.json"];
+        arguments.extend(["--persist", "kept.json", "--control", "control"]);
+        let mut command = opflex(dir, &arguments);
+        command.env("RUST_LOG", "info");
+        let mut child = command.stdout(Stdio::piped()).stderr(errors).spawn().unwrap();
+        line(&mut BufReader::new(child.stdout.take().unwrap()));
+        child
+    };
+    let hang_up = |server: &Child| kill_process(Pid::from_child(server), Signal::HUP).unwrap();
+
+    write("policy.json", &object("filed"));
+    write("put.json", &object("put"));
+    let server = serve();
+    assert_eq!(shown(), "filed");
+    run(dir, &["policy", "put", "put.json", "--control", "control"]);
+    hang_up(&server);
+    until_written(&dir.join("errors"), "its contents are the same");
+    fs::write(dir.join("errors"), "").unwrap();
+    // The same contents in another file, and then a fault, which hinders nothing else.
+    write("policy.json", &object("filed"));
+    until_written(&dir.join("errors"), "its contents are the same");
+    assert_eq!(shown(), "put");
+    write("policy.json", "[{");
+    fs::write(dir.join("errors"), "").unwrap();
+    hang_up(&server);
+    until_written(&dir.join("errors"), "read its files again");
+    until_written(&dir.join("errors"), "the policy stays as it was");
+    assert_eq!(shown(), "put");
+    end(server, Signal::TERM);
+
+    // Edited while the server was down: the kept policy is in force, and that is said.
+    write("policy.json", &object("edited"));
+    let server = serve();
+    until_written(
+        &dir.join("errors"),
+        "policy.json is newer than the policy kept in kept.json",
+    );
+    assert_eq!(shown(), "put");
+    write("policy.json", &object("again"));
+    until_written(
+        &dir.join("errors"),
+        "replaces all policy, also what was changed otherwise",
+    );
+    until_written(&dir.join("errors"), "1 objects changed");
+    assert_eq!(shown(), "again");
+    end(server, Signal::TERM);
+}
+
+#[test]
 fn a_change_for_another_revision_of_the_policy_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

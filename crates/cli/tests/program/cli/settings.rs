@@ -403,6 +403,7 @@ fn a_trace_goes_with_a_command_through_the_scheduler_and_comes_back_in_the_repor
         "certs/ca.pem",
         "--cert",
         "certs/scheduler.pem",
+        "--allow-unbound",
     ]);
     let at = scheduler.line("listening at ");
     let with = |words: &[&str], name: &str| {

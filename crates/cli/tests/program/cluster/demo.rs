@@ -53,7 +53,7 @@ fn the_demo_sees_every_step_and_leaves_nothing_behind() {
         "a program that is not there does not start:",
         "/no/such/program",
         "a START that needs 1000000 MB fails, as it should:",
-        "no node has the room (full_cloud)",
+        "no node has enough room (full_cloud)",
         "the way of a frame, \"START ",
         "Controller ",
         "Scheduler ",

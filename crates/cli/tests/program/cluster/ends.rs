@@ -166,7 +166,7 @@ fn a_wait_ends_with_what_it_waits_for() {
         "{said}"
     );
     // The limit counts for connecting as well, which takes a while on a busy host.
-    let why = cluster.fails("wait lasting --timeout 3");
+    let why = cluster.fails("wait lasting --timeout 8");
     assert!(
         why.starts_with(&format!(
             "instance {lasting} has not ended in time: it is active on node "

@@ -16,7 +16,11 @@ fn what_stands_goes_on_when_a_part_is_killed_and_nothing_is_left() {
     let (a, b) = (rig.start("blue", "a"), rig.start("blue", "b"));
     let mut stream = a.connect(&b);
     echoes(&mut stream, "at first");
+    until(|| rig.done("tenant show blue").matches(" up ").count() == 2);
+    rig.ip_on("a", "link set ssx1 down");
+    until(|| rig.done("tenant show blue").contains(" down "));
     rig.kill("a");
+    rig.ip_on("a", "link set ssx1 up");
     echoes(&mut stream, "without the agent");
     rig.agent("a");
     echoes(&mut stream, "with the next agent");
@@ -46,7 +50,10 @@ fn what_stands_goes_on_when_a_part_is_killed_and_nothing_is_left() {
     for (networking, word) in [
         ("subnet_key: 1", "subnet_key 1 is taken"),
         ("subnet_key: 4268000000", "subnet_key"),
-        ("subnet_key: 9, subnet_uuid: x, vnic_mac: '01:00:00:00:00:01'", "vnic_mac"),
+        (
+            "subnet_key: 9, subnet_uuid: x, vnic_mac: '01:00:00:00:00:01'",
+            "vnic_mac",
+        ),
     ] {
         let said = reason(networking);
         assert!(said.contains("network_failure") && said.contains(word), "{said}");
@@ -58,7 +65,10 @@ fn what_stands_goes_on_when_a_part_is_killed_and_nothing_is_left() {
     rig.agent("a");
     rig.done(&format!("delete {}", a.uuid));
     until(|| rig.says("a", LINKS).is_empty());
-    assert!(!rig.says("a", "nft list set bridge ssntp own").contains("elements"));
+    assert!(
+        !rig.says("a", "nft list set bridge ssntp own")
+            .contains("elements")
+    );
     rig.done("tenant delete blue");
     assert!(!rig.done("tenant list").contains("blue"));
     until(|| rig.says("k", LINKS).is_empty());

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use crate::processes::{Program, wait_for};
 
 /// How long nothing may be heard before an address counts as unreachable.
-const SILENCE: Duration = Duration::from_secs(2);
+const SILENCE: Duration = Duration::from_secs(1);
 /// The hosts of a cluster and the last byte of each one's address.
 const HOSTS: [(&str, u8); 5] = [("s", 1), ("a", 11), ("b", 12), ("k", 20), ("o", 99)];
 
@@ -29,6 +29,7 @@ pub struct Rig {
     pub dir: TempDir,
     prefix: String,
     programs: Vec<(&'static str, Program)>,
+    authority: Option<Authority>,
 }
 
 /// An instance in a tenant's network.
@@ -56,6 +57,7 @@ impl Rig {
             dir: tempfile::tempdir().unwrap(),
             prefix: format!("ssntp-{}-{number}-", std::process::id()),
             programs: Vec::new(),
+            authority: None,
         };
         if !why.is_empty() || !rig.try_ip(&format!("netns add {}hub", rig.prefix)) {
             eprintln!("skipped: networks of tenants cannot be tested here without {why}");
@@ -71,7 +73,9 @@ impl Rig {
         for (host, byte) in HOSTS {
             let own = self.namespace(host);
             self.ip(&format!("netns add {own}"));
-            self.ip(&format!("-n {own} link add u0 type veth peer name p{host} netns {hub}"));
+            self.ip(&format!(
+                "-n {own} link add u0 type veth peer name p{host} netns {hub}"
+            ));
             self.ip(&format!("-n {hub} link set p{host} master br0 up"));
             self.ip(&format!("-n {own} addr add 10.77.0.{byte}/24 dev u0"));
             self.ip(&format!("-n {own} link set u0 up"));
@@ -90,14 +94,19 @@ impl Rig {
         for (name, roles) in [
             ("agent", Role::AGENT),
             ("netagent", Role::NETAGENT),
-            ("cnci", Role::CNCIAGENT),
             ("controller", Role::CONTROLLER),
         ] {
             let issued = authority.issue(&CertificateRequest::new(roles)).unwrap();
             issued.save(dir.join(format!("{name}.pem"))).unwrap();
         }
         let request = CertificateRequest::new(Role::SCHEDULER).host("10.77.0.1".parse().unwrap());
-        authority.issue(&request).unwrap().save(dir.join("scheduler.pem")).unwrap();
+        authority
+            .issue(&request)
+            .unwrap()
+            .save(dir.join("scheduler.pem"))
+            .unwrap();
+        self.authority = Some(authority);
+        fs::create_dir(self.dir.path().join("certs")).unwrap();
         self.scheduler();
         for host in ["a", "b", "k"] {
             self.agent(host);
@@ -113,8 +122,16 @@ impl Rig {
         assert!(self.try_ip(words), "ip {words}");
     }
 
+    /// A command of `ip` in the namespace of a host.
+    pub fn ip_on(&self, host: &str, words: &str) {
+        self.ip(&format!("-n {} {words}", self.namespace(host)));
+    }
+
     fn try_ip(&self, words: &str) -> bool {
-        Command::new("ip").args(words.split(' ')).status().is_ok_and(|status| status.success())
+        Command::new("ip")
+            .args(words.split(' '))
+            .status()
+            .is_ok_and(|status| status.success())
     }
 
     /// A command in the namespace of a host.
@@ -124,13 +141,16 @@ impl Rig {
 
     /// What a command says in the namespace of a host.
     pub fn says(&self, host: &str, words: &str) -> String {
-        output(self.on(host, words.split(' ').next().unwrap()).args(words.split(' ').skip(1)))
+        output(
+            self.on(host, words.split(' ').next().unwrap())
+                .args(words.split(' ').skip(1)),
+        )
     }
 
     pub fn scheduler(&mut self) {
         let dir = self.dir.path().to_owned();
         let mut command = self.on("s", "bin/ssntp");
-        let words = "scheduler --listen 10.77.0.1:8888 --ca ca.pem --cert scheduler.pem --config cluster.yaml";
+        let words = "scheduler --listen 10.77.0.1:8888 --ca ca.pem --cert scheduler.pem --config cluster.yaml --allow-unbound";
         let mut program = Program::start(command.current_dir(dir).args(words.split(' ')));
         program.first_line();
         self.programs.push(("s", program));
@@ -139,7 +159,7 @@ impl Rig {
     pub fn agent(&mut self, host: &'static str) {
         let dir = self.dir.path().to_owned();
         let (name, more) = match host {
-            "k" => ("netagent", "--concentrator-cert cnci.pem"),
+            "k" => ("netagent", "--concentrator-certs certs"),
             _ => ("agent", "--users agent"),
         };
         let words = format!(
@@ -147,7 +167,10 @@ impl Rig {
              --network tenants --underlay u0 --interval 2 {more}"
         );
         let mut command = self.on(host, "bin/ssntp");
-        command.env("PATH", format!("{}:{}", dir.join("bin").display(), std::env::var("PATH").unwrap()));
+        command.env(
+            "PATH",
+            format!("{}:{}", dir.join("bin").display(), std::env::var("PATH").unwrap()),
+        );
         let mut program = Program::start(command.current_dir(&dir).args(words.split(' ')));
         program.first_line();
         self.programs.push((host, program));
@@ -162,8 +185,20 @@ impl Rig {
     pub fn ctl(&self, words: &str) -> Output {
         let mut command = self.on("s", "bin/ssntp");
         command.current_dir(self.dir.path());
-        command.args(["ctl", "--connect", "10.77.0.1:8888", "--ca", "ca.pem", "--cert", "controller.pem"]);
-        command.args(words.split(' ')).stdin(Stdio::null()).output().unwrap()
+        command.args([
+            "ctl",
+            "--connect",
+            "10.77.0.1:8888",
+            "--ca",
+            "ca.pem",
+            "--cert",
+            "controller.pem",
+        ]);
+        command
+            .args(words.split(' '))
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
     }
 
     /// What a command of `ssntp ctl` prints, which succeeds.
@@ -183,9 +218,15 @@ impl Rig {
         String::from_utf8(output.stderr).unwrap()
     }
 
+    /// A tenant whose concentrator has a certificate of its own.
     pub fn tenant(&self, name: &str, concentrator: u8) {
+        let uuid = uuid::Uuid::new_v4();
+        let certs = self.dir.path().join("certs");
+        let request = CertificateRequest::new(Role::CNCIAGENT).uuid(uuid);
+        let issued = self.authority.as_ref().unwrap().issue(&request).unwrap();
+        issued.save(certs.join(format!("{uuid}.pem"))).unwrap();
         self.done(&format!(
-            "tenant add {name} --subnet 172.16.0.0/24 --concentrator 10.77.0.{concentrator}/24"
+            "tenant add {name} --subnet 172.16.0.0/24 --concentrator 10.77.0.{concentrator}/24 --uuid {uuid}"
         ));
     }
 
@@ -193,7 +234,9 @@ impl Rig {
     pub fn node(&self, host: &str) -> String {
         let path = self.dir.path().join(format!("state-{host}"));
         let files = fs::read_dir(&path).unwrap().flatten().map(|entry| entry.path());
-        let texts = files.filter(|path| path.is_file()).filter_map(|path| fs::read_to_string(path).ok());
+        let texts = files
+            .filter(|path| path.is_file())
+            .filter_map(|path| fs::read_to_string(path).ok());
         let mut texts = texts.map(|text| text.trim().to_owned());
         texts.find(|text| uuid::Uuid::try_parse(text).is_ok()).unwrap()
     }
@@ -206,7 +249,10 @@ impl Rig {
         let shown = self.done(&format!("tenant show {tenant} --json"));
         let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
         let addresses = shown["addresses"].as_array().unwrap();
-        let address = addresses.iter().find(|address| address["instance"] == *uuid).unwrap();
+        let address = addresses
+            .iter()
+            .find(|address| address["instance"] == *uuid)
+            .unwrap();
         let instance = Instance {
             ip: address["ip"].as_str().unwrap().parse().unwrap(),
             pid: self.pid(host, &uuid),
@@ -218,7 +264,10 @@ impl Rig {
 
     /// The process of an instance that runs on a host.
     pub fn pid(&self, host: &str, instance: &str) -> i32 {
-        let path = self.dir.path().join(format!("state-{host}/instances/{instance}/instance.yaml"));
+        let path = self
+            .dir
+            .path()
+            .join(format!("state-{host}/instances/{instance}/instance.yaml"));
         let running = || pid_of(&path).filter(|pid| *pid > 0);
         wait_for(running)
     }
@@ -241,7 +290,9 @@ impl Rig {
     fn pids(&self) -> Vec<i32> {
         let states = ["a", "b", "k"].map(|host| self.dir.path().join(format!("state-{host}/instances")));
         let entries = states.iter().flat_map(fs::read_dir).flatten().flatten();
-        entries.filter_map(|entry| pid_of(&entry.path().join("instance.yaml"))).collect()
+        entries
+            .filter_map(|entry| pid_of(&entry.path().join("instance.yaml")))
+            .collect()
     }
 }
 
@@ -256,17 +307,24 @@ impl Drop for Rig {
         }
         for host in HOSTS.iter().map(|(host, _)| *host).chain(["hub"]) {
             let pids = output(Command::new("ip").args(["netns", "pids", &self.namespace(host)]));
-            for pid in pids.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
+            for pid in pids
+                .split_whitespace()
+                .filter_map(|pid| Pid::from_raw(pid.parse().ok()?))
+            {
                 let _ = kill_process(pid, Signal::KILL);
             }
-            let _ = Command::new("ip").args(["netns", "del", &self.namespace(host)]).output();
+            let _ = Command::new("ip")
+                .args(["netns", "del", &self.namespace(host)])
+                .output();
         }
     }
 }
 
 fn pid_of(record: &PathBuf) -> Option<i32> {
     let record = fs::read_to_string(record).ok()?;
-    record.lines().find_map(|line| line.strip_prefix("pid: ")?.parse().ok())
+    record
+        .lines()
+        .find_map(|line| line.strip_prefix("pid: ")?.parse().ok())
 }
 
 fn output(command: &mut Command) -> String {
@@ -285,7 +343,12 @@ impl Instance {
     pub fn runs(&self, words: &str) -> bool {
         let mut words = words.split(' ');
         let mut command = within(&format!("/proc/{}/ns/net", self.pid), words.next().unwrap());
-        command.args(words).stderr(Stdio::null()).status().unwrap().success()
+        command
+            .args(words)
+            .stderr(Stdio::null())
+            .status()
+            .unwrap()
+            .success()
     }
 
     /// Who answers at an address; `None` if nobody does.
@@ -338,7 +401,9 @@ pub fn serve(pid: i32, name: String) {
 
 fn serve_in(namespace: String, name: String) {
     let (names, echo) = enter(namespace, || {
-        [NAME, ECHO].map(|port| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap()).into()
+        [NAME, ECHO]
+            .map(|port| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap())
+            .into()
     });
     thread::spawn(move || {
         for mut stream in names.incoming().flatten() {

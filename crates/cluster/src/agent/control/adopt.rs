@@ -6,10 +6,13 @@ use std::time::Instant;
 use log::{info, warn};
 use uuid::Uuid;
 
+use super::lifecycle::subject;
 use super::{Control, Instance, Job, Life, Mode, Next, ephemeral};
 use crate::agent::driver::{Driver, Ended, Exit, Found};
 use crate::agent::store::{self, NodeRecord, Record, RecordAfter, RecordPhase, Stored};
-use ssntp::payload::{StartFailureReason, StartPayload};
+use crate::refusal::Refused;
+use ssntp::payload::{CommandSubject, StartPayload};
+use ssntp::proto::Command;
 
 impl Control {
     /// Takes over the instances of a former agent. It asks the drivers about them, which can
@@ -31,7 +34,9 @@ impl Control {
     /// Makes the kernel's networks as the instances need them. Blocks, so it is called before
     /// the agent's thread starts.
     pub(crate) fn restore_networks(&self) {
-        let Some(network) = &self.settings.network else { return };
+        let Some(network) = &self.settings.network else {
+            return;
+        };
         let attached = |(id, instance): (&Uuid, &Instance)| {
             let pid = instance.record.handle().filter(|_| instance.is_running())?.pid;
             let start = &instance.start.as_ref()?.start;
@@ -134,8 +139,12 @@ impl Control {
             driver,
             ephemeral: start.map(|start| ephemeral(&start.start)).unwrap_or_default(),
         });
-        let why = "its agent ended before it ran";
-        self.start_failed(id.into(), StartFailureReason::LaunchFailure, why.into(), restart);
+        let refused = Refused::new("launch_failure", "its agent ended before it ran");
+        let subject = CommandSubject {
+            restart,
+            ..subject(id)
+        };
+        self.fail(Command::START, subject, &refused);
     }
 
     /// Makes a lost record anew, from the START and the processes that run.

@@ -39,67 +39,26 @@ use bytes::Bytes;
 use log::{debug, info};
 use uuid::Uuid;
 
-use super::refusals::{About, Misaddressed, Refused, check_networking, unsupported};
+use super::refusals::{check_networking, unsupported};
 use super::{Cause, Control, Instance, Job, LaunchJob, Life, Mode, Origin};
 use crate::agent::driver::{Cancel, Driver, LaunchError, LaunchFault};
 use crate::agent::store::{self, NodeRecord, Record, RecordAfter};
+use crate::refusal::{self, Refused};
 use crate::scheduler::placement::Needs;
 use ssntp::payload::{
-    Delete, DeleteFailure, DeleteFailureReason, Error, Evacuate, Id, InvalidFrameType, NextState, Payload,
-    Restart, RestartFailure, RestartFailureReason, Restore, Start, StartFailureReason, StartPayload, Stop,
-    StopFailure, StopFailureReason, Storage,
+    CommandSubject, Delete, Evacuate, Id, NextState, Restart, Restore, Start, StartPayload, Stop, Storage,
 };
 use ssntp::proto::{Command, Frame};
 use ssntp_transport::excerpt;
 
 impl Control {
     pub(super) fn command(&mut self, now: Instant, frame: &Frame) {
-        match Command(frame.kind().operand) {
-            Command::START => {
-                if let Err((instance, restart, refused)) = self.start(frame) {
-                    self.complain(
-                        "START refused",
-                        format_args!("START of {instance} refused: {refused}"),
-                    );
-                    let detail = excerpt(&refused.why).to_string();
-                    self.start_failed(instance, refused.reason, detail, restart);
-                }
-                // A scheduler that is strict waits for this before the next.
-                self.announce(true);
-                self.stats_soon(now);
-            }
-            Command::STOP => {
-                if let Err((instance_uuid, reason)) = self.stop(now, frame) {
-                    self.tell(&StopFailure {
-                        node_uuid: self.settings.node.into(),
-                        instance_uuid,
-                        reason,
-                    });
-                }
-            }
-            Command::RESTART => {
-                if let Err((instance_uuid, refused)) = self.restart(now, frame) {
-                    self.complain(
-                        "RESTART refused",
-                        format_args!("RESTART of {instance_uuid} refused: {refused}"),
-                    );
-                    self.tell(&RestartFailure {
-                        node_uuid: self.settings.node.into(),
-                        instance_uuid,
-                        reason: refused.reason,
-                        detail: excerpt(&refused.why).to_string(),
-                    });
-                }
-            }
-            Command::DELETE => {
-                if let Err((instance_uuid, reason)) = self.delete(now, frame) {
-                    self.tell(&DeleteFailure {
-                        node_uuid: self.settings.node.into(),
-                        instance_uuid,
-                        reason,
-                    });
-                }
-            }
+        let command = Command(frame.kind().operand);
+        let done = match command {
+            Command::START => self.start(frame),
+            Command::STOP => self.stop(now, frame),
+            Command::RESTART => self.restart(now, frame),
+            Command::DELETE => self.delete(now, frame),
             Command::EVACUATE => self.evacuate(now, frame),
             Command::RESTORE => self.restore(now, frame),
             Command::ATTACH_VOLUME => self.attach(frame),
@@ -107,49 +66,61 @@ impl Control {
             Command::CONFIGURE => {
                 self.configure(frame.payload_bytes());
                 self.announce(false);
+                Ok(())
             }
             _ if frame.kind().is_of_streams() => self.stream(frame),
-            _ => debug!("{}: {} is not for agents", self.settings.node, frame.kind()),
+            _ => {
+                debug!("{}: {command} is not for agents", self.settings.node);
+                Ok(())
+            }
+        };
+        if let Err(refused) = done {
+            let subject = CommandSubject::of(frame);
+            let kind = frame.kind().name().unwrap_or("refused");
+            let about = excerpt(&subject.instance_uuid);
+            self.complain(kind, format_args!("{command} {about} refused: {refused}"));
+            self.fail(command, subject, &refused);
+        }
+        if command == Command::START {
+            // A scheduler that is strict waits for this before the next.
+            self.announce(true);
+            self.stats_soon(now);
         }
     }
 
-    fn start(&mut self, frame: &Frame) -> Result<(), (Id, bool, Refused<StartFailureReason>)> {
-        let mut payload: StartPayload = frame.payload().map_err(|e| {
-            let about = About::of(frame);
-            (about.instance_uuid, about.restart, Refused::unreadable(&e))
-        })?;
-        store::name_own_volumes(&mut payload.start);
-        let id = payload.start.instance_uuid;
-        let restart = payload.start.restart;
-        // This attempt replaces a failed one, so the old failure is not reported again.
-        self.failed.retain(|(_, failure)| failure.instance_uuid != id);
-        // A copy, so that the other frames in the same buffer are not kept in memory.
-        let received = Bytes::copy_from_slice(frame.payload_bytes());
-        self.start_payload(id, payload, received)
-            .map_err(|refused| (id.into(), restart, refused))
+    /// Answers a command that was not carried out.
+    pub(super) fn fail(&mut self, command: Command, mut subject: CommandSubject, refused: &Refused) {
+        subject.node_uuid = self.settings.node.into();
+        let instance = subject.instance_uuid.clone();
+        let Some(failure) = refusal::failure(command, subject, refused) else {
+            return self.tell(refusal::invalid_frame(command.into(), refused.word));
+        };
+        if command == Command::START {
+            self.start_failed(instance, refused.word, failure.clone());
+        }
+        self.tell(failure);
     }
 
-    fn start_payload(
-        &mut self,
-        id: Uuid,
-        payload: StartPayload,
-        received: Bytes,
-    ) -> Result<(), Refused<StartFailureReason>> {
-        use StartFailureReason as Reason;
-
+    fn start(&mut self, frame: &Frame) -> Result<(), Refused> {
+        let mut payload: StartPayload = frame.payload()?;
+        store::name_own_volumes(&mut payload.start);
+        let id = payload.start.instance_uuid;
+        // This attempt replaces a failed one, so the old failure is not reported again.
+        self.failed.retain(|failed| failed.instance != id);
+        // A copy, so that the other frames in the same buffer are not kept in memory.
+        let received = Bytes::copy_from_slice(frame.payload_bytes());
         let start = &payload.start;
-        let below_zero = |path| Refused::new(Reason::InvalidData, format!("{path} is below zero"));
-        let needs = Needs::of(start).map_err(below_zero)?;
+        let needs = Needs::of(start).map_err(|path| Refused::invalid(format!("{path} is below zero")))?;
         let is_name =
             |storage: &Storage| storage.boot || storage.id.is_empty() || storage.id.uuid().is_some();
         if !start.storage.iter().all(is_name) {
-            return Err(Refused::new(Reason::InvalidData, "a volume's name is no UUID"));
+            return Err(Refused::invalid("a volume's name is not a UUID"));
         }
         let volumes = self.volumes_of(start);
         let is_twice =
             |(n, (id, _)): (usize, &(Uuid, bool))| volumes.iter().take(n).any(|(other, _)| other == id);
         if volumes.iter().enumerate().any(is_twice) {
-            return Err(Refused::new(Reason::InvalidData, "a volume is there twice"));
+            return Err(Refused::invalid("a volume is listed twice"));
         }
         // Faults of the START come before the state of the node: a controller should not try
         // it again on another node.
@@ -158,33 +129,33 @@ impl Control {
             driver => driver,
         };
         if self.offline {
-            return Err(Refused::new(Reason::LaunchFailure, "the node is OFFLINE"));
+            return Err(Refused::new("launch_failure", "the node is OFFLINE"));
         }
         if self.mode != Mode::Normal {
-            return Err(Reason::NodeMaintenance.into());
+            return Err("node_maintenance".into());
         }
         match self.instances.get(&id) {
-            Some(instance) if instance.is_running() => return Err(Reason::AlreadyRunning.into()),
-            Some(_) => return Err(Reason::InstanceExists.into()),
+            Some(instance) if instance.is_running() => return Err("already_running".into()),
+            Some(_) => return Err("instance_exists".into()),
             None => {}
         }
         let driver = driver?;
         self.settings.policy.check(driver.name(), start)?;
         if let Some(what) = unsupported(start) {
-            return Err(Refused::new(Reason::LaunchFailure, what));
+            return Err(Refused::new("launch_failure", what));
         }
         let Some(root) = &self.settings.state else {
             let why = "this agent has no state directory";
-            return Err(Refused::new(Reason::LaunchFailure, why));
+            return Err(Refused::new("launch_failure", why));
         };
         let place = store::place(root, id);
         check_networking(start, self.settings.network.as_deref())
-            .map_err(|why| Refused::new(Reason::NetworkFailure, why))?;
+            .map_err(|why| Refused::new("network_failure", why))?;
         if !self.has_room(&needs, false) {
-            return Err(Reason::FullCn.into());
+            return Err("full_cn".into());
         }
         if !volumes.is_empty() && !self.settings.has_volumes {
-            return Err(Refused::new(Reason::ImageFailure, "this node has no volumes"));
+            return Err(Refused::new("image_failure", "this node has no volumes"));
         }
         let record = Record {
             driver: driver.name().to_owned(),
@@ -253,17 +224,12 @@ impl Control {
             .collect()
     }
 
-    fn stop(&mut self, now: Instant, frame: &Frame) -> Result<(), (Id, StopFailureReason)> {
-        let read = frame.payload::<Stop>();
-        let read = read.map(|stop| (stop.workload_agent_uuid, stop.instance_uuid));
-        let (named, id) = self.target(frame, read)?;
-        let instance = self
-            .instances
-            .get(&id)
-            .filter(|instance| instance.can_be_stopped());
-        let Some(instance) = instance else {
-            return Err((named, StopFailureReason::AlreadyStopped));
-        };
+    fn stop(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+        let stop: Stop = frame.payload()?;
+        let (id, instance) = self.target(&stop.workload_agent_uuid, &stop.instance_uuid)?;
+        if !instance.can_be_stopped() {
+            return Err("already_stopped".into());
+        }
         let after = match instance.is_persistent() {
             true => RecordAfter::Keep,
             false => RecordAfter::Delete,
@@ -272,75 +238,44 @@ impl Control {
         Ok(())
     }
 
-    fn delete(&mut self, now: Instant, frame: &Frame) -> Result<(), (Id, DeleteFailureReason)> {
-        let read = frame.payload::<Delete>();
-        let after = match &read {
-            Ok(Delete { stop: true, .. }) => RecordAfter::Release,
-            _ => RecordAfter::Delete,
-        };
-        let read = read.map(|delete| (delete.workload_agent_uuid, delete.instance_uuid));
-        let (named, id) = self.target(frame, read)?;
-        if self.instances.get(&id).is_some_and(Instance::is_out_of_reach) {
-            let why = format_args!("DELETE of {id}: it may run, and its driver isn't here");
-            self.complain("DELETE", why);
-            return Err((named, DeleteFailureReason::InvalidData));
+    fn delete(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+        let delete: Delete = frame.payload()?;
+        let (id, instance) = self.target(&delete.workload_agent_uuid, &delete.instance_uuid)?;
+        if instance.is_out_of_reach() {
+            return Err(Refused::invalid(
+                "it may run, and this agent does not have its driver",
+            ));
         }
+        let after = match delete.stop {
+            true => RecordAfter::Release,
+            false => RecordAfter::Delete,
+        };
         self.end(id, after, now);
         Ok(())
     }
 
-    /// The instance of this node that a STOP or DELETE names: as it is named there, and its
-    /// UUID. `read` has the node and the instance.
-    fn target<R>(&mut self, frame: &Frame, read: Result<(Id, Id), Error>) -> Result<(Id, Uuid), (Id, R)>
-    where
-        R: for<'a> From<&'a Error> + From<Misaddressed>,
-    {
-        let (node, named) = read.map_err(|e| {
-            let about = self.unreadable(frame, &e);
-            (about.instance_uuid, R::from(&e))
-        })?;
-        let found = match named.uuid() {
-            None => Err(Misaddressed::NotNamed),
-            Some(id) => self.addressed(&node, id).map(|_| id),
-        };
-        match found {
+    /// The instance of this node that a STOP or DELETE names.
+    fn target(&self, node: &Id, instance: &Id) -> Result<(Uuid, &Instance), Refused> {
+        match self.addressed(node, instance)? {
             // A node that is out of service acts as if it had no instances.
-            Ok(_) if self.offline => Err((named, Misaddressed::NotHere.into())),
-            Ok(id) => Ok((named, id)),
-            Err(refused) => Err((named, refused.into())),
+            _ if self.offline => Err("no_instance".into()),
+            found => Ok(found),
         }
     }
 
-    fn restart(&mut self, now: Instant, frame: &Frame) -> Result<(), (Id, Refused<RestartFailureReason>)> {
-        let restart: Restart = frame
-            .payload()
-            .map_err(|e| (About::of(frame).instance_uuid, Refused::unreadable(&e)))?;
-        let named = restart.instance_uuid.clone();
-        self.restart_payload(now, restart)
-            .map_err(|refused| (named, refused))
-    }
-
-    fn restart_payload(
-        &mut self,
-        now: Instant,
-        restart: Restart,
-    ) -> Result<(), Refused<RestartFailureReason>> {
-        use RestartFailureReason as Reason;
-
-        let id = restart.instance_uuid.uuid().ok_or(Reason::InvalidData)?;
-        let instance = self
-            .addressed(&restart.workload_agent_uuid, id)
-            .map_err(Reason::from)?;
+    fn restart(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+        let restart: Restart = frame.payload()?;
+        let (id, instance) = self.addressed(&restart.workload_agent_uuid, &restart.instance_uuid)?;
         if self.offline || self.mode != Mode::Normal {
             let why = "the node is OFFLINE or in maintenance";
-            return Err(Refused::new(Reason::LaunchFailure, why));
+            return Err(Refused::new("launch_failure", why));
         }
         match instance.life {
             Life::Stopped(_) => {}
-            Life::Removing(_) => return Err(Reason::NoInstance.into()),
-            _ => return Err(Reason::AlreadyRunning.into()),
+            Life::Removing(_) => return Err("no_instance".into()),
+            _ => return Err("already_running".into()),
         }
-        let start = instance.start.as_ref().ok_or(Reason::InstanceCorrupt)?;
+        let start = instance.start.as_ref().ok_or("instance_corrupt")?;
         let before = Arc::clone(start);
         let payload = Arc::new(StartPayload {
             start: store::restarted(&start.start, restart),
@@ -349,17 +284,17 @@ impl Control {
         });
         let Some(driver) = &instance.driver else {
             let why = "this agent has no driver for it";
-            return Err(Refused::new(Reason::LaunchFailure, why));
+            return Err(Refused::new("launch_failure", why));
         };
         self.settings.policy.check(driver.name(), &payload.start)?;
         check_networking(&payload.start, self.settings.network.as_deref())
-            .map_err(|why| Refused::new(Reason::NetworkFailure, why))?;
-        let needs = Needs::of(&payload.start).map_err(|_| Reason::InvalidData)?;
+            .map_err(|why| Refused::new("network_failure", why))?;
+        let needs = Needs::of(&payload.start).map_err(|_| "invalid_data")?;
         if !self.has_room(&needs, true) {
-            return Err(Refused::new(Reason::LaunchFailure, "there is no room"));
+            return Err(Refused::new("launch_failure", "there is no room"));
         }
         let Some(instance) = self.instances.get_mut(&id) else {
-            return Err(Reason::NoInstance.into());
+            return Err("no_instance".into());
         };
         // The last STATS said `exited`; see `ended`, which sends STATS if this is set.
         instance.restart_untold = true;
@@ -389,15 +324,13 @@ impl Control {
         self.announce(false);
     }
 
-    fn evacuate(&mut self, now: Instant, frame: &Frame) {
-        let evacuate: Evacuate = match self.node_command(frame, |e: &Evacuate| &e.workload_agent_uuid) {
-            Some(evacuate) => evacuate,
-            None => return,
-        };
+    fn evacuate(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+        let evacuate: Evacuate = frame.payload()?;
+        self.is_this(&evacuate.workload_agent_uuid)?;
         if self.offline {
             self.announce(true);
             self.stats_soon(now);
-            return;
+            return Ok(());
         }
         if let Some(more) = self.log.admit((), "evacuated", now) {
             let next = excerpt(&evacuate.next_state);
@@ -422,6 +355,7 @@ impl Control {
             };
             self.evacuate_all(now, within);
         }
+        Ok(())
     }
 
     pub(super) fn save_node(&mut self, then: Option<NextState>) {
@@ -459,13 +393,8 @@ impl Control {
         }
     }
 
-    fn restore(&mut self, now: Instant, frame: &Frame) {
-        if self
-            .node_command(frame, |r: &Restore| &r.workload_agent_uuid)
-            .is_none()
-        {
-            return;
-        }
+    fn restore(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+        self.is_this(&frame.payload::<Restore>()?.workload_agent_uuid)?;
         if !self.offline && self.mode != Mode::Normal {
             if let Some(more) = self.log.admit((), "restored", now) {
                 info!("{}: restored{more}", self.settings.node);
@@ -476,33 +405,23 @@ impl Control {
         }
         self.announce(true);
         self.stats_soon(now);
+        Ok(())
     }
 
-    /// Reads a command for the node as a whole; `None` if it was refused.
-    fn node_command<T: Payload>(&mut self, frame: &Frame, node: impl Fn(&T) -> &Id) -> Option<T> {
-        let refusal = match frame.payload::<T>() {
-            Ok(payload) if *node(&payload) == self.settings.node => return Some(payload),
-            Ok(_) => "invalid_data",
-            Err(e) if e.is_malformed() => "invalid_payload",
-            Err(_) => "invalid_data",
-        };
-        self.complain("refused", format_args!("{} refused: {refusal}", frame.kind()));
-        self.tell(&InvalidFrameType::new(frame.kind(), refusal.into()));
-        None
-    }
-
-    /// The instance and volume of a command that cannot be read as a whole.
-    pub(super) fn unreadable(&mut self, frame: &Frame, error: &Error) -> About {
-        self.complain("unreadable", format_args!("{} refused: {error}", frame.kind()));
-        About::of(frame)
+    /// Checks that a command for a node as a whole is for this one.
+    fn is_this(&self, node: &Id) -> Result<(), Refused> {
+        match *node == self.settings.node {
+            true => Ok(()),
+            false => Err("invalid_data".into()),
+        }
     }
 
     /// The instance that a command names.
-    pub(super) fn addressed(&self, node: &Id, id: Uuid) -> Result<&Instance, Misaddressed> {
-        match node.uuid() {
-            None => Err(Misaddressed::NotNamed),
-            Some(node) if node != self.settings.node => Err(Misaddressed::NotHere),
-            Some(_) => self.instances.get(&id).ok_or(Misaddressed::NotHere),
-        }
+    pub(super) fn addressed(&self, node: &Id, instance: &Id) -> Result<(Uuid, &Instance), Refused> {
+        let (Some(node), Some(id)) = (node.uuid(), instance.uuid()) else {
+            return Err("invalid_data".into());
+        };
+        let found = self.instances.get(&id).filter(|_| node == self.settings.node);
+        Ok((id, found.ok_or("no_instance")?))
     }
 }

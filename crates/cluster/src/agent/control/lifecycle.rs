@@ -5,14 +5,12 @@ use std::time::{Duration, Instant};
 use log::{info, warn};
 use uuid::Uuid;
 
-use super::{Action, Cause, Control, Job, Life, MAX_FAILED, Next, REPEATED, ephemeral};
+use super::{Action, Cause, Control, Ending, Failed, Job, Life, MAX_FAILED, Mode, Next, REPEATED, ephemeral};
 use crate::agent::driver::{Ended, Exit, LaunchError, RunId, Usage};
 use crate::agent::store::RecordAfter;
-use ssntp::payload::{
-    DeleteFailure, DeleteFailureReason, Id, InstanceDeleted, InstanceStopped, RestartFailure, StartFailure,
-    StartFailureReason,
-};
-use ssntp::proto::Frame;
+use crate::refusal::Refused;
+use ssntp::payload::{CommandSubject, Id, InstanceDeleted, InstanceStopped};
+use ssntp::proto::{Command, Frame};
 use ssntp_transport::excerpt;
 
 const SIGKILL: i32 = 9;
@@ -70,20 +68,26 @@ impl Control {
                 instance.record.detail = format!("it was not started again: {detail}");
                 self.keep_for_now(id);
                 self.save(id);
-                self.tell(&RestartFailure {
-                    node_uuid: self.settings.node.into(),
-                    instance_uuid: id.into(),
-                    reason: error.fault.into(),
-                    detail,
-                });
+                self.fail(Command::RESTART, subject(id), &error.into());
                 if removes(after) {
                     self.end(id, after, now);
                 }
             }
             Cause::Start => {
+                // An evacuation has cancelled it: the scheduler may start it on another node.
+                let is_evacuated = self.mode != Mode::Normal
+                    && matches!(after, RecordAfter::Evacuate | RecordAfter::Release);
+                let (after, refused) = match is_evacuated {
+                    true => (RecordAfter::Nothing, "node_maintenance".into()),
+                    false => (after, error.into()),
+                };
                 let restart = instance.start.as_ref().is_some_and(|start| start.start.restart);
                 self.instances.remove(&id);
-                self.start_failed(id.into(), error.fault.into(), detail, restart);
+                let subject = CommandSubject {
+                    restart,
+                    ..subject(id)
+                };
+                self.fail(Command::START, subject, &refused);
                 self.tell_after(id, after);
             }
         }
@@ -91,44 +95,31 @@ impl Control {
         self.announce(true);
     }
 
-    /// Reports a failed START, and remembers it: if a new session begins soon, it is reported
-    /// again, because the last frames of a session can be lost with it.
-    pub(super) fn start_failed(
-        &mut self,
-        instance: Id,
-        reason: StartFailureReason,
-        detail: String,
-        restart: bool,
-    ) {
-        *self.tally.failures.entry(reason.word()).or_default() += 1;
-        let failure = StartFailure {
-            node_uuid: self.settings.node.into(),
-            instance_uuid: instance,
-            reason,
-            restart,
-            detail,
-        };
-        self.tell(&failure);
+    /// Counts a failed START, and remembers its failure: if a new session begins soon, it is
+    /// reported again, because the last frames of a session can be lost with it.
+    pub(super) fn start_failed(&mut self, instance: Id, word: &'static str, failure: Frame) {
+        *self.tally.failures.entry(word).or_default() += 1;
         if self.connected {
             // The oldest is dropped, because its session is most likely to have delivered it.
             if self.failed.len() >= MAX_FAILED {
                 self.failed.pop_front();
             }
-            self.failed.push_back((self.now, failure));
+            let at = self.now;
+            self.failed.push_back(Failed {
+                at,
+                instance,
+                failure,
+            });
         }
     }
 
     /// Reports the recent failures of STARTs again. STATS report the instances that run.
     pub(super) fn repeat_failures(&mut self) {
         let now = self.now;
-        let recent = |(at, _): &(Instant, StartFailure)| now.saturating_duration_since(*at) < REPEATED;
-        self.failed.retain(recent);
-        let again: Vec<_> = self
-            .failed
-            .iter()
-            .map(|(_, failure)| Frame::of(failure))
-            .collect();
-        self.actions.extend(again.into_iter().map(Action::Send));
+        self.failed
+            .retain(|failed| now.saturating_duration_since(failed.at) < REPEATED);
+        let again = self.failed.iter().map(|failed| failed.failure.clone());
+        self.actions.extend(again.map(Action::Send));
     }
 
     /// An instance is gone from its driver.
@@ -143,10 +134,14 @@ impl Control {
         }
         let exit = match instance.life {
             // Its supervisor was killed too and left no exit code, but the signal is known.
-            Life::Terminating { killed: true, .. } if ended.exit.code.is_none() => Exit {
-                signal: Some(SIGKILL),
-                ..Exit::code(128 + SIGKILL)
-            },
+            Life::Terminating(Ending::Killing | Ending::Killed(_) | Ending::Hung)
+                if ended.exit.code.is_none() =>
+            {
+                Exit {
+                    signal: Some(SIGKILL),
+                    ..Exit::code(128 + SIGKILL)
+                }
+            }
             _ => ended.exit,
         };
         info!("{}: instance {id} ended: {exit}", self.settings.node);
@@ -203,10 +198,9 @@ impl Control {
             instance.life = Life::Stopped(Next::Stay);
             if !removes(after) {
                 // STATS say `exited` before and after, so only an event can tell.
-                let instance_uuid = id.into();
                 self.save(id);
                 self.keep_for_now(id);
-                self.tell(&InstanceStopped { instance_uuid });
+                self.tell_after(id, RecordAfter::Evacuate);
                 return self.stats_soon(now);
             }
         }
@@ -217,11 +211,7 @@ impl Control {
         }
         match &mut instance.life {
             Life::Active => {
-                instance.life = Life::Terminating {
-                    deadline: now + grace,
-                    killed: false,
-                    hung: false,
-                };
+                instance.life = Life::Terminating(Ending::Asking(grace));
                 // The record is written before the instance is asked to end: the next agent
                 // goes on with the command if this one ends in between.
                 let running = instance.running();
@@ -230,9 +220,11 @@ impl Control {
                     self.job(Job::Terminate(driver, running));
                 }
             }
-            Life::Terminating { deadline, killed, .. } => {
-                if !*killed {
-                    *deadline = (*deadline).min(now + grace);
+            Life::Terminating(ending) => {
+                match ending {
+                    Ending::Asking(before) => *before = grace.min(*before),
+                    Ending::Asked(at) => *at = (now + grace).min(*at),
+                    Ending::Killing | Ending::Killed(_) | Ending::Hung => {}
                 }
                 self.save(id);
             }
@@ -244,6 +236,19 @@ impl Control {
             Life::Launching(_) | Life::Stopped(_) | Life::Removing(_) => {}
         }
         self.stats_soon(now);
+    }
+
+    /// An instance was sent the signal that its end waits for.
+    pub(super) fn signalled(&mut self, now: Instant, id: Uuid) {
+        if let Some(instance) = self.instances.get_mut(&id)
+            && let Life::Terminating(ending) = &mut instance.life
+        {
+            *ending = match *ending {
+                Ending::Asking(grace) => Ending::Asked(now + grace),
+                Ending::Killing => Ending::Killed(now + HUNG),
+                ending => ending,
+            };
+        }
     }
 
     pub(super) fn save(&mut self, id: Uuid) {
@@ -291,11 +296,7 @@ impl Control {
                 if after == RecordAfter::Delete {
                     // Of the protocol's three reasons this is the only one that does not
                     // claim that the instance is not here.
-                    self.tell(&DeleteFailure {
-                        node_uuid: self.settings.node.into(),
-                        instance_uuid: id.into(),
-                        reason: DeleteFailureReason::InvalidData,
-                    });
+                    self.fail(Command::DELETE, subject(id), &Refused::invalid(why));
                 } else if after != RecordAfter::Retire {
                     // It is stopped at least.
                     self.tell_after(id, after);
@@ -310,8 +311,12 @@ impl Control {
         let instance_uuid = id.into();
         match after {
             RecordAfter::Nothing | RecordAfter::Keep => {}
-            RecordAfter::Delete | RecordAfter::Retire => self.tell(&InstanceDeleted { instance_uuid }),
-            RecordAfter::Evacuate | RecordAfter::Release => self.tell(&InstanceStopped { instance_uuid }),
+            RecordAfter::Delete | RecordAfter::Retire => {
+                self.tell(Frame::of(&InstanceDeleted { instance_uuid }));
+            }
+            RecordAfter::Evacuate | RecordAfter::Release => {
+                self.tell(Frame::of(&InstanceStopped { instance_uuid }));
+            }
         }
     }
 
@@ -319,27 +324,22 @@ impl Control {
     pub(super) fn tick(&mut self, now: Instant) {
         let mut kill = Vec::new();
         for (id, instance) in &mut self.instances {
-            let Life::Terminating {
-                deadline,
-                killed,
-                hung,
-            } = &mut instance.life
-            else {
+            let Life::Terminating(ending) = &mut instance.life else {
                 continue;
             };
-            if now < *deadline || *hung {
-                continue;
-            }
-            let what = match *killed {
-                true => "does not even end when killed",
-                false => "does not end, and is killed",
+            let what = match *ending {
+                Ending::Asked(at) if now >= at => {
+                    *ending = Ending::Killing;
+                    instance.record.detail = "it did not end when it was asked to, and was killed".into();
+                    "does not end, and is killed"
+                }
+                Ending::Killed(at) if now >= at => {
+                    *ending = Ending::Hung;
+                    "does not even end when killed"
+                }
+                _ => continue,
             };
             warn!("{}: instance {id} {what}", self.settings.node);
-            if !*killed {
-                instance.record.detail = "it did not end when it was asked to, and was killed".into();
-            }
-            // A killed instance that is still there at the second deadline is hung.
-            (*deadline, *hung, *killed) = (now + HUNG, *killed, true);
             kill.extend(instance.running());
         }
         for (driver, running) in kill {
@@ -352,6 +352,13 @@ impl Control {
         if self.connected && !self.held.is_empty() && now >= self.retry_due {
             self.send_held();
         }
+    }
+}
+
+pub(super) fn subject(instance: Uuid) -> CommandSubject {
+    CommandSubject {
+        instance_uuid: instance.into(),
+        ..CommandSubject::default()
     }
 }
 

@@ -67,8 +67,8 @@ use crate::network::Networks;
 use ssntp::Role;
 use ssntp::client::ClientFigures;
 use ssntp::payload::{
-    Configure, InvalidConfiguration, LauncherConfig, NextState, Payload, Persistence, Restart, StartFailure,
-    StartPayload, TraceReport, TunnelStats,
+    Configure, Id, InvalidConfiguration, LauncherConfig, NextState, Persistence, Restart, StartPayload,
+    TraceReport, TunnelStats,
 };
 use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Status};
 use ssntp_transport::LogLimit;
@@ -144,6 +144,8 @@ pub(crate) enum Done {
         instance: Uuid,
         result: Result<RunId, LaunchError>,
     },
+    /// It was asked to end, or killed.
+    Signalled { instance: Uuid },
     Removed {
         instance: Uuid,
         result: Result<(), String>,
@@ -285,15 +287,25 @@ struct Instance {
 enum Life {
     Launching(Cause),
     Active,
-    Terminating {
-        /// When it is killed; once it was killed, when it counts as hung.
-        deadline: Instant,
-        killed: bool,
-        hung: bool,
-    },
+    Terminating(Ending),
     Stopped(Next),
     /// What it goes back to if it can't be removed.
     Removing(Next),
+}
+
+/// How far the end of an instance has come. Each time limit begins when the signal before it
+/// was sent, because a worker may send thousands of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// It is to be asked, and killed if it has not ended so long after that.
+    Asking(Duration),
+    /// It was asked, and is killed at that time.
+    Asked(Instant),
+    /// It is to be killed.
+    Killing,
+    /// It was killed, and counts as hung from that time on.
+    Killed(Instant),
+    Hung,
 }
 
 /// Why an instance is launched.
@@ -397,8 +409,8 @@ pub(crate) struct Control {
     offline: bool,
     connected: bool,
     held: VecDeque<Frame>,
-    /// STARTs that failed in a session, and when.
-    failed: VecDeque<(Instant, StartFailure)>,
+    /// STARTs that failed in a session.
+    failed: VecDeque<Failed>,
     /// When held frames are sent again, after the client had no room for them.
     retry_due: Instant,
     /// The status that was sent last, with its payload.
@@ -418,6 +430,14 @@ pub(crate) struct Control {
     /// Everything comes from one server.
     log: LogLimit<()>,
     tally: Tally,
+}
+
+/// A START that failed.
+#[derive(Debug)]
+struct Failed {
+    at: Instant,
+    instance: Id,
+    failure: Frame,
 }
 
 /// Counters for the agent's figures.
@@ -512,11 +532,7 @@ impl Control {
         };
         let may_restart = self.may_restart();
         let deadline = |instance: &Instance| match instance.life {
-            Life::Terminating {
-                deadline,
-                hung: false,
-                ..
-            } => Some(deadline),
+            Life::Terminating(Ending::Asked(at) | Ending::Killed(at)) => Some(at),
             Life::Stopped(Next::StartAgain(at)) => Some(at).filter(|_| may_restart),
             Life::Stopped(Next::Delete(at)) => Some(at),
             _ => None,
@@ -541,8 +557,8 @@ impl Control {
             let state = match instance.life {
                 Life::Launching(_) => "launching",
                 Life::Active => "active",
-                Life::Terminating { hung: true, .. } => "hung",
-                Life::Terminating { .. } => "terminating",
+                Life::Terminating(Ending::Hung) => "hung",
+                Life::Terminating(_) => "terminating",
                 Life::Stopped(_) => "stopped",
                 Life::Removing(_) => "removing",
             };
@@ -605,7 +621,7 @@ impl Control {
             self.command(now, frame);
             // Also for a command that was refused: the trace tells how far the frame came.
             if frame.trace().is_some() {
-                self.tell(&TraceReport::from_frames([frame]));
+                self.tell(Frame::of(&TraceReport::from_frames([frame])));
             }
         } else if frame.kind() != Status::CONNECTED {
             debug!("{}: {} is not for agents", self.settings.node, frame.kind());
@@ -630,9 +646,8 @@ impl Control {
             }
             Err(e) => {
                 self.complain("CONFIGURE", format_args!("the configuration is refused: {e}"));
-                self.tell(&InvalidConfiguration {
-                    refused: payload.clone(),
-                });
+                let refused = payload.clone();
+                self.tell(Frame::of(&InvalidConfiguration { refused }));
             }
         }
     }
@@ -656,6 +671,7 @@ impl Control {
                 }
                 self.stats_soon(now);
             }
+            Done::Signalled { instance } => self.signalled(now, instance),
             Done::Removed { instance, result } => {
                 self.removed(now, instance, result);
                 self.stats_soon(now);
@@ -674,9 +690,8 @@ impl Control {
         self.actions.extend(self.held.drain(..).map(Action::Send));
     }
 
-    /// Sends a payload that must not be lost, now or in the next session.
-    fn tell<T: Payload>(&mut self, payload: &T) {
-        let frame = Frame::of(payload);
+    /// Sends a frame that must not be lost, now or in the next session.
+    fn tell(&mut self, frame: Frame) {
         if self.connected {
             self.actions.push(Action::Send(frame));
         } else {

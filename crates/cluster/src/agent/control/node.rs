@@ -17,15 +17,15 @@ use std::time::Instant;
 
 use uuid::Uuid;
 
-use super::{Action, Control, Instance, Job, Life, Measurable, Mode, PATIENCE, SETTLE, Usage};
+use super::{Action, Control, Ending, Instance, Job, Life, Measurable, Mode, PATIENCE, SETTLE, Usage};
 use crate::machine::Facts;
 use crate::scheduler::placement::Needs;
-use crate::subnet::Subnet;
+use crate::subnet::{Subnet, removed};
 use ssntp::Role;
 use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
 use ssntp::payload::{
-    Id, InstanceState, InstanceStats, Maintenance, NodeStatus, Ready, Stats, TenantAdded, TenantRemoved,
-    subnet_key, timestamp,
+    Id, InstanceState, InstanceStats, Maintenance, NodeStatus, Ready, Stats, TenantAdded, subnet_key,
+    timestamp,
 };
 use ssntp::proto::{Frame, Status};
 
@@ -160,7 +160,7 @@ impl Control {
     /// that do not end even when killed, because they may never end.
     pub(super) fn check_evacuated(&mut self, now: Instant) {
         let busy = |instance: &Instance| match instance.life {
-            Life::Terminating { hung, .. } => !hung,
+            Life::Terminating(ending) => ending != Ending::Hung,
             _ => instance.is_running() || matches!(instance.life, Life::Removing(_)),
         };
         if self.mode == Mode::Evacuating && !self.instances.values().any(busy) {
@@ -318,11 +318,11 @@ impl Control {
             .values()
             .filter(|t| !before.get(&key(t)).is_some_and(|(_, told)| *told))
         {
-            self.tell(tenant);
+            self.tell(Frame::of(tenant));
         }
         for (key, (tenant, _)) in &before {
             if !present.contains_key(key) {
-                self.tell(&removed(tenant));
+                self.tell(Frame::of(&removed(tenant)));
             }
         }
         self.tenants.0 = present
@@ -401,21 +401,8 @@ fn key(tenant: &TenantAdded) -> TenantKey {
     )
 }
 
-fn removed(tenant: &TenantAdded) -> TenantRemoved {
-    let tenant = tenant.clone();
-    TenantRemoved {
-        agent_uuid: tenant.agent_uuid,
-        agent_ip: tenant.agent_ip,
-        tenant_uuid: tenant.tenant_uuid,
-        tenant_subnet: tenant.tenant_subnet,
-        concentrator_uuid: tenant.concentrator_uuid,
-        concentrator_ip: tenant.concentrator_ip,
-        subnet_key: tenant.subnet_key,
-    }
-}
-
 fn is_up(instance: &Instance) -> bool {
-    matches!(instance.life, Life::Active | Life::Terminating { .. })
+    matches!(instance.life, Life::Active | Life::Terminating(_))
 }
 
 fn needs(instance: &Instance) -> Needs {
@@ -473,8 +460,8 @@ fn instance_stats(id: Uuid, instance: &Instance) -> InstanceStats {
     let state = match instance.life {
         Life::Launching(_) => InstanceState::Pending,
         Life::Active => InstanceState::Active,
-        Life::Terminating { hung: true, .. } => InstanceState::Hung,
-        Life::Terminating { .. } | Life::Removing(_) => InstanceState::Stopping,
+        Life::Terminating(Ending::Hung) => InstanceState::Hung,
+        Life::Terminating(_) | Life::Removing(_) => InstanceState::Stopping,
         Life::Stopped(_) if instance.start.is_none() || instance.driver.is_none() => InstanceState::Missing,
         Life::Stopped(_) => InstanceState::Exited,
     };

@@ -1,98 +1,31 @@
-//! The reasons why commands are refused.
+//! What is refused before a driver is asked.
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::net::IpAddr;
 
-use serde::Deserialize;
-
-use crate::agent::driver::LaunchError;
+use crate::agent::driver::{LaunchError, LaunchFault};
 use crate::network::Networks;
+use crate::refusal::Refused;
 use crate::subnet::{Subnet, is_mac};
-use ssntp::payload::{
-    AttachVolumeFailureReason, DeleteFailureReason, Error, Id, Networking, RestartFailureReason, Start,
-    StartFailureReason, StopFailureReason, yaml,
-};
-use ssntp::proto::Frame;
+use ssntp::payload::{Networking, Start};
 
-/// A refusal of START or RESTART: the protocol's reason, and an explanation, which may be
-/// empty.
-#[derive(Debug)]
-pub(super) struct Refused<R> {
-    pub(super) reason: R,
-    pub(super) why: String,
-}
-
-impl<R> Refused<R> {
-    pub(super) fn new(reason: R, why: impl Into<String>) -> Self {
-        Self {
-            reason,
-            why: why.into(),
-        }
+impl From<&LaunchError> for Refused {
+    fn from(error: &LaunchError) -> Self {
+        let word = match error.fault {
+            LaunchFault::Data => "invalid_data",
+            LaunchFault::Image => "image_failure",
+            LaunchFault::Full => "full_cn",
+            LaunchFault::Network => "network_failure",
+            LaunchFault::Launch => "launch_failure",
+        };
+        Self::new(word, &*error.why)
     }
 }
 
-impl<R: for<'a> From<&'a Error>> Refused<R> {
-    pub(super) fn unreadable(error: &Error) -> Self {
-        Self::new(error.into(), error.to_string())
+impl From<LaunchError> for Refused {
+    fn from(error: LaunchError) -> Self {
+        Self::from(&error)
     }
 }
-
-impl<R> From<R> for Refused<R> {
-    fn from(reason: R) -> Self {
-        Self::new(reason, "")
-    }
-}
-
-impl<R: fmt::Display> fmt::Display for Refused<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.why.as_str() {
-            "" => self.reason.fmt(f),
-            why => write!(f, "{}: {why}", self.reason),
-        }
-    }
-}
-
-macro_rules! refused_of_launch_error {
-    ($($reason:ty),+) => {
-        $(impl From<LaunchError> for Refused<$reason> {
-            fn from(error: LaunchError) -> Self {
-                Self::new(error.fault.into(), error.why)
-            }
-        })+
-    };
-}
-
-refused_of_launch_error!(StartFailureReason, RestartFailureReason);
-
-/// The command is not for an instance of this node.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Misaddressed {
-    /// It names no node or no instance, so it is invalid.
-    NotNamed,
-    /// The node, or the instance, is another one.
-    NotHere,
-}
-
-macro_rules! reasons {
-    ($($reason:ty),+) => {
-        $(impl From<Misaddressed> for $reason {
-            fn from(refused: Misaddressed) -> Self {
-                match refused {
-                    Misaddressed::NotNamed => Self::InvalidData,
-                    Misaddressed::NotHere => Self::NoInstance,
-                }
-            }
-        })+
-    };
-}
-
-reasons!(
-    StopFailureReason,
-    DeleteFailureReason,
-    RestartFailureReason,
-    AttachVolumeFailureReason
-);
 
 /// What a START asks for that this agent can't do. The START is refused, because its
 /// program may rely on it.
@@ -120,34 +53,15 @@ pub(super) fn check_networking(start: &Start, network: Option<&Networks>) -> Res
         ..
     } = &start.networking;
     if !vnic_mac.is_empty() && !is_mac(vnic_mac) {
-        return Err(format!("{vnic_mac:?} is no MAC address"));
+        return Err(format!("{vnic_mac:?} is not a MAC address"));
     }
     if !subnet.is_empty() && subnet.parse::<Subnet>().is_err() {
-        return Err(format!("{subnet:?} is no subnet"));
+        return Err(format!("{subnet:?} is not a subnet"));
     }
     for ip in [private_ip, concentrator_ip] {
         if !ip.is_empty() && ip.parse::<IpAddr>().is_err() {
-            return Err(format!("{ip:?} is no IP address"));
+            return Err(format!("{ip:?} is not an IP address"));
         }
     }
     Ok(())
-}
-
-/// The instance and the volume of a command that can't be read as a whole.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct About {
-    pub(super) instance_uuid: Id,
-    pub(super) volume_uuid: Id,
-    pub(super) restart: bool,
-}
-
-impl About {
-    pub(super) fn of(frame: &Frame) -> Self {
-        yaml::documents(frame.payload_bytes())
-            .take(3)
-            .filter_map(|document| yaml::decode::<BTreeMap<String, Self>>(document.bytes).ok())
-            .find_map(|roots| roots.into_values().find(|about| !about.instance_uuid.is_empty()))
-            .unwrap_or_default()
-    }
 }

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::{Action, Control};
 use crate::agent::driver::InstanceDir;
-use ssntp::payload::InvalidFrameType;
+use crate::refusal::Refused;
 use ssntp::proto::{Command, Frame, OpenStream, StreamCredit, StreamEndReason, StreamEnded, stream_of};
 
 /// An order to the thread that reads logs.
@@ -27,7 +27,7 @@ pub(crate) enum StreamOrder {
 
 impl Control {
     /// Handles a command about streams. Commands for a stream that is over have no effect.
-    pub(super) fn stream(&mut self, frame: &Frame) {
+    pub(super) fn stream(&mut self, frame: &Frame) -> Result<(), Refused> {
         let payload = frame.payload_bytes();
         let order = match Command(frame.kind().operand) {
             Command::OPEN_STREAM => OpenStream::decode(payload).map(|open| self.open_stream(open)),
@@ -36,10 +36,8 @@ impl Control {
             }
             _ => stream_of(payload).map(|stream| Action::Stream(StreamOrder::Close(stream))),
         };
-        match order {
-            Some(action) => self.actions.push(action),
-            None => self.tell(&InvalidFrameType::new(frame.kind(), "invalid_data".into())),
-        }
+        self.actions.push(order.ok_or("invalid_data")?);
+        Ok(())
     }
 
     fn open_stream(&mut self, open: OpenStream) -> Action {

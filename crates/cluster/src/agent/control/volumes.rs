@@ -5,67 +5,46 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use super::lifecycle::subject;
 use super::{Control, Job, Life, MAX_VOLUME_OPS, VolumeOp};
 use crate::agent::driver::{VolumeError, VolumeFault};
-use ssntp::payload::{
-    AttachVolume, AttachVolumeFailure, AttachVolumeFailureReason as Reason, DetachVolume,
-    DetachVolumeFailure, DetachVolumeFailureReason, Error, Id, Start,
-};
-use ssntp::proto::Frame;
+use crate::refusal::Refused;
+use ssntp::payload::{AttachVolume, CommandSubject, DetachVolume, Id, Start};
+use ssntp::proto::{Command, Frame};
 
 impl Control {
-    pub(super) fn attach(&mut self, frame: &Frame) {
-        let read = frame.payload::<AttachVolume>();
-        let read = read.map(|p| (p.workload_agent_uuid, p.instance_uuid, p.volume_uuid));
-        self.volume_command(frame, read, true);
+    pub(super) fn attach(&mut self, frame: &Frame) -> Result<(), Refused> {
+        let p: AttachVolume = frame.payload()?;
+        self.volume_op(&p.workload_agent_uuid, &p.instance_uuid, &p.volume_uuid, true)
     }
 
-    pub(super) fn detach(&mut self, frame: &Frame) {
-        let read = frame.payload::<DetachVolume>();
-        let read = read.map(|p| (p.workload_agent_uuid, p.instance_uuid, p.volume_uuid));
-        self.volume_command(frame, read, false);
+    pub(super) fn detach(&mut self, frame: &Frame) -> Result<(), Refused> {
+        let p: DetachVolume = frame.payload()?;
+        self.volume_op(&p.workload_agent_uuid, &p.instance_uuid, &p.volume_uuid, false)
     }
 
-    fn volume_command(&mut self, frame: &Frame, read: Result<(Id, Id, Id), Error>, attach: bool) {
-        let (instance, volume, result) = match read {
-            Ok((node, instance, volume)) => {
-                let result = self.volume_op(&node, &instance, &volume, attach);
-                (instance, volume, result)
-            }
-            Err(e) => {
-                let about = self.unreadable(frame, &e);
-                (about.instance_uuid, about.volume_uuid, Err(Reason::from(&e)))
-            }
-        };
-        if let Err(reason) = result {
-            self.tell_volume(instance, volume, attach, reason);
-        }
-    }
-
-    fn volume_op(&mut self, node: &Id, instance: &Id, volume: &Id, attach: bool) -> Result<(), Reason> {
-        let (Some(id), Some(volume)) = (instance.uuid(), volume.uuid()) else {
-            return Err(Reason::InvalidData);
-        };
-        let instance = self.addressed(node, id)?;
+    fn volume_op(&mut self, node: &Id, instance: &Id, volume: &Id, attach: bool) -> Result<(), Refused> {
+        let volume = volume.uuid().ok_or("invalid_data")?;
+        let (id, instance) = self.addressed(node, instance)?;
         if self.offline {
-            return Err(Reason::AttachFailure);
+            return Err("attach_failure".into());
         }
         if !self.settings.has_volumes {
-            return Err(Reason::NotSupported);
+            return Err("not_supported".into());
         }
-        let is_ending = matches!(instance.life, Life::Terminating { .. } | Life::Removing(_));
+        let is_ending = matches!(instance.life, Life::Terminating(_) | Life::Removing(_));
         if is_ending || instance.start.is_none() || instance.driver.is_none() {
-            return Err(Reason::InstanceFailure);
+            return Err("instance_failure".into());
         }
         // Whether it is attached once all waiting commands are done.
         let last = instance.volume_ops.iter().rfind(|op| op.volume == volume);
         let attached = last.map_or(instance.volumes.contains(&volume), |op| op.attach);
         if attached == attach {
-            return Err(Reason::AlreadyAttached);
+            return Err("already_attached".into());
         }
         // A volume command can block on a machine, so a controller could queue any number.
         if instance.volume_ops.len() >= MAX_VOLUME_OPS {
-            return Err(Reason::AttachFailure);
+            return Err("attach_failure".into());
         }
         if let Some(instance) = self.instances.get_mut(&id) {
             instance.volume_ops.push_back(VolumeOp { volume, attach });
@@ -117,34 +96,23 @@ impl Control {
         if let Err(e) = result {
             let why = format_args!("volume {} of instance {id}: {e}", op.volume);
             self.complain("volume", why);
-            let reason = match e.fault {
-                VolumeFault::NotSupported => Reason::NotSupported,
-                VolumeFault::State => Reason::StateFailure,
-                VolumeFault::Instance => Reason::InstanceFailure,
-                VolumeFault::Failed => Reason::AttachFailure,
+            let word = match e.fault {
+                VolumeFault::NotSupported => "not_supported",
+                VolumeFault::State => "state_failure",
+                VolumeFault::Instance => "instance_failure",
+                VolumeFault::Failed => "attach_failure",
             };
-            self.tell_volume(id.into(), op.volume.into(), op.attach, reason);
+            let command = match op.attach {
+                true => Command::ATTACH_VOLUME,
+                false => Command::DETACH_VOLUME,
+            };
+            let subject = CommandSubject {
+                volume_uuid: op.volume.into(),
+                ..subject(id)
+            };
+            self.fail(command, subject, &word.into());
         }
         self.next_volume_op(id);
-    }
-
-    fn tell_volume(&mut self, instance_uuid: Id, volume_uuid: Id, attach: bool, reason: Reason) {
-        let node_uuid = self.settings.node.into();
-        if attach {
-            self.tell(&AttachVolumeFailure {
-                node_uuid,
-                instance_uuid,
-                volume_uuid,
-                reason,
-            });
-        } else {
-            self.tell(&DetachVolumeFailure {
-                node_uuid,
-                instance_uuid,
-                volume_uuid,
-                reason: detach_reason(&reason),
-            });
-        }
     }
 }
 
@@ -155,13 +123,4 @@ pub(crate) fn ephemeral(start: &Start) -> Vec<Uuid> {
         .iter()
         .filter(|storage| storage.ephemeral && !storage.boot);
     go.filter_map(|storage| storage.id.uuid()).collect()
-}
-
-/// The reason of a DetachVolumeFailure, which has a name of its own for some of them.
-fn detach_reason(reason: &Reason) -> DetachVolumeFailureReason {
-    match reason {
-        Reason::AlreadyAttached => DetachVolumeFailureReason::NotAttached,
-        Reason::AttachFailure => DetachVolumeFailureReason::DetachFailure,
-        other => other.as_str().into(),
-    }
 }

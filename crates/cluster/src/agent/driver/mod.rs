@@ -38,7 +38,7 @@ pub(super) use self::supervisor::boot_id;
 pub use self::supervisor::{Confinement, supervise};
 use super::policy::Policy;
 use crate::network::Wire;
-use ssntp::payload::{RestartFailureReason, Start, StartFailureReason, StartPayload};
+use ssntp::payload::{Start, StartPayload};
 
 /// Runs instances of one kind or several.
 ///
@@ -416,28 +416,6 @@ impl LaunchError {
             _ => LaunchFault::Launch,
         };
         Self::new(fault, format!("{what}: {error}"))
-    }
-}
-
-impl From<LaunchFault> for StartFailureReason {
-    fn from(fault: LaunchFault) -> Self {
-        match fault {
-            LaunchFault::Data => Self::InvalidData,
-            LaunchFault::Image => Self::ImageFailure,
-            LaunchFault::Full => Self::FullCn,
-            LaunchFault::Network => Self::NetworkFailure,
-            LaunchFault::Launch => Self::LaunchFailure,
-        }
-    }
-}
-
-impl From<LaunchFault> for RestartFailureReason {
-    fn from(fault: LaunchFault) -> Self {
-        match fault {
-            LaunchFault::Data => Self::InvalidData,
-            LaunchFault::Network => Self::NetworkFailure,
-            LaunchFault::Image | LaunchFault::Full | LaunchFault::Launch => Self::LaunchFailure,
-        }
     }
 }
 

@@ -203,7 +203,7 @@ fn check_texts(start: &Start) -> Result<(), LaunchError> {
     }
     for (key, value) in &start.env {
         if key.is_empty() || key.contains('=') || zero(key) || zero(value) {
-            return refuse(format!("{key:?} is no environment variable"));
+            return refuse(format!("{key:?} is not a valid name of an environment variable"));
         }
     }
     Ok(())

@@ -346,7 +346,7 @@ fn open(dir: &OwnedFd, name: &str) -> io::Result<Option<File>> {
         true => Ok(Some(file)),
         false => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("{name} is no file"),
+            format!("{name} is not a regular file"),
         )),
     }
 }

@@ -42,13 +42,19 @@ impl Pool {
                     }
                 }
             }
-            Job::Terminate(driver, running) => warn_of(&running, "asked to end", driver.terminate(&running)),
             Job::Tunnels(network) => match network.tunnels() {
                 Ok(tunnels) => self.done(Done::Tunnels(tunnels)),
                 Err(why) => warn!("tenants' networks cannot be looked at: {why}"),
             },
             Job::Detach(network, instance) => network.detach(instance),
-            Job::Kill(driver, running) => warn_of(&running, "killed", driver.kill(&running)),
+            Job::Terminate(driver, running) => {
+                warn_of(&running, "asked to end", driver.terminate(&running));
+                self.signalled(&running);
+            }
+            Job::Kill(driver, running) => {
+                warn_of(&running, "killed", driver.kill(&running));
+                self.signalled(&running);
+            }
             Job::Watch(driver, running) => driver.watch(&running, &self.sink),
             Job::Remove {
                 instance,
@@ -288,6 +294,11 @@ impl Pool {
         self.store
             .as_deref()
             .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "there is no state directory"))
+    }
+
+    fn signalled(&self, running: &Running) {
+        let instance = running.place.instance();
+        self.done(Done::Signalled { instance });
     }
 
     fn done(&self, done: Done) {

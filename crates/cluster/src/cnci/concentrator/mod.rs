@@ -20,17 +20,21 @@ use uuid::Uuid;
 
 use super::plane::DataPlane;
 use super::tables::{Tables, Tunnel};
+use crate::refusal::{self, Refused};
 use crate::subnet::Subnet;
 use ssntp::payload::{
-    ConcentratorInstanceAdded, Configure, Id, InvalidConfiguration, InvalidFrameType, Payload,
-    PublicIpAssigned, RefreshCnci, TenantAdded, TenantRemoved,
+    ConcentratorInstanceAdded, Configure, Id, InvalidConfiguration, Payload, PublicIpAssigned, RefreshCnci,
+    TenantAdded, TenantRemoved,
 };
-use ssntp::proto::{Command, Event, Frame, FrameKind};
+use ssntp::proto::{Command, Event, Frame};
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 
 /// Saves the tables.
 pub(super) type Keep = Box<dyn FnMut(&Tables) -> io::Result<()> + Send>;
+
+/// The answer to a frame, if it has one; or why the frame is refused.
+type Answer = Result<Option<Frame>, Refused>;
 
 /// A concentrator without I/O: frames in, frames out.
 pub(super) struct Concentrator {
@@ -40,7 +44,6 @@ pub(super) struct Concentrator {
     tables: Tables,
     plane: Box<dyn DataPlane>,
     keep: Keep,
-    answers: Vec<Frame>,
     /// Everything comes from one server.
     log: LogLimit<()>,
 }
@@ -71,7 +74,6 @@ impl Concentrator {
             tables,
             plane,
             keep,
-            answers: Vec::new(),
             log: LogLimit::default(),
         })
     }
@@ -102,25 +104,30 @@ impl Concentrator {
         std::iter::once(added).chain(assigned).collect()
     }
 
-    /// Handles a frame; gives the answers.
-    pub(super) fn frame(&mut self, frame: &Frame) -> Vec<Frame> {
+    /// Handles a frame; gives the answer, if it has one.
+    pub(super) fn frame(&mut self, frame: &Frame) -> Option<Frame> {
         let kind = frame.kind();
-        if kind == Event::TENANT_ADDED {
-            self.read(frame, Self::tenant_added);
+        let answer = if kind == Event::TENANT_ADDED {
+            self.read(frame, Self::tenant_added)
         } else if kind == Event::TENANT_REMOVED {
-            self.read(frame, Self::tenant_removed);
+            self.read(frame, Self::tenant_removed)
         } else if kind == Command::REFRESH_CNCI {
-            self.read(frame, Self::refresh);
+            self.read(frame, Self::refresh)
         } else if kind == Command::ASSIGN_PUBLIC_IP {
-            self.assign_command(frame);
+            self.read(frame, Self::assign)
         } else if kind == Command::RELEASE_PUBLIC_IP {
-            self.release_command(frame);
+            self.read(frame, Self::release)
         } else if kind == Command::CONFIGURE {
-            self.configure(frame);
+            return self.configure(frame);
         } else {
             debug!("{}: {kind} is not for concentrators", self.uuid);
-        }
-        std::mem::take(&mut self.answers)
+            return None;
+        };
+        answer.unwrap_or_else(|refused| {
+            self.complain("refused", format_args!("{kind} refused: {refused}"));
+            let failure = refusal::failure_of(frame, &refused);
+            Some(failure.unwrap_or_else(|| refusal::invalid_frame(kind, refused.word)))
+        })
     }
 
     /// Logs why a frame was refused, unless there were too many lines of this kind: otherwise
@@ -131,27 +138,8 @@ impl Concentrator {
         }
     }
 
-    fn answer<T: Payload>(&mut self, payload: &T) {
-        self.answers.push(Frame::of(payload));
-    }
-
-    /// Handles a frame that has no failure. If it is refused, InvalidFrameType answers it.
-    fn read<T: Payload>(&mut self, frame: &Frame, take: impl FnOnce(&mut Self, T) -> Result<(), String>) {
-        let refused = match frame.payload::<T>() {
-            Ok(payload) => match take(self, payload) {
-                Ok(()) => return,
-                Err(why) => ("invalid_data", why),
-            },
-            Err(e) if e.is_malformed() => ("invalid_payload", e.to_string()),
-            Err(e) => ("invalid_data", e.to_string()),
-        };
-        let (reason, why) = refused;
-        self.refuse(frame.kind(), reason, &why);
-    }
-
-    fn refuse(&mut self, kind: FrameKind, reason: &str, why: &str) {
-        self.complain("refused", format_args!("{kind} refused: {why}"));
-        self.answer(&InvalidFrameType::new(kind, reason.into()));
+    fn read<T: Payload>(&mut self, frame: &Frame, take: fn(&mut Self, T) -> Answer) -> Answer {
+        take(self, frame.payload()?)
     }
 
     /// Checks that a frame is about this concentrator and its tenant.
@@ -165,14 +153,20 @@ impl Concentrator {
         Ok(())
     }
 
-    fn tenant_added(&mut self, added: TenantAdded) -> Result<(), String> {
+    fn tenant_added(&mut self, added: TenantAdded) -> Answer {
         self.check_ours(&added.concentrator_uuid, &added.tenant_uuid)?;
         let subnet = subnet(&added.tenant_subnet)?;
         if added.agent_uuid.uuid().is_none() {
-            return Err(format!("{:?} is no node", added.agent_uuid));
+            return Err(Refused::invalid(format!(
+                "{:?} is not the UUID of a node",
+                added.agent_uuid
+            )));
         }
         if !added.agent_ip.is_empty() && added.agent_ip.parse::<IpAddr>().is_err() {
-            return Err(format!("{:?} is no IP address", added.agent_ip));
+            return Err(Refused::invalid(format!(
+                "{:?} is not an IP address",
+                added.agent_ip
+            )));
         }
         let tunnel = Tunnel {
             agent_uuid: added.agent_uuid,
@@ -182,7 +176,7 @@ impl Concentrator {
         };
         // Agents report their tenants again in each session.
         if self.tables.tunnels.contains(&tunnel) {
-            return Ok(());
+            return Ok(None);
         }
         if let Some(more) = self.log.admit((), "tunnel", now()) {
             let (node, subnet) = (excerpt(&tunnel.agent_uuid), &tunnel.subnet);
@@ -192,10 +186,10 @@ impl Concentrator {
         // The table has the tunnel even if the data plane fails: the next start restores it.
         self.tables.insert_tunnel(tunnel);
         self.settle(made);
-        Ok(())
+        Ok(None)
     }
 
-    fn tenant_removed(&mut self, removed: TenantRemoved) -> Result<(), String> {
+    fn tenant_removed(&mut self, removed: TenantRemoved) -> Answer {
         self.check_ours(&removed.concentrator_uuid, &removed.tenant_uuid)?;
         let subnet = subnet(&removed.tenant_subnet)?;
         if let Some(tunnel) = self.tables.remove_tunnel(&removed.agent_uuid, &subnet) {
@@ -206,17 +200,17 @@ impl Concentrator {
             let gone = self.plane.remove_tunnel(&tunnel);
             self.settle(gone);
         }
-        Ok(())
+        Ok(None)
     }
 
-    fn refresh(&mut self, refresh: RefreshCnci) -> Result<(), String> {
+    fn refresh(&mut self, refresh: RefreshCnci) -> Answer {
         self.check_ours(&refresh.cnci_uuid, &Id::default())?;
         let peers = refresh.cncis;
         // All are checked before anything changes.
         for peer in &peers {
             for ip in [&peer.physical_ip, &peer.tunnel_ip] {
                 if !ip.is_empty() && ip.parse::<IpAddr>().is_err() {
-                    return Err(format!("{ip:?} is no IP address"));
+                    return Err(Refused::invalid(format!("{ip:?} is not an IP address")));
                 }
             }
             subnet(&peer.subnet)?;
@@ -229,7 +223,7 @@ impl Concentrator {
             self.tables.peers = peers;
             self.settle(set);
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Saves what an event has changed. Events have no answer, so a fault is only logged.
@@ -242,13 +236,11 @@ impl Concentrator {
         }
     }
 
-    fn configure(&mut self, frame: &Frame) {
-        if let Err(e) = Configure::decode_valid(frame.payload_bytes()) {
-            self.complain("CONFIGURE", format_args!("the configuration is refused: {e}"));
-            self.answer(&InvalidConfiguration {
-                refused: frame.payload_bytes().clone(),
-            });
-        }
+    fn configure(&mut self, frame: &Frame) -> Option<Frame> {
+        let refused = frame.payload_bytes().clone();
+        let error = Configure::decode_valid(&refused).err()?;
+        self.complain("CONFIGURE", format_args!("the configuration is refused: {error}"));
+        Some(Frame::of(&InvalidConfiguration { refused }))
     }
 }
 
@@ -261,5 +253,5 @@ fn subnet(text: &str) -> Result<String, String> {
     let subnet: Result<Subnet, _> = text.parse();
     subnet
         .map(|subnet| subnet.to_string())
-        .map_err(|_| format!("{text:?} is no subnet"))
+        .map_err(|_| format!("{text:?} is not a subnet"))
 }

@@ -7,45 +7,15 @@ use log::info;
 
 use super::super::plane::DataPlane;
 use super::super::tables::{PublicIp, Tables};
-use super::{Concentrator, now};
+use super::{Answer, Concentrator, now};
+use crate::refusal::Refused;
 use crate::subnet::is_mac;
-use ssntp::payload::PublicIpFailureReason as Reason;
-use ssntp::payload::{
-    AssignPublicIp, AssignPublicIpFailure, CommandFailure, CommandSubject, Id, Payload, PublicIpAssigned,
-    PublicIpUnassigned, ReleasePublicIp, UnassignPublicIpFailure,
-};
+use ssntp::payload::{AssignPublicIp, Id, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp};
 use ssntp::proto::Frame;
 use ssntp_transport::excerpt;
 
-/// Why a command fails: the reason of its failure, and the text for the log.
-type Failed = (Reason, String);
-
 impl Concentrator {
-    pub(super) fn assign_command(&mut self, frame: &Frame) {
-        self.carry_out::<_, AssignPublicIpFailure, _>(frame, Self::assign);
-    }
-
-    pub(super) fn release_command(&mut self, frame: &Frame) {
-        self.carry_out::<_, UnassignPublicIpFailure, _>(frame, Self::release);
-    }
-
-    fn carry_out<C, F, A>(&mut self, frame: &Frame, act: impl FnOnce(&mut Self, C) -> Result<A, Failed>)
-    where
-        C: Payload,
-        F: CommandFailure<Reason = Reason>,
-        A: Payload,
-    {
-        let command = frame.payload().map_err(|e| (Reason::from(&e), e.to_string()));
-        match command.and_then(|command| act(self, command)) {
-            Ok(confirmation) => self.answer(&confirmation),
-            Err((reason, why)) => {
-                self.complain("public IP", format_args!("{} refused: {why}", frame.kind()));
-                self.answer(&F::of(CommandSubject::of(frame), reason));
-            }
-        }
-    }
-
-    fn assign(&mut self, command: AssignPublicIp) -> Result<PublicIpAssigned, Failed> {
+    pub(super) fn assign(&mut self, command: AssignPublicIp) -> Answer {
         let AssignPublicIp {
             concentrator_uuid,
             tenant_uuid,
@@ -55,12 +25,12 @@ impl Concentrator {
             vnic_mac,
         } = command;
         let address = self.check(&concentrator_uuid, &tenant_uuid, &instance_uuid, &public_ip)?;
-        let invalid = |text: &str, what: &str| (Reason::InvalidData, format!("{text:?} is no {what}"));
+        let invalid = |text: &str, what: &str| Refused::invalid(format!("{text:?} is not {what}"));
         if !private_ip.is_empty() && private_ip.parse::<IpAddr>().is_err() {
-            return Err(invalid(&private_ip, "IP address"));
+            return Err(invalid(&private_ip, "an IP address"));
         }
         if !vnic_mac.is_empty() && !is_mac(&vnic_mac) {
-            return Err(invalid(&vnic_mac, "MAC address"));
+            return Err(invalid(&vnic_mac, "a MAC address"));
         }
         let ip = PublicIp {
             public_ip: address.to_string(),
@@ -70,20 +40,19 @@ impl Concentrator {
         };
         if self.tables.public_ip(address) != Some(&ip) {
             self.assign_new(address, ip).map_err(|why| {
-                let why = format!("{public_ip} is not assigned: {why}");
-                (Reason::AssignFailure, why)
+                Refused::new("assign_failure", format!("{public_ip} is not assigned: {why}"))
             })?;
         }
         if let Some(more) = self.log.admit((), "assigned", now()) {
             let (ip, instance) = (excerpt(&public_ip), excerpt(&instance_uuid));
             info!("{}: {ip} is assigned to instance {instance}{more}", self.uuid);
         }
-        Ok(PublicIpAssigned {
+        Ok(Some(Frame::of(&PublicIpAssigned {
             concentrator_uuid,
             instance_uuid,
             public_ip,
             private_ip,
-        })
+        })))
     }
 
     fn assign_new(&mut self, address: IpAddr, ip: PublicIp) -> Result<(), String> {
@@ -104,7 +73,7 @@ impl Concentrator {
         )
     }
 
-    fn release(&mut self, command: ReleasePublicIp) -> Result<PublicIpUnassigned, Failed> {
+    pub(super) fn release(&mut self, command: ReleasePublicIp) -> Answer {
         let instance = &command.instance_uuid;
         let address = self.check(
             &command.concentrator_uuid,
@@ -114,11 +83,14 @@ impl Concentrator {
         )?;
         let refuse = |why: String| {
             let why = format!("{} is not released: {why}", command.public_ip);
-            (Reason::ReleaseFailure, why)
+            Refused::new("release_failure", why)
         };
         let mut addresses = self.tables.public_ips.iter();
         if !addresses.any(|ip| ip.instance_uuid == *instance) {
-            return Err((Reason::NoInstance, format!("{instance} has no address here")));
+            return Err(Refused::new(
+                "no_instance",
+                format!("{instance} has no address here"),
+            ));
         }
         let ip = match self.tables.public_ip(address) {
             Some(ip) if ip.instance_uuid == *instance => ip.clone(),
@@ -135,12 +107,12 @@ impl Concentrator {
             let (ip, instance) = (excerpt(&ip.public_ip), excerpt(instance));
             info!("{}: {ip} is taken from instance {instance}{more}", self.uuid);
         }
-        Ok(PublicIpUnassigned {
+        Ok(Some(Frame::of(&PublicIpUnassigned {
             concentrator_uuid: command.concentrator_uuid,
             instance_uuid: command.instance_uuid,
             public_ip: command.public_ip,
             private_ip: ip.private_ip,
-        })
+        })))
     }
 
     /// Changes the tables and saves them. If they cannot be saved, they and the data plane,
@@ -163,16 +135,17 @@ impl Concentrator {
     }
 
     /// Checks the fields that both commands have; gives the address.
-    fn check(&self, concentrator: &Id, tenant: &Id, instance: &Id, address: &str) -> Result<IpAddr, Failed> {
+    fn check(&self, concentrator: &Id, tenant: &Id, instance: &Id, address: &str) -> Result<IpAddr, Refused> {
         if *concentrator != self.uuid {
-            return Err((Reason::NoInstance, format!("it is for {concentrator}")));
+            return Err(Refused::new("no_instance", format!("it is for {concentrator}")));
         }
-        let invalid = |why| (Reason::InvalidData, why);
-        self.check_ours(concentrator, tenant).map_err(invalid)?;
+        self.check_ours(concentrator, tenant)?;
         if instance.uuid().is_none() {
-            return Err(invalid(format!("{instance:?} is no instance")));
+            return Err(Refused::invalid(format!(
+                "{instance:?} is not the UUID of an instance"
+            )));
         }
         let parsed = address.parse();
-        parsed.map_err(|_| invalid(format!("{address:?} is no IP address")))
+        parsed.map_err(|_| Refused::invalid(format!("{address:?} is not an IP address")))
     }
 }

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex};
 use super::super::tables::PublicIp;
 use super::*;
 use ssntp::payload::{
-    AssignPublicIp, AssignPublicIpFailure, CnciPeer, PublicIpUnassigned, ReleasePublicIp,
-    UnassignPublicIpFailure,
+    AssignPublicIp, AssignPublicIpFailure, CnciPeer, CommandFailure, CommandSubject, InvalidFrameType,
+    PublicIpUnassigned, ReleasePublicIp, UnassignPublicIpFailure,
 };
+use ssntp::proto::FrameKind;
 
 const CNCI: Uuid = Uuid::from_u128(0xc);
 const TENANT: Uuid = Uuid::from_u128(0x7);
@@ -102,7 +103,7 @@ impl Stage {
     }
 
     fn send<T: Payload>(&mut self, payload: &T) -> Vec<Frame> {
-        self.concentrator.frame(&Frame::of(payload))
+        self.concentrator.frame(&Frame::of(payload)).into_iter().collect()
     }
 
     fn calls(&self) -> Vec<String> {
@@ -117,7 +118,10 @@ impl Stage {
             Ok(failure) => {
                 assert_eq!(
                     failure,
-                    AssignPublicIpFailure::new(request.clone(), failure.reason.clone())
+                    AssignPublicIpFailure::of(
+                        CommandSubject::of(&Frame::of(request)),
+                        failure.reason.clone()
+                    )
                 );
                 Some(failure.reason.to_string())
             }
@@ -283,8 +287,8 @@ fn events_that_make_no_sense_are_refused() {
         Event::TENANT_REMOVED.into(),
         Command::REFRESH_CNCI.into(),
     ] {
-        let answers = stage.concentrator.frame(&Frame::with_payload(kind, "{"));
-        let refusal: InvalidFrameType = answers[0].payload().unwrap();
+        let answer = stage.concentrator.frame(&Frame::with_payload(kind, "{"));
+        let refusal: InvalidFrameType = answer.unwrap().payload().unwrap();
         assert_eq!(
             (refusal.refused(), refusal.reason.as_str()),
             (kind, "invalid_payload")
@@ -369,18 +373,18 @@ fn requests_that_make_no_sense_are_refused() {
             "198.51.100.20",
         ),
     ] {
-        let answers = stage
+        let answer = stage
             .concentrator
             .frame(&Frame::with_payload(Command::ASSIGN_PUBLIC_IP, payload));
-        let failure: AssignPublicIpFailure = answers[0].payload().unwrap();
+        let failure: AssignPublicIpFailure = answer.unwrap().payload().unwrap();
         assert_eq!(
             (failure.reason.as_str(), failure.public_ip.as_str()),
             (reason, public_ip)
         );
-        let answers = stage
+        let answer = stage
             .concentrator
             .frame(&Frame::with_payload(Command::RELEASE_PUBLIC_IP, payload));
-        let failure: UnassignPublicIpFailure = answers[0].payload().unwrap();
+        let failure: UnassignPublicIpFailure = answer.unwrap().payload().unwrap();
         assert_eq!(failure.reason.as_str(), reason);
     }
 }
@@ -408,12 +412,12 @@ fn what_the_plane_or_the_disk_refuses_is_not_in_the_tables() {
 fn a_configuration_is_checked() {
     let mut stage = Stage::new();
     assert_eq!(stage.send(&Configure::default()), []);
-    let answers = stage
+    let answer = stage
         .concentrator
         .frame(&Frame::with_payload(Command::CONFIGURE, "configure: 3"));
     assert_eq!(
-        answers[0].payload::<InvalidConfiguration>().unwrap().refused,
+        answer.unwrap().payload::<InvalidConfiguration>().unwrap().refused,
         "configure: 3"
     );
-    assert_eq!(stage.concentrator.frame(&Frame::new(Command::EVACUATE)), []);
+    assert_eq!(stage.concentrator.frame(&Frame::new(Command::EVACUATE)), None);
 }

@@ -287,7 +287,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     });
     assert_eq!(
         failed(&order),
-        format!("instance {INSTANCE} was not started: no node has the room (full_cloud)")
+        format!("instance {INSTANCE} was not started: no node has enough room (full_cloud)")
     );
 
     let order = told.order(&stop());
@@ -361,8 +361,8 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
         ..AssignPublicIp::default()
     };
     let order = told.order(&assign);
-    told.frame(&AssignPublicIpFailure::new(
-        assign,
+    told.frame(&AssignPublicIpFailure::of(
+        CommandSubject::of(&Frame::of(&assign)),
         PublicIpFailureReason::NoInstance,
     ));
     assert!(
@@ -630,7 +630,9 @@ fn a_refusal_that_names_nobody_is_taken_for_the_command_that_it_fits_best() {
     open(&known);
     assert_eq!(
         failed(&unknown),
-        format!("EVACUATE of node {VOLUME} was refused: whom it names is not connected (not_connected)")
+        format!(
+            "EVACUATE of node {VOLUME} was refused: the client that it names is not connected (not_connected)"
+        )
     );
     told.frame(&refused("role_not_allowed"));
     assert!(failed(&known).contains("may not command"));

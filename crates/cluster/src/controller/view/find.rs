@@ -128,7 +128,7 @@ pub enum FindError {
         text: String,
     },
     /// It is the UUID of another kind of entity.
-    #[error("{uuid} is no {what}: it is {is}")]
+    #[error("{uuid} is the UUID of {is} (expected: {what})")]
     Other {
         /// The kind of entity that was looked for.
         what: &'static str,

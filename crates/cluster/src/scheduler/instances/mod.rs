@@ -77,6 +77,8 @@ pub(super) struct PendingStart {
     pub(super) restart: bool,
     /// When the START came from its controller.
     pub(super) received: Instant,
+    /// How many nodes were given it, with this one.
+    pub(super) nodes: u8,
     /// When the node was given it.
     given: Instant,
     deadline: Instant,
@@ -210,6 +212,12 @@ impl Instances {
         self.by_uuid.get(&instance)?.node
     }
 
+    /// Whether a node was given its START, and has not said yet what became of it.
+    pub(super) fn is_starting(&self, instance: Uuid) -> bool {
+        let entry = self.by_uuid.get(&instance);
+        entry.is_some_and(|entry| matches!(entry.state, State::Starting(_)))
+    }
+
     /// Whether an instance is known, and does not belong to `node`.
     pub(super) fn is_foreign(&self, instance: Uuid, node: Uuid) -> bool {
         let entry = self.by_uuid.get(&instance);
@@ -236,6 +244,7 @@ impl Instances {
             allocation,
             restart: start.restart,
             received: start.received,
+            nodes: start.nodes.saturating_add(1),
             given: now,
             deadline: self.limits.deadline(now, interval, now),
             expected: false,

@@ -48,6 +48,7 @@ impl Stage {
             from: Uuid::nil(),
             received: self.now,
             stays: None,
+            nodes: 0,
             restarts: false,
         };
         self.table.give(&start, allocation, INTERVAL, self.now);

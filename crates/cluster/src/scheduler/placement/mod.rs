@@ -27,7 +27,7 @@
 mod ring;
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
 use uuid::Uuid;
 
@@ -127,6 +127,17 @@ pub enum Verdict {
     NoNode,
 }
 
+/// Why a node gets no START, whatever its status is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Suspension {
+    /// It has sent no STATS for too long.
+    Stale,
+    /// It was sent EVACUATE. It may have said READY before that reached it.
+    Evacuating,
+    /// It has just refused the START that is being placed.
+    Refusing,
+}
+
 /// Memory and disk that were taken from a node, and are given back if the START fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
@@ -160,8 +171,8 @@ struct Node {
     /// Its seat among the nodes of that name; 0 without a name.
     seat: usize,
     state: State,
-    /// It takes no START, whatever its state is.
-    suspended: bool,
+    /// It takes no START for these reasons, whatever its state is.
+    suspended: BTreeSet<Suspension>,
     /// Of its last READY, less the allocations since if the policy is opportunistic.
     room: Room,
     report: u64,
@@ -227,7 +238,7 @@ impl Placement {
             hostname: String::new(),
             seat: 0,
             state: State::Waiting,
-            suspended: false,
+            suspended: BTreeSet::new(),
             room: Room::UNKNOWN,
             report: 0,
         });
@@ -251,9 +262,10 @@ impl Placement {
         self.free.push(Reverse(slot));
     }
 
-    /// A node has disconnected, and may be back in a moment: until then it waits for its
-    /// READY. False, and nothing changes, if the node takes no START.
-    pub fn expect(&mut self, uuid: Uuid) -> bool {
+    /// A node gets no START before its next READY: it has disconnected and may be back in a
+    /// moment, or has less room than it said. False, and nothing changes, if the node takes
+    /// no START anyway.
+    pub fn await_ready(&mut self, uuid: Uuid) -> bool {
         let is_open = self.find(uuid).is_some_and(|node| node.state() != State::Closed);
         if is_open {
             self.change(uuid, |node| node.state = State::Waiting);
@@ -278,10 +290,19 @@ impl Placement {
         self.change(uuid, |node| node.state = State::Closed);
     }
 
-    /// Sets whether a node is left out for now. Its status is kept up to date meanwhile, and
-    /// counts again afterwards.
-    pub fn suspend(&mut self, uuid: Uuid, suspended: bool) {
-        self.change(uuid, |node| node.suspended = suspended);
+    /// Leaves a node out for now. Its status is kept up to date meanwhile, and counts again
+    /// once [`resume`](Self::resume) was called for each reason.
+    pub fn suspend(&mut self, uuid: Uuid, why: Suspension) {
+        self.change(uuid, |node| {
+            node.suspended.insert(why);
+        });
+    }
+
+    /// A reason to leave a node out is over.
+    pub fn resume(&mut self, uuid: Uuid, why: Suspension) {
+        self.change(uuid, |node| {
+            node.suspended.remove(&why);
+        });
     }
 
     /// A node has told its host name. One that is longer than a name can be is ignored.
@@ -458,9 +479,9 @@ impl Placement {
 
 impl Node {
     fn state(&self) -> State {
-        match self.suspended {
-            true => State::Closed,
-            false => self.state,
+        match self.suspended.is_empty() {
+            true => self.state,
+            false => State::Closed,
         }
     }
 

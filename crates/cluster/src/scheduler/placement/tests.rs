@@ -367,3 +367,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_node_that_is_left_out_for_two_reasons_stays_out_until_both_are_over() {
+    let mut placement = Placement::new(Policy::Opportunistic);
+    let node = Uuid::from_u128(1);
+    placement.connect(node, Role::AGENT);
+    placement.ready(node, &Ready::default());
+    placement.suspend(node, Suspension::Evacuating);
+    placement.suspend(node, Suspension::Stale);
+    placement.resume(node, Suspension::Stale);
+    assert!(!placement.is_ready(node), "it is being evacuated");
+    placement.resume(node, Suspension::Evacuating);
+    assert!(placement.is_ready(node));
+}

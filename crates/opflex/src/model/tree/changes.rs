@@ -1,4 +1,4 @@
-//! What an edit did.
+//! The objects that an edit changed.
 
 use std::collections::BTreeMap;
 
@@ -42,8 +42,8 @@ pub struct Change {
     pub before: Option<Box<ManagedObject>>,
 }
 
-/// All objects that one edit changed, in the order of their URIs, so parents
-/// before children. Empty when everything was already as the edit wanted it.
+/// All objects that one edit changed, in the order of their URIs, so parents come
+/// before children. Empty if the edit changed nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Changes(Vec<Change>);
 
@@ -72,13 +72,13 @@ impl<'a> IntoIterator for &'a Changes {
     }
 }
 
-/// The objects that an edit touched, as they were before it. One that comes
-/// and goes within an edit, or goes and comes, leaves no trace in the result.
+/// The objects that an edit touched, as they were before it. They are compared only at
+/// the end, so an object that the edit adds and removes again does not count as changed.
 #[derive(Debug, Default)]
 pub(super) struct Before(BTreeMap<Uri, Option<ManagedObject>>);
 
 impl Before {
-    /// To be called with each state that an object leaves; the first counts.
+    /// Keeps the state that an object had. Only the first call for an object counts.
     pub(super) fn was(&mut self, uri: &Uri, object: Option<ManagedObject>) {
         self.0.entry(uri.clone()).or_insert(object);
     }
@@ -104,8 +104,8 @@ impl Before {
     }
 }
 
-/// Whether two states of an object say the same, children aside. The order of
-/// properties says nothing: libopflex writes them as its hash table has them.
+/// Whether two states of an object are equal, apart from their children. The order of
+/// properties does not matter: libopflex writes them in the order of its hash table.
 pub(super) fn same(a: &ManagedObject, b: &ManagedObject) -> bool {
     let by_name = |object: &ManagedObject| {
         // Sorted only if the lists differ as they stand, which is rare.

@@ -10,29 +10,29 @@ use super::changes::{Before, same};
 use super::{Changes, Tree};
 use crate::one_or_many::{self, OneOrMany};
 
-/// Tells what is not to be deleted.
+/// Returns true for a URI that must not be deleted.
 type Spare<'a> = &'a dyn Fn(&Uri) -> bool;
 
-/// A change of a tree, from the outside.
+/// A change of a tree.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Edit {
-    /// Put objects in, in place of those with their URIs; their other children
+    /// Add objects, or replace those with the same URIs; their other children
     /// stay. See [`Tree::merge`].
     Merge(Vec<ManagedObject>),
-    /// Put objects in, in place of those with their URIs and everything below
-    /// them. See [`Tree::replace`].
+    /// Add objects, or replace those with the same URIs together with everything
+    /// below them. See [`Tree::replace`].
     Replace(Vec<ManagedObject>),
-    /// Make these objects all there is. See [`Tree::replace_all`].
+    /// Replace the whole tree by these objects. See [`Tree::replace_all`].
     Reload(Vec<ManagedObject>),
     /// Remove objects with everything below them. See [`Tree::delete`].
     Delete(Vec<Uri>),
-    /// Remove objects with everything below them and put others in: what goes
-    /// and comes again stays. See [`Tree::update`].
+    /// Remove objects with everything below them, then merge others. An object that
+    /// is removed and merged again counts as kept. See [`Tree::update`].
     Update(Vec<Uri>, Vec<ManagedObject>),
 }
 
 impl Tree {
-    /// Makes a change, or nothing of it.
+    /// Makes a change. If it fails, the tree is as it was.
     pub fn edit(&mut self, edit: Edit) -> Result<Changes, ModelError> {
         match edit {
             Edit::Merge(objects) => self.merge(objects),
@@ -43,21 +43,22 @@ impl Tree {
         }
     }
 
-    /// Puts objects in, in place of those with their URIs; their children are
+    /// Adds objects, or replaces those with the same URIs. Their children are
     /// added to those that are there (draft 4.2.6, `merge_children`).
     pub fn merge(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
         self.update(&[], Vec::new(), objects)
     }
 
-    /// Puts objects in, in place of those with their URIs; what was below them
-    /// and is in no list of children any more is deleted (draft 4.2.6,
-    /// `replace`). The objects are a flat list in which an object may name a
-    /// parent that does not list it.
+    /// Adds objects, or replaces those with the same URIs. Objects below them that
+    /// no list of children names any more are deleted (draft 4.2.6, `replace`).
+    /// The objects are a flat list, in which an object may name a parent that does
+    /// not list it.
     pub fn replace(&mut self, objects: Vec<ManagedObject>) -> Result<Changes, ModelError> {
         self.update(&[], objects, Vec::new())
     }
 
-    /// As [`replace`](Self::replace), deleting only what is not to be spared.
+    /// As [`replace`](Self::replace), but keeps the objects for which `spare` returns
+    /// true.
     pub(crate) fn replace_sparing(
         &mut self,
         objects: Vec<ManagedObject>,
@@ -76,8 +77,9 @@ impl Tree {
         self.delete_sparing(&uris, |(), _| false)
     }
 
-    /// Deletes objects and everything below them, except what is to be spared
-    /// for the sake of what stands beside the URI.
+    /// Deletes objects and everything below them, except the objects for which
+    /// `spare` returns true. It is called with the value that stands beside the
+    /// URI in the list.
     pub(crate) fn delete_sparing<T>(
         &mut self,
         uris: &[(Uri, T)],
@@ -90,8 +92,8 @@ impl Tree {
         self.compare(before)
     }
 
-    /// Carries out a whole update as one edit: deletions first, so that what
-    /// goes and comes again within it stays.
+    /// Carries out a whole update as one edit. Deletions come first, so that an
+    /// object that the update deletes and sends again is kept.
     pub fn update(
         &mut self,
         delete: &[Uri],
@@ -111,21 +113,11 @@ impl Tree {
         Ok(self.compare(before))
     }
 
-    /// Puts objects in with everything below them: other objects there are deleted.
+    /// Replaces objects with everything below them.
     fn put_whole(&mut self, objects: Vec<ManagedObject>, spare: Spare<'_>, before: &mut Before) {
         for object in with_all_children(self.with_parents(objects)) {
             self.put(object, Some(spare), before);
         }
-    }
-
-    /// Takes out an object and everything below it, except what is to be kept.
-    pub fn prune(&mut self, uri: &Uri, mut keep: impl FnMut(&Uri) -> bool) -> Changes {
-        let mut before = Before::default();
-        let gone: Vec<Uri> = self.covered(uri).filter(|uri| !keep(uri)).cloned().collect();
-        for uri in gone {
-            self.remove(&uri, &mut before);
-        }
-        self.compare(before)
     }
 
     /// Makes the tree hold these objects and no others.
@@ -147,15 +139,16 @@ impl Tree {
         Ok(self.compare(before))
     }
 
-    /// Checks an object by itself: what it says of its parent and children,
-    /// and what the model file says of it, also of the parent that it names.
+    /// Checks an object by itself: that its URI fits its parent and its children, and
+    /// that the model file allows its class, its properties and the parent that it
+    /// names.
     pub fn check(&self, object: &ManagedObject) -> Result<(), ModelError> {
         object.check()?;
         self.schema.as_ref().map_or(Ok(()), |schema| schema.check(object))
     }
 
-    /// Checks objects that are to come together. With a model file, each is
-    /// checked against the parent that it will have.
+    /// Checks objects that one edit will add. With a model file, each is checked
+    /// against the parent that it will have after the edit.
     pub fn check_all<'a>(&'a self, objects: &'a [ManagedObject]) -> Result<(), ModelError> {
         objects.iter().try_for_each(ManagedObject::check)?;
         // Without a model file there is nothing to compare with the rest of the list.
@@ -204,8 +197,8 @@ impl Tree {
         before.compare(|uri| self.objects.get(uri))
     }
 
-    /// Gives objects that name no parent, and that none lists, the nearest one
-    /// above them that is in the tree or in the list.
+    /// Sets the parent of objects that name none and are listed by none: the nearest
+    /// object above them, by URI, in the tree or in the list.
     fn with_parents(&self, mut objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
         let is_lost = |object: &ManagedObject| {
             let known = self
@@ -233,16 +226,17 @@ impl Tree {
         objects
     }
 
-    /// Puts one object in. With `spare`, what was below it and is not any more
-    /// is deleted, unless that is to be spared.
+    /// Adds or replaces one object. With `spare`, its former children that it does not
+    /// list are deleted, except those for which `spare` returns true.
     fn put(&mut self, mut object: ManagedObject, spare: Option<Spare<'_>>, before: &mut Before) {
         self.names.share(&mut object);
         let uri = self.share_uri(&mut object);
         let children = std::mem::take(&mut object.children);
-        // Read lists have room to grow, which they will not.
+        // A list that was parsed has spare capacity, which an object in the tree never uses.
         object.properties.shrink_to_fit();
 
-        // Who does not name a parent keeps the one that lists it.
+        // An object that names no parent keeps the parent it had: libopflex leaves the members
+        // out when it sends an object again.
         let known = self.objects.get(&uri);
         if object.parent_uri.is_none()
             && let Some(known) = known.filter(|known| known.parent_uri.is_some())
@@ -281,8 +275,8 @@ impl Tree {
         }
     }
 
-    /// Puts an object in the place of the one with its URI, in the tables too,
-    /// and off the list of a parent that is its parent no more.
+    /// Stores an object and updates the tables. If its parent is another one now, it is
+    /// removed from the list of the former parent.
     fn set_content(&mut self, object: ManagedObject, before: &mut Before) {
         let (uri, parent) = (object.uri.clone(), object.parent_uri.clone());
         if let Some(old) = self.objects.get(&uri) {
@@ -301,7 +295,8 @@ impl Tree {
         before.was(&uri, old);
     }
 
-    /// Links a child to the parent that lists it.
+    /// Links a child to the parent that lists it. A child that is not in the tree is
+    /// announced: it is linked when it arrives.
     fn adopt(&mut self, child: Uri, parent: &Uri, before: &mut Before) {
         one_or_many::add(&mut self.children, parent.clone(), child.clone());
         match self.objects.get(&child) {
@@ -309,7 +304,7 @@ impl Tree {
             Some(known) => {
                 let mut object = known.clone();
                 object.parent_uri = Some(parent.clone());
-                // They were said of the former parent.
+                // These members describe the former parent.
                 object.parent_subject = None;
                 object.parent_relation = None;
                 self.set_content(object, before);
@@ -330,14 +325,14 @@ impl Tree {
         for uri in gone {
             self.remove(&uri, before);
         }
-        // One that is only announced goes as well.
+        // The URI may be announced by its parent without being in the tree.
         if let Some(parent) = self.announced.remove(uri) {
             self.unlist(uri, &parent);
         }
     }
 
-    /// Takes out one object, its place in the list of its parent, and what it
-    /// alone has announced. What is below stays.
+    /// Removes one object, its place in the list of its parent, and the children that
+    /// it has announced. Objects below it stay.
     fn remove(&mut self, uri: &Uri, before: &mut Before) {
         let Some(old) = self.objects.remove(uri) else {
             return;
@@ -363,7 +358,8 @@ impl Tree {
         one_or_many::remove(&mut self.children, parent, child);
     }
 
-    /// Uses the copies of the object's URIs that the tree already has.
+    /// Replaces the object's URIs by the copies that the tree already has, which saves
+    /// memory. Returns the URI of the object.
     fn share_uri(&self, object: &mut ManagedObject) -> Uri {
         if let Some((known, _)) = self.announced.get_key_value(&object.uri) {
             object.uri = known.clone();
@@ -379,8 +375,8 @@ impl Tree {
     }
 }
 
-/// Adds to the children of each object those in the list that name it as their
-/// parent.
+/// Adds to each object's list of children the objects of the same list that name it as
+/// their parent.
 fn with_all_children(mut objects: Vec<ManagedObject>) -> Vec<ManagedObject> {
     let mut named: HashMap<Uri, Vec<Uri>> = HashMap::new();
     for object in &objects {

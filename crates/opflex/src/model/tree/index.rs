@@ -1,4 +1,4 @@
-//! Ways to an object other than its URI.
+//! Finding objects by class and by identifier.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 

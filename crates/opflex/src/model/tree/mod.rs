@@ -7,13 +7,15 @@
 //!   index      class ──> URIs    (context, name) ──> URIs
 //! ```
 //!
-//! Every way to one object is a hash table, so that finding it costs the same
-//! in a small tree and a large one. A child is linked to one parent: the one that it
-//! names itself, or the one that lists it, whichever was said last, or else the
-//! nearest object above it when it comes. The parent may be missing, as the upper levels of a policy tree often are on the wire,
-//! and a child may be announced before it arrives. Since the path of a parent
-//! is always a prefix of the path of its child, there are no circles, and what
-//! is below an object is what stands behind it in the order of the URIs.
+//! Objects are found through hash tables, so that a look-up costs the same in a
+//! small tree and in a large one. A child has one parent: the one that the child
+//! names or the one that lists the child, whichever came last. If there is neither,
+//! it is the nearest object above the child at the time when the child is added.
+//!
+//! The parent may be missing, because peers often leave out the upper levels of a
+//! policy tree. A child may be announced, that is, listed before it arrives. The
+//! path of a parent is always a prefix of the path of its child. So there are no
+//! cycles, and the objects below another one follow it in the order of the URIs.
 //!
 //! | file | what |
 //! |---|---|
@@ -21,9 +23,11 @@
 //! | `edit` | how it changes |
 //! | `changes` | what an edit did |
 //! | `index` | the tables behind the look-ups |
-//! | `walk` | copying it in steps |
+//! | `cursor` | going through it in steps |
+//! | `walk` | copying it in steps, as it was at the beginning |
 
 mod changes;
+mod cursor;
 mod edit;
 mod index;
 #[cfg(test)]
@@ -38,11 +42,13 @@ use serde::ser::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 pub use self::changes::{Change, ChangeKind, Changes};
+pub(crate) use self::cursor::{Cursor, Room};
 pub use self::edit::Edit;
 use self::index::{Index, Names};
 pub use self::walk::Walk;
 use super::managed_object::find;
 use super::{Ident, ManagedObject, Name, Property, Schema, Uri};
+use crate::json;
 use crate::one_or_many::OneOrMany;
 
 /// Managed objects by URI, with their containment.
@@ -64,7 +70,7 @@ use crate::one_or_many::OneOrMany;
 /// ```
 #[derive(Debug, Default)]
 pub struct Tree {
-    /// The objects, their `children` empty: those are in `children`.
+    /// The objects. Their own lists of children are empty; the field below has them.
     objects: HashMap<Uri, ManagedObject>,
     order: BTreeSet<Uri>,
     children: HashMap<Uri, OneOrMany<Uri>>,
@@ -136,8 +142,8 @@ impl Tree {
         uris.filter_map(|uri| self.get(uri))
     }
 
-    /// The object and everything below it, each parent before its children:
-    /// the form of the wire. Nothing when the object is not there.
+    /// The object and everything below it, each parent before its children, as on
+    /// the wire. Empty if the object is not there.
     pub fn subtree(&self, uri: &Uri) -> impl Iterator<Item = ObjectRef<'_>> {
         let is_there = self.objects.contains_key(uri);
         self.covered(uri)
@@ -145,7 +151,7 @@ impl Tree {
             .filter_map(|uri| self.get(uri))
     }
 
-    /// The objects right below a URI, whether something is there or not.
+    /// The children of a URI, also if there is no object at the URI itself.
     pub fn children_of(&self, uri: &Uri) -> impl Iterator<Item = ObjectRef<'_>> {
         let children = self.children.get(uri).into_iter();
         children
@@ -158,32 +164,12 @@ impl Tree {
         self.order.iter().filter_map(|uri| self.get(uri))
     }
 
-    /// The same, of what comes after a place in this order.
-    pub(crate) fn after<'a>(&'a self, last: Option<&Uri>) -> impl Iterator<Item = ObjectRef<'a>> + use<'a> {
-        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
-        let uris = self.order.range::<Uri, _>((from, Bound::Unbounded));
-        uris.filter_map(|uri| self.get(uri))
-    }
-
-    /// As [`subtree`](Self::subtree), of what comes after a place in the order
-    /// of the URIs.
-    pub(crate) fn subtree_after<'a>(
-        &'a self,
-        uri: &Uri,
-        last: Option<&Uri>,
-    ) -> impl Iterator<Item = ObjectRef<'a>> + use<'a> {
-        let is_there = self.objects.contains_key(uri);
-        self.covered_after(uri, last)
-            .filter(move |_| is_there)
-            .filter_map(|uri| self.get(uri))
-    }
-
     /// The URIs of the object and of everything below it, in their order.
     fn covered<'a>(&'a self, uri: &Uri) -> impl Iterator<Item = &'a Uri> + use<'a> {
         self.covered_after(uri, None)
     }
 
-    /// The same, of what comes after a place in the order.
+    /// As [`covered`](Self::covered), but only the URIs after `last`.
     ///
     /// The slash behind the path keeps namesakes out: `/group1/` is looked for
     /// as `/group1` and behind `/group1/`, not among `/group10/` to `/group19/`.
@@ -210,7 +196,7 @@ impl Tree {
     }
 }
 
-/// An object in a [`Tree`]. Prints as a [`ManagedObject`] does, with the
+/// An object in a [`Tree`]. It is serialized as a [`ManagedObject`] is, with the
 /// children and the parent that the tree knows.
 #[derive(Clone, Copy, Debug)]
 pub struct ObjectRef<'a> {
@@ -238,7 +224,15 @@ impl<'a> ObjectRef<'a> {
     pub(crate) fn wire_len(&self) -> usize {
         let children: usize = self.children().map(|child| child.as_str().len() + 3).sum();
         let parent = self.parent_uri().map_or(0, |uri| uri.as_str().len());
-        self.object.memory() + children + parent
+        let properties = self.object.properties.iter();
+        let properties = properties.map(|one| 24 + one.name.len() + json::text_len(&one.data));
+        let extra = self
+            .extra()
+            .iter()
+            .map(|(name, data)| 4 + name.len() + json::text_len(data));
+        // The names of the members and what is written between them.
+        let frame = 150 + self.uri().as_str().len() + self.subject().len();
+        frame + children + parent + properties.chain(extra).sum::<usize>()
     }
 
     /// The value of a property.
@@ -253,12 +247,12 @@ impl<'a> ObjectRef<'a> {
         children.flat_map(OneOrMany::iter)
     }
 
-    /// The object that contains this one, where that is known.
+    /// The object that contains this one, if it is known.
     pub fn parent_uri(&self) -> Option<&'a Uri> {
         self.object.parent_uri.as_ref()
     }
 
-    /// The class of the object that contains this one, where that is known.
+    /// The class of the object that contains this one, if it is known.
     pub fn parent_subject(&self) -> Option<&'a Name> {
         self.object.parent_subject.as_ref().or_else(|| {
             let parent = self.tree.objects.get(self.parent_uri()?)?;
@@ -266,8 +260,8 @@ impl<'a> ObjectRef<'a> {
         })
     }
 
-    /// How the parent calls the relation, which is like the class unless it
-    /// was said otherwise. Without a parent there is none.
+    /// The parent's name for the relation. It is the class of the object unless the
+    /// object says otherwise. `None` for an object without a parent.
     pub fn parent_relation(&self) -> Option<&'a Name> {
         let relation = self.object.parent_relation.as_ref();
         relation.or_else(|| self.parent_uri().map(|_| &self.object.subject))

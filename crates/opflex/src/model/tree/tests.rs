@@ -222,7 +222,7 @@ fn an_update_is_one_edit() {
 }
 
 #[test]
-fn pruning_spares_what_is_to_be_kept() {
+fn deleting_spares_what_is_to_be_kept() {
     let mut tree = Tree::new();
     let all = ["/a/", "/a/b/", "/a/b/c/", "/a/d/"];
     tree.merge(vec![
@@ -232,7 +232,7 @@ fn pruning_spares_what_is_to_be_kept() {
         under("/a/d/", "/a/"),
     ])
     .unwrap();
-    let changes = tree.prune(&uri("/a/"), |uri| uri.as_str() == all[2]);
+    let changes = tree.delete_sparing(&[(uri("/a/"), ())], |(), uri| uri.as_str() == all[2]);
     assert_eq!(
         kinds(&changes),
         [(all[0], Deleted), (all[1], Deleted), (all[3], Deleted)]

@@ -1,16 +1,16 @@
-//! Copying a large tree without holding up who changes it.
+//! Copying a large tree in steps while it changes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
 use super::super::{ManagedObject, Uri};
-use super::{Changes, ObjectRef, Tree};
+use super::{Changes, Cursor, ObjectRef, Tree};
 
-/// A walk over a tree as it was when the walk began, some objects at a time,
+/// A copy of a tree as it was when the walk began, made some objects at a time
 /// while the tree changes in between.
 ///
-/// Whoever changes the tree tells the walk. It keeps what was there before, of
-/// the objects that it has not come to.
+/// Each edit of the tree must be passed to [`changed`](Self::changed). The walk then
+/// keeps the earlier state of the objects that it has not copied yet.
 ///
 /// ```
 /// use ssntp_opflex::model::{ManagedObject, Tree, Walk};
@@ -30,41 +30,35 @@ use super::{Changes, ObjectRef, Tree};
 /// ```
 #[derive(Debug)]
 pub struct Walk {
-    /// At and below this URI; everywhere without.
-    root: Option<Uri>,
-    /// What has been walked over, up to and with this.
-    last: Option<Uri>,
-    /// What objects that the walk has not come to were when it began.
+    cursor: Cursor,
+    /// The state at the beginning of objects that have changed since then and are not
+    /// copied yet; `None` for an object that was not there.
     before: BTreeMap<Uri, Option<ManagedObject>>,
 }
 
 impl Walk {
     /// Begins a walk over a whole tree.
     pub fn everything() -> Self {
+        Self::below(Uri::root())
+    }
+
+    /// Begins a walk over the objects at and below a URI, also if there is none at the
+    /// URI itself. The root stands for the whole tree.
+    pub fn below(uri: Uri) -> Self {
         Self {
-            root: None,
-            last: None,
+            cursor: Cursor::below(uri),
             before: BTreeMap::new(),
         }
     }
 
-    /// Begins a walk over what is at and below a URI, whether that object
-    /// itself is there or not. The root stands for the whole tree.
-    pub fn below(uri: Uri) -> Self {
-        Self {
-            root: Some(uri).filter(|uri| !uri.is_root()),
-            ..Self::everything()
-        }
-    }
-
-    /// The tree was changed since the last step. To be told after each edit,
-    /// with what it did.
+    /// Takes note of an edit. Call it after each edit of the tree.
     pub fn changed(&mut self, tree: &Tree, changes: &Changes) {
         let before: HashMap<&Uri, &ManagedObject> = changes
             .iter()
             .filter_map(|change| Some((&change.uri, change.before.as_deref()?)))
             .collect();
-        // What the tree would have added when it was asked.
+        // The tree adds these members when it copies an object; a changed object has lost
+        // its parent's class from there.
         let whole = |object: &ManagedObject| {
             let mut object = object.clone();
             if let Some(parent) = &object.parent_uri {
@@ -79,9 +73,7 @@ impl Walk {
         };
         for change in changes {
             // What the walk has passed was copied before the change.
-            let is_to_come = self.last.as_ref().is_none_or(|last| change.uri > *last);
-            let is_here = self.root.as_ref().is_none_or(|root| root.covers(&change.uri));
-            if is_to_come && is_here {
+            if self.cursor.is_ahead(&change.uri) {
                 self.before
                     .entry(change.uri.clone())
                     .or_insert_with(|| change.before.as_deref().map(whole));
@@ -89,13 +81,14 @@ impl Walk {
         }
     }
 
-    /// The next objects, parents before children, of at most `most` places in
-    /// the tree; so there may be none although more are to come. `None` at the
-    /// end.
+    /// The next objects, parents before children, at most `most`. The list may be empty
+    /// although more are to come, because objects that are new are skipped. `None` at
+    /// the end.
     pub fn step(&mut self, tree: &Tree, most: usize) -> Option<Vec<ManagedObject>> {
         // A step of nothing would never come to the end.
         let most = most.max(1);
-        let mut there = self.ahead(tree, most).into_iter().peekable();
+        let ahead = self.cursor.ahead(tree).take(most);
+        let mut there = ahead.map(|object| object.uri().clone()).peekable();
         let mut objects = Vec::new();
         let mut seen = 0;
         while seen < most {
@@ -116,30 +109,13 @@ impl Walk {
                 object.children = self.children(tree, &uri);
                 objects.push(object);
             }
-            self.last = Some(uri);
+            self.cursor.pass(uri);
         }
         (seen > 0).then_some(objects)
     }
 
-    /// The next URIs of the tree as it is.
-    fn ahead(&self, tree: &Tree, most: usize) -> Vec<Uri> {
-        if let Some(root) = &self.root {
-            return tree
-                .covered_after(root, self.last.as_ref())
-                .take(most)
-                .cloned()
-                .collect();
-        }
-        let from = self.last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
-        tree.order
-            .range::<Uri, _>((from, Bound::Unbounded))
-            .take(most)
-            .cloned()
-            .collect()
-    }
-
-    /// The children that an object had. A child stands behind its parent, so
-    /// the walk knows of each that has come or gone.
+    /// The children that an object had at the beginning. Children come after their parent
+    /// in the order, so the walk has noted each one that was added or removed.
     fn children(&self, tree: &Tree, uri: &Uri) -> Vec<Uri> {
         let now = tree
             .get(uri)

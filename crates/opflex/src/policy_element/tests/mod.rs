@@ -95,7 +95,7 @@ impl World {
     fn say(&mut self, connection: ConnectionId, text: &Value) {
         let mut messages = Vec::new();
         let mut buffer = BytesMut::from(format!("{text}\0").as_bytes());
-        let mut decoder = Decoder::new(Default::default(), Default::default());
+        let mut decoder = Decoder::trusting(Default::default(), Default::default());
         decoder.decode(&mut buffer, &mut messages).unwrap();
         for message in messages {
             self.act(|element, now| element.message(connection, message, now));
@@ -207,6 +207,7 @@ impl World {
                 Action::Close { connection, reason } => {
                     assert!(self.closed.insert(connection, reason).is_none());
                 }
+                Action::Identified { .. } => {}
                 Action::Tell(event) => self.events.push(event),
             }
         }

@@ -152,8 +152,8 @@ fn answer(
             };
             let uri = params::<Below>(call)?.uri;
             // A walk that nobody takes to its end would be told of every edit for ever.
-            if let Some(old) = walk.replace(cx.begin_walk(store, uri)) {
-                cx.end_walk(old);
+            if let Some(old) = walk.replace(cx.core.begin_walk(store, uri)) {
+                cx.core.end_walk(old);
             }
             piece(cx, walk, id, method)
         }
@@ -212,7 +212,7 @@ struct Piece {
 
 /// The next piece of a dump.
 fn piece(cx: &mut ServerContext<'_>, walk: &mut Option<WalkId>, id: &Id, method: &str) -> Bytes {
-    let next = walk.and_then(|walk| cx.walk(walk, PIECE));
+    let next = walk.and_then(|walk| cx.core.walk(walk, PIECE));
     let result = match next {
         Some((Store::Policy, objects)) => Piece {
             objects: Some(objects),

@@ -43,6 +43,7 @@ impl Control {
         let stream = Arc::new(connect_unix(path)?);
         let limits = Limits {
             message: MESSAGE,
+            memory: usize::MAX,
             ..Limits::default()
         };
         Ok(Self {

@@ -168,6 +168,59 @@ fn an_endpoint_that_moved_is_not_taken_away_by_its_old_place() {
     undeclare(&mut world, new, "/ep/never/");
 }
 
+/// What agent-ovs declares of a virtual machine: the endpoint in its bridge domain with
+/// its attributes as children, and beside it the one of its address.
+fn virtual_machine(host: &str) -> [Vec<ManagedObject>; 2] {
+    let domain = "%2fPolicyUniverse%2fPolicySpace%2fshop%2fGbpBridgeDomain%2fbd%2f";
+    let top = format!("/EprL2Universe/EprL2Ep/{domain}/00%3a11%3a22%3a33%3a44%3a55/");
+    let attributes = format!("{top}GbpeReportedEpAttributeSet/");
+    let attribute = format!("{attributes}GbpeReportedEpAttribute/vm-name/");
+    let set = ManagedObject::new("GbpeReportedEpAttributeSet", uri(&attributes));
+    let name = ManagedObject::new("GbpeReportedEpAttribute", uri(&attribute));
+    let mut l2 = vec![
+        ManagedObject::new("EprL2Ep", uri(&top))
+            .with("uuid", "83f18f0b-80f7-46e2-b06c-4d9487b0c754")
+            .with("interfaceName", host),
+        set.under("EprL2Ep", uri(&top)),
+        name.with("name", "vm-name")
+            .with("value", "web-1")
+            .under("GbpeReportedEpAttributeSet", uri(&attributes)),
+    ];
+    l2[0].children = vec![uri(&attributes)];
+    l2[1].children = vec![uri(&attribute)];
+    let l3 = uri("/EprL3Universe/EprL3Ep/%2fPolicyUniverse%2frd%2f/10.0.0.1/");
+    [l2, vec![ManagedObject::new("EprL3Ep", l3).with("ip", "10.0.0.1")]]
+}
+
+#[test]
+fn an_endpoint_moves_with_the_children_that_it_is_declared_with() {
+    let mut world = world(OnLeave::Remove);
+    let (old, new) = (world.element("host-1"), world.element("host-2"));
+    for endpoint in virtual_machine("veth1") {
+        declare(&mut world, old, &endpoint, 7200);
+    }
+    let all = known(&world);
+    // The new host declares it while the old one still has it, in whatever order.
+    let [mut l2, l3] = virtual_machine("veth2");
+    l2.reverse();
+    for endpoint in [l2, l3] {
+        declare(&mut world, new, &endpoint, 7200);
+    }
+    for endpoint in virtual_machine("veth1") {
+        undeclare(&mut world, old, endpoint[0].uri.as_str());
+    }
+    world.leave(old);
+    assert_eq!(known(&world), all);
+    let [l2, _] = virtual_machine("veth2");
+    let there = world.server.endpoints().get(&l2[0].uri).unwrap();
+    assert_eq!(there.property("interfaceName"), Some(&json!("veth2")));
+    assert_eq!(there.children().count(), 1);
+    // Its parts do not move alone.
+    let part = json!([{"endpoint": [l2[2]], "prr": 60}]);
+    let other = world.element("host-3");
+    assert_eq!(code(&world.ask(other, "endpoint_declare", part)), "ERROR");
+}
+
 #[test]
 fn the_same_element_on_a_new_connection_can_undeclare() {
     let mut world = keep();

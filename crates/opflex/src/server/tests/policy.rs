@@ -45,13 +45,29 @@ fn a_resolve_brings_the_object_and_all_below_it_parents_first() {
         ])
     );
     assert_eq!(resolve(&mut world, client, "/class4/missing/", 7200), json!([]));
-    let other = json!([{"subject": "class5", "policy_uri": "/class4/test/", "prr": 7200}]);
-    // A typing error would go unseen for ever.
-    assert_eq!(
-        world.ask(client, "policy_resolve", other)["error"]["message"],
-        "/class4/test/ is of the class \"class4\", not \"class5\""
-    );
     assert_eq!(world.server.sessions(world.now)[0].counters.unavailable, 1);
+}
+
+#[test]
+fn a_class_that_does_not_fit_the_uri_is_no_error_as_agents_resolve_subnets_so() {
+    let mut world = World::new(Settings::default());
+    let subnet = "/PolicyUniverse/PolicySpace/shop/GbpSubnets/web/GbpSubnet/one/";
+    world.put(vec![
+        ManagedObject::new("GbpSubnet", uri(subnet)).with("name", "one"),
+    ]);
+    let agent = world.element("host-1");
+    let ask = |world: &mut World, class: &str| {
+        let params = json!([{"subject": class, "policy_uri": subnet, "prr": 7200}]);
+        world.ask(agent, "policy_resolve", params)["result"]["policy"].clone()
+    };
+    // With an error, an agent would ask again for ever.
+    assert_eq!(ask(&mut world, "GbpSubnets"), json!([]));
+    assert_eq!(world.server.sessions(world.now)[0].counters.unavailable, 1);
+    world.put(vec![
+        ManagedObject::new("GbpSubnet", uri(subnet)).with("name", "two"),
+    ]);
+    nothing(&mut world, agent);
+    assert_eq!(uris(&ask(&mut world, "GbpSubnet")), [subnet]);
 }
 
 #[test]

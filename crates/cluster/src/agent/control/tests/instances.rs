@@ -321,3 +321,58 @@ fn a_failed_restart_keeps_the_instance() {
     );
     assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
 }
+
+/// The workers may have thousands of signals to send. What has not got its own is neither
+/// killed nor called hung.
+#[test]
+fn grace_and_hang_are_counted_from_the_signal_that_was_sent() {
+    let mut stage = Stage::new();
+    stage.run(&start(ONE));
+    stage.busy = true;
+    stage.send(&evacuate());
+    let asked = |job: &Job| matches!(job, Job::Terminate(..)).then_some(());
+    let killed = |job: &Job| matches!(job, Job::Kill(..)).then_some(());
+    stage.job(asked);
+    stage.pass(Duration::from_secs(100));
+    assert!(
+        stage.jobs.iter().all(|job| killed(job).is_none()),
+        "it was not asked yet"
+    );
+    let signalled = || Input::Done(Done::Signalled { instance: ONE });
+    stage.feed(signalled());
+    stage.pass(Duration::from_secs(9));
+    assert!(
+        stage.jobs.iter().all(|job| killed(job).is_none()),
+        "its grace is not over"
+    );
+    stage.pass(Duration::from_secs(1));
+    stage.job(killed);
+    stage.pass(Duration::from_secs(100));
+    assert_eq!(
+        stage.state(ONE),
+        Some(InstanceState::Stopping),
+        "it was not killed yet"
+    );
+    stage.nothing::<Maintenance>();
+    stage.feed(signalled());
+    stage.pass(HUNG);
+    assert_eq!(stage.state(ONE), Some(InstanceState::Hung));
+}
+
+/// Its scheduler may start it on another node.
+#[test]
+fn a_start_that_an_evacuation_cancels_says_maintenance_and_nothing_else() {
+    for made in [start(ONE), persistent(ONE)] {
+        let mut stage = Stage::new();
+        stage.send(&made);
+        stage.send(&evacuate());
+        stage.feed(Input::Done(Done::Launched {
+            instance: ONE,
+            result: Err(LaunchError::launch("the launch was cancelled")),
+        }));
+        let failure: StartFailure = stage.next();
+        assert_eq!(failure.reason, StartFailureReason::NodeMaintenance);
+        stage.nothing::<InstanceStopped>();
+        stage.next::<Maintenance>();
+    }
+}

@@ -99,6 +99,8 @@ struct Stage {
     jobs: VecDeque<Job>,
     evacuated: Vec<NextState>,
     streams: Vec<StreamOrder>,
+    /// Whether the workers are so busy that they send no signal.
+    busy: bool,
 }
 
 fn settings() -> Settings {
@@ -156,6 +158,7 @@ impl Stage {
             jobs: VecDeque::new(),
             evacuated: Vec::new(),
             streams: Vec::new(),
+            busy: false,
         }
     }
 
@@ -176,14 +179,22 @@ impl Stage {
     }
 
     fn feed(&mut self, input: Input) {
+        let is_signal = |job: &Job| matches!(job, Job::Terminate(..) | Job::Kill(..));
+        let mut signalled = Vec::new();
         self.control.handle(self.now, input);
         for action in self.control.take_actions() {
             match action {
                 Action::Send(frame) => self.sent.push_back(frame),
-                Action::Job(job) => self.jobs.push_back(job),
+                Action::Job(job) => {
+                    signalled.extend(job.instance().filter(|_| is_signal(&job) && !self.busy));
+                    self.jobs.push_back(job);
+                }
                 Action::Evacuated(next) => self.evacuated.push(next),
                 Action::Stream(order) => self.streams.push(order),
             }
+        }
+        for instance in signalled {
+            self.feed(Input::Done(Done::Signalled { instance }));
         }
     }
 

@@ -26,8 +26,9 @@ use std::time::{Duration, Instant};
 use log::warn;
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use super::super::supervisor::pause;
 use super::super::{Cancel, InstanceDir, LaunchError, LaunchFault};
-use super::{disks_of, now, pause};
+use super::{LOOK, disks_of, now};
 use ssntp::payload::Storage;
 
 /// The extensions of an image's file, best first.
@@ -86,7 +87,7 @@ impl Bounds<'_> {
     /// Whether to go on.
     fn check(&self) -> io::Result<()> {
         if self.cancel.is_cancelled() {
-            return Err(io::Error::other("it is wanted no longer"));
+            return Err(io::Error::other("the launch was cancelled"));
         }
         match now() < self.until {
             true => Ok(()),
@@ -116,7 +117,7 @@ pub(super) fn find(images: Option<&Path>, name: &str) -> Result<Disk, LaunchErro
     let missing = |why: String| LaunchError::new(LaunchFault::Image, why);
     let images = images.ok_or_else(|| missing("this node has no images (--images)".into()))?;
     if !is_name(name) {
-        return Err(missing(format!("{name:?} is no name of an image")));
+        return Err(missing(format!("{name:?} is not a valid name of an image")));
     }
     // QEMU runs in another directory.
     let images = fs::canonicalize(images).map_err(|e| missing(format!("{}: {e}", images.display())))?;
@@ -247,7 +248,7 @@ fn await_end(mut child: Child, bounds: Bounds<'_>) -> io::Result<ExitStatus> {
             Err(e) => break e,
         }
         match bounds.check() {
-            Ok(()) => pause(),
+            Ok(()) => pause(LOOK),
             Err(e) => break e,
         }
     };
@@ -259,7 +260,7 @@ fn await_end(mut child: Child, bounds: Bounds<'_>) -> io::Result<ExitStatus> {
             warn!("process {} does not even end when killed", child.id());
             break;
         }
-        pause();
+        pause(LOOK);
     }
     Err(why)
 }
@@ -432,7 +433,7 @@ mod tests {
         unwanted.cancel();
         let rows = [
             (now() + Duration::from_millis(300), &wanted, "timed out"),
-            (now() + Duration::from_secs(60), &unwanted, "wanted no longer"),
+            (now() + Duration::from_secs(60), &unwanted, "cancelled"),
         ];
         for (until, cancel, why) in rows {
             for qemu_img in [None, Some(program.as_path())] {

@@ -84,7 +84,7 @@ impl Emulator {
             let path = find_program(format!("qemu-system-{arch}").as_ref(), path, Path::new("/")).ok()?;
             let kvm = match arch == host {
                 true => kvm_for(user),
-                false => Err(format!("this is no {arch}")),
+                false => Err(format!("this machine is not {arch}")),
             };
             Some(Self {
                 path,

@@ -62,7 +62,7 @@ use self::image::Disk;
 use self::machine::{Emulator, Machine, device_of, node_of, serial_of};
 use self::qmp::Qmp;
 use super::process::{DEFAULT_PATH, give};
-use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors, find_program, is_alive};
+use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors, find_program, is_alive, pause};
 use super::{
     Cancel, Commit, Driver, EndSink, Found, InstanceDir, Launch, LaunchError, LaunchFault, Measurable, RunId,
     Running, Usage, Volume, VolumeError, VolumeFault,
@@ -169,13 +169,13 @@ impl QemuDriver {
                     return Ok(());
                 }
                 Err(_) if cancel.is_cancelled() => {
-                    return Err(LaunchError::launch("it is wanted no longer"));
+                    return Err(LaunchError::launch("the launch was cancelled"));
                 }
                 Err(e) if now() > limit => {
                     warn!("instance {}: {e}", running.place.instance());
                     return Ok(());
                 }
-                Err(_) => pause(),
+                Err(_) => pause(LOOK),
             }
         }
         let log = last_words(&running.place).unwrap_or_default();
@@ -199,7 +199,7 @@ impl Driver for QemuDriver {
         }
         match image::bootable(&start.storage) {
             Some(entry) if !entry.id.is_empty() && !image::is_name(entry.id.as_str()) => {
-                let why = format!("{:?} is no name of an image", entry.id.as_str());
+                let why = format!("{:?} is not a valid name of an image", entry.id.as_str());
                 Err(LaunchError::new(LaunchFault::Data, why))
             }
             _ => Ok(()),
@@ -308,7 +308,7 @@ impl Driver for QemuDriver {
         let limit = now() + QUIT;
         let told = Qmp::connect(&running.place.work()).and_then(|mut qmp| qmp.execute("quit", &[]));
         while told.is_ok() && is_alive(&running.handle) && now() < limit {
-            pause();
+            pause(LOOK);
         }
         self.supervisors.kill(running)
     }
@@ -452,10 +452,6 @@ fn last_words(place: &InstanceDir) -> io::Result<Vec<u8>> {
     let mut words = Vec::new();
     log.take(LAST_WORDS).read_to_end(&mut words)?;
     Ok(words)
-}
-
-fn pause() {
-    let _ = crossbeam_channel::after(LOOK).recv();
 }
 
 #[expect(clippy::disallowed_methods, reason = "time limits of answers")]

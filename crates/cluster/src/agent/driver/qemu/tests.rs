@@ -124,7 +124,7 @@ impl Stage {
         let greetings = |log: &[u8]| log.windows(GREETING.len()).filter(|w| *w == GREETING).count();
         while greetings(&self.serial()) < count {
             assert!(now() < limit, "{:?}", String::from_utf8_lossy(&self.serial()));
-            pause();
+            pause(LOOK);
         }
     }
 }

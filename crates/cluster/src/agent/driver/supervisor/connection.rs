@@ -61,7 +61,8 @@ pub(super) fn answer(stream: &UnixStream) -> io::Result<State> {
     if line.is_empty() {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended"));
     }
-    State::parse(&line).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it says what is not known"))
+    State::parse(&line)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it answers with an unknown word"))
 }
 
 /// Connects to a socket in a directory, and not through a link, which a user who can
@@ -74,7 +75,7 @@ pub(in super::super) fn connect_to(dir: impl AsFd, name: &str) -> io::Result<Uni
         Mode::empty(),
     )?;
     if FileType::from_raw_mode(fstat(&found)?.st_mode) != FileType::Socket {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no socket"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a socket"));
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

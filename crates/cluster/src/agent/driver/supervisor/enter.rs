@@ -71,6 +71,8 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
         .cgroups
         .iter()
         .try_for_each(|group| fs::write(Path::new(group).join("cgroup.procs"), "0"));
+    // The supervisor is spared by the kernel when memory is short; the program is not.
+    let _ = fs::write("/proc/self/oom_score_adj", "0");
     if let Some(files) = order.files {
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
         let current = Some(files);
@@ -131,7 +133,9 @@ fn keep_network_rights() -> rustix::io::Result<()> {
         inheritable: rights,
     };
     set_capabilities(None, sets)?;
-    rights.iter().try_for_each(|right| configure_capability_in_ambient_set(right, true))
+    rights
+        .iter()
+        .try_for_each(|right| configure_capability_in_ambient_set(right, true))
 }
 
 /// The file of a program, found as a shell would.

@@ -111,8 +111,8 @@ use self::connection::{answer, ask, reach, run_of};
 pub(super) use self::enter::find_program;
 use self::measure::Sample;
 use self::order::Order;
+use self::procfs::Life;
 pub(in crate::agent) use self::procfs::boot_id;
-use self::procfs::{Life, Tree};
 use self::state::State;
 use self::watch::Watch;
 use super::{
@@ -136,9 +136,11 @@ const LOGS: [&str; 2] = ["stdout.log", "stderr.log"];
 pub(super) const DEFAULT_LOG_MB: u32 = 16;
 /// How long a supervisor may take to be ready, and then to run the program.
 const FIRST_STEPS: Duration = Duration::from_secs(10);
-/// How long the remaining processes of a killed supervisor are killed again before the
-/// end of the run is told anyway: a process may hang in the kernel.
+/// How long a failed launch waits for the processes that it has killed: one may hang in the
+/// kernel.
 const LEFTOVERS: Duration = Duration::from_secs(2);
+/// How often these processes are killed.
+const KILL_AGAIN: Duration = Duration::from_millis(10);
 const MB: u64 = 1024 * 1024;
 
 /// Whether this program becomes a supervisor when it is started as one.
@@ -300,14 +302,14 @@ impl Supervisors {
             None if cfg!(test) || SUPERVISES.load(Ordering::Acquire) => again(place),
             None => {
                 return Err(LaunchError::launch(
-                    "this program is no supervisor: see driver::supervise",
+                    "this program cannot be a supervisor: see driver::supervise",
                 ));
             }
         };
         // From here on every error drops `starting`, which kills what has been started.
         let mut starting = Starting {
             cgroups: Some(&self.inner.cgroups),
-            instance: program.place.instance(),
+            place: program.place,
             run: None,
         };
         let network = program.network;
@@ -352,7 +354,7 @@ impl Supervisors {
             State::Running { .. } | State::Ended(_) => {}
         }
         // The first STATS then have a CPU usage, since the beginning of the run.
-        lock(&self.inner.samples).insert(starting.instance, Sample::first(&handle));
+        lock(&self.inner.samples).insert(starting.place.instance(), Sample::first(&handle));
         starting.cgroups = None;
         if let Some((child, _)) = starting.run.take() {
             lock(&self.inner.launched).insert(handle.pid, (child, stream));
@@ -414,12 +416,7 @@ impl Supervisors {
         if let Some((mut child, _)) = launched {
             let _ = child.wait();
         }
-        self.kill_leftovers(running);
-        self.inner.cgroups.remove(running.place.instance());
-    }
-
-    fn kill_leftovers(&self, running: &Running) {
-        kill_leftovers(&self.inner.cgroups, running.place.instance(), &running.handle);
+        clear(&self.inner.cgroups, running);
     }
 
     /// Tells `sink` when the run has ended: its supervisor is gone, and what
@@ -428,15 +425,11 @@ impl Supervisors {
         let launched = lock(&self.inner.launched).remove(&running.handle.pid);
         let (child, stream) = launched.unzip();
         let (cgroups, ended, sink) = (self.inner.cgroups.clone(), running.clone(), Arc::clone(sink));
-        let mut limit = None;
         let on_end = move || {
-            let limit = *limit.get_or_insert_with(|| now() + LEFTOVERS);
             let instance = ended.place.instance();
-            if kill_leftovers(&cgroups, instance, &ended.handle) {
-                if now() < limit {
-                    return false;
-                }
-                warn!("instance {instance}: some of its processes do not end");
+            // A run whose processes do not end has not ended: the agent says that it hangs.
+            if kill_leftovers(&cgroups, &ended) {
+                return false;
             }
             cgroups.remove(instance);
             sink(Ended {
@@ -466,7 +459,7 @@ impl Supervisors {
             return Ok(());
         }
         kill_tree(&running.handle);
-        self.kill_leftovers(running);
+        kill_leftovers(&self.inner.cgroups, running);
         Ok(())
     }
 
@@ -480,8 +473,8 @@ impl Supervisors {
         if same_boot && !is_over && life(&running.handle) != Life::Dead {
             return Found::Running;
         }
-        if same_boot {
-            self.kill_leftovers(running);
+        if same_boot && kill_leftovers(&self.inner.cgroups, running) {
+            return Found::Running;
         }
         self.inner.cgroups.remove(running.place.instance());
         match state {
@@ -518,20 +511,39 @@ impl Supervisors {
 /// Kills all processes below a supervisor, and then the supervisor: without it, its
 /// descendants could not be found any more.
 fn kill_tree(supervisor: &RunId) {
-    let all = procfs::all();
-    if let Some(root) = all.iter().find(|stat| is_of(stat, supervisor)) {
-        for stat in Tree::new(&all).descendants(root.pid) {
-            procfs::signal(stat, Signal::KILL);
+    let Some(root) = procfs::stat(supervisor.pid)
+        .ok()
+        .filter(|stat| is_of(stat, supervisor))
+    else {
+        return;
+    };
+    // Again, because a process that was killed may have forked before. The supervisor may be
+    // stopped, so the ended ones stay.
+    for _ in 0..10 {
+        let run = procfs::descendants(root.pid);
+        let left: Vec<_> = run.iter().filter(|stat| !stat.ended).collect();
+        if left.is_empty() {
+            break;
         }
-        procfs::signal(root, Signal::KILL);
+        left.iter().for_each(|stat| procfs::signal(stat, Signal::KILL));
     }
+    procfs::signal(&root, Signal::KILL);
 }
 
-/// Kills the remaining processes of a run whose supervisor has ended; there are some only
-/// if the supervisor was killed. Returns whether there were any.
-fn kill_leftovers(cgroups: &Cgroups, instance: Uuid, supervisor: &RunId) -> bool {
-    let all = procfs::all();
+/// Kills the remaining processes of a run whose supervisor has ended. Returns whether there
+/// were any. A supervisor that has written the end of the run has waited for all of them, so
+/// they are looked for only if it was killed: that takes a look at all processes.
+fn kill_leftovers(cgroups: &Cgroups, run: &Running) -> bool {
+    let (instance, supervisor) = (run.place.instance(), &run.handle);
     let grouped = cgroups.pids(instance);
+    let directory = run_of(&run.place).ok();
+    let state = directory.as_ref().and_then(State::read);
+    let is_complete = matches!(state, Some(State::Ended(_) | State::Failed(_)));
+    if is_complete && grouped.is_empty() {
+        return false;
+    }
+    let own_uid = directory.as_ref().and_then(state::own_uid);
+    let all = procfs::all();
     // While one of its processes lives, a session's number names no other
     // process. So a process of that number is a later one, with its own.
     let is_later =
@@ -539,11 +551,29 @@ fn kill_leftovers(cgroups: &Cgroups, instance: Uuid, supervisor: &RunId) -> bool
     let later = all.iter().any(is_later);
     let is_left = |stat: &&procfs::Stat| {
         let of_session = stat.session == supervisor.pid && stat.pid != supervisor.pid && !later;
-        !stat.zombie && (of_session || grouped.contains(&stat.pid))
+        let of_user =
+            || own_uid.is_some_and(|uid| procfs::uids(stat.pid).is_some_and(|uids| uids.contains(&uid)));
+        !stat.ended && (of_session || grouped.contains(&stat.pid) || of_user())
     };
     let left: Vec<_> = all.iter().filter(is_left).collect();
     left.iter().for_each(|stat| procfs::signal(stat, Signal::KILL));
     !left.is_empty()
+}
+
+/// Ends what a failed launch has left, as far as it ends in time, and its control group.
+fn clear(cgroups: &Cgroups, run: &Running) {
+    let limit = now() + LEFTOVERS;
+    while kill_leftovers(cgroups, run) {
+        if now() > limit {
+            warn!(
+                "instance {}: some of its processes do not end",
+                run.place.instance()
+            );
+            break;
+        }
+        pause(KILL_AGAIN);
+    }
+    cgroups.remove(run.place.instance());
 }
 
 /// A supervisor that was started, until its program is known to run. Dropped before that,
@@ -551,21 +581,22 @@ fn kill_leftovers(cgroups: &Cgroups, instance: Uuid, supervisor: &RunId) -> bool
 struct Starting<'a> {
     /// `None` once it runs.
     cgroups: Option<&'a Cgroups>,
-    instance: Uuid,
+    place: &'a InstanceDir,
     run: Option<(Child, RunId)>,
 }
 
 impl Drop for Starting<'_> {
     fn drop(&mut self) {
         let Some(cgroups) = self.cgroups else { return };
-        if let Some((child, handle)) = &mut self.run {
-            kill_tree(handle);
-            // It may have ended on its own: the wait says so either way.
-            let _ = child.kill();
-            let _ = child.wait();
-            kill_leftovers(cgroups, self.instance, handle);
-        }
-        cgroups.remove(self.instance);
+        let Some((child, handle)) = &mut self.run else {
+            return cgroups.remove(self.place.instance());
+        };
+        kill_tree(handle);
+        // It may have ended on its own: the wait says so either way.
+        let _ = child.kill();
+        let _ = child.wait();
+        let (place, handle) = (self.place.clone(), handle.clone());
+        clear(cgroups, &Running { place, handle });
     }
 }
 
@@ -588,6 +619,11 @@ fn exit_of(place: &InstanceDir) -> Exit {
         Some(State::Ended(exit)) => exit,
         _ => Exit::default(),
     }
+}
+
+/// Waits for something that can only be looked at again.
+pub(super) fn pause(time: Duration) {
+    let _ = crossbeam_channel::after(time).recv();
 }
 
 fn user_of(user: User) -> (Uid, Gid) {

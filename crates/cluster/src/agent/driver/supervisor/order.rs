@@ -51,6 +51,11 @@ pub(super) struct Order {
 }
 
 impl Order {
+    /// The user that runs nothing but this program.
+    pub(super) fn own_uid(&self) -> Option<u32> {
+        Some(self.user.filter(|user| user.alone)?.uid)
+    }
+
     fn encode(&self) -> io::Result<Vec<u8>> {
         Ok(serde_json::to_vec(self)?)
     }
@@ -70,7 +75,7 @@ impl Order {
     pub(super) fn read(mut from: impl Read) -> io::Result<Self> {
         let mut length = [0; 4];
         from.read_exact(&mut length)?;
-        let invalid = || io::Error::new(io::ErrorKind::InvalidData, "that is no order");
+        let invalid = || io::Error::new(io::ErrorKind::InvalidData, "this is not a valid order");
         let length = u32::from_be_bytes(length) as usize;
         if length > MAX_ORDER {
             return Err(invalid());

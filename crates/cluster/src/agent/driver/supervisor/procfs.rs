@@ -1,8 +1,9 @@
 //! Processes as `/proc` tells of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
+use std::path::Path;
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
@@ -15,8 +16,9 @@ pub(super) struct Stat {
     /// Its process group.
     pub(super) group: i32,
     pub(super) session: i32,
-    /// It has ended, and its parent has not waited for it yet.
-    pub(super) zombie: bool,
+    /// It has ended, and its parent has not waited for it yet. A process whose first thread
+    /// has ended looks the same (`Z`), but has further threads, and runs.
+    pub(super) ended: bool,
     /// CPU time of it and of the children it has waited for, in ticks.
     pub(super) cpu_ticks: u64,
     /// When it started, in ticks since boot.
@@ -43,7 +45,7 @@ pub(super) fn stat(pid: i32) -> io::Result<Stat> {
 /// Whether that very process, and no later one of its number, still runs.
 pub(super) fn life(pid: i32, start_time: u64) -> Life {
     match stat(pid) {
-        Ok(stat) if stat.start_time == start_time && !stat.zombie => Life::Alive,
+        Ok(stat) if stat.start_time == start_time && !stat.ended => Life::Alive,
         Ok(_) => Life::Dead,
         // The second is what reading says of one that ended meanwhile.
         Err(e) if e.kind() == io::ErrorKind::NotFound => Life::Dead,
@@ -57,6 +59,52 @@ pub(super) fn all() -> Vec<Stat> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter_map(|pid| stat(pid).ok()).collect()
+}
+
+/// All descendants of a process, if it adopts orphans. A process that is forked or ends
+/// meanwhile may be missing, so a caller that kills them looks again.
+///
+/// The kernel lists the children of each thread, so the time depends on these processes
+/// alone. Without those lists (CONFIG_PROC_CHILDREN) all processes are looked at.
+pub(super) fn descendants(of: i32) -> Vec<Stat> {
+    if !Path::new("/proc/thread-self/children").exists() {
+        let all = all();
+        return Tree::new(&all).descendants(of).into_iter().copied().collect();
+    }
+    let (mut found, mut known, mut next) = (Vec::new(), HashSet::from([of]), vec![of]);
+    while let Some(parent) = next.pop() {
+        for child in children(parent) {
+            // A number that was used twice meanwhile could make a circle.
+            if known.insert(child) {
+                found.extend(stat(child).ok());
+                next.push(child);
+            }
+        }
+    }
+    found
+}
+
+fn children(of: i32) -> Vec<i32> {
+    let threads = fs::read_dir(format!("/proc/{of}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    lists
+        .flat_map(|list| {
+            list.split_ascii_whitespace()
+                .flat_map(str::parse)
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+/// The users that a process has by its real and its effective UID.
+pub(super) fn uids(pid: i32) -> Option<[u32; 2]> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    let mut uids = line.split_ascii_whitespace().flat_map(str::parse);
+    Some([uids.next()?, uids.next()?])
 }
 
 /// Processes by their parent.
@@ -131,7 +179,7 @@ fn parse(line: &str) -> Option<Stat> {
         parent: id(1)?,
         group: id(2)?,
         session: id(3)?,
-        zombie: matches!(*fields.first()?, "Z" | "X"),
+        ended: matches!(*fields.first()?, "Z" | "X") && number(17)? <= 1,
         cpu_ticks: number(11)? + number(12)? + time(13).unwrap_or(0) + time(14).unwrap_or(0),
         start_time: number(19)?,
         resident_pages: time(21).unwrap_or(0),
@@ -150,12 +198,19 @@ mod tests {
             parent: 1,
             group: 40,
             session: 39,
-            zombie: false,
+            ended: false,
             cpu_ticks: 4330,
             start_time: 98765,
             resident_pages: 77,
         };
         assert_eq!(parse(line), Some(expected));
+        // The first thread alone has ended, and then the last one.
+        for (threads, ended) in [("2", false), ("1", true)] {
+            let line = line
+                .replace(") S ", ") Z ")
+                .replace(" 20 0 1 0 98765", &format!(" 20 0 {threads} 0 98765"));
+            assert_eq!(parse(&line), Some(Stat { ended, ..expected }));
+        }
         for junk in [
             "",
             "42",
@@ -177,6 +232,9 @@ mod tests {
         let tree = Tree::new(&all);
         assert!(tree.descendants(own.parent).iter().any(|stat| stat.pid == pid));
         assert!(tree.descendants(1).iter().all(|stat| stat.pid != 1));
+        assert!(descendants(own.parent).iter().any(|stat| stat.pid == pid));
+        let euid = rustix::process::geteuid().as_raw();
+        assert_eq!(uids(pid).map(|[_, effective]| effective), Some(euid));
         assert_eq!(life(pid, own.start_time), Life::Alive);
         assert_eq!(life(pid, own.start_time + 1), Life::Dead);
         assert_eq!(life(-1, 0), Life::Dead);

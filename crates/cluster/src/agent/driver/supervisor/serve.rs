@@ -9,7 +9,7 @@
     reason = "a process of its own, with the socket that it serves and the times it notes"
 )]
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -18,7 +18,7 @@ use std::path::Path;
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 use nix::sched::{CloneFlags, unshare};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -32,7 +32,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use super::logs::{Log, Output};
 use super::order::Order;
-use super::procfs::{self, Tree};
+use super::procfs;
 use super::state::{State, StateFile};
 use super::{ENTER, LOGS, NAME, RUN, SOCKET, again, cgroup, user_of};
 use crate::agent::driver::{Exit, LaunchError, LaunchFault};
@@ -42,10 +42,11 @@ use crate::agent::driver::{Exit, LaunchError, LaunchFault};
 const AGENTS: usize = 4;
 /// The longest that an agent says in one line.
 const MAX_COMMAND: usize = 64;
-/// How long the remaining processes of a run are killed before its end is told anyway: a
-/// process may hang in the kernel. They can't be found once this process has ended, so
-/// the time is long enough for a run that forks all the time.
-const LEFTOVERS: Duration = Duration::from_secs(10);
+/// How often the supervisor looks whether its instance's directory is still there, in seconds.
+const LOOK_HOME: i64 = 30;
+/// The kernel kills a supervisor for memory only after almost everything else, because the
+/// run would be left without anybody to end it. Only a privileged process may ask for that.
+const OOM_SCORE: &str = "-900";
 /// The first pause between two kills, in nanoseconds. Each pause is twice the one before,
 /// up to a third of a second.
 const LOOK_AGAIN: i64 = 10_000_000;
@@ -118,6 +119,7 @@ impl Supervisor {
                 .map_err(|e| LaunchError::new(LaunchFault::Network, format!("a network namespace: {e}")))?;
         }
         set_no_new_privs(true).map_err(system("no_new_privs"))?;
+        let _ = fs::write("/proc/self/oom_score_adj", OOM_SCORE);
         // A name in lists of processes, and no more.
         let _ = set_name(NAME);
         let (signals, asked_to_end) = signals().map_err(|e| LaunchError::io("signals", &e))?;
@@ -128,7 +130,8 @@ impl Supervisor {
             log.map_err(|e| LaunchError::io(Path::new(&order.place).join(name).display(), &e))
         });
         let logs = logs.into_iter().collect::<Result<_, _>>()?;
-        let file = StateFile::create(&run, &State::Held).map_err(|e| LaunchError::io("its state", &e))?;
+        let file = StateFile::create(&run, &State::Held, order.own_uid())
+            .map_err(|e| LaunchError::io("its state", &e))?;
         let listener = listen(&run).map_err(|e| LaunchError::io("its socket", &e))?;
         Ok(Self {
             killed_for_memory: kills(&order),
@@ -219,26 +222,29 @@ impl Supervisor {
 
     /// Until the run has ended.
     fn serve(&mut self) {
-        let (mut end, mut limit, mut looks) = (None, None, 0);
+        let (mut end, mut looks) = (None, 0);
         loop {
             let alone = self.reap(&mut end);
             if self.asked_to_end.swap(false, Ordering::AcqRel) {
                 self.terminate();
             }
-            let mut pause = None;
+            let mut pause = Timespec {
+                tv_sec: LOOK_HOME,
+                tv_nsec: 0,
+            };
             if end.is_some() {
-                let limit = *limit.get_or_insert_with(|| Instant::now() + LEFTOVERS);
-                if alone || Instant::now() >= limit {
+                if alone {
                     break;
                 }
+                // Its processes can't be found once this process has ended, so it stays until
+                // all of them have, even if one hangs in the kernel.
                 self.kill();
-                pause = Some(Timespec {
-                    tv_sec: 0,
-                    tv_nsec: LOOK_AGAIN << looks,
-                });
+                (pause.tv_sec, pause.tv_nsec) = (0, LOOK_AGAIN << looks);
                 looks = MAX_DOUBLINGS.min(looks + 1);
+            } else if self.is_homeless() {
+                self.kill();
             }
-            self.wait(pause);
+            self.wait(&pause);
             // Output is taken before agents are answered: an agent that hears of the end finds
             // all of it in the logs.
             self.enter();
@@ -272,7 +278,13 @@ impl Supervisor {
         }
     }
 
-    fn wait(&self, limit: Option<Timespec>) {
+    /// Whether the instance's directory was removed. No agent can find this supervisor then,
+    /// or end its run.
+    fn is_homeless(&self) -> bool {
+        rustix::fs::fstat(&self.run).is_ok_and(|stat| stat.st_nlink == 0)
+    }
+
+    fn wait(&self, limit: &Timespec) {
         let pipes = self.outputs.iter().filter_map(|output| output.pipe.as_ref());
         let mut fds: Vec<_> = [self.signals.as_fd(), self.listener.as_fd()]
             .into_iter()
@@ -282,7 +294,7 @@ impl Supervisor {
             .map(|fd: BorrowedFd<'_>| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
         // A signal that interrupts it has left its byte.
-        let _ = poll(&mut fds, limit.as_ref());
+        let _ = poll(&mut fds, Some(limit));
         let _ = (&self.signals).read(&mut [0; 64]);
     }
 
@@ -339,9 +351,8 @@ impl Supervisor {
     /// Signals what comes from this process. All of the run does, whatever
     /// session or group it is in: orphans are adopted here.
     fn signal(&self, signal: Signal, which: impl Fn(&procfs::Stat) -> bool) {
-        let all = procfs::all();
-        let run = Tree::new(&all).descendants(getpid().as_raw_nonzero().get());
-        let run = run.into_iter().filter(|stat| !stat.zombie && which(stat));
+        let run = procfs::descendants(getpid().as_raw_nonzero().get());
+        let run = run.iter().filter(|stat| !stat.ended && which(stat));
         run.for_each(|stat| procfs::signal(stat, signal));
     }
 

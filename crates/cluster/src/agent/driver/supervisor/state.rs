@@ -12,7 +12,8 @@
 //! versions understand each other as far as both know the words.
 //!
 //! The file is made while the run is held, at its full length, and written in
-//! place from then on: on a full disk, too, the end can be written down.
+//! place from then on: on a full disk, too, the end can be written down. If the run has a user
+//! of its own, a second line says which: `uid=1879048192`.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -117,38 +118,62 @@ impl State {
     /// Reads the file in a run's directory. A user who can write there could have put
     /// anything in its place, so only a regular file is read, and no more than a line.
     pub(super) fn read(run: impl AsFd) -> Option<Self> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = File::from(openat(run, FILE, flags, Mode::empty()).ok()?);
-        if !file.metadata().ok()?.is_file() {
-            return None;
-        }
-        let mut line = Vec::with_capacity(LINE);
-        file.take(LINE as u64).read_to_end(&mut line).ok()?;
-        Self::parse(std::str::from_utf8(&line).ok()?)
+        Self::parse(&content(run)?)
     }
+}
+
+/// The user that runs nothing but the run in this directory, by which its processes are found
+/// if its supervisor was killed.
+pub(super) fn own_uid(run: impl AsFd) -> Option<u32> {
+    content(run)?
+        .lines()
+        .nth(1)?
+        .trim_end()
+        .strip_prefix("uid=")?
+        .parse()
+        .ok()
+}
+
+fn content(run: impl AsFd) -> Option<String> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(openat(run, FILE, flags, Mode::empty()).ok()?);
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let mut text = Vec::with_capacity(LINE);
+    file.take(LINE as u64).read_to_end(&mut text).ok()?;
+    String::from_utf8(text).ok()
 }
 
 /// The file of a run, as its supervisor keeps it.
 #[derive(Debug)]
-pub(super) struct StateFile(File);
+pub(super) struct StateFile {
+    file: File,
+    own_uid: Option<u32>,
+}
 
 impl StateFile {
     /// Makes it anew.
-    pub(super) fn create(run: impl AsFd, state: &State) -> io::Result<Self> {
+    pub(super) fn create(run: impl AsFd, state: &State, own_uid: Option<u32>) -> io::Result<Self> {
         // A file that is there belongs to a former run.
         let _ = unlinkat(&run, FILE, AtFlags::empty());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = Self(openat(run, FILE, flags, Mode::RUSR | Mode::WUSR)?.into());
+        let file = openat(run, FILE, flags, Mode::RUSR | Mode::WUSR)?.into();
+        let file = Self { file, own_uid };
         file.write(state)?;
         Ok(file)
     }
 
     pub(super) fn write(&self, state: &State) -> io::Result<()> {
-        let mut line = state.line().into_bytes();
+        let mut line = state.line();
+        if let Some(uid) = self.own_uid {
+            line.push_str(&format!("uid={uid}\n"));
+        }
+        let mut line = line.into_bytes();
         // Always the full length, so that writing it again needs no space on the disk.
         line.resize(LINE - 1, b' ');
         line.push(b'\n');
-        self.0.write_all_at(&line, 0)
+        self.file.write_all_at(&line, 0)
     }
 }
 
@@ -200,10 +225,11 @@ mod tests {
         let run = File::open(dir.path()).unwrap();
         let path = dir.path().join(FILE);
         assert_eq!(State::read(&run), None);
-        let file = StateFile::create(&run, &State::Held).unwrap();
+        let file = StateFile::create(&run, &State::Held, Some(7)).unwrap();
         assert_eq!(State::read(&run), Some(State::Held));
         file.write(&State::Ended(Exit::code(3))).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), LINE as u64);
+        assert_eq!(own_uid(&run), Some(7));
         assert_eq!(State::read(&run), Some(State::Ended(Exit::code(3))));
 
         File::options()
@@ -220,7 +246,7 @@ mod tests {
         rustix::fs::mkfifoat(&run, FILE, Mode::RWXU).unwrap();
         assert_eq!(State::read(&run), None);
         // And a supervisor makes its own.
-        StateFile::create(&run, &State::Held).unwrap();
+        StateFile::create(&run, &State::Held, Some(7)).unwrap();
         assert_eq!(State::read(&run), Some(State::Held));
     }
 }

@@ -1,0 +1,28 @@
+//! The clocks. The rest of the program reads no clock but through this file.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "waits have limits, and what is shown has its time"
+)]
+
+use std::time::{Duration, Instant, SystemTime};
+
+/// The time that waits are measured with.
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
+/// The time of day.
+pub(crate) fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
+
+/// The time from 1970 to `at`; zero for an earlier one.
+pub(crate) fn since_1970(at: SystemTime) -> Duration {
+    at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+/// The same in whole nanoseconds, as payloads and traces carry times.
+pub(crate) fn nanoseconds(at: SystemTime) -> u64 {
+    u64::try_from(since_1970(at).as_nanos()).unwrap_or(u64::MAX)
+}

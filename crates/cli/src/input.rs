@@ -1,0 +1,52 @@
+//! Files, read to a limit, and the standard input, also on a thread of its own.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use ssntp_transport::threads;
+
+use crate::failure::Failure;
+
+/// The longest payload and the longest document that a user may give: four times what peers take
+/// by default. A device that is named by mistake would fill the memory otherwise.
+pub(crate) const LONGEST: u64 = 64 << 20;
+
+/// The content of a file of at most so many bytes.
+pub(crate) fn file(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
+    let file = File::open(path).map_err(|e| Failure::at(path, e))?;
+    bounded_bytes(file, most).map_err(|why| Failure::at(path, why))
+}
+
+/// The content of a file that a user names on the command line; `-` is the standard input.
+pub(crate) fn named(path: &Path) -> Result<Vec<u8>, Failure> {
+    if path.as_os_str() != "-" {
+        return file(path, LONGEST);
+    }
+    let read = bounded_bytes(io::stdin().lock(), LONGEST);
+    read.map_err(|why| Failure::new(format!("standard input: {why}")))
+}
+
+/// All that there is to read, if it has at most so many bytes.
+pub(crate) fn bounded_bytes(from: impl Read, most: u64) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    // One byte more than is allowed shows a longer file. Half a file is worse than none: the other
+    // half of a revocation list would revoke other certificates.
+    let read = from.take(most + 1).read_to_end(&mut bytes);
+    read.map_err(|e| e.to_string())?;
+    match bytes.len() as u64 > most {
+        true => Err(format!("it is longer than {most} bytes")),
+        false => Ok(bytes),
+    }
+}
+
+/// Runs `read` on a thread, so that the main thread also hears of signals and of the server. The channel has room for one message, and is closed when `read`
+/// returns. The thread is never joined: a read of the standard input may wait for ever.
+pub(crate) fn on_a_thread<T: Send + 'static>(
+    read: impl FnOnce(&Sender<T>) + Send + 'static,
+) -> Result<Receiver<T>, Failure> {
+    let (to, from) = bounded(1);
+    threads::spawn("ssntp-stdin", move || read(&to)).map_err(Failure::thread)?;
+    Ok(from)
+}

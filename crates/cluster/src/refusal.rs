@@ -1,0 +1,136 @@
+//! Why a command is refused, and the frame that says so: one table for the scheduler, the
+//! agents, the concentrators and the controllers.
+
+use std::fmt;
+
+use ssntp::payload::{
+    AssignPublicIpFailure, AttachVolumeFailure, CommandFailure, CommandSubject, DeleteFailure,
+    DetachVolumeFailure, Error, InvalidFrameType, RestartFailure, StartFailure, StopFailure,
+    UnassignPublicIpFailure,
+};
+use ssntp::proto::{Command, Frame, FrameKind, FrameType};
+use ssntp_transport::excerpt;
+
+/// Why a frame is refused: the protocol's word, and an explanation, which may be empty.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) word: &'static str,
+    pub(crate) why: String,
+}
+
+impl Refused {
+    pub(crate) fn new(word: &'static str, why: impl Into<String>) -> Self {
+        Self {
+            word,
+            why: why.into(),
+        }
+    }
+
+    pub(crate) fn invalid(why: impl Into<String>) -> Self {
+        Self::new("invalid_data", why)
+    }
+}
+
+impl From<String> for Refused {
+    fn from(why: String) -> Self {
+        Self::invalid(why)
+    }
+}
+
+impl From<&'static str> for Refused {
+    fn from(word: &'static str) -> Self {
+        Self::new(word, "")
+    }
+}
+
+impl From<&Error> for Refused {
+    fn from(error: &Error) -> Self {
+        let word = match error.is_malformed() {
+            true => "invalid_payload",
+            false => "invalid_data",
+        };
+        Self::new(word, error.to_string())
+    }
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        Self::from(&error)
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.why.as_str() {
+            "" => f.write_str(self.word),
+            why => write!(f, "{}: {why}", self.word),
+        }
+    }
+}
+
+/// How the failure of one command is written and read.
+struct Kind {
+    command: Command,
+    error: FrameKind,
+    write: fn(CommandSubject, &str) -> Frame,
+    read: fn(&Frame) -> Result<(CommandSubject, String), Error>,
+}
+
+const KINDS: [Kind; 8] = [
+    Kind::of::<StartFailure>(),
+    Kind::of::<StopFailure>(),
+    Kind::of::<RestartFailure>(),
+    Kind::of::<DeleteFailure>(),
+    Kind::of::<AttachVolumeFailure>(),
+    Kind::of::<DetachVolumeFailure>(),
+    Kind::of::<AssignPublicIpFailure>(),
+    Kind::of::<UnassignPublicIpFailure>(),
+];
+
+impl Kind {
+    const fn of<F: CommandFailure>() -> Self {
+        Self {
+            command: F::COMMAND,
+            error: F::KIND,
+            write: |subject, reason| Frame::of(&F::of(subject, reason.into())),
+            read: |frame| {
+                let (subject, reason) = frame.payload::<F>()?.into_parts();
+                Ok((subject, reason.to_string()))
+            },
+        }
+    }
+}
+
+/// The failure of a command; none if the command has no failure.
+pub(crate) fn failure(command: Command, mut subject: CommandSubject, refused: &Refused) -> Option<Frame> {
+    let kind = KINDS.iter().find(|kind| kind.command == command)?;
+    subject.detail = excerpt(&refused.why).to_string();
+    // Some failures have another word for the same, or none of their own.
+    let word = match (command, refused.word) {
+        (Command::RESTART, "image_failure" | "full_cn") => "launch_failure",
+        (Command::DETACH_VOLUME, "attach_failure") => "detach_failure",
+        (Command::DETACH_VOLUME, "already_attached") => "not_attached",
+        (_, "not_connected") => "no_instance",
+        (_, word) => word,
+    };
+    Some((kind.write)(subject, word))
+}
+
+/// Reads a failure: its command, what it names, and the reason. None if the frame is not the
+/// failure of a command.
+pub(crate) fn read(frame: &Frame) -> Option<Result<(Command, CommandSubject, String), Error>> {
+    let kind = KINDS.iter().find(|kind| kind.error == frame.kind())?;
+    Some((kind.read)(frame).map(|(subject, reason)| (kind.command, subject, reason)))
+}
+
+/// The failure of a frame that is refused, if it is a command that has one.
+pub(crate) fn failure_of(frame: &Frame, refused: &Refused) -> Option<Frame> {
+    let is_command = frame.kind().frame_type == FrameType::COMMAND;
+    let command = is_command.then_some(Command(frame.kind().operand))?;
+    failure(command, CommandSubject::of(frame), refused)
+}
+
+/// InvalidFrameType, for a frame that has no failure.
+pub(crate) fn invalid_frame(kind: FrameKind, word: &'static str) -> Frame {
+    Frame::of(&InvalidFrameType::new(kind, word.into()))
+}
