@@ -560,3 +560,160 @@ fn port_name(instance: Uuid) -> String {
 fn overlaps(a: Ipv4Net, b: Ipv4Net) -> bool {
     a.contains(&b) || b.contains(&a)
 }
+
+#[cfg(test)]
+mod tests {
+    use nix::sched::{CloneFlags, unshare};
+    use ssntp::payload::Networking;
+
+    use super::*;
+
+    /// Does something in a network namespace of its own, which ends with it. Without the right
+    /// or the tools it says so and does nothing.
+    fn alone(act: impl FnOnce(Networks) + Send + 'static) {
+        let made = move || {
+            if let Err(e) = unshare(CloneFlags::CLONE_NEWNET) {
+                return eprintln!("skipped: no network namespace: {e}");
+            }
+            let ready = tools::ip(
+                "link add u0 type bridge\naddr add 10.0.0.1/24 dev u0\nlink set u0 up\nlink set lo up\n",
+            );
+            match ready.and_then(|()| Networks::open(NetworkConfig::new("u0"))) {
+                Ok(networks) => act(networks),
+                Err(why) => eprintln!("skipped: {why}"),
+            }
+        };
+        std::thread::Builder::new().spawn(made).unwrap().join().unwrap();
+    }
+
+    fn attachment(networks: &Networks, key: u32, ip: &str) -> Result<Attachment, String> {
+        let start = Start {
+            tenant_uuid: Uuid::from_u128(key.into()).into(),
+            networking: Networking {
+                subnet: "172.16.0.0/24".into(),
+                subnet_key: key.to_string(),
+                private_ip: ip.into(),
+                concentrator_ip: "10.0.0.33".into(),
+                ..Networking::default()
+            },
+            ..Start::default()
+        };
+        networks.attachment(&start).map(Option::unwrap)
+    }
+
+    fn names() -> BTreeSet<String> {
+        links().unwrap().into_iter().map(|link| link.ifname).collect()
+    }
+
+    #[test]
+    fn restore_makes_the_difference_and_leaves_what_is_right() {
+        alone(|networks| {
+            // No process has this number, so ports are not made, and everything else is.
+            let wanted = |keys: &[u32]| -> Vec<_> {
+                let each = keys.iter().map(|key| {
+                    let attachment = attachment(&networks, *key, "172.16.0.5").unwrap();
+                    (Uuid::from_u128((*key).into()), attachment, i32::MAX)
+                });
+                each.collect()
+            };
+            assert!(networks.restore(&wanted(&[1, 2])).is_err());
+            assert_eq!(names(), ["ssb1", "ssb2", "ssx1", "ssx2"].map(String::from).into());
+            let index =
+                || -> Vec<serde_json::Value> { tools::ip_json(&["link", "show", "dev", "ssx2"]).unwrap() };
+            let before = index()[0]["ifindex"].clone();
+            tools::ip("link add ssx9 group 21331 type bridge\nlink del ssb2\n").unwrap();
+            assert!(networks.restore(&wanted(&[2, 3])).is_err());
+            assert_eq!(names(), ["ssb2", "ssb3", "ssx2", "ssx3"].map(String::from).into());
+            assert_eq!(index()[0]["ifindex"], before, "a tunnel that is right stays");
+            let up: Vec<_> = networks
+                .tunnels()
+                .unwrap()
+                .iter()
+                .map(|t| (t.key, t.up))
+                .collect();
+            assert_eq!(up, [(2, true), (3, true)]);
+            tools::ip("link set ssx3 down\n").unwrap();
+            assert!(!networks.tunnels().unwrap()[1].up);
+            networks.restore(&[]).unwrap();
+            assert_eq!(names(), BTreeSet::new());
+        });
+    }
+
+    #[test]
+    fn a_thousand_tenants_are_made_and_removed() {
+        alone(|networks| {
+            let all: Vec<_> = (1..=1000)
+                .map(|key| {
+                    let attachment = attachment(&networks, key, "172.16.0.5").unwrap();
+                    (Uuid::from_u128(key.into()), attachment, i32::MAX)
+                })
+                .collect();
+            let mut made = networks.made();
+            let mut batch = String::new();
+            for (instance, attachment, _) in &all {
+                let Attachment::Tenant(port) = attachment else {
+                    unreachable!()
+                };
+                assert_eq!(made.add(*instance, port), Ok(true));
+                networks.write_net(&mut batch, &port.net);
+            }
+            drop(made);
+            tools::ip(&batch).unwrap();
+            assert_eq!(names().len(), 2000);
+            networks.restore(&[]).unwrap();
+            assert_eq!(names(), BTreeSet::new());
+        });
+    }
+
+    #[test]
+    fn a_key_is_one_tenants_and_an_address_one_instances() {
+        alone(|networks| {
+            let port = |key, ip| match attachment(&networks, key, ip).unwrap() {
+                Attachment::Tenant(port) => port,
+                Attachment::Underlay(_) => unreachable!(),
+            };
+            let mut made = Made::default();
+            let [one, two] = [1, 2].map(Uuid::from_u128);
+            assert_eq!(made.add(one, &port(1, "172.16.0.5")), Ok(true));
+            assert!(
+                made.add(two, &port(1, "172.16.0.5"))
+                    .unwrap_err()
+                    .contains("has the address")
+            );
+            let mut other = port(1, "172.16.0.6");
+            other.net.tenant = "another".into();
+            assert!(
+                made.add(two, &other)
+                    .unwrap_err()
+                    .contains("subnet_key 1 is taken")
+            );
+            assert_eq!(made.add(two, &port(1, "172.16.0.6")), Ok(false));
+            assert!(!made.take(one).unwrap().2 && made.take(two).unwrap().2);
+            assert!(made.take(one).is_none() && made.nets.is_empty());
+            let start = Start {
+                networking: Networking {
+                    subnet: "10.0.0.0/24".into(),
+                    subnet_key: "5".into(),
+                    private_ip: "10.0.0.9".into(),
+                    concentrator_ip: "10.0.0.33".into(),
+                    ..Networking::default()
+                },
+                ..Start::default()
+            };
+            assert!(
+                networks
+                    .attachment(&start)
+                    .unwrap_err()
+                    .contains("overlaps the underlay")
+            );
+        });
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        alone(|_| {
+            let why = Networks::open(NetworkConfig::new("nowhere")).unwrap_err();
+            assert!(why.contains("nowhere"), "{why}");
+        });
+    }
+}

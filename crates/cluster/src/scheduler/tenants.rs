@@ -435,3 +435,156 @@ fn tell(cx: &mut Context<'_>, to: &SessionInfo, answer: &Answer) {
         debug!(target: "ssntp::scheduler", "{to}: Tenants: {e}");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(action: Action, name: &str) -> Tenant {
+        Tenant {
+            action,
+            name: name.into(),
+            ..Tenant::default()
+        }
+    }
+
+    fn add(name: &str, number: u8, key: u32) -> Tenant {
+        let uuid = |kind: u128| Uuid::from_u128(kind << 8 | u128::from(number)).into();
+        Tenant {
+            entry: TenantEntry {
+                tenant_uuid: uuid(1),
+                subnet: "172.16.0.0/29".into(),
+                key,
+                concentrator_uuid: uuid(2),
+                concentrator_ip: format!("10.0.0.{number}/24"),
+                ..TenantEntry::default()
+            },
+            ..asked(Action::Add, name)
+        }
+    }
+
+    fn lease(name: &str, instance: u128, ip: &str) -> Tenant {
+        Tenant {
+            instance_uuid: Uuid::from_u128(instance).into(),
+            ip: ip.into(),
+            ..asked(Action::Lease, name)
+        }
+    }
+
+    #[test]
+    fn keys_addresses_and_concentrators_are_unique() {
+        let mut table = TenantTable::default();
+        let mut key = |asked: Tenant| table.handle(&asked).map(|(answer, _)| answer.entries[0].key);
+        assert_eq!(key(add("a", 1, 0)), Ok(1));
+        assert_eq!(key(add("b", 2, 3)), Ok(3));
+        assert_eq!(key(add("c", 3, 0)), Ok(2), "the first free one");
+        assert_eq!(key(add("d", 4, 0)), Ok(4));
+        assert_eq!(key(add("a", 1, 1)), Ok(1), "asked again");
+        let mut why = |change: &dyn Fn(&mut Tenant)| {
+            let mut asked = add("e", 9, 0);
+            change(&mut asked);
+            table.handle(&asked).unwrap_err()
+        };
+        let rows: [(&dyn Fn(&mut Tenant), Refusal, &str); 9] = [
+            (&|t| t.entry.key = 3, Refusal::Taken, "tenant b has this key 3"),
+            (&|t| t.name = "a".into(), Refusal::Taken, "tenant a"),
+            (
+                &|t| t.entry.concentrator_ip = "10.0.0.2/24".into(),
+                Refusal::Taken,
+                "tenant b",
+            ),
+            (&|t| t.entry.key = MAX_KEY + 1, Refusal::InvalidData, "larger"),
+            (
+                &|t| t.entry.subnet = "172.16.0.0/8".into(),
+                Refusal::InvalidData,
+                "20 to 29",
+            ),
+            (
+                &|t| t.entry.subnet = "10.0.0.0/24".into(),
+                Refusal::InvalidData,
+                "overlaps",
+            ),
+            (
+                &|t| t.entry.concentrator_ip = "10.0.0.9".into(),
+                Refusal::InvalidData,
+                "prefix",
+            ),
+            (
+                &|t| t.entry.tenant_uuid = Id::default(),
+                Refusal::InvalidData,
+                "tenant_uuid",
+            ),
+            (&|t| t.name = String::new(), Refusal::InvalidData, ""),
+        ];
+        for (change, reason, word) in rows {
+            let (found, detail) = why(change);
+            assert_eq!(found, reason, "{detail}");
+            assert!(detail.contains(word), "{detail}");
+        }
+    }
+
+    #[test]
+    fn an_instance_has_one_address_until_it_is_gone() {
+        let mut table = TenantTable::default();
+        table.handle(&add("a", 1, 0)).unwrap();
+        table.handle(&add("b", 2, 0)).unwrap();
+        let ip = |table: &mut TenantTable, asked: &Tenant| {
+            let (answer, _) = table.handle(asked).map_err(|(reason, _)| reason)?;
+            let mut addresses = answer.entries[0].addresses.iter();
+            let own = addresses.find(|address| address.instance_uuid == asked.instance_uuid);
+            Ok(own.unwrap().ip.clone())
+        };
+        assert_eq!(ip(&mut table, &lease("a", 1, "")), Ok("172.16.0.2".into()));
+        assert_eq!(
+            ip(&mut table, &lease("a", 1, "")),
+            Ok("172.16.0.2".into()),
+            "asked again"
+        );
+        assert_eq!(ip(&mut table, &lease("b", 1, "")), Err(Refusal::Taken));
+        assert_eq!(ip(&mut table, &lease("a", 2, "172.16.0.2")), Err(Refusal::Taken));
+        assert_eq!(
+            ip(&mut table, &lease("a", 2, "172.16.0.1")),
+            Err(Refusal::InvalidData)
+        );
+        assert_eq!(ip(&mut table, &lease("c", 2, "")), Err(Refusal::NoTenant));
+        assert_eq!(
+            ip(&mut table, &lease("a", 2, "172.16.0.6")),
+            Ok("172.16.0.6".into())
+        );
+        for instance in 3..=5 {
+            ip(&mut table, &lease("a", instance, "")).unwrap();
+        }
+        assert_eq!(ip(&mut table, &lease("a", 6, "")), Err(Refusal::Full));
+        assert_eq!(
+            table.handle(&asked(Action::Delete, "a")).unwrap_err().0,
+            Refusal::InUse
+        );
+        assert!(table.release(Uuid::from_u128(1)) && !table.release(Uuid::from_u128(1)));
+        assert_eq!(ip(&mut table, &lease("a", 6, "")), Ok("172.16.0.2".into()));
+        assert!(
+            table
+                .handle(&asked(Action::Delete, "b"))
+                .is_ok_and(|(_, changed)| changed)
+        );
+        assert_eq!(
+            table.handle(&asked(Action::Delete, "b")).unwrap_err().0,
+            Refusal::NoTenant
+        );
+    }
+
+    #[test]
+    fn the_table_is_read_as_it_was_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let configuration = dir.path().join("cluster.yaml");
+        let mut table = TenantTable::load(&configuration).unwrap();
+        table.handle(&add("a", 1, 0)).unwrap();
+        table.handle(&lease("a", 1, "")).unwrap();
+        let path = dir.path().join("cluster.tenants.yaml");
+        std::fs::write(&path, summed(&table.table).unwrap()).unwrap();
+        let mut again = TenantTable::load(&configuration).unwrap();
+        assert_eq!((&again.table, &again.instances), (&table.table, &table.instances));
+        assert!(again.release(Uuid::from_u128(1)));
+        std::fs::write(&path, "tenants: {}\n").unwrap();
+        assert!(TenantTable::load(&configuration).is_err(), "it has no checksum");
+    }
+}
