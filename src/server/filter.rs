@@ -205,9 +205,9 @@ mod tests {
                 seen += 1;
             }
         }
-        // Not in the table: the handshake's four, and the six events that
+        // Not in the table: the handshake's four, and the seven events that
         // only the scheduler makes.
-        assert_eq!(FrameKind::all().count(), seen + 10);
+        assert_eq!(FrameKind::all().count(), seen + 11);
         assert!(!filter.allows(Role::ALL, Event::NODE_CONNECTED.into()));
         assert!(!filter.allows(Role::ALL, Event::NODE_DISCONNECTED.into()));
     }
