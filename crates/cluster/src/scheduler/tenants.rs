@@ -485,7 +485,8 @@ mod tests {
             change(&mut asked);
             table.handle(&asked).unwrap_err()
         };
-        let rows: [(&dyn Fn(&mut Tenant), Refusal, &str); 9] = [
+        type Row<'a> = (&'a dyn Fn(&mut Tenant), Refusal, &'a str);
+        let rows: [Row<'_>; 9] = [
             (&|t| t.entry.key = 3, Refusal::Taken, "tenant b has this key 3"),
             (&|t| t.name = "a".into(), Refusal::Taken, "tenant a"),
             (
