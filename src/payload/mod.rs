@@ -43,6 +43,7 @@
 //! | `trace_report` | TraceReport |
 //! | `sessions` | ListSessions, Sessions |
 //! | `kick` | Kick, Kicked, ListBans, Bans, Unban, Unbanned |
+//! | `tenants` | Tenant, Tenants |
 //! | `failure` | StartFailure and the other failures of commands |
 //! | `invalid_frame_type` | InvalidFrameType |
 //!
@@ -92,6 +93,7 @@ mod stats;
 mod stats_summary;
 mod stop;
 mod tenant;
+mod tenants;
 pub mod timestamp;
 mod trace_report;
 mod volume;
@@ -122,10 +124,11 @@ pub use self::restart::Restart;
 pub use self::restore::Restore;
 pub use self::sessions::{ListSessions, SessionEntry, Sessions};
 pub use self::start::{MarkerInside, RawDocument, RestartPolicy, Start, StartPayload, Storage, VmType};
-pub use self::stats::{InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats};
+pub use self::stats::{InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats, TunnelStats};
 pub use self::stats_summary::StatsSummary;
 pub use self::stop::Stop;
 pub use self::tenant::{TenantAdded, TenantRemoved, subnet_key};
+pub use self::tenants::{Tenant, TenantAction, TenantAddress, TenantEntry, TenantRefusal, Tenants};
 pub use self::trace_report::{FrameTrace, NodeTrace, TraceReport};
 pub use self::volume::{AttachVolume, DetachVolume};
 pub use self::workload::{FwType, Networking, Persistence, Requirements};
