@@ -455,7 +455,7 @@ fn pages_with_an_authority_of_their_own_are_for_its_certificates_alone() {
     let dir = certificates();
     let own = Authority::new(&AuthorityRequest::default()).unwrap();
     fs::create_dir(dir.path().join("own")).unwrap();
-    own.save(&dir.path().join("own"), false).unwrap();
+    own.save(dir.path().join("own"), false).unwrap();
     // Of any role: an agent's may not see the pages of a cluster's own authority.
     let issued = own.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
     issued.save(dir.path().join("monitor.pem")).unwrap();
