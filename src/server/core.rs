@@ -37,6 +37,7 @@ use uuid::Uuid;
 
 pub use super::admission::CertificateUse;
 use super::admission::{AdmissionPolicy, Candidate, Certificates, Holder, Standing};
+use super::audit::{AUDIT, Named};
 use super::bans::Bans;
 pub use super::config::Environment;
 use super::config::{ConfigurationCheck, ServerConfig, SlowConsumer};
@@ -289,6 +290,7 @@ impl Core for ServerCore {
             if let Some(more) = core.state.log.admit(info.uuid, "connected", now) {
                 info!(target: "ssntp::server", "{info}: connected{more}");
             }
+            info!(target: AUDIT, "connected: {info}, {}", Named(info.certificate()));
             core.guarded("connected", |handler, cx| handler.connected(cx, &info));
         });
     }
@@ -350,6 +352,8 @@ impl Core for ServerCore {
                     if let Some(more) = core.state.log.admit(info.uuid, "disconnected", now) {
                         info!(target: "ssntp::server", "{info}: disconnected: {}{more}", excerpt(&reason));
                     }
+                    let certificate = Named(info.certificate());
+                    info!(target: AUDIT, "ended: {info}, {certificate}: {}", excerpt(&reason));
                     core.guarded("disconnected", |handler, cx| {
                         handler.disconnected(cx, &info, &reason)
                     });

@@ -47,6 +47,7 @@ mod daemon;
 mod failure;
 mod input;
 mod logging;
+mod networks;
 #[cfg(not(feature = "full"))]
 mod no_admin;
 mod output;
@@ -71,7 +72,7 @@ fn main() -> ExitCode {
     if args.command.serves_many() {
         allocator::give_back();
     }
-    let logging = logging::Logging::start(args.command.log_level(), args.log_format);
+    let logging = logging::Logging::start(args.command.log_level(), args.log.as_deref(), args.log_format);
     if let Some(sink) = logging.notes() {
         output::send_notes_to(sink);
     }

@@ -29,7 +29,8 @@
 //!   goes back with `not_connected`.
 //! * **Owners of instances.** An agent's reports about nodes and instances that are not its
 //!   own are dropped: see `instances` and `reports`. A scheduler that has just started
-//!   believes the first node that lists an instance.
+//!   believes the first node that lists an instance, unless [`SchedulerConfig::state`] says
+//!   which node has it.
 //! * **Done.** A START is done when STATS of its node list the instance in any state but
 //!   `pending`. `pending` is a sign of progress, which moves the deadline: see
 //!   [`SchedulerConfig::start_time`].
@@ -70,6 +71,7 @@
 //! | `held` | STARTs that wait for a READY |
 //! | `moves` | instances that are started elsewhere when their node is evacuated |
 //! | `instances` | the owner and state of each instance, and STARTs in flight |
+//! | `ledger` | the file that keeps the owners for the next scheduler |
 //! | `reports` | what agents report, and whether they may |
 //! | `relay` | commands that name their receiver |
 //! | `streams` | output of instances, forwarded to the controller that asked for it |
@@ -78,7 +80,8 @@
 //! | `cncis` | what concentrators have reported, and what they are told of tenants |
 //! | `controllers` | the line of controllers, and what they have not been told yet |
 //! | `configuration` | the configuration of the cluster |
-//! | `keeper` | the thread that writes its file |
+//! | `tenants` | the tenants whose networks the cluster has: keys, addresses |
+//! | `keeper` | the threads that write the files of both |
 //! | `figures` | [`SchedulerFigures`]: a snapshot for metrics |
 
 mod answers;
@@ -90,6 +93,7 @@ mod figures;
 mod held;
 mod instances;
 mod keeper;
+mod ledger;
 mod moves;
 mod nodes;
 pub mod placement;
@@ -97,6 +101,7 @@ mod relay;
 mod reports;
 mod starts;
 mod streams;
+mod tenants;
 mod waiting;
 
 use std::time::{Duration, Instant};
@@ -110,10 +115,12 @@ use self::controllers::Controllers;
 pub use self::figures::{SchedulerFigures, SchedulerLimits, StartFigures};
 use self::held::HeldStarts;
 use self::instances::Instances;
+use self::ledger::Ledger;
 use self::moves::Moves;
 use self::nodes::Nodes;
 use self::placement::Placement;
 use self::streams::Streams;
+use self::tenants::TenantTable;
 use ssntp::Role;
 #[cfg(doc)]
 use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
@@ -170,6 +177,7 @@ pub struct Scheduler {
     streams: Streams,
     moves: Moves,
     configuration: Configuration,
+    tenants: TenantTable,
     starts: StartFigures,
     invalid_frames: u64,
     /// When time limits count again after a pause of the scheduler.
@@ -186,10 +194,17 @@ impl Scheduler {
     /// # Errors
     /// [`SchedulerError`] if the configuration file cannot be used.
     pub fn new(config: SchedulerConfig) -> Result<Self, SchedulerError> {
+        let tenants = config.configuration_file.as_deref().map(TenantTable::load);
+        let tenants = tenants.transpose()?.unwrap_or_default();
         let configuration = match config.configuration_file {
             Some(path) => Configuration::load(path)?,
             None => Configuration::in_memory(config.configuration)?,
         };
+        let mut instances = Instances::new(config.in_flight, config.starts);
+        if let Some(state) = config.state {
+            let (ledger, owners) = Ledger::open(&state).map_err(|e| SchedulerError::Read(state, e))?;
+            instances.adopt(ledger, owners, at_once());
+        }
         Ok(Self {
             mode: config.controllers,
             placement: Placement::new(config.policy),
@@ -197,10 +212,11 @@ impl Scheduler {
             cncis: Cncis::default(),
             controllers: Controllers::default(),
             held: HeldStarts::new(config.held_starts, config.held_bytes, config.held_time),
-            instances: Instances::new(config.in_flight, config.starts),
+            instances,
             streams: Streams::default(),
             moves: Moves::default(),
             configuration,
+            tenants,
             starts: StartFigures::default(),
             invalid_frames: 0,
             resumes: None,
@@ -217,8 +233,9 @@ impl Scheduler {
     /// [`ServerError`]; nothing runs then.
     pub fn start(mut self, server: ServerConfig) -> Result<Server, ServerError> {
         let keeper = self.configuration.start().map_err(ServerError::Thread)?;
+        let of_tenants = self.tenants.start().map_err(ServerError::Thread)?;
         let server = Server::start(self.serve_with(server), self)?;
-        if let Some(keeper) = keeper {
+        for keeper in keeper.into_iter().chain(of_tenants) {
             let _ = keeper.send(server.handle());
         }
         Ok(server)
@@ -254,6 +271,7 @@ impl Scheduler {
         match command {
             Command::START => self.start_command(cx, from, frame),
             Command::CONFIGURE => self.configure(cx, from, frame),
+            Command::TENANT => self.tenant_command(cx, from, frame),
             _ => self.relay(cx, from, frame),
         }
     }
@@ -364,7 +382,7 @@ impl Handler for Scheduler {
                 .map(|at| self.resumes.map_or(at, |resumes| at.max(resumes))),
             self.controllers.next_telling(),
             // The keeper has only woken the dispatcher: the timer takes its result.
-            self.configuration.is_due().then(at_once),
+            (self.configuration.is_due() || self.tenants.is_due()).then(at_once),
         ]
         .into_iter()
         .flatten()
@@ -374,6 +392,7 @@ impl Handler for Scheduler {
     fn timer(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
         self.proceed_with_configuration(cx);
+        self.proceed_with_tenants(cx);
         if !self.is_catching_up(now) {
             self.expire_nodes(cx, now);
             self.expire_starts(cx, now);
