@@ -253,6 +253,10 @@ impl Core for ServerCore {
     type Place = (CertificateUse, LossCount);
     type Refusal = Refusal;
 
+    fn owner(request: &AdmissionRequest) -> Option<&[u8]> {
+        Some(&request.certificate.der)
+    }
+
     fn admit(
         &mut self,
         id: ConnectionId,

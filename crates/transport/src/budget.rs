@@ -169,7 +169,7 @@ impl Budget {
     /// How far one queue may grow now, in bytes.
     pub fn share(&self) -> u64 {
         let Some(counted) = &self.0 else { return u64::MAX };
-        counted.limit.saturating_sub(counted.used()).max(LEAST_SHARE)
+        counted.free().min(counted.whole().free()).max(LEAST_SHARE)
     }
 
     /// Counts bytes as used.
@@ -192,6 +192,10 @@ impl Counted {
     // waits looks at `used` afterwards. One of the two has to see the other.
     fn used(&self) -> u64 {
         self.used.load(Ordering::SeqCst)
+    }
+
+    fn free(&self) -> u64 {
+        self.limit.saturating_sub(self.used())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -86,6 +86,13 @@ pub trait Core: Send + Sized + 'static {
     /// The reason why a newcomer is not admitted.
     type Refusal: Send + 'static;
 
+    /// To whom the memory of a newcomer's queue is charged, such as its certificate. All
+    /// connections of one owner together may take half of what there is.
+    fn owner(request: &Self::Request) -> Option<&[u8]> {
+        let _ = request;
+        None
+    }
+
     /// Decides about a newcomer, which gets the number `id` if it is admitted. There are
     /// `standing` connections already, including those that are ending.
     fn admit(

@@ -73,7 +73,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
     pub fn new(core: C, settings: Settings, quiet: impl Fn() -> bool + Send + 'static) -> Self {
         Self {
             core,
-            flow: Flow::new(settings.budget.clone(), settings.patience),
+            flow: Flow::new(settings.patience),
             lives: Lives::new(settings.parting),
             settings,
             numbers: Numbers::default(),
@@ -288,7 +288,9 @@ impl<C: Core, T: Threads> Runner<C, T> {
 
     fn admit(&mut self, request: C::Request, stream: Arc<dyn Duplex>, now: Instant) -> Verdict<C> {
         let id = self.numbers.take();
-        let outbox = Outbox::within(self.settings.queue, self.settings.budget.clone());
+        let whole = &self.settings.budget;
+        let budget = C::owner(&request).map_or_else(|| whole.clone(), |owner| whole.of(owner));
+        let outbox = Outbox::within(self.settings.queue, budget);
         let standing = self.lives.len();
         let granted = self
             .core

@@ -55,6 +55,10 @@ impl Core for Script {
     type Place = Arc<()>;
     type Refusal = &'static str;
 
+    fn owner(request: &String) -> Option<&[u8]> {
+        Some(request.as_bytes())
+    }
+
     fn admit(
         &mut self,
         id: ConnectionId,
@@ -322,6 +326,17 @@ fn who_is_replaced_leaves_before_the_newcomer_is_told() {
         world.log(),
         ["old after 0", "old: told", "new after 1", "new: told"]
     );
+}
+
+#[test]
+fn all_connections_of_one_owner_have_half_of_the_memory() {
+    let mut world = World::new(Script::default());
+    let [one, other, another] = [world.run("one"), world.run("one"), world.run("another")];
+    world.busy.store(true, Ordering::SeqCst);
+    world.call(vec![one.send("1"), other.send("2"), another.send("3")]);
+    let used = |peer: &Peer| peer.outbox.budget().used();
+    assert_eq!([used(&one), used(&other), used(&another)], [258, 258, 129]);
+    assert_eq!(world.budget.used(), 3 * 129);
 }
 
 #[test]
