@@ -39,7 +39,7 @@ pub struct Runner<C: Core, T: Threads = Link> {
     core: C,
     settings: Settings,
     flow: Flow<C::Item>,
-    lives: Lives<T, C::Place>,
+    lives: Lives<T>,
     numbers: Numbers,
     actions: Vec<Action>,
     /// Whether no event waits. Then the dispatcher may send in place of writers.
@@ -168,7 +168,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
             }
             DispatchEvent::Started(id, Ok(threads)) => {
                 if self.lives.started(id, threads) {
-                    self.numbers.give(id);
+                    self.gone(id);
                 }
             }
             DispatchEvent::Started(id, Err(e)) => {
@@ -194,7 +194,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                     self.flow.remove(id);
                 }
                 if self.lives.finished(id) {
-                    self.numbers.give(id);
+                    self.gone(id);
                 }
             }
             DispatchEvent::Call(call) => {
@@ -295,7 +295,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         let granted = self
             .core
             .admit(id, request, outbox.gauge(), standing, now, &mut self.actions);
-        let (grant, place) = match granted {
+        let grant = match granted {
             Ok(granted) => granted,
             Err(refusal) => {
                 self.numbers.give(id);
@@ -311,7 +311,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
             credit,
             grant,
         };
-        self.lives.admit(&admitted, stream, place);
+        self.lives.admit(&admitted, stream);
         Ok(admitted)
     }
 
@@ -319,8 +319,13 @@ impl<C: Core, T: Threads> Runner<C, T> {
         let items = self.flow.remove(id);
         self.left(id, items);
         if self.lives.never_started(id) {
-            self.numbers.give(id);
+            self.gone(id);
         }
+    }
+
+    fn gone(&mut self, id: ConnectionId) {
+        self.numbers.give(id);
+        self.core.gone(id);
     }
 
     /// Handles the end of a connection that has ended by itself.
@@ -343,7 +348,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         };
         self.left(id, items);
         if began && self.lives.reap(id) {
-            self.numbers.give(id);
+            self.gone(id);
         }
     }
 

@@ -18,6 +18,7 @@ use crate::socket::memory::{self, MemoryStream};
 #[derive(Debug, Default)]
 struct Script {
     log: Vec<String>,
+    gone: Vec<ConnectionId>,
     /// Names of the connections, as their requests gave them.
     names: HashMap<ConnectionId, String>,
     refuses: bool,
@@ -52,7 +53,6 @@ impl Core for Script {
     type Item = Step;
     type Request = String;
     type Grant = ();
-    type Place = Arc<()>;
     type Refusal = &'static str;
 
     fn owner(request: &String) -> Option<&[u8]> {
@@ -67,14 +67,14 @@ impl Core for Script {
         standing: usize,
         _: Instant,
         actions: &mut Vec<Action>,
-    ) -> Result<((), Arc<()>), &'static str> {
+    ) -> Result<(), &'static str> {
         if self.refuses {
             return Err("refused");
         }
         self.log.push(format!("{request} after {standing}"));
         self.names.insert(id, request);
         actions.append(&mut self.at_admission);
-        Ok(((), Arc::new(())))
+        Ok(())
     }
 
     fn admitted(&mut self, id: ConnectionId, told: bool, _: Instant, _: &mut Vec<Action>) {
@@ -105,6 +105,10 @@ impl Core for Script {
 
     fn ended(&mut self, id: ConnectionId, reason: EndReason, _: Instant, _: &mut Vec<Action>) {
         self.note(id, &reason.to_string());
+    }
+
+    fn gone(&mut self, id: ConnectionId) {
+        self.gone.push(id);
     }
 
     fn left(&mut self, id: ConnectionId, items: Vec<Step>) {
@@ -390,8 +394,10 @@ fn a_connection_counts_until_its_threads_are_joined() {
     world.call(vec![peer.end(false)]);
     assert!(peer.outbox.is_closed());
     world.admit("b");
+    assert!(world.runner.core().gone.is_empty());
     world.handle(DispatchEvent::Finished(peer.id));
     assert_eq!(peer.threads(), ["join"]);
+    assert_eq!(world.runner.core().gone, [peer.id]);
     world.admit("c");
     let log = world.log();
     assert!(log.contains(&"b after 1".into()) && log.contains(&"c after 1".into()));

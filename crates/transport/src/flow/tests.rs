@@ -1,8 +1,8 @@
 use std::net::Shutdown;
 
 use super::turns::SHARE;
-use crate::budget::Budget;
 use super::*;
+use crate::budget::Budget;
 use crate::host::threads;
 use crate::outbox::Limits;
 use crate::outbox::tests::{Wire, item, long};
