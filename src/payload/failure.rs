@@ -70,6 +70,8 @@ impl CommandSubject {
             .flat_map(BTreeMap::into_values)
             .filter(|subject| *subject != Self::default())
             .collect();
+        // User data can look like a subject as well. The command is the document that names an
+        // instance.
         let names_instance = |subject: &Self| !subject.instance_uuid.is_empty();
         let best = found.iter().position(names_instance).unwrap_or(0);
         match found.is_empty() {
@@ -353,6 +355,8 @@ macro_rules! reasons {
 
         impl From<&Error> for $reason {
             fn from(error: &Error) -> Self {
+                // The first means that the sender's writer is broken, the second that its
+                // content is.
                 match error.is_malformed() {
                     true => Self::InvalidPayload,
                     false => Self::InvalidData,

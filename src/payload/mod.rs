@@ -202,6 +202,8 @@ fn read<'a, T: DeserializeOwned>(
     payload: &'a [u8],
     root: Option<&str>,
 ) -> Result<(T, yaml::Tree<'a>), Error> {
+    // The tree is returned as well: it knows the position of a field that is missing, and it
+    // can be read once more for an older form.
     let tree = yaml::Tree::parse(payload, 1)?;
     Ok((tree.decode(root)?, tree))
 }
@@ -241,6 +243,8 @@ macro_rules! payload {
                 let (mut value, tree): (Self, _) = $crate::payload::read(payload, root)?;
                 $(($complete)(&mut value, tree.decode(root)?);)?
                 $($(
+                    // serde takes an empty text for a required one, and a field that is missing
+                    // has its default, which is empty.
                     if value.$field.is_empty() {
                         let missing = $crate::payload::yaml::ErrorKind::Missing;
                         let error = $crate::payload::refusal(root, &[stringify!($field)], missing);

@@ -79,6 +79,7 @@ impl Default for Stats {
         Self {
             node_uuid: Id::default(),
             status: NodeStatus::default(),
+            // 0 would be an answer: that nothing is left.
             mem_total_mb: -1,
             mem_available_mb: -1,
             disk_total_mb: -1,

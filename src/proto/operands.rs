@@ -78,6 +78,7 @@ impl Operands {
         if self.contains(kind) {
             return Err(OperandError::Twice(kind));
         }
+        // A name that two kinds share could not be used on a command line.
         if self.kind(&name).is_ok() {
             return Err(OperandError::NameTwice(name));
         }
@@ -94,6 +95,7 @@ impl Operands {
     /// # Errors
     /// As there; ERROR frames are never answered, so none can ask.
     pub fn request(self, kind: FrameKind, name: impl Into<String>) -> Result<Self, OperandError> {
+        // An ERROR is never answered, so that errors cannot go in circles.
         if kind.frame_type == FrameType::ERROR {
             return Err(OperandError::Range(kind));
         }

@@ -35,6 +35,7 @@ use log::{debug, error, info};
 use uuid::Uuid;
 
 use super::admission::{AdmissionPolicy, Candidate, Holder, Standing};
+use super::audit::{AUDIT, Named};
 use super::bans::Bans;
 use super::certificates::Certificates;
 pub use super::config::Environment;
@@ -299,6 +300,7 @@ impl Core for ServerCore {
             if let Some(more) = core.state.log.admit(info.uuid, "connected", now) {
                 info!(target: "ssntp::server", "{info}: connected{more}");
             }
+            info!(target: AUDIT, "connected: {info}, {}", Named(info.certificate()));
             core.guarded("connected", |handler, cx| handler.connected(cx, &info));
         });
     }
@@ -372,6 +374,8 @@ impl Core for ServerCore {
                     if let Some(more) = core.state.log.admit(info.uuid, "disconnected", now) {
                         info!(target: "ssntp::server", "{info}: disconnected: {}{more}", excerpt(&reason));
                     }
+                    let certificate = Named(info.certificate());
+                    info!(target: AUDIT, "ended: {info}, {certificate}: {}", excerpt(&reason));
                     core.guarded("disconnected", |handler, cx| {
                         handler.disconnected(cx, &info, &reason)
                     });

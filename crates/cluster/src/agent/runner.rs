@@ -26,6 +26,9 @@ use ssntp::proto::Command;
 
 /// The default for the most instances of a node.
 pub const DEFAULT_MAX_INSTANCES: usize = 4096;
+/// The descriptors that an agent keeps for itself: files, its session, streams of logs, and
+/// launches under way. Each instance that runs takes one, the connection to its supervisor.
+const RESERVED_DESCRIPTORS: u64 = 256;
 /// Outcomes and ends on their way to the agent's thread. When full, workers
 /// wait; the agent's thread never waits for them.
 const INPUTS: usize = 256;
@@ -148,6 +151,14 @@ pub enum AgentError {
     /// uses it, or the system refuses.
     #[error("{}: {_1}", _0.display())]
     State(PathBuf, #[source] io::Error),
+    /// The users of instances can't pass this directory on the way to their own, so that
+    /// nothing could be started.
+    #[error(
+        "{}: users of instances can't pass it to their own directories: open it with chmod o+x, or use \
+         another --state, or run instances as the agent's user (policy: users)",
+        _0.display()
+    )]
+    Closed(PathBuf),
     /// The client can't start, or ended for good.
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -190,12 +201,10 @@ impl Agent {
         let store = settings.state.as_deref().map(|root| open(root, volumes));
         let store = store.transpose()?.map(Arc::new);
         if let Some(store) = &store
+            && !settings.drivers.is_empty()
             && let Some(closed) = settings.policy.closed(store.root())
         {
-            warn!(
-                "{}: users of instances can't pass it (policy: users)",
-                closed.display()
-            );
+            return Err(AgentError::Closed(closed.to_owned()));
         }
         let client = Client::start(config.client)?;
         if !client.role().intersects(Role::AGENT | Role::NETAGENT) {
@@ -206,6 +215,13 @@ impl Agent {
         let workers = Workers::start(store.clone(), Arc::clone(&settings.policy), inputs)
             .map_err(AgentError::Thread)?;
         let streams = Streams::start(client.handle()).map_err(AgentError::Thread)?;
+        if let Some(most) = ssntp_transport::descriptors() {
+            let most = usize::try_from(most.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
+            if most < settings.max_instances {
+                warn!("the limit of open files allows {most} instances: the node is full then");
+                settings.max_instances = most;
+            }
+        }
         settings.node = client.uuid();
         settings.role = client.role();
         settings.has_volumes = store.is_some() && volumes.is_some();

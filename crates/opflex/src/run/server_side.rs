@@ -81,6 +81,8 @@ pub(super) struct Newcomer {
     /// Where it comes from, for the log.
     pub(super) peer: String,
     pub(super) shown: Shown,
+    /// The common name of its certificate, if that names it.
+    pub(super) certified: Option<String>,
     /// Set once its identity is accepted.
     pub(super) identified: Identified,
     /// The number of the acceptor that it had its handshake with.
@@ -147,6 +149,7 @@ impl ServerSide {
         ServerFigures {
             sessions: core.sessions(view.now),
             agents: Vec::new(),
+            known_agents: 0,
             requests: core.requests(),
             max_sessions: self.max_clients,
             handshakes: 0,
@@ -237,6 +240,7 @@ impl Side for ServerSide {
             dialled,
             peer,
             shown,
+            certified,
             identified,
             ..
         } = newcomer;
@@ -249,6 +253,9 @@ impl Side for ServerSide {
         } else {
             self.hosts.charge(from, 1);
             self.core.connected(connection, peer, dialled, now);
+            if let Some(name) = certified {
+                self.core.certify(connection, name);
+            }
         }
         Ok(connection)
     }
@@ -407,6 +414,7 @@ mod tests {
         ) -> Result<(ssntp_transport::ConnectionId, Outbox), String> {
             let (reply, verdict) = crossbeam_channel::bounded(1);
             let newcomer = Newcomer {
+                certified: None,
                 identified: Identified::default(),
                 dialled: None,
                 is_control,

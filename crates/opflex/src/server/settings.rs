@@ -41,6 +41,11 @@ pub struct Settings {
     /// Accepts elements with another protocol version, another domain or no name, as
     /// libopflex does. Default false.
     pub lenient: bool,
+    /// Takes the name of an element from its certificate, whatever name it sends: the common
+    /// name that [`ServerCore::certify`](super::ServerCore::certify) is told. An element
+    /// without one is refused. Endpoints belong to names, so without this any element may
+    /// take over those of another. Default false.
+    pub name_from_certificate: bool,
     /// Closes the connection of an element when another connection uses its name.
     /// Default false, because the elements of many test set-ups share a name.
     pub unique_names: bool,
@@ -137,6 +142,7 @@ impl Default for Settings {
             default_location: None,
             require_location: false,
             lenient: false,
+            name_from_certificate: false,
             unique_names: false,
             proxies: None,
             identity_timeout: Duration::from_secs(45),

@@ -73,7 +73,10 @@ use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Status};
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 
-/// How long STATS wait for further changes after an instance changed.
+/// How long STATS wait for further changes after an instance changed: so long for each
+/// instance that they list, and no longer than that. They are written in about half of the
+/// time, so that a node that changes all the time is busy with them for no more than that.
+const SETTLE_EACH: Duration = Duration::from_micros(50);
 const SETTLE: Duration = Duration::from_millis(50);
 /// How long STATS wait for figures before they go out with the last ones.
 const PATIENCE: Duration = Duration::from_secs(5);
