@@ -128,6 +128,7 @@ impl Feed {
             "location": core.location(),
         }))));
         reader.say(&self.text(line(&ElementEvent::Health { health })));
+        // A number is not reused, so that a thread that ends late takes no other reader away.
         self.last += 1;
         self.readers.insert(self.last, reader);
         Some(Joined {
@@ -173,6 +174,7 @@ impl Feed {
 
     /// Tells all readers what happened, as far as they have come to it.
     pub(super) fn tell(&mut self, event: &ElementEvent) {
+        // Most elements have no readers; then no text is made.
         if self.readers.is_empty() {
             return;
         }
@@ -239,6 +241,7 @@ impl Feed {
 
     /// The element stops: nobody is told any more but that.
     pub(super) fn end(&mut self) {
+        // A program that connects now is told at once that the element stops.
         self.is_over = true;
         for (_, reader) in self.readers.drain() {
             let _ = reader.lines.send(Line::End("the element stops"));

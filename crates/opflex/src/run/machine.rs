@@ -151,6 +151,7 @@ impl<S: Side> Machine<S> {
         let Some((connection, name)) = self.peers.remove(id) else {
             return false;
         };
+        // The core forgets it first, so that nothing is sent to it any more.
         self.side.gone(connection, &name, why, now);
         self.hand_on(now, actions);
         true

@@ -63,8 +63,10 @@ impl Server {
     /// # Errors
     /// [`StartError`]; nothing runs then.
     pub fn start(config: ServerConfig) -> Result<Self, StartError> {
+        // First, so that a server that the system has no room for does not even listen.
         let room = Room::claim(config.max_handshakes, config.max_connections, LOG)
             .map_err(StartError::TooManyConnections)?;
+        // The kept policy is read before anybody can connect and be told of an empty one.
         let core = core(&config)?;
         let certifies = config.settings.name_from_certificate;
         let (mut listeners, mut places) = (Vec::new(), Vec::new());
@@ -90,6 +92,7 @@ impl Server {
             let bound = Listener::bind(&address, config.tcp).map_err(failed)?;
             // Only the server's own user may change policy.
             fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+            // The acceptor tells a newcomer's listener by its number, which is its place here.
             places.extend(bound.iter().map(|_| Place::Control));
             listeners.extend(bound);
         }
@@ -141,6 +144,7 @@ impl Server {
             dispatcher: Some(dispatcher),
         };
         // From here on, dropping `server` ends what runs already.
+        // It shows an empty server rather than none while the others start.
         let inspector = config
             .inspector
             .map(|socket| Inspector::start(&socket, events.clone()));
@@ -182,12 +186,14 @@ impl Server {
         let generation = {
             let mut tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
             tls.acceptor = Some(acceptor.clone());
+            // A handshake that began before has the old number and is refused at admission.
             tls.generation += 1;
             tls.generation
         };
         let events = &self.handle.events;
         let clients = server_side::tls_replaced(events, generation)?;
         let now = time_of_day();
+        // On this thread: verifying the certificates of all clients would hold up the dispatcher.
         let untrusted = clients.into_iter().filter_map(|(connection, shown)| {
             let why = acceptor.objection(&shown, now)?;
             Some((connection, why))
@@ -224,12 +230,14 @@ impl Drop for Server {
         // The dispatcher takes events until the last one, so nothing here
         // waits for long.
         let _ = events.send(DispatchEvent::Stop);
+        // Before the dispatcher, which newcomers under way still ask to be admitted.
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
         }
         if let Some(inspector) = self.inspector.take() {
             inspector.stop();
         }
+        // Before the keeper, which the edit that is under way still waits for.
         if let Some(editor) = self.editor.take() {
             editor.stop();
         }
@@ -332,6 +340,7 @@ impl HandshakeContext {
             Place::Named(name) => Some(name.clone()),
             Place::Control => None,
         };
+        // Control connections have no TLS: the permissions of the file protect them.
         let is_control = matches!(place, Place::Control);
         let (acceptor, generation) = {
             let tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
@@ -352,6 +361,7 @@ impl HandshakeContext {
             }
             _ => (plain(stream, self.pool.clone()), Shown::default()),
         };
+        // The acceptor cuts the slowest handshake when it needs the place.
         if !newcomer.admitted() {
             return;
         }
@@ -482,6 +492,7 @@ impl ServerHandle {
     pub fn agents(&self) -> Result<Vec<AgentInfo>, CallError> {
         let mut agents: Vec<AgentInfo> = Vec::new();
         loop {
+            // Names are unique and sorted, so the last one marks the place.
             let last = agents.last().map(|agent| agent.name.clone());
             let next = self.with(move |cx| cx.core().agents_after(last.as_ref(), AGENTS, cx.now()))?;
             // In steps, since ten thousand agents in one call would delay clients by milliseconds.
