@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 use ssntp::Role;
-use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientFigures, ClientHandle, DialError};
+use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle, DialError};
 use ssntp::pki::Identity;
 use ssntp::proto::TraceParent;
 use ssntp::transport::Address;
@@ -453,12 +453,4 @@ fn reasons(failures: &[DialError]) -> String {
 /// A client that ended for good ends its program.
 pub(crate) fn closed(why: ClientError) -> Failure {
     Failure::new(why)
-}
-
-/// What a client that is its program's work does, for whoever looks after it.
-pub(crate) fn shown(client: &ClientFigures) -> String {
-    match &client.server {
-        Some(server) => format!("connected to {server}"),
-        None => "not connected".to_owned(),
-    }
 }

@@ -22,16 +22,17 @@ mod file;
 mod flags;
 mod problems;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Command, FromArgMatches};
+use clap::{Arg, ArgMatches, Command, FromArgMatches};
 
 use self::file::Entry;
-pub(crate) use self::flags::{Flag, Flags};
+pub(crate) use self::flags::{Flags, choices, is_repeated, is_switch};
 pub(crate) use self::problems::{Problems, wrong_role};
 use crate::failure::Failure;
 
@@ -197,10 +198,8 @@ impl<'a> Daemon<'a> {
     }
 
     fn is_given(&self, key: &str) -> bool {
-        let source = self
-            .flags
-            .named(key)
-            .and_then(|flag| self.given.value_source(flag.id()));
+        let named = self.flags.named(key);
+        let source = named.and_then(|arg| self.given.value_source(arg.get_id().as_str()));
         matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
     }
 
@@ -213,17 +212,18 @@ impl<'a> Daemon<'a> {
         let words = flags.iter().chain(more).chain(rest);
         let matches = self.command.clone().try_get_matches_from(words)?;
         let leaf = innermost(&matches);
-        let value = |flag: Flag<'_>| {
-            let entry = entries.iter().find(|(entry, _)| entry.key == flag.key());
-            let origin = match (leaf.value_source(flag.id())?, entry) {
+        let value = |(key, arg): (&str, &Arg)| {
+            let entry = entries.iter().find(|(entry, _)| entry.key == key);
+            let id = arg.get_id().as_str();
+            let origin = match (leaf.value_source(id)?, entry) {
                 (ValueSource::CommandLine, Some((entry, _))) => Origin::File(entry.at),
                 (ValueSource::CommandLine, None) => Origin::Flag,
                 (ValueSource::EnvVariable, _) => Origin::Environment,
                 _ => Origin::Default,
             };
-            let raw = leaf.get_raw(flag.id())?;
+            let raw = leaf.get_raw(id)?;
             Some(Setting {
-                key: flag.key().to_owned(),
+                key: key.to_owned(),
                 values: raw.map(|value| value.to_string_lossy().into_owned()).collect(),
                 origin,
             })
@@ -285,21 +285,18 @@ impl Settings {
     /// The keys whose new values are not in force.
     fn take_of(&mut self, now: Self, keys: &[&str]) -> Vec<String> {
         let is_taken = |setting: &Setting| keys.contains(&&*setting.key);
-        let said = |values: &[Setting], key: &str| {
-            let setting = values.iter().find(|setting| setting.key == key);
-            setting.map(|setting| setting.values.clone())
+        let others = |settings: &Self| -> BTreeSet<(String, Vec<String>)> {
+            let others = settings.values.iter().filter(|setting| !is_taken(setting));
+            others
+                .map(|setting| (setting.key.clone(), setting.values.clone()))
+                .collect()
         };
-        let mut all: Vec<&str> = (self.values.iter().chain(&now.values))
-            .filter(|setting| !is_taken(setting))
-            .map(|setting| &*setting.key)
-            .collect();
-        all.sort_unstable();
-        all.dedup();
-        all.retain(|key| said(&self.values, key) != said(&now.values, key));
-        let waiting = all.into_iter().map(str::to_owned).collect();
+        // A setting with another value is in both sets, and its key is told once.
+        let changed = &others(self) ^ &others(&now);
+        let waiting: BTreeSet<_> = changed.into_iter().map(|(key, _)| key).collect();
         self.values.retain(|setting| !is_taken(setting));
         self.values.extend(now.values.into_iter().filter(is_taken));
-        waiting
+        waiting.into_iter().collect()
     }
 }
 
