@@ -25,6 +25,12 @@ pub(crate) fn table<'a, X, T: 'a>(
     });
     table.set_header(columns.iter().map(|(heading, _)| *heading));
     table.add_rows(rows.map(|row| columns.iter().map(|(_, text)| printable(&text(x, row)))));
+    if !has_lines {
+        // Two blanks between columns, and none before the first one.
+        table.column_iter_mut().for_each(|column| {
+            column.set_padding((0, 2));
+        });
+    }
     table
 }
 
@@ -94,7 +100,7 @@ mod tests {
         let rows = [["*", "one", "a"], ["", "three\n", ""]];
         // The output of a test is not a terminal, so its width is not limited.
         let text = list(COLUMNS, &(), rows.iter());
-        assert_eq!(text, "    name     at\n *  one      a\n    three\\n");
+        assert_eq!(text, "   name     at\n*  one      a\n   three\\n");
         let blocks = records(&table(false, COLUMNS, &(), rows.iter()));
         assert_eq!(blocks, "*\nname: one\nat: a\n\nname: three\\n");
     }
