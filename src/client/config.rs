@@ -78,6 +78,7 @@ impl Default for Backoff {
 impl Backoff {
     /// The longest pause after `failures` failed rounds.
     pub(super) fn ceiling(&self, failures: u32) -> Duration {
+        // A factor below 1 would make the pauses shorter with each failure.
         let growth = self
             .factor
             .max(1.0)

@@ -77,6 +77,8 @@ impl Dialer {
             version,
             resumed,
         } = secured;
+        // TLS has verified the chain. What the certificate says of roles and UUID is for the
+        // protocol's handshake to judge.
         let first = peer
             .first()
             .ok_or_else(|| DialFault::ServerCertificate("there is none".into()))?;

@@ -303,6 +303,8 @@ impl ClientState {
         if !self.operands.may_be_sent(kind) {
             return Err(SendError::new(frame, SendFault::Kind(kind)));
         }
+        // The server would end the session for it, so it is refused here, where the caller
+        // learns why.
         if u32::try_from(len).map_or(true, |len| len > max) {
             return Err(SendError::new(frame, SendFault::TooLong { len, limit: max }));
         }
@@ -323,6 +325,7 @@ impl ClientState {
     }
 
     fn request(&self, whom: Uuid, frame: &Frame, limit: Duration) -> Result<Frame, RequestError> {
+        // The answer may have to come through this very thread.
         if dispatch::is_dispatcher() {
             return Err(RequestError::OnDispatcher);
         }

@@ -121,6 +121,8 @@ impl SessionSink {
 impl Sink<Item> for SessionSink {
     fn items(&mut self, items: &mut Vec<Item>, bytes: usize) -> bool {
         let state = Arc::clone(&self.state);
+        // Counted before they are delivered, so that an application that has received a frame
+        // finds it counted.
         let frames: u64 = items.iter().map(|item| u64::from(item.frames())).sum();
         let is_unsupported = |item: &&Item| matches!(item, Item::Unsupported(_));
         let unsupported = items.iter().filter(is_unsupported).count() as u64;

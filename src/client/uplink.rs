@@ -112,6 +112,8 @@ impl Uplink {
     /// As [`offer`](Self::offer), but if no session stands, the frame is only taken in a
     /// gap. Otherwise it is refused, whatever `Offline` says.
     pub(super) fn offer_to_session(&self, frame: &Frame) -> Result<(), Obstacle> {
+        // A request is not worth a wait for a session that may come much later: its asker waits
+        // meanwhile.
         self.take(frame, None)
     }
 

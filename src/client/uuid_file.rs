@@ -54,6 +54,7 @@ pub(super) fn claim(directory: &Path, role: Role) -> Result<Claimed, ClientError
             .map_err(|e| at_fault(&lock_path, e))?;
         match lock.try_lock() {
             Ok(()) => {}
+            // Another client of this role runs with that UUID.
             Err(TryLockError::WouldBlock) => continue,
             Err(TryLockError::Error(e)) => return Err(at_fault(&lock_path, e)),
         }

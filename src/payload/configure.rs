@@ -213,6 +213,7 @@ impl Configure {
             }
         }
         let net = &controller.cnci_net;
+        // The default is an address without a prefix, so both forms are networks here.
         if !net.is_empty() && net.parse::<IpAddr>().is_err() && !is_network(net) {
             return Err(invalid(["controller", "cnci_net"], "not a network"));
         }
@@ -255,6 +256,7 @@ fn is_network(text: &str) -> bool {
 /// An absolute path, or a scheme and something after it, in which every `%`
 /// begins two hexadecimal digits.
 fn is_location(text: &str) -> bool {
+    // The text ends up in logs and in the arguments of programs.
     if text.chars().any(char::is_control) {
         return false;
     }
@@ -264,6 +266,7 @@ fn is_location(text: &str) -> bool {
     let Some((scheme, rest)) = text.split_once(':') else {
         return false;
     };
+    // This is as much of RFC 3986 as tells a URI from a typing mistake.
     let scheme_ok = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
         && scheme
             .chars()
@@ -290,6 +293,8 @@ impl Payload for InvalidConfiguration {
     /// Takes the payload whatever it is: it was refused for a reason.
     fn decode(payload: &[u8]) -> Result<Self, Error> {
         Ok(Self {
+            // Copied, because it is kept for long, and a slice would keep the whole buffer in
+            // which the frame arrived.
             refused: Bytes::copy_from_slice(payload),
         })
     }

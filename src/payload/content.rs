@@ -89,6 +89,7 @@ impl Frame {
     /// [`Error::OtherKind`] when `T` belongs to another kind of frame,
     /// otherwise as [`Content::read`].
     pub fn payload<T: Content>(&self) -> Result<T, Error> {
+        // Many payloads are maps with the same keys, so one would often be read as another.
         if self.kind() != T::FRAME {
             return Err(Error::OtherKind {
                 expected: T::FRAME,

@@ -43,6 +43,8 @@ impl Id {
 /// Reads a UUID in its usual form alone: `uuid` itself also takes braces, URNs
 /// and 32 digits in a row, which other readers of a payload don't.
 pub(super) fn parse_uuid(text: &str) -> Option<Uuid> {
+    // The crate uuid also reads braces, `urn:uuid:` and digits without hyphens. Ids are
+    // compared as text in many places, so there is one form.
     match text.len() {
         36 => Uuid::try_parse(text).ok(),
         _ => None,

@@ -20,6 +20,7 @@ pub const MAX_LABELS: usize = 32;
 /// # Errors
 /// Why not.
 pub fn check_name(name: &str) -> Result<(), &'static str> {
+    // Commands take the name of an instance or its UUID, so no text may be both.
     if parse_uuid(name).is_some() {
         return Err("a name is not a UUID");
     }
@@ -40,6 +41,7 @@ pub fn check_label(key: &str, value: &str) -> Result<(), &'static str> {
             "the key of a label has 1 to 63 letters, digits, '.', '_', '-' and '/', a letter or a digit first",
         );
     }
+    // Values are printed on terminals, where control characters could forge other lines.
     match value.len() <= MAX_LABEL && printable(value) == value {
         true => Ok(()),
         false => Err("the value of a label has at most 63 bytes, and nothing in it that does not show"),
@@ -67,6 +69,7 @@ pub(super) fn read_labels<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, String>, D::Error> {
     let labels = BTreeMap::<String, String>::deserialize(deserializer)?;
+    // Each STATS repeats the labels of every instance, so there is a limit to their number.
     if labels.len() > MAX_LABELS {
         return Err(de::Error::custom(format_args!("more than {MAX_LABELS} labels")));
     }

@@ -46,6 +46,7 @@ macro_rules! names {
                 !matches!(self, Self::Other(_))
             }
 
+            // Older spellings are read and never written: `as_str` has the one form.
             fn known(text: &str) -> Option<Self> {
                 match text {
                     $( $text $(| $older)* => Some(Self::$variant), )*
@@ -86,6 +87,8 @@ macro_rules! names {
 
         impl<'de> ::serde::Deserialize<'de> for $name {
             fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                // No text is refused. A peer of a later version may have more values, and a
+                // scheduler between two such peers has to pass them on.
                 String::deserialize(deserializer).map(Self::from)
             }
         }

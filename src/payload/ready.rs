@@ -55,6 +55,7 @@ impl Default for Ready {
     fn default() -> Self {
         Self {
             node_uuid: Id::default(),
+            // As in STATS: 0 would say that nothing is left.
             mem_total_mb: -1,
             mem_available_mb: -1,
             disk_total_mb: -1,
@@ -80,6 +81,7 @@ impl Payload for Maintenance {
     const KIND: FrameKind = kind!(Status::MAINTENANCE);
 
     fn decode(payload: &[u8]) -> Result<Self, Error> {
+        // An empty payload is read as an empty value, which is `None`.
         let (ready, tree): (Option<Ready>, _) = read(payload, None)?;
         if ready.as_ref().is_some_and(|ready| ready.node_uuid.is_empty()) {
             let missing = refusal(None, &["node_uuid"], ErrorKind::Missing);

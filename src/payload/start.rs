@@ -192,6 +192,7 @@ impl Payload for Start {
 
     /// Reads the command alone. Nothing after it is looked at.
     fn decode(payload: &[u8]) -> Result<Self, Error> {
+        // A START has three documents at most, so what follows the third is not looked at.
         let (_, start) = find_command(yaml::documents(payload).take(3))?;
         Ok(start)
     }
@@ -297,6 +298,8 @@ fn find_command<'a>(
     let mut first_broken = None;
     for (index, document) in documents.enumerate() {
         let short = document.bytes.len() <= yaml::MAX_DOCUMENT_LEN;
+        // User data may be long and is rarely YAML. A search for five bytes costs little, and
+        // the parser would cost much.
         if index > 0 && short && !document.bytes.windows(5).any(|bytes| bytes == b"start") {
             continue;
         }
@@ -308,6 +311,8 @@ fn find_command<'a>(
             Err(_) => {}
         }
     }
+    // A broken document that says `start:` is what the sender meant. Without one, the first
+    // document is, where most commands stand.
     match broken.or(first_broken) {
         Some(error) => Err(error),
         None => Err(refusal(None, &[ROOT], ErrorKind::Missing).at(Position { line: 1, column: 1 })),
@@ -315,6 +320,7 @@ fn find_command<'a>(
 }
 
 fn read_command(tree: &Tree<'_>) -> Result<Start, yaml::Error> {
+    // Both forms are read from the same tree. A single type for both would also write both.
     let (mut start, older): (Start, Older) = (tree.decode(Some(ROOT))?, tree.decode(Some(ROOT))?);
     let missing = |key| tree.locate(refusal(Some(ROOT), &[key], ErrorKind::Missing));
     if older.instance_uuid.is_empty() {
@@ -339,6 +345,7 @@ fn read_command(tree: &Tree<'_>) -> Result<Start, yaml::Error> {
 
 /// Whether a line says that the document, though broken, was the command.
 fn begins_command(document: &[u8]) -> bool {
+    // The document cannot be parsed, so its lines are all there is to go by.
     let mut lines = document.split(|b| *b == b'\n');
     lines.any(|line| {
         let rest = line.strip_prefix(b"start".as_slice());

@@ -102,6 +102,7 @@ struct Line<'a> {
 
 impl<'a> Lines<'a> {
     fn of(payload: &'a [u8]) -> Option<Self> {
+        // The whole reader refuses longer ones, and says so.
         let fits = payload.len() <= yaml::MAX_DOCUMENT_LEN;
         let rest = fits.then(|| std::str::from_utf8(payload).ok())??;
         let ahead = None;
@@ -125,6 +126,7 @@ impl<'a> Lines<'a> {
                         _ => return None,
                     });
                 }
+                // The key stands twice. The whole reader says where.
                 "node_uuid" | "interval" | "instances" => return None,
                 _ => self.skip_below(line)?,
             }
@@ -267,6 +269,7 @@ fn is_scalar(value: &str) -> bool {
 /// Whether a value is text or a number that is written without quotes, and of
 /// characters that mean nothing in YAML where they stand.
 fn is_plain(value: &str) -> bool {
+    // Most other characters begin something else: an anchor, a tag, a list, a comment.
     if !value.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '-' || c == '/') {
         return false;
     }
@@ -289,6 +292,7 @@ fn text(value: &str) -> Option<&str> {
             .and_then(|value| value.strip_suffix(quote))
     };
     let is_text = match between('"').or_else(|| between('\'')) {
+        // Only the whole reader knows escapes.
         Some(quoted) => return (!quoted.contains(['\\', '\''])).then_some(quoted),
         None => is_plain(value) && !matches!(value, "null" | "Null" | "NULL"),
     };
@@ -297,6 +301,7 @@ fn text(value: &str) -> Option<&str> {
 
 /// A number in the simplest form there is.
 fn number(value: &str) -> Option<i64> {
+    // Forms such as 0x10 and 1_000 are rare, and left to the whole reader.
     let is_plain = value == "0" || (!value.starts_with('0') && value.bytes().all(|b| b.is_ascii_digit()));
     is_plain.then(|| value.parse().ok())?
 }

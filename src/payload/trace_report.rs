@@ -142,6 +142,7 @@ fn role_name(role: Role) -> String {
 
 /// An operand as traces print it, which is not always the name of its frame.
 fn operand_name(kind: FrameKind) -> String {
+    // Programs that read traces look for these texts of the first implementation.
     let printed = match (kind.frame_type, Command(kind.operand)) {
         (FrameType::COMMAND, Command::STATS) => "STATISTICS",
         (FrameType::COMMAND, Command::ASSIGN_PUBLIC_IP) => "Assign public IP",
@@ -188,6 +189,7 @@ mod tests {
             "Kick",
             "ListBans",
             "Unban",
+            "Tenant",
         ];
         assert_eq!(printed, expected);
         assert_eq!(operand_name(ErrorCode::DELETE_FAILURE.into()), "4");

@@ -102,6 +102,7 @@ impl Older {
     /// rest what was estimated. `disk_mb` and `physical_network` have no place in the
     /// current form.
     pub(super) fn complete(&self, requirements: &mut Requirements) {
+        // A sender of both forms means the newer one.
         if self.requirements.is_some() {
             return;
         }

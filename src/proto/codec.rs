@@ -37,6 +37,7 @@ impl Run {
     pub fn of(frame: &Frame) -> Self {
         let mut bytes = Vec::with_capacity(HEADER_LEN + frame.payload_bytes().len());
         let mut header = frame.header();
+        // The frames of a run have no trace block behind their headers.
         header.major &= !TRACE_FLAG;
         bytes.extend(header.encode());
         bytes.extend(frame.payload_bytes());
@@ -109,6 +110,7 @@ impl Iterator for Frames<'_> {
         let start = self.at + HEADER_LEN;
         let end = start + header.word as usize;
         self.at = end;
+        // An empty slice would keep the memory of the whole run alive.
         let payload = if header.word == 0 {
             Bytes::new()
         } else {
@@ -307,9 +309,11 @@ impl Codec {
         if header.version() != MAJOR {
             return Err(ProtocolError::Version(header.version()));
         }
+        // Before the length is looked at: these two have the role in its place.
         if header.kind.is_handshake() {
             return Err(ProtocolError::HandshakeFrame(header.kind));
         }
+        // Known from the header alone, so no byte of a payload that is too long is kept.
         if header.word > self.max_payload {
             return Err(ProtocolError::PayloadTooLong {
                 kind: header.kind,
@@ -343,6 +347,8 @@ impl Codec {
                 return Ok(false);
             };
             let length = u32::from_be_bytes([length[0], length[1], length[2], length[3]]);
+            // A block up to the limit of payloads is skipped, and the session goes on. A peer
+            // that announces more could keep the session busy with skipping.
             if length > self.max_payload && length as usize > MAX_TRACE_LEN {
                 return Err(ProtocolError::TraceTooLong(length));
             }
@@ -351,6 +357,7 @@ impl Codec {
         }
         if !self.takes(header.kind) {
             input.advance(head);
+            // Both together may exceed 32 bits.
             self.skip = block as u64 + u64::from(header.word);
             self.after_skip = AfterSkip::Report(header.kind);
             return Ok(true);
@@ -372,6 +379,7 @@ impl Codec {
         let frame_without = Frame::with_payload(header.kind, payload);
         items.push(match Trace::decode(&frame[head..head + block]) {
             Ok(trace) => Item::Traced(frame_without.traced(trace)),
+            // A trace is an extra: its fault costs the trace and not the frame.
             Err(_) => {
                 self.bad_traces += 1;
                 Item::Run(Run::of(&frame_without))
@@ -382,6 +390,7 @@ impl Codec {
 
     /// Drops what is to be skipped; false while more of it is to come.
     fn skipped(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> bool {
+        // Dropped as it arrives: what is skipped takes no memory, however long it is.
         let now = usize::try_from(self.skip).map_or(input.len(), |skip| skip.min(input.len()));
         input.advance(now);
         self.skip -= now as u64;

@@ -49,6 +49,8 @@ impl Exchange {
             0 => Step::Request,
             1 => Step::Reply,
             2 => Step::Refusal,
+            // A step of a later version cannot be passed on, because nobody knows whether it
+            // asks or answers.
             _ => return None,
         };
         Some(Self {

@@ -53,6 +53,7 @@ impl ServerHandshake {
         if header.version() != MAJOR {
             return Err(Refusal::Version(header.version()));
         }
+        // Judged before the other 32 bytes have come: a stranger need not be waited for.
         if header.kind != Command::CONNECT {
             return Err(Refusal::NotConnect(header.kind));
         }
@@ -143,6 +144,7 @@ impl ClientHandshake {
         let server = Uuid::from_slice(&fixed[..16]).unwrap_or_default();
         let client = Uuid::from_slice(&fixed[16..32]).unwrap_or_default();
         let announced = u32::from_be_bytes([fixed[32], fixed[33], fixed[34], fixed[35]]);
+        // A server may have further roles. One of these two makes it a server.
         let role = Role::from_bits(header.word);
         if !role.intersects(Role::SERVER | Role::SCHEDULER) {
             return Err(Refusal::NotAServer(role));
@@ -154,6 +156,7 @@ impl ClientHandshake {
         if client != self.connect.source {
             return Err(Refusal::WrongUuid(client));
         }
+        // Judged before any of it is awaited, so memory grows only with what has arrived.
         if announced > self.max_payload {
             return Err(Refusal::ConfigurationTooLong {
                 announced,
@@ -181,6 +184,8 @@ impl ClientHandshake {
     /// The error frame that tells the server of a refusal, where there is
     /// one: a client always answers with ConnectionFailure.
     pub fn answer(refusal: &Refusal) -> Option<ErrorCode> {
+        // ConnectionAborted would keep a server from its client for good, and servers are
+        // mended.
         refusal.answer().map(|_| ErrorCode::CONNECTION_FAILURE)
     }
 }

@@ -67,4 +67,4 @@ pub(crate) use self::exchange::content;
 pub use self::exchange::{EXCHANGE_LEN, Exchange, Step};
 pub use self::frame::*;
 pub use self::handshake::{ClientHandshake, ServerHandshake};
-pub use self::operands::{APPLICATION_OPERANDS, OperandError, Operands};
+pub use self::operands::{APPLICATION_OPERANDS, OperandError, Operands, PROBE};

@@ -6,11 +6,16 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use super::{FrameKind, ParseKindError, may_be_sent};
+use super::{FrameKind, FrameType, ParseKindError, may_be_sent};
 
 /// The operands of each frame type that are an application's own. 0xff is
 /// left to the protocol.
 pub const APPLICATION_OPERANDS: RangeInclusive<u8> = 0x80..=0xfe;
+
+/// A kind that is never assigned. Every entity answers it with InvalidFrameType, in the order in
+/// which it takes frames. So whoever sends it last, and hears that answer, knows that everything
+/// before was taken.
+pub const PROBE: FrameKind = FrameKind::new(FrameType::COMMAND, 0xff);
 
 /// The longest name of an operand, in bytes.
 const MAX_NAME: usize = 32;
@@ -73,6 +78,7 @@ impl Operands {
         if self.contains(kind) {
             return Err(OperandError::Twice(kind));
         }
+        // A name that two kinds share could not be used on a command line.
         if self.kind(&name).is_ok() {
             return Err(OperandError::NameTwice(name));
         }
@@ -89,7 +95,8 @@ impl Operands {
     /// # Errors
     /// As there; ERROR frames are never answered, so none can ask.
     pub fn request(self, kind: FrameKind, name: impl Into<String>) -> Result<Self, OperandError> {
-        if kind.frame_type == super::FrameType::ERROR {
+        // An ERROR is never answered, so that errors cannot go in circles.
+        if kind.frame_type == FrameType::ERROR {
             return Err(OperandError::Range(kind));
         }
         let mut operands = self.application(kind, name)?;
@@ -112,7 +119,7 @@ impl Operands {
     /// Whether a frame of this kind may be handed to a session as it is. A
     /// request may not: the session writes its beginning.
     pub fn may_be_sent(&self, kind: FrameKind) -> bool {
-        may_be_sent(kind) || self.contains(kind) && !self.is_request(kind)
+        may_be_sent(kind) || kind == PROBE || self.contains(kind) && !self.is_request(kind)
     }
 
     /// The name of a kind, where the protocol or the application gives it one.

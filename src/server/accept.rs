@@ -20,6 +20,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::audit::{AUDIT, Named};
 use super::config::Environment;
 use super::core::{AdmissionRequest, ServerCore};
 use super::now;
@@ -27,7 +28,7 @@ use super::sessions::SessionId;
 use crate::proto::{Connect, ErrorCode, Frame, Refusal, ServerHandshake};
 use crate::wire::{Decoder, outgoing};
 use bytes::{Bytes, BytesMut};
-use log::info;
+use log::{Level, info, log};
 use ssntp_transport::dispatch::{Admission, DispatchEvent, Events, Feed};
 use ssntp_transport::excerpt;
 use ssntp_transport::pki::CertificateInfo;
@@ -66,7 +67,12 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         Ok(secured) => secured,
         Err(e) => {
             environment.refused(newcomer, e.word());
-            environment.say(newcomer, "no TLS", &e);
+            // A client that goes away or says nothing is no attempt to get in.
+            let level = match e.word() {
+                "lost" | "timeout" => Level::Info,
+                _ => Level::Warn,
+            };
+            environment.say(newcomer, level, "no TLS", &"", &e);
             if matches!(e, TlsError::Tls(_)) {
                 // The alert that was sent says why. Closing a socket with unread
                 // input would destroy it on its way, so the input is read first.
@@ -87,7 +93,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         Ok(certificate) => certificate,
         Err(e) => {
             environment.refused(newcomer, "certificate");
-            environment.say(newcomer, "refused", &e);
+            environment.say(newcomer, Level::Warn, "refused", &"", &e);
             return refuse(&mut halves, Some(ErrorCode::CONNECTION_ABORTED));
         }
     };
@@ -95,8 +101,8 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         Ok(connect) => connect,
         Err(Ended::Refused(refusal)) => {
             environment.refused(newcomer, refusal.word());
-            let subject = excerpt(&certificate.subject);
-            environment.say(newcomer, "refused", &format_args!("({subject}) {refusal}"));
+            let named = Named(&certificate);
+            environment.say(newcomer, Level::Warn, "refused", &named, &refusal);
             return refuse(&mut halves, refusal.answer());
         }
         Err(Ended::Lost(_)) if newcomer.is_stopping() => {
@@ -105,8 +111,8 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         }
         Err(Ended::Lost(e)) => {
             environment.refused(newcomer, "lost");
-            let subject = excerpt(&certificate.subject);
-            environment.say(newcomer, "lost before CONNECT", &format_args!("({subject}) {e}"));
+            let named = Named(&certificate);
+            environment.say(newcomer, Level::Info, "lost before CONNECT", &named, &e);
             return;
         }
     };
@@ -120,14 +126,14 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
     let objection = || newest.objection(&secured.peer, &certificate, environment.time_of_day.now());
     if let Some(why) = is_old.then(objection).flatten() {
         environment.refused(newcomer, "certificate");
-        let subject = excerpt(&certificate.subject);
-        environment.say(newcomer, "refused", &format_args!("({subject}) {why}"));
+        environment.say(newcomer, Level::Warn, "refused", &Named(&certificate), &why);
         return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
     }
     let bad_traces = Arc::new(AtomicU64::new(0));
     // Certificates without a fingerprint share one part.
     let owner = certificate.fingerprint.clone().unwrap_or_default();
     let mut chain = secured.peer;
+    let named = Named(&certificate).to_string();
     let request = AdmissionRequest {
         connect,
         // The second that `not_after` names belongs to the lifetime.
@@ -143,7 +149,8 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         Some(Err(refusal)) => {
             environment.refused(newcomer, refusal.word());
             let (uuid, role) = (connect.source, connect.role);
-            environment.say(newcomer, "refused", &format_args!("{uuid} ({role}): {refusal}"));
+            let why = format_args!("{uuid} ({role}): {refusal}");
+            environment.say(newcomer, Level::Warn, "refused", &named, &why);
             return refuse(&mut halves, refusal.answer());
         }
         None => {
@@ -191,10 +198,22 @@ impl Environment {
         });
     }
 
-    /// Says in the log what became of a newcomer, for each address no more
-    /// than it may cause.
-    fn say(&self, newcomer: &Arc<Newcomer>, what: &'static str, why: &dyn fmt::Display) {
+    /// Says in the log what became of a newcomer, for each address no more than it may cause; and
+    /// in the audit log, each time.
+    fn say(
+        &self,
+        newcomer: &Arc<Newcomer>,
+        level: Level,
+        what: &'static str,
+        certificate: &dyn fmt::Display,
+        why: &dyn fmt::Display,
+    ) {
         let peer = newcomer.peer();
+        let why = match certificate.to_string() {
+            unread if unread.is_empty() => excerpt(why).to_string(),
+            certificate => format!("({certificate}) {}", excerpt(why)),
+        };
+        info!(target: AUDIT, "{what}: {peer}: {why}");
         let host = match peer {
             PeerAddress::Ip(address) => Some(address.ip()),
             _ => None,
@@ -203,7 +222,7 @@ impl Environment {
         let more = log.admit(host, what, now());
         drop(log);
         if let Some(more) = more {
-            info!(target: "ssntp::server", "{peer}: {what}: {}{more}", excerpt(why));
+            log!(target: "ssntp::server", level, "{peer}: {what}: {why}{more}");
         }
     }
 }

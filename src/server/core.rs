@@ -37,6 +37,7 @@ use uuid::Uuid;
 
 pub use super::admission::CertificateUse;
 use super::admission::{AdmissionPolicy, Candidate, Certificates, Holder, Standing};
+use super::audit::{AUDIT, Named};
 use super::bans::Bans;
 pub use super::config::Environment;
 use super::config::{ConfigurationCheck, ServerConfig, SlowConsumer};
@@ -56,10 +57,10 @@ use crate::request::Outstanding;
 use crate::wire::outgoing;
 use ssntp_transport::LogLimit;
 use ssntp_transport::Role;
-use ssntp_transport::dispatch::{Action, Core};
+use ssntp_transport::dispatch::{Action, Core, Drops, Origin};
 use ssntp_transport::excerpt;
 use ssntp_transport::pki::{CertificateDer, CertificateInfo, Fault};
-use ssntp_transport::{ConnectionId, EndReason, Gauge, Outgoing, PeerAddress};
+use ssntp_transport::{ConnectionId, EndReason, Gauge, Load, Outgoing, PeerAddress};
 
 /// A client that asks to be admitted.
 #[derive(Debug)]
@@ -141,11 +142,9 @@ pub(super) struct State {
     pub(super) log: LogLimit<Uuid>,
     /// What is to be done, in order.
     pub(super) actions: Vec<Action>,
-    /// Whether frames of a session are being dealt with: it can be made to wait
-    /// where what they cause finds no room.
-    pub(super) caused: bool,
-    /// Counts the times that all actions had been carried out.
-    pub(super) step: u64,
+    /// Who causes what is being done: the session whose frames are dealt with, or the
+    /// application.
+    pub(super) origin: Origin,
 }
 
 impl std::fmt::Debug for ServerCore {
@@ -199,8 +198,7 @@ impl ServerCore {
             now,
             log: LogLimit::default(),
             actions: Vec::new(),
-            caused: false,
-            step: 0,
+            origin: Origin::Application,
         };
         Ok(Self {
             state,
@@ -212,7 +210,6 @@ impl ServerCore {
     /// Does something with the state at that time, and hands out what is to be
     /// done about it.
     fn at<T>(&mut self, now: Instant, actions: &mut Vec<Action>, act: impl FnOnce(&mut Self) -> T) -> T {
-        self.state.step += u64::from(actions.is_empty());
         self.state.now = now;
         std::mem::swap(&mut self.state.actions, actions);
         let result = act(self);
@@ -293,6 +290,7 @@ impl Core for ServerCore {
             if let Some(more) = core.state.log.admit(info.uuid, "connected", now) {
                 info!(target: "ssntp::server", "{info}: connected{more}");
             }
+            info!(target: AUDIT, "connected: {info}, {}", Named(info.certificate()));
             core.guarded("connected", |handler, cx| handler.connected(cx, &info));
         });
     }
@@ -320,9 +318,9 @@ impl Core for ServerCore {
         };
         let frames = item.frames();
         self.at(now, actions, |core| {
-            core.state.caused = true;
+            core.state.origin = Origin::Connection(id);
             core.deal_with(SessionId(id), item);
-            core.state.caused = false;
+            core.state.origin = Origin::Application;
         });
         (frames, rest)
     }
@@ -341,8 +339,8 @@ impl Core for ServerCore {
         debug!(target: "ssntp::server", "{}: {frames} frames of it were not dealt with", SessionId(id));
     }
 
-    fn full(&mut self, to: ConnectionId, item: Outgoing, now: Instant, actions: &mut Vec<Action>) -> bool {
-        self.at(now, actions, |core| core.state.overflow(SessionId(to), item))
+    fn full(&mut self, to: ConnectionId, newest: Load, now: Instant, actions: &mut Vec<Action>) -> Drops {
+        self.at(now, actions, |core| core.state.overflow(SessionId(to), newest))
     }
 
     /// Tells the handler of sessions that ended and frames that expired while
@@ -354,6 +352,8 @@ impl Core for ServerCore {
                     if let Some(more) = core.state.log.admit(info.uuid, "disconnected", now) {
                         info!(target: "ssntp::server", "{info}: disconnected: {}{more}", excerpt(&reason));
                     }
+                    let certificate = Named(info.certificate());
+                    info!(target: AUDIT, "ended: {info}, {certificate}: {}", excerpt(&reason));
                     core.guarded("disconnected", |handler, cx| {
                         handler.disconnected(cx, &info, &reason)
                     });
@@ -637,18 +637,13 @@ impl State {
     }
 
     /// Ends a session with ConnectionFailure, after which its client may connect again: with
-    /// a valid certificate, or after its ban. The frame is left out if the queue has no room
-    /// for it. False if the session is over already.
+    /// a valid certificate, or after its ban. False if the session is over already.
     pub(super) fn dismiss(&mut self, id: SessionId, reason: DisconnectReason) -> bool {
-        let item = outgoing(&Frame::new(ErrorCode::CONNECTION_FAILURE), false);
-        let step = self.step;
-        let Some(session) = self.sessions.get_mut(id) else {
+        if self.sessions.get(id).is_none() {
             return false;
-        };
-        if session.promise(item.load(), step) {
-            self.tally.sent(ErrorCode::CONNECTION_FAILURE.into(), item.load());
-            self.actions.push(Action::Send { to: id.0, item });
         }
+        let item = outgoing(&Frame::new(ErrorCode::CONNECTION_FAILURE), false);
+        self.push(id, ErrorCode::CONNECTION_FAILURE.into(), item);
         self.end(id, reason, false);
         true
     }

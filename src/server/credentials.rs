@@ -16,7 +16,7 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::time::SystemTime;
 
-use log::info;
+use log::warn;
 
 use super::{DisconnectReason, ServerHandle};
 use ssntp_transport::pki::{CertificateDer, CertificateInfo, Identity, Trust};
@@ -118,7 +118,7 @@ pub(super) fn look(handle: &ServerHandle, now: SystemTime) -> Renewed {
         renewed.ended += ended.unwrap_or_default();
     }
     if renewed.ended > 0 {
-        info!(target: "ssntp::server",
+        warn!(target: "ssntp::server",
             "{} of {} sessions ended: their certificates count no longer", renewed.ended, renewed.sessions
         );
     }

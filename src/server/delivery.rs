@@ -15,7 +15,7 @@ use super::sessions::{Directory, Session, SessionId, SessionInfo};
 use crate::proto::{ErrorCode, Frame, FrameKind, MAX_WASTE, Run, answer_to_filtered};
 use crate::wire::{outgoing, unix_nanos};
 use ssntp_transport::Role;
-use ssntp_transport::dispatch::Action;
+use ssntp_transport::dispatch::{Action, Drops};
 use ssntp_transport::excerpt;
 use ssntp_transport::{Load, Outgoing};
 
@@ -56,9 +56,7 @@ impl<'a> Fan<'a> {
 }
 
 impl State {
-    /// Sends frames of one session to every other session with a role. Unlike
-    /// [`send_all`](Self::send_all) it does not check for room, because the session
-    /// that sent the frames can be made to wait until there is room.
+    /// Sends frames of one session to every other session with a role.
     pub(super) fn fan_out(
         &mut self,
         from: SessionId,
@@ -68,11 +66,12 @@ impl State {
     ) {
         let sessions = self.sessions.with_role(to);
         let others = sessions.filter(|session| session.info.id != from);
-        let mut sent = Load::default();
+        let (origin, mut sent) = (self.origin, Load::default());
         self.actions.extend(others.map(|session| {
             let item = item(session);
             sent += item.load();
             Action::Send {
+                origin,
                 to: session.info.id.0,
                 item,
             }
@@ -128,11 +127,8 @@ impl State {
         }
         let session = self.sessions.get(id).ok_or(SendError::NotConnected(to))?;
         let item = fan.for_session(session);
-        if self.push(id, fan.frame.kind(), item) {
-            Ok(())
-        } else {
-            Err(SendError::QueueFull(to))
-        }
+        self.push(id, fan.frame.kind(), item);
+        Ok(())
     }
 
     pub(super) fn forward(&mut self, from: SessionId, to: Uuid, frame: &Frame) -> Result<(), SendError> {
@@ -153,42 +149,25 @@ impl State {
         self.send_fanned(Some(from), to, &mut Fan::new(frame, &self.environment))
     }
 
-    /// Sends an item to one session. Where its queue has no room and no session can be
-    /// made to wait for room, the policy for slow consumers decides. Returns false if the
-    /// item was not queued.
-    fn push(&mut self, id: SessionId, kind: FrameKind, item: Outgoing) -> bool {
-        // Copied, because `session` borrows all of `self`.
-        let (caused, step) = (self.caused, self.step);
-        let Some(session) = self.sessions.get_mut(id) else {
-            return false;
-        };
-        let load = item.load();
-        // If a frame of a session caused this, the transport makes that session wait for
-        // room. Otherwise nobody can wait, so the item has to fit beside what this step
-        // has promised to the queue before: the gauge does not show that yet.
-        if caused || session.promise(load, step) {
-            self.tally.sent(kind, load);
-            self.actions.push(Action::Send { to: id.0, item });
-            return true;
-        }
-        let gauge = session.gauge.clone();
-        let queued = self.overflow(id, item);
-        match queued {
-            true => self.tally.sent(kind, load),
-            false => gauge.count_refused(load),
-        }
-        queued
+    /// Sends an item to one session.
+    pub(super) fn push(&mut self, id: SessionId, kind: FrameKind, item: Outgoing) {
+        self.tally.sent(kind, item.load());
+        self.actions.push(Action::Send {
+            origin: self.origin,
+            to: id.0,
+            item,
+        });
     }
 
-    /// Applies the policy for slow consumers to an item that does not fit. Returns true if
-    /// the policy is to queue the item in place of older ones.
-    pub(super) fn overflow(&mut self, id: SessionId, item: Outgoing) -> bool {
+    /// Applies the policy for slow consumers to a session for which more waits than it may
+    /// have, and nobody can be made to wait: `newest` came last.
+    pub(super) fn overflow(&mut self, id: SessionId, newest: Load) -> Drops {
         let Some(session) = self.sessions.get_mut(id) else {
-            self.tally.dropped(item.load());
-            return false;
+            self.tally.dropped(newest);
+            return Drops::Newest;
         };
         let first = session.counters().frames_dropped == 0;
-        let what = match self.slow_consumer {
+        let (what, drops) = match self.slow_consumer {
             SlowConsumer::Disconnect => {
                 let counters = session.counters();
                 if let Some(more) = self.log.admit(session.info.uuid, "slow consumer", self.now) {
@@ -198,20 +177,16 @@ impl State {
                     );
                 }
                 self.end(id, DisconnectReason::SlowConsumer, true);
-                self.tally.dropped(item.load());
-                return false;
+                self.tally.dropped(newest);
+                return Drops::Newest;
             }
-            SlowConsumer::DropNewest => "newest",
-            SlowConsumer::DropOldest => "oldest",
+            SlowConsumer::DropNewest => ("newest", Drops::Newest),
+            SlowConsumer::DropOldest => ("oldest", Drops::Oldest),
         };
         if first {
             warn!(target: "ssntp::server", "{}: slow consumer: the {what} frames are dropped", session.info);
         }
-        let drops_oldest = self.slow_consumer == SlowConsumer::DropOldest;
-        if drops_oldest {
-            self.actions.push(Action::SendDroppingOldest { to: id.0, item });
-        }
-        drops_oldest
+        drops
     }
 
     /// Whether the application may send this at all.
@@ -255,10 +230,11 @@ impl State {
         let items: Vec<_> = others
             .map(|session| (session.info.id, fan.for_session(session)))
             .collect();
-        let queued = items
-            .into_iter()
-            .filter(|(id, item)| self.push(*id, frame.kind(), item.clone()));
-        Ok(queued.count())
+        let count = items.len();
+        for (id, item) in items {
+            self.push(id, frame.kind(), item);
+        }
+        Ok(count)
     }
 
     /// Answers a session with a frame, which it is sent `times` times.

@@ -94,10 +94,8 @@ impl State {
     }
 
     fn ask(&mut self, info: &SessionInfo, request: &Request, whom: Uuid, asking: &Frame) {
-        match self.forward_any_kind(info.id, whom, asking) {
-            Ok(()) => {}
-            Err(SendError::QueueFull(_)) => self.refuse(request, whom, "queue_full"),
-            Err(_) => self.refuse(request, whom, "not_connected"),
+        if self.forward_any_kind(info.id, whom, asking).is_err() {
+            self.refuse(request, whom, "not_connected");
         }
     }
 
@@ -207,7 +205,6 @@ impl State {
             self.asking.forget(id);
             return Err(match e {
                 SendError::TooLong { len, limit } => RequestError::TooLong { len, limit },
-                SendError::QueueFull(_) => RequestError::QueueFull,
                 _ => RequestError::NotConnected,
             });
         }

@@ -272,9 +272,9 @@ impl State {
 
 impl Session {
     fn figures(&self, view: &View<'_, Item>, clock: Clock) -> SessionFigures {
-        let flow = view.flow.standing(self.info.id.0);
+        let flow = view.flow.state(self.info.id.0);
         let passed = |since: Instant| clock.now.saturating_duration_since(since);
-        let in_line = flow.in_line_since.map(|since| (HeldBack::Line, passed(since)));
+        let in_line = flow.held_since.map(|since| (HeldBack::Line, passed(since)));
         let without_credit = flow.without_credit_since;
         SessionFigures {
             info: Arc::clone(&self.info),

@@ -233,10 +233,6 @@ pub enum SendError {
         /// The maximum in bytes.
         limit: u32,
     },
-    /// The session's queue is full; the policy for slow consumers has been
-    /// applied to it.
-    #[error("the queue of {0} is full")]
-    QueueFull(Uuid),
     /// The server has stopped.
     #[error("the server has stopped")]
     Stopped,
@@ -279,10 +275,13 @@ impl Context<'_> {
         self.state.environment.role
     }
 
-    /// Sends a frame to one entity. From [`Handler::frame`] and
-    /// [`Handler::run`] it is taken in any case: where the receiver has no
-    /// room, the session whose frames are being dealt with is not read from
-    /// until the receiver has. Elsewhere there is no sender that could be held back.
+    /// Sends a frame to one entity. Frames to one entity leave in the order in which
+    /// they are sent, from wherever. If the receiver has no room, a frame that is sent
+    /// from [`Handler::frame`] or [`Handler::run`] holds the session back whose frames
+    /// are being dealt with: it is not read from until the receiver has room. Elsewhere
+    /// there is no sender to hold back, so the policy for slow consumers applies if more
+    /// than the receiver's queue may hold waits for it. What it drops is counted in
+    /// [`SessionCounters::frames_dropped`].
     ///
     /// # Errors
     /// [`SendError`]; the frame was not queued.

@@ -64,6 +64,7 @@
 
 mod accept;
 mod admission;
+mod audit;
 mod bans;
 mod channel;
 mod config;

@@ -16,9 +16,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use log::{debug, warn};
+use log::{debug, info, warn};
 use uuid::Uuid;
 
+use super::audit::{AUDIT, Named};
 use super::bans::{MAX_BAN, MAX_BANS};
 use super::core::{ServerCore, State};
 use super::handler::DisconnectReason;
@@ -246,13 +247,21 @@ impl State {
             self.dismiss(info.id, DisconnectReason::Kicked { by: by.uuid });
         }
         let count = u64::from(session.is_some());
+        let banned = match asked.ban_s {
+            0 => String::new(),
+            seconds => format!(", banned for {seconds} s"),
+        };
+        // An operator's UUID may be a new one in each session, so the certificate names it.
+        let operator = Named(by.certificate());
         if let Some(more) = self.log.admit(by.uuid, "kick", self.now) {
-            let banned = match asked.ban_s {
-                0 => String::new(),
-                seconds => format!(", banned for {seconds} s"),
-            };
-            warn!(target: "ssntp::server", "{by}: kicks UUID {uuid}: sessions ended: {count}{banned}{more}");
+            warn!(target: "ssntp::server",
+                "{by} ({operator}): kicks UUID {uuid}: sessions ended: {count}{banned}{more}");
         }
+        let kicked = session
+            .as_ref()
+            .map(|info| format!(" ({})", Named(info.certificate())));
+        let kicked = kicked.unwrap_or_default();
+        info!(target: AUDIT, "kicked: UUID {uuid}{kicked}{banned}: by {by}, {operator}");
         Ok(Kicked {
             detail: detail.into(),
             count,
@@ -275,8 +284,9 @@ impl State {
             return Err((OperatorRefusal::NotBanned, "there is no such ban".into()));
         }
         if let Some(more) = self.log.admit(by.uuid, "unban", self.now) {
-            warn!(target: "ssntp::server", "{by}: ends the ban of UUID {uuid}{more}");
+            warn!(target: "ssntp::server", "{by} ({}): ends the ban of UUID {uuid}{more}", Named(by.certificate()));
         }
+        info!(target: AUDIT, "ban ended: UUID {uuid}: by {by}, {}", Named(by.certificate()));
         Ok(())
     }
 }

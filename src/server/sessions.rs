@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use ssntp_transport::Role;
 use ssntp_transport::pki::{CertificateInfo, KeptCertificate};
-use ssntp_transport::{ConnectionId, Gauge, Load, PeerAddress, Table};
+use ssntp_transport::{ConnectionId, Gauge, PeerAddress, Table};
 
 /// Names one session of a server. Ids are not used a second time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -139,9 +139,6 @@ pub(super) struct Session {
     /// When that is looked at next.
     look: Option<Instant>,
     bad_traces: Arc<AtomicU64>,
-    /// What is about to be sent to it, and in which step: the gauge does not
-    /// show it yet.
-    promised: (u64, Load),
 }
 
 impl Session {
@@ -161,20 +158,7 @@ impl Session {
             ends: None,
             look: None,
             bad_traces,
-            promised: (0, Load::default()),
         }
-    }
-
-    /// Whether an item fits into its queue, which then counts as taken.
-    pub(super) fn promise(&mut self, item: Load, step: u64) -> bool {
-        if self.promised.0 != step {
-            self.promised = (step, Load::default());
-        }
-        let fits = self.gauge.fits(item, self.promised.1);
-        if fits {
-            self.promised.1 += item;
-        }
-        fits
     }
 
     pub(super) fn counters(&self) -> SessionCounters {
@@ -347,7 +331,7 @@ mod tests {
     use rustls::pki_types::CertificateDer;
 
     use super::*;
-    use ssntp_transport::{Limits, Outbox, Outgoing};
+    use ssntp_transport::{Limits, Outbox};
 
     fn session(id: u64, uuid: u128, role: Role) -> Session {
         let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1]));
@@ -464,23 +448,6 @@ mod tests {
             sessions.remove(id);
         }
         assert!(sessions.by_look.is_empty());
-    }
-
-    #[test]
-    fn what_is_promised_in_one_step_adds_up_and_is_forgotten_in_the_next() {
-        let limits = Limits {
-            frames: 10,
-            bytes: 1 << 20,
-        };
-        let mut session = session(1, 1, Role::AGENT);
-        session.gauge = Outbox::new(limits).gauge();
-        let four = Outgoing::whole(vec![0; 4].into(), 4).load();
-        for step in 1..4 {
-            assert_eq!(
-                [(); 4].map(|()| session.promise(four, step)),
-                [true, true, false, false]
-            );
-        }
     }
 
     #[test]

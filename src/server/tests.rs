@@ -18,7 +18,7 @@ use super::sessions::LossCount;
 use super::*;
 use crate::proto::{Codec, Command, Connect, ErrorCode, FrameKind, FrameType, Item, Refusal, Run, Trace};
 use crate::wire::outgoing;
-use ssntp_transport::dispatch::{Action, Core};
+use ssntp_transport::dispatch::{Action, Core, Drops, Origin};
 use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest};
 use ssntp_transport::{
     BufferPool, ConnectionId, EndReason, Limits, Outbox, Outgoing, PeerAddress, memory, plain,
@@ -188,7 +188,7 @@ fn traced(kind: Command) -> Item {
 /// To whom frames are sent, and how many.
 fn sends(actions: &[Action]) -> Vec<(ConnectionId, u32)> {
     let send = |action: &Action| match action {
-        Action::Send { to, item } => Some((*to, item.frames())),
+        Action::Send { to, item, .. } => Some((*to, item.frames())),
         _ => None,
     };
     actions.iter().filter_map(send).collect()
@@ -280,38 +280,47 @@ fn every_frame_that_is_filtered_is_answered() {
     }
 }
 
-#[test]
-fn an_application_sends_as_far_as_a_queue_has_room_and_no_further() {
-    let limits = Limits {
-        frames: 2,
-        bytes: 1 << 20,
-    };
-    let (handler, _told) = notes();
-    let mut rig = Rig::new(handler, |c| {
-        c.slow_consumer(SlowConsumer::DropNewest)
-            .rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
-    });
-    let agent = rig.connect(Role::AGENT);
-    let to = rig.connect_within(Role::CONTROLLER, limits);
-    let full = Err(SendError::QueueFull(to.uuid));
-    let three = |cx: &mut Context<'_>| {
-        let frame = Frame::new(Command::STATS);
-        [(); 3].map(|()| cx.send(to.uuid, &frame))
-    };
-    let mut actions = Vec::new();
-    assert_eq!(rig.call(&mut actions, three), [Ok(()), Ok(()), full]);
-    assert_eq!(sends(&actions), [(to.id, 1); 2]);
-    // What is promised is not in the queue yet.
-    assert_eq!(rig.call(&mut actions, three), [full; 3]);
-    assert_eq!(rig.counters(&to).frames_dropped, 4);
-    // It has been sent, and the queue is as empty as it looks.
-    actions.clear();
-    assert_eq!(rig.call(&mut actions, three), [Ok(()), Ok(()), full]);
-    // What a session's frames cause is sent in any case: it can wait for it.
-    for _ in 0..2 {
-        assert_eq!(sends(&rig.receive(&agent, run(Command::STATS, 3))), [(to.id, 3)]);
-        assert_eq!(rig.call(&mut Vec::new(), three), [Ok(()), Ok(()), full]);
+/// Answers each frame, and sends as much when its timer comes.
+struct Sends(Uuid);
+
+impl Handler for Sends {
+    fn frame(&mut self, cx: &mut Context<'_>, _: &SessionInfo, frame: Frame) {
+        cx.send(self.0, &frame).unwrap();
     }
+    fn disconnected(&mut self, cx: &mut Context<'_>, _: &SessionInfo, _: &DisconnectReason) {
+        cx.send(self.0, &Frame::new(Command::STATS)).unwrap();
+    }
+}
+
+#[test]
+fn what_frames_cause_is_theirs_and_the_rest_is_the_applications() {
+    let to = Uuid::from_u128(2);
+    let mut rig = Rig::new(Sends(to), |c| {
+        c.rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
+    });
+    let (agent, controller) = (rig.connect(Role::AGENT), rig.connect(Role::CONTROLLER));
+    let origins = |actions: &[Action]| -> Vec<Origin> {
+        let origin = |action: &Action| match action {
+            Action::Send { origin, to, .. } if *to == controller.id => Some(*origin),
+            _ => None,
+        };
+        actions.iter().filter_map(origin).collect()
+    };
+    let frame = rig.receive(&agent, run(Command::STATS, 1));
+    assert_eq!(
+        origins(&frame),
+        [Origin::Connection(agent.id); 2],
+        "a rule, the handler"
+    );
+    let mut call = Vec::new();
+    rig.call(&mut call, |cx| cx.send(to, &Frame::new(Command::STATS)))
+        .unwrap();
+    rig.call(&mut call, |cx| cx.broadcast(&Frame::new(Command::STATS)))
+        .unwrap();
+    assert_eq!(origins(&call), [Origin::Application; 2]);
+    // What a session's frame leads to later is nobody's any more.
+    let ends = rig.receive(&agent, run(ErrorCode::CONNECTION_FAILURE, 1));
+    assert_eq!(origins(&ends), [Origin::Application]);
 }
 
 #[test]
@@ -324,8 +333,8 @@ fn each_policy_for_slow_consumers_has_its_action() {
         let (handler, told) = notes();
         let mut rig = Rig::new(handler, |c| c.slow_consumer(policy));
         let agent = rig.connect(Role::AGENT);
-        let (item, mut actions) = (Outgoing::whole(Bytes::from_static(b"x"), 1), Vec::new());
-        let is_sent = rig.core.full(agent.id, item, rig.now, &mut actions);
+        let (load, mut actions) = (Outgoing::whole(Bytes::from_static(b"x"), 1).load(), Vec::new());
+        let drops = rig.core.full(agent.id, load, rig.now, &mut actions);
         rig.core.settle(rig.now, &mut actions);
         let ended = Note::Disconnected(DisconnectReason::SlowConsumer);
         assert_eq!(
@@ -333,12 +342,13 @@ fn each_policy_for_slow_consumers_has_its_action() {
             policy == SlowConsumer::Disconnect
         );
         let right = match (policy, &actions[..]) {
-            (SlowConsumer::Disconnect, [Action::End { id, abort: true }]) => *id == agent.id && !is_sent,
-            (SlowConsumer::DropNewest, []) => !is_sent,
-            (SlowConsumer::DropOldest, [Action::SendDroppingOldest { to, .. }]) => *to == agent.id && is_sent,
+            (SlowConsumer::Disconnect, [Action::End { id, abort: true }]) => *id == agent.id,
+            (SlowConsumer::DropNewest | SlowConsumer::DropOldest, []) => true,
             _ => false,
         };
-        assert!(right, "{policy:?}: {is_sent}, {actions:?}");
+        assert!(right, "{policy:?}: {actions:?}");
+        let oldest = policy == SlowConsumer::DropOldest;
+        assert_eq!(drops, if oldest { Drops::Oldest } else { Drops::Newest });
     }
 }
 
@@ -347,7 +357,7 @@ fn is_told_to_come_again(actions: &[Action], id: ConnectionId) -> bool {
     let expected = outgoing(&Frame::new(ErrorCode::CONNECTION_FAILURE), false);
     match actions {
         [
-            Action::Send { to, item },
+            Action::Send { to, item, .. },
             Action::End {
                 id: ended,
                 abort: false,

@@ -279,9 +279,7 @@ impl HandlerTest {
             }
             for action in std::mem::take(&mut actions) {
                 match action {
-                    Action::Send { to, item } | Action::SendDroppingOldest { to, item } => {
-                        self.deliver(to, &item);
-                    }
+                    Action::Send { to, item, .. } => self.deliver(to, &item),
                     Action::End { id, .. } => drop(self.clients.remove(&id)),
                     Action::Stop => self.core.stop(self.now, &mut actions),
                 }

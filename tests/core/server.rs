@@ -358,7 +358,9 @@ fn a_certificate_bound_to_another_uuid_is_aborted() {
 fn refused(server: &TestServer, identity: &Identity, uuid: Uuid) -> Option<FrameKind> {
     let mut peer = server.dial(identity);
     peer.send_bytes(&Connect::new(Role::AGENT, uuid, false).encode());
-    peer.refusal()
+    let refusal = peer.refusal();
+    assert!(peer.was_closed, "it ended without close_notify");
+    refusal
 }
 
 const ABORTED: Option<FrameKind> = Some(FrameKind {

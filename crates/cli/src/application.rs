@@ -12,7 +12,7 @@ pub(crate) struct Applications {
     /// Allow frames of an application, by type, operand and a name, for example
     /// EVENT/0x80=Scaled; the type COMMAND may be left out; with :request at the
     /// end, they ask for answers; may be given several times
-    #[arg(long = "application", value_name = "[TYPE/]0xNN=NAME[:request]", num_args = 1..)]
+    #[arg(long = "application", value_name = "[TYPE/]0xNN=NAME[:request]")]
     applications: Vec<Application>,
 }
 

@@ -15,12 +15,23 @@ use crate::settings::{self, Refused, Settings};
 /// mutual TLS, with roles proved by certificates.
 ///
 /// Exit codes: 0 done, 1 failed, 2 wrong usage, 130 and 143 ended by a signal
-/// before it was done. RUST_LOG sets what is logged to the standard error (default:
-/// warn for servers, else error). The log never blocks: lines that a slow reader
-/// cannot take are dropped and counted.
+/// before it was done. The log never blocks: lines that a slow reader cannot take are
+/// dropped and counted.
 #[derive(Debug, Parser)]
 #[command(name = "ssntp", version)]
 pub(crate) struct Args {
+    /// What is logged to the standard error: error, warn, info, debug, trace or off, and
+    /// for single targets, as in warn,ssntp::audit=info, which logs each client that
+    /// connects, ends, is refused or is kicked [default: warn for servers, else error]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILTER",
+        env = "RUST_LOG",
+        hide_env_values = true,
+        display_order = 899
+    )]
+    pub(crate) log: Option<String>,
     /// How the log is written to the standard error
     #[arg(
         long,
@@ -79,13 +90,14 @@ fn asks_for_json(words: &[OsString]) -> bool {
 
 /// The flags that most subcommands have, and may stand before the subcommand
 /// as well: those with a value, and those without.
-const COMMON: [&str; 7] = [
+const COMMON: [&str; 8] = [
     "--connect",
     "--listen",
     "--ca",
     "--cert",
     "--crl",
     "--context",
+    "--log",
     "--log-format",
 ];
 const COMMON_SWITCH: &str = "--json";
@@ -131,7 +143,18 @@ impl Command {
         match self {
             Self::Agent(_) => "warn",
             #[cfg(feature = "full")]
-            Self::Full(command) => command.log_level(),
+            Self::Full(command) if command.is_daemon() => "warn",
+            #[cfg(feature = "full")]
+            Self::Full(_) => "error",
+        }
+    }
+
+    /// Whether it holds frames of many peers.
+    pub(crate) fn serves_many(&self) -> bool {
+        match self {
+            Self::Agent(_) => false,
+            #[cfg(feature = "full")]
+            Self::Full(command) => command.is_daemon(),
         }
     }
 }

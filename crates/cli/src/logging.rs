@@ -24,15 +24,15 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::panic::PanicHookInfo;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
-use env_logger::{Builder, Env, Target};
-use log::Level;
+use env_logger::{Builder, Target};
+use log::{Level, Log, Metadata, Record};
 use ssntp::payload::timestamp;
 use ssntp_transport::{printable, printable_json, threads};
 
@@ -68,10 +68,9 @@ pub(crate) struct Logging {
 }
 
 impl Logging {
-    /// Begins to log what RUST_LOG selects, else from this level on. Panics are logged,
+    /// Begins to log what the filter selects, else from this level on. Panics are logged,
     /// too.
-    pub(crate) fn start(level: &str, format: LogFormat) -> Self {
-        let mut builder = Builder::from_env(Env::default().default_filter_or(level));
+    pub(crate) fn start(level: &'static str, filter: Option<&str>, format: LogFormat) -> Self {
         // A handle of its own: `io::stderr` has a lock, for which a panic waits.
         let stderr = io::stderr().as_fd().try_clone_to_owned().map(File::from);
         let style = match format {
@@ -79,15 +78,9 @@ impl Logging {
             LogFormat::Text if stderr.as_ref().is_ok_and(is_journal) => Style::Journal,
             LogFormat::Text => Style::Text,
         };
-        builder.format(move |out, record| {
-            let said = record.args().to_string();
-            let line = style.line(record.level(), record.target(), &said, LINE);
-            out.write_all(line.as_bytes())
-        });
         let started = stderr.and_then(|stderr| Lines::start(stderr, LINES, style));
         let this = match started {
             Ok((lines, thread)) => {
-                builder.target(Target::Pipe(Box::new(lines.clone())));
                 lines.clone().tell_panics();
                 Self {
                     lines: Some(lines),
@@ -100,7 +93,16 @@ impl Logging {
                 thread: None,
             },
         };
-        builder.init();
+        let current = Current {
+            level,
+            style,
+            lines: this.lines.clone(),
+            logger: Builder::new().build(),
+        };
+        *LOGGER.0.write().unwrap_or_else(PoisonError::into_inner) = Some(current);
+        // It is the first logger of this process, so this does not fail.
+        let _ = log::set_logger(&LOGGER);
+        select(filter);
         this
     }
 
@@ -126,6 +128,59 @@ impl Logging {
             }
         }
     }
+}
+
+/// Logs what this filter selects from now on; without one, what the program logs by default.
+pub(crate) fn select(filter: Option<&str>) {
+    let mut held = LOGGER.0.write().unwrap_or_else(PoisonError::into_inner);
+    let Some(current) = held.as_mut() else { return };
+    let style = current.style;
+    let mut builder = Builder::new();
+    builder.parse_filters(filter.unwrap_or(current.level));
+    builder.format(move |out, record| {
+        let said = record.args().to_string();
+        let line = style.line(record.level(), record.target(), &said, LINE);
+        out.write_all(line.as_bytes())
+    });
+    if let Some(lines) = &current.lines {
+        builder.target(Target::Pipe(Box::new(lines.clone())));
+    }
+    current.logger = builder.build();
+    log::set_max_level(current.logger.filter());
+}
+
+/// The logger of the process. A reload replaces the one inside.
+static LOGGER: Replaceable = Replaceable(RwLock::new(None));
+
+struct Replaceable(RwLock<Option<Current>>);
+
+struct Current {
+    /// What is logged without a filter.
+    level: &'static str,
+    style: Style,
+    lines: Option<Lines>,
+    logger: env_logger::Logger,
+}
+
+impl Replaceable {
+    fn with<T: Default>(&self, act: impl FnOnce(&env_logger::Logger) -> T) -> T {
+        let held = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        held.as_ref()
+            .map(|current| act(&current.logger))
+            .unwrap_or_default()
+    }
+}
+
+impl Log for Replaceable {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        self.with(|logger| logger.enabled(metadata))
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        self.with(|logger| logger.log(record));
+    }
+
+    fn flush(&self) {}
 }
 
 /// Whether a file is what systemd has said is its journal's.

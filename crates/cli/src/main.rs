@@ -3,6 +3,7 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `allocator` | the C library's allocator, told to give memory back |
 //! | `admin` | pages about a daemon, over HTTP |
 //! | `args` | the command line, one variant a subcommand |
 //! | `choice` | flags whose value is one word of a short list |
@@ -32,6 +33,7 @@
 #[cfg(feature = "full")]
 mod admin;
 mod agent;
+mod allocator;
 mod application;
 mod args;
 mod choice;
@@ -45,6 +47,7 @@ mod daemon;
 mod failure;
 mod input;
 mod logging;
+mod networks;
 #[cfg(not(feature = "full"))]
 mod no_admin;
 mod output;
@@ -66,7 +69,10 @@ fn main() -> ExitCode {
         return code;
     }
     let (args, settings) = args::Args::of_this_process();
-    let logging = logging::Logging::start(args.command.log_level(), args.log_format);
+    if args.command.serves_many() {
+        allocator::give_back();
+    }
+    let logging = logging::Logging::start(args.command.log_level(), args.log.as_deref(), args.log_format);
     if let Some(sink) = logging.notes() {
         output::send_notes_to(sink);
     }

@@ -68,6 +68,7 @@
 //!
 //! Log targets are the module paths, `ssntp_opflex::server` and so on.
 
+mod budget;
 mod deadlines;
 mod json;
 pub mod message;

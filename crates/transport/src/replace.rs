@@ -1,9 +1,9 @@
 //! Files that are replaced in one step, so that a reader never sees a part.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, fchown};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 /// Replaces the content of the file at `path` in one step. It is on the disk when this
@@ -15,10 +15,25 @@ use std::path::{Path, PathBuf};
 /// The file is unchanged, unless the very last step fails: then it is replaced, but a crash
 /// may undo that.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    fill_and_rename(path, bytes, None)
+}
+
+/// As [`replace`], and the file has this mode afterwards.
+///
+/// # Errors
+/// As there.
+#[cfg(feature = "issue")]
+pub(crate) fn replace_with_mode(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    fill_and_rename(path, bytes, Some(mode))
+}
+
+fn fill_and_rename(path: &Path, bytes: &[u8], mode: Option<u32>) -> io::Result<()> {
     let beside = beside(path);
     let fill = || {
         let mut file = create(&beside)?;
-        if let Ok(metadata) = fs::metadata(path) {
+        if let Some(mode) = mode {
+            file.set_permissions(Permissions::from_mode(mode))?;
+        } else if let Ok(metadata) = fs::metadata(path) {
             // Before the mode, which this call may change. Without the right to change
             // the owner, the file belongs to this process's user.
             let _ = fchown(&file, Some(metadata.uid()), Some(metadata.gid()));
@@ -84,8 +99,6 @@ fn beside(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]

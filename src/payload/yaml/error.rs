@@ -20,6 +20,7 @@ const SHOWN: usize = 64;
 /// );
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+// Boxed, because results with it are returned for every value of a document.
 pub struct Error(Box<Inner>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,6 +179,7 @@ impl de::Error for Error {
         Self::type_error(expected.to_string(), describe(unexpected))
     }
 
+    // To the sender both are the same: a value that does not fit.
     fn invalid_value(unexpected: Unexpected<'_>, expected: &dyn Expected) -> Self {
         Self::type_error(expected.to_string(), describe(unexpected))
     }

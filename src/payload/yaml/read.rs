@@ -54,6 +54,7 @@ impl Node<'_> {
     /// A scalar's text as it was written; empty where nothing stands.
     fn text(&self) -> Result<&str, Error> {
         match self.value() {
+            // `name: ~` is written by some senders for an empty text.
             Value::Scalar(..) if self.is_empty() => Ok(""),
             Value::Scalar(text, Style::Plain | Style::Text) => Ok(text),
             _ => Err(self.expected("text")),
@@ -64,6 +65,7 @@ impl Node<'_> {
     fn scalar<T: Default>(&self, read: fn(&str) -> Option<T>, what: &str) -> Result<T, Error> {
         let found = match self.value() {
             Value::Scalar(..) if self.is_empty() => Some(T::default()),
+            // In quotes it is text, whatever it looks like.
             Value::Scalar(text, Style::Plain) => read(text),
             _ => None,
         };
@@ -192,6 +194,7 @@ impl<'de> Deserializer<'de> for &Node<'_> {
         name: &'static str,
         visitor: V,
     ) -> Result<V::Value, Error> {
+        // serde offers no better way to ask a deserializer for something special.
         if name == ONE_OR_MANY && !self.is_empty() && !matches!(self.value(), Value::List(_)) {
             let one = Elements {
                 nodes: std::slice::from_ref(self),

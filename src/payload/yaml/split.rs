@@ -33,7 +33,7 @@ pub fn documents(payload: &[u8]) -> Documents<'_> {
         next: 0,
         line: 1,
         // An empty payload has no document, but "---" has an empty one.
-        open: Open::Bare,
+        marked: Some(false),
     }
 }
 
@@ -43,28 +43,18 @@ pub struct Documents<'a> {
     payload: &'a [u8],
     next: usize,
     line: usize,
-    open: Open,
-}
-
-/// What stands before the bytes that come next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Open {
-    /// A `---`: even nothing is a document.
-    Marked,
-    /// The start of the payload, or a `...`.
-    Bare,
-    /// The payload is used up.
-    Ended,
+    /// Whether a `---` stands before the bytes that come next, after which even nothing is
+    /// a document. `None` once the payload is used up.
+    marked: Option<bool>,
 }
 
 impl<'a> Iterator for Documents<'a> {
     type Item = Document<'a>;
 
     fn next(&mut self) -> Option<Document<'a>> {
-        while self.open != Open::Ended {
-            let opened = self.open;
+        while let Some(marked) = self.marked {
             let found = self.advance();
-            if opened == Open::Marked || has_content(found.bytes) {
+            if marked || has_content(found.bytes) {
                 return Some(found);
             }
         }
@@ -94,17 +84,14 @@ impl<'a> Documents<'a> {
                         self.line += 1;
                     }
                 }
-                self.open = match marker {
-                    Marker::Start { .. } => Open::Marked,
-                    Marker::End => Open::Bare,
-                };
+                self.marked = Some(matches!(marker, Marker::Start { .. }));
                 return Document { bytes, line };
             }
             at += length;
             self.line += 1;
             line_start = true;
         }
-        self.open = Open::Ended;
+        self.marked = None;
         Document {
             bytes: &self.payload[start..],
             line,

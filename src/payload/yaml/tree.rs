@@ -21,6 +21,7 @@ impl<'a> Tree<'a> {
     /// Reads a document that begins in line `line` of its payload.
     pub(crate) fn parse(document: &'a [u8], line: usize) -> Result<Self, Error> {
         let start = Position { line, column: 1 };
+        // Checked first, because everything below takes time by the length.
         if document.len() > MAX_DOCUMENT_LEN {
             let (len, limit) = (document.len(), MAX_DOCUMENT_LEN);
             return Err(Error::new(ErrorKind::TooLong { len, limit }).at(start));
@@ -34,6 +35,8 @@ impl<'a> Tree<'a> {
                 column: String::from_utf8_lossy(last).chars().count() + 1,
             })
         })?;
+        // The parser's own limits are one higher. So the limits of this module strike first,
+        // and they know path and position.
         let options = granit_parser::options! {
             flow_nesting_limit: MAX_DEPTH + 1,
             block_nesting_limit: MAX_DEPTH + 1,
@@ -237,6 +240,8 @@ impl<'a> Builder<'a> {
         let value = if anchor == 0 {
             value
         } else {
+            // An alias shares the value. It costs no memory, and is charged all the same,
+            // because whoever reads the tree visits the value once more.
             let value = Rc::new(value);
             let anchored = Anchored {
                 value: Rc::clone(&value),
@@ -273,6 +278,8 @@ impl<'a> Builder<'a> {
                 (event, span) => self.node(event, span, depth)?,
             };
             let at = key.position;
+            // YAML allows lists and maps as keys; no schema has them, and serde could not name
+            // them.
             let Value::Scalar(text, Style::Plain | Style::Text) = key.value() else {
                 return Err(key.expected("text as the key"));
             };
@@ -293,6 +300,7 @@ impl<'a> Builder<'a> {
         if self.aliases > MAX_ALIASES {
             return Err(too_many("aliases", MAX_ALIASES).at(position));
         }
+        // An anchor is entered after its value was read. So no value can contain itself.
         let Some(anchored) = self.anchors.get(&anchor) else {
             return Err(syntax("an alias inside its own anchor").at(position));
         };
@@ -361,6 +369,7 @@ impl<'a> Builder<'a> {
 }
 
 fn scalar_style(style: ScalarStyle, tag: Option<&Tag>) -> Style {
+    // Other tags are ignored, as unknown keys are: they say nothing to a schema.
     if let Some(tag) = tag {
         match tag.core_suffix() {
             Some("str") => return Style::Text,
@@ -376,6 +385,8 @@ fn scalar_style(style: ScalarStyle, tag: Option<&Tag>) -> Style {
 }
 
 fn refuse_duplicates(entries: &[Entry<'_>]) -> Result<(), Error> {
+    // Readers differ in which of two values counts. A scheduler could check the one, and an
+    // agent obey the other.
     let mut seen = HashSet::with_capacity(entries.len());
     match entries.iter().find(|entry| !seen.insert(&*entry.key)) {
         Some(entry) => Err(Error::new(ErrorKind::DuplicateKey)

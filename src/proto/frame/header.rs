@@ -168,6 +168,8 @@ fn by_number(text: &str) -> Option<FrameKind> {
     let (frame_type, operand) = text.split_once('/')?;
     let operand = u8::from_str_radix(operand.strip_prefix("0x")?, 16).ok()?;
     let kind = FrameKind::new(frame_type.parse().ok()?, operand);
+    // The protocol's own have names. One of its numbers without a name would be refused by
+    // every peer.
     kind.is_application().then_some(kind)
 }
 
@@ -179,6 +181,7 @@ fn nearest(text: &str) -> Option<FrameKind> {
     if text.len() > 40 {
         return None;
     }
+    // Names differ in case between tables and programs, and case is no mistake.
     let distance = |kind: FrameKind| edits(&text, &kind.name()?.to_ascii_lowercase());
     let best = FrameKind::all().filter_map(|kind| Some((distance(kind)?, kind)));
     let (edits, kind) = best.min_by_key(|(edits, _)| *edits)?;

@@ -139,6 +139,7 @@ impl Frame {
     /// 4 GiB or more has no header; the senders refuse it long before.
     pub fn header(&self) -> Header {
         let mut header = Header::new(self.kind, u32::try_from(self.payload.len()).unwrap_or(u32::MAX));
+        // The length in the header does not count the block.
         if self.trace.is_some() {
             header.major |= TRACE_FLAG;
         }

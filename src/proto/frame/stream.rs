@@ -167,6 +167,7 @@ impl StreamData {
     pub fn decode(payload: &Bytes) -> Option<Self> {
         let output = Outputs(*payload.get(UUID_LEN)?);
         let data = payload.len().checked_sub(DATA_HEAD)?;
+        // A piece comes from one output, and an empty one would cost credit for nothing.
         let is_one = output == Outputs::STDOUT || output == Outputs::STDERR;
         if !is_one || data == 0 || data > MAX_STREAM_CHUNK {
             return None;
@@ -196,6 +197,8 @@ impl StreamData {
 
     /// How much credit a chunk of so many bytes takes.
     pub fn cost_of(data: usize) -> u32 {
+        // Credit pays for headers as well. Else many pieces of one byte would cost a controller
+        // far more memory than it allowed.
         u32::try_from(HEADER_LEN + DATA_HEAD + data).unwrap_or(u32::MAX)
     }
 
@@ -232,6 +235,7 @@ impl StreamEnded {
     /// stream. What is no text is replaced.
     pub fn decode(payload: &[u8]) -> Option<Self> {
         let text = payload.get(UUID_LEN + 1..)?;
+        // It is printed on a terminal, so it is one line and not a log.
         (text.len() <= MAX_STREAM_TEXT).then_some(())?;
         Some(Self {
             stream: stream_of(payload)?,

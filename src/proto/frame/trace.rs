@@ -48,6 +48,7 @@ impl Trace {
     /// character boundary) and no hop yet.
     pub fn new(label: &str) -> Self {
         let mut end = label.len().min(usize::from(u8::MAX));
+        // One byte holds the length, so the label is cut, between two characters.
         while !label.is_char_boundary(end) {
             end -= 1;
         }
@@ -91,6 +92,8 @@ impl Trace {
     /// last one is another's (as at the origin).
     pub fn stamp_sent(&mut self, uuid: Uuid, role: Role, at: u64) {
         match self.nodes.last_mut() {
+            // An entity that passes the frame on completes the entry of its arrival. The origin
+            // has none.
             Some(last) if last.uuid == uuid && last.sent_at == 0 => last.sent_at = at,
             _ => {
                 self.push(TraceNode {
@@ -185,6 +188,7 @@ impl Trace {
         if count > MAX_TRACE_NODES {
             return Err(BadTrace::TooManyNodes(count));
         }
+        // A block that is longer than what it counts is as wrong as one that is cut off.
         match rest.len().cmp(&(count * NODE_LEN)) {
             std::cmp::Ordering::Less => return Err(BadTrace::Truncated),
             std::cmp::Ordering::Greater => return Err(BadTrace::Trailing(rest.len() - count * NODE_LEN)),
@@ -221,6 +225,7 @@ fn between(from: u64, to: u64) -> Option<Duration> {
     if from == 0 || to == 0 {
         return None;
     }
+    // The clocks of two hosts differ. A time before the start is none.
     to.checked_sub(from).map(Duration::from_nanos)
 }
 

@@ -60,6 +60,7 @@ impl TraceParent {
     /// A label with it, of at most `most` bytes, for which `label` is cut.
     pub(super) fn label(&self, label: &str, most: usize) -> String {
         let own = format!("{WORD}{self}");
+        // The text before it is cut, because a trace that lacks digits names nothing.
         let mut end = label.len().min(most.saturating_sub(own.len() + 1));
         while !label.is_char_boundary(end) {
             end -= 1;

@@ -156,6 +156,8 @@ pub struct Peer {
     /// Whether its TLS session is one that it had before.
     pub resumed: bool,
     ended: bool,
+    /// Whether its end came with TLS's close_notify.
+    pub was_closed: bool,
 }
 
 /// What a peer received.
@@ -183,6 +185,7 @@ impl Peer {
             waiting: Default::default(),
             uuid: Uuid::nil(),
             ended: false,
+            was_closed: false,
         }
     }
 
@@ -277,7 +280,7 @@ impl Peer {
         self.halves.stream.set_read_timeout(Some(LIMIT)).unwrap();
         match self.halves.receive.receive(&mut self.halves.inbox) {
             Ok(received) => {
-                self.ended = received.end;
+                (self.ended, self.was_closed) = (received.end, received.end);
                 !received.end
             }
             Err(e) => {

@@ -110,6 +110,7 @@ impl Name {
                 ("ca", "/etc/ssntp/ca.pem"),
                 ("cert", "/etc/ssntp/scheduler.pem"),
                 ("config", "/var/lib/ssntp/scheduler/cluster.yaml"),
+                ("state", "/var/lib/ssntp/scheduler"),
             ],
             Self::Agent => &[
                 ("connect", "localhost:8888"),

@@ -88,12 +88,12 @@ impl Command {
         }
     }
 
-    /// What is logged if RUST_LOG is not set: see `args::Command::log_level`.
-    pub(crate) fn log_level(&self) -> &'static str {
+    /// Whether it serves others until it is stopped.
+    pub(crate) fn is_daemon(&self) -> bool {
         match self {
-            Self::Cnci(_) | Self::Scheduler(_) | Self::Server(_) => "warn",
-            Self::Opflex(args) if args.serves() => "warn",
-            _ => "error",
+            Self::Cnci(_) | Self::Scheduler(_) | Self::Server(_) => true,
+            Self::Opflex(args) => args.serves(),
+            _ => false,
         }
     }
 }

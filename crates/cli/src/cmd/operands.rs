@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use ssntp::Role;
-use ssntp::proto::{FrameKind, FrameType};
+use ssntp::proto::{FrameKind, FrameType, Operands};
 use ssntp::server::{Filter, Rules};
 
 use super::table::{Columns, list};
@@ -62,10 +62,10 @@ const COLUMNS: Columns<(Filter, Rules), FrameKind> = &[
     }),
 ];
 
-/// Reads an operand's name from the command line.
-pub(super) fn kind(text: &str) -> Result<FrameKind, String> {
-    let kind = text.parse::<FrameKind>();
-    kind.map_err(|e| format!("{e}; `ssntp operands` shows all"))
+/// The operand of that name, which is the protocol's or one of --application.
+pub(super) fn kind(operands: &Operands, text: &str) -> Result<FrameKind, Failure> {
+    let kind = operands.kind(text);
+    kind.map_err(|e| Failure::usage(format!("{e}; `ssntp operands` shows all")))
 }
 
 /// The roles that may send frames of a kind.

@@ -49,6 +49,10 @@ pub(crate) struct Args {
     /// cluster begins without a configuration
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// The directory in which the scheduler keeps which node has which instance: one that
+    /// has started again then starts no instance of an absent node a second time
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
     /// How many workloads a node gets for one READY
     #[arg(long, value_parser = one_of(PLACEMENTS), default_value = "strict")]
     placement: Policy,
@@ -112,6 +116,9 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     if let Some(path) = &args.config {
         config = config.configuration_file(path.clone());
     }
+    if let Some(state) = &args.state {
+        config = config.state(state);
+    }
     let files = args.files();
     let (identity, trust, read) = files.read()?;
     let mut server = args
@@ -120,7 +127,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     for address in &args.listen {
         server = server.listen(address.clone());
     }
-    let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config: {e}")))?;
+    let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config or --state: {e}")))?;
     let server = scheduler.start(server)?;
     let handle = server.handle();
     let presence = Presence {

@@ -1,7 +1,7 @@
 //! `ssntp send`: sends frames, says how many sessions received them, and ends.
 
 use std::io::{BufRead, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::value_parser;
@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use serde_json::json;
 use ssntp::client::{Backoff, Client, ClientEvent, SendFault};
 use ssntp::payload::{InvalidFrameType, InvalidFrameTypeReason};
-use ssntp::proto::{DEFAULT_MAX_PAYLOAD, ErrorCode, Frame, FrameKind, FrameType, Trace, TraceParent};
+use ssntp::proto::{DEFAULT_MAX_PAYLOAD, ErrorCode, Frame, FrameKind, FrameType, PROBE, Trace, TraceParent};
 use ssntp::server::Filter;
 use ssntp::{Bytes, Role};
 
@@ -27,13 +27,13 @@ use crate::signals::Stop;
 /// Connect, send frames, and end once the server has taken them
 ///
 /// Prints how many sessions received a frame if the server tells, as `ssntp server`
-/// does. If an error frame comes back meanwhile, or up to 0.2 s later, it is reported
-/// and the exit code is 1. `ssntp operands` shows what can be sent.
+/// does. The exit code is 1 if an error frame comes back, or if the server has not taken
+/// all frames in --timeout. `ssntp operands` shows what can be sent.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// What to send, as in STATS
-    #[arg(value_name = "OPERAND", value_parser = operands::kind, required_unless_present = "operand")]
-    kind: Option<FrameKind>,
+    #[arg(value_name = "OPERAND", required_unless_present = "operand")]
+    kind: Option<String>,
     /// The payload itself, as in 'load: 1' [default: none]
     #[arg(value_name = "PAYLOAD", conflicts_with_all = ["payload", "lines"])]
     text: Option<String>,
@@ -44,14 +44,15 @@ pub(crate) struct Args {
     #[arg(long = "type", value_name = "TYPE")]
     frame_type: Option<FrameType>,
     /// The operand, as the first argument
-    #[arg(long, value_name = "NAME", value_parser = operands::kind, conflicts_with = "kind")]
-    operand: Option<FrameKind>,
+    #[arg(long, value_name = "NAME", conflicts_with = "kind")]
+    operand: Option<String>,
     #[command(flatten)]
     applications: Applications,
     /// A file with the payload; - is the standard input
     #[arg(long, value_name = "FILE", conflicts_with = "lines")]
     payload: Option<PathBuf>,
-    /// Send a frame for each line of the standard input, as it comes
+    /// Send a frame for each line of the standard input, as it comes; if the connection is
+    /// lost, connect again and go on, and say how many frames may be lost
     #[arg(short, long)]
     lines: bool,
     /// How many times to send it
@@ -77,8 +78,8 @@ pub(crate) struct Args {
     /// [default: the environment's TRACEPARENT, if it is one]
     #[arg(long, value_name = "VALUE")]
     traceparent: Option<TraceParent>,
-    /// How long connecting may take, and waiting for a role or for the number of
-    /// sessions that received a frame
+    /// How long connecting may take, waiting for a role, and the server to take the
+    /// frames
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     timeout: Seconds,
     /// Print JSON
@@ -94,26 +95,26 @@ const BACKOFF: Backoff = Backoff {
 };
 /// How often a wait looks for a signal, and for a role.
 const STEP: Duration = Duration::from_millis(200);
-/// How long an answer to the last frame may take.
+/// How long the last frame's own answer may take before the server is asked in another way.
 const ANSWER: Duration = Duration::from_millis(200);
-/// How long the last bytes may take to leave.
-const FLUSH: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    let kind = args.kind.or(args.operand);
-    let kind = kind.ok_or_else(|| Failure::usage("an operand is needed, as in STATS"))?;
+    let operands = args.applications.operands()?;
+    let named = args.kind.as_deref().or(args.operand.as_deref());
+    let named = named.ok_or_else(|| Failure::usage("an operand is needed, as in STATS"))?;
+    let kind = operands::kind(&operands, named)?;
     if let Some(asked) = args.frame_type
         && kind.frame_type != asked
     {
         let is = kind.frame_type;
         return Err(Failure::usage(format!("{kind} is of the type {is}, not {asked}")));
     }
-    let operands = args.applications.operands()?;
     if !operands.may_be_sent(kind) {
         return Err(Failure::usage(format!(
             "{kind}: the handshake alone sends it, or it needs --application, or it is a request"
         )));
     }
+    let name = operands.show(kind).to_string();
     let stop = Stop::install_for_commands()?;
     let (config, renewal) = args
         .connection
@@ -121,7 +122,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let config = config
         .tracing(true)
         .operands(operands)
-        .reconnect(false)
+        .reconnect(args.lines)
         .backoff(BACKOFF);
     let payloads = Payloads::of(&args)?;
     let parent = args.traceparent.or_else(connection::traceparent);
@@ -130,15 +131,20 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         watch: Watch::new(&client, &stop, renewal),
         args: &args,
         kind,
+        name,
         parent,
         tells: false,
         asked: 0,
         answers: Vec::new(),
+        sent: 0,
+        taken: 0,
+        probing: None,
+        lost: 0,
     };
     sending.watch.connect(args.timeout)?;
-    let sent = sending.all(payloads)?;
+    sending.all(payloads)?;
     sending.finish()?;
-    sending.report(sent)
+    sending.report()
 }
 
 /// Of the roles that a certificate holds those that may send the frame, so that
@@ -161,7 +167,15 @@ impl Payloads {
         }
         let payload = match (&args.payload, &args.text) {
             (Some(path), _) => input::named(path)?,
-            (None, Some(text)) => text.clone().into_bytes(),
+            (None, Some(text)) => {
+                let file = text.strip_prefix('@').unwrap_or(text);
+                if Path::new(file).is_file() {
+                    note(format_args!(
+                        "ssntp: the payload is the text {text:?}; --payload {file} sends what is in that file"
+                    ));
+                }
+                text.clone().into_bytes()
+            }
             (None, None) => Vec::new(),
         };
         Ok(Self::Same(payload.into(), args.count))
@@ -173,6 +187,8 @@ struct Sending<'a> {
     watch: Watch<'a>,
     args: &'a Args,
     kind: FrameKind,
+    /// Its name, which --application may give it.
+    name: String,
     /// What the frames are part of.
     parent: Option<TraceParent>,
     /// Whether the server has answered a question, so that it answers others, too.
@@ -181,23 +197,30 @@ struct Sending<'a> {
     asked: usize,
     /// What the server has said to those.
     answers: Vec<u64>,
+    /// How many frames were sent, and how many of them the server is known to have taken.
+    sent: u64,
+    taken: u64,
+    /// How many frames were sent before the probe that waits for its answer.
+    probing: Option<u64>,
+    /// How many frames were sent and not known to be taken when a session ended.
+    lost: u64,
 }
 
 impl Sending<'_> {
-    /// Sends all frames, and says how many there were.
-    fn all(&mut self, payloads: Payloads) -> Result<u64, Failure> {
+    /// Sends all frames.
+    fn all(&mut self, payloads: Payloads) -> Result<(), Failure> {
         if let Some(role) = self.args.wait_for {
             self.wait_for(role)?;
         }
         let began = now();
-        let mut sent: u64 = 0;
         loop {
+            let sent = self.sent;
             let (payload, is_last) = match &payloads {
-                Payloads::Same(_, count) if sent == *count => return Ok(sent),
+                Payloads::Same(_, count) if sent == *count => return Ok(()),
                 Payloads::Same(payload, count) => (payload.clone(), sent + 1 == *count),
                 Payloads::Lines(lines) => match self.next_line(lines)? {
                     Some(line) => (line, false),
-                    None => return Ok(sent),
+                    None => return Ok(()),
                 },
             };
             if let Some(rate) = self.args.rate {
@@ -222,7 +245,7 @@ impl Sending<'_> {
                 (None, None) => frame,
             };
             self.send(frame)?;
-            sent += 1;
+            self.sent += 1;
             if let Some(required) = self.args.require_receivers {
                 self.await_answers(self.args.timeout.into())?;
                 match self.answers.last() {
@@ -290,9 +313,10 @@ impl Sending<'_> {
         }
     }
 
-    /// Sends one frame. A full queue is waited for in steps, so that a signal ends
-    /// the wait.
+    /// Sends one frame. A full queue, and the next session if lines are sent, are waited for
+    /// in steps, so that a signal ends the wait.
     fn send(&mut self, mut frame: Frame) -> Result<(), Failure> {
+        let began = now();
         loop {
             if self.watch.stop.requested() {
                 return Err(self.watch.stop.interrupted());
@@ -300,6 +324,18 @@ impl Sending<'_> {
             match self.watch.client.send_timeout(frame, STEP) {
                 Ok(()) => return Ok(()),
                 Err(unsent) if matches!(unsent.fault(), SendFault::Full) => frame = unsent.into_frame(),
+                Err(unsent) if self.args.lines && matches!(unsent.fault(), SendFault::NotConnected) => {
+                    let limit = Duration::from(self.args.timeout);
+                    if began.elapsed() >= limit {
+                        return Err(connection::unanswered(
+                            &self.watch.client.handle(),
+                            "server",
+                            limit,
+                        ));
+                    }
+                    frame = unsent.into_frame();
+                    self.pause(STEP / 4)?;
+                }
                 Err(unsent) => return Err(Failure::new(&unsent)),
             }
             // While the queue is full, frames from the server have to be taken, or neither
@@ -311,14 +347,8 @@ impl Sending<'_> {
     /// Takes what comes for so long.
     fn pause(&mut self, time: Duration) -> Result<(), Failure> {
         let began = now();
-        loop {
-            let left = time.saturating_sub(began.elapsed());
-            match self.watch.wait(Some(left))? {
-                Waited::Event(event) => self.take(event)?,
-                Waited::Stopped => return Err(self.watch.stop.interrupted()),
-                Waited::TimedOut => return Ok(()),
-            }
-        }
+        while self.take_one(time.saturating_sub(began.elapsed()))? {}
+        Ok(())
     }
 
     /// The next line of the standard input; none at its end.
@@ -327,22 +357,30 @@ impl Sending<'_> {
             match lines.recv_timeout(STEP / 4) {
                 Ok(line) => return line.map(Some),
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
-                Err(RecvTimeoutError::Timeout) => self.pause(Duration::ZERO)?,
+                Err(RecvTimeoutError::Timeout) => {
+                    // A moment without lines is used to learn what was taken, so that little is in
+                    // doubt if the session ends.
+                    self.probe()?;
+                    self.pause(Duration::ZERO)?;
+                }
             }
         }
+    }
+
+    /// Asks whether the server has taken what was sent, unless it is known or asked already.
+    fn probe(&mut self) -> Result<(), Failure> {
+        if self.probing.is_some() || self.taken == self.sent || !self.watch.client.is_connected() {
+            return Ok(());
+        }
+        self.send(Frame::new(PROBE))?;
+        self.probing = Some(self.sent);
+        Ok(())
     }
 
     /// Waits until every question is answered, for at most so long.
     fn await_answers(&mut self, limit: Duration) -> Result<(), Failure> {
         let began = now();
-        while self.answers.len() < self.asked {
-            let left = limit.saturating_sub(began.elapsed());
-            match self.watch.wait(Some(left))? {
-                Waited::Event(event) => self.take(event)?,
-                Waited::Stopped => return Err(self.watch.stop.interrupted()),
-                Waited::TimedOut => return Ok(()),
-            }
-        }
+        while self.answers.len() < self.asked && self.take_one(limit.saturating_sub(began.elapsed()))? {}
         Ok(())
     }
 
@@ -350,7 +388,14 @@ impl Sending<'_> {
     fn take(&mut self, event: ClientEvent) -> Result<(), Failure> {
         match event {
             ClientEvent::Frame(frame) if frame.kind().frame_type == FrameType::ERROR => {
-                Err(refusal(&frame, self.watch.client.role()))
+                let told = frame.payload::<InvalidFrameType>();
+                match (self.probing, told) {
+                    (Some(sent), Ok(told)) if told.refused() == PROBE => {
+                        (self.taken, self.probing) = (sent, None);
+                        Ok(())
+                    }
+                    _ => Err(refusal(&frame, self.watch.client.role())),
+                }
             }
             ClientEvent::Frame(frame) => {
                 if let Some(receivers) = receipt::answered(&frame)
@@ -361,6 +406,17 @@ impl Sending<'_> {
                 }
                 Ok(())
             }
+            ClientEvent::Disconnected { reason, retrying } if self.args.lines && retrying => {
+                let lost = self.sent - self.taken;
+                note(format_args!(
+                    "ssntp: the session has ended: {reason}; of {} frames up to {lost} are lost with it",
+                    self.sent
+                ));
+                (self.lost, self.taken, self.probing) = (self.lost + lost, self.sent, None);
+                // Questions of that session stay without an answer.
+                self.asked = self.answers.len();
+                Ok(())
+            }
             ClientEvent::Disconnected { reason, .. } => Err(Failure::new(format!(
                 "disconnected before all was sent: {reason}"
             ))),
@@ -368,22 +424,28 @@ impl Sending<'_> {
         }
     }
 
-    /// Waits until the server has the frames, and what it has to say of the last
-    /// one.
+    /// Waits until the server has taken the frames, and for what it has to say of the last one.
     fn finish(&mut self) -> Result<(), Failure> {
-        let began = now();
-        while !self.watch.client.flush(STEP) {
-            self.pause(Duration::ZERO)?;
-            if began.elapsed() > FLUSH || self.watch.client.handle().ended().is_some() {
-                return Err(Failure::new("the server does not take the frames"));
-            }
-        }
-        // It answers the last frame, or refuses it at once, or is silent.
+        let (began, limit) = (now(), Duration::from(self.args.timeout));
         let is_last_asked = !self.args.lines && self.asked > 0;
-        match is_last_asked {
-            true if self.tells => self.await_answers(self.args.timeout.into())?,
-            true => self.await_answers(ANSWER)?,
-            false => self.pause(ANSWER)?,
+        if is_last_asked {
+            self.await_answers(ANSWER)?;
+        }
+        if is_last_asked && self.answers.len() == self.asked {
+            self.taken = self.sent;
+        }
+        // Frames are handled in order, so the answer to a probe comes after every other one.
+        while self.taken < self.sent {
+            self.probe()?;
+            self.take_one(limit.saturating_sub(began.elapsed()).min(STEP))?;
+            if self.taken < self.sent && began.elapsed() >= limit {
+                return Err(Failure::new(format!(
+                    "the server has not taken all frames in {} s: up to {} of {} are lost",
+                    limit.as_secs_f64(),
+                    self.sent - self.taken,
+                    self.sent
+                )));
+            }
         }
         let client = self.watch.client;
         client.close();
@@ -397,11 +459,28 @@ impl Sending<'_> {
         Ok(())
     }
 
+    /// Takes the next event. False if none comes for so long.
+    fn take_one(&mut self, limit: Duration) -> Result<bool, Failure> {
+        match self.watch.wait(Some(limit))? {
+            Waited::Event(event) => self.take(event).map(|()| true),
+            Waited::Stopped => Err(self.watch.stop.interrupted()),
+            Waited::TimedOut => Ok(false),
+        }
+    }
+
     /// Says what is known.
-    fn report(&self, sent: u64) -> Result<(), Failure> {
-        let kind = self.kind;
+    fn report(&self) -> Result<(), Failure> {
+        let (kind, sent) = (&self.name, self.sent);
         let receivers = self.answers.iter().min().copied();
-        let as_json = json!({ "operand": kind.to_string(), "sent": sent, "receivers": receivers });
+        let mut as_json = json!({ "operand": kind, "sent": sent, "receivers": receivers });
+        if self.lost > 0 {
+            as_json["lost_at_most"] = self.lost.into();
+            let why = format!("{sent} {kind} were sent; up to {} of them are lost", self.lost);
+            if self.args.json {
+                lone_line(String::new(), Some(as_json.to_string()))?;
+            }
+            return Err(Failure::new(why));
+        }
         let what = match sent {
             1 => format!("{kind} was sent"),
             n => format!("{n} {kind} were sent"),

@@ -36,9 +36,10 @@ use crate::admin::{About, AdminArgs, Figures, Notes, Pages};
 use crate::clock::wall_clock;
 use crate::credentials::{Expiry, FilesRead};
 use crate::failure::Failure;
+use crate::logging;
 use crate::output::lone_line;
 use crate::service_manager::ServiceManager;
-use crate::settings::Settings;
+use crate::settings::{self, Settings};
 use crate::signals::Stop;
 use crate::watched::{LOOK, Watched};
 
@@ -287,7 +288,7 @@ impl Daemon {
         self.failing = done.is_err().then_some(0);
         self.note(done.clone());
         if done.is_ok() {
-            log::info!("read its files again");
+            log::warn!("read its files again");
         }
         done
     }
@@ -301,6 +302,7 @@ impl Daemon {
             self.pages.renew(identity, trust);
         }
         if let Some(settings) = settings {
+            logging::select(settings.value(settings::LOG));
             self.settings.take(settings, S::RELOADED);
         }
         self.watched = read.watched.with(settings_file);

@@ -22,7 +22,6 @@ mod file;
 mod flags;
 mod problems;
 
-use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -48,6 +47,11 @@ pub(crate) struct ConfigFile {
 
 /// Its id among clap's arguments.
 const CONFIG_FILE: &str = "config_file";
+
+/// The flag of all daemons that says what is logged. Each reload puts it in force.
+pub(crate) const LOG: &str = "log";
+/// The keys that keep clients or frames out, and whose defaults keep out nobody.
+const PROTECTING: [&str; 4] = ["allow", "crl", "crl-strict", "filter"];
 
 /// The settings of a daemon, with their origins. Empty for other subcommands.
 #[derive(Debug, Default)]
@@ -249,6 +253,12 @@ impl Settings {
         self.file.clone()
     }
 
+    /// The value of a key that has one value.
+    pub(crate) fn value(&self, key: &str) -> Option<&str> {
+        let setting = self.values.iter().find(|setting| setting.key == key)?;
+        setting.values.first().map(String::as_str)
+    }
+
     /// The position of a key in the file.
     pub(crate) fn position(&self, key: &str) -> Option<Position> {
         let setting = self.values.iter().find(|setting| setting.key == key)?;
@@ -269,34 +279,64 @@ impl Settings {
         Ok(Some((args, settings)))
     }
 
-    /// Notes that the new values of these keys are in force. If other keys have
-    /// changed, a warning in the log says that they need a restart.
+    /// Notes that the new values of these keys are in force, and says in the log which have
+    /// changed. If other keys have changed, it says that they need a restart.
     pub(crate) fn take(&mut self, now: Self, keys: &[&str]) {
-        let waiting = self.take_of(now, keys);
-        if let (Some(file), false) = (&self.file, waiting.is_empty()) {
+        let Some(file) = self.file() else { return };
+        let (changed, waiting) = self.take_of(now, keys);
+        for change in changed {
+            log::warn!("{}: {change}", file.display());
+        }
+        if !waiting.is_empty() {
+            let waiting = waiting.join(", ");
             log::warn!(
-                "{}: changed settings that need a restart: {}",
-                file.display(),
-                waiting.join(", ")
+                "{}: changed settings that need a restart: {waiting}",
+                file.display()
             );
         }
     }
 
-    /// The keys whose new values are not in force.
-    fn take_of(&mut self, now: Self, keys: &[&str]) -> Vec<String> {
-        let is_taken = |setting: &Setting| keys.contains(&&*setting.key);
-        let others = |settings: &Self| -> BTreeSet<(String, Vec<String>)> {
-            let others = settings.values.iter().filter(|setting| !is_taken(setting));
-            others
-                .map(|setting| (setting.key.clone(), setting.values.clone()))
-                .collect()
+    /// The changes that are in force, in words, and the keys whose new values are not.
+    fn take_of(&mut self, now: Self, keys: &[&str]) -> (Vec<String>, Vec<String>) {
+        let is_taken = |key: &str| key == LOG || keys.contains(&key);
+        let said = |values: &[Setting], key: &str| {
+            let setting = values.iter().find(|setting| setting.key == key);
+            setting.map_or("not set".to_owned(), |setting| setting.values.join(", "))
         };
-        // A setting with another value is in both sets, and its key is told once.
-        let changed = &others(self) ^ &others(&now);
-        let waiting: BTreeSet<_> = changed.into_iter().map(|(key, _)| key).collect();
-        self.values.retain(|setting| !is_taken(setting));
-        self.values.extend(now.values.into_iter().filter(is_taken));
-        waiting.into_iter().collect()
+        let mut all: Vec<&str> = (self.values.iter().chain(&now.values))
+            .map(|setting| &*setting.key)
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        let (mut changed, mut waiting) = (Vec::new(), Vec::new());
+        for key in all {
+            let (old, new) = (said(&self.values, key), said(&now.values, key));
+            if old == new {
+                continue;
+            }
+            if !is_taken(key) {
+                waiting.push(key.to_owned());
+                continue;
+            }
+            // A file that is cut short is valid, and sets less than it did.
+            let is_default = now.is_default(key) && !self.is_default(key) && PROTECTING.contains(&key);
+            let weaker = if is_default {
+                ": this may let in what was refused before"
+            } else {
+                ""
+            };
+            changed.push(format!("{key} was {old}, and is {new} from now on{weaker}"));
+        }
+        self.values.retain(|setting| !is_taken(&setting.key));
+        let taken = now.values.into_iter().filter(|setting| is_taken(&setting.key));
+        self.values.extend(taken);
+        (changed, waiting)
+    }
+
+    /// Whether a key has its default, or no value at all.
+    fn is_default(&self, key: &str) -> bool {
+        let setting = self.values.iter().find(|setting| setting.key == key);
+        setting.is_none_or(|setting| setting.origin == Origin::Default)
     }
 }
 
@@ -418,12 +458,29 @@ mod tests {
         let mut running = of(&[("forward", "STATS=agent"), ("listen", ":1"), ("uuid", "a")]);
         let now = || of(&[("forward", "STATS=controller"), ("listen", ":2"), ("max", "3")]);
         for _ in 0..2 {
-            assert_eq!(running.take_of(now(), &["forward"]), ["listen", "max", "uuid"]);
+            assert_eq!(running.take_of(now(), &["forward"]).1, ["listen", "max", "uuid"]);
         }
-        assert!(
-            running
-                .take_of(of(&[("listen", ":1"), ("uuid", "a")]), &["forward"])
-                .is_empty()
+        let (_, waiting) = running.take_of(of(&[("listen", ":1"), ("uuid", "a")]), &["forward"]);
+        assert!(waiting.is_empty());
+    }
+
+    #[test]
+    fn each_change_is_named_and_one_that_keeps_out_less_warns() {
+        let mut running = of(&[("filter", "spec"), ("forward", "STATS=agent")]);
+        for setting in &mut running.values {
+            setting.origin = Origin::File(Position { line: 1, column: 1 });
+        }
+        let keys = ["filter", "forward"];
+        let (changed, _) = running.take_of(of(&[("forward", "STATS=controller"), ("log", "info")]), &keys);
+        assert_eq!(
+            changed,
+            [
+                "filter was spec, and is not set from now on: this may let in what was refused before",
+                "forward was STATS=agent, and is STATS=controller from now on",
+                "log was not set, and is info from now on",
+            ]
         );
+        let (changed, _) = running.take_of(of(&[("forward", "STATS=controller"), ("log", "info")]), &keys);
+        assert!(changed.is_empty(), "{changed:?}");
     }
 }

@@ -156,6 +156,11 @@ impl Program {
         line.trim_end().to_owned()
     }
 
+    /// Its process, as a name in /proc.
+    pub fn id(&self) -> String {
+        self.0.id().to_string()
+    }
+
     /// The UUID that it says it has.
     pub fn uuid(&mut self) -> Uuid {
         let line = self.first_line();

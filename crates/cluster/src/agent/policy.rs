@@ -288,9 +288,10 @@ impl Policy {
     }
 
     /// The first directory on the way to `root` that users of instances can't pass; `None`
-    /// if all of them can be passed, or if instances run as the agent's user.
+    /// if all of them can be passed, or if instances run as the agent's user unless CONFIGURE
+    /// says otherwise.
     pub(crate) fn closed<'a>(&self, root: &'a Path) -> Option<&'a Path> {
-        let others = rustix::process::geteuid().is_root() && self.users != [RunAs::Agent];
+        let others = rustix::process::geteuid().is_root() && self.users.first() != Some(&RunAs::Agent);
         let is_closed = |dir: &&Path| dir.metadata().is_ok_and(|found| found.mode() & 0o1 == 0);
         root.ancestors().filter(|_| others).find(is_closed)
     }

@@ -18,6 +18,7 @@ use super::streams::Streams;
 use super::worker::Workers;
 use crate::client_loop::{ClientLoop, Event, Service, Uplink};
 use crate::machine::Facts;
+use crate::network::{NetworkConfig, Networks};
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
 use ssntp::payload::NextState;
@@ -26,6 +27,9 @@ use ssntp::proto::Command;
 
 /// The default for the most instances of a node.
 pub const DEFAULT_MAX_INSTANCES: usize = 4096;
+/// The descriptors that an agent keeps for itself: files, its session, streams of logs, and
+/// launches under way. Each instance that runs takes one, the connection to its supervisor.
+const RESERVED_DESCRIPTORS: u64 = 256;
 /// Outcomes and ends on their way to the agent's thread. When full, workers
 /// wait; the agent's thread never waits for them.
 const INPUTS: usize = 256;
@@ -37,6 +41,7 @@ const EVACUATIONS: usize = 4;
 pub struct AgentConfig {
     client: ClientConfig,
     volumes: Option<PathBuf>,
+    network: Option<NetworkConfig>,
     /// Its node and its role are those of the client, once that has started.
     settings: Settings,
 }
@@ -53,6 +58,7 @@ impl AgentConfig {
         Self {
             client,
             volumes: None,
+            network: None,
             settings: Settings {
                 node: Uuid::nil(),
                 role: Role::NONE,
@@ -65,6 +71,7 @@ impl AgentConfig {
                 max_instances: DEFAULT_MAX_INSTANCES,
                 interval: Duration::from_secs(30),
                 grace: Duration::from_secs(10),
+                network: None,
             },
         }
     }
@@ -81,6 +88,13 @@ impl AgentConfig {
     #[must_use]
     pub fn volumes(mut self, directory: impl Into<PathBuf>) -> Self {
         self.volumes = Some(directory.into());
+        self
+    }
+
+    /// Gives instances the networks of their tenants. Default: none; they use the host's network.
+    #[must_use]
+    pub fn network(mut self, config: NetworkConfig) -> Self {
+        self.network = Some(config);
         self
     }
 
@@ -148,6 +162,17 @@ pub enum AgentError {
     /// uses it, or the system refuses.
     #[error("{}: {_1}", _0.display())]
     State(PathBuf, #[source] io::Error),
+    /// Tenants' networks are not possible here: an interface, a program or a right is missing.
+    #[error("{0}")]
+    Network(String),
+    /// The users of instances can't pass this directory on the way to their own, so that
+    /// nothing could be started.
+    #[error(
+        "{}: users of instances can't pass it to their own directories: open it with chmod o+x, or use \
+         another --state, or run instances as the agent's user (policy: users)",
+        _0.display()
+    )]
+    Closed(PathBuf),
     /// The client can't start, or ended for good.
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -190,13 +215,13 @@ impl Agent {
         let store = settings.state.as_deref().map(|root| open(root, volumes));
         let store = store.transpose()?.map(Arc::new);
         if let Some(store) = &store
+            && !settings.drivers.is_empty()
             && let Some(closed) = settings.policy.closed(store.root())
         {
-            warn!(
-                "{}: users of instances can't pass it (policy: users)",
-                closed.display()
-            );
+            return Err(AgentError::Closed(closed.to_owned()));
         }
+        let network = config.network.map(Networks::open).transpose();
+        settings.network = network.map_err(AgentError::Network)?.map(Arc::new);
         let client = Client::start(config.client)?;
         if !client.role().intersects(Role::AGENT | Role::NETAGENT) {
             return Err(AgentError::Role(client.role()));
@@ -206,6 +231,13 @@ impl Agent {
         let workers = Workers::start(store.clone(), Arc::clone(&settings.policy), inputs)
             .map_err(AgentError::Thread)?;
         let streams = Streams::start(client.handle()).map_err(AgentError::Thread)?;
+        if let Some(most) = ssntp_transport::descriptors() {
+            let most = usize::try_from(most.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
+            if most < settings.max_instances {
+                warn!("the limit of open files allows {most} instances: the node is full then");
+                settings.max_instances = most;
+            }
+        }
         settings.node = client.uuid();
         settings.role = client.role();
         settings.has_volumes = store.is_some() && volumes.is_some();
@@ -220,6 +252,7 @@ impl Agent {
                 .load()
                 .map_err(|e| AgentError::State(store.root().to_owned(), e))?;
             control.adopt(node, stored, now());
+            control.restore_networks();
         }
         let runner = Runner {
             workers,

@@ -215,10 +215,13 @@ pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
 
 /// The space that a directory takes with all that is in it, in bytes; `None`
 /// where there is too much to count.
-pub(super) fn disk_usage(path: &Path) -> Option<u64> {
+///
+/// # Errors
+/// The system cannot tell for now: it has no descriptor or no memory left, or the disk fails.
+pub(super) fn disk_usage(path: &Path) -> io::Result<Option<u64>> {
     let mut blocks = 0u64;
     let mut files = 0;
-    let mut dirs = vec![Dir::new(open(CWD, path).ok()?).ok()?];
+    let mut dirs = vec![Dir::new(open(CWD, path)?)?];
     while let Some(dir) = dirs.last_mut() {
         let Some(entry) = dir.next() else {
             dirs.pop();
@@ -233,23 +236,25 @@ pub(super) fn disk_usage(path: &Path) -> Option<u64> {
         }
         files += 1;
         if files > MAX_FILES {
-            return None;
+            return Ok(None);
         }
         // It may be gone since.
         let Ok(stat) = statat(fd, name, AtFlags::SYMLINK_NOFOLLOW) else {
             continue;
         };
         blocks += u64::try_from(stat.st_blocks).unwrap_or(0);
-        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory
-            && let Ok(inner) = open(fd, name).and_then(Dir::new)
-        {
-            if dirs.len() == MAX_DEPTH {
-                return None;
-            }
-            dirs.push(inner);
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+            continue;
+        }
+        match open(fd, name).and_then(Dir::new) {
+            Ok(_) if dirs.len() == MAX_DEPTH => return Ok(None),
+            Ok(inner) => dirs.push(inner),
+            Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::IO)) => return Err(e.into()),
+            // It is gone, or a mount, or closed to the agent.
+            Err(_) => {}
         }
     }
-    Some(blocks * 512)
+    Ok(Some(blocks * 512))
 }
 
 /// Opens a directory that is to be emptied.
@@ -325,7 +330,7 @@ mod tests {
         let root = dir.path().join("root");
         fs::create_dir(&root).unwrap();
         nest(&root, 30_000);
-        assert_eq!(disk_usage(&root), None);
+        assert_eq!(disk_usage(&root).unwrap(), None);
         remove(&root).unwrap();
         assert!(!root.exists());
         remove(&root).unwrap();
@@ -406,8 +411,10 @@ mod tests {
         symlink(&other, root.join("link")).unwrap();
         symlink(&other, root.join("sub/link")).unwrap();
         symlink(&other, dir.path().join("link")).unwrap();
-        assert!(disk_usage(&root).unwrap() < 1 << 20);
-        assert!(disk_usage(&other).unwrap() >= 1 << 20);
+        assert!(disk_usage(&root).unwrap().unwrap() < 1 << 20);
+        assert!(disk_usage(&other).unwrap().unwrap() >= 1 << 20);
+        // That it cannot be looked at says nothing of its size.
+        assert!(disk_usage(&root.join("nothing")).is_err());
         remove(&root).unwrap();
         remove(&dir.path().join("link")).unwrap();
         fs::write(dir.path().join("file"), "").unwrap();

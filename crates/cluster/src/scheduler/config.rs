@@ -44,6 +44,7 @@ pub struct SchedulerConfig {
     pub(super) stats_interval: Duration,
     pub(super) configuration: Bytes,
     pub(super) configuration_file: Option<PathBuf>,
+    pub(super) state: Option<PathBuf>,
 }
 
 impl Default for SchedulerConfig {
@@ -63,6 +64,7 @@ impl Default for SchedulerConfig {
             stats_interval: Duration::from_secs(30),
             configuration: Bytes::new(),
             configuration_file: None,
+            state: None,
         }
     }
 }
@@ -140,6 +142,15 @@ impl SchedulerConfig {
         self
     }
 
+    /// The directory in which the scheduler keeps which node has which instance. A scheduler
+    /// that has started again then knows the instances of nodes that are away, and starts
+    /// none of them a second time. Default: none.
+    #[must_use]
+    pub fn state(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.state = Some(directory.into());
+        self
+    }
+
     /// The file that the cluster configuration is read from at the start, and written to when
     /// a controller changes it. If it does not exist, the cluster begins without a
     /// configuration, and the first CONFIGURE makes the file; its directory must exist. Only
@@ -157,7 +168,7 @@ impl SchedulerConfig {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SchedulerError {
-    /// The configuration file cannot be read, or its directory does not exist.
+    /// The configuration file or the state directory cannot be used.
     #[error("{}: {_1}", _0.display())]
     Read(PathBuf, #[source] io::Error),
     /// The configuration is refused: that of this file, or the one that was given.

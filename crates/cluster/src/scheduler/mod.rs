@@ -29,7 +29,8 @@
 //!   goes back with `not_connected`.
 //! * **Owners of instances.** An agent's reports about nodes and instances that are not its
 //!   own are dropped: see `instances` and `reports`. A scheduler that has just started
-//!   believes the first node that lists an instance.
+//!   believes the first node that lists an instance, unless [`SchedulerConfig::state`] says
+//!   which node has it.
 //! * **Done.** A START is done when STATS of its node list the instance in any state but
 //!   `pending`. `pending` is a sign of progress, which moves the deadline: see
 //!   [`SchedulerConfig::start_time`].
@@ -70,6 +71,7 @@
 //! | `held` | STARTs that wait for a READY |
 //! | `moves` | instances that are started elsewhere when their node is evacuated |
 //! | `instances` | the owner and state of each instance, and STARTs in flight |
+//! | `ledger` | the file that keeps the owners for the next scheduler |
 //! | `reports` | what agents report, and whether they may |
 //! | `relay` | commands that name their receiver |
 //! | `streams` | output of instances, forwarded to the controller that asked for it |
@@ -78,7 +80,8 @@
 //! | `cncis` | what concentrators have reported, and what they are told of tenants |
 //! | `controllers` | the line of controllers, and what they have not been told yet |
 //! | `configuration` | the configuration of the cluster |
-//! | `keeper` | the thread that writes its file |
+//! | `tenants` | the tenants whose networks the cluster has: keys, addresses |
+//! | `keeper` | the threads that write the files of both |
 //! | `figures` | [`SchedulerFigures`]: a snapshot for metrics |
 
 mod answers;
@@ -90,6 +93,7 @@ mod figures;
 mod held;
 mod instances;
 mod keeper;
+mod ledger;
 mod moves;
 mod nodes;
 pub mod placement;
@@ -97,9 +101,10 @@ mod relay;
 mod reports;
 mod starts;
 mod streams;
+mod tenants;
 mod waiting;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
@@ -110,10 +115,12 @@ use self::controllers::Controllers;
 pub use self::figures::{SchedulerFigures, SchedulerLimits, StartFigures};
 use self::held::HeldStarts;
 use self::instances::Instances;
+use self::ledger::Ledger;
 use self::moves::Moves;
 use self::nodes::Nodes;
 use self::placement::Placement;
 use self::streams::Streams;
+use self::tenants::TenantTable;
 use ssntp::Role;
 #[cfg(doc)]
 use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
@@ -124,6 +131,11 @@ use ssntp::server::{
 };
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt_bytes;
+
+/// A time limit that is looked at so much later was over during a pause of the scheduler.
+const LATE: Duration = Duration::from_secs(2);
+/// How long the scheduler then takes what its clients have sent, before time limits count.
+const CATCH_UP: Duration = Duration::from_secs(2);
 
 /// Writes a log line that a peer can cause, unless that peer has caused too many of its kind:
 /// level, limit, context, peer, kind, and the line.
@@ -165,8 +177,11 @@ pub struct Scheduler {
     streams: Streams,
     moves: Moves,
     configuration: Configuration,
+    tenants: TenantTable,
     starts: StartFigures,
     invalid_frames: u64,
+    /// When time limits count again after a pause of the scheduler.
+    resumes: Option<Instant>,
     /// The number of reports about instances or nodes that are not their sender's.
     foreign: u64,
     /// By UUID, so that a peer that reconnects gets no new allowance.
@@ -179,10 +194,17 @@ impl Scheduler {
     /// # Errors
     /// [`SchedulerError`] if the configuration file cannot be used.
     pub fn new(config: SchedulerConfig) -> Result<Self, SchedulerError> {
+        let tenants = config.configuration_file.as_deref().map(TenantTable::load);
+        let tenants = tenants.transpose()?.unwrap_or_default();
         let configuration = match config.configuration_file {
             Some(path) => Configuration::load(path)?,
             None => Configuration::in_memory(config.configuration)?,
         };
+        let mut instances = Instances::new(config.in_flight, config.starts);
+        if let Some(state) = config.state {
+            let (ledger, owners) = Ledger::open(&state).map_err(|e| SchedulerError::Read(state, e))?;
+            instances.adopt(ledger, owners, at_once());
+        }
         Ok(Self {
             mode: config.controllers,
             placement: Placement::new(config.policy),
@@ -190,12 +212,14 @@ impl Scheduler {
             cncis: Cncis::default(),
             controllers: Controllers::default(),
             held: HeldStarts::new(config.held_starts, config.held_bytes, config.held_time),
-            instances: Instances::new(config.in_flight, config.starts),
+            instances,
             streams: Streams::default(),
             moves: Moves::default(),
             configuration,
+            tenants,
             starts: StartFigures::default(),
             invalid_frames: 0,
+            resumes: None,
             foreign: 0,
             log: LogLimit::default(),
         })
@@ -209,8 +233,9 @@ impl Scheduler {
     /// [`ServerError`]; nothing runs then.
     pub fn start(mut self, server: ServerConfig) -> Result<Server, ServerError> {
         let keeper = self.configuration.start().map_err(ServerError::Thread)?;
+        let of_tenants = self.tenants.start().map_err(ServerError::Thread)?;
         let server = Server::start(self.serve_with(server), self)?;
-        if let Some(keeper) = keeper {
+        for keeper in keeper.into_iter().chain(of_tenants) {
             let _ = keeper.send(server.handle());
         }
         Ok(server)
@@ -246,12 +271,37 @@ impl Scheduler {
         match command {
             Command::START => self.start_command(cx, from, frame),
             Command::CONFIGURE => self.configure(cx, from, frame),
+            Command::TENANT => self.tenant_command(cx, from, frame),
             _ => self.relay(cx, from, frame),
         }
     }
 
     fn may_command(&self, from: &SessionInfo) -> bool {
         self.mode == ControllerMode::Any || self.controllers.is_master(from.id())
+    }
+
+    /// When the first time limit of a node or a START is over.
+    fn next_expiry(&self) -> Option<Instant> {
+        let all = [
+            self.held.next_expiry(),
+            self.instances.next_due(),
+            self.nodes.next_due(),
+        ];
+        all.into_iter().flatten().min()
+    }
+
+    /// Whether the scheduler did not run when a time limit was over: it was stopped, say, or
+    /// had too much to do. What its clients have sent meanwhile comes first, so that no node
+    /// that has reported is called stale.
+    fn is_catching_up(&mut self, now: Instant) -> bool {
+        let late = self.next_expiry().is_some_and(|at| now > at + LATE);
+        self.resumes = match self.resumes {
+            None if late => Some(now + CATCH_UP),
+            // It goes on once what is late has expired.
+            Some(resumes) if late || now < resumes => Some(resumes),
+            _ => None,
+        };
+        self.resumes.is_some_and(|resumes| now < resumes)
     }
 
     fn status(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
@@ -327,12 +377,12 @@ impl Handler for Scheduler {
 
     fn next_timer(&self) -> Option<Instant> {
         [
-            self.held.next_expiry(),
+            // Nothing expires before the scheduler has taken what came during a pause.
+            self.next_expiry()
+                .map(|at| self.resumes.map_or(at, |resumes| at.max(resumes))),
             self.controllers.next_telling(),
-            self.instances.next_due(),
-            self.nodes.next_due(),
             // The keeper has only woken the dispatcher: the timer takes its result.
-            self.configuration.is_due().then(at_once),
+            (self.configuration.is_due() || self.tenants.is_due()).then(at_once),
         ]
         .into_iter()
         .flatten()
@@ -342,8 +392,11 @@ impl Handler for Scheduler {
     fn timer(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
         self.proceed_with_configuration(cx);
-        self.expire_nodes(cx, now);
-        self.expire_starts(cx, now);
+        self.proceed_with_tenants(cx);
+        if !self.is_catching_up(now) {
+            self.expire_nodes(cx, now);
+            self.expire_starts(cx, now);
+        }
         self.controllers.tell(cx, &self.nodes, now);
     }
 }
@@ -351,4 +404,30 @@ impl Handler for Scheduler {
 #[expect(clippy::disallowed_methods, reason = "a timer that is due has some time")]
 fn at_once() -> Instant {
     Instant::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ssntp::payload::Start;
+
+    #[test]
+    fn after_a_pause_frames_come_before_time_limits() {
+        let (start, time) = (Frame::of(&Start::default()), Duration::from_secs(60));
+        let mut scheduler = Scheduler::new(SchedulerConfig::new().held(1, 1000, time)).unwrap();
+        let now = at_once();
+        let start = waiting::Waiting::read(Uuid::nil(), start, now).unwrap();
+        assert!(scheduler.held.keep(start, Uuid::nil(), now).is_none());
+        // It runs in time.
+        assert!(!scheduler.is_catching_up(now + time));
+        assert_eq!(scheduler.next_timer(), Some(now + time));
+        // It was stopped for 18 s.
+        let late = now + time + Duration::from_secs(18);
+        assert!(scheduler.is_catching_up(late));
+        assert_eq!(scheduler.next_timer(), Some(late + CATCH_UP));
+        assert!(!scheduler.is_catching_up(late + CATCH_UP));
+        assert!(scheduler.held.expire(late + CATCH_UP).is_some());
+        assert!(!scheduler.is_catching_up(late + CATCH_UP * 2));
+        assert_eq!(scheduler.resumes, None);
+    }
 }

@@ -135,6 +135,9 @@ impl Scheduler {
                     if let Some(received) = self.instances.over(instance, is_kept) {
                         self.starts.started(received, cx.now());
                     }
+                    if !is_kept {
+                        self.tenant_instance_gone(instance);
+                    }
                     if is_kept {
                         self.move_on(cx, instance, from.uuid());
                     }
@@ -188,6 +191,9 @@ impl Scheduler {
                     return;
                 }
                 self.starts.failed(failure.reason.word(), given.received, now);
+                instance
+                    .into_iter()
+                    .for_each(|instance| self.tenant_instance_gone(instance));
                 forward(cx, from, frame);
                 if !is_refused && self.placement.take_back(&given.allocation) {
                     self.node_changed(cx, node);

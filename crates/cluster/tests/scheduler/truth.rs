@@ -542,3 +542,43 @@ fn an_instance_without_a_uuid_is_nobodys() {
     agent.send_payload(&said);
     assert_eq!(controller.expect_payload::<Stats>().instances.len(), 2);
 }
+
+/// Its node is away while the scheduler is started again.
+#[test]
+fn an_instance_is_not_started_a_second_time_after_a_restart_of_the_scheduler() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = || several().state(dir.path());
+    let (runs, gone) = (start(1), start(1));
+    let node = {
+        let cluster = Cluster::new(config());
+        let mut controller = cluster.controller();
+        let mut node = cluster.node(1000, &mut [&mut controller]);
+        for start in [&runs, &gone] {
+            start_on(&mut controller, &mut node, start);
+        }
+        node.send_payload(&in_state(
+            node.uuid,
+            &InstanceState::Active,
+            &[runs.instance_uuid, gone.instance_uuid],
+        ));
+        controller.expect(Command::STATS);
+        let uuid = node.uuid;
+        cluster.stop();
+        uuid
+    };
+    let cluster = Cluster::new(config());
+    let mut controller = cluster.controller();
+    let mut other = cluster.node(1000, &mut [&mut controller]);
+    controller.send_payload(&runs);
+    let failure = expect_failure(&mut controller, &runs, Reason::AlreadyRunning);
+    assert_eq!(failure.node_uuid, node);
+    other.expect_nothing();
+
+    // Its node is back, and has one of them no more.
+    let mut back = cluster.agent_as(node);
+    controller.expect(Event::NODE_CONNECTED);
+    back.send_payload(&in_state(node, &InstanceState::Active, &[runs.instance_uuid]));
+    controller.expect(Command::STATS);
+    refused(&mut controller, &runs, Reason::AlreadyRunning);
+    start_on(&mut controller, &mut other, &gone);
+}

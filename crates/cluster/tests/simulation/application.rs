@@ -14,9 +14,8 @@ use ssntp::server::{
 };
 use ssntp_cluster::scheduler::Scheduler;
 
-/// Whose frame it is: a peer's number, or one of these.
-pub(super) const APPLICATION: u32 = 1_000_000;
-pub(super) const ECHO: u32 = 1_000_001;
+/// Whose frame it is: a peer's number, or the handler's, whatever made it send.
+pub(super) const HANDLER: u32 = 1_000_000;
 
 /// The marks of a frame: who sent it, its number, and whom it is for. It is a
 /// comment at the front of the payload, which YAML does not mind.
@@ -69,7 +68,6 @@ pub(super) struct SessionLog {
     pub(super) sent: u64,
     /// Of those, how many have arrived or were passed by later ones.
     pub(super) arrived: u64,
-    pub(super) missed: u64,
 }
 
 #[derive(Debug, Default)]
@@ -99,14 +97,11 @@ impl Log {
         if self.inexact && !expected.contains(&mark.number) && last.is_none_or(|last| last < mark.number) {
             return;
         }
-        let mut missed = 0;
         while let Some(number) = expected.pop_front() {
             if number == mark.number {
                 session.arrived += 1;
-                session.missed += missed;
                 return;
             }
-            missed += 1;
         }
         self.faults.push(format!(
             "order, or twice: {} of {} arrives at {at} where it is not expected",
@@ -216,10 +211,11 @@ impl Router {
             note_multicast(log, cx, from, Role::AGENT, mark);
             let _ = cx.forward_all(from, Role::AGENT, frame);
         } else if kind == Status::READY {
-            for copy in 0..u64::from(mark.to % 4) {
-                let number = mark.number * 4 + copy;
+            for _ in 0..mark.to % 4 {
+                self.number += 1;
+                let number = self.number;
                 let answer = Mark {
-                    sender: ECHO,
+                    sender: HANDLER,
                     number,
                     to: 0,
                 };
@@ -228,7 +224,7 @@ impl Router {
                     .send(from.uuid(), &Frame::with_payload(Status::FULL, payload))
                     .is_ok()
                 {
-                    lock().sends(from.id(), ECHO, number);
+                    lock().sends(from.id(), HANDLER, number);
                 }
             }
         } else if kind == Command::RESTART {
@@ -252,11 +248,11 @@ impl Router {
                 continue;
             }
             let mark = Mark {
-                sender: APPLICATION,
+                sender: HANDLER,
                 number,
                 to: 0,
             };
-            log.lock().unwrap().sends(id, APPLICATION, number);
+            log.lock().unwrap().sends(id, HANDLER, number);
             let payload = mark.payload("", self.padding);
             let _ = cx.send(to, &Frame::with_payload(Event::TRACE_REPORT, payload));
         }

@@ -25,6 +25,8 @@ pub(super) struct Pipes {
     cut: bool,
     /// Something that was sent to the peer may not have arrived.
     pub(super) lossy: bool,
+    /// The server has ended it by a time limit, or a policy, before everything was sent.
+    pub(super) cut_off: bool,
     /// The most that one write of the server takes.
     pub(super) piece: usize,
     /// How much the server has written.
@@ -77,6 +79,7 @@ impl Stream {
             down: Pipe::new(down),
             cut: false,
             lossy: false,
+            cut_off: false,
             piece: usize::MAX,
             written: 0,
         })))
@@ -179,7 +182,12 @@ impl Duplex for Stream {
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         match how {
             Shutdown::Write => self.server_ends(),
-            _ => self.server_shuts_down(),
+            _ => {
+                let mut pipes = self.pipes();
+                pipes.cut_off |= !pipes.down.end;
+                drop(pipes);
+                self.server_shuts_down();
+            }
         }
         Ok(())
     }

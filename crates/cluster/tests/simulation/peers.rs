@@ -105,6 +105,8 @@ pub(super) struct Peer {
     pub(super) read_to_end: bool,
     pub(super) connected: bool,
     pub(super) received: u64,
+    /// The bytes that it has read.
+    pub(super) taken: u64,
     pub(super) session: Option<SessionId>,
     /// The scheduler's STARTs that it has to answer.
     answers: Vec<Frame>,
@@ -133,6 +135,7 @@ impl Peer {
             read_to_end: false,
             connected: false,
             received: 0,
+            taken: 0,
             session: None,
             answers: Vec::new(),
             plan,
@@ -216,6 +219,7 @@ impl Peer {
                 self.stage = Stage::Over;
             }
             Ok(bytes) => {
+                self.taken += bytes.len() as u64;
                 self.input.extend_from_slice(&bytes);
                 self.take(log);
             }

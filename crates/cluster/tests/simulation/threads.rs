@@ -152,6 +152,7 @@ impl Writer {
                 if moved {
                     self.progress = view.now;
                 } else if view.now >= end {
+                    self.stream.pipes().cut_off = true;
                     self.fail(io::ErrorKind::TimedOut.into());
                 } else {
                     return Step::Waits(Some(end));
@@ -318,6 +319,7 @@ impl Reader {
                 if !done && now != before {
                     return (Reading::WaitForWriter(view.now + LAST_WRITE, now), Step::Moved);
                 }
+                self.stream.pipes().cut_off |= !done;
                 self.outbox.abort();
                 self.stream.server_shuts_down();
                 (Reading::Join, Step::Moved)

@@ -76,13 +76,15 @@ fn certificates() -> &'static Certificates {
 pub(super) struct Connection {
     pub(super) peer: Peer,
     pub(super) stream: Stream,
-    fails: Fails,
+    pub(super) fails: Fails,
     pub(super) newcomer: Option<Newcomer>,
     pub(super) reader: Option<Reader>,
     /// What its books said at its end: sent, dropped, lost.
     pub(super) outbox: Option<Outbox>,
     /// Its pipes are wide enough for the pace that is waited for.
     pub(super) wide: bool,
+    /// What it had received, and what of its input had been dealt with, and since when.
+    pub(super) progress: [(u64, Option<Instant>); 2],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +115,6 @@ pub(super) struct World {
     pub(super) settings: Settings,
     budget: u64,
     pub(super) policy: SlowConsumer,
-    pub(super) ticks: u32,
     pub(super) scheduler: bool,
     write_timeout: Duration,
     /// How often, in a hundred steps, the dispatcher goes first.
@@ -143,9 +144,10 @@ impl World {
         };
         let budget = random.pick(&[64 << 10, 256 << 10, 1 << 20, 64 << 20]);
         let settings = Settings {
+            // Half of the least of these holds what the application sends by itself.
             queue: Limits {
                 frames: random.pick(&[16, 100, 1000, 1 << 20]),
-                bytes: random.pick(&[2 << 10, 2 << 10, 4 << 10, 16 << 10, 64 << 10, 1 << 20]),
+                bytes: random.pick(&[4 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10, 1 << 20]),
             },
             budget: Budget::new(budget),
             received: Budget::new(budget),
@@ -213,7 +215,6 @@ impl World {
             settings,
             budget,
             policy,
-            ticks,
             scheduler,
             write_timeout,
             eager: random.pick(&[0, 10, 50]),
@@ -321,6 +322,9 @@ impl World {
                 }
             }
             self.check_each_step()?;
+            if self.steps.is_multiple_of(32) || !moved {
+                self.check_progress()?;
+            }
             if moved {
                 continue;
             }
@@ -501,11 +505,6 @@ impl World {
         3 * input * self.connections.len() as u64
     }
 
-    /// Whether the limits of a queue are so low that a burst fills it.
-    pub(super) fn is_tight(&self) -> bool {
-        self.settings.queue.frames < 1000 || self.settings.queue.bytes < 64 << 10
-    }
-
     /// Those who read take what has been sent to them.
     pub(super) fn let_peers_read(&mut self) {
         let far = self.now + FAR;
@@ -625,5 +624,6 @@ fn connection(plan: Plan, random: &mut Random) -> Connection {
         reader: None,
         outbox: None,
         wide,
+        progress: Default::default(),
     }
 }

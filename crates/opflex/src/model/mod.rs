@@ -47,4 +47,5 @@ pub use self::target::Target;
 pub use self::tree::{Change, ChangeKind, Changes, Edit, ObjectRef, Tree, Walk};
 pub(crate) use self::tree::{Cursor, Room};
 pub use self::uri::{Uri, UriBuilder, UriError};
+pub(crate) use self::watchers::memory as watch_memory;
 pub use self::watchers::{Watch, Watchers};

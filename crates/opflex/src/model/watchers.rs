@@ -5,6 +5,8 @@ use std::hash::Hash;
 use std::time::Instant;
 
 use super::{Ident, Name, Target, Uri};
+use crate::budget::Budget;
+use crate::json;
 
 /// One watcher's interest in one target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,23 +33,16 @@ pub struct Watchers<W> {
     next: usize,
     by_uri: HashMap<Uri, BTreeMap<W, usize>>,
     by_ident: HashMap<Ident, BTreeMap<W, usize>>,
-    by_watcher: HashMap<W, Interests>,
+    by_watcher: HashMap<W, BTreeSet<usize>>,
     by_expiry: BTreeSet<(Instant, usize)>,
+    memory: Budget<W>,
 }
 
-/// The interests of one watcher.
-#[derive(Debug, Default)]
-struct Interests {
-    keys: BTreeSet<usize>,
-    /// Bytes of the names in them, which count against the limit of a connection.
-    bytes: usize,
-}
-
-impl<W> Watch<W> {
-    /// Bytes of its names.
-    pub(crate) fn names_len(&self) -> usize {
-        self.subject.len() + self.target.text_len()
-    }
+/// About how many bytes of memory an interest takes.
+pub(crate) fn memory(subject: &str, target: &Target) -> usize {
+    // Its places in the tables, each of which is up to half empty, and a map with one watcher.
+    const PLACES: usize = 600;
+    PLACES + json::allocated(16 + subject.len()) + json::allocated(32 + target.text_len())
 }
 
 impl<W> Default for Watchers<W> {
@@ -59,6 +54,7 @@ impl<W> Default for Watchers<W> {
             by_ident: HashMap::new(),
             by_watcher: HashMap::new(),
             by_expiry: BTreeSet::new(),
+            memory: Budget::default(),
         }
     }
 }
@@ -81,8 +77,9 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
         };
         of_target.insert(watch.watcher.clone(), key);
         let interests = self.by_watcher.entry(watch.watcher.clone()).or_default();
-        interests.keys.insert(key);
-        interests.bytes += watch.names_len();
+        interests.insert(key);
+        let memory = memory(&watch.subject, &watch.target);
+        self.memory.charge(watch.watcher.clone(), memory);
         self.by_expiry.extend(watch.expires.map(|at| (at, key)));
         self.watches.insert(key, watch);
     }
@@ -95,9 +92,7 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
 
     /// Ends all interests of a watcher.
     pub fn leave(&mut self, watcher: &W) {
-        let interests = self.by_watcher.get(watcher);
-        let keys = interests.map(|interests| interests.keys.clone());
-        for key in keys.unwrap_or_default() {
+        for key in self.by_watcher.get(watcher).cloned().unwrap_or_default() {
             self.remove(key);
         }
     }
@@ -149,14 +144,12 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
     /// How many interests a watcher has.
     pub fn count(&self, watcher: &W) -> usize {
         let interests = self.by_watcher.get(watcher);
-        interests.map_or(0, |interests| interests.keys.len())
+        interests.map_or(0, BTreeSet::len)
     }
 
-    /// Bytes of the names in a watcher's interests.
-    pub fn bytes(&self, watcher: &W) -> usize {
-        self.by_watcher
-            .get(watcher)
-            .map_or(0, |interests| interests.bytes)
+    /// The memory of the interests of each watcher.
+    pub(crate) fn memory(&self) -> &Budget<W> {
+        &self.memory
     }
 
     /// How many interests there are.
@@ -201,13 +194,14 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
             Target::Ident(ident) => take(&mut self.by_ident, ident, &watch.watcher),
         }
         if let Some(interests) = self.by_watcher.get_mut(&watch.watcher) {
-            interests.keys.remove(&key);
-            interests.bytes -= watch.names_len();
+            interests.remove(&key);
             // Empty entries would pile up: connection numbers are never used again.
-            if interests.keys.is_empty() {
+            if interests.is_empty() {
                 self.by_watcher.remove(&watch.watcher);
             }
         }
+        let memory = memory(&watch.subject, &watch.target);
+        self.memory.refund(&watch.watcher, memory);
         if let Some(at) = watch.expires {
             self.by_expiry.remove(&(at, key));
         }

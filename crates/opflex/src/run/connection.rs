@@ -15,7 +15,7 @@ use super::now;
 use crate::message::{Decoder, Identified, Incoming};
 use crate::peer::ConnectionId;
 use crate::rpc;
-use ssntp_transport::dispatch::{Action, Admission, Core, DispatchEvent, Events, Feed};
+use ssntp_transport::dispatch::{Action, Admission, Core, DispatchEvent, Events, Feed, Origin};
 use ssntp_transport::pki::CertificateDer;
 use ssntp_transport::{self, Decode, Halves, Link, LinkConfig, Outgoing, Table};
 
@@ -133,6 +133,8 @@ pub(super) struct Peers {
     open: HashMap<ConnectionId, Peer>,
     numbers: Table<ConnectionId>,
     run: Run,
+    /// Who causes what is being sent.
+    pub(super) origin: Origin,
 }
 
 #[derive(Debug)]
@@ -244,7 +246,11 @@ impl Peers {
         // Whoever has ended meanwhile gets nothing.
         if let Some(peer) = self.open.get(&connection) {
             let item = Outgoing::whole(body, frames);
-            actions.push(Action::Send { to: peer.id, item });
+            actions.push(Action::Send {
+                origin: self.origin,
+                to: peer.id,
+                item,
+            });
         }
     }
 
@@ -302,7 +308,7 @@ mod tests {
         let sent: Vec<_> = actions
             .iter()
             .map(|action| match action {
-                Action::Send { to, item } => (*to, item.frames(), item.len()),
+                Action::Send { to, item, .. } => (*to, item.frames(), item.len()),
                 Action::End { id, abort: false } => (*id, 0, 0),
                 other => panic!("{other:?}"),
             })

@@ -20,8 +20,10 @@ use super::{CallError, StartError, guard};
 use crate::model::{ManagedObject, Tree};
 use crate::peer::ConnectionId;
 use ssntp_transport::ConnectionId as TransportId;
-use ssntp_transport::dispatch::{self, Action, Core, DispatchEvent, Events, Queue, Runner, Settings};
-use ssntp_transport::{EndReason, Gauge, Outgoing, threads};
+use ssntp_transport::dispatch::{
+    self, Action, Core, DispatchEvent, Drops, Events, Origin, Queue, Runner, Settings,
+};
+use ssntp_transport::{EndReason, Gauge, Load, threads};
 
 /// Sends events to the dispatcher of a [`Machine`].
 pub(super) type SideEvents<S> = Events<DispatchEvent<Machine<S>>>;
@@ -221,6 +223,7 @@ impl<S: Side> Core for Machine<S> {
         let Some(connection) = self.peers.connection(id) else {
             return (0, None);
         };
+        self.peers.origin = Origin::Connection(id);
         let dealt = deal(messages, most, actions, |messages, actions| {
             let goes_on = self.side.step(connection, messages, now);
             // `peers` joins frames for the same connection into one item, until a frame for
@@ -229,6 +232,7 @@ impl<S: Side> Core for Machine<S> {
             goes_on
         });
         self.peers.flush(actions);
+        self.peers.origin = Origin::Application;
         dealt
     }
 
@@ -247,12 +251,11 @@ impl<S: Side> Core for Machine<S> {
         debug!(target: S::LOG, "transport connection {id:?} ended before {messages} of its messages were processed");
     }
 
-    fn full(&mut self, id: TransportId, _: Outgoing, now: Instant, actions: &mut Vec<Action>) -> bool {
+    fn full(&mut self, id: TransportId, _: Load, now: Instant, actions: &mut Vec<Action>) -> Drops {
         if self.remove(id, Gone::Full, now, actions) {
             actions.push(Action::End { id, abort: true });
         }
-        // No action sends the item in another way, so it is dropped.
-        false
+        Drops::Newest
     }
 
     fn settle(&mut self, now: Instant, _: &mut Vec<Action>) {

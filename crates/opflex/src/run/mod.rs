@@ -23,8 +23,8 @@
 //! |---|---|---|
 //! | events for the dispatcher | 256 | readers wait, and so do their peers |
 //! | what a reader is ahead of the dispatcher | 1 MiB or one read | it waits, and so does its peer |
-//! | answers that a peer does not take | 1 MiB or half of its queue, and a piece of an answer | it is not read from; the write timeout ends it |
-//! | updates caused by a peer, for one that does not take them | half of its queue | the one that causes them waits, a second at most |
+//! | answers that a peer does not take | 1 MiB or a quarter of its queue, and a piece of an answer | it is not read from; the write timeout ends it |
+//! | updates caused by a peer, for one that does not take them | half of its queue, then its line | the one that causes them waits, a second at most |
 //! | frames for one connection | [`Limits`](ssntp_transport::Limits) | the connection ends |
 //! | handshakes under way | [`ServerConfig::max_handshakes`] | the one that waits longest is cut |
 //! | connections of an inspector | 8 | the slowest is cut, or who comes waits |

@@ -26,6 +26,7 @@ use crate::peer::host;
 use crate::rpc::{self, Framing};
 use crate::server::{AgentInfo, ServerCore, SessionInfo};
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
+use ssntp_transport::pki::CertificateInfo;
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{
     Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, Occupancy, PATIENCE, PeerAddress,
@@ -65,6 +66,7 @@ impl Server {
         let room = Room::claim(config.max_handshakes, config.max_connections, LOG)
             .map_err(StartError::TooManyConnections)?;
         let core = core(&config)?;
+        let certifies = config.settings.name_from_certificate;
         let (mut listeners, mut places) = (Vec::new(), Vec::new());
         for address in &config.listen {
             let bound =
@@ -150,6 +152,7 @@ impl Server {
             events,
             framing: config.framing,
             limits: config.limits,
+            certifies,
             handshake_timeout: config.handshake_timeout,
             write_timeout: config.write_timeout,
             log: Mutex::default(),
@@ -302,6 +305,8 @@ struct HandshakeContext {
     events: ServerEvents,
     framing: Framing,
     limits: rpc::Limits,
+    /// Whether elements have the names of their certificates.
+    certifies: bool,
     handshake_timeout: Duration,
     write_timeout: Duration,
     /// What newcomers may cause in the log, by host.
@@ -332,7 +337,7 @@ impl HandshakeContext {
             let tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
             (tls.acceptor.clone(), tls.generation)
         };
-        let (halves, shown) = match acceptor {
+        let (halves, shown): (_, Shown) = match acceptor {
             Some(acceptor) if !is_control => {
                 let deadline = after(newcomer.accepted(), self.handshake_timeout);
                 match acceptor.accept(stream, &self.pool, deadline) {
@@ -362,7 +367,10 @@ impl HandshakeContext {
         } else {
             Decoder::new(self.framing, self.limits)
         };
+        // Read here and not on the dispatcher, which would read one for each newcomer.
+        let certificate = shown.first().filter(|_| self.certifies);
         let request = server_side::Newcomer {
+            certified: certificate.and_then(CertificateInfo::common_name),
             dialled,
             is_control,
             peer: peer.to_string(),
@@ -448,6 +456,7 @@ impl ServerHandle {
         let agents = self.agents()?;
         let taken = self.events.look(|machine, view| machine.side.figures(view));
         let (mut figures, dispatcher) = taken.ok_or(CallError::Stopped)?;
+        figures.known_agents = agents.len();
         figures.agents = agents;
         figures.dispatcher = dispatcher;
         if let Some(occupancy) = &self.occupancy {

@@ -13,6 +13,7 @@ use super::control::{self, PolicyEdit};
 use super::figures::ServerFigures;
 use super::machine::{self, Contents, Gone, Machine, Side, SideEvents};
 use super::{CallError, SERVER_LOG as LOG, ServerContext, keeper};
+use crate::budget::Budget;
 use crate::message::{Identified, Incoming};
 use crate::model::{ManagedObject, Tree, Uri};
 use crate::peer::{ConnectionId, host};
@@ -29,6 +30,9 @@ const STEP: usize = 500;
 /// Control connections that are admitted beyond the most clients, so that an operator
 /// gets into a server that is full.
 const CONTROLS: usize = 16;
+/// Clients that every host may have, however few places are left: many hosts share one
+/// address behind a translator.
+const HOST: usize = 64;
 
 /// Runs `call` on the dispatcher and gives back what it returns.
 ///
@@ -77,6 +81,8 @@ pub(super) struct Newcomer {
     /// Where it comes from, for the log.
     pub(super) peer: String,
     pub(super) shown: Shown,
+    /// The common name of its certificate, if that names it.
+    pub(super) certified: Option<String>,
     /// Set once its identity is accepted.
     pub(super) identified: Identified,
     /// The number of the acceptor that it had its handshake with.
@@ -93,6 +99,8 @@ pub(super) struct ServerSide {
     keeper: Option<keeper::Ask>,
     editor: Option<Sender<(ConnectionId, PolicyEdit)>>,
     max_clients: usize,
+    /// The clients from each host, so that one host cannot take all places.
+    hosts: Budget<String>,
     is_stopping: bool,
     /// The number of the acceptor that newcomers must have had their handshake with.
     generation: u64,
@@ -114,6 +122,7 @@ impl ServerSide {
             keeper,
             editor,
             max_clients,
+            hosts: Budget::default(),
             is_stopping: false,
             generation: 0,
             log: LogLimit::default(),
@@ -140,6 +149,7 @@ impl ServerSide {
         ServerFigures {
             sessions: core.sessions(view.now),
             agents: Vec::new(),
+            known_agents: 0,
             requests: core.requests(),
             max_sessions: self.max_clients,
             handshakes: 0,
@@ -218,11 +228,19 @@ impl Side for ServerSide {
         if standing >= max {
             return Err(format!("{max} clients are connected"));
         }
+        let from = host(&newcomer.peer);
+        if self.hosts.of(&from) >= HOST && !newcomer.is_control && !self.hosts.fits(&from, 1, max) {
+            return Err(format!(
+                "{} clients of this host are connected",
+                self.hosts.of(&from)
+            ));
+        }
         let connection = ConnectionId(id.sequence());
         let Newcomer {
             dialled,
             peer,
             shown,
+            certified,
             identified,
             ..
         } = newcomer;
@@ -233,7 +251,11 @@ impl Side for ServerSide {
         if newcomer.is_control {
             self.controls.insert(connection, None);
         } else {
+            self.hosts.charge(from, 1);
             self.core.connected(connection, peer, dialled, now);
+            if let Some(name) = certified {
+                self.core.certify(connection, name);
+            }
         }
         Ok(connection)
     }
@@ -279,7 +301,10 @@ impl Side for ServerSide {
         }
         match self.controls.remove(&connection) {
             Some(walk) => walk.into_iter().for_each(|walk| self.core.end_walk(walk)),
-            None => self.core.disconnected(connection, now),
+            None => {
+                self.hosts.refund(&host(peer), 1);
+                self.core.disconnected(connection, now);
+            }
         }
     }
 
@@ -297,7 +322,12 @@ impl Side for ServerSide {
                     peers.send(connection, frame, actions);
                 }
                 CoreAction::Identified { connection } => peers.identified(connection),
-                CoreAction::Close { connection, .. } => peers.end(connection, actions),
+                CoreAction::Close { connection, .. } => {
+                    if let Some(peer) = peers.name(connection) {
+                        self.hosts.refund(&host(peer), 1);
+                    }
+                    peers.end(connection, actions);
+                }
             }
         }
         for (connection, frame) in self.answers.drain(..) {
@@ -374,12 +404,21 @@ mod tests {
         }
 
         fn connect(&mut self, is_control: bool) -> Result<(ssntp_transport::ConnectionId, Outbox), String> {
+            self.connect_from("peer", is_control)
+        }
+
+        fn connect_from(
+            &mut self,
+            peer: &str,
+            is_control: bool,
+        ) -> Result<(ssntp_transport::ConnectionId, Outbox), String> {
             let (reply, verdict) = crossbeam_channel::bounded(1);
             let newcomer = Newcomer {
+                certified: None,
                 identified: Identified::default(),
                 dialled: None,
                 is_control,
-                peer: "peer".to_owned(),
+                peer: peer.to_owned(),
                 shown: Shown::default(),
                 generation: 0,
             };
@@ -438,6 +477,27 @@ mod tests {
     const IDENTITY: &str = r#"{"id":["send_identity",1],"method":"send_identity","params":[{"proto_version":"1.0","name":"pe","domain":"test","my_role":["policy_element"]}]}"#;
 
     #[test]
+    fn one_host_does_not_take_all_places() {
+        let now = clock();
+        let mut bench = Bench::new(ServerCore::new(Settings::default(), now), 200, now);
+        let greedy = |n| format!("192.0.2.1:{n}");
+        let first: Vec<_> = (0..100)
+            .map(|n| bench.connect_from(&greedy(n), false).unwrap())
+            .collect();
+        let refused = bench.connect_from(&greedy(100), false).err();
+        assert_eq!(refused.as_deref(), Some("100 clients of this host are connected"));
+        for n in 0..64 {
+            bench.connect_from(&format!("[2001:db8::1]:{n}"), false).unwrap();
+        }
+        bench.connect_from(&greedy(101), true).unwrap();
+        // A client that is ended by the server makes room like one that leaves.
+        for (id, _) in &first[..80] {
+            bench.say(*id, r#"{"id":1,"method":"policy_resolve","params":[]}"#);
+        }
+        assert_eq!(bench.core().session_count(), 84);
+    }
+
+    #[test]
     fn who_takes_no_answers_is_dealt_with_no_further() {
         let now = clock();
         let mut core = ServerCore::new(Settings::new("pr1", "test"), now);
@@ -452,9 +512,12 @@ mod tests {
             .counters
             .requests(crate::message::Method::PolicyResolve);
         let waiting = outbox.waiting().bytes;
-        assert!(waiting <= 512 * 1024, "half of its queue: {waiting}");
+        assert!(
+            waiting <= 300 * 1024,
+            "a quarter of its queue, and an answer: {waiting}"
+        );
         // What the queue holds, and one turn.
-        assert!((30..70).contains(&asked), "{asked}");
+        assert!((20..70).contains(&asked), "{asked}");
         assert_eq!(bench.core().session_count(), 1, "it may still listen");
     }
 

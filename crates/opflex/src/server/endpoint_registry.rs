@@ -56,10 +56,11 @@ impl EndpointRegistry {
         }
         let limits = &settings.limits;
         if tree.len() + added > limits.endpoint_objects
-            || ownership.bytes_with(&claims) > limits.endpoint_bytes
+            || !ownership.has_room(element, &claims, limits.endpoint_bytes)
         {
             return Err(ErrorResponse::error(format_args!(
-                "the registry is full with {} objects",
+                "the registry has no room for more of {:?}: it has {} objects",
+                &**element,
                 tree.len()
             )));
         }

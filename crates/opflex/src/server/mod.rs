@@ -213,6 +213,15 @@ impl ServerCore {
         self.echo(connection, 0, now);
     }
 
+    /// A client that has just connected has proved that it holds a certificate with this
+    /// common name. It counts only with
+    /// [`name_from_certificate`](Settings::name_from_certificate).
+    pub fn certify(&mut self, connection: ConnectionId, name: String) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.certified = Some(name);
+        }
+    }
+
     /// A connection ended, for any reason. Does nothing for a connection that is unknown,
     /// or that the server itself closed.
     pub fn disconnected(&mut self, connection: ConnectionId, now: Instant) {

@@ -6,7 +6,7 @@
 //! URIs. The observer treats all generations of a counter as one object, whose URI has
 //! `*` instead of the number.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use super::roll_up::{Row, Series};
 use super::{RollUp, ServerLimits, Settings};
+use crate::budget::Budget;
 use crate::deadlines::after;
 use crate::message::{ErrorResponse, StateReport};
 use crate::model::{ManagedObject, Name, Schema, Uri};
@@ -57,8 +58,9 @@ pub struct Observer {
     reports: HashMap<Uri, Report>,
     by_arrival: BTreeMap<u64, Uri>,
     next: u64,
-    /// The memory of the reported objects.
-    bytes: usize,
+    /// The places in the order of arrival of the reports of each element.
+    by_element: HashMap<Name, BTreeSet<u64>>,
+    memory: Budget<Name>,
     numbers: HashMap<Uri, Numbers>,
     /// Those that have numbers, in the order of their arrival.
     numbers_by_arrival: BTreeMap<u64, Uri>,
@@ -83,7 +85,8 @@ impl Observer {
             reports: HashMap::new(),
             by_arrival: BTreeMap::new(),
             next: 0,
-            bytes: 0,
+            by_element: HashMap::new(),
+            memory: Budget::default(),
             numbers: HashMap::new(),
             numbers_by_arrival: BTreeMap::new(),
             series: 0,
@@ -210,7 +213,7 @@ impl Observer {
     /// Drops the reports that were not repeated in time.
     pub(super) fn expire(&mut self, now: Instant) {
         while self.next_expiry().is_some_and(|at| at <= now) {
-            self.drop_oldest();
+            self.drop_report(None);
         }
     }
 
@@ -221,30 +224,31 @@ impl Observer {
 
     fn enter(&mut self, element: &Name, object: ManagedObject, now: Instant) {
         let uri = counter(&object).unwrap_or_else(|| object.uri.clone());
-        let before = self.reports.remove(&uri);
-        if let Some(before) = &before {
-            self.by_arrival.remove(&before.order);
-            // The size of an object does not change while it is kept, so this cannot underflow.
-            self.bytes -= before.object.memory();
-        }
+        let before = self.take(&uri);
         let bytes = object.memory();
-        let is_full = |observer: &Self| {
-            let limits = &observer.limits;
-            observer.reports.len() >= limits.reports.max(1) || observer.bytes + bytes > limits.report_bytes
-        };
-        // The oldest report makes room, because a living element repeats its reports.
-        while !self.reports.is_empty() && is_full(self) {
-            self.drop_oldest();
-        }
-        // One report that is larger than all room would empty the table for nothing.
-        if bytes > self.limits.report_bytes {
+        let limits = self.limits;
+        // A report that is larger than the share of an element would empty the table for
+        // nothing.
+        if bytes > limits.report_bytes / 2 {
             return self.drop_numbers(&uri);
+        }
+        // The oldest report makes room, because a living element repeats its reports. It is
+        // one of the same element if that has its share, so that none drives out the others'.
+        while !self.memory.fits(element, bytes, limits.report_bytes) {
+            let own = self.by_element.get(element).and_then(BTreeSet::first).copied();
+            let share = limits.report_bytes / (self.by_element.len() + 1);
+            let has_share = self.memory.of(element) + bytes > share;
+            self.drop_report(own.filter(|_| has_share));
+        }
+        while self.reports.len() >= limits.reports.max(1) {
+            self.drop_report(None);
         }
         let order = self.next;
         self.next += 1;
         self.add_numbers(&uri, &object, order, now);
         self.by_arrival.insert(order, uri.clone());
-        self.bytes += bytes;
+        self.by_element.entry(element.clone()).or_default().insert(order);
+        self.memory.charge(element.clone(), bytes);
         let report = Report {
             object,
             element: element.clone(),
@@ -255,12 +259,27 @@ impl Observer {
         self.reports.insert(uri, report);
     }
 
-    fn drop_oldest(&mut self) {
-        if let Some((_, uri)) = self.by_arrival.pop_first() {
-            let report = self.reports.remove(&uri);
-            self.bytes -= report.map_or(0, |report| report.object.memory());
+    /// Drops the report at a place in the order of arrival, or the oldest one.
+    fn drop_report(&mut self, place: Option<u64>) {
+        let place = place.or_else(|| self.by_arrival.keys().next().copied());
+        if let Some(uri) = place.and_then(|place| self.by_arrival.get(&place).cloned()) {
+            self.take(&uri);
             self.drop_numbers(&uri);
         }
+    }
+
+    /// Takes a report out of the tables, but not its numbers.
+    fn take(&mut self, uri: &Uri) -> Option<Report> {
+        let report = self.reports.remove(uri)?;
+        self.by_arrival.remove(&report.order);
+        self.memory.refund(&report.element, report.object.memory());
+        if let Some(places) = self.by_element.get_mut(&report.element) {
+            places.remove(&report.order);
+            if places.is_empty() {
+                self.by_element.remove(&report.element);
+            }
+        }
+        Some(report)
     }
 
     fn drop_numbers(&mut self, uri: &Uri) {

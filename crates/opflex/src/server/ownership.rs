@@ -15,6 +15,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use crate::budget::Budget;
 use crate::deadlines::Deadlines;
 use crate::message::ErrorResponse;
 use crate::model::{ManagedObject, Name, Uri};
@@ -47,7 +48,7 @@ pub(super) struct Ownership {
     owners: HashMap<Uri, Owner>,
     by_connection: HashMap<ConnectionId, BTreeSet<Uri>>,
     expiry: Deadlines<Uri>,
-    bytes: usize,
+    memory: Budget<Name>,
 }
 
 #[derive(Debug)]
@@ -120,12 +121,14 @@ impl Ownership {
         }
     }
 
-    /// The memory of all objects after these claims are entered.
-    pub(super) fn bytes_with(&self, claims: &[Claim]) -> usize {
+    /// Whether an element may enter these endpoints, within a limit for the memory of all.
+    pub(super) fn has_room(&self, element: &Name, claims: &[Claim], limit: usize) -> bool {
         let before = claims.iter().filter_map(|claim| self.owners.get(&claim.root));
-        let before: usize = before.map(|owner| owner.bytes).sum();
-        let added: usize = claims.iter().map(|claim| claim.bytes).sum();
-        self.bytes.saturating_sub(before).saturating_add(added)
+        let own = before.filter(|owner| owner.element == *element);
+        let before: usize = own.map(|owner| owner.bytes).sum();
+        let after: usize = claims.iter().map(|claim| claim.bytes).sum();
+        // An element that is at its limit may still repeat what it has declared.
+        after <= before || self.memory.fits(element, after - before, limit)
     }
 
     /// Enters an endpoint. It belongs to this element from now on.
@@ -136,7 +139,7 @@ impl Ownership {
         }
         let uris = self.by_connection.entry(connection).or_default();
         uris.insert(claim.root.clone());
-        self.bytes += claim.bytes;
+        self.memory.charge(element.clone(), claim.bytes);
         let owner = Owner {
             element: element.clone(),
             connection,
@@ -151,7 +154,7 @@ impl Ownership {
         let Some(owner) = self.owners.remove(uri) else {
             return;
         };
-        self.bytes -= owner.bytes;
+        self.memory.refund(&owner.element, owner.bytes);
         self.expiry.clear(uri);
         if let Some(uris) = self.by_connection.get_mut(&owner.connection) {
             uris.remove(uri);

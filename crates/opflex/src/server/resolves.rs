@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Settings;
 use crate::message::{ErrorResponse, Resolve};
-use crate::model::{Cursor, ObjectRef, Room, Target, Tree, Uri, Watch, Watchers};
+use crate::model::{Cursor, ObjectRef, Room, Target, Tree, Uri, Watch, Watchers, watch_memory};
 use crate::peer::ConnectionId;
 
 /// A time in seconds from the wire. A negative one counts as zero.
@@ -91,14 +91,17 @@ impl Resolvable {
             let what = format!("a connection can't resolve more than {limit} objects");
             return Err(ErrorResponse::error(what));
         }
-        let adds = resolves
-            .iter()
-            .filter(adds)
-            .map(|resolve| resolve.target.text_len() + resolve.subject.len());
-        if self.watchers.bytes(&connection) + adds.sum::<usize>() > settings.limits.resolve_bytes {
-            return Err(ErrorResponse::error(
-                "a connection can't resolve names that are so long",
-            ));
+        let adds = resolves.iter().filter(adds);
+        let adds: usize = adds
+            .map(|resolve| watch_memory(&resolve.subject, &resolve.target))
+            .sum();
+        if adds > 0
+            && !self
+                .watchers
+                .memory()
+                .fits(&connection, adds, settings.limits.resolve_bytes)
+        {
+            return Err(ErrorResponse::error("no memory for more resolves"));
         }
         Ok(())
     }

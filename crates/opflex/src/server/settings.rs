@@ -41,6 +41,11 @@ pub struct Settings {
     /// Accepts elements with another protocol version, another domain or no name, as
     /// libopflex does. Default false.
     pub lenient: bool,
+    /// Takes the name of an element from its certificate, whatever name it sends: the common
+    /// name that [`ServerCore::certify`](super::ServerCore::certify) is told. An element
+    /// without one is refused. Endpoints belong to names, so without this any element may
+    /// take over those of another. Default false.
+    pub name_from_certificate: bool,
     /// Closes the connection of an element when another connection uses its name.
     /// Default false, because the elements of many test set-ups share a name.
     pub unique_names: bool,
@@ -94,18 +99,19 @@ pub struct ServerLimits {
     /// Resolves in force, for each connection and each of the two kinds.
     /// Default 100,000.
     pub resolves: usize,
-    /// Bytes of the names in these, for each connection and each of the two
-    /// kinds. Default 32 MiB.
+    /// The memory of the resolves of all connections, in bytes, for each of the two kinds.
+    /// No connection gets more than what it leaves free. Default 256 MiB.
     pub resolve_bytes: usize,
     /// Objects of all endpoints. Default 1,000,000.
     pub endpoint_objects: usize,
-    /// About how much memory these take, in bytes. Default 512 MiB: half a
-    /// kibibyte for each.
+    /// The memory of all endpoints, in bytes as they are allocated. No element gets more
+    /// than what it leaves free. Default 512 MiB, for some 500,000 objects.
     pub endpoint_bytes: usize,
     /// State reports; the oldest is dropped for a new one. Default 200,000.
     pub reports: usize,
-    /// About how much memory these take, in bytes; beyond, the oldest makes
-    /// room. Default 64 MiB.
+    /// The memory of all reports, in bytes as they are allocated. The oldest report is
+    /// dropped for a new one; the oldest of the same element, if that has more than what is
+    /// free. Default 128 MiB.
     pub report_bytes: usize,
     /// Numbers that are kept over time, two kibibytes each with the default intervals.
     /// Those with the oldest report are dropped for new ones. Default 20,000.
@@ -136,6 +142,7 @@ impl Default for Settings {
             default_location: None,
             require_location: false,
             lenient: false,
+            name_from_certificate: false,
             unique_names: false,
             proxies: None,
             identity_timeout: Duration::from_secs(45),
@@ -161,11 +168,11 @@ impl Default for ServerLimits {
     fn default() -> Self {
         Self {
             resolves: 100_000,
-            resolve_bytes: 32 << 20,
+            resolve_bytes: 256 << 20,
             endpoint_objects: 1_000_000,
             endpoint_bytes: 512 << 20,
             reports: 200_000,
-            report_bytes: 64 << 20,
+            report_bytes: 128 << 20,
             series: 20_000,
             agents: 10_000,
             update_objects: 1000,

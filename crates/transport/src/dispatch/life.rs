@@ -98,15 +98,14 @@ impl<T: Threads, P> Lives<T, P> {
         );
     }
 
-    /// Lets a connection send its queue and end, or ends it at once. False if it was
-    /// ending already.
+    /// Lets a connection send what waits and end, or ends it at once. Its way out is closed by
+    /// the flow. False if it was ending already.
     pub(super) fn end(&mut self, id: ConnectionId, abort: bool, now: Instant) -> bool {
         let Some(life) = self.table.get_mut(id) else {
             return false;
         };
         let began = !std::mem::replace(&mut life.ending, true);
         if began {
-            life.outbox.close();
             self.cut_off.push_back((after(now, self.parting), id));
         }
         if abort {

@@ -27,8 +27,8 @@
 //!  Admit ─ Core::admit ──▶ Starting ─ Started(Ok) ──▶ Running
 //!                            │  │                       │ end(): by the core, by its
 //!            Started(Err) ───┘  └────────▶ Ending ◀─────┘ reader's end, or by a stop
-//!                 │                          │  the queue is flushed, for as long
-//!                 ▼                          │  as `parting`; then it is cut off
+//!                 │                          │  its line and its queue are sent, for
+//!                 ▼                          │  as long as `parting`; then it is cut off
 //!               gone ◀─ joined ─ Finished ───┘
 //! ```
 //!
@@ -59,11 +59,12 @@ pub use self::life::{Admission, Threads};
 pub use self::runner::{Runner, Settings};
 use crate::budget::BudgetFigures;
 use crate::end::EndReason;
+pub use crate::flow::Origin;
 use crate::flow::{Credit, Flow};
 use crate::link::Link;
 use crate::outbox::{Gauge, Outbox};
 use crate::socket::Duplex;
-use crate::stream::Outgoing;
+use crate::stream::{Load, Outgoing};
 use crate::table::ConnectionId;
 
 /// The capacity of the channel of events. It is large enough that a burst of readers does
@@ -124,10 +125,10 @@ pub trait Core: Send + Sized + 'static {
     /// Called with the items of a connection that ended before its turn.
     fn left(&mut self, id: ConnectionId, items: Vec<Self::Item>);
 
-    /// Called if an item does not fit into the queue of a connection and no sender
-    /// waits. Returns true if an action sends the item in another way, and false if it
-    /// is dropped. An ordinary send would fail again.
-    fn full(&mut self, to: ConnectionId, item: Outgoing, now: Instant, actions: &mut Vec<Action>) -> bool;
+    /// Called if more waits for a connection than it may have, with the `newest` item that
+    /// nobody waits with. Returns which item is dropped. Called again for the next one, unless
+    /// an action ends the connection.
+    fn full(&mut self, to: ConnectionId, newest: Load, now: Instant, actions: &mut Vec<Action>) -> Drops;
 
     /// Called after each step, so that an application can be told of the results. Called
     /// again until it appends no action.
@@ -148,16 +149,11 @@ pub trait Core: Send + Sized + 'static {
 /// An action that a core wants done.
 #[derive(Debug)]
 pub enum Action {
-    /// Send an item. If the receiver has no room, the connection whose item caused the
-    /// send waits.
+    /// Send an item. If the receiver has no room, the item waits in the receiver's line, and
+    /// its origin with it.
     Send {
-        /// The receiver.
-        to: ConnectionId,
-        /// The item.
-        item: Outgoing,
-    },
-    /// Send an item and drop the receiver's oldest waiting items to make room.
-    SendDroppingOldest {
+        /// Who caused it.
+        origin: Origin,
         /// The receiver.
         to: ConnectionId,
         /// The item.
@@ -167,11 +163,20 @@ pub enum Action {
     End {
         /// The connection.
         id: ConnectionId,
-        /// Whether it ends at once. Otherwise its queue is sent first.
+        /// Whether it ends at once. Otherwise everything that waits for it is sent first.
         abort: bool,
     },
     /// End all connections, as a stop by the owner does.
     Stop,
+}
+
+/// What a receiver loses that has no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drops {
+    /// The newest item that nobody waits with.
+    Newest,
+    /// The oldest item that nobody waits with.
+    Oldest,
 }
 
 /// A newcomer that was admitted.

@@ -1,11 +1,12 @@
 //! Runs a core, step by step.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::life::{Lives, Threads};
-use super::{Action, Admitted, Core, DispatchEvent, DispatcherFigures, EVENTS, Verdict, View};
+use super::{Action, Admitted, Core, DispatchEvent, DispatcherFigures, Drops, EVENTS, Verdict, View};
 use crate::budget::Budget;
 use crate::end::EndReason;
 use crate::flow::{Credit, Delivery, Flow, Input};
@@ -14,7 +15,6 @@ use crate::host::after;
 use crate::link::Link;
 use crate::outbox::{Limits, Outbox};
 use crate::socket::Duplex;
-use crate::stream::Outgoing;
 use crate::table::{ConnectionId, Numbers};
 
 /// The limits that a runner sets for its connections.
@@ -147,18 +147,15 @@ impl<C: Core, T: Threads> Runner<C, T> {
             DispatchEvent::Items(id, items, bytes) => {
                 self.core.received(id, bytes, now);
                 let credit = Credit::memory_of::<C::Item>(items.len(), bytes);
-                self.flow.arrived(id, items, credit);
-                return;
+                let late = self.flow.arrived(id, items, credit);
+                return self.left(id, late);
             }
-            DispatchEvent::Room(id) => {
-                let full = self.flow.room(id);
-                self.overflow(id, full, now);
-            }
+            DispatchEvent::Room(id) => return self.flow.room(id, now),
             DispatchEvent::Admit(request, stream, reply) => {
                 let verdict = self.admit(*request, stream, now);
                 let id = verdict.as_ref().ok().map(|admitted| admitted.id);
                 // A connection that is replaced leaves before the newcomer is told.
-                self.perform(None, now);
+                self.perform(now);
                 let told = reply.send(verdict).is_ok();
                 if let Some(id) = id {
                     self.core.admitted(id, told, now, &mut self.actions);
@@ -192,6 +189,10 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 if !self.flow.has_end(id) {
                     self.end_of(id, EndReason::Local, now);
                 }
+                if !self.lives.is_open(id) {
+                    // Without a writer its line cannot be sent.
+                    self.flow.remove(id);
+                }
                 if self.lives.finished(id) {
                     self.numbers.give(id);
                 }
@@ -203,41 +204,43 @@ impl<C: Core, T: Threads> Runner<C, T> {
             DispatchEvent::Stop => self.stop(now),
             DispatchEvent::Exit => self.exiting = true,
         }
-        self.perform(None, now);
+        self.perform(now);
     }
 
-    /// Lets the next connection take its turn. `clock` measures the core's work on the
-    /// frames. The actions that follow are not measured: they are carried out once for an
-    /// item, however many frames it has, so shorter turns would only repeat them.
+    /// Lets the next connection take its turn. `clock` measures each run of frames: the core's
+    /// work on them, and the actions that follow.
     pub fn turn(&mut self, now: Instant, clock: impl Fn() -> Duration) {
-        let Some((id, most)) = self.flow.next_turn() else {
+        let Some(id) = self.flow.next_turn() else {
             return;
         };
-        let (mut frames, mut took) = (0, Duration::ZERO);
-        while frames < most {
-            let Some(input) = self.flow.take(id) else { break };
+        let (began, mut ran) = (clock(), false);
+        let mut before = began;
+        while let Some(input) = self.flow.take(id) {
+            ran = true;
             self.begin_step(!self.flow.has_input(id) && self.flow.is_idle());
             match input {
-                Input::Item(item) => {
-                    let began = clock();
-                    let (done, rest) = self.core.item(id, item, most - frames, now, &mut self.actions);
-                    took += clock().saturating_sub(began);
-                    frames = frames.saturating_add(done.max(1));
+                Input::Item(item, most) => {
+                    let (done, rest) = self.core.item(id, item, most, now, &mut self.actions);
+                    let dealt = clock();
                     if let Some(rest) = rest {
                         self.last = false;
                         self.flow.put_back(id, rest);
                     }
-                    self.perform(Some(id), now);
+                    self.perform(now);
+                    let after = clock();
+                    let (dealing, causing) = (dealt.saturating_sub(before), after.saturating_sub(dealt));
+                    self.flow.charge(id, done.max(1), dealing, causing);
+                    before = after;
                 }
                 Input::End(reason) => {
                     self.end_of(id, reason, now);
-                    self.perform(None, now);
+                    self.perform(now);
                 }
             }
         }
-        self.flow.end_turn(id, frames, took);
-        if frames > 0 {
-            self.turns.record(took);
+        self.flow.end_turn(id);
+        if ran {
+            self.turns.record(before.saturating_sub(began));
         }
     }
 
@@ -271,11 +274,11 @@ impl<C: Core, T: Threads> Runner<C, T> {
             self.stopping = Some(after(now, Duration::MAX));
             self.lives.abort_all();
         }
-        for (to, full) in self.flow.tick(now) {
-            self.overflow(to, full, now);
+        for slow in self.flow.tick(now) {
+            self.overflow(slow, now);
         }
         self.core.tick(now, &mut self.actions);
-        self.perform(None, now);
+        self.perform(now);
     }
 
     fn begin_step(&mut self, last: bool) {
@@ -299,7 +302,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         };
         let credit = Arc::new(Credit::new(self.settings.received.clone()));
         self.flow
-            .insert(id, outbox.clone(), self.settings.queue.bytes, Arc::clone(&credit));
+            .insert(id, outbox.clone(), self.settings.queue, Arc::clone(&credit));
         let admitted = Admitted {
             id,
             outbox,
@@ -311,7 +314,8 @@ impl<C: Core, T: Threads> Runner<C, T> {
     }
 
     fn never_started(&mut self, id: ConnectionId) {
-        self.leave(id);
+        let items = self.flow.remove(id);
+        self.left(id, items);
         if self.lives.never_started(id) {
             self.numbers.give(id);
         }
@@ -320,23 +324,28 @@ impl<C: Core, T: Threads> Runner<C, T> {
     /// Handles the end of a connection that has ended by itself.
     fn end_of(&mut self, id: ConnectionId, reason: EndReason, now: Instant) {
         if self.lives.is_open(id) {
+            // If TLS refused a record, there is an alert to send; otherwise nothing can be
+            // sent any more.
+            let is_lost = matches!(&reason, EndReason::Io(e) if e.kind() != io::ErrorKind::InvalidData);
             self.core.ended(id, reason, now, &mut self.actions);
-            self.end(id, false, now);
+            self.end(id, is_lost, now);
         }
     }
 
     fn end(&mut self, id: ConnectionId, abort: bool, now: Instant) {
-        if self.lives.end(id, abort, now) {
-            self.leave(id);
-            if self.lives.reap(id) {
-                self.numbers.give(id);
-            }
+        let began = self.lives.end(id, abort, now);
+        let items = match abort {
+            true => self.flow.remove(id),
+            false if began => self.flow.end(id, now),
+            false => return,
+        };
+        self.left(id, items);
+        if began && self.lives.reap(id) {
+            self.numbers.give(id);
         }
     }
 
-    /// Takes a connection out of the flow.
-    fn leave(&mut self, id: ConnectionId) {
-        let items = self.flow.remove(id);
+    fn left(&mut self, id: ConnectionId, items: Vec<C::Item>) {
         if !items.is_empty() {
             self.core.left(id, items);
         }
@@ -349,20 +358,26 @@ impl<C: Core, T: Threads> Runner<C, T> {
         }
     }
 
-    fn overflow(&mut self, to: ConnectionId, full: Vec<Outgoing>, now: Instant) {
-        for item in full {
-            self.full(to, item, now);
-            self.perform(None, now);
+    /// Asks the core what to drop, until no more waits for a receiver than it may have. The
+    /// core's actions are carried out at once, so that they come before those that follow.
+    fn overflow(&mut self, to: ConnectionId, now: Instant) {
+        while let Some(newest) = self.flow.overflow(to) {
+            let before = self.actions.len();
+            let drops = self.core.full(to, newest, now, &mut self.actions);
+            self.flow.drop_one(to, drops == Drops::Oldest);
+            for action in self.actions.split_off(before) {
+                self.carry_out(action, now);
+            }
         }
     }
 
     /// Carries out the core's actions, and those that follow from them.
-    fn perform(&mut self, sender: Option<ConnectionId>, now: Instant) {
+    fn perform(&mut self, now: Instant) {
         self.core.settle(now, &mut self.actions);
         let mut actions = std::mem::take(&mut self.actions);
         while !actions.is_empty() {
             for action in actions.drain(..) {
-                self.carry_out(action, sender, now);
+                self.carry_out(action, now);
             }
             self.core.settle(now, &mut self.actions);
             std::mem::swap(&mut actions, &mut self.actions);
@@ -373,38 +388,19 @@ impl<C: Core, T: Threads> Runner<C, T> {
         }
     }
 
-    /// Asks the core about an item for which there is no room. Its actions are carried out
-    /// at once: a later item may find room, and must not overtake one that replaces older
-    /// items.
-    fn full(&mut self, to: ConnectionId, item: Outgoing, now: Instant) {
-        let (load, before) = (item.load(), self.actions.len());
-        let is_sent = self.core.full(to, item, now, &mut self.actions);
-        if !is_sent && let Some(life) = self.lives.get_mut(to) {
-            life.outbox.count_refused(load);
-        }
-        for answer in self.actions.split_off(before) {
-            self.carry_out(answer, None, now);
-        }
-    }
-
-    fn carry_out(&mut self, action: Action, sender: Option<ConnectionId>, now: Instant) {
+    fn carry_out(&mut self, action: Action, now: Instant) {
         match action {
-            Action::Send { to, item } => {
+            Action::Send { origin, to, item } => {
                 let at_once = self.may_send_at_once(to);
                 let load = item.load();
-                match self.flow.deliver(sender, to, item, at_once, now) {
+                match self.flow.deliver(origin, to, item, at_once, now) {
                     Delivery::Taken => {}
+                    Delivery::Overflows => self.overflow(to, now),
                     Delivery::Gone => {
                         if let Some(life) = self.lives.get_mut(to) {
                             life.outbox.count_late(load);
                         }
                     }
-                    Delivery::Full(item) => self.full(to, item, now),
-                }
-            }
-            Action::SendDroppingOldest { to, item } => {
-                if let Some(life) = self.lives.get_mut(to) {
-                    life.outbox.push_dropping_oldest(item);
                 }
             }
             Action::End { id, abort } => self.end(id, abort, now),

@@ -27,6 +27,8 @@ struct Script {
     at_stop: Vec<Action>,
     /// Done as soon as something has been dealt with.
     at_settling: Vec<Action>,
+    /// Done when more waits for a connection than it may have.
+    at_overflow: Vec<Action>,
     drops_oldest: bool,
     due: Option<Instant>,
 }
@@ -105,12 +107,13 @@ impl Core for Script {
         self.note(id, &format!("{} left", items.len()));
     }
 
-    fn full(&mut self, to: ConnectionId, item: Outgoing, _: Instant, actions: &mut Vec<Action>) -> bool {
+    fn full(&mut self, to: ConnectionId, _: Load, _: Instant, actions: &mut Vec<Action>) -> Drops {
         self.note(to, "full");
-        if self.drops_oldest {
-            actions.push(Action::SendDroppingOldest { to, item });
+        actions.append(&mut self.at_overflow);
+        match self.drops_oldest {
+            true => Drops::Oldest,
+            false => Drops::Newest,
         }
-        self.drops_oldest
     }
 
     fn settle(&mut self, _: Instant, actions: &mut Vec<Action>) {
@@ -261,7 +264,21 @@ impl Peer {
     }
 
     fn send_item(&self, item: Outgoing) -> Action {
-        Action::Send { to: self.id, item }
+        Action::Send {
+            origin: Origin::Application,
+            to: self.id,
+            item,
+        }
+    }
+
+    /// So many items of 300 bytes of memory that frames of a peer cause.
+    fn send_from(&self, from: &Self, items: usize) -> Vec<Action> {
+        let send = |_| Action::Send {
+            origin: Origin::Connection(from.id),
+            to: self.id,
+            item: long(172),
+        };
+        (0..items).map(send).collect()
     }
 
     fn end(&self, abort: bool) -> Action {
@@ -511,7 +528,7 @@ fn a_timer_of_the_core_is_due_at_its_time_and_not_before() {
 }
 
 #[test]
-fn a_turn_ends_at_its_frames_and_a_rest_has_the_next_one() {
+fn a_run_ends_at_its_frames_and_a_rest_has_the_next_one() {
     let mut world = World::new(Script::default());
     let [a, b] = [world.run("a"), world.run("b")];
     world.log();
@@ -520,35 +537,45 @@ fn a_turn_ends_at_its_frames_and_a_rest_has_the_next_one() {
         vec![Step::Note("first"), Step::Frames(300), Step::Note("after")],
     );
     world.read(&b, vec![Step::Note("another")]);
-    for _ in 0..3 {
+    for _ in 0..2 {
         world.turn();
     }
     assert_eq!(
         world.log(),
         [
             "a: first",
-            "a: 255 frames",
-            "b: another",
-            "a: 45 frames",
+            "a: 8 frames",
+            "a: 16 frames",
+            "a: 32 frames",
+            "a: 64 frames",
+            "a: 128 frames",
+            "a: 52 frames",
             "a: after",
+            "b: another",
         ]
     );
     assert!(world.runner.is_idle());
 }
 
 #[test]
-fn a_turn_is_measured_by_the_clock() {
+fn a_turn_ends_when_its_time_is_used_up_and_that_is_looked_at_after_each_run() {
     let mut world = World::new(Script::default());
-    let peer = world.run("a");
+    let [a, b] = [world.run("a"), world.run("b")];
     world.log();
-    world.read(&peer, vec![Step::Frames(300)]);
+    world.read(&a, vec![Step::Frames(8), Step::Frames(300)]);
+    world.read(&b, vec![Step::Frames(2)]);
     let later = Cell::new(Duration::ZERO);
-    world.runner.turn(world.start, || {
-        later.set(later.get() + Duration::from_millis(16));
-        later.get()
-    });
-    world.turn();
-    assert_eq!(world.log(), ["a: 256 frames", "a: 16 frames"]);
+    for _ in 0..4 {
+        world.runner.turn(world.start, || {
+            later.set(later.get() + Duration::from_micros(800));
+            later.get()
+        });
+    }
+    // Each run takes 1.6 ms, in which the core has a half: it owes more than it has.
+    assert_eq!(
+        world.log(),
+        ["a: 8 frames", "b: 2 frames", "a: 8 frames", "a: 8 frames"]
+    );
 }
 
 #[test]
@@ -573,11 +600,6 @@ fn the_last_item_is_answered_past_the_writer_once_and_others_are_not() {
     world.turn();
     assert_eq!(b.log(), ["7"], "an event waits");
     world.busy.store(false, Ordering::SeqCst);
-    // Whose next turn is after that of the other, as it has had more.
-    for _ in 0..20 {
-        world.read(&b, vec![Step::Frames(250)]);
-        world.turn();
-    }
     world.read(&a, vec![answer("8")]);
     world.read(&b, vec![Step::Note("input of another")]);
     world.turn();
@@ -607,50 +629,63 @@ fn a_call_and_a_timer_send_past_the_writer_where_nobody_has_input() {
 }
 
 #[test]
-fn what_a_turn_leads_to_waits_and_what_a_call_leads_to_does_not() {
+fn what_a_turn_leads_to_waits_and_what_a_call_leads_to_meets_the_policy() {
     let mut world = World::new(Script::default());
     let [a, b] = [world.run("a"), world.run("b")];
     world.busy.store(true, Ordering::SeqCst);
     // Half of the queue is 500, and each takes 300.
-    let sends = || vec![b.send_item(long(172)), b.send_item(long(172))];
-    world.read(&a, vec![Step::Do(sends()), Step::Note("next")]);
+    world.read(&a, vec![Step::Do(b.send_from(&a, 3)), Step::Note("next")]);
     world.log();
     world.turn();
     assert_eq!(world.log(), NOTHING, "it waits in the line");
-    world.call(sends());
-    world.call(sends());
-    assert_eq!(
-        world.log(),
-        ["b: full", "b: full"],
-        "three fit, one of four waits in the line"
-    );
+    let sends = |count: usize| (0..count).map(|_| b.send_item(long(172))).collect();
+    world.call(sends(1));
+    assert_eq!(world.log(), NOTHING);
+    world.call(sends(2));
+    assert_eq!(world.log(), ["b: full", "b: full"], "three and one wait already");
     while Wire::write(&b.outbox) {
         world.handle(DispatchEvent::Room(b.id));
     }
     world.turn();
     assert_eq!(world.log(), ["a: next"]);
+    assert_eq!((b.outbox.sent().items, b.outbox.gauge().books().dropped), (4, 2));
 }
 
 #[test]
-fn what_does_not_fit_goes_in_place_of_the_oldest_before_what_follows_it() {
+fn what_does_not_fit_goes_in_place_of_the_oldest_that_waits() {
     let mut world = World::new(Script {
         drops_oldest: true,
         ..Script::default()
     });
     let peer = world.run("a");
     world.busy.store(true, Ordering::SeqCst);
-    let sends = [long(300), long(301), long(302), item("short")];
+    let sends = [long(372), long(101), long(102), long(103), item("short")];
     world.call(sends.map(|item| peer.send_item(item)).into());
-    assert_eq!(peer.log(), ["301", "302", "short"]);
+    while Wire::write(&peer.outbox) {
+        world.handle(DispatchEvent::Room(peer.id));
+    }
+    assert_eq!(peer.log(), ["372", "103", "short"]);
 }
 
 #[test]
-fn the_overflow_of_a_slow_receiver_is_returned_to_the_core() {
+fn a_policy_that_ends_the_receiver_drops_one_item_and_loses_the_others() {
+    let mut world = World::new(Script::default());
+    let peer = world.run("a");
+    world.runner.core_mut().at_overflow = vec![peer.end(true)];
+    world.busy.store(true, Ordering::SeqCst);
+    world.call((0..9).map(|_| peer.send_item(long(300))).collect());
+    assert!(peer.is_aborted());
+    let books = peer.outbox.gauge().books();
+    // Two are in the queue, one waits, and one is beyond the limit; others come too late.
+    assert_eq!((books.waiting.items, books.dropped, books.lost), (2, 1, 6));
+}
+
+#[test]
+fn a_slow_receiver_meets_the_policy_with_what_waits_for_it() {
     let mut world = World::new(Script::default());
     let [a, b] = [world.run("a"), world.run("b")];
-    let sends = (0..5).map(|_| b.send_item(long(172))).collect();
     world.busy.store(true, Ordering::SeqCst);
-    world.read(&a, vec![Step::Do(sends)]);
+    world.read(&a, vec![Step::Do(b.send_from(&a, 5))]);
     world.turn();
     world.log();
     assert_eq!(world.runner.next_deadline(), Some(world.at(1000)));
@@ -658,6 +693,54 @@ fn the_overflow_of_a_slow_receiver_is_returned_to_the_core() {
     assert_eq!(world.log(), NOTHING);
     world.tick(1000);
     assert_eq!(world.log(), ["b: full", "b: full", "tick"]);
+}
+
+#[test]
+fn an_end_with_grace_sends_the_line_first_and_an_end_of_time_loses_it() {
+    for in_time in [true, false] {
+        let mut world = World::new(Script::default());
+        let [a, b] = [world.run("a"), world.run("b")];
+        world.busy.store(true, Ordering::SeqCst);
+        world.read(&a, vec![Step::Do(b.send_from(&a, 5)), Step::Note("next")]);
+        world.turn();
+        world.log();
+        world.call(vec![b.send("farewell"), b.end(false), b.send("late")]);
+        world.turn();
+        assert_eq!(world.log(), ["a: next"], "nobody waits for it any more");
+        assert!(!b.outbox.is_closed());
+        if in_time {
+            while Wire::write(&b.outbox) {
+                world.handle(DispatchEvent::Room(b.id));
+            }
+            let log = b.wire.log();
+            assert_eq!(log[5..], ["farewell", "finish"]);
+            assert_eq!(b.outbox.lost(), 1, "the late one");
+        } else {
+            world.tick(5000);
+            assert!(b.is_aborted());
+        }
+        world.handle(DispatchEvent::Finished(b.id));
+        assert_eq!(b.threads(), ["join"]);
+        let waits = b.outbox.waiting().frames;
+        assert_eq!(b.outbox.lost() + waits + b.outbox.sent().frames, 7);
+        assert_eq!(world.budget.used(), b.outbox.waiting().memory());
+    }
+}
+
+#[test]
+fn a_connection_that_is_lost_loses_its_line_at_once() {
+    let mut world = World::new(Script::default());
+    let [a, b] = [world.run("a"), world.run("b")];
+    world.busy.store(true, Ordering::SeqCst);
+    world.read(&a, vec![Step::Do(b.send_from(&a, 5))]);
+    world.turn();
+    world.handle(DispatchEvent::Ended(
+        b.id,
+        EndReason::Io(io::ErrorKind::ConnectionReset.into()),
+    ));
+    world.turn();
+    assert!(b.outbox.is_closed() && b.is_aborted());
+    assert_eq!(b.outbox.lost(), 3);
 }
 
 #[test]
@@ -685,8 +768,8 @@ fn a_look_sees_who_is_there_who_has_input_and_how_long_all_took() {
     let nothing = (0, Duration::ZERO);
     assert_eq!(seen(&mut world), (0, 0, [nothing; 2]));
     let (peer, _idle) = (world.run("a"), world.run("b"));
-    world.read(&peer, vec![Step::Frames(300)]);
-    let long = Duration::from_micros(300);
+    world.read(&peer, vec![Step::Frames(9)]);
+    let long = Duration::from_micros(500);
     world.runner.waited(Some(long));
     world.runner.waited(None);
     assert_eq!(seen(&mut world), (2, 1, [(1, long), nothing]));
@@ -699,8 +782,8 @@ fn a_look_sees_who_is_there_who_has_input_and_how_long_all_took() {
     world.turn();
     assert_eq!(
         seen(&mut world),
-        (2, 0, [(1, long), (2, 2 * long)]),
-        "nobody had the third"
+        (2, 0, [(1, long), (2, 4 * long)]),
+        "what a run caused counts, and nobody had the third"
     );
 }
 

@@ -1,75 +1,88 @@
-//! Flow control: which connections may go on, and which wait for which receiver. One
-//! place for rules, forwarded frames, answers, and the frames that handlers send.
+//! Flow control: who may send to whom, and who has to wait.
+//!
+//! Everything that goes to a receiver joins that receiver's one line, whatever caused it:
+//! forwarded frames, answers, and what the application sends from a frame, a timer or a
+//! call. The queue of the receiver's writer is filled from the front of the line, and only
+//! while the queue is below its mark. So what is sent to a receiver leaves in the order in
+//! which it was sent.
 //!
 //! ```text
-//!  reader ── Credit ──▶ input of its connection ── a turn at a time ──▶ core
-//!                             ▲                                          │ Send
-//!                             │ no turns while it is in a waiting line   ▼
-//!                             └──────────── waiting line of ◀── deliver: room?
-//!                                             the receiver         │ yes
-//!                                                                  ▼
-//!                                                      Outbox ──▶ writer
+//!  reader ── Credit ──▶ input of its connection ── a turn ──▶ core
+//!                            ▲                                 │ Action::Send
+//!                            │ hold, go                        ▼ { origin, to, item }
+//!                            └─────────────── line of the receiver
+//!                                                              │ below its mark
+//!                                                              ▼
+//!                                               queue (Outbox) ──▶ writer ──▶ socket
 //! ```
 //!
-//! # Room and lines
+//! # Who owns what
 //!
-//! The *mark* of a queue is how much of its memory the frames of other connections may
-//! fill: half of the queue's limit, or its share of the [`Budget`] if that is less. A
-//! frame is put into a receiver's queue only if the queue then stays within its mark, or
-//! is empty. Otherwise the frame waits in the receiver's line, and its sender gets no
-//! further turn until all its frames in lines are delivered. So however many senders a
-//! receiver has, its queue does not grow beyond the mark, and its line holds at most one
-//! turn of each sender, which counts in the budget as well. When a queue has drained
-//! some way below its mark, its line moves in order as far as there is room. No other
-//! line is touched.
+//! | part | owner | what it decides |
+//! |---|---|---|
+//! | [`Credit`] | shared by a reader and the flow | how far the reader may be ahead |
+//! | `turns` | the dispatcher | whose input is dealt with next, and how much of it |
+//! | `line` | the dispatcher | what waits for a receiver, and who waits with it |
+//! | [`Outbox`] | shared by the dispatcher and a writer | what the writer sends; only the writer takes items out |
 //!
-//! # Patience
+//! # Origins
 //!
-//! A receiver that takes at least 4 MiB or 20,000 frames a second while others wait
-//! for it may take as long as it needs. If the system has accepted only a part of a frame,
-//! the bytes of that part count. A receiver that takes less for as long as the
-//! *patience* is slow: its line is delivered up to the limit of its queue or its share
-//! of the budget, and the policy of the core decides about frames that do not fit.
-//! Senders wait for it again only after its queue has drained to half of its mark. So
-//! one stuck peer delays its senders once, by the patience, and no other connection.
+//! An [`Origin`] is who caused an item. While an item waits in a line, its origin waits with
+//! it: a connection gets no turn and is not read beyond a batch. It goes on when none of its
+//! items wait in any line. Nobody waits for a receiver whose queue is below its mark, except
+//! for the moment until the writer has told the dispatcher so.
 //!
-//! A sender whose own answers pile up waits for itself. That harms no other
-//! connection, and the write timeout ends a peer that never reads.
+//! The application cannot wait. What it sends may take half of the receiver's limit while it
+//! waits in the line, and beyond that the core's policy decides: it ends the receiver, or has
+//! items dropped. What others wait with does not count, so no receiver meets the policy for
+//! what they hoard. Only items in the line are dropped, so the writer needs no notice.
 //!
-//! # Turns
+//! Answers to a receiver itself are its own affair: beyond 1 MiB in its queue it is not
+//! read until it has taken half of them. They do not hold others.
 //!
-//! Connections with input take turns. A turn is as many frames as the core can
-//! deal with in about a millisecond, as measured in earlier turns. So a connection
-//! with expensive frames delays others no longer than one with cheap frames. The next
-//! turn goes to the connection that has used the least of the dispatcher (start-time
-//! fair queueing, with some credit for quiet connections). So a connection that sends
-//! less than its fair share passes a thousand busy ones.
+//! # Slow receivers
+//!
+//! A receiver that takes at least 4 MiB or 20,000 frames a second while others wait for it
+//! may take as long as it needs. If the system has accepted only a part of a frame, the
+//! bytes of that part count. A receiver that takes less for as long as the *patience* is
+//! slow: nobody waits for it any more, and what its line holds counts against its limit. So
+//! one stuck peer delays its senders once, by the patience, and no other connection. It
+//! stays slow until it has kept the pace for as long, or has taken everything.
+//!
+//! # Ends
+//!
+//! A connection that ends with grace gets what waits in its line before its queue is closed,
+//! and nobody waits for it any more. One that ends at once loses its line.
 //!
 //! | bound | how much | when full |
 //! |---|---|---|
 //! | input of a connection | its credit: 1 MiB, less if memory is short, but always one batch | its reader waits, and with it its peer |
 //! | an unfinished item | 16 KiB of each connection's own; its announced length beyond that is reserved in the budget of received bytes, half of it for each certificate | the connection is not read until there is memory, in the order of arrival. The first in line always gets it. Whoever has memory that others wait for is ended if it does not go on |
-//! | a receiver's queue, for frames of others | half of its limit, or its share of the budget | senders wait in its line |
-//! | a receiver's queue, for answers to itself | 1 MiB | the connection is not read |
-//! | a receiver's line | one turn of each sender | – |
-//! | a receiver's queue, if no sender waits: the receiver is slow, or the application sends by itself | its limit, or its share of the budget | the core's policy |
+//! | a receiver's queue | its mark: half of the receiver's limit, or its share of the budget, and one item | items join the line |
+//! | answers to itself in a receiver's queue | 1 MiB, or half of the mark | the connection is not read |
+//! | what others wait with in a line | one turn of each connection | those connections wait |
+//! | what nobody waits with in a line: of the application, or for a slow receiver | the other half of the receiver's limit, or its share of the budget; one item may always wait | the core's policy |
 
 mod credit;
+mod line;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod unfinished;
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use self::credit::Credit;
+use self::line::{Line, Waiting};
+use self::turns::{Turn, Turns};
 pub(crate) use self::unfinished::OWN;
 pub use self::unfinished::{Look, Unfinished};
 use crate::budget::Budget;
 use crate::end::EndReason;
-use crate::outbox::{Outbox, PushError};
+use crate::host::after;
+use crate::outbox::{Limits, Outbox, PushError};
 use crate::stream::{Load, Outgoing};
 use crate::table::{ConnectionId, Table};
 
@@ -81,43 +94,55 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 /// enough.
 const PACE_BYTES: f64 = (4 << 20) as f64;
 const PACE_FRAMES: f64 = 20_000.0;
+/// How often, at most, the pace of a slow receiver is looked at.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// How many bytes of its own answers may wait for a connection that is still read.
 const ANSWERS: u64 = 1 << 20;
 
-/// How long a turn should take. Ten connections with a backlog of the most expensive
-/// frames delay an eleventh by ten turns.
-const TURN: Duration = Duration::from_millis(1);
-/// What each received byte adds to a connection's use of the server ([`Way::had`]), in
-/// nanoseconds. The dispatcher spends no such time on it, but other threads receive,
-/// decrypt, encrypt and send the byte on the same processors.
+/// How far a queue drains below its mark before its line moves on: several batches of its
+/// writer. So the dispatcher is not told for every batch, and a thousand senders in line
+/// wake up by the dozen, not all at once.
+const STEP: u64 = 1 << 20;
+
+/// How long the core should take for one run of frames. Turns are looked at between runs.
+const RUN: Duration = Duration::from_millis(1);
+/// What each received byte costs of a connection's share, in nanoseconds. The dispatcher
+/// spends no such time on it, but other threads receive, decrypt, encrypt and send the byte
+/// on the same processors.
 const BYTE: u64 = 4;
-/// How far a connection's use of the server may be behind that of the others, in the
-/// units of [`Way::had`]. A connection that sends less than its fair share is always
-/// first with its occasional frames. One that was quiet for long and then sends much
-/// keeps the others waiting for a millisecond only.
-const BEHIND: u64 = 1 << 20;
-/// The frames of a connection's first turn.
-const FIRST_TURN: u32 = 256;
-/// The most frames of a turn: a batch of frames without payload.
-const LONGEST_TURN: u32 = 1 << 20;
+/// The frames of a connection's first run. Frames that take a third of a millisecond each
+/// are a first run of a few milliseconds.
+const FIRST_RUN: u32 = 8;
+/// The most frames of a run: a batch of frames without payload.
+const LONGEST_RUN: u32 = 1 << 20;
+
+/// Who causes an item. What holds an item back holds its origin back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Origin {
+    /// The frames of a connection.
+    Connection(ConnectionId),
+    /// The application by itself: a timer, a call of another thread. It cannot wait.
+    #[default]
+    Application,
+}
 
 /// The result of [`Flow::deliver`].
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// The item is in the receiver's queue, or waits in its line.
     Taken,
-    /// There is no room, and the sender does not wait. The item comes back.
-    Full(Outgoing),
-    /// The receiver is closed or gone.
+    /// As `Taken`, but more waits than the receiver may have: see [`Flow::overflow`].
+    Overflows,
+    /// The receiver is closed or gone, and the item is dropped.
     Gone,
 }
 
 /// The next input of a connection.
 #[derive(Debug)]
 pub enum Input<I> {
-    /// An item that the reader found.
-    Item(I),
+    /// An item that the reader found, of which this many frames should be dealt with.
+    Item(I, u32),
     /// The reader has come to an end, and all items before it are dealt with.
     End(EndReason),
 }
@@ -128,60 +153,68 @@ pub struct Flow<I> {
     ways: Table<Way<I>>,
     budget: Budget,
     patience: Duration,
-    /// Connections with input, and how much of the dispatcher each has used.
-    turns: BinaryHeap<Reverse<(u64, ConnectionId)>>,
-    /// How much the connection of the last turn had used ([`Way::had`]) before that turn. The
-    /// others have used at least about as much, so [`list`](Self::list) compares with this.
-    served: u64,
-    /// Receivers that others wait for.
-    awaited: Vec<ConnectionId>,
+    turns: Turns,
+    /// When the pace of which receiver is looked at, in the order of time.
+    looks: BTreeSet<(Instant, ConnectionId)>,
 }
 
-/// One connection: its input, and the line of items for it.
+/// One connection: its input, and what waits for it.
 #[derive(Debug)]
 struct Way<I> {
     credit: Arc<Credit>,
     input: VecDeque<Batch<I>>,
     end: Option<EndReason>,
-    /// Whether it is in `Flow::turns`.
-    listed: bool,
-    /// How much of the server it has used: nanoseconds of the dispatcher, frames,
-    /// and [`BYTE`] for each byte.
-    had: u64,
-    /// How many frames its next turn has.
-    turn: u32,
-    /// In the lines of how many receivers its own items wait. It gets no turn unless this
-    /// is 0.
-    lines: usize,
-    /// Since when its items wait in some line.
-    in_line_since: Option<Instant>,
+    turn: Turn,
+    /// How many frames its next run has, and how many runs it has had.
+    run: u32,
+    runs: u64,
+    /// How many of its items wait in lines, and hold it.
+    waiting: usize,
+    /// It has taken too little of its own answers, which holds it as well.
+    is_behind: bool,
+    /// Since when it is held.
+    held_since: Option<Instant>,
 
     outbox: Outbox,
-    limit: u64,
-    /// The items for it that wait for room in its queue.
-    line: VecDeque<Waiting>,
-    /// Since when its pace is measured, because others wait for it, and how much it had
-    /// received then.
-    paced: Option<(Instant, Load)>,
-    /// Whether it is slow, so that no sender waits for it.
-    slow: bool,
+    limits: Limits,
+    line: Line,
+    /// The memory of all items that went into its queue.
+    queued: u64,
+    /// At most so much of its queue are its own answers, and the last of them is in its
+    /// place when so much in all has left the queue.
+    answers: u64,
+    last_answer: u64,
+    pace: Option<Pace>,
+    is_slow: bool,
+    /// It ends as soon as its line is empty.
+    is_ending: bool,
     /// When the last item for it came from the core.
     last_item_at: Option<Instant>,
 }
 
-/// The state of the flow from and to one connection.
+/// How one connection fares, as a sender and as a receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
-    /// Since when it waits for room in the queues of others.
-    pub in_line_since: Option<Instant>,
+pub struct FlowState {
+    /// Since when it waits for room in the queues of others, or for itself.
+    pub held_since: Option<Instant>,
     /// Since when its reader waits until the dispatcher has dealt with its items.
     pub without_credit_since: Option<Instant>,
     /// Since when others wait for it, or since it was last seen to keep the pace.
     pub awaited_since: Option<Instant>,
-    /// It is slow, so no sender waits for it.
+    /// It is slow, so nobody waits for it.
     pub is_slow: bool,
-    /// When the last item for its queue came.
+    /// When the last item for it came.
     pub last_item_at: Option<Instant>,
+}
+
+/// The measure of a receiver's pace.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    since: Instant,
+    /// What it had received then.
+    before: Load,
+    /// When it is looked at.
+    look: Instant,
 }
 
 #[derive(Debug)]
@@ -191,41 +224,84 @@ struct Batch<I> {
     bytes: u64,
 }
 
-/// The items of one sender in the line of a receiver.
-#[derive(Debug)]
-struct Waiting {
-    sender: ConnectionId,
-    items: VecDeque<Outgoing>,
-}
-
 impl<I> Way<I> {
-    /// How many bytes of its queue's memory others may fill.
+    /// How many bytes of its queue's memory are filled from its line.
     fn mark(&self, budget: &Budget) -> u64 {
-        (self.limit / 2).min(budget.share())
+        (self.limits.bytes / 2).min(budget.share())
     }
 
-    /// The mark for items of one sender. It is lower for the receiver's `own` items, which
-    /// are answers to it.
-    fn mark_for(&self, own: bool, budget: &Budget) -> u64 {
-        let mark = self.mark(budget);
-        if own { mark.min(ANSWERS) } else { mark }
+    fn is_held(&self) -> bool {
+        self.waiting > 0 || self.is_behind
     }
 
-    /// How many bytes its queue may hold if no sender waits for it.
-    fn ceiling(&self, budget: &Budget) -> u64 {
-        self.limit.min(budget.share())
+    fn has_input(&self) -> bool {
+        !self.input.is_empty() || self.end.is_some()
     }
 
     /// Ends the first batch, which is dealt with.
     fn finish_batch(&mut self) {
         if let Some(batch) = self.input.pop_front() {
             self.credit.grant(batch.bytes);
-            self.had = self.had.saturating_add(batch.bytes.saturating_mul(BYTE));
+            self.turn.charge(batch.bytes.saturating_mul(BYTE));
         }
     }
 
-    fn has_input(&self) -> bool {
-        !self.input.is_empty() || self.end.is_some()
+    /// Puts an item into the queue if that is below its mark.
+    fn push(
+        &mut self,
+        item: Outgoing,
+        is_own: bool,
+        at_once: bool,
+        budget: &Budget,
+    ) -> Result<(), PushError> {
+        let memory = item.load().memory();
+        let mark = self.mark(budget);
+        self.outbox.push_below(item, mark, at_once)?;
+        self.queued += memory;
+        if is_own {
+            self.answers += memory;
+            self.last_answer = self.queued;
+        }
+        Ok(())
+    }
+
+    /// How much of its own answers it may leave in its queue.
+    fn most_answers(&self, budget: &Budget) -> u64 {
+        ANSWERS.min(self.mark(budget) / 2)
+    }
+
+    /// At most so much of its queue are its own answers. Items of others that came between
+    /// them may be counted as well, until they have left.
+    fn answers(&mut self) -> u64 {
+        let before_the_last = self.last_answer.saturating_sub(self.outbox.left().0);
+        self.answers = self.answers.min(before_the_last);
+        self.answers
+    }
+
+    /// Whether its pace is to be measured.
+    fn is_awaited(&self) -> bool {
+        !self.is_ending && (self.is_slow || self.line.has_others())
+    }
+
+    /// Has the writer tell when there is something to do for this receiver. False if there is
+    /// something already.
+    fn ask(&self, budget: &Budget) -> bool {
+        let mut at = None;
+        if !self.line.is_empty() {
+            let (left, waiting) = self.outbox.left();
+            let mark = self.mark(budget);
+            let of_memory = waiting.memory().saturating_sub(mark - STEP.min(mark / 2));
+            // If frames are what is short, any batch that leaves may be enough.
+            let of_frames = u64::from(waiting.frames > self.limits.frames / 4);
+            at = Some(left.saturating_add(of_memory.max(of_frames)));
+        } else if self.is_slow {
+            at = Some(u64::MAX);
+        }
+        if self.is_behind {
+            let of_answers = self.last_answer.saturating_sub(self.most_answers(budget) / 2);
+            at = Some(at.map_or(of_answers, |at| at.min(of_answers)));
+        }
+        at.is_none_or(|at| self.outbox.ask(at))
     }
 }
 
@@ -236,42 +312,48 @@ impl<I> Flow<I> {
             ways: Table::default(),
             budget,
             patience,
-            turns: BinaryHeap::new(),
-            served: 0,
-            awaited: Vec::new(),
+            turns: Turns::default(),
+            looks: BTreeSet::new(),
         }
     }
 
-    /// A connection begins. `limit` is the memory that its queue may take.
-    pub fn insert(&mut self, id: ConnectionId, outbox: Outbox, limit: u64, credit: Arc<Credit>) {
+    /// A connection begins. `limits` are for what may wait for it.
+    pub fn insert(&mut self, id: ConnectionId, outbox: Outbox, limits: Limits, credit: Arc<Credit>) {
         let way = Way {
             credit,
             input: VecDeque::new(),
             end: None,
-            listed: false,
-            had: 0,
-            turn: FIRST_TURN,
-            lines: 0,
-            in_line_since: None,
+            turn: Turn::default(),
+            run: FIRST_RUN,
+            runs: 0,
+            waiting: 0,
+            is_behind: false,
+            held_since: None,
             outbox,
-            limit,
-            line: VecDeque::new(),
-            paced: None,
-            slow: false,
+            limits,
+            line: Line::new(id),
+            queued: 0,
+            answers: 0,
+            last_answer: 0,
+            pace: None,
+            is_slow: false,
+            is_ending: false,
             last_item_at: None,
         };
         self.ways.insert(id, way);
     }
 
     /// The state of one connection. A connection that has left counts as idle.
-    pub fn standing(&self, id: ConnectionId) -> Standing {
-        self.ways.get(id).map_or_else(Standing::default, |way| Standing {
-            in_line_since: way.in_line_since,
-            without_credit_since: way.credit.waits_since(),
-            awaited_since: way.paced.map(|(since, _)| since),
-            is_slow: way.slow,
-            last_item_at: way.last_item_at,
-        })
+    pub fn state(&self, id: ConnectionId) -> FlowState {
+        self.ways
+            .get(id)
+            .map_or_else(FlowState::default, |way| FlowState {
+                held_since: way.held_since,
+                without_credit_since: way.credit.waits_since(),
+                awaited_since: way.pace.map(|pace| pace.since),
+                is_slow: way.is_slow,
+                last_item_at: way.last_item_at,
+            })
     }
 
     /// How many connections wait for a turn.
@@ -279,23 +361,49 @@ impl<I> Flow<I> {
         self.turns.len()
     }
 
-    /// Removes a connection. Senders that wait for it go on, and their items for it are
-    /// dropped. Returns its input that was not dealt with. Its items in the lines of
-    /// others are still delivered.
+    /// Ends a connection with grace: what waits in its line is sent before its queue is
+    /// closed, and nobody waits for that. Returns its input that was not dealt with. Its
+    /// items in the lines of others are still delivered.
+    pub fn end(&mut self, id: ConnectionId, now: Instant) -> Vec<I> {
+        let rest = self.end_input(id);
+        if let Some(way) = self.ways.get_mut(id) {
+            way.is_ending = true;
+            let held = way.line.let_go(true);
+            self.let_go(held);
+            self.move_line(id);
+            self.mind_pace(id, now);
+        }
+        rest
+    }
+
+    /// Removes a connection at once, and drops what waits in its line. Otherwise as
+    /// [`end`](Self::end).
     pub fn remove(&mut self, id: ConnectionId) -> Vec<I> {
-        let Some(way) = self.ways.remove(id) else {
+        let rest = self.end_input(id);
+        let Some(mut way) = self.ways.remove(id) else {
+            return rest;
+        };
+        if let Some(pace) = way.pace {
+            self.looks.remove(&(pace.look, id));
+        }
+        let held = way.line.let_go(true);
+        for waiting in way.line.iter() {
+            let load = waiting.item.load();
+            self.budget.give(load.memory());
+            way.outbox.count_late(load);
+        }
+        way.outbox.close();
+        self.let_go(held);
+        rest
+    }
+
+    fn end_input(&mut self, id: ConnectionId) -> Vec<I> {
+        let Some(way) = self.ways.get_mut(id) else {
             return Vec::new();
         };
-        self.awaited.retain(|awaited| *awaited != id);
-        for waiting in way.line {
-            for item in &waiting.items {
-                self.budget.give(item.load().memory());
-                way.outbox.count_late(item.load());
-            }
-            self.release(waiting.sender);
-        }
+        way.end = None;
         let mut rest = Vec::new();
-        for batch in way.input {
+        for batch in way.input.drain(..) {
             way.credit.grant(batch.bytes);
             rest.extend(batch.items);
         }
@@ -303,32 +411,34 @@ impl<I> Flow<I> {
         rest
     }
 
-    /// Adds items that a reader found, and for which it spent so much credit.
-    pub fn arrived(&mut self, id: ConnectionId, items: Vec<I>, credit: u64) {
-        if let Some(way) = self.ways.get_mut(id) {
-            way.input.push_back(Batch {
-                bytes: credit,
-                items: items.into(),
-            });
-            self.list(id);
-        }
+    /// Adds items that a reader found, and for which it spent so much credit. Returns them
+    /// if the connection has ended.
+    pub fn arrived(&mut self, id: ConnectionId, items: Vec<I>, credit: u64) -> Vec<I> {
+        let way = self.ways.get_mut(id).filter(|way| !way.is_ending);
+        let Some(way) = way else { return items };
+        way.input.push_back(Batch {
+            bytes: credit,
+            items: items.into(),
+        });
+        self.list(id);
+        Vec::new()
     }
 
     /// Notes that a reader has come to an end. Its earlier items come first.
     pub fn ended(&mut self, id: ConnectionId, reason: EndReason) {
-        if let Some(way) = self.ways.get_mut(id) {
+        if let Some(way) = self.ways.get_mut(id).filter(|way| !way.is_ending) {
             way.end = Some(reason);
             self.list(id);
         }
     }
 
-    /// Puts a connection that may take a turn into the list once. However long it was
-    /// quiet, it is not far behind the others.
+    /// Lists a connection for a turn, if it may take one.
     fn list(&mut self, id: ConnectionId) {
-        let Some(way) = self.ways.get_mut(id) else { return };
-        if way.lines == 0 && way.has_input() && !std::mem::replace(&mut way.listed, true) {
-            way.had = way.had.max(self.served.saturating_sub(BEHIND));
-            self.turns.push(Reverse((way.had, id)));
+        if let Some(way) = self.ways.get_mut(id)
+            && !way.is_held()
+            && way.has_input()
+        {
+            self.turns.list(id, &mut way.turn);
         }
     }
 
@@ -337,28 +447,21 @@ impl<I> Flow<I> {
         self.turns.is_empty()
     }
 
-    /// The connection that takes the next turn, and how many frames the turn has.
-    pub fn next_turn(&mut self) -> Option<(ConnectionId, u32)> {
-        loop {
-            let Reverse((had, id)) = self.turns.pop()?;
-            // It may have left meanwhile.
-            if let Some(way) = self.ways.get(id) {
-                self.served = had;
-                return Some((id, way.turn));
-            }
-        }
+    /// The connection that takes the next turn.
+    pub fn next_turn(&mut self) -> Option<ConnectionId> {
+        self.turns.next(&mut self.ways)
     }
 
-    /// The next input of the connection that takes a turn. `None` if it has none, has
-    /// to wait for a receiver, or has left.
+    /// The next input of the connection that takes a turn. `None` if its turn is over: it has
+    /// no input, has used up its share, has to wait for a receiver, or has left.
     pub fn take(&mut self, id: ConnectionId) -> Option<Input<I>> {
         let way = self.ways.get_mut(id)?;
-        if way.lines > 0 {
+        if way.is_held() || !way.turn.has_share() {
             return None;
         }
         while let Some(batch) = way.input.front_mut() {
             if let Some(item) = batch.items.pop_front() {
-                return Some(Input::Item(item));
+                return Some(Input::Item(item, way.run));
             }
             way.finish_batch();
         }
@@ -378,228 +481,261 @@ impl<I> Flow<I> {
         way.end.is_some() || way.input.iter().any(|batch| !batch.items.is_empty())
     }
 
-    /// Puts back the rest of an item, which needs another turn.
+    /// Puts back the rest of an item, which needs another run.
     pub fn put_back(&mut self, id: ConnectionId, rest: I) {
         if let Some(batch) = self.ways.get_mut(id).and_then(|way| way.input.front_mut()) {
             batch.items.push_front(rest);
         }
     }
 
-    /// Ends a turn in which so many frames took so long.
-    pub fn end_turn(&mut self, id: ConnectionId, frames: u32, took: Duration) {
+    /// Charges a connection for a run of so many frames: the core took `dealing` for them,
+    /// and what they caused took `causing`.
+    pub fn charge(&mut self, id: ConnectionId, frames: u32, dealing: Duration, causing: Duration) {
         let Some(way) = self.ways.get_mut(id) else { return };
-        if took > TURN && frames > 1 {
-            let fits = f64::from(frames) * TURN.as_secs_f64() / took.as_secs_f64();
+        // The actions of a run cost the same however many frames it has, so shorter runs
+        // would only repeat them.
+        if dealing > RUN && frames > 1 {
+            let fits = f64::from(frames) * RUN.as_secs_f64() / dealing.as_secs_f64();
             // It is between 0 and `frames`.
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             let fits = fits as u32;
-            way.turn = fits.max(1);
-        } else if frames >= way.turn && took < TURN / 4 {
-            way.turn = way.turn.saturating_mul(2).min(LONGEST_TURN);
+            way.run = fits.max(1);
+        } else if frames >= way.run && dealing < RUN / 4 {
+            way.run = way.run.saturating_mul(2).min(LONGEST_RUN);
         }
+        way.runs += 1;
+        let took = u64::try_from((dealing + causing).as_nanos()).unwrap_or(u64::MAX);
+        way.turn.charge(took.saturating_add(frames.into()));
+    }
+
+    /// Ends a turn.
+    pub fn end_turn(&mut self, id: ConnectionId) {
+        let Some(way) = self.ways.get_mut(id) else { return };
         // Empty batches are dealt with: their credit goes back now, not with the next
         // turn.
         while way.input.front().is_some_and(|batch| batch.items.is_empty()) {
             way.finish_batch();
         }
-        let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        way.had = way.had.saturating_add(took).saturating_add(frames.into());
-        way.listed = false;
-        self.list(id);
+        let goes_on = way.has_input() && !way.is_held();
+        self.turns.end(id, &mut way.turn, goes_on);
     }
 
-    /// Puts an item into a receiver's queue. If the queue has no room, the item waits in
-    /// the receiver's line, and with it `sender`, which is the connection that has the turn.
-    /// An item without a sender does not wait, and neither does one for a slow receiver:
-    /// without room it comes back. With `at_once` this thread itself sends the item if the
-    /// queue is empty.
+    /// Sends an item: into the receiver's queue, or into its line, where `origin` waits with
+    /// it. With `at_once` this thread itself sends the item if the queue is empty.
     pub fn deliver(
         &mut self,
-        sender: Option<ConnectionId>,
+        origin: Origin,
         to: ConnectionId,
         item: Outgoing,
         at_once: bool,
         now: Instant,
     ) -> Delivery {
-        let Some(way) = self.ways.get_mut(to) else {
-            return Delivery::Gone;
-        };
-        let load = item.load();
+        let way = self.ways.get_mut(to).filter(|way| !way.is_ending);
+        let Some(way) = way else { return Delivery::Gone };
         way.last_item_at = Some(now);
-        let own = sender == Some(to);
-        let waits = sender.filter(|_| own || !way.slow);
-        let room = match waits {
-            Some(_) => {
-                let mark = way.mark_for(own, &self.budget);
-                way.line.is_empty() && way.outbox.ask_for_room(load, mark)
-            }
-            None => way.outbox.has_room(load, way.ceiling(&self.budget)),
-        };
-        if !room {
-            if way.outbox.is_closed() {
-                return Delivery::Gone;
-            }
-            let Some(sender) = waits else {
-                return Delivery::Full(item);
-            };
-            self.budget.take(load.memory());
-            self.wait_in_line(sender, to, item, now);
-            return Delivery::Taken;
-        }
-        let pushed = if at_once {
-            way.outbox.push_now(item)
-        } else {
-            way.outbox.push(item)
-        };
-        match pushed {
-            Ok(()) => Delivery::Taken,
-            Err(PushError::Full(item)) => Delivery::Full(item),
-            Err(PushError::Closed(_)) => Delivery::Gone,
-        }
-    }
-
-    fn wait_in_line(&mut self, sender: ConnectionId, to: ConnectionId, item: Outgoing, now: Instant) {
-        let Some(way) = self.ways.get_mut(to) else { return };
-        // During its turn no other sender joins a line. So if the sender is in this
-        // line, it is the last one.
-        match way.line.back_mut() {
-            Some(last) if last.sender == sender => {
-                last.items.push_back(item);
-                return;
-            }
-            _ => way.line.push_back(Waiting {
-                sender,
-                items: [item].into(),
-            }),
-        }
-        if sender != to && way.paced.is_none() {
-            way.paced = Some((now, way.outbox.progress()));
-            self.awaited.push(to);
-        }
-        if let Some(sender) = self.ways.get_mut(sender) {
-            sender.lines += 1;
-            sender.in_line_since.get_or_insert(now);
-            sender.credit.hold(true);
-        }
-    }
-
-    /// Notes that a receiver has room again. Returns the items that do not fit.
-    pub fn room(&mut self, to: ConnectionId) -> Vec<Outgoing> {
-        if let Some(way) = self.ways.get_mut(to)
-            && way.slow
-        {
-            let half = way.mark(&self.budget) / 2;
-            way.slow = way.outbox.watch(half);
-        }
-        self.move_line(to, false)
-    }
-
-    /// Delivers the line of a receiver as far as there is room: below its mark, or up to
-    /// its limit if it is `slow`. Then the items that do not fit come back, with all
-    /// later items of the same sender, so that no item overtakes another.
-    fn move_line(&mut self, to: ConnectionId, slow: bool) -> Vec<Outgoing> {
-        let mut full = Vec::new();
-        while let Some(way) = self.ways.get_mut(to) {
-            let Some(sender) = way.line.front().map(|first| first.sender) else {
-                break;
-            };
-            let before = full.len();
-            while let Some(item) = way.line.front_mut().and_then(|first| first.items.pop_front()) {
-                let load = item.load();
-                let room = if slow {
-                    full.len() == before && way.outbox.has_room(load, way.ceiling(&self.budget))
-                } else {
-                    let mark = way.mark_for(sender == to, &self.budget);
-                    way.outbox.ask_for_room(load, mark)
-                };
-                if !room && !slow {
-                    if let Some(first) = way.line.front_mut() {
-                        first.items.push_front(item);
+        let is_own = origin == Origin::Connection(to);
+        let item = match way.line.is_empty() {
+            true => match way.push(item, is_own, at_once, &self.budget) {
+                Ok(()) => {
+                    if is_own {
+                        self.mind_answers(to, now);
                     }
-                    self.mind_who_waits(to);
-                    return full;
+                    return Delivery::Taken;
+                }
+                Err(PushError::Closed(_)) => return Delivery::Gone,
+                Err(PushError::Full(item)) => item,
+            },
+            false => item,
+        };
+        self.budget.take(item.load().memory());
+        let holds = origin != Origin::Application && (is_own || !way.is_slow);
+        let is_first = way.line.is_empty();
+        way.line.push_back(Waiting { item, origin, holds });
+        if holds {
+            self.hold(origin, now);
+        }
+        if is_first {
+            // The writer may have sent the whole queue since it was full.
+            self.move_line(to);
+        }
+        self.mind_pace(to, now);
+        match self.overflow(to) {
+            Some(_) => Delivery::Overflows,
+            None => Delivery::Taken,
+        }
+    }
+
+    /// Holds a connection if too many of its own answers are in its queue.
+    fn mind_answers(&mut self, id: ConnectionId, now: Instant) {
+        let Some(way) = self.ways.get_mut(id) else { return };
+        let most = way.most_answers(&self.budget);
+        if !way.is_behind && way.answers > most && way.answers() > most {
+            way.is_behind = true;
+            way.held_since.get_or_insert(now);
+            way.credit.hold(true);
+            self.move_line(id);
+        }
+    }
+
+    /// Has an origin wait with one more item.
+    fn hold(&mut self, origin: Origin, now: Instant) {
+        if let Origin::Connection(id) = origin
+            && let Some(way) = self.ways.get_mut(id)
+        {
+            way.waiting += 1;
+            way.held_since.get_or_insert(now);
+            way.credit.hold(true);
+        }
+    }
+
+    /// Notes that these items wait no more, or hold nobody any more. Origins without other
+    /// items that wait go on.
+    fn let_go(&mut self, held: Vec<Origin>) {
+        for origin in held {
+            if let Origin::Connection(id) = origin
+                && let Some(way) = self.ways.get_mut(id)
+            {
+                way.waiting -= 1;
+                self.go_on(id);
+            }
+        }
+    }
+
+    fn go_on(&mut self, id: ConnectionId) {
+        if let Some(way) = self.ways.get_mut(id)
+            && !way.is_held()
+        {
+            way.held_since = None;
+            way.credit.hold(false);
+            self.list(id);
+        }
+    }
+
+    /// Notes that a receiver's writer has sent something.
+    pub fn room(&mut self, to: ConnectionId, now: Instant) {
+        self.move_line(to);
+        self.mind_pace(to, now);
+    }
+
+    /// Fills a receiver's queue from its line, and does what else was waited for.
+    fn move_line(&mut self, to: ConnectionId) {
+        loop {
+            while let Some(way) = self.ways.get_mut(to)
+                && let Some(Waiting { item, origin, holds }) = way.line.pop_front()
+            {
+                let load = item.load();
+                let is_own = origin == Origin::Connection(to);
+                match way.push(item, is_own, false, &self.budget) {
+                    Ok(()) => {}
+                    Err(PushError::Full(item)) => {
+                        way.line.push_front(Waiting { item, origin, holds });
+                        break;
+                    }
+                    Err(PushError::Closed(_)) => way.outbox.count_late(load),
                 }
                 self.budget.give(load.memory());
-                if !room {
-                    full.push(item);
-                    continue;
-                }
-                match way.outbox.push(item) {
-                    Ok(()) => {}
-                    Err(PushError::Full(item)) => full.push(item),
-                    Err(PushError::Closed(item)) => way.outbox.count_late(item.load()),
+                if holds {
+                    self.let_go(vec![origin]);
                 }
             }
-            way.line.pop_front();
-            self.release(sender);
+            let Some(way) = self.ways.get_mut(to) else { return };
+            if way.is_ending && way.line.is_empty() {
+                self.remove(to);
+                return;
+            }
+            if way.line.is_empty() && way.outbox.waiting().items == 0 {
+                way.is_slow = false;
+            }
+            let low = way.most_answers(&self.budget) / 2;
+            if way.is_behind && (way.answers() <= low || way.outbox.is_closed()) {
+                way.is_behind = false;
+                self.go_on(to);
+            }
+            // If the writer has got on meanwhile, some of this is to be done again.
+            if self.ways.get(to).is_none_or(|way| way.ask(&self.budget)) {
+                return;
+            }
         }
-        self.mind_who_waits(to);
-        full
     }
 
-    /// Stops the clock of the patience if no other connection is in the line of a
-    /// receiver. A receiver that waits only for itself has no time limit here.
-    fn mind_who_waits(&mut self, to: ConnectionId) {
+    /// Begins or ends the measure of a receiver's pace.
+    fn mind_pace(&mut self, to: ConnectionId, now: Instant) {
         let Some(way) = self.ways.get_mut(to) else { return };
-        // Each sender is in a line at most once.
-        let others = way.line.len() > 1 || way.line.front().is_some_and(|first| first.sender != to);
-        if !others && way.paced.take().is_some() {
-            self.awaited.retain(|awaited| *awaited != to);
-        }
-    }
-
-    /// Notes that a sender has left one line.
-    fn release(&mut self, sender: ConnectionId) {
-        if let Some(way) = self.ways.get_mut(sender) {
-            way.lines -= 1;
-            if way.lines == 0 {
-                way.in_line_since = None;
-                way.credit.hold(false);
-                self.list(sender);
+        match (way.is_awaited(), way.pace) {
+            (true, None) => {
+                // A slow receiver is looked at again and again, so not without a pause.
+                let least = if way.is_slow {
+                    LOOK
+                } else {
+                    Duration::from_millis(1)
+                };
+                let look = after(now, self.patience.max(least));
+                way.pace = Some(Pace {
+                    since: now,
+                    before: way.outbox.progress(),
+                    look,
+                });
+                self.looks.insert((look, to));
             }
+            (false, Some(pace)) => {
+                way.pace = None;
+                self.looks.remove(&(pace.look, to));
+            }
+            _ => {}
         }
     }
 
     /// When [`tick`](Self::tick) is to be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let since = |id: &ConnectionId| Some(self.ways.get(*id)?.paced?.0);
-        let first = self.awaited.iter().filter_map(since).min()?;
-        Some(crate::host::after(first, self.patience))
+        self.looks.first().map(|(at, _)| *at)
     }
 
-    /// Checks the receivers for which others have waited as long as the patience.
-    /// Returns the items that do not fit into the queues of those that are slow.
-    pub fn tick(&mut self, now: Instant) -> Vec<(ConnectionId, Vec<Outgoing>)> {
-        let mut overflow = Vec::new();
-        for to in self.awaited.clone() {
+    /// Looks at the pace of receivers that have been waited for as long as the patience.
+    /// Returns those that are slow: more may wait for them than they may have, see
+    /// [`overflow`](Self::overflow).
+    pub fn tick(&mut self, now: Instant) -> Vec<ConnectionId> {
+        let mut slow = Vec::new();
+        let mut due = std::mem::take(&mut self.looks);
+        self.looks = due.split_off(&(now, ConnectionId(u64::MAX)));
+        for (_, to) in due {
             let Some(way) = self.ways.get_mut(to) else {
                 continue;
             };
-            let Some((since, before)) = way.paced else {
-                continue;
-            };
-            let waited = now.saturating_duration_since(since);
-            if waited < self.patience {
-                continue;
-            }
+            let Some(pace) = way.pace.take() else { continue };
+            let seconds = now.saturating_duration_since(pace.since).as_secs_f64();
             let mut done = way.outbox.progress();
-            done -= before;
-            let seconds = waited.as_secs_f64();
+            done -= pace.before;
             #[expect(clippy::cast_precision_loss, reason = "a pace")]
             let kept_up =
                 done.bytes as f64 >= PACE_BYTES * seconds || done.frames as f64 >= PACE_FRAMES * seconds;
-            if kept_up {
-                way.paced = Some((now, way.outbox.progress()));
-                continue;
+            way.is_slow = !kept_up;
+            if !kept_up {
+                let held = way.line.let_go(false);
+                self.let_go(held);
+                slow.push(to);
             }
-            let half = way.mark(&self.budget) / 2;
-            let full = self.move_line(to, true);
-            if let Some(way) = self.ways.get_mut(to) {
-                way.slow = way.outbox.watch(half);
-            }
-            overflow.push((to, full));
+            self.room(to, now);
         }
-        overflow
+        slow
+    }
+
+    /// The newest item for a receiver that nobody waits with, if they take more than the
+    /// receiver's line may: the other half of its limit. One such item may always wait.
+    pub fn overflow(&self, to: ConnectionId) -> Option<Load> {
+        let way = self.ways.get(to)?;
+        let loose = way.line.loose();
+        let is_over = loose.memory() > way.mark(&self.budget) || loose.frames > way.limits.frames / 2;
+        way.line.newest_loose().filter(|_| is_over && loose.items > 1)
+    }
+
+    /// Drops the oldest or the newest item in a receiver's line that nobody waits with.
+    pub fn drop_one(&mut self, to: ConnectionId, oldest: bool) {
+        if let Some(way) = self.ways.get_mut(to)
+            && let Some(load) = way.line.drop_loose(oldest)
+        {
+            self.budget.give(load.memory());
+            way.outbox.count_refused(load);
+        }
     }
 }
 
@@ -609,33 +745,46 @@ impl<I> Flow<I> {
         self.ways.len()
     }
 
-    /// A connection whose count of lines is wrong: it would wait forever, or its items
-    /// would overtake each other.
-    pub fn miscounted(&self) -> Option<ConnectionId> {
-        let stands = |id| {
-            let lines = self.ways.iter().flat_map(|(_, way)| &way.line);
-            lines.filter(|waiting| waiting.sender == id).count()
+    /// A fault in the books, for tests and simulations: a connection that is held by more or
+    /// fewer items than wait, or that others wait for although its queue is below its mark.
+    pub fn fault(&self) -> Option<String> {
+        let held = |id| {
+            let waiting = self.ways.iter().flat_map(|(_, way)| way.line.iter());
+            let holds = |waiting: &&Waiting| waiting.holds && waiting.origin == Origin::Connection(id);
+            waiting.filter(holds).count()
         };
-        let mut ways = self.ways.iter();
-        ways.find_map(|(id, way)| (way.lines != stands(id)).then_some(id))
+        self.ways.iter().find_map(|(id, way)| {
+            if way.waiting != held(id) {
+                return Some(format!("{id} believes that {} of its items wait", way.waiting));
+            }
+            let mark = way.mark(&self.budget);
+            let waiting = way.outbox.waiting();
+            let is_low =
+                waiting.memory() <= mark - STEP.min(mark / 2) && waiting.frames <= way.limits.frames / 4;
+            (is_low && !way.line.is_empty() && !way.outbox.is_closed())
+                .then(|| format!("others wait for {id}, whose queue is below its mark: {waiting:?}"))
+        })
     }
 
-    /// How many senders are in the line of a receiver. The receiver itself counts if it is
-    /// one of them.
-    pub fn waiting_for(&self, to: ConnectionId) -> usize {
-        self.ways.get(to).map_or(0, |way| way.line.len())
+    /// Whether items wait in the line of a receiver.
+    pub fn is_waited_for(&self, to: ConnectionId) -> bool {
+        self.ways.get(to).is_some_and(|way| !way.line.is_empty())
     }
 
-    /// Whether items of a connection wait in a line, which may be its own.
-    pub fn waits_in_a_line(&self, id: ConnectionId) -> bool {
-        self.ways.get(id).is_some_and(|way| way.lines > 0)
+    /// Whether a connection is held, by its items in lines or by its own answers.
+    pub fn is_held(&self, id: ConnectionId) -> bool {
+        self.ways.get(id).is_some_and(Way::is_held)
     }
 
-    /// Whether a connection has input, has no items in any line, and nobody waits in its own
-    /// line.
+    /// How many runs of a connection have been dealt with.
+    pub fn dealt_with(&self, id: ConnectionId) -> u64 {
+        self.ways.get(id).map_or(0, |way| way.runs)
+    }
+
+    /// Whether a connection has input and is not held.
     pub fn may_take_a_turn(&self, id: ConnectionId) -> bool {
         self.ways
             .get(id)
-            .is_some_and(|way| way.has_input() && way.line.is_empty() && way.lines == 0)
+            .is_some_and(|way| way.has_input() && !way.is_held())
     }
 }

@@ -53,7 +53,7 @@ impl Unfinished {
     /// The item is complete, and its memory is counted elsewhere now.
     pub fn done(&mut self) {
         self.since = None;
-        self.reserved.set(0);
+        self.reserved.clear();
     }
 
     /// Decides how an item goes on of which `held` bytes are here, and which has `wanted`

@@ -48,27 +48,33 @@ use crate::socket::{Cancel, Duplex, Listener, PeerAddress};
 /// an honest peer look slow.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
-    /// In one wait, without a byte.
+    /// Before its first byte.
+    first: Duration,
+    /// In one later wait, without a byte.
     silent: Duration,
     /// In all its waits together, so that a peer gains nothing by sending single bytes.
     in_sum: Duration,
 }
 
 /// An honest peer answers within a round trip and some milliseconds, three
-/// times in a handshake.
+/// times in a handshake. Its first bytes follow its connection at once, and while all slots
+/// are taken it has waited in the backlog meanwhile. So a client that sends nothing at all is
+/// passed sooner: at three slots a thousand of them take some seconds.
 const PATIENCE: Patience = Patience {
+    first: Duration::from_millis(10),
     silent: Duration::from_millis(250),
     in_sum: Duration::from_secs(2),
 };
 /// That of a client whose whole request fits into a packet and comes with the connection. A
 /// thousand clients that say nothing are so passed in about a second.
 const BRIEF: Patience = Patience {
+    first: Duration::from_millis(20),
     silent: Duration::from_millis(20),
     in_sum: Duration::from_millis(200),
 };
 /// How often an accept thread looks for a handshake that may be cut, while all slots are
 /// taken.
-const LOOK: Duration = Duration::from_millis(25);
+const LOOK: Duration = Duration::from_millis(5);
 /// How long a thread that has served waits for another newcomer.
 const IDLE: Duration = Duration::from_secs(2);
 /// The pause of an accept thread after an error, such as too few descriptors.
@@ -466,6 +472,8 @@ impl Drop for Slot {
 #[derive(Debug, Default)]
 struct Progress {
     fate: Fate,
+    /// Whether it has sent something.
+    has_spoken: bool,
     /// Since when the reader and the writer wait for the peer.
     since: [Option<Instant>; 2],
     /// The sum of all waits that are over.
@@ -495,6 +503,7 @@ const WRITE: usize = 1;
 
 impl Progress {
     fn end(&mut self, direction: usize, now: Instant) {
+        self.has_spoken |= direction == READ;
         if let Some(since) = self.since[direction].take() {
             self.waited += now.saturating_duration_since(since);
         }
@@ -508,7 +517,11 @@ impl Progress {
         let waits = self.since.iter().flatten();
         let silent = waits.map(|since| now.saturating_duration_since(*since)).max()?;
         let in_sum = self.waited + silent;
-        (silent >= patience.silent || in_sum >= patience.in_sum).then_some(in_sum)
+        let limit = match self.has_spoken {
+            true => patience.silent,
+            false => patience.first,
+        };
+        (silent >= limit || in_sum >= patience.in_sum).then_some(in_sum)
     }
 }
 
@@ -619,7 +632,11 @@ impl Duplex for Newcomer {
         self.watch(READ, || self.stream.read(buffer))
     }
     fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.try_read(buffer)
+        let read = self.stream.try_read(buffer)?;
+        if !self.unwatched.load(Ordering::Relaxed) {
+            self.progress().has_spoken = true;
+        }
+        Ok(read)
     }
     fn wait_readable(&self) -> io::Result<()> {
         self.watch(READ, || self.stream.wait_readable())

@@ -10,10 +10,12 @@ const LIMIT: Duration = Duration::from_secs(20);
 const LONG: Duration = Duration::from_secs(3600);
 /// Whoever waits at all may be cut.
 const NONE: Patience = Patience {
+    first: Duration::ZERO,
     silent: Duration::ZERO,
     in_sum: LONG,
 };
 const ENDLESS: Patience = Patience {
+    first: LONG,
     silent: LONG,
     in_sum: LONG,
 };
@@ -184,6 +186,14 @@ fn silent_peers_in_every_slot_make_room_for_an_honest_one() {
 }
 
 #[test]
+fn hundreds_of_silent_peers_at_few_slots_keep_nobody_out() {
+    let running = Running::start(handshakes(3, echo(), really(), PATIENCE));
+    let _silent: Vec<_> = (0..300).map(|_| running.connect()).collect();
+    assert_eq!(running.ask(b'x'), 1, "within the time limit of a read here");
+    running.stop();
+}
+
+#[test]
 fn only_time_spent_waiting_for_the_peer_counts() {
     let start = now();
     let at = |millis| start + Duration::from_millis(millis);
@@ -191,11 +201,18 @@ fn only_time_spent_waiting_for_the_peer_counts() {
     let mut silent = Progress::default();
     assert!(!too_long(&silent, 3_600_000), "it computes");
     silent.since[READ] = Some(at(0));
-    assert!(!too_long(&silent, 249));
-    assert!(too_long(&silent, 250));
+    assert!(!too_long(&silent, 9));
+    assert!(too_long(&silent, 10), "it has sent nothing at all");
+    silent.end(READ, at(40));
+    silent.since[READ] = Some(at(100));
+    assert!(!too_long(&silent, 349));
+    assert!(too_long(&silent, 350));
 
     // A byte each 200 ms, and 800 ms of work of ours for it.
-    let mut drips = Progress::default();
+    let mut drips = Progress {
+        has_spoken: true,
+        ..Progress::default()
+    };
     for byte in 0..9 {
         drips.since[READ] = Some(at(byte * 1000));
         assert!(!too_long(&drips, byte * 1000 + 199));

@@ -25,11 +25,6 @@ use std::io;
 use super::Limits;
 use crate::stream::Load;
 
-/// How far a queue drains below its mark before waiting senders are told: several
-/// batches of its writer. So they are not told for every batch, and a thousand senders
-/// in line wake up by the dozen, not all at once.
-const STEP: u64 = 1 << 20;
-
 /// The phase in the life of a way out.
 #[derive(Debug, Default)]
 pub(super) enum Phase {
@@ -55,17 +50,10 @@ pub(super) enum Refused {
 pub(super) struct Tell {
     /// Threads that wait for room or for the end.
     pub sleepers: bool,
-    /// The dispatcher, which asked by [`Ledger::watch`] or [`Ledger::ask_for_room`].
-    pub watcher: bool,
+    /// The dispatcher, which asked by [`Ledger::ask`].
+    pub dispatcher: bool,
     /// The writer, which now has to tell the peer of the end.
     pub writer: bool,
-}
-
-/// The level to which the queue has to drain before the watcher is told.
-#[derive(Clone, Copy, Debug)]
-struct Level {
-    memory: u64,
-    frames: u64,
 }
 
 #[derive(Debug, Default)]
@@ -78,8 +66,10 @@ pub(super) struct Ledger {
     lost: u64,
     /// How many threads wait for a change of the ledger.
     pub(super) sleepers: u32,
-    /// The level at which the dispatcher is told, if it asked.
-    watch: Option<Level>,
+    /// The memory of all items that do not wait any more.
+    left: u64,
+    /// The dispatcher is told when `left` has come so far, or nothing waits.
+    tell_at: Option<u64>,
     /// The reader has left bytes for the socket.
     flush: bool,
     /// A nudge is on its way to the writer. One nudge is enough.
@@ -139,8 +129,7 @@ impl Ledger {
         self.waiting.items == 0 || self.fits_more(item)
     }
 
-    /// Whether items fit beside those that wait.
-    pub(super) fn fits_more(&self, items: Load) -> bool {
+    fn fits_more(&self, items: Load) -> bool {
         let mut all = self.waiting;
         all += items;
         all.frames <= self.limits.frames && all.memory() <= self.limits.bytes
@@ -151,6 +140,27 @@ impl Ledger {
         self.waiting.items == 0
             || (self.waiting.frames <= self.limits.frames / 2
                 && self.waiting.memory() <= self.limits.bytes / 2)
+    }
+
+    /// The memory of all items that were taken and do not wait any more.
+    pub(super) fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Takes an item if less than `mark` bytes of memory wait, and less than half of the
+    /// allowed frames. So one item may exceed the mark, however long it is, and a long one
+    /// needs no more room than a short one. True if no item waited before it.
+    pub(super) fn take_below(&mut self, item: Load, mark: u64) -> Result<bool, Refused> {
+        let first = self.waiting.items == 0;
+        let is_below = self.waiting.memory() < mark && self.waiting.frames < (self.limits.frames / 2).max(1);
+        if !self.is_open() {
+            return Err(Refused::Closed);
+        }
+        if !first && !is_below {
+            return Err(Refused::Full);
+        }
+        self.waiting += item;
+        Ok(first)
     }
 
     /// Takes an item. True if no item waited before it.
@@ -170,16 +180,6 @@ impl Ledger {
     pub(super) fn count_sent(&mut self, items: Load) -> Tell {
         self.sent += items;
         self.leave(items)
-    }
-
-    /// Counts items that were dropped to make room for another one. That one is queued
-    /// next, so the watcher is not told before it is sent.
-    pub(super) fn count_dropped(&mut self, items: Load) -> Tell {
-        self.dropped += items.frames;
-        let watch = self.watch.take();
-        let tell = self.leave(items);
-        self.watch = watch;
-        tell
     }
 
     /// Counts an item that was not taken because there was no room for it.
@@ -203,54 +203,22 @@ impl Ledger {
     fn leave(&mut self, items: Load) -> Tell {
         let was_roomy = self.is_roomy();
         self.waiting -= items;
+        self.left += items.memory();
         let empty = self.waiting.items == 0;
-        let reached = self.watch.is_some_and(|level| self.is_within(level));
+        let left = self.left;
         Tell {
             sleepers: self.sleepers > 0 && (empty || (!was_roomy && self.is_roomy())),
-            watcher: self.watch.take_if(|_| reached).is_some(),
+            dispatcher: self.tell_at.take_if(|at| empty || left >= *at).is_some(),
             writer: self.may_finish(),
         }
     }
 
-    fn is_within(&self, level: Level) -> bool {
-        self.waiting.items == 0
-            || (self.waiting.memory() <= level.memory && self.waiting.frames <= level.frames)
-    }
-
-    /// Asks to be told once when the queue takes at most `memory` bytes and half of
-    /// the allowed frames, or is empty. False if that is so already.
-    pub(super) fn watch(&mut self, memory: u64) -> bool {
-        let level = Level {
-            memory,
-            frames: self.limits.frames / 2,
-        };
-        let reached = self.is_within(level);
-        self.watch = (!reached).then_some(level);
-        !reached
-    }
-
-    /// Whether an item fits and all items together take at most `mark` bytes of
-    /// memory. A single item always fits. A closed way out has room, since it
-    /// refuses each item at once and no sender needs to wait.
-    pub(super) fn has_room(&self, item: Load, mark: u64) -> bool {
-        let fits = self.fits_more(item) && self.waiting.memory() + item.memory() <= mark;
-        self.waiting.items == 0 || fits || !self.is_open()
-    }
-
-    /// As [`has_room`](Self::has_room). If there is no room, the watcher is told when
-    /// the queue is some way below the mark, and not for each batch.
-    pub(super) fn ask_for_room(&mut self, item: Load, mark: u64) -> bool {
-        let room = self.has_room(item, mark);
-        if !room {
-            // This level is not reached yet: without room, more waits than this.
-            let (memory, frames) = (mark.min(self.limits.bytes), self.limits.frames);
-            let low = memory - STEP.min(memory / 2);
-            self.watch = Some(Level {
-                memory: low.min(memory.saturating_sub(item.memory())),
-                frames: (frames / 2).min(frames.saturating_sub(item.frames)),
-            });
-        }
-        room
+    /// Asks that the dispatcher is told once, when so much memory in all has left or nothing
+    /// waits. Only the last such request counts. False if that is so already.
+    pub(super) fn ask(&mut self, at: u64) -> bool {
+        let waits = self.waiting.items > 0 && self.left < at;
+        self.tell_at = waits.then_some(at);
+        waits
     }
 
     /// Takes no further items.
@@ -345,59 +313,29 @@ mod tests {
     }
 
     #[test]
-    fn sleepers_are_told_at_half_and_at_nothing_and_the_watcher_once() {
+    fn sleepers_are_told_at_half_and_at_nothing() {
         let mut books = ledger(u64::MAX, 8000);
         for _ in 0..7 {
             books.take(item(872)).unwrap();
         }
         books.sleepers = 1;
-        assert!(books.watch(3000));
-        let mut told = Vec::new();
-        for _ in 0..7 {
-            let tell = books.count_sent(item(872));
-            told.push((tell.sleepers, tell.watcher));
-        }
-        assert_eq!(
-            told,
-            [
-                (false, false),
-                (false, false),
-                (true, false),
-                (false, true),
-                (false, false),
-                (false, false),
-                (true, false)
-            ]
-        );
-        assert!(!books.watch(0), "nothing waits");
-    }
-
-    #[test]
-    fn who_finds_no_room_is_told_when_there_is() {
-        // Less than half of the mark is taken, and the item is longer than the
-        // rest; or the frames are what is short.
-        for (mut books, next) in [(ledger(u64::MAX, 8000), item(3000)), (ledger(2, 8000), item(1))] {
-            books.take(item(872)).unwrap();
-            books.take(item(372)).unwrap();
-            assert!(!books.ask_for_room(next, 4000));
-            assert!(books.count_sent(item(872)).watcher);
-            assert!(books.ask_for_room(next, 4000));
-        }
+        let told: Vec<_> = (0..7).map(|_| books.count_sent(item(872)).sleepers).collect();
+        assert_eq!(told, [false, false, true, false, false, false, true]);
     }
 
     #[test]
     fn every_item_is_waiting_sent_dropped_or_lost() {
         let mut books = ledger(100, u64::MAX);
-        for _ in 0..4 {
+        for _ in 0..3 {
             books.take(item(10)).unwrap();
         }
         let _ = books.count_sent(item(10));
-        let _ = books.count_dropped(item(10));
+        books.count_refused(item(10));
         books.abort();
         let _ = books.count_lost(item(10));
         assert_eq!(
-            (books.waiting(), books.sent(), books.lost()),
-            (item(10), item(10), 1)
+            (books.waiting(), books.sent(), books.lost(), books.dropped()),
+            (item(10), item(10), 1, 1)
         );
         assert_eq!(books.take(item(1)), Err(Refused::Closed));
     }
@@ -430,54 +368,6 @@ mod tests {
         books.heard_nudge();
         assert!(books.take_flush() && !books.take_flush());
         assert!(books.nudge());
-    }
-
-    #[test]
-    fn a_level_is_reached_by_memory_and_by_frames() {
-        let mut books = ledger(10, 100_000);
-        for _ in 0..10 {
-            books.take(item(0)).unwrap();
-        }
-        assert!(!books.has_room(item(0), u64::MAX));
-        assert!(books.watch(u64::MAX), "more than half of the frames wait");
-        let told: Vec<_> = (0..10).map(|_| books.count_sent(item(0)).watcher).collect();
-        assert_eq!(told.iter().position(|told| *told), Some(4));
-        assert_eq!(told.iter().filter(|told| **told).count(), 1);
-    }
-
-    #[test]
-    fn who_asked_for_room_is_told_once_its_item_fits_and_half_of_the_mark_is_free() {
-        // Of ten items of 1000 each, so many are sent before the watcher is told.
-        let told_after = |books: &mut Ledger, wanted: Load, mark: u64| {
-            for _ in 0..10 {
-                books.take(item(872)).unwrap();
-            }
-            assert!(!books.ask_for_room(wanted, mark));
-            let told = (1..=10).find(|_| books.count_sent(item(872)).watcher);
-            assert!(books.has_room(wanted, mark), "it has room when it is told");
-            told
-        };
-        let (short, long) = (item(872), item(7872));
-        assert_eq!(told_after(&mut ledger(100, 20_000), short, 10_000), Some(5));
-        assert_eq!(told_after(&mut ledger(100, 20_000), long, 10_000), Some(8));
-        assert_eq!(told_after(&mut ledger(100, 20_000), long, 5000), Some(10));
-        assert_eq!(told_after(&mut ledger(100, 10_000), short, u64::MAX), Some(5));
-        assert_eq!(told_after(&mut ledger(10, 20_000), short, u64::MAX), Some(5));
-        let many = Load { frames: 8, ..short };
-        assert_eq!(told_after(&mut ledger(10, 20_000), many, u64::MAX), Some(8));
-    }
-
-    #[test]
-    fn a_drop_leaves_the_watcher_to_the_next_item_that_is_sent() {
-        let mut books = ledger(100, 1000);
-        books.take(item(100)).unwrap();
-        books.take(item(100)).unwrap();
-        assert!(books.watch(300));
-        assert!(!books.count_dropped(item(100)).watcher);
-        assert!(books.count_sent(item(100)).watcher);
-        assert_eq!(books.dropped(), 1);
-        books.count_refused(item(1));
-        assert_eq!(books.dropped(), 2);
     }
 
     #[test]

@@ -175,7 +175,7 @@ impl Outbox {
     /// [`PushError`] with the item when a limit is reached or the connection
     /// ends.
     pub fn push(&self, item: Outgoing) -> Result<(), PushError> {
-        match self.take(&item) {
+        match self.take(&item, Ledger::take) {
             Ok(_) => {
                 self.enqueue(item);
                 Ok(())
@@ -192,11 +192,34 @@ impl Outbox {
     /// # Errors
     /// As [`push`](Self::push).
     pub fn push_now(&self, item: Outgoing) -> Result<(), PushError> {
-        let tried = match self.take(&item) {
-            // Rule 2 of the module: only if nothing waited.
-            Ok(true) => self.try_send(&item),
-            Ok(false) => Tried::Not,
+        match self.take(&item, Ledger::take) {
+            Ok(is_first) => self.send_now(item, is_first),
             Err(refused) => return Err(refused.with(item)),
+        }
+        Ok(())
+    }
+
+    /// As [`push`](Self::push), or as [`push_now`](Self::push_now) if `at_once`, but takes the
+    /// item only if less than `mark` bytes of memory wait and less than half of the allowed
+    /// frames. One item may exceed the mark.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_below(&self, item: Outgoing, mark: u64, at_once: bool) -> Result<(), PushError> {
+        match self.take(&item, |ledger, load| ledger.take_below(load, mark)) {
+            Ok(is_first) if at_once => self.send_now(item, is_first),
+            Ok(_) => self.enqueue(item),
+            Err(refused) => return Err(refused.with(item)),
+        }
+        Ok(())
+    }
+
+    fn send_now(&self, item: Outgoing, is_first: bool) {
+        // Rule 2 of the module: only if nothing waited.
+        let tried = if is_first {
+            self.try_send(&item)
+        } else {
+            Tried::Not
         };
         match tried {
             Tried::Sent => {}
@@ -205,15 +228,18 @@ impl Outbox {
             // After a failure the writer finds nothing to send with, and ends.
             Tried::Not | Tried::Failed => self.enqueue(item),
         }
-        Ok(())
     }
 
     /// Counts an item as waiting. True if no item waited before it.
-    fn take(&self, item: &Outgoing) -> Result<bool, Refused> {
+    fn take(
+        &self,
+        item: &Outgoing,
+        take: impl FnOnce(&mut Ledger, Load) -> Result<bool, Refused>,
+    ) -> Result<bool, Refused> {
         interleave();
         let load = item.load();
         let mut ledger = self.ledger();
-        let first = ledger.take(load)?;
+        let first = take(&mut ledger, load)?;
         // Under the ledger's lock, so that the budget is never given back before it
         // was taken.
         self.shared.budget.take(load.memory());
@@ -263,48 +289,19 @@ impl Outbox {
         tried.unwrap_or(Tried::Failed)
     }
 
-    /// Whether an item fits and all items together take at most `mark` bytes of
-    /// memory. A single item always fits. A closed way out has room, since it
-    /// refuses each item at once and no sender needs to wait.
-    pub fn has_room(&self, item: Load, mark: u64) -> bool {
-        interleave();
-        self.ledger().has_room(item, mark)
-    }
-
-    /// As [`has_room`](Self::has_room). If there is no room, the writer tells the
-    /// dispatcher once, by the `room` of [`send`](Self::send), when the item fits and the
-    /// queue has drained a mebibyte below the mark, or to half of the mark if that is more.
-    pub fn ask_for_room(&self, item: Load, mark: u64) -> bool {
-        interleave();
-        self.ledger().ask_for_room(item, mark)
-    }
-
     /// Asks the writer to tell the dispatcher once, by the `room` of [`send`](Self::send),
-    /// when the waiting items take at most `memory` bytes and are at most half of the
-    /// allowed frames, or when none waits. Returns false if that is so already: then
-    /// nothing is told.
-    pub fn watch(&self, memory: u64) -> bool {
+    /// when so much memory in all has [`left`](Self::left) the queue, or nothing waits. Only
+    /// the last request counts. Returns false if that is so already: then nothing is told.
+    pub fn ask(&self, left: u64) -> bool {
         interleave();
-        self.ledger().watch(memory)
+        self.ledger().ask(left)
     }
 
-    /// Queues an item and drops the oldest waiting items until the queue is within
-    /// its limits and its share of the budget. If only items that the writer has
-    /// picked up are left, the new item is dropped. All dropped frames are counted.
-    pub fn push_dropping_oldest(&self, mut item: Outgoing) {
-        loop {
-            let load = item.load();
-            if self.is_closed() || self.has_room(load, self.shared.budget.share()) {
-                item = match self.push(item) {
-                    Ok(()) => return,
-                    Err(PushError::Closed(_)) => return self.count_late(load),
-                    Err(PushError::Full(item)) => item,
-                };
-            }
-            if !self.drop_oldest() {
-                return self.count_refused(load);
-            }
-        }
+    /// The memory of all items that were accepted and do not wait any more, and the items
+    /// that wait.
+    pub fn left(&self) -> (u64, Load) {
+        let ledger = self.ledger();
+        (ledger.left(), ledger.waiting())
     }
 
     /// Counts an item that was not accepted for lack of room as dropped, see [`Books`].
@@ -315,34 +312,6 @@ impl Outbox {
     /// Counts an item that came after the connection was closed as lost, see [`Books`].
     pub fn count_late(&self, item: Load) {
         self.ledger().count_late(item);
-    }
-
-    /// Drops the oldest item that the writer has not picked up. Returns false if there is
-    /// none, or the connection ends.
-    fn drop_oldest(&self) -> bool {
-        let (mut nudged, mut oldest) = (false, None);
-        let _ = self.tell(|ledger| {
-            // Under the lock, and only while open: all items in the channel are
-            // still counted as waiting, and no end counts them as lost.
-            while ledger.is_open() && oldest.is_none() {
-                match self.shared.exit.try_recv() {
-                    Ok(Some(item)) => oldest = Some(item),
-                    Ok(None) => nudged = true,
-                    Err(_) => break,
-                }
-            }
-            match &oldest {
-                Some(item) => ledger.count_dropped(item.load()),
-                None => Tell::default(),
-            }
-        });
-        if nudged {
-            // The nudge was meant for the writer. Its position does not matter.
-            let _ = self.shared.entrance.send(None);
-        }
-        let Some(item) = oldest else { return false };
-        self.shared.budget.give(item.load().memory());
-        true
     }
 
     /// A handle for a core that shows the figures of this way out.
@@ -603,11 +572,11 @@ impl Outbox {
         }
     }
 
-    /// True if the watcher is to be told.
+    /// True if the dispatcher is to be told.
     fn count_sent(&self, items: Load) -> bool {
         let tell = self.tell(|ledger| ledger.count_sent(items));
         self.shared.budget.give(items.memory());
-        tell.watcher
+        tell.dispatcher
     }
 
     fn tell(&self, change: impl FnOnce(&mut Ledger) -> Tell) -> Tell {
@@ -663,26 +632,12 @@ impl Gauge {
     pub fn lost(&self) -> u64 {
         self.0.lost()
     }
-
-    /// Counts an item that was not accepted for lack of room as dropped, see [`Books`].
-    pub fn count_refused(&self, item: Load) {
-        self.0.count_refused(item);
-    }
-
-    /// Whether an item fits behind `before`, which is about to be pushed.
-    pub fn fits(&self, mut item: Load, before: Load) -> bool {
-        let ledger = self.0.ledger();
-        let idle = ledger.waiting().items + before.items == 0;
-        item += before;
-        idle || ledger.fits_more(item)
-    }
 }
 
 /// What a [`Gauge`] shows. Each item ends in one of three counts:
 ///
 /// * `sent`: the system has all of it.
-/// * `dropped`: there was no room. Either it was refused, or the queue had accepted it and
-///   dropped it for a newer item.
+/// * `dropped`: there was no room for it.
 /// * `lost`: the connection was over. Either it was late, which means that it came after the
 ///   close, or it still waited when the connection ended.
 #[derive(Clone, Copy, Debug)]

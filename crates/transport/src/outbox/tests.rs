@@ -143,13 +143,6 @@ fn opened_within(limits: Limits, budget: Budget) -> (Outbox, Wire) {
     (outbox, wire)
 }
 
-fn frames(frames: u64) -> Limits {
-    Limits {
-        frames,
-        ..Limits::default()
-    }
-}
-
 fn bytes(bytes: u64) -> Limits {
     Limits {
         bytes,
@@ -311,7 +304,7 @@ fn a_close_sends_what_waits_before_it_tells_the_end() {
 fn a_close_waits_for_a_push_that_is_under_way() {
     let (outbox, wire) = opened(Limits::default());
     // Counted, and not in the channel yet.
-    outbox.take(&item("a")).unwrap();
+    outbox.take(&item("a"), Ledger::take).unwrap();
     outbox.close();
     assert!(matches!(Wire::step(&outbox), Some(Ok((false, false)))));
     outbox.enqueue(item("a"));
@@ -351,14 +344,13 @@ fn an_end_makes_the_writer_stop_before_what_waits() {
 fn a_push_under_way_at_the_end_is_lost_once_and_gives_its_memory_back() {
     let budget = Budget::new(1 << 20);
     let (outbox, _) = opened_within(Limits::default(), budget.clone());
-    outbox.take(&item("a")).unwrap();
+    outbox.take(&item("a"), Ledger::take).unwrap();
     assert_eq!(budget.used(), item("a").load().memory());
     outbox.abort();
     outbox.shut();
     outbox.discard();
     outbox.enqueue(item("a"));
-    // Nobody counts it a second time, whoever finds it in the channel.
-    assert!(!outbox.drop_oldest());
+    // Nobody counts it a second time.
     outbox.discard();
     assert_eq!((outbox.lost(), outbox.gauge().books().dropped), (1, 0));
     assert_eq!((outbox.waiting(), budget.used()), (Load::default(), 0));
@@ -377,91 +369,49 @@ fn a_way_out_that_never_had_threads_gives_its_memory_back() {
 }
 
 #[test]
-fn the_oldest_items_make_room_as_many_as_it_takes() {
+fn below_its_mark_a_queue_takes_one_more_item_however_long_it_is() {
     let budget = Budget::new(1 << 20);
-    let (outbox, wire) = opened_within(bytes(1000), budget.clone());
-    for name in ["a", "b", "c"] {
-        outbox.push(item(name)).unwrap();
-    }
-    outbox.push_dropping_oldest(long(600));
-    assert_eq!(outbox.gauge().books().dropped, 1, "two short items fit beside it");
-    outbox.push_dropping_oldest(item("d"));
-    assert_eq!(outbox.gauge().books().dropped, 2);
-    assert_eq!(budget.used(), outbox.waiting().memory());
+    let limits = Limits {
+        frames: 10,
+        bytes: 100,
+    };
+    let (outbox, wire) = opened_within(limits, budget.clone());
+    let is_full = |item, mark| matches!(outbox.push_below(item, mark, false), Err(PushError::Full(_)));
+    assert!(!is_full(long(5000), 0), "one may wait alone");
+    assert!(is_full(item("a"), 5128) && !is_full(item("b"), 5129));
+    assert_eq!(budget.used(), 5128 + 129);
+    let many = Outgoing::whole(b"many"[..].into(), 2);
+    assert!(!is_full(many, 1 << 20) && !is_full(item("c"), 1 << 20));
+    assert!(is_full(item("d"), 1 << 20), "half of the frames wait");
     Wire::write(&outbox);
-    assert_eq!(wire.log(), ["c", "600", "d"]);
-    assert_eq!((outbox.waiting(), budget.used()), (Load::default(), 0));
-}
-
-#[test]
-fn an_item_without_room_beside_what_is_being_written_is_dropped() {
-    let (outbox, _) = opened(frames(1));
-    outbox.push(item("a")).unwrap();
-    let mut batch = Vec::new();
-    let due = outbox.try_next(&mut batch).unwrap();
-    outbox.push_dropping_oldest(item("b"));
-    assert_eq!(outbox.gauge().books().dropped, 1);
-    outbox.send(due, &mut batch, &|| ()).unwrap();
-    assert_eq!((outbox.waiting().items, outbox.sent().items), (0, 1));
-}
-
-#[test]
-fn a_closed_way_out_drops_nothing_for_a_newer_item() {
-    let (outbox, wire) = opened(frames(1));
-    outbox.push(item("a")).unwrap();
+    assert_eq!(wire.log(), ["5000", "b", "many", "c"]);
+    outbox.push_below(item("e"), 1, true).unwrap();
+    assert_eq!(wire.log(), ["e at once"]);
     outbox.close();
-    outbox.push_dropping_oldest(item("b"));
-    assert_eq!(outbox.gauge().books().dropped, 0);
-    Wire::write(&outbox);
-    assert_eq!(wire.log(), ["a", "finish"]);
+    assert!(matches!(
+        outbox.push_below(item("f"), 1, true),
+        Err(PushError::Closed(_))
+    ));
 }
 
 #[test]
-fn a_nudge_is_not_lost_among_dropped_items() {
-    let (outbox, wire) = opened(frames(2));
-    outbox.flush();
-    outbox.push(item("a")).unwrap();
-    outbox.push(item("b")).unwrap();
-    outbox.push_dropping_oldest(item("c"));
-    Wire::write(&outbox);
-    assert_eq!(wire.log(), ["b", "c", "flush"]);
-    outbox.flush();
-    assert!(Wire::step(&outbox).is_some(), "the next one is sent");
-}
-
-#[test]
-fn the_oldest_items_make_room_within_the_share_of_the_budget() {
-    let (outbox, wire) = opened_within(Limits::default(), Budget::new(100));
-    outbox.push_dropping_oldest(long(40 << 10));
-    outbox.push_dropping_oldest(long(30 << 10));
-    assert_eq!(outbox.gauge().books().dropped, 1);
-    Wire::write(&outbox);
-    assert_eq!(wire.log(), [(30 << 10).to_string()]);
-}
-
-#[test]
-fn the_watcher_is_told_of_what_a_drop_freed_when_the_next_item_is_sent() {
-    let (outbox, _) = opened(bytes(10_000));
-    outbox.push(long(8000)).unwrap();
-    outbox.push(item("a")).unwrap();
-    assert!(outbox.watch(2500));
-    outbox.push_dropping_oldest(long(2000));
-    assert_eq!(outbox.gauge().books().dropped, 1);
-    assert!(Wire::write(&outbox));
-}
-
-#[test]
-fn room_is_up_to_the_mark_and_one_may_wait_alone() {
-    let (outbox, _) = opened(bytes(10_000));
-    assert!(outbox.has_room(long(5000).load(), 0), "nothing waits");
-    outbox.push(long(1000 - 128)).unwrap();
-    let (fits, not) = (long(1000 - 128).load(), long(1001 - 128).load());
-    assert!(outbox.has_room(fits, 2000) && !outbox.has_room(not, 2000));
-    assert!(!outbox.has_room(long(9000).load(), u64::MAX), "the limit stays");
-    assert!(outbox.ask_for_room(fits, 2000) && !outbox.ask_for_room(not, 2000));
-    assert!(Wire::write(&outbox));
-    outbox.push(item("a")).unwrap();
-    assert!(!Wire::write(&outbox), "it is told once");
+fn the_dispatcher_is_told_once_when_so_much_has_left_or_nothing_waits() {
+    let (outbox, _) = opened(Limits::default());
+    assert!(!outbox.ask(1), "nothing waits");
+    let unit = 256 << 10;
+    for _ in 0..4 {
+        outbox.push(long(unit)).unwrap();
+    }
+    let memory = long(unit).load().memory();
+    assert!(
+        outbox.ask(u64::MAX) && outbox.ask(memory + 1),
+        "the last one counts"
+    );
+    let told = || Wire::step(&outbox).unwrap().unwrap().1;
+    assert_eq!([told(), told()], [false, true]);
+    assert_eq!(outbox.left().0, 2 * memory);
+    assert!(!outbox.ask(2 * memory) && outbox.ask(u64::MAX));
+    assert_eq!([told(), told()], [false, true]);
 }
 
 /// Sleeps in other threads, and waits until they do.
@@ -541,24 +491,6 @@ fn a_wait_ends_at_its_limit_and_at_once_where_there_is_nothing_to_wait_for() {
     let (outbox, _) = opened(bytes(1000));
     outbox.abort();
     assert!(outbox.wait_until_drained(LONG), "nobody will drain it");
-}
-
-#[test]
-fn a_gauge_counts_what_is_about_to_be_pushed() {
-    let (outbox, _) = opened(frames(2));
-    let gauge = outbox.gauge();
-    let one = item("a").load();
-    let mut two = one;
-    two += one;
-    let mut three = two;
-    three += one;
-    assert!(gauge.fits(one, one) && !gauge.fits(one, two));
-    assert!(gauge.fits(three, Load::default()), "one may wait alone");
-    outbox.push(item("a")).unwrap();
-    assert!(gauge.fits(one, Load::default()) && !gauge.fits(one, one));
-    assert_eq!((gauge.books().waiting, gauge.books().sent.items), (one, 0));
-    Wire::write(&outbox);
-    assert_eq!((gauge.books().waiting.items, gauge.books().sent), (0, one));
 }
 
 #[test]

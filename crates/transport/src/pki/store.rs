@@ -1,9 +1,9 @@
 //! Files and texts that hold certificates, keys and revocation lists.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls_pemfile::Item;
@@ -21,7 +21,7 @@ pub(super) struct Sections {
     pub(super) certificates: Vec<CertificateDer<'static>>,
     pub(super) revocation_lists: Vec<CertificateRevocationListDer<'static>>,
     keys: Vec<PrivateKeyDer<'static>>,
-    encrypted: bool,
+    pub(super) encrypted: bool,
     /// The encrypted keys, as PEM.
     sealed: Vec<String>,
 }
@@ -140,6 +140,33 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
     })
 }
 
+/// The texts of all files of a directory that hold certificates, in the order of their
+/// names. OpenSSL's directories have links beside the files, so one may come twice.
+pub(super) fn read_directory(path: &Path) -> Result<Vec<u8>, Error> {
+    let failed = |source| Error::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let entries = fs::read_dir(path).map_err(failed)?;
+    let files = entries.map(|entry| Ok(entry?.path()));
+    let mut files: Vec<PathBuf> = files.collect::<std::io::Result<_>>().map_err(failed)?;
+    files.retain(|file| file.is_file());
+    files.sort_unstable();
+    let mut all = Vec::new();
+    for file in files {
+        let text = read(&file)?;
+        if contains(&text, b"-----BEGIN CERTIFICATE-----") {
+            all.extend(text);
+            all.push(b'\n');
+        }
+        // As long as one file may be: a wrong directory must not fill the memory.
+        if all.len() as u64 > MAX_FILE_LEN {
+            return Err(failed(std::io::Error::other("too many certificates")));
+        }
+    }
+    Ok(all)
+}
+
 /// The name of a file in errors.
 /// Warns in the log if other users of this host can read a private key, or its group can
 /// replace it. A group that can only read it is common.
@@ -157,36 +184,13 @@ pub(super) fn origin(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Replaces a file in one step: a new file is filled beside it and then renamed. It has
-/// `mode` from the first moment.
+/// Replaces a file in one step. It has `mode` from the first moment.
 #[cfg(feature = "issue")]
 pub(super) fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
-    use std::ffi::OsString;
-    use std::fs;
-    use std::io::Write;
-    use std::os::unix::fs::OpenOptionsExt;
-
-    let mut name = OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(format!(".{}", uuid::Uuid::new_v4().simple()));
-    let beside = path.with_file_name(name);
-    let fill = || {
-        let mut file = File::options()
-            .write(true)
-            .create_new(true)
-            .mode(mode)
-            .open(&beside)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&beside, path)
-    };
-    fill().map_err(|source| {
-        // The file may not exist. Only the first error is reported.
-        let _ = fs::remove_file(&beside);
-        Error::Write {
-            path: path.to_owned(),
-            source,
-        }
+    let written = crate::replace::replace_with_mode(path, text.as_bytes(), mode);
+    written.map_err(|source| Error::Write {
+        path: path.to_owned(),
+        source,
     })
 }
 

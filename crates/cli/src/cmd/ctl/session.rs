@@ -142,6 +142,14 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
+    /// Waits until an order is carried out, and reports only a failure.
+    pub(super) fn settle(&self, order: Order) -> Result<(), Failure> {
+        self.each(vec![order], &mut |_, settled| match settled {
+            Ok(_) => Ok(()),
+            Err(e) => Err(Failure::new(e)),
+        })
+    }
+
     /// Waits for what becomes of orders, and reports each; or, with --no-wait, until
     /// they have left.
     pub(super) fn finish(&self, orders: Vec<Order>, wait: bool) -> Result<(), Failure> {

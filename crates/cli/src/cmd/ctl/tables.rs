@@ -1,9 +1,12 @@
 //! The columns of the lists, for people.
 
-use ssntp::payload::{BanEntry, InstanceState, NodeStatus, SessionEntry};
+use ssntp::payload::{
+    BanEntry, InstanceState, NodeStatus, SessionEntry, TenantAddress, TenantEntry, TunnelStats,
+};
 use ssntp_cluster::controller::{Cnci, Instance, Node, View};
+use uuid::Uuid;
 
-use crate::cmd::table::Columns;
+use crate::cmd::table::{Columns, list};
 
 #[rustfmt::skip] // A table: one row a column.
 pub(super) const NODES: Columns<View, Node> = &[
@@ -95,6 +98,58 @@ pub(super) const BANS: Columns<(), BanEntry> = &[
     ("by", |(), ban| ban.by.to_string()),
     ("since", |(), ban| format!("{} ago", span(ban.age_s))),
 ];
+
+#[rustfmt::skip]
+pub(super) const TENANTS: Columns<(), TenantEntry> = &[
+    ("tenant", |(), entry| entry.name.clone()),
+    ("key", |(), entry| entry.key.to_string()),
+    ("subnet", |(), entry| entry.subnet.clone()),
+    ("concentrator", |(), entry| entry.concentrator_ip.clone()),
+    ("concentrator's instance", |(), entry| entry.concentrator_uuid.to_string()),
+    ("UUID", |(), entry| entry.tenant_uuid.to_string()),
+];
+
+#[rustfmt::skip]
+const ADDRESSES: Columns<View, TenantAddress> = &[
+    ("address", |_, address| address.ip.clone()),
+    ("instance", |_, address| address.instance_uuid.to_string()),
+    ("state", |view, address| holder(view, address).map_or("not known".into(), |own| own.state.to_string())),
+    ("node", |view, address| holder(view, address).map_or(String::new(), |own| own.node.to_string())),
+];
+
+/// The tunnels of a tenant, each with its node.
+#[rustfmt::skip]
+const TUNNELS: Columns<(), (Uuid, TunnelStats)> = &[
+    ("node", |(), (node, _)| node.to_string()),
+    ("tunnel", |(), (_, tunnel)| if tunnel.up { "up" } else { "down" }.into()),
+    ("bytes in", |(), (_, tunnel)| tunnel.rx_bytes.to_string()),
+    ("bytes out", |(), (_, tunnel)| tunnel.tx_bytes.to_string()),
+    ("packets dropped", |(), (_, tunnel)| tunnel.drops.to_string()),
+];
+
+/// A tenant, with its instances and tunnels.
+pub(super) fn tenant(view: &View, entry: &TenantEntry) -> String {
+    let cnci = entry.concentrator_uuid.uuid();
+    let state = match cnci.and_then(|uuid| view.cnci(uuid)) {
+        Some(cnci) if cnci.since.is_some() => "connected",
+        _ => "not connected",
+    };
+    let tunnels = view.nodes().flat_map(|node| {
+        let of_tenant = node.stats.tunnels.iter().filter(|tunnel| tunnel.key == entry.key);
+        of_tenant.map(|tunnel| (node.uuid, tunnel.clone()))
+    });
+    format!(
+        "{}\nconcentrator: {state}\n{}\n{}",
+        list(TENANTS, &(), std::iter::once(entry)),
+        list(ADDRESSES, view, entry.addresses.iter()),
+        list(TUNNELS, &(), tunnels.collect::<Vec<_>>().iter())
+    )
+}
+
+/// The instance that has an address.
+fn holder<'a>(view: &'a View, address: &TenantAddress) -> Option<&'a Instance> {
+    view.instance(address.instance_uuid.uuid()?)
+}
 
 /// A time in its largest whole unit, as `--ban` takes it.
 pub(crate) fn span(seconds: u64) -> String {

@@ -9,6 +9,7 @@ mod dev;
 mod forwarding;
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::Sender;
@@ -20,6 +21,7 @@ use ssntp::transport::Address;
 
 use self::dev::Dev;
 use self::forwarding::{Application, Receivers, SHOWN, forwarding, lock, receivers};
+use super::operands::{self, senders};
 use crate::admin::{self, AdminArgs};
 use crate::application::Applications;
 use crate::choice::{Choices, one_of};
@@ -42,7 +44,7 @@ use crate::watched::Watched;
 /// On SIGHUP, and when these files change, --ca, --cert, --crl, --config and
 /// --config-file are read again, except with --dev. Sessions stay, except those whose
 /// certificate is not valid any more, and clients get a CONFIGURE if --config has
-/// changed. Of --config-file, the keys forward, filter and filter-action are put in
+/// changed. Of --config-file, the keys allow, forward, filter and filter-action are put in
 /// force; the others need a restart.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -77,8 +79,8 @@ pub(crate) struct Args {
     /// Forward frames of a kind to every session with a role, as in
     /// STATS=controller; may be given several times [with --dev: as
     /// `ssntp operands` shows]
-    #[arg(long = "forward", value_name = "OPERAND=ROLE", value_parser = Rules::parse_one, num_args = 1..)]
-    forwards: Vec<(FrameKind, Role)>,
+    #[arg(long = "forward", value_name = "OPERAND=ROLE", num_args = 1..)]
+    forwards: Vec<OperandRole>,
     #[command(flatten)]
     applications: Applications,
     /// The file of the cluster's configuration, which clients get (the server's
@@ -88,6 +90,10 @@ pub(crate) struct Args {
     /// The frames that each role may send [default: allow-all, with --dev spec]
     #[arg(long, value_parser = one_of(FILTERS))]
     filter: Option<fn() -> Filter>,
+    /// Let roles, and no others, send an operand, whatever --filter says of it, as in
+    /// Scaled=agent for an operand of --application; may be given several times
+    #[arg(long = "allow", value_name = "OPERAND=ROLE")]
+    allows: Vec<OperandRole>,
     /// Print each frame that passes the filter, and the number of sessions that
     /// get it [default: with --dev]; frames that a slow reader cannot take are
     /// left out and counted
@@ -137,14 +143,35 @@ const SLOW_CONSUMERS: Choices<SlowConsumer> = &[
     ("drop-oldest", "Drop the frames that have waited longest", SlowConsumer::DropOldest),
 ];
 
+/// An operand by its name, which --application may give it, and roles.
+#[derive(Clone, Debug)]
+struct OperandRole(String, Role);
+
+impl FromStr for OperandRole {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (operand, role) = text.split_once('=').ok_or("expected OPERAND=ROLE")?;
+        let role = role.parse::<Role>().map_err(|e| e.to_string())?;
+        Ok(Self(operand.trim().to_owned(), role))
+    }
+}
+
+impl OperandRole {
+    fn kinds(these: &[Self], operands: &Operands) -> Result<Vec<(FrameKind, Role)>, Failure> {
+        let kind = |Self(operand, role): &Self| Ok((operands::kind(operands, operand)?, *role));
+        these.iter().map(kind).collect()
+    }
+}
+
 impl Args {
     /// The rules by which frames are forwarded.
     fn rules(&self) -> Result<Rules, Failure> {
-        let rules = match self.dev && self.forwards.is_empty() {
+        let forwards = OperandRole::kinds(&self.forwards, &self.applications.operands()?)?;
+        let multicast = |rules: Rules, (kind, role)| rules.multicast(kind, role);
+        let rules = match self.dev && forwards.is_empty() {
             true => Rules::spec(),
-            false => {
-                (self.forwards.iter()).fold(Rules::new(), |rules, (kind, role)| rules.multicast(*kind, *role))
-            }
+            false => forwards.into_iter().fold(Rules::new(), multicast),
         };
         rules
             .check()
@@ -153,13 +180,25 @@ impl Args {
     }
 
     /// The frames that each role may send.
-    fn filter(&self) -> Filter {
+    fn filter(&self) -> Result<Filter, Failure> {
         let filter = match self.filter {
             Some(filter) => filter(),
             None if self.dev => Filter::spec(),
             None => Filter::allow_all(),
         };
-        filter.action(self.filter_action)
+        let operands = self.applications.operands()?;
+        let allows = OperandRole::kinds(&self.allows, &operands)?;
+        let filter = allows
+            .into_iter()
+            .fold(filter, |filter, (kind, role)| filter.allow(kind, role));
+        let mut own = operands.applications();
+        if let Some((_, name)) = own.find(|(kind, _)| senders(&filter, *kind).is_empty()) {
+            return Err(Failure::usage(format!(
+                "--filter lets nobody send {name}, which --application registers: --allow {name}=ROLE \
+                 names those who may"
+            )));
+        }
+        Ok(filter.action(self.filter_action))
     }
 
     /// Errors that can be found without starting the server.
@@ -169,6 +208,7 @@ impl Args {
         problems.of("config", self.configuration().transpose());
         problems.of("forward", Some(self.rules()));
         problems.of("application", Some(self.applications.operands()));
+        problems.of("allow", Some(self.filter()));
         problems
     }
 }
@@ -203,7 +243,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     };
     let mut config = ServerConfig::new(identity, trust)
         .rules(rules)
-        .filter(args.filter())
+        .filter(args.filter()?)
         .max_payload(args.max_payload)
         .operands(operands.clone())
         .handshake_timeout(args.handshake_timeout.into())
@@ -327,6 +367,7 @@ impl Service for Running<'_> {
 
     /// `show` is not reloaded: frames of a new rule are printed as the start decided.
     const RELOADED: &'static [&'static str] = &[
+        "allow",
         "ca",
         "cert",
         "config",
@@ -343,8 +384,10 @@ impl Service for Running<'_> {
         let configuration_file = args.watched();
         let configuration = args.configuration()?;
         let rules = new.as_ref().map(Args::rules).transpose()?;
+        let filter = args.filter()?;
         let is_unknown = |kind: &FrameKind| kind.is_application() && !self.operands.contains(*kind);
-        if let Some((kind, _)) = args.forwards.iter().find(|(kind, _)| is_unknown(kind)) {
+        let forwards = OperandRole::kinds(&args.forwards, &args.applications.operands()?)?;
+        if let Some((kind, _)) = forwards.iter().find(|(kind, _)| is_unknown(kind)) {
             return Err(Failure::new(format!(
                 "forward: {kind} needs a restart with its application"
             )));
@@ -355,7 +398,7 @@ impl Service for Running<'_> {
         let mut read = args.files().map(renew).transpose()?.unwrap_or_default();
         read.watched = read.watched.with(configuration_file);
         if let Some(rules) = rules {
-            self.take_rules(&rules, args.filter())?;
+            self.take_rules(&rules, filter)?;
         }
         if let Some(yaml) = configuration {
             self.take_configuration(yaml)?;

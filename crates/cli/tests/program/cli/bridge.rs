@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 /// How long anything may take before a test fails.
 const LIMIT: Duration = Duration::from_secs(60);
-const OWN: &str = "--application EVENT/0x80=Scaled 0x81=QUERY:request";
+const OWN: &str = "--application EVENT/0x80=Scaled --application 0x81=QUERY:request";
 
 /// A directory with certificates, and the socket of a server.
 struct Place(TempDir);

@@ -11,6 +11,7 @@ mod credentials;
 mod decode;
 mod logs;
 mod machine;
+mod memory;
 mod opflex;
 mod readme;
 mod scheduler;

@@ -275,7 +275,7 @@ fn what_is_sent_is_printed_as_often_as_asked_for() {
 #[test]
 fn frames_of_an_application_pass_where_they_are_registered() {
     let place = Place::new();
-    let own = "--application EVENT/0x80=Scaled 0x81=QUERY:request";
+    let own = "--application EVENT/0x80=Scaled --application 0x81=QUERY:request";
     let (_server, at) = place.server(&format!("{own} --forward EVENT/0x80=controller"));
     let listener = place.listener(&at, &format!("{own} --count 1 --json"));
     let send = |operand: &str, more: &str| {
@@ -553,4 +553,134 @@ fn a_server_tells_a_controller_who_is_connected_and_throws_out_whom_it_names() {
     assert!(place.fail(&line, 1).contains("not controller"));
     let line = format!("ctl kick {uuid} {}", connect(&address, "controller"));
     assert!(place.fail(&line, 1).contains("no session has that UUID"));
+}
+
+/// An application that takes no frame once it has the first one.
+struct Stuck(crossbeam_channel::Receiver<()>);
+
+impl ssntp::server::Handler for Stuck {
+    fn frame(&mut self, _: &mut ssntp::server::Context<'_>, _: &ssntp::server::SessionInfo, _: ssntp::Frame) {
+        let _ = self.0.recv();
+    }
+}
+
+/// A server of this process, and its address.
+fn own_server(place: &Place, handler: impl ssntp::server::Handler) -> (ssntp::Server, String) {
+    let identity = Identity::load(place.path("server.pem")).unwrap();
+    let config = ssntp::ServerConfig::new(identity, Trust::load(place.path("ca.pem")).unwrap());
+    let server = ssntp::Server::start(config.listen("127.0.0.1:0".parse().unwrap()), handler).unwrap();
+    let at = server.addresses()[0].to_string();
+    (server, at)
+}
+
+#[test]
+fn a_frame_that_the_server_does_not_take_is_not_said_to_be_sent() {
+    let place = Place::new();
+    let (release, stuck) = crossbeam_channel::bounded(0);
+    let (server, at) = own_server(&place, Stuck(stuck));
+    // Dropped before the server, which waits for its handler.
+    let release = release;
+    let why = place.send(&at, "--timeout 1", b"").fail(1);
+    assert!(
+        why.contains("has not taken all frames in 1 s: up to 1 of 1 are lost"),
+        "{why}"
+    );
+    drop(release);
+    // A server that is not told how to answer who received a frame still shows that it took it.
+    let said = place.send(&at, "", b"").succeed();
+    assert_eq!(said, ["STATS was sent; the server has not said to whom it went"]);
+    server.stop();
+}
+
+#[test]
+fn lines_are_sent_on_after_a_restart_of_the_server_and_what_may_be_lost_is_counted() {
+    let place = Place::new();
+    let (server, at) = place.server("");
+    let listener = place.listener(&at, "--json");
+    let to = connect(&at, "agent");
+    let mut sending = command(place.0.path(), &format!("send {to} STATS --lines"));
+    let mut child = sending.stdin(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let program = Program {
+        out: lines(child.stdout.take().unwrap()),
+        err: lines(child.stderr.take().unwrap()),
+        child,
+    };
+    input.write_all(b"one\n").unwrap();
+    assert_eq!(json(&listener.line())["payload"], "one");
+    server.signal(Signal::TERM);
+    server.succeed();
+    program.error_line("ssntp: the session has ended");
+    let server = place.start(&format!(
+        "server --listen {at} --ca ca.pem --cert server.pem --forward STATS=controller"
+    ));
+    server.line();
+    listener.error_line("connected to ");
+    input.write_all(b"two\n").unwrap();
+    assert_eq!(json(&listener.line())["payload"], "two");
+    drop(input);
+    let ended = program.end();
+    // Whether the server was asked about the first line before it ended is a matter of time.
+    let doubt = ended
+        .err
+        .iter()
+        .any(|line| line.contains("up to 1 of them are lost"));
+    assert_eq!(ended.code, Some(doubt.into()), "{:?}", ended.err);
+}
+
+#[test]
+fn own_operands_are_sent_by_name_and_a_filter_says_who_may() {
+    let place = Place::new();
+    let own = "--application EVENT/0x80=Scaled";
+    let flags = format!("server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem --filter spec {own}");
+    let why = place.fail(&flags, 2);
+    assert!(
+        why.contains("--filter lets nobody send Scaled") && why.contains("--allow Scaled=ROLE"),
+        "{why}"
+    );
+    std::fs::write(
+        place.path("server.yaml"),
+        "filter: spec\napplication: EVENT/0x80=Scaled\n",
+    )
+    .unwrap();
+    let more = "-- --listen :0 --ca ca.pem --cert server.pem";
+    let ended = place
+        .start(&format!("config check server server.yaml {more}"))
+        .end();
+    assert_eq!(ended.code, Some(1));
+    assert!(
+        ended.out[0].contains("--filter lets nobody send Scaled"),
+        "{:?}",
+        ended.out
+    );
+
+    let (_server, at) = place.server(&format!(
+        "--filter spec {own} --allow scaled=agent --forward Scaled=controller"
+    ));
+    let listener = place.listener(&at, &format!("{own} --json"));
+    let agent = connect(&at, "agent");
+    // The flag takes one value, so the operand may follow it.
+    let said = place.succeed(&format!("send {agent} {own} Scaled three"));
+    assert_eq!(said, ["Scaled was sent, and went to 1 session"]);
+    assert_eq!(json(&listener.line())["operand"], "Scaled");
+    let controller = connect(&at, "controller");
+    let why = place.fail(&format!("send {controller} {own} Scaled three"), 1);
+    assert!(why.contains("does not let controllers send"), "{why}");
+}
+
+#[test]
+fn a_payload_that_is_the_name_of_a_file_is_sent_with_a_hint() {
+    let place = Place::new();
+    std::fs::write(place.path("load.yaml"), "load: 1\n").unwrap();
+    let (_server, at) = place.server("");
+    for payload in ["load.yaml", "@load.yaml"] {
+        let sent = place
+            .start(&format!("send {} STATS {payload}", connect(&at, "agent")))
+            .end();
+        assert!(
+            sent.err[0].contains("--payload load.yaml sends what is in that file"),
+            "{:?}",
+            sent.err
+        );
+    }
 }

@@ -448,3 +448,53 @@ fn a_trace_goes_with_a_command_through_the_scheduler_and_comes_back_in_the_repor
         }
     }
 }
+
+/// At the level of the packages, a refused client shows; a reload makes the log tell of each client.
+#[test]
+fn the_log_names_refused_clients_and_a_reload_makes_it_an_audit_log() {
+    let user = user();
+    user.done(&["cert", "ca", "--dir", "others"]);
+    user.done(&[
+        "cert", "issue", "--dir", "others", "--role", "agent", "--name", "agent",
+    ]);
+    server_file(&user, "filter: spec\n");
+    let server = user.start(&["server", "--config-file", "server.yaml"]);
+    let at = server.line("listening at ");
+    let send = |cert: &str| {
+        user.run(&[
+            "send",
+            "STATS",
+            "--connect",
+            &at,
+            "--ca",
+            "certs/ca.pem",
+            "--cert",
+            cert,
+        ])
+    };
+    assert_eq!(send("others/agent.pem").status.code(), Some(1));
+    let refused = server.error_with("no TLS: ");
+    assert!(refused.contains("WARN  ssntp::server] 127.0.0.1:"), "{refused}");
+
+    server_file(&user, "log: warn,ssntp::audit=info\n");
+    server.signal(Signal::HUP);
+    let weaker = server.error_with("filter was spec, and is not set from now on");
+    assert!(weaker.contains("may let in what was refused before"), "{weaker}");
+    server.error_with("log was not set, and is warn,ssntp::audit=info from now on");
+    assert_eq!(send("certs/agent.pem").status.code(), Some(0));
+    for event in ["connected: ", "ended: "] {
+        let line = server.error_with(&format!("INFO  ssntp::audit] {event}"));
+        assert!(
+            line.contains("(agent) at 127.0.0.1:") && line.contains("serial "),
+            "{line}"
+        );
+        assert!(line.contains("CN=agent"), "{line}");
+    }
+    // No limit cuts them: a fixed number of lines is let through elsewhere.
+    for _ in 0..8 {
+        assert_eq!(send("others/agent.pem").status.code(), Some(1));
+    }
+    for _ in 0..8 {
+        server.error_with("INFO  ssntp::audit] no TLS: ");
+    }
+}

@@ -232,6 +232,28 @@ fn a_scheduler_admits_only_bound_certificates_unless_it_is_told_otherwise() {
 }
 
 #[test]
+fn an_agent_whose_instances_could_not_reach_their_directory_does_not_start() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root runs instances as other users");
+    }
+    let cluster = Cluster::new("");
+    let nobody_else = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    std::fs::set_permissions(cluster.path(""), nobody_else).unwrap();
+    let line = format!(
+        "agent --connect {} --ca ca.pem --cert agent.pem --state closed",
+        cluster.address()
+    );
+    let words: Vec<_> = line.split_whitespace().collect();
+    let done = Done::of(cluster.command(&words));
+    assert_eq!(done.code, Some(1), "{}", done.stderr);
+    assert!(
+        done.stderr.contains("users of instances can't pass it"),
+        "{}",
+        done.stderr
+    );
+}
+
+#[test]
 fn a_scheduler_that_never_answers_is_waited_for_as_long_as_is_told() {
     let cluster = Cluster::new("");
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -17,7 +17,9 @@ use std::time::Instant;
 
 use uuid::Uuid;
 
-use super::{Action, Control, Ending, Instance, Job, Life, Measurable, Mode, PATIENCE, SETTLE, Usage};
+use super::{
+    Action, Control, Ending, Instance, Job, Life, Measurable, Mode, PATIENCE, SETTLE, SETTLE_EACH, Usage,
+};
 use crate::machine::Facts;
 use crate::scheduler::placement::Needs;
 use crate::subnet::{Subnet, removed};
@@ -174,7 +176,8 @@ impl Control {
     /// Sends STATS soon, because something changed. Nothing is measured for them: reporting a
     /// change must not wait for slow disks.
     pub(super) fn stats_soon(&mut self, now: Instant) {
-        let due = now + SETTLE;
+        let instances = u32::try_from(self.instances.len()).unwrap_or(u32::MAX);
+        let due = now + SETTLE_EACH.saturating_mul(instances).min(SETTLE);
         self.report_due = Some(self.report_due.map_or(due, |before| before.min(due)));
     }
 
@@ -217,6 +220,9 @@ impl Control {
                     {
                         subjects.push(subject);
                     }
+                }
+                if let Some(network) = self.settings.network.clone() {
+                    self.job(Job::Tunnels(network));
                 }
                 by_driver.retain(|(_, subjects)| !subjects.is_empty());
                 self.job(Job::Measure(by_driver));
@@ -286,6 +292,7 @@ impl Control {
                 .map(|(id, i)| instance_stats(*id, i))
                 .collect(),
             interval: self.interval(),
+            tunnels: self.tunnels.clone(),
             ..self.facts.stats(self.settings.node, self.status())
         }
     }
@@ -353,6 +360,9 @@ impl Control {
     /// The address on which this node has its end of tunnels: one in the
     /// configured compute network, else the first.
     fn tunnel_ip(&self) -> String {
+        if let Some(network) = &self.settings.network {
+            return network.address().to_string();
+        }
         let nets: Vec<Subnet> = self
             .launcher
             .compute_net

@@ -149,7 +149,7 @@ impl Store {
             file.write_all(start)?;
             file.sync_all()?;
             // This syncs the directory as well.
-            write_summed(&new.dir().join(RECORD), record)?;
+            write_summed(&new.dir().join(RECORD), &record.written())?;
             fs::rename(new.dir(), place.dir())
         };
         make().inspect_err(|_| {
@@ -166,7 +166,7 @@ impl Store {
 
     /// Replaces an instance's record.
     pub(crate) fn save(&self, instance: Uuid, record: &Record) -> io::Result<()> {
-        write_summed(&self.place(instance).dir().join(RECORD), record)
+        write_summed(&self.place(instance).dir().join(RECORD), &record.written())
     }
 
     /// Replaces the node's record.
@@ -297,15 +297,14 @@ impl Store {
         let (is_run, boot) = (record.as_ref().and_then(Record::handle), boot_id());
         let rebooted =
             is_run.is_some_and(|run| !run.boot_id.is_empty() && !boot.is_empty() && run.boot_id != boot);
-        let changed = fs::metadata(&record_path).and_then(|metadata| metadata.modified());
+        let age = record.as_ref().map(Record::age).unwrap_or_default();
         Some(Stored {
             instance,
             record,
             start,
             volumes: volumes_at(&place.volumes()),
             rebooted,
-            // If the clock was set back, this is zero.
-            age: changed.ok().and_then(|at| at.elapsed().ok()).unwrap_or_default(),
+            age,
         })
     }
 

@@ -1,12 +1,13 @@
 //! The records of an instance and of the node.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::agent::driver::{Exit, RunId};
+use crate::agent::driver::{Exit, RunId, boot_id};
 use ssntp::payload::{NextState, StartPayload};
 
 /// The record of an instance.
@@ -39,6 +40,9 @@ pub(crate) struct Record {
     pub(crate) restart_due: bool,
     /// What a command wants once it has ended.
     pub(crate) after: RecordAfter,
+    /// When it was written: the boot, and the seconds since then. The time of day may jump.
+    pub(crate) written_boot: String,
+    pub(crate) written_uptime: u64,
 }
 
 /// How far an instance had come.
@@ -77,6 +81,24 @@ impl Record {
     /// Whether it tells of the run that a START made.
     pub(crate) fn is_first_run(&self) -> bool {
         self.first_run && self.phase == RecordPhase::Running
+    }
+
+    /// The same record, as it is written down now.
+    pub(super) fn written(&self) -> Self {
+        Self {
+            written_boot: boot_id(),
+            written_uptime: uptime(),
+            ..self.clone()
+        }
+    }
+
+    /// How long ago it was written; if that was before the machine was booted, at least.
+    pub(super) fn age(&self) -> Duration {
+        let since = match self.written_boot == boot_id() {
+            true => self.written_uptime,
+            false => 0,
+        };
+        Duration::from_secs(uptime().saturating_sub(since))
     }
 
     /// The run that was under way when it was written.
@@ -122,6 +144,13 @@ impl Record {
             ..Self::default()
         }
     }
+}
+
+/// The seconds since the machine was booted, with those that it slept.
+fn uptime() -> u64 {
+    let text = fs::read_to_string("/proc/uptime").unwrap_or_default();
+    let seconds = text.split('.').next().and_then(|seconds| seconds.parse().ok());
+    seconds.unwrap_or(0)
 }
 
 /// A time as a record has it.

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::*;
 use crate::agent::driver::{Exit, RunId};
 use ssntp::payload::{NextState, Payload, RawDocument, Start, StartPayload, VmType};
@@ -51,7 +53,17 @@ fn what_was_saved_is_loaded() {
     assert!(store.volume(a).is_none());
     let (node, stored) = store.load().unwrap();
     assert_eq!(node, evacuated);
-    let of = |stored: &Stored| (stored.record.clone(), stored.start.as_deref().cloned());
+    let of = |stored: &Stored| {
+        let record = stored.record.clone().map(|record| {
+            assert_eq!(record.written_boot, boot_id());
+            Record {
+                written_boot: String::new(),
+                written_uptime: 0,
+                ..record
+            }
+        });
+        (record, stored.start.as_deref().cloned())
+    };
     assert_eq!(stored.iter().map(|s| s.instance).collect::<Vec<_>>(), [a, b]);
     assert_eq!(of(&stored[0]), (Some(stopped.clone()), Some(start(a))));
     assert_eq!(stored[0].volumes, BTreeSet::from([Uuid::from_u128(9)]));
@@ -271,4 +283,23 @@ fn a_volume_without_a_name_has_the_same_one_each_time() {
         .collect();
     assert_eq!(ids.len(), 4);
     assert!(unnamed(1)[0].local && unnamed(1)[0].ephemeral);
+}
+
+/// The time of day may jump, and a file may be copied.
+#[test]
+fn a_record_is_as_old_as_the_machine_has_run_since_it_was_written() {
+    let now = Record::default().written();
+    assert!(now.age() < Duration::from_secs(3600));
+    let hour = Record {
+        written_uptime: now.written_uptime.saturating_sub(3600),
+        ..now.clone()
+    };
+    assert!(hour.age() >= Duration::from_secs(now.written_uptime.min(3600)));
+    // Before the machine was booted: at least since then.
+    let other = Record {
+        written_boot: "another".into(),
+        written_uptime: u64::MAX,
+        ..now.clone()
+    };
+    assert!(other.age() >= Duration::from_secs(now.written_uptime));
 }

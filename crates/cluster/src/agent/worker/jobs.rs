@@ -16,6 +16,7 @@ use crate::agent::driver::{
 use crate::agent::store::{PASSABLE, Store, make_dirs, millis};
 use crate::agent::tree;
 use crate::machine::Facts;
+use crate::network::Wire;
 
 const MB: u64 = 1 << 20;
 
@@ -41,6 +42,11 @@ impl Pool {
                     }
                 }
             }
+            Job::Tunnels(network) => match network.tunnels() {
+                Ok(tunnels) => self.done(Done::Tunnels(tunnels)),
+                Err(why) => warn!("tenants' networks cannot be looked at: {why}"),
+            },
+            Job::Detach(network, instance) => network.detach(instance),
             Job::Terminate(driver, running) => {
                 warn_of(&running, "asked to end", driver.terminate(&running));
                 self.signalled(&running);
@@ -103,6 +109,9 @@ impl Pool {
         let (mut made, mut began) = (Vec::new(), 0);
         let result = self.try_launch(&job, &mut made, &mut began);
         self.queues().launches.remove(&instance);
+        if let (Err(_), Some(network)) = (&result, &job.network) {
+            network.detach(instance);
+        }
         let running = match (&result, &self.store) {
             (Ok(handle), Some(store)) => Some(Running {
                 place: store.place(instance),
@@ -149,10 +158,11 @@ impl Pool {
         store
             .enclose(&place, user)
             .map_err(|e| LaunchError::io(place.dir().display(), &e))?;
-        if matches!(job.origin, Origin::Again(_))
-            && let Some(why) = self.too_large(&place)
-        {
-            return Err(LaunchError::new(LaunchFault::Full, why));
+        if matches!(job.origin, Origin::Again(_)) {
+            let measured = self.too_large(&place);
+            if let Some(why) = measured.map_err(|e| LaunchError::io(place.work().display(), &e))? {
+                return Err(LaunchError::new(LaunchFault::Full, why));
+            }
         }
         let ephemeral = ephemeral(&job.payload.start);
         for (volume, make) in &job.volumes {
@@ -164,12 +174,20 @@ impl Pool {
             }
             self.attach_at_launch(store, job, *volume, *make)?;
         }
+        let network = match &job.network {
+            Some(network) => network
+                .attachment(&job.payload.start)
+                .map_err(|why| LaunchError::new(LaunchFault::Network, why))?
+                .map(|to| Wire::new(job.instance, Arc::clone(network), to)),
+            None => None,
+        };
         let launch = Launch {
             place: &place,
             payload: &job.payload,
             user,
             policy: &self.policy,
             cancel: &job.cancel,
+            network: network.as_ref(),
         };
         job.driver.launch(&launch, &mut |handle| {
             let mut record = job.record.running(handle);
@@ -245,8 +263,11 @@ impl Pool {
         if (0..=i64::from(most)).contains(&usage.disk_mb) {
             return;
         }
-        let Some(why) = self.too_large(&subject.place) else {
-            return;
+        let why = match self.too_large(&subject.place) {
+            Ok(Some(why)) => why,
+            Ok(None) => return,
+            // Nothing is known of its size, so it is looked at again at the next measurement.
+            Err(e) => return warn!("instance {}: its disk: {e}", subject.place.instance()),
         };
         let running = Running {
             place: subject.place.clone(),
@@ -259,18 +280,23 @@ impl Pool {
         warn_of(&running, "killed", driver.kill(&running));
     }
 
-    /// Why the directory that an instance writes in counts as too large. A directory that
-    /// can't be measured counts as too large, or an instance could avoid the limit.
-    fn too_large(&self, place: &InstanceDir) -> Option<String> {
-        let most = self.policy.disk_mb?;
-        let mb = tree::disk_usage(&place.work()).map(|bytes| bytes.div_ceil(MB));
-        match mb {
+    /// Why the directory that an instance writes in counts as too large. A directory with more
+    /// than can be counted is too large, or an instance could avoid the limit.
+    ///
+    /// # Errors
+    /// The system can't tell for now.
+    fn too_large(&self, place: &InstanceDir) -> io::Result<Option<String>> {
+        let Some(most) = self.policy.disk_mb else {
+            return Ok(None);
+        };
+        let mb = tree::disk_usage(&place.work())?.map(|bytes| bytes.div_ceil(MB));
+        Ok(match mb {
             Some(mb) if mb <= u64::from(most) => None,
             Some(mb) => Some(format!(
                 "its directory holds {mb} MB, and may hold {most} (policy: disk_mb)"
             )),
             None => Some("its directory has too many files, or is too deep (policy: disk_mb)".into()),
-        }
+        })
     }
 
     fn store(&self) -> io::Result<&Store> {

@@ -37,6 +37,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::figures::tally;
+use super::ledger::Ledger;
 use super::placement::Allocation;
 use super::waiting::Waiting;
 use crate::phase::Phase;
@@ -164,6 +165,8 @@ pub(super) struct Instances {
     away_instances: usize,
     /// The latest last.
     answered: VecDeque<Answered>,
+    /// Where the next scheduler finds the owners; none if they are not kept.
+    ledger: Option<Ledger>,
 }
 
 impl Instances {
@@ -177,6 +180,40 @@ impl Instances {
             away: VecDeque::new(),
             away_instances: 0,
             answered: VecDeque::new(),
+            ledger: None,
+        }
+    }
+
+    /// Takes over what a former scheduler knew: the node of each instance. All of them are
+    /// away, and what became of their STARTs is told by their first STATS.
+    pub(super) fn adopt(&mut self, ledger: Ledger, owners: HashMap<Uuid, Uuid>, now: Instant) {
+        for (instance, node) in owners {
+            self.own(instance, node, State::Known(Phase::Pending));
+        }
+        self.ledger = Some(ledger);
+        let nodes: Vec<_> = self.by_node.keys().copied().collect();
+        nodes.into_iter().for_each(|node| self.left(node, now));
+    }
+
+    fn insert(&mut self, instance: Uuid, entry: Entry) {
+        let node = entry.node;
+        let before = self.by_uuid.insert(instance, entry).and_then(|entry| entry.node);
+        if before != node {
+            self.keep(instance, node);
+        }
+    }
+
+    fn remove(&mut self, instance: Uuid) -> Option<Entry> {
+        let entry = self.by_uuid.remove(&instance)?;
+        if entry.node.is_some() {
+            self.keep(instance, None);
+        }
+        Some(entry)
+    }
+
+    fn keep(&mut self, instance: Uuid, node: Option<Uuid>) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.keep(instance, node);
         }
     }
 
@@ -234,7 +271,7 @@ impl Instances {
     pub(super) fn refused(&mut self, instance: Uuid) {
         let entry = self.by_uuid.get(&instance);
         if entry.is_some_and(|entry| matches!(entry.state, State::Held)) {
-            self.by_uuid.remove(&instance);
+            self.remove(instance);
         }
     }
 
@@ -257,7 +294,7 @@ impl Instances {
         let node_instances = &mut self.by_node.entry(node).or_default().instances;
         node_instances.insert(instance);
         let node = Some(node);
-        self.by_uuid.insert(instance, Entry { node, state });
+        self.insert(instance, Entry { node, state });
     }
 
     /// Takes in STATS of a node, which list these instances.
@@ -272,10 +309,13 @@ impl Instances {
         let mut own = HashSet::with_capacity(listed.len());
         for (instance, told) in listed {
             let phase = Phase::of(told);
-            let entry = self.by_uuid.entry(*instance).or_insert(Entry {
-                node: Some(node),
-                state: State::Known(phase),
-            });
+            if !self.by_uuid.contains_key(instance) {
+                let (node, state) = (Some(node), State::Known(phase));
+                self.insert(*instance, Entry { node, state });
+            }
+            let Some(entry) = self.by_uuid.get_mut(instance) else {
+                continue;
+            };
             if entry.node != Some(node) {
                 report.foreign.insert(*instance);
                 continue;
@@ -302,18 +342,19 @@ impl Instances {
                 State::GivenUp | State::Held => {}
             }
         }
-        let of_node = self.by_node.entry(node).or_default();
-        for instance in std::mem::replace(&mut of_node.instances, own) {
-            if of_node.instances.contains(&instance) {
+        let before = std::mem::take(&mut self.by_node.entry(node).or_default().instances);
+        for instance in before {
+            if own.contains(&instance) {
                 continue;
             }
             match self.by_uuid.get(&instance).map(|entry| entry.state) {
                 Some(State::Starting(pending)) if pending.expected => report.lost.push((instance, pending)),
                 // These STATS crossed the START.
-                Some(State::Starting(_)) => drop(of_node.instances.insert(instance)),
-                _ => drop(self.by_uuid.remove(&instance)),
+                Some(State::Starting(_)) => drop(own.insert(instance)),
+                _ => drop(self.remove(instance)),
             }
         }
+        self.by_node.entry(node).or_default().instances = own;
         // After the loop, which borrows the instances of the node.
         for (instance, pending) in &report.lost {
             self.answered(*instance, pending);
@@ -463,7 +504,7 @@ impl Instances {
             self.remember(*instance, node, true);
             // If its node was forgotten before, no STATS can free the UUID.
             if !self.by_node.contains_key(&node) {
-                self.by_uuid.remove(instance);
+                self.remove(*instance);
             }
         }
         while self.away.front().is_some_and(|(at, _)| *at <= now) {
@@ -482,7 +523,7 @@ impl Instances {
                 let entry = self.by_uuid.get(&instance);
                 // A START in flight is answered at its deadline.
                 if entry.is_some_and(|entry| !matches!(entry.state, State::Starting(_))) {
-                    self.by_uuid.remove(&instance);
+                    self.remove(instance);
                 }
             }
         }
@@ -519,7 +560,7 @@ impl Instances {
     }
 
     fn forget(&mut self, instance: Uuid) {
-        if let Some(node) = self.by_uuid.remove(&instance).and_then(|entry| entry.node)
+        if let Some(node) = self.remove(instance).and_then(|entry| entry.node)
             && let Some(of_node) = self.by_node.get_mut(&node)
             && of_node.instances.remove(&instance)
             && of_node.is_away

@@ -382,10 +382,10 @@ fn a_part_of_an_endpoint_is_replaced_by_its_element_alone() {
 }
 
 #[test]
-fn the_registry_takes_only_so_many_bytes() {
+fn the_registry_takes_only_so_many_bytes_and_no_element_takes_all() {
     let mut world = World::new(Settings {
         limits: ServerLimits {
-            endpoint_bytes: 100_000,
+            endpoint_bytes: 200_000,
             ..ServerLimits::default()
         },
         ..Settings::default()
@@ -396,8 +396,42 @@ fn the_registry_takes_only_so_many_bytes() {
         declare(&mut world, pe, &[long("/ep/1/")], 60);
     }
     let more = json!([{"endpoint": [long("/ep/2/")], "prr": 60}]);
-    assert_eq!(code(&world.ask(pe, "endpoint_declare", more)), "ERROR");
+    assert_eq!(code(&world.ask(pe, "endpoint_declare", more.clone())), "ERROR");
+    // Another element finds room, and the first may repeat what it has.
+    let other = world.element("pe2");
+    assert_eq!(world.ask(other, "endpoint_declare", more)["result"], json!({}));
+    declare(&mut world, pe, &[long("/ep/1/")], 60);
     undeclare(&mut world, pe, "/ep/1/");
-    declare(&mut world, pe, &[long("/ep/2/")], 60);
-    assert_eq!(known(&world), ["/ep/2/"]);
+    undeclare(&mut world, other, "/ep/2/");
+    declare(&mut world, pe, &[long("/ep/3/")], 60);
+    assert_eq!(known(&world), ["/ep/3/"]);
+}
+
+#[test]
+fn short_texts_with_many_values_count_as_the_memory_that_they_take() {
+    let mut world = World::new(Settings {
+        limits: ServerLimits {
+            endpoint_bytes: 4 << 20,
+            ..ServerLimits::default()
+        },
+        ..Settings::default()
+    });
+    let pe = world.element("pe1");
+    // 7,000 characters each, for which a map node of some 600 bytes is allocated a thousand times.
+    let many = |n: usize| object("ep", &format!("/ep/{n}/"), vec![json!({"": 0}); 1000]);
+    for n in 0..3 {
+        declare(&mut world, pe, &[many(n)], 60);
+    }
+    let more = json!([{"endpoint": [many(3)], "prr": 60}]);
+    assert_eq!(code(&world.ask(pe, "endpoint_declare", more)), "ERROR");
+}
+
+#[test]
+fn an_object_has_no_more_identifiers_than_can_be_compared() {
+    let mut world = keep();
+    let pe = world.element("pe1");
+    let named = |object: ManagedObject, n: usize| object.with("name", format!("n{n}"));
+    let object = (0..100_000).fold(ep("/ep/1/", 1).with("context", "/c/"), named);
+    declare(&mut world, pe, &[object], 60);
+    assert_eq!(world.server.endpoints().idents(&uri("/ep/1/")).len(), 16);
 }

@@ -109,29 +109,37 @@ fn a_malformed_report_is_refused_whole() {
 }
 
 #[test]
-fn the_longest_reports_make_room_by_their_bytes() {
+fn the_oldest_reports_make_room_by_their_bytes_and_each_element_has_a_share() {
     let mut world = World::new(Settings {
         limits: ServerLimits {
-            report_bytes: 100_000,
+            report_bytes: 200_000,
             ..ServerLimits::default()
         },
         ..Settings::default()
     });
-    let client = world.element("a");
+    let (a, b) = (world.element("a"), world.element("b"));
+    report(&mut world, b, "/stats/b/", 1);
     for n in 0..20 {
-        report(&mut world, client, &format!("/stats/{n}/"), "x".repeat(30_000));
+        report(&mut world, a, &format!("/stats/{n}/"), "x".repeat(30_000));
     }
-    report(&mut world, client, "/stats/long/", "x".repeat(200_000));
-    let observer = world.server.observer();
-    assert_eq!(
-        observer.len(),
-        0,
-        "what does not fit is not kept, and what was there made room"
-    );
-    for n in 0..20 {
-        report(&mut world, client, &format!("/stats/{n}/"), "x".repeat(30_000));
+    // One that no share could hold makes no room.
+    report(&mut world, a, "/stats/long/", "x".repeat(200_000));
+    let kept: Vec<_> = world
+        .server
+        .observer()
+        .reports()
+        .map(|report| report.object.uri.to_string())
+        .collect();
+    assert_eq!(kept, ["/stats/b/", "/stats/17/", "/stats/18/", "/stats/19/"]);
+    // The more elements there are, the less has each: the greedy one makes room.
+    for n in 0..3 {
+        report(&mut world, b, &format!("/stats/b/{n}/"), "x".repeat(30_000));
     }
-    assert_eq!(world.server.observer().len(), 3);
+    let of = |name: &str| {
+        let reports = world.server.observer().reports();
+        reports.filter(|report| *report.element == *name).count()
+    };
+    assert_eq!((of("a"), of("b")), (2, 2));
 }
 
 #[test]

@@ -505,7 +505,7 @@ fn a_large_update_is_cut_by_its_bytes_too() {
 fn the_names_that_a_connection_resolves_are_bounded_in_bytes() {
     let mut world = World::new(Settings {
         limits: ServerLimits {
-            resolve_bytes: 1000,
+            resolve_bytes: 3000,
             ..ServerLimits::default()
         },
         ..Settings::default()
@@ -519,8 +519,18 @@ fn the_names_that_a_connection_resolves_are_bounded_in_bytes() {
     let more = json!([{"subject": "class4", "policy_uri": other, "prr": 60}]);
     assert_eq!(code(&world.ask(client, "policy_resolve", more)), "ERROR");
     let gone = json!([{"subject": "class4", "policy_uri": long}]);
-    world.ask(client, "policy_unresolve", gone);
+    world.ask(client, "policy_unresolve", gone.clone());
     resolve(&mut world, client, &other, 60);
+    // All connections share the memory.
+    let more: Vec<_> = (0..3).map(|n| world.element(&format!("more{n}"))).collect();
+    let answers = more.iter().map(|client| {
+        let params = json!([{"subject": "class4", "policy_uri": "/class4/x/", "prr": 60}]);
+        world
+            .ask(*client, "policy_resolve", params)
+            .get("result")
+            .is_some()
+    });
+    assert_eq!(answers.collect::<Vec<_>>(), [true, false, false]);
 }
 
 #[test]

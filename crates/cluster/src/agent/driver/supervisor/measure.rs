@@ -93,7 +93,7 @@ impl Supervisors {
 }
 
 fn disk_mb(subject: &Measurable) -> i64 {
-    let bytes = tree::disk_usage(subject.place.dir());
+    let bytes = tree::disk_usage(subject.place.dir()).ok().flatten();
     bytes
         .and_then(|bytes| i64::try_from(bytes.div_ceil(MB)).ok())
         .unwrap_or(-1)

@@ -1,0 +1,36 @@
+//! The C library's allocator, told to give memory back.
+//!
+//! It keeps what a wave of frames took, in one arena for each few threads, and raises the
+//! length from which on memory goes back to the system: docs/performance.md has figures. It
+//! reads its settings from the environment before `main`, so a daemon starts once more with
+//! them, in the same process.
+
+use std::env;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// Blocks of so many bytes are mapped, and go back as soon as they are free. Buffers of
+/// received frames have 80 KiB; everything that a session keeps is shorter.
+const THRESHOLD: &str = "65536";
+
+const SETTINGS: [&str; 2] = ["MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"];
+
+/// Starts the program once more, unless one of the settings is there. Goes on with the
+/// allocator as it is if that fails.
+pub(crate) fn give_back() {
+    let is_set = SETTINGS.iter().any(|name| env::var_os(name).is_some());
+    let Ok(program) = env::current_exe() else { return };
+    if is_set || cfg!(not(target_env = "gnu")) {
+        return;
+    }
+    let mut words = env::args_os();
+    let mut again = Command::new(program);
+    if let Some(name) = words.next() {
+        again.arg0(name);
+    }
+    // It returns only if it fails.
+    let _ = again
+        .args(words)
+        .envs(SETTINGS.map(|name| (name, THRESHOLD)))
+        .exec();
+}

@@ -1,0 +1,124 @@
+//! A server that has little memory, and what it does with it.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ssntp::Role;
+use ssntp::pki::Identity;
+use ssntp::proto::{Command as Operand, Connect, Frame};
+use ssntp_test_support::{Peer, authority, identity};
+use ssntp_transport::connect_unix;
+use tempfile::TempDir;
+use uuid::Uuid;
+
+use crate::processes::Program;
+
+/// A server whose process first runs the shell's commands `before`.
+struct Server {
+    directory: TempDir,
+    program: Program,
+}
+
+impl Server {
+    fn start(before: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        authority().save(path, false).unwrap();
+        let issued = authority().issue(&ssntp::pki::CertificateRequest::new(Role::SERVER));
+        issued.unwrap().save(path.join("server.pem")).unwrap();
+        let line = "server --listen unix:socket --ca ca.pem --cert server.pem --forward STATS=controller";
+        let mut shell = Command::new("sh");
+        shell
+            .args([
+                "-c",
+                &format!("{before} exec {} {line}", env!("CARGO_BIN_EXE_ssntp")),
+            ])
+            .current_dir(path)
+            .stdin(Stdio::null());
+        let mut program = Program::start(&mut shell);
+        assert!(program.first_line().starts_with("listening at "));
+        Self { directory, program }
+    }
+
+    fn socket(&self) -> std::path::PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    fn dial(&self, identity: &Identity) -> Peer {
+        Peer::over(Arc::new(connect_unix(&self.socket()).unwrap()), identity)
+    }
+
+    fn connect(&self, role: Role) -> Peer {
+        let mut peer = self.dial(&identity(role));
+        peer.handshake(role, Uuid::new_v4(), false);
+        peer
+    }
+}
+
+#[test]
+fn a_server_has_its_allocator_give_memory_back() {
+    let server = Server::start("");
+    let environment = std::fs::read(Path::new("/proc").join(server.program.id()).join("environ")).unwrap();
+    let environment = String::from_utf8_lossy(&environment);
+    assert!(
+        environment.contains("MALLOC_MMAP_THRESHOLD_=65536\0"),
+        "{environment}"
+    );
+}
+
+fn long(len: usize) -> Frame {
+    Frame::with_payload(Operand::STATS, vec![7; len])
+}
+
+#[test]
+#[ignore = ".ci/memory runs it in a control group of 64 MiB"]
+fn a_server_in_64_mib_receives_long_frames_and_outlives_hundreds_that_never_end() {
+    let group = std::env::var("SSNTP_MEMORY_GROUP").unwrap();
+    let server = Server::start(&format!("echo $$ >{group}/cgroup.procs &&"));
+    let mut controller = server.connect(Role::CONTROLLER);
+    let mut agent = server.connect(Role::AGENT);
+    agent.send(&long(8_000_000));
+    assert!(controller.frame() == long(8_000_000));
+
+    let senders: Vec<_> = (0..10)
+        .map(|_| {
+            let mut sender = server.connect(Role::AGENT);
+            std::thread::spawn(move || {
+                sender.send(&long(3_000_000));
+                sender
+            })
+        })
+        .collect();
+    for _ in &senders {
+        assert!(controller.frame() == long(3_000_000));
+    }
+    for sender in senders {
+        sender.join().unwrap();
+    }
+
+    // They send as much of 16 MiB as is taken, and stay.
+    let one = identity(Role::AGENT);
+    let mut greedy = Vec::new();
+    for _ in 0..500 {
+        let mut peer = server.dial(&one);
+        peer.send_bytes(&Connect::new(Role::AGENT, Uuid::new_v4(), false).encode());
+        // The server admits as many as it has memory for.
+        if !peer.next_is_connected() {
+            break;
+        }
+        peer.connected();
+        peer.stream()
+            .set_write_timeout(Some(Duration::from_millis(20)))
+            .unwrap();
+        let _ = peer.try_send_bytes(&[0, 1, 0, 3, 1, 0, 0, 0]);
+        let _ = peer.try_send_bytes(&[7; 300_000]);
+        greedy.push(peer);
+    }
+    assert!(greedy.len() > 200, "{} sessions", greedy.len());
+    for len in [100, 1_000_000] {
+        agent.send(&long(len));
+        assert!(controller.frame() == long(len));
+    }
+}

@@ -1,0 +1,75 @@
+//! Memory that several holders share.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+/// The memory that is kept for each of several holders, in bytes as they are allocated.
+///
+/// Nobody may grow beyond the part that is free. So a greedy holder gets half of the
+/// limit, and `n` of them get an `n + 1`th each; the last part stays free for holders that
+/// have nothing yet.
+#[derive(Debug)]
+pub(crate) struct Budget<K> {
+    used: usize,
+    of: HashMap<K, usize>,
+}
+
+impl<K> Default for Budget<K> {
+    fn default() -> Self {
+        Self {
+            used: 0,
+            of: HashMap::new(),
+        }
+    }
+}
+
+impl<K: Eq + Hash> Budget<K> {
+    /// The memory of one holder.
+    pub(crate) fn of(&self, holder: &K) -> usize {
+        self.of.get(holder).copied().unwrap_or_default()
+    }
+
+    /// Whether a holder may take `more` bytes of a limit.
+    pub(crate) fn fits(&self, holder: &K, more: usize, limit: usize) -> bool {
+        let used = self.used.saturating_add(more);
+        self.of(holder).saturating_add(more) <= limit.saturating_sub(used)
+    }
+
+    /// A holder has taken so many bytes.
+    pub(crate) fn charge(&mut self, holder: K, bytes: usize) {
+        self.used += bytes;
+        *self.of.entry(holder).or_default() += bytes;
+    }
+
+    /// A holder has given back so many of the bytes that it has taken.
+    pub(crate) fn refund(&mut self, holder: &K, bytes: usize) {
+        self.used = self.used.saturating_sub(bytes);
+        let Some(of) = self.of.get_mut(holder) else {
+            return;
+        };
+        *of = of.saturating_sub(bytes);
+        // Peers choose the names of holders, so empty entries must not pile up.
+        if *of == 0 {
+            self.of.remove(holder);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_gets_what_is_free_and_others_find_room() {
+        let mut budget = Budget::default();
+        assert!(budget.fits(&1, 50, 100) && !budget.fits(&1, 51, 100));
+        budget.charge(1, 50);
+        assert!(!budget.fits(&1, 1, 100));
+        assert!(budget.fits(&2, 25, 100) && !budget.fits(&2, 26, 100));
+        budget.charge(2, 25);
+        assert!(budget.fits(&3, 12, 100) && !budget.fits(&3, usize::MAX, 100));
+        budget.refund(&1, 50);
+        assert_eq!((budget.of(&1), budget.of.len()), (0, 1));
+        assert!(budget.fits(&2, 25, 100));
+    }
+}

@@ -1,0 +1,117 @@
+//! The line of one receiver: everything for it that its queue has no room for yet.
+
+use std::collections::VecDeque;
+
+use super::Origin;
+use crate::stream::{Load, Outgoing};
+use crate::table::ConnectionId;
+
+/// An item in a line.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) item: Outgoing,
+    pub(super) origin: Origin,
+    /// Whether its origin waits with it. If not, the item counts against the receiver's
+    /// limit.
+    pub(super) holds: bool,
+}
+
+/// What waits for one receiver, oldest first.
+#[derive(Debug)]
+pub(super) struct Line {
+    receiver: ConnectionId,
+    items: VecDeque<Waiting>,
+    /// How many of the items are answers to the receiver.
+    own: usize,
+    /// The items that hold nobody.
+    loose: Load,
+}
+
+impl Line {
+    pub(super) fn new(receiver: ConnectionId) -> Self {
+        Self {
+            receiver,
+            items: VecDeque::new(),
+            own: 0,
+            loose: Load::default(),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// Whether somebody else than the receiver has sent some of it.
+    pub(super) fn has_others(&self) -> bool {
+        self.items.len() > self.own
+    }
+
+    pub(super) fn loose(&self) -> Load {
+        self.loose
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Waiting> {
+        self.items.iter()
+    }
+
+    pub(super) fn push_back(&mut self, waiting: Waiting) {
+        self.count(&waiting);
+        self.items.push_back(waiting);
+    }
+
+    pub(super) fn push_front(&mut self, waiting: Waiting) {
+        self.count(&waiting);
+        self.items.push_front(waiting);
+    }
+
+    pub(super) fn pop_front(&mut self) -> Option<Waiting> {
+        self.remove(0)
+    }
+
+    /// The newest of the items that hold nobody.
+    pub(super) fn newest_loose(&self) -> Option<Load> {
+        let newest = self.items.iter().rev().find(|waiting| !waiting.holds)?;
+        Some(newest.item.load())
+    }
+
+    /// Takes out the oldest or the newest of the items that hold nobody.
+    pub(super) fn drop_loose(&mut self, oldest: bool) -> Option<Load> {
+        let is_loose = |waiting: &Waiting| !waiting.holds;
+        let at = match oldest {
+            true => self.items.iter().position(is_loose),
+            false => self.items.iter().rposition(is_loose),
+        };
+        self.remove(at?).map(|waiting| waiting.item.load())
+    }
+
+    /// Lets those go on whose items wait here, except for the receiver unless it is
+    /// `with_own`. Returns an origin for each of these items.
+    pub(super) fn let_go(&mut self, with_own: bool) -> Vec<Origin> {
+        let mut gone = Vec::new();
+        for waiting in &mut self.items {
+            let is_own = waiting.origin == Origin::Connection(self.receiver);
+            if waiting.holds && (with_own || !is_own) {
+                waiting.holds = false;
+                self.loose += waiting.item.load();
+                gone.push(waiting.origin);
+            }
+        }
+        gone
+    }
+
+    fn count(&mut self, waiting: &Waiting) {
+        self.own += usize::from(waiting.origin == Origin::Connection(self.receiver));
+        if !waiting.holds {
+            self.loose += waiting.item.load();
+        }
+    }
+
+    fn remove(&mut self, at: usize) -> Option<Waiting> {
+        let waiting = self.items.remove(at)?;
+        self.own -= usize::from(waiting.origin == Origin::Connection(self.receiver));
+        if !waiting.holds {
+            self.loose -= waiting.item.load();
+        }
+        Some(waiting)
+    }
+}
