@@ -124,7 +124,7 @@ fn words(arg: &Arg, entry: &Entry) -> Result<Vec<OsString>, Vec<(Position, Strin
     }
     // clap would take a value with a dash for the next flag.
     let dashed = entry.values.iter().find(|value| value.text.starts_with('-'));
-    if entry.values.len() % together != 0 || dashed.is_some() {
+    if !entry.values.len().is_multiple_of(together) || dashed.is_some() {
         let what = format!("groups of {together} values are expected, none of which begins with a dash");
         return wrong(dashed.map_or(entry.at, |value| value.at), &what);
     }
