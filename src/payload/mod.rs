@@ -43,6 +43,7 @@
 //! | `trace_report` | TraceReport |
 //! | `sessions` | ListSessions, Sessions |
 //! | `kick` | Kick, Kicked, ListBans, Bans, Unban, Unbanned |
+//! | `tenants` | Tenant, Tenants |
 //! | `failure` | StartFailure and the other failures of commands |
 //! | `invalid_frame_type` | InvalidFrameType |
 //!
@@ -92,6 +93,7 @@ mod stats;
 mod stats_summary;
 mod stop;
 mod tenant;
+mod tenants;
 pub mod timestamp;
 mod trace_report;
 mod volume;
@@ -122,10 +124,11 @@ pub use self::restart::Restart;
 pub use self::restore::Restore;
 pub use self::sessions::{ListSessions, SessionEntry, Sessions};
 pub use self::start::{MarkerInside, RawDocument, RestartPolicy, Start, StartPayload, Storage, VmType};
-pub use self::stats::{InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats};
+pub use self::stats::{InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats, TunnelStats};
 pub use self::stats_summary::StatsSummary;
 pub use self::stop::Stop;
 pub use self::tenant::{TenantAdded, TenantRemoved, subnet_key};
+pub use self::tenants::{Tenant, TenantAction, TenantAddress, TenantEntry, TenantRefusal, Tenants};
 pub use self::trace_report::{FrameTrace, NodeTrace, TraceReport};
 pub use self::volume::{AttachVolume, DetachVolume};
 pub use self::workload::{FwType, Networking, Persistence, Requirements};
@@ -238,7 +241,7 @@ macro_rules! payload {
             const KIND: $crate::proto::FrameKind = $crate::payload::kind!($operand::$constant);
 
             fn decode(payload: &[u8]) -> Result<Self, $crate::payload::Error> {
-                let root = $crate::payload::root!($($root)?);
+                let root = None$(.or(Some($root)))?;
                 #[allow(unused, reason = "used if a field is required, or an older form is read")]
                 let (mut value, tree): (Self, _) = $crate::payload::read(payload, root)?;
                 $(($complete)(&mut value, tree.decode(root)?);)?
@@ -255,7 +258,7 @@ macro_rules! payload {
             }
 
             fn encode(&self) -> ::bytes::Bytes {
-                $crate::payload::write(self, $crate::payload::root!($($root)?))
+                $crate::payload::write(self, None$(.or(Some($root)))?)
             }
         }
     };
@@ -280,15 +283,6 @@ macro_rules! alike {
     )+};
 }
 
-macro_rules! root {
-    () => {
-        None
-    };
-    ($root:literal) => {
-        Some($root)
-    };
-}
-
 /// The kind of an operand, as a constant.
 macro_rules! kind {
     (Command::$constant:ident) => {
@@ -308,4 +302,4 @@ macro_rules! kind {
     };
 }
 
-use {alike, kind, payload, root};
+use {alike, kind, payload};

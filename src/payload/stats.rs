@@ -68,6 +68,10 @@ pub struct Stats {
     pub interval: i64,
     /// The node's addresses; default: none.
     pub networks: Vec<NodeNetwork>,
+    /// The tunnels of tenants' networks. A key of this project, which others ignore; default:
+    /// none, and then left out.
+    #[serde(skip_serializing_if = "is_default")]
+    pub tunnels: Vec<TunnelStats>,
     /// The node's instances; default: none.
     pub instances: Vec<InstanceStats>,
 }
@@ -89,6 +93,7 @@ impl Default for Stats {
             hostname: String::new(),
             interval: 0,
             networks: Vec::new(),
+            tunnels: Vec::new(),
             instances: Vec::new(),
         }
     }
@@ -106,6 +111,22 @@ pub struct NodeNetwork {
     pub ip: String,
     /// The MAC address of its interface; default: empty.
     pub mac: String,
+}
+
+/// One tunnel of a tenant's network, in STATS.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TunnelStats {
+    /// Its key; default: 0.
+    pub key: u32,
+    /// Whether it can carry packets, as far as the node can tell; default: no.
+    pub up: bool,
+    /// Bytes that came from the concentrator; default: 0.
+    pub rx_bytes: u64,
+    /// Bytes that went to it; default: 0.
+    pub tx_bytes: u64,
+    /// Packets of instances that the filters of their ports dropped; default: 0.
+    pub drops: u64,
 }
 
 /// One instance in STATS.

@@ -189,6 +189,7 @@ mod tests {
             "Kick",
             "ListBans",
             "Unban",
+            "Tenant",
         ];
         assert_eq!(printed, expected);
         assert_eq!(operand_name(ErrorCode::DELETE_FAILURE.into()), "4");

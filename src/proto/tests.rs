@@ -226,11 +226,11 @@ fn every_operand_has_its_number_and_name() {
     let ours = [
         (
             0,
-            "OpenStream StreamCredit CloseStream ListSessions Kick ListBans Unban",
+            "OpenStream StreamCredit CloseStream ListSessions Kick ListBans Unban Tenant",
         ),
         (
             3,
-            "StreamOpened StreamData StreamEnded Sessions Kicked Bans Unbanned",
+            "StreamOpened StreamData StreamEnded Sessions Kicked Bans Unbanned Tenants",
         ),
     ];
     for (frame_type, names) in ours {
@@ -239,7 +239,7 @@ fn every_operand_has_its_number_and_name() {
             assert_eq!(FrameKind::new(FrameType(frame_type), operand).name(), Some(name));
         }
     }
-    let mut count = 2 * 7;
+    let mut count = 2 * 8;
     for (frame_type, names) in table {
         for (operand, name) in (0u8..).zip(names) {
             let kind = FrameKind::new(FrameType(frame_type), operand);

@@ -2,6 +2,7 @@
 //! or from the application; and what happens where there is no room.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use log::{debug, info, warn};
@@ -13,7 +14,7 @@ use super::handler::{DisconnectReason, SendError};
 use super::routing::{Decision, Rule};
 use super::sessions::{Directory, Session, SessionId, SessionInfo};
 use crate::proto::{ErrorCode, Frame, FrameKind, MAX_WASTE, Run, answer_to_filtered};
-use crate::wire::{outgoing, unix_nanos};
+use crate::wire::{outgoing, unix_nanos_at};
 use ssntp_transport::Role;
 use ssntp_transport::dispatch::{Action, Drops};
 use ssntp_transport::excerpt;
@@ -24,15 +25,18 @@ use ssntp_transport::{Load, Outgoing};
 pub(super) struct Fan<'a> {
     frame: &'a Frame,
     environment: Arc<Environment>,
+    /// When it leaves.
+    wall: SystemTime,
     plain: Option<Outgoing>,
     traced: Option<Outgoing>,
 }
 
 impl<'a> Fan<'a> {
-    pub(super) fn new(frame: &'a Frame, environment: &Arc<Environment>) -> Self {
+    pub(super) fn new(frame: &'a Frame, state: &State) -> Self {
         Self {
             frame,
-            environment: Arc::clone(environment),
+            environment: Arc::clone(&state.environment),
+            wall: state.wall,
             plain: None,
             traced: None,
         }
@@ -43,7 +47,11 @@ impl<'a> Fan<'a> {
             let traced = self.traced.get_or_insert_with(|| {
                 let mut stamped = self.frame.clone();
                 if let Some(trace) = stamped.trace_mut() {
-                    trace.stamp_sent(self.environment.uuid, self.environment.role, unix_nanos());
+                    trace.stamp_sent(
+                        self.environment.uuid,
+                        self.environment.role,
+                        unix_nanos_at(self.wall),
+                    );
                 }
                 outgoing(&stamped, true)
             });
@@ -107,7 +115,7 @@ impl State {
             }
             Decision::Forward(targets) => {
                 let frame = apart(frame, memory);
-                let mut fan = Fan::new(&frame, &self.environment);
+                let mut fan = Fan::new(&frame, self);
                 for uuid in targets {
                     if let Err(e) = self.send_fanned(Some(info.id), uuid, &mut fan) {
                         let kind = self.environment.operands.show(frame.kind());
@@ -146,7 +154,7 @@ impl State {
         to: Uuid,
         frame: &Frame,
     ) -> Result<(), SendError> {
-        self.send_fanned(Some(from), to, &mut Fan::new(frame, &self.environment))
+        self.send_fanned(Some(from), to, &mut Fan::new(frame, self))
     }
 
     /// Sends an item to one session.
@@ -212,7 +220,7 @@ impl State {
     }
 
     pub(super) fn send_checked(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
-        self.send_fanned(None, to, &mut Fan::new(frame, &self.environment))
+        self.send_fanned(None, to, &mut Fan::new(frame, self))
     }
 
     /// Sends a frame to every session with a role, except to `from`. Returns to how many
@@ -224,7 +232,7 @@ impl State {
         frame: &Frame,
     ) -> Result<usize, SendError> {
         self.check(frame)?;
-        let mut fan = Fan::new(frame, &self.environment);
+        let mut fan = Fan::new(frame, self);
         let sessions = self.sessions.with_role(to);
         let others = sessions.filter(|session| Some(session.info.id) != from);
         let items: Vec<_> = others

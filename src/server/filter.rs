@@ -86,6 +86,7 @@ impl Filter {
             Command::KICK,
             Command::LIST_BANS,
             Command::UNBAN,
+            Command::TENANT,
         ];
         let mut filter = Self::deny_all();
         for command in commands {
@@ -166,7 +167,7 @@ mod tests {
                 "controller",
             ),
             ("OpenStream StreamCredit CloseStream", "controller"),
-            ("ListSessions Kick ListBans Unban", "controller"),
+            ("ListSessions Kick ListBans Unban Tenant", "controller"),
             ("StreamOpened StreamData StreamEnded", "agent,netagent"),
             ("STATS READY FULL MAINTENANCE OFFLINE", "agent,netagent"),
             ("TenantAdded TenantRemoved", "agent"),
@@ -204,9 +205,9 @@ mod tests {
                 seen += 1;
             }
         }
-        // Not in the table: the handshake's four, and the six events that
+        // Not in the table: the handshake's four, and the seven events that
         // only the scheduler makes.
-        assert_eq!(FrameKind::all().count(), seen + 10);
+        assert_eq!(FrameKind::all().count(), seen + 11);
         assert!(!filter.allows(Role::ALL, Event::NODE_CONNECTED.into()));
         assert!(!filter.allows(Role::ALL, Event::NODE_DISCONNECTED.into()));
     }

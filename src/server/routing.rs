@@ -99,8 +99,9 @@ impl Rules {
             .multicast(Event::TENANT_REMOVED, Role::CNCIAGENT);
         // What is told is told to controllers; what a peer did not understand is
         // between the two of them, a stream is its controller's alone, whom only a
-        // scheduler knows, and operators are answered by the server itself.
-        let not_told: [FrameKind; 7] = [
+        // scheduler knows, and operators are answered by the server itself. Who asks about
+        // tenants is answered by the scheduler alone.
+        let not_told: [FrameKind; 8] = [
             ErrorCode::INVALID_FRAME_TYPE.into(),
             ErrorCode::INVALID_CONFIGURATION.into(),
             ErrorCode::CONNECTION_FAILURE.into(),
@@ -108,6 +109,7 @@ impl Rules {
             Event::STREAM_OPENED.into(),
             Event::STREAM_DATA.into(),
             Event::STREAM_ENDED.into(),
+            Event::TENANTS.into(),
         ];
         for kind in FrameKind::all() {
             let told = kind == Command::STATS || kind.frame_type != FrameType::COMMAND;

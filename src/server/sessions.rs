@@ -176,20 +176,6 @@ impl Session {
     }
 }
 
-/// Adds to a server's count what a session has lost. Held until the session's
-/// threads are joined, since frames are lost up to then.
-#[derive(Debug)]
-pub struct LossCount {
-    pub(super) gauge: Gauge,
-    pub(super) of_server: Arc<AtomicU64>,
-}
-
-impl Drop for LossCount {
-    fn drop(&mut self) {
-        self.of_server.fetch_add(self.gauge.lost(), Ordering::Relaxed);
-    }
-}
-
 /// Established sessions with their indexes: each look-up takes the same time
 /// however many there are.
 #[derive(Debug, Default)]

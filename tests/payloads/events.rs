@@ -112,6 +112,11 @@ fn what_operators_ask_and_are_told() {
     assert_eq!(unban.uuid, NODE);
     let unbanned: Unbanned = current(&fixture("ours_Unbanned"));
     assert_eq!(unbanned.reason, OperatorRefusal::NotBanned);
+    let tenant: Tenant = current(&fixture("ours_Tenant"));
+    assert_eq!((tenant.action, tenant.entry.key), (TenantAction::Add, 0));
+    let tenants: Tenants = current(&fixture("ours_Tenants"));
+    assert_eq!(tenants.entries[0].addresses[0].ip, "172.16.0.2");
+    assert!(!tenants.reason.is_known());
     // An answer has to be found again.
     let without = ListSessions::decode(b"list_sessions:\n  after: 1\n").unwrap_err();
     assert_eq!(without.path(), "list_sessions.id");

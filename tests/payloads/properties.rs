@@ -56,6 +56,8 @@ macro_rules! for_every_schema {
             bans: Bans = "ours_Bans";
             unban: Unban = "ours_Unban";
             unbanned: Unbanned = "ours_Unbanned";
+            tenant: Tenant = "ours_Tenant";
+            tenants: Tenants = "ours_Tenants";
         }
     };
 }

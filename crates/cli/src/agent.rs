@@ -20,6 +20,7 @@ use crate::connection::{self, Connection};
 use crate::credentials::{CredentialFiles, FilesRead};
 use crate::daemon::{Daemon, Next, Presence, Service, on};
 use crate::failure::Failure;
+use crate::networks::NetworkArgs;
 use crate::seconds::Seconds;
 use crate::service_manager::VARIABLES;
 use crate::settings::{ConfigFile, Problems, Settings};
@@ -95,6 +96,8 @@ pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    network: NetworkArgs,
     // Last, for its heading counts for what follows.
     #[command(flatten)]
     policy: PolicyArgs,
@@ -216,6 +219,9 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
                 DriverName::Qemu => config.driver(qemu(&args)?),
             };
         }
+    }
+    if let Some(network) = args.network.config(&args.connection, daemon.stop())? {
+        config = config.network(network);
     }
     if let Some(volumes) = &args.volumes {
         config = config.volumes(volumes);

@@ -47,6 +47,7 @@ mod daemon;
 mod failure;
 mod input;
 mod logging;
+mod networks;
 #[cfg(not(feature = "full"))]
 mod no_admin;
 mod output;

@@ -88,6 +88,7 @@ impl Stage {
             payload: &StartPayload::from(start),
             user: self.user,
             policy: &self.policy,
+            network: None,
             cancel: &Cancel::default(),
         };
         self.driver.launch(&launch, commit)

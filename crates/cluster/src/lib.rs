@@ -24,6 +24,7 @@
 //! | [`agent`] | the agent of a node: runs instances, reports on the node and on them |
 //! | [`controller`] | a live view of the cluster, and commands whose outcome is watched for |
 //! | [`cnci`] | the agent inside a concentrator instance: the tables of a tenant's network |
+//! | [`network`] | tenants' networks that carry packets: the node's side |
 //! | [`machine`] | the facts of this machine, as READY and STATS hold them |
 //! | `phase` | how far an instance has come |
 //! | `refusal` | why a command is refused, and the failure that says so |
@@ -36,6 +37,7 @@ mod client_loop;
 pub mod cnci;
 pub mod controller;
 pub mod machine;
+pub mod network;
 mod phase;
 mod refusal;
 pub mod scheduler;

@@ -15,10 +15,15 @@ const SUM: &str = "# checksum ";
 
 /// Replaces a file.
 pub(crate) fn write_summed<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
+    replace(path, &summed(value)?)
+}
+
+/// The content of such a file.
+pub(crate) fn summed<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
     let mut bytes = yaml::encode(value).map_err(io::Error::other)?.to_vec();
     let sum = sum_line(&bytes);
     bytes.extend(sum.as_bytes());
-    replace(path, &bytes)
+    Ok(bytes)
 }
 
 /// Reads a file; `None` if it does not exist. The error says why it cannot be used.

@@ -45,5 +45,7 @@ super::operand::operand! {
         0x45 LIST_BANS = "ListBans";
         /// Ours: let somebody in again.
         0x46 UNBAN = "Unban";
+        /// Ours: the tenants, their keys and addresses.
+        0x47 TENANT = "Tenant";
     }
 }

@@ -37,5 +37,7 @@ super::operand::operand! {
         0x45 BANS = "Bans";
         /// Ours: what became of an Unban.
         0x46 UNBANNED = "Unbanned";
+        /// Ours: tenants as they are now.
+        0x47 TENANTS = "Tenants";
     }
 }

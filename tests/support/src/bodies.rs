@@ -270,12 +270,14 @@ pub fn payload_yaml(data: &[u8]) {
         read::<Bans>,
         read::<Unban>,
         read::<Unbanned>,
+        read::<Tenant>,
+        read::<Tenants>,
     ];
     let [schema, document @ ..] = data else { return };
     READERS[usize::from(*schema) % SCHEMAS](document);
 }
 
-const SCHEMAS: usize = 43;
+const SCHEMAS: usize = 45;
 
 const COMMAND: &[u8] = b"start: {instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001}\n";
 

@@ -35,6 +35,10 @@ pub(crate) fn of_agent(agent: &Arc<Agent>) -> Figures {
         introduce(&mut snapshot, &agent.client());
         snapshot.show("status", figures.status);
         snapshot.show("limits", figures.limits);
+        let down = figures.tunnels_down.iter();
+        snapshot
+            .degraded
+            .extend(down.map(|key| format!("the tunnel of key {key} is down")));
         snapshot.metrics.add(AGENT, &figures);
         Ok(snapshot)
     })
@@ -115,6 +119,8 @@ const AGENT: &[Metric<AgentFigures>] = &[
     counter("ssntp_agent_restarts_total", "Instances that were started again.", |f| one(f.restarts)),
     counter("ssntp_agent_starts_total", "STARTs by outcome: started, or the reason of the failure.",
         |f| outcomes(f.starts, &f.failures)),
+    gauge("ssntp_agent_tunnels", "Tunnels of tenants' networks.", |f| one(f.tunnels)),
+    gauge("ssntp_agent_tunnels_down", "Tunnels of tenants' networks that carry nothing.", |f| one(f.tunnels_down.len())),
     gauge("ssntp_agent_held_frames", "Frames that wait for a session, or for room.", |f| one(f.frames_held)),
 ];
 

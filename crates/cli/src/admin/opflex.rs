@@ -1,6 +1,7 @@
 //! The pages of an OpFlex server.
 
-use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::json;
 use ssntp::Role;
@@ -11,8 +12,8 @@ use ssntp_opflex::server::{AgentInfo, SessionInfo};
 
 use super::Figures;
 
-/// How many agents have series of their own. Agents choose their names, so without a
-/// bound they could make any number of series.
+/// How many agents have series of their own, over all time: agents choose their names, and
+/// a database of series keeps each name that it has seen.
 const AGENTS: usize = 256;
 /// The methods that are counted for each agent.
 const OF_AGENT: [Method; 3] = [
@@ -23,8 +24,14 @@ const OF_AGENT: [Method; 3] = [
 
 /// The pages of an OpFlex server.
 pub(crate) fn of_opflex(server: ServerHandle) -> Figures {
+    let named = Mutex::new(BTreeSet::new());
     Box::new(move || {
-        let figures = server.figures().map_err(|e| e.to_string())?;
+        let mut figures = server.figures().map_err(|e| e.to_string())?;
+        let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
+        figures
+            .agents
+            .retain(|agent| has_series(&mut named, agent.name.as_str()));
+        drop(named);
         let mut snapshot = Snapshot::default();
         if figures.sessions.len() >= figures.max_sessions {
             snapshot.not_ready = Some("it has as many clients as it admits".into());
@@ -65,7 +72,7 @@ const OPFLEX: &[Metric<ServerFigures>] = &[
     gauge("ssntp_opflex_endpoint_objects", "Objects of endpoints.", |f| one(f.endpoint_objects)),
     gauge("ssntp_opflex_reports", "Objects that have a state report.", |f| one(f.reports)),
     gauge("ssntp_opflex_report_series", "Numbers of state reports that are kept over time.", |f| one(f.series)),
-    gauge("ssntp_opflex_agents", "Agents that were connected since the start.", |f| one(f.agents.len())),
+    gauge("ssntp_opflex_agents", "Agents that were connected since the start.", |f| one(f.known_agents)),
     gauge("ssntp_opflex_resolves", "Policy resolves in force.",
         |f| one(f.sessions.iter().map(|session| session.policies).sum::<usize>())),
     gauge("ssntp_opflex_endpoints", "Endpoints that are declared.",
@@ -81,12 +88,15 @@ const OPFLEX: &[Metric<ServerFigures>] = &[
     counter("ssntp_opflex_received_bytes_total", "Bytes received of agents.", |f| one(f.requests.bytes_received)),
     counter("ssntp_opflex_sent_bytes_total", "Bytes sent to agents.", |f| one(f.requests.bytes_sent)),
     counter("ssntp_opflex_agent_requests_total",
-        "Resolves, declares and reports of an agent, for 256 agents; connected agents come first.", by_agent),
+        "Resolves, declares and reports of an agent, for the first 256 agents since the start.", by_agent),
 ];
 
+/// Whether an agent is among the first that have series.
+fn has_series(named: &mut BTreeSet<String>, name: &str) -> bool {
+    named.contains(name) || named.len() < AGENTS && named.insert(name.to_owned())
+}
+
 fn by_agent(figures: &ServerFigures) -> Samples {
-    let mut agents: Vec<_> = figures.agents.iter().collect();
-    agents.sort_by_key(|agent| Reverse(agent.connected > 0));
     let sample = |agent: &AgentInfo, method: Method| {
         let labels = Labels::from([
             ("agent", agent.name.as_str().to_owned()),
@@ -95,5 +105,18 @@ fn by_agent(figures: &ServerFigures) -> Samples {
         (labels, agent.counters.requests(method).into())
     };
     let samples = |agent| OF_AGENT.map(|method| sample(agent, method));
-    agents.into_iter().take(AGENTS).flat_map(samples).collect()
+    figures.agents.iter().flat_map(samples).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agents_that_change_their_names_make_no_more_series() {
+        let mut named = BTreeSet::new();
+        let shown = (0..10_000).filter(|n| has_series(&mut named, &format!("agent-{n}")));
+        assert_eq!(shown.count(), AGENTS);
+        assert!(has_series(&mut named, "agent-0") && !has_series(&mut named, "agent-9999"));
+    }
 }

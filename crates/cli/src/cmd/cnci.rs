@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::json;
 use ssntp::Role;
 use ssntp::client::ClientError;
-use ssntp_cluster::cnci::{Cnci, CnciConfig, Tables};
+use ssntp_cluster::cnci::{Cnci, CnciConfig, Routing, Tables};
 use uuid::Uuid;
 
 use super::ctl::tables;
@@ -16,13 +16,15 @@ use crate::connection::{self, Connection};
 use crate::credentials::{CredentialFiles, FilesRead};
 use crate::daemon::{Daemon, Presence, Service, on};
 use crate::failure::Failure;
+use crate::networks::{NetworkName, TunnelArgs};
 use crate::output::{Output, printable};
 use crate::settings::{ConfigFile, Problems, Settings};
 
 /// Run the agent of a concentrator instance, or print its tables
 ///
-/// It keeps tables of the tunnels, peers and public addresses of a tenant, but moves
-/// no packets. SIGINT and SIGTERM end it. On SIGHUP, and when these files change, --ca,
+/// It keeps tables of the tunnels, peers and public addresses of a tenant. With --network
+/// tenants it makes tunnels and moves packets as the tables say, in the network namespace
+/// that it runs in; otherwise it moves none. SIGINT and SIGTERM end it. On SIGHUP, and when these files change, --ca,
 /// --cert and --crl are read again. With --state alone, it prints the tables there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -47,6 +49,8 @@ pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    tunnels: TunnelArgs,
 }
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
@@ -92,6 +96,10 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
     let mut config = CnciConfig::new(client.tracing(true), tenant, ip);
     if let Some(state) = args.state {
         config = config.state(state);
+    }
+    if args.tunnels.network == NetworkName::Tenants {
+        let plane = Routing::open(ip).map_err(|why| Failure::new(format!("--network tenants: {why}")))?;
+        config = config.data_plane(plane.mtu(args.tunnels.mtu).port(args.tunnels.vxlan_port));
     }
     let cnci = Arc::new(Cnci::start(config)?);
     let uuid = cnci.uuid();

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `cli` | each command as a user meets it |
 //! | `cluster` | a whole cluster in separate processes |
+//! | `networks` | networks of tenants, with packets, in network namespaces |
 //! | `agent` | agents whose instances are real processes, over memory and TLS |
 //! | `processes` | a scheduler, agents and a controller as processes, for all of these |
 //!
@@ -27,5 +28,6 @@
 mod agent;
 mod cli;
 mod cluster;
+mod networks;
 mod processes;
 mod resumption;

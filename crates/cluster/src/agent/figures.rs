@@ -33,6 +33,10 @@ pub struct AgentFigures {
     pub restarts: u64,
     /// Frames that wait for a session, or for room in the client's queue.
     pub frames_held: usize,
+    /// Tunnels of tenants' networks.
+    pub tunnels: usize,
+    /// The keys of those that carry nothing.
+    pub tunnels_down: Vec<u32>,
 }
 
 /// The limits of a node.

@@ -18,6 +18,7 @@ use super::streams::Streams;
 use super::worker::Workers;
 use crate::client_loop::{ClientLoop, Event, Service, Uplink};
 use crate::machine::Facts;
+use crate::network::{NetworkConfig, Networks};
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
 use ssntp::payload::NextState;
@@ -40,6 +41,7 @@ const EVACUATIONS: usize = 4;
 pub struct AgentConfig {
     client: ClientConfig,
     volumes: Option<PathBuf>,
+    network: Option<NetworkConfig>,
     /// Its node and its role are those of the client, once that has started.
     settings: Settings,
 }
@@ -56,6 +58,7 @@ impl AgentConfig {
         Self {
             client,
             volumes: None,
+            network: None,
             settings: Settings {
                 node: Uuid::nil(),
                 role: Role::NONE,
@@ -68,6 +71,7 @@ impl AgentConfig {
                 max_instances: DEFAULT_MAX_INSTANCES,
                 interval: Duration::from_secs(30),
                 grace: Duration::from_secs(10),
+                network: None,
             },
         }
     }
@@ -84,6 +88,13 @@ impl AgentConfig {
     #[must_use]
     pub fn volumes(mut self, directory: impl Into<PathBuf>) -> Self {
         self.volumes = Some(directory.into());
+        self
+    }
+
+    /// Gives instances the networks of their tenants. Default: none; they use the host's network.
+    #[must_use]
+    pub fn network(mut self, config: NetworkConfig) -> Self {
+        self.network = Some(config);
         self
     }
 
@@ -151,6 +162,9 @@ pub enum AgentError {
     /// uses it, or the system refuses.
     #[error("{}: {_1}", _0.display())]
     State(PathBuf, #[source] io::Error),
+    /// Tenants' networks are not possible here: an interface, a program or a right is missing.
+    #[error("{0}")]
+    Network(String),
     /// The users of instances can't pass this directory on the way to their own, so that
     /// nothing could be started.
     #[error(
@@ -206,6 +220,8 @@ impl Agent {
         {
             return Err(AgentError::Closed(closed.to_owned()));
         }
+        let network = config.network.map(Networks::open).transpose();
+        settings.network = network.map_err(AgentError::Network)?.map(Arc::new);
         let client = Client::start(config.client)?;
         if !client.role().intersects(Role::AGENT | Role::NETAGENT) {
             return Err(AgentError::Role(client.role()));
@@ -236,6 +252,7 @@ impl Agent {
                 .load()
                 .map_err(|e| AgentError::State(store.root().to_owned(), e))?;
             control.adopt(node, stored, now());
+            control.restore_networks();
         }
         let runner = Runner {
             workers,

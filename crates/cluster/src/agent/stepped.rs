@@ -82,6 +82,7 @@ impl SteppedAgent {
             max_instances: config.max_instances,
             interval: config.interval,
             grace: Duration::from_secs(10),
+            network: None,
         };
         Self {
             control: Control::new(settings, facts.clone(), now),
@@ -139,6 +140,7 @@ impl SteppedAgent {
                     user: None,
                     policy: &Policy::default(),
                     cancel: &job.cancel,
+                    network: None,
                 };
                 let result = job.driver.launch(&launch, &mut |_| Ok(()));
                 if let Ok(handle) = &result {
@@ -172,7 +174,7 @@ impl SteppedAgent {
                 facts: self.facts.clone(),
             }),
             Job::SaveNode(_, next) => next.map(Done::Evacuated),
-            Job::Save { .. } | Job::Watch(..) => None,
+            Job::Save { .. } | Job::Watch(..) | Job::Detach(..) | Job::Tunnels(_) => None,
         }
     }
 }

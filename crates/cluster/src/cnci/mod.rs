@@ -10,7 +10,9 @@
 //!              or the failure                           └──▶ state directory
 //! ```
 //!
-//! A [`DataPlane`] moves the packets. The only one here, [`TablesOnly`], moves none.
+//! A [`DataPlane`] moves the packets. [`TablesOnly`], the default, moves none; [`Routing`]
+//! makes tunnels and routes between the nodes of the tenant ([`network`](crate::network) has
+//! the picture).
 //!
 //! ```no_run
 //! use ssntp::client::ClientConfig;
@@ -47,6 +49,7 @@
 //! |---|---|
 //! | `tables` | [`Tables`] and what they hold |
 //! | `plane` | [`DataPlane`], [`TablesOnly`] |
+//! | `routing` | [`Routing`] |
 //! | `concentrator/` | what each frame changes in the tables: no I/O of its own |
 //! | `runner` | [`Cnci`]: the running concentrator |
 //! | `figures` | [`CnciFigures`]: a snapshot for metrics |
@@ -54,10 +57,12 @@
 mod concentrator;
 mod figures;
 mod plane;
+mod routing;
 mod runner;
 mod tables;
 
 pub use self::figures::CnciFigures;
 pub use self::plane::{DataPlane, TablesOnly};
+pub use self::routing::Routing;
 pub use self::runner::{Cnci, CnciConfig, CnciError};
 pub use self::tables::{PublicIp, Tables, TablesError, Tunnel};

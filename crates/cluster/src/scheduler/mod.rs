@@ -83,7 +83,8 @@
 //! | `cncis` | what concentrators have reported, and what they are told of tenants |
 //! | `controllers` | the line of controllers, and what they have not been told yet |
 //! | `configuration` | the configuration of the cluster |
-//! | `keeper` | the thread that writes its file |
+//! | `tenants` | the tenants whose networks the cluster has: keys, addresses |
+//! | `keeper` | the threads that write the files of both |
 //! | `figures` | [`SchedulerFigures`]: a snapshot for metrics |
 
 mod answers;
@@ -104,6 +105,7 @@ mod relay;
 mod reports;
 mod starts;
 mod streams;
+mod tenants;
 mod waiting;
 
 use std::time::{Duration, Instant};
@@ -123,6 +125,7 @@ use self::moves::Moves;
 use self::nodes::Nodes;
 use self::placement::Placement;
 use self::streams::Streams;
+use self::tenants::TenantTable;
 use ssntp::Role;
 #[cfg(doc)]
 use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
@@ -180,6 +183,7 @@ pub struct Scheduler {
     moves: Moves,
     commands: Commands,
     configuration: Configuration,
+    tenants: TenantTable,
     starts: StartFigures,
     invalid_frames: u64,
     /// When time limits count again after a pause of the scheduler.
@@ -196,6 +200,8 @@ impl Scheduler {
     /// # Errors
     /// [`SchedulerError`] if the configuration file cannot be used.
     pub fn new(config: SchedulerConfig) -> Result<Self, SchedulerError> {
+        let tenants = config.configuration_file.as_deref().map(TenantTable::load);
+        let tenants = tenants.transpose()?.unwrap_or_default();
         let configuration = match config.configuration_file {
             Some(path) => Configuration::load(path)?,
             None => Configuration::in_memory(config.configuration)?,
@@ -217,6 +223,7 @@ impl Scheduler {
             moves: Moves::default(),
             commands: Commands::new(config.starts),
             configuration,
+            tenants,
             starts: StartFigures::default(),
             invalid_frames: 0,
             resumes: None,
@@ -233,8 +240,9 @@ impl Scheduler {
     /// [`ServerError`]; nothing runs then.
     pub fn start(mut self, server: ServerConfig) -> Result<Server, ServerError> {
         let keeper = self.configuration.start().map_err(ServerError::Thread)?;
+        let of_tenants = self.tenants.start().map_err(ServerError::Thread)?;
         let server = Server::start(self.serve_with(server), self)?;
-        if let Some(keeper) = keeper {
+        for keeper in keeper.into_iter().chain(of_tenants) {
             let _ = keeper.send(server.handle());
         }
         Ok(server)
@@ -270,6 +278,7 @@ impl Scheduler {
         match command {
             Command::START => self.start_command(cx, from, frame),
             Command::CONFIGURE => self.configure(cx, from, frame),
+            Command::TENANT => self.tenant_command(cx, from, frame),
             _ => self.relay(cx, from, frame),
         }
     }
@@ -381,7 +390,7 @@ impl Handler for Scheduler {
                 .map(|at| self.resumes.map_or(at, |resumes| at.max(resumes))),
             self.controllers.next_telling(),
             // The keeper has only woken the dispatcher: the timer takes its result.
-            self.configuration.is_due().then(at_once),
+            (self.configuration.is_due() || self.tenants.is_due()).then(at_once),
         ]
         .into_iter()
         .flatten()
@@ -391,6 +400,7 @@ impl Handler for Scheduler {
     fn timer(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
         self.proceed_with_configuration(cx);
+        self.proceed_with_tenants(cx);
         if !self.is_catching_up(now) {
             self.expire_nodes(cx, now);
             self.expire_starts(cx, now);

@@ -137,6 +137,9 @@ impl Scheduler {
                     if let Some(received) = self.instances.over(instance, is_kept) {
                         self.starts.started(received, cx.now());
                     }
+                    if !is_kept {
+                        self.tenant_instance_gone(instance);
+                    }
                     if is_kept {
                         self.move_on(cx, instance, from.uuid());
                     }
@@ -194,6 +197,9 @@ impl Scheduler {
                     return;
                 }
                 self.starts.failed(failure.reason.word(), given.received, now);
+                instance
+                    .into_iter()
+                    .for_each(|instance| self.tenant_instance_gone(instance));
                 match command_id == failure.command_id {
                     true => forward(cx, from, frame),
                     false => {

@@ -109,6 +109,7 @@ impl Scheduler {
         debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
         self.starts.failed(reason.word(), start.received, cx.now());
         self.instances.refused(start.instance);
+        self.tenant_instance_gone(start.instance);
         answers::to_controllers(cx, &start.failure(reason));
     }
 
@@ -225,6 +226,7 @@ impl Scheduler {
     pub(super) fn start_lost(&mut self, cx: &mut Context<'_>, instance: Uuid, given: &PendingStart) {
         let node = given.allocation.node;
         self.starts.failed("no_answer", given.received, cx.now());
+        self.tenant_instance_gone(instance);
         limited!(warn, self.log, cx, node, "STARTs lost";
             "START of {instance}: nothing came of it on {node}");
         let failure = StartFailure {

@@ -139,6 +139,7 @@ impl Request {
     }
 
     fn read(method: Method, params: Option<&Payload>) -> Result<Self, String> {
+        // Each method by itself: the parameters of unknown ones are never read.
         Ok(match method {
             Method::Echo => Self::Echo(Echo(list(params)?)),
             // A request without any is one with all its members missing.
@@ -264,6 +265,7 @@ impl Incoming {
         // A response does not say what it answers. libopflex reads the method from the id, too.
         let method = id.method().as_deref().and_then(Method::from_name);
         match (method, outcome) {
+            // libopflex ignores it too.
             (None, _) => Self::Stray { id },
             (Some(method), Ok(result)) => match Reply::read(method, &result) {
                 Ok(reply) => Self::Result { id, reply },

@@ -103,6 +103,7 @@ impl Schema {
             };
             Ok((name, class))
         };
+        // Classes may name each other in any order, so names are checked at the end.
         let schema = Self {
             open: file.open,
             classes: file.classes.into_iter().map(class).collect::<Result<_, _>>()?,
@@ -138,6 +139,7 @@ impl Schema {
         let mut left_out = 0;
         let mut gone = HashSet::new();
         objects.retain_mut(|object| {
+            // In an open model every class is known, but the listed ones still have their properties.
             let known = self.knows(&object.subject);
             if !known {
                 gone.insert(object.uri.clone());
@@ -215,6 +217,7 @@ impl Schema {
         subject: &Name,
         parent: Option<&Name>,
     ) -> Result<(), ModelError> {
+        // A class without a list of parents may be anywhere.
         let under = self.classes.get(subject).and_then(|class| class.under.as_ref());
         match (under, parent) {
             (Some(under), Some(parent)) if !under.contains(parent) => Err(ModelError::WrongParent {

@@ -23,6 +23,7 @@ impl ElementCore {
         }
         self.tell_peer(connection, None);
         self.echo(connection, 0, now);
+        // Sent without waiting for the echo of the server, as libopflex does in one segment.
         let identity = self.settings.identity(self.location.as_ref());
         let id = Id::call(Method::SendIdentity.name(), IDENTITY_XID);
         self.send(
@@ -74,6 +75,7 @@ impl ElementCore {
                     self.too_early(connection, &id, method, now);
                 }
             }
+            // It answers no method that is known here, so there is nothing to match it with.
             Incoming::Stray { .. } => {}
             Incoming::Result { id, reply } => match reply {
                 Reply::Echo(_) => {}
@@ -145,6 +147,7 @@ impl ElementCore {
             0 => Health::Healthy,
             _ => Health::Degraded,
         };
+        // A server that is connected and does not answer is worth less than one that does.
         let health = self.pool.health(&self.settings).min(most);
         if health != self.health {
             self.health = health;
@@ -209,6 +212,7 @@ impl ElementCore {
             let location = location.clone();
             self.tell(ElementEvent::Location { location });
         }
+        // Location and proxies count also from a server that only names others.
         let verdict = self.pool.identified(connection, identity);
         let name = identity.name.as_deref().unwrap_or("without a name");
         let roles: Vec<&str> = identity.my_role.iter().map(Role::name).collect();
@@ -229,6 +233,7 @@ impl ElementCore {
                 self.ask_one(connection, &identity.my_role, now);
             }
         }
+        // After the verdict: a server that names only others is parked before they are dialled.
         for (address, connection) in self.pool.learn(&self.settings, now) {
             let reason = CloseReason::NotListed;
             if let Some(connection) = connection {
@@ -251,6 +256,7 @@ impl ElementCore {
             // An unresolve, an undeclare, or an answer that comes too late.
             return;
         };
+        // The number alone is not enough: a server could answer a resolve with a declare.
         let method = reply.method();
         if method != key.method() {
             return warn!("{connection}: an answer to {method} has the number of another request");
@@ -312,6 +318,7 @@ impl ElementCore {
             {
                 warn!("{address} ({connection}): {}{more}", excerpt(reason));
             }
+            // Requests to it are not waited for; they are made again when it is back.
             self.held.gone(connection);
             self.pool.failed(connection, &self.settings, now);
             self.tell_address(address, reason);

@@ -82,8 +82,10 @@ impl ServerConfig {
             queue: Limits::default(),
             max_connections: None,
             max_handshakes: default_max_handshakes(),
+            // A handshake holds one of few places, which newcomers wait for.
             handshake_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(30),
+            // Service managers wait longer before they kill.
             grace: Duration::from_millis(1500),
             tcp: TcpOptions::default(),
         }
@@ -153,8 +155,8 @@ pub struct ElementConfig {
     /// The Unix socket where programs on this host get what is resolved and
     /// its changes, as lines of JSON. Default none.
     pub serve: Option<LocalSocket>,
-    /// Bytes of lines that may wait there for one program. Default 32 MiB: an
-    /// edit of all that a large policy has is some ten megabytes.
+    /// Bytes of lines that may wait there for all programs together; beyond, the slowest is let
+    /// go. Default 32 MiB: an edit of all that a large policy has is some ten megabytes.
     pub serve_queue: usize,
     /// The policy that a resolve brings as long as no server has answered it.
     /// Default none.

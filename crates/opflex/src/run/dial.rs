@@ -75,6 +75,7 @@ impl Dialer {
         address: String,
         done: impl FnOnce(Result<(Halves, Shown, Decoder), DialError>) + Send + 'static,
     ) -> io::Result<Dial> {
+        // The core may give the server up while the attempt is under way.
         let cancel = Cancel::new();
         let (dialer, cancelled) = (self.clone(), cancel.clone());
         let thread = threads::spawn(format!("opflex-dial{id}"), move || {
@@ -117,6 +118,7 @@ impl Dialer {
         };
         // Cancelling shuts the stream down, which ends every read and write.
         let _watch = cancel.watch(&stream);
+        // libopflex has one time limit for TLS and the identity together.
         let deadline = after(now(), self.tls_timeout);
         let secured = connector.connect(stream, self.name(&target), &self.pool, deadline)?;
         Ok((secured.halves, secured.peer.into()))

@@ -52,6 +52,7 @@ impl PolicyElement {
     pub fn start(config: ElementConfig) -> Result<Self, StartError> {
         let (sender, queue) = dispatch::events::channel(EVENTS);
         let (tell, events) = crossbeam_channel::unbounded();
+        // Before any thread: an address that cannot be dialled is an error of the caller.
         let dialer = Dialer::new(&config)?;
         let released = Released::default();
         // Random keys are what the standard library has of chance.
@@ -165,10 +166,12 @@ impl Drop for PolicyElement {
         }
         // The attempts are cancelled; their threads may still ask the
         // dispatcher, which runs until all of them have ended.
+        // After the dispatcher was told to stop, which cancels them.
         let dials = machine::call(events, |machine, _, _| machine.side.take_dials());
         for dial in dials.unwrap_or_default() {
             let _ = dial.join();
         }
+        // Last of all: until here the threads that are joined may ask the dispatcher.
         let _ = events.send(DispatchEvent::Exit);
         if let Some(dispatcher) = self.dispatcher.take() {
             let _ = dispatcher.join();

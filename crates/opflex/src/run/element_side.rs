@@ -98,6 +98,7 @@ impl ElementSide {
         let (events, write_timeout) = (self.events.clone(), self.write_timeout);
         let name = address.clone();
         let done = move |reached: Result<(Halves, Shown, Decoder), DialError>| {
+            // The thread of the attempt also starts those of the connection: the dispatcher starts none.
             let failed = reached.map(|(halves, shown, decoder)| {
                 let reached = Reached {
                     connection,
@@ -125,6 +126,7 @@ impl ElementSide {
 
     /// An attempt is over, and its thread is about to end.
     fn dialled(&mut self, connection: ConnectionId, failed: Option<DialError>, now: Instant) {
+        // Its last act was to post this, so joining it does not wait.
         if let Some(dial) = self.dials.remove(&connection) {
             // A panic has been logged by the panic hook.
             let _ = dial.thread.join();
@@ -243,6 +245,7 @@ impl Side for ElementSide {
 
     /// Releases the references that were dropped.
     fn settle(&mut self, now: Instant) {
+        // Taken out in one go, so that a thread that drops a reference waits for nothing.
         let released = std::mem::take(&mut *self.released.lock().unwrap_or_else(PoisonError::into_inner));
         for reference in released {
             self.core.release(reference, now);
@@ -257,6 +260,7 @@ impl Side for ElementSide {
         self.core.tick(now);
     }
 
+    // The core closes its connections itself, so that the servers get what is queued.
     fn stop(&mut self, now: Instant) {
         self.core.stop(now);
     }

@@ -15,7 +15,7 @@
 //! | what | bound | when full |
 //! |---|---|---|
 //! | readers | 16 | who comes is told so, and let go |
-//! | lines for one of them | [`ElementConfig::serve_queue`] | no more come; the last line says that it is too slow |
+//! | memory of the lines for all of them | [`ElementConfig::serve_queue`] | the one for which most waits gets only a last line, which says that it is too slow |
 //! | one who takes nothing | 30 s | the connection ends |
 //!
 //! [`ElementConfig::serve_queue`]: super::ElementConfig::serve_queue
@@ -54,9 +54,23 @@ pub(super) struct Joined {
 
 #[derive(Clone, Debug)]
 pub(super) enum Line {
-    Text(Bytes),
+    Text(Arc<Text>),
     /// The last one.
     End(&'static str),
+}
+
+/// A line, which several readers may share. It counts in the memory of all lines as long as
+/// it waits for one of them.
+#[derive(Debug)]
+pub(super) struct Text {
+    pub(super) bytes: Bytes,
+    memory: Arc<AtomicUsize>,
+}
+
+impl Drop for Text {
+    fn drop(&mut self) {
+        self.memory.fetch_sub(self.bytes.len(), Ordering::Relaxed);
+    }
 }
 
 /// Who reads, for the dispatcher.
@@ -65,8 +79,10 @@ pub(super) struct Feed {
     /// Who the element is, for the first line.
     name: String,
     domain: String,
-    /// Bytes of lines that may wait for one reader.
+    /// Bytes of lines that may wait for all readers together.
     most: usize,
+    /// Bytes of lines that wait.
+    memory: Arc<AtomicUsize>,
     readers: HashMap<u64, Reader>,
     last: u64,
     is_over: bool,
@@ -75,6 +91,8 @@ pub(super) struct Feed {
 #[derive(Debug)]
 struct Reader {
     lines: Sender<Line>,
+    /// The other end, to take out what a reader that is let go would keep.
+    waiting_lines: Receiver<Line>,
     waiting: Arc<AtomicUsize>,
     /// Where it is in the tree that it is being sent; nowhere once it has all.
     at: Option<(Store, Cursor)>,
@@ -100,16 +118,17 @@ impl Feed {
         let waiting = Arc::new(AtomicUsize::new(0));
         let mut reader = Reader {
             lines,
+            waiting_lines: receiver.clone(),
             waiting: Arc::clone(&waiting),
             at: Some((Store::Policy, Cursor::everywhere())),
         };
-        reader.say(&line(&json!({
+        let health = core.health();
+        reader.say(&self.text(line(&json!({
             "event": "element", "version": VERSION, "name": self.name, "domain": self.domain,
             "location": core.location(),
-        })));
-        reader.say(&line(&ElementEvent::Health {
-            health: core.health(),
-        }));
+        }))));
+        reader.say(&self.text(line(&ElementEvent::Health { health })));
+        // A number is not reused, so that a thread that ends late takes no other reader away.
         self.last += 1;
         self.readers.insert(self.last, reader);
         Some(Joined {
@@ -121,6 +140,7 @@ impl Feed {
 
     /// Tells a reader some more of what there is. False once that is all.
     pub(super) fn go_on(&mut self, id: u64, core: &ElementCore) -> bool {
+        let memory = &self.memory;
         let Some(reader) = self.readers.get_mut(&id) else {
             return false;
         };
@@ -140,61 +160,78 @@ impl Feed {
             })
             .collect();
         if !objects.is_empty() {
-            reader.say(&changes(what, objects.iter()));
+            reader.say(&text(changes(what, objects.iter()), memory));
+            self.let_go();
             return true;
         }
         reader.at = (what == Store::Policy).then(|| (Store::Endpoints, Cursor::everywhere()));
-        if reader.at.is_none() {
-            reader.say(&line(&json!({ "event": "complete" })));
+        let is_complete = reader.at.is_none();
+        if is_complete {
+            reader.say(&text(line(&json!({ "event": "complete" })), memory));
         }
-        reader.at.is_some()
+        !is_complete
     }
 
     /// Tells all readers what happened, as far as they have come to it.
     pub(super) fn tell(&mut self, event: &ElementEvent) {
+        // Most elements have no readers; then no text is made.
         if self.readers.is_empty() {
             return;
         }
-        let most = self.most;
-        let slow = match event {
+        match event {
             ElementEvent::Changed { what, objects } => self.tell_changes(*what, objects),
             other => {
-                let text = line(other);
-                self.readers
-                    .extract_if(|_, reader| !reader.takes(&text, most))
-                    .collect::<Vec<_>>()
+                let text = self.text(line(other));
+                self.readers.values_mut().for_each(|reader| reader.say(&text));
             }
-        };
-        for (_, reader) in slow {
-            warn!(target: LOG, "a reader of the feed is too slow: {most} bytes wait for it, it is let go");
-            let _ = reader
-                .lines
-                .send(Line::End("too slow: too much waits; connect again"));
+        }
+        self.let_go();
+    }
+
+    /// Lets the slowest readers go until what waits for all of them is within the bound.
+    fn let_go(&mut self) {
+        while self.memory.load(Ordering::Relaxed) > self.most {
+            let waiting = |(_, reader): &(&u64, &Reader)| reader.waiting.load(Ordering::Relaxed);
+            let Some(id) = self.readers.iter().max_by_key(waiting).map(|(id, _)| *id) else {
+                return;
+            };
+            let Some(reader) = self.readers.remove(&id) else {
+                return;
+            };
+            warn!(target: LOG, "a reader of the feed is too slow: {} bytes wait for all, it is let go", self.most);
+            while reader.waiting_lines.try_recv().is_ok() {}
+            let why = "too slow: too much waits; connect again";
+            let _ = reader.lines.send(Line::End(why));
         }
     }
 
-    /// Returns those who are too slow.
-    fn tell_changes(&mut self, what: Store, objects: &[ObjectChange]) -> Vec<(u64, Reader)> {
-        let most = self.most;
+    fn text(&self, bytes: Bytes) -> Arc<Text> {
+        text(bytes, &self.memory)
+    }
+
+    fn tell_changes(&mut self, what: Store, objects: &[ObjectChange]) {
+        let memory = &self.memory;
         // One text for all who have come to everything.
-        let shared: Vec<Bytes> = match self.readers.values().any(|reader| reader.at.is_none()) {
+        let shared: Vec<_> = match self.readers.values().any(|reader| reader.at.is_none()) {
             true => objects
                 .chunks(STEP)
-                .map(|some| changes(what, some.iter()))
+                .map(|some| text(changes(what, some.iter()), memory))
                 .collect(),
             false => Vec::new(),
         };
-        let takes = |reader: &mut Reader| {
+        for reader in self.readers.values_mut() {
             if reader.at.is_none() {
-                return shared.iter().all(|text| reader.takes(text, most));
+                shared.iter().for_each(|text| reader.say(text));
+                continue;
             }
-            objects.chunks(STEP).all(|some| {
+            for some in objects.chunks(STEP) {
                 let known = |change: &&ObjectChange| reader.knows(what, &change.uri);
                 let known: Vec<_> = some.iter().filter(known).collect();
-                known.is_empty() || reader.takes(&changes(what, known.into_iter()), most)
-            })
-        };
-        self.readers.extract_if(|_, reader| !takes(reader)).collect()
+                if !known.is_empty() {
+                    reader.say(&text(changes(what, known.into_iter()), memory));
+                }
+            }
+        }
     }
 
     /// A reader has left.
@@ -204,6 +241,7 @@ impl Feed {
 
     /// The element stops: nobody is told any more but that.
     pub(super) fn end(&mut self) {
+        // A program that connects now is told at once that the element stops.
         self.is_over = true;
         for (_, reader) in self.readers.drain() {
             let _ = reader.lines.send(Line::End("the element stops"));
@@ -221,20 +259,19 @@ impl Reader {
         })
     }
 
-    /// Puts a line in. False where too much waits already.
-    fn takes(&mut self, text: &Bytes, most: usize) -> bool {
-        let has_room = self.waiting.load(Ordering::Relaxed) + text.len() <= most;
-        if has_room {
-            self.say(text);
-        }
-        has_room
-    }
-
-    fn say(&mut self, text: &Bytes) {
-        self.waiting.fetch_add(text.len(), Ordering::Relaxed);
+    /// Puts a line into its queue.
+    fn say(&mut self, text: &Arc<Text>) {
+        self.waiting.fetch_add(text.bytes.len(), Ordering::Relaxed);
         // One whose thread is over is about to be forgotten.
-        let _ = self.lines.send(Line::Text(text.clone()));
+        let _ = self.lines.send(Line::Text(Arc::clone(text)));
     }
+}
+
+/// A line that counts in the memory of all lines.
+fn text(bytes: Bytes, memory: &Arc<AtomicUsize>) -> Arc<Text> {
+    memory.fetch_add(bytes.len(), Ordering::Relaxed);
+    let memory = Arc::clone(memory);
+    Arc::new(Text { bytes, memory })
 }
 
 /// Changes in one line; the same as of [`ElementEvent::Changed`], without copies
@@ -257,4 +294,57 @@ pub(super) fn line(value: &impl Serialize) -> Bytes {
     let mut text = serde_json::to_vec(value).unwrap_or_default();
     text.push(b'\n');
     Bytes::from(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ManagedObject;
+    use crate::policy_element::Settings;
+    use crate::run::now;
+
+    #[test]
+    fn what_waits_for_all_readers_has_one_bound_and_the_slowest_goes_first() {
+        const MOST: usize = 100_000;
+        let core = ElementCore::new(Settings::default(), 1, now());
+        let mut feed = Feed::new("pe".to_owned(), "test".to_owned(), MOST);
+        let mut readers: Vec<_> = (0..READERS).map(|_| feed.join(&core).unwrap()).collect();
+        // The last reader has everything; the others are still at the beginning, so that each
+        // has lines of its own.
+        let fast = readers.pop().unwrap();
+        while feed.go_on(fast.id, &core) {}
+        let waits = |joined: &Joined| joined.waiting.load(Ordering::Relaxed);
+        for n in 0..1000 {
+            let uri: Uri = format!("/a/{n}/").parse().unwrap();
+            let object = ManagedObject::new("a", uri.clone()).with("name", "x".repeat(1000));
+            let change = ObjectChange {
+                kind: ChangeKind::Created,
+                subject: "a".into(),
+                uri,
+                object: Some(object),
+            };
+            let objects = vec![change];
+            let what = Store::Policy;
+            for reader in feed.readers.values_mut().filter(|reader| reader.at.is_some()) {
+                let last = "/b/".parse().unwrap();
+                reader.at = Some((Store::Policy, Cursor::everywhere()));
+                reader.at.as_mut().unwrap().1.pass(last);
+            }
+            feed.tell(&ElementEvent::Changed { what, objects });
+            assert!(feed.memory.load(Ordering::Relaxed) <= MOST);
+            // This one takes what it is sent.
+            while let Ok(Line::Text(text)) = fast.lines.try_recv() {
+                fast.waiting.fetch_sub(text.bytes.len(), Ordering::Relaxed);
+            }
+        }
+        assert_eq!(waits(&fast), 0);
+        assert!(feed.readers.contains_key(&fast.id), "it is not slow");
+        assert!(feed.readers.len() < READERS);
+        let gone = readers
+            .iter()
+            .filter(|joined| !feed.readers.contains_key(&joined.id));
+        for joined in gone {
+            assert!(matches!(joined.lines.try_recv(), Ok(Line::End(_))));
+        }
+    }
 }

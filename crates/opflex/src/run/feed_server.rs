@@ -79,8 +79,8 @@ fn serve(events: &ElementEvents, newcomer: &Arc<Newcomer>) -> io::Result<()> {
         };
         match next {
             Ok(Line::Text(text)) => {
-                write(&text)?;
-                waiting.fetch_sub(text.len(), Ordering::Relaxed);
+                write(&text.bytes)?;
+                waiting.fetch_sub(text.bytes.len(), Ordering::Relaxed);
             }
             Ok(Line::End(why)) => return end(why),
             Err(RecvTimeoutError::Timeout) if is_gone(stream) => return Ok(()),

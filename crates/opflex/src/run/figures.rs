@@ -14,6 +14,8 @@ pub struct ServerFigures {
     /// The agents that told a name, those that have left included: what all
     /// sessions of each have asked for, by method, and what they were told.
     pub agents: Vec<AgentInfo>,
+    /// How many agents these are.
+    pub known_agents: usize,
     /// The same of all agents together, those included that are forgotten.
     pub requests: RequestCounters,
     /// The most clients.

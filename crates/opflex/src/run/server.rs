@@ -26,6 +26,7 @@ use crate::peer::host;
 use crate::rpc::{self, Framing};
 use crate::server::{AgentInfo, ServerCore, SessionInfo};
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
+use ssntp_transport::pki::CertificateInfo;
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{
     Acceptance, Address, Budget, BufferPool, Duplex, Listener, Newcomer, Occupancy, PATIENCE, PeerAddress,
@@ -62,9 +63,12 @@ impl Server {
     /// # Errors
     /// [`StartError`]; nothing runs then.
     pub fn start(config: ServerConfig) -> Result<Self, StartError> {
+        // First, so that a server that the system has no room for does not even listen.
         let room = Room::claim(config.max_handshakes, config.max_connections, LOG)
             .map_err(StartError::TooManyConnections)?;
+        // The kept policy is read before anybody can connect and be told of an empty one.
         let core = core(&config)?;
+        let certifies = config.settings.name_from_certificate;
         let (mut listeners, mut places) = (Vec::new(), Vec::new());
         for address in &config.listen {
             let bound =
@@ -88,6 +92,7 @@ impl Server {
             let bound = Listener::bind(&address, config.tcp).map_err(failed)?;
             // Only the server's own user may change policy.
             fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+            // The acceptor tells a newcomer's listener by its number, which is its place here.
             places.extend(bound.iter().map(|_| Place::Control));
             listeners.extend(bound);
         }
@@ -139,6 +144,7 @@ impl Server {
             dispatcher: Some(dispatcher),
         };
         // From here on, dropping `server` ends what runs already.
+        // It shows an empty server rather than none while the others start.
         let inspector = config
             .inspector
             .map(|socket| Inspector::start(&socket, events.clone()));
@@ -150,6 +156,7 @@ impl Server {
             events,
             framing: config.framing,
             limits: config.limits,
+            certifies,
             handshake_timeout: config.handshake_timeout,
             write_timeout: config.write_timeout,
             log: Mutex::default(),
@@ -179,12 +186,14 @@ impl Server {
         let generation = {
             let mut tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
             tls.acceptor = Some(acceptor.clone());
+            // A handshake that began before has the old number and is refused at admission.
             tls.generation += 1;
             tls.generation
         };
         let events = &self.handle.events;
         let clients = server_side::tls_replaced(events, generation)?;
         let now = time_of_day();
+        // On this thread: verifying the certificates of all clients would hold up the dispatcher.
         let untrusted = clients.into_iter().filter_map(|(connection, shown)| {
             let why = acceptor.objection(&shown, now)?;
             Some((connection, why))
@@ -221,12 +230,14 @@ impl Drop for Server {
         // The dispatcher takes events until the last one, so nothing here
         // waits for long.
         let _ = events.send(DispatchEvent::Stop);
+        // Before the dispatcher, which newcomers under way still ask to be admitted.
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
         }
         if let Some(inspector) = self.inspector.take() {
             inspector.stop();
         }
+        // Before the keeper, which the edit that is under way still waits for.
         if let Some(editor) = self.editor.take() {
             editor.stop();
         }
@@ -302,6 +313,8 @@ struct HandshakeContext {
     events: ServerEvents,
     framing: Framing,
     limits: rpc::Limits,
+    /// Whether elements have the names of their certificates.
+    certifies: bool,
     handshake_timeout: Duration,
     write_timeout: Duration,
     /// What newcomers may cause in the log, by host.
@@ -327,12 +340,13 @@ impl HandshakeContext {
             Place::Named(name) => Some(name.clone()),
             Place::Control => None,
         };
+        // Control connections have no TLS: the permissions of the file protect them.
         let is_control = matches!(place, Place::Control);
         let (acceptor, generation) = {
             let tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
             (tls.acceptor.clone(), tls.generation)
         };
-        let (halves, shown) = match acceptor {
+        let (halves, shown): (_, Shown) = match acceptor {
             Some(acceptor) if !is_control => {
                 let deadline = after(newcomer.accepted(), self.handshake_timeout);
                 match acceptor.accept(stream, &self.pool, deadline) {
@@ -347,6 +361,7 @@ impl HandshakeContext {
             }
             _ => (plain(stream, self.pool.clone()), Shown::default()),
         };
+        // The acceptor cuts the slowest handshake when it needs the place.
         if !newcomer.admitted() {
             return;
         }
@@ -362,7 +377,10 @@ impl HandshakeContext {
         } else {
             Decoder::new(self.framing, self.limits)
         };
+        // Read here and not on the dispatcher, which would read one for each newcomer.
+        let certificate = shown.first().filter(|_| self.certifies);
         let request = server_side::Newcomer {
+            certified: certificate.and_then(CertificateInfo::common_name),
             dialled,
             is_control,
             peer: peer.to_string(),
@@ -448,6 +466,7 @@ impl ServerHandle {
         let agents = self.agents()?;
         let taken = self.events.look(|machine, view| machine.side.figures(view));
         let (mut figures, dispatcher) = taken.ok_or(CallError::Stopped)?;
+        figures.known_agents = agents.len();
         figures.agents = agents;
         figures.dispatcher = dispatcher;
         if let Some(occupancy) = &self.occupancy {
@@ -473,6 +492,7 @@ impl ServerHandle {
     pub fn agents(&self) -> Result<Vec<AgentInfo>, CallError> {
         let mut agents: Vec<AgentInfo> = Vec::new();
         loop {
+            // Names are unique and sorted, so the last one marks the place.
             let last = agents.last().map(|agent| agent.name.clone());
             let next = self.with(move |cx| cx.core().agents_after(last.as_ref(), AGENTS, cx.now()))?;
             // In steps, since ten thousand agents in one call would delay clients by milliseconds.

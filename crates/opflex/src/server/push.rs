@@ -53,7 +53,9 @@ fn pushes<'a>(
     changes: &'a Changes,
     now: Instant,
 ) -> Vec<Push<'a>> {
+    // Sorted, so that the same edit always sends in the same order.
     let mut of_each: BTreeMap<ConnectionId, Vec<usize>> = BTreeMap::new();
+    // Interests are by class as well, and the edit may have changed the class of an object.
     let roots = Roots::new(tree, changes);
     for (n, change) in changes.iter().enumerate() {
         let mut tell = |connection: ConnectionId| {
@@ -149,7 +151,9 @@ impl<'a> Update<'a> {
     /// Splits the update so that the length of a message has a bound. Deletions go first,
     /// because a created object may have the URI of a deleted one.
     fn pieces(self, of: Store, limits: &ServerLimits) -> Vec<Self> {
+        // An update of endpoints has no such member at all.
         let merge = self.merge_children.unwrap_or_default();
+        // Nearly every update is short: it is sent as libopflex would send it, in one piece.
         let is_short = self.replace.len() + merge.len() + self.delete.len() <= limits.update_objects;
         let objects = self.replace.iter().chain(&merge).map(ObjectRef::wire_len);
         if is_short && objects.sum::<usize>() <= limits.message_bytes {

@@ -55,6 +55,8 @@ pub(super) struct Session {
     pub(super) dialled: Option<String>,
     pub(super) since: Instant,
     pub(super) keepalive: Keepalive,
+    /// The common name of its certificate.
+    pub(super) certified: Option<String>,
     /// Its identity, once it has sent it.
     pub(super) element: Option<Element>,
     pub(super) counters: RequestCounters,
@@ -88,6 +90,7 @@ impl Session {
             dialled,
             since: now,
             keepalive: Keepalive::new(&settings.keepalive, now),
+            certified: None,
             element: None,
             counters: RequestCounters::default(),
             answer: None,
@@ -112,10 +115,19 @@ impl Session {
     /// replaces the first.
     pub(super) fn identify(
         &mut self,
-        identity: Identity,
+        mut identity: Identity,
         settings: &Settings,
     ) -> Result<IdentityResult, Box<ErrorResponse>> {
         let refuse = |code, message: String| Err(ErrorResponse::boxed(code, message));
+        if settings.name_from_certificate {
+            // A name that the element gives itself would let it take over the endpoints of
+            // another element.
+            identity.name.clone_from(&self.certified);
+            if self.certified.as_deref().is_none_or(str::is_empty) {
+                let what = "the certificate has no common name to know the element by";
+                return refuse(ErrorCode::ERROR, what.to_owned());
+            }
+        }
         // These texts are kept as long as the connection, so their length has a bound.
         let texts = [&identity.name, &identity.my_location, &identity.domain]
             .into_iter()
@@ -149,14 +161,17 @@ impl Session {
                 return refuse(ErrorCode::ERROR, "an identity needs a role".to_owned());
             }
         }
+        // An element compares the domain of the answer with its own.
         let domain = identity.domain.filter(|_| settings.any_domain);
         let name = identity.name.unwrap_or_default();
+        // What the operator has set wins over what the element believes.
         let assigned = settings.locations.get(&name);
         let known = assigned.or(identity.my_location.as_ref());
         let location = known.or(settings.default_location.as_ref()).cloned();
         if settings.require_location && location.is_none() {
             return refuse(ErrorCode::ELOCATION, format!("nobody knows where {name:?} is"));
         }
+        // Only now, when nothing can be refused any more, does the identity count.
         self.element = Some(Element {
             name: name.into(),
             roles: identity.my_role,

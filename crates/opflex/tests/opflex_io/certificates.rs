@@ -104,6 +104,76 @@ fn a_key_under_a_passphrase_is_opened_by_it_alone() {
     assert_eq!(fault(load(None)), Fault::EncryptedKey);
 }
 
+#[test]
+fn a_self_signed_certificate_is_its_own_authority_as_with_openssl() {
+    let own = ordinary("self.pem");
+    let (itself, others) = (Trust::load(file("self.pem")).unwrap(), trust());
+    let any = |trust: &Trust| Acceptor::mutual_of_any_version(&own, trust).unwrap();
+    let check = ServerCheck::Authority(&itself);
+    assert!(take(any(&itself), check, Some(&own), "x"));
+    assert!(!take(any(&others), check, Some(&own), "x"));
+    assert!(!take(
+        any(&itself),
+        ServerCheck::Authority(&others),
+        Some(&own),
+        "x"
+    ));
+    // It proves no name, and where roles count, an authority has none.
+    assert!(!take(
+        any(&itself),
+        ServerCheck::Name(&itself),
+        Some(&own),
+        "localhost"
+    ));
+    assert!(!take(
+        Acceptor::mutual(&ordinary("v3.pem"), &itself).unwrap(),
+        ServerCheck::Nothing,
+        Some(&own),
+        "x"
+    ));
+}
+
+#[test]
+fn a_directory_holds_authorities_like_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, to) in [
+        ("ca.pem", "ours.pem"),
+        ("self.pem", "5ed36f99.0"),
+        ("v1.sealed.key", "no.key"),
+    ] {
+        std::fs::copy(file(name), dir.path().join(to)).unwrap();
+    }
+    std::fs::create_dir(dir.path().join("more")).unwrap();
+    let all = Trust::load(dir.path()).unwrap();
+    assert_eq!(all.authorities().len(), 2);
+    let (own, selfmade) = (ordinary("v3.pem"), ordinary("self.pem"));
+    let any = || Acceptor::mutual_of_any_version(&own, &all).unwrap();
+    for client in [&own, &selfmade] {
+        assert!(take(any(), ServerCheck::Authority(&all), Some(client), "x"));
+    }
+    let empty = tempfile::tempdir().unwrap();
+    assert!(Trust::load(empty.path()).is_err());
+}
+
+#[test]
+fn elements_are_known_by_their_certificates_where_that_is_asked_for() {
+    let (own, trust) = (ordinary("v3.pem"), trust());
+    let mut settings = server_settings("pr1");
+    settings.name_from_certificate = true;
+    let config = ssntp_opflex::run::ServerConfig::new(settings);
+    let (server, address) = serve_tcp(config.tls(Acceptor::mutual_of_any_version(&own, &trust).unwrap()));
+    let mut config = ElementConfig::new(element_settings("somebody else", &[&address]));
+    config.tls =
+        Some(Connector::checking(ServerCheck::Authority(&trust), Some(&ordinary("v1.pem"))).unwrap());
+    let element = PolicyElement::start(config).unwrap();
+    until_health(&element, Health::Healthy);
+    let sessions = server.handle().sessions().unwrap();
+    let certificate = &ordinary("v1.pem").chain()[0].clone();
+    let name = ssntp_transport::pki::CertificateInfo::common_name(certificate).unwrap();
+    assert_eq!(sessions[0].name.as_deref(), Some(name.as_str()));
+    assert_ne!(name, "somebody else");
+}
+
 /// A trust that counts these as revoked.
 fn without(revoked: &[&Identity]) -> Trust {
     let revoked = revoked.iter().map(|identity| {

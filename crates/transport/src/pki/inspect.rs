@@ -101,6 +101,14 @@ impl CertificateInfo {
         })
     }
 
+    /// The common name in a certificate's subject, the last one if there are several. Reads
+    /// certificates of version 1 as well. `None` if there is none.
+    pub fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
+        let parsed = der::certificate(certificate).ok()?;
+        let last = parsed.subject().iter_common_name().last()?;
+        last.as_str().ok().map(str::to_owned)
+    }
+
     /// A certificate that states nothing and was never valid: for bytes that are not one.
     pub fn nothing(certificate: &CertificateDer<'_>) -> Self {
         Self {

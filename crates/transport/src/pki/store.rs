@@ -1,9 +1,9 @@
 //! Files and texts that hold certificates, keys and revocation lists.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls_pemfile::Item;
@@ -21,7 +21,7 @@ pub(super) struct Sections {
     pub(super) certificates: Vec<CertificateDer<'static>>,
     pub(super) revocation_lists: Vec<CertificateRevocationListDer<'static>>,
     keys: Vec<PrivateKeyDer<'static>>,
-    encrypted: bool,
+    pub(super) encrypted: bool,
     /// The encrypted keys, as PEM.
     sealed: Vec<String>,
 }
@@ -138,6 +138,33 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
         path: path.to_owned(),
         source,
     })
+}
+
+/// The texts of all files of a directory that hold certificates, in the order of their
+/// names. OpenSSL's directories have links beside the files, so one may come twice.
+pub(super) fn read_directory(path: &Path) -> Result<Vec<u8>, Error> {
+    let failed = |source| Error::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let entries = fs::read_dir(path).map_err(failed)?;
+    let files = entries.map(|entry| Ok(entry?.path()));
+    let mut files: Vec<PathBuf> = files.collect::<std::io::Result<_>>().map_err(failed)?;
+    files.retain(|file| file.is_file());
+    files.sort_unstable();
+    let mut all = Vec::new();
+    for file in files {
+        let text = read(&file)?;
+        if contains(&text, b"-----BEGIN CERTIFICATE-----") {
+            all.extend(text);
+            all.push(b'\n');
+        }
+        // As long as one file may be: a wrong directory must not fill the memory.
+        if all.len() as u64 > MAX_FILE_LEN {
+            return Err(failed(std::io::Error::other("too many certificates")));
+        }
+    }
+    Ok(all)
 }
 
 /// The name of a file in errors.

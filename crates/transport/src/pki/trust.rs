@@ -35,15 +35,19 @@ struct Inner {
 impl Trust {
     /// Loads a PEM file with the certificates of one or more authorities.
     /// A certificate that is not valid at present is passed over with a warning in the log,
-    /// so that a bundle may hold the old and the new authority. Blocks while the file is
-    /// read.
+    /// so that a bundle may hold the old and the new authority. Of a directory, all files with
+    /// certificates are read. Blocks while the file is read.
     ///
     /// # Errors
     /// [`Error::Read`], and [`Error::Content`] if the file is not PEM, or has no certificate,
     /// one that is broken or not an authority's, or none that is valid at present.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        Self::from_pem(&store::read(path)?, &store::origin(path))
+        let pem = match path.is_dir() {
+            true => store::read_directory(path)?,
+            false => store::read(path)?,
+        };
+        Self::from_pem(&pem, &store::origin(path))
     }
 
     /// Reads a PEM text as [`load`](Self::load) reads a file. Errors name it `origin`.

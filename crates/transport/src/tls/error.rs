@@ -37,12 +37,12 @@ fn of_stream(error: &io::Error) -> String {
 fn of_tls(error: &rustls::Error) -> String {
     match error {
         // rustls prints the Debug form of an error that our own verifier made.
-        rustls::Error::InvalidCertificate(CertificateError::Other(fault)) => fault.to_string(),
+        rustls::Error::InvalidCertificate(CertificateError::Other(fault)) => of_other(fault),
         rustls::Error::InvalidCertificate(fault) => match words(fault) {
             Some(words) => format!("the peer's certificate {words}"),
-            None => error.to_string(),
+            None => in_words(&error.to_string()),
         },
-        _ => error.to_string(),
+        _ => in_words(&error.to_string()),
     }
 }
 
@@ -71,13 +71,43 @@ pub(super) fn objection(error: &rustls::Error) -> Option<String> {
     use CertificateError as E;
     match error {
         rustls::Error::InvalidCertificate(E::NotValidYet | E::NotValidYetContext { .. }) => None,
-        rustls::Error::InvalidCertificate(E::Other(fault)) => Some(fault.to_string()),
+        rustls::Error::InvalidCertificate(E::Other(fault)) => Some(of_other(fault)),
         rustls::Error::InvalidCertificate(fault) => Some(match words(fault) {
             Some(words) => format!("the certificate {words}"),
-            None => error.to_string(),
+            None => in_words(&error.to_string()),
         }),
         _ => None,
     }
+}
+
+/// Words for a fault that our own verifier or the library below rustls has found.
+fn of_other(fault: &rustls::OtherError) -> String {
+    match fault.to_string().as_str() {
+        "CaUsedAsEndEntity" => "the peer shows the certificate of an authority as its own".to_owned(),
+        "EndEntityUsedAsCa" => "the peer's certificate was issued by one that is no authority".to_owned(),
+        other => in_words(other),
+    }
+}
+
+/// The text with names of variants, such as `BadEncoding`, as words: `bad encoding`.
+fn in_words(text: &str) -> String {
+    let word = |word: &str| {
+        let letters = || word.chars().filter(|c| c.is_alphabetic());
+        let humps = word.chars().skip(1).filter(|c| c.is_uppercase()).count();
+        // Abbreviations, such as TLS or X.509, stay as they are.
+        if humps == 0 || letters().all(char::is_uppercase) {
+            return word.to_owned();
+        }
+        let mut spread = String::new();
+        for (at, c) in word.char_indices() {
+            if at > 0 && c.is_uppercase() {
+                spread.push(' ');
+            }
+            spread.extend(c.to_lowercase());
+        }
+        spread
+    };
+    text.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
 /// Words for a certificate's fault, for faults that rustls prints as the name of a variant.
@@ -122,7 +152,25 @@ mod tests {
         );
         assert_eq!(
             told(CertificateError::BadEncoding),
-            "TLS: invalid peer certificate: BadEncoding"
+            "TLS: invalid peer certificate: bad encoding"
+        );
+        let other = |name: &'static str| {
+            let fault = std::io::Error::other(name);
+            told(CertificateError::Other(rustls::OtherError(std::sync::Arc::new(
+                fault,
+            ))))
+        };
+        assert_eq!(
+            other("CaUsedAsEndEntity"),
+            "TLS: the peer shows the certificate of an authority as its own"
+        );
+        assert_eq!(
+            other("PathLenConstraintViolated"),
+            "TLS: path len constraint violated"
+        );
+        assert_eq!(
+            in_words("received fatal alert: HandshakeFailure of TLS"),
+            "received fatal alert: handshake failure of TLS"
         );
     }
 }

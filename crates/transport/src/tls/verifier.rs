@@ -18,12 +18,13 @@ use rustls::{
 };
 
 use super::{ServerCheck, TlsError};
-use crate::pki::{Fault, Trust, Version1};
+use crate::pki::{CertificateInfo, Fault, Trust, Version1};
 
 /// How a server checks clients.
 ///
 /// With `version_1`, certificates of X.509 version 1 that an authority issued
-/// itself are taken as well; see [`Version1`] for what is checked of them.
+/// itself are taken as well; see [`Version1`] for what is checked of them. So is a trusted
+/// authority's own certificate.
 pub(super) fn of_clients(
     trust: &Trust,
     version_1: bool,
@@ -164,6 +165,29 @@ fn check_version_1(
     not_revoked(trust, cert, &[], now)
 }
 
+/// The check of a peer that shows the certificate of a trusted authority as its own, as one
+/// with a self-signed certificate does: OpenSSL takes that. `None` for any other peer.
+///
+/// The handshake proves that the peer holds the authority's key, with which it could issue
+/// itself any certificate.
+fn check_authority(
+    trust: &Trust,
+    cert: &CertificateDer<'_>,
+    now: UnixTime,
+    may_be: impl FnOnce(&CertificateInfo) -> bool,
+) -> Option<Result<(), Error>> {
+    let own = trust
+        .authorities()
+        .iter()
+        .find(|authority| authority.der == *cert)?;
+    let at = UNIX_EPOCH + Duration::from_secs(now.as_secs());
+    let judged = match may_be(own) {
+        true => own.check_validity(at).map_err(refused),
+        false => Err(CertificateError::InvalidPurpose.into()),
+    };
+    Some(judged.and_then(|()| not_revoked(trust, cert, &[], now)))
+}
+
 #[derive(Debug)]
 struct OfClients {
     chain: Arc<dyn ClientCertVerifier>,
@@ -185,6 +209,11 @@ impl ClientCertVerifier for OfClients {
         if let Some(old) = self.keys.version_1(end_entity) {
             check_version_1(&old, &self.trust, end_entity, now, &self.keys.algorithms)?;
             return Ok(ClientCertVerified::assertion());
+        }
+        // Where roles count, an authority has none.
+        let authority = || check_authority(&self.trust, end_entity, now, |own| own.client_auth);
+        if let Some(judged) = self.keys.version_1.then(authority).flatten() {
+            return judged.map(|()| ClientCertVerified::assertion());
         }
         let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
         check_chain(&self.trust, end_entity, intermediates, now)?;
@@ -219,6 +248,10 @@ impl ServerCertVerifier for OfServers {
         if let Some(old) = Version1::read(end_entity).filter(|_| self.any_name) {
             check_version_1(&old, trust, end_entity, now, &self.keys.algorithms)?;
             return Ok(ServerCertVerified::assertion());
+        }
+        let authority = || check_authority(trust, end_entity, now, |own| own.server_auth);
+        if let Some(judged) = self.any_name.then(authority).flatten() {
+            return judged.map(|()| ServerCertVerified::assertion());
         }
         match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
             Ok(_) => {}

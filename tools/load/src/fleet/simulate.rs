@@ -155,6 +155,7 @@ mod tests {
             user: None,
             policy: &Policy::default(),
             cancel: &Cancel::default(),
+            network: None,
         };
         let handle = driver.launch(&launch, &mut |_| Ok(())).unwrap();
         assert_eq!(driver.counts.launched.load(Ordering::Relaxed), 1);

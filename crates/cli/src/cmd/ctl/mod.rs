@@ -26,6 +26,7 @@
 //! | `prune` | `prune`: deletes what has ended |
 //! | `sessions` | `sessions`: the sessions of all roles |
 //! | `kick` | `kick`, `bans`, `unban` |
+//! | `tenant` | `tenant`: networks of tenants |
 //! | `tables` | what they print, for people |
 //! | `json` | what they print, for programs |
 //! | `events` | `events` |
@@ -44,6 +45,7 @@ mod select;
 mod session;
 mod sessions;
 pub(crate) mod tables;
+mod tenant;
 mod verbs;
 mod wait;
 mod workload;
@@ -107,6 +109,7 @@ enum Verb {
     /// Show the bans, and how long each still lasts
     Bans,
     Unban(kick::UnbanArgs),
+    Tenant(tenant::Args),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
@@ -146,5 +149,6 @@ fn done(options: &Options, stop: &Stop, verb: Verb) -> Result<(), Failure> {
         Verb::Kick(args) => kick::run(options, stop, &args),
         Verb::Bans => kick::bans(options, stop),
         Verb::Unban(args) => kick::unban(options, stop, &args),
+        Verb::Tenant(args) => tenant::run(options, stop, &args),
     }
 }

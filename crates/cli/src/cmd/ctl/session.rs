@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ssntp::Role;
 use ssntp::client::ClientHandle;
 use ssntp_cluster::controller::{CommandError, Controller, Node, Order, OrderError, Shown};
 use uuid::Uuid;
@@ -70,6 +71,16 @@ impl<'a> Session<'a> {
         let controller = Controller::start(options.config(stop)?)?;
         let limit = options.limit();
         await_session(&controller.client(), "scheduler", limit, stop)?;
+        if let Some(server) = controller.client().server()
+            && !server.role().intersects(Role::SCHEDULER)
+        {
+            return Err(Failure::new(format!(
+                "{} is no scheduler but a {}, which knows no nodes and instances; of this command, \
+                 sessions, kick, bans and unban work with it",
+                server.name(),
+                server.role()
+            )));
+        }
         Ok(Self {
             controller,
             stop,
@@ -140,6 +151,14 @@ impl<'a> Session<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Waits until an order is carried out, and reports only a failure.
+    pub(super) fn settle(&self, order: Order) -> Result<(), Failure> {
+        self.each(vec![order], &mut |_, settled| match settled {
+            Ok(_) => Ok(()),
+            Err(e) => Err(Failure::new(e)),
+        })
     }
 
     /// Waits for what becomes of orders, and reports each; or, with --no-wait, until

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use comfy_table::{Cell, Row, Table, presets};
-use ssntp::payload::{BanEntry, InstanceState, NodeStatus, SessionEntry};
+use ssntp::payload::{BanEntry, InstanceState, NodeStatus, SessionEntry, TenantEntry};
 use ssntp_cluster::controller::{Cnci, Instance, Node, View};
 
 use crate::output::{printable, records, terminal_width};
@@ -38,6 +38,72 @@ fn list<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N
     let rows = table.header().into_iter().chain(table.row_iter());
     let rows: Vec<_> = rows.map(cells).collect();
     records(rows.iter().map(Vec::as_slice)).trim_end().to_owned()
+}
+
+pub(super) fn tenants(entries: &[TenantEntry]) -> String {
+    let rows = entries.iter().map(|entry| {
+        [
+            printable(&entry.name),
+            entry.key.to_string(),
+            printable(&entry.subnet),
+            printable(&entry.concentrator_ip),
+            printable(entry.concentrator_uuid.as_str()),
+            printable(entry.tenant_uuid.as_str()),
+        ]
+    });
+    let header = [
+        "tenant",
+        "key",
+        "subnet",
+        "concentrator",
+        "concentrator's instance",
+        "UUID",
+    ];
+    list(header, rows)
+}
+
+/// A tenant, and each of its instances.
+pub(super) fn tenant(view: &View, entry: &TenantEntry) -> String {
+    let cnci = entry.concentrator_uuid.uuid();
+    let state = match cnci.and_then(|uuid| view.cnci(uuid)) {
+        Some(cnci) if cnci.since.is_some() => "connected",
+        _ => "not connected",
+    };
+    let rows = entry.addresses.iter().map(|address| {
+        let instance = address.instance_uuid.uuid().and_then(|uuid| view.instance(uuid));
+        [
+            printable(&address.ip),
+            printable(address.instance_uuid.as_str()),
+            instance.map_or_else(
+                || "not known".into(),
+                |instance| printable(instance.state.as_str()),
+            ),
+            instance
+                .map(|instance| instance.node.to_string())
+                .unwrap_or_default(),
+        ]
+    });
+    let tunnels = view.nodes().flat_map(|node| {
+        let of_tenant = node.stats.tunnels.iter().filter(|tunnel| tunnel.key == entry.key);
+        of_tenant.map(move |tunnel| {
+            [
+                node.uuid.to_string(),
+                if tunnel.up { "up" } else { "down" }.into(),
+                tunnel.rx_bytes.to_string(),
+                tunnel.tx_bytes.to_string(),
+                tunnel.drops.to_string(),
+            ]
+        })
+    });
+    format!(
+        "{}\nconcentrator: {state}\n{}\n{}",
+        tenants(std::slice::from_ref(entry)),
+        list(["address", "instance", "state", "node"], rows),
+        list(
+            ["node", "tunnel", "bytes in", "bytes out", "packets dropped"],
+            tunnels
+        )
+    )
 }
 
 pub(super) fn nodes<'a>(view: &View, nodes: impl Iterator<Item = &'a Node>) -> String {

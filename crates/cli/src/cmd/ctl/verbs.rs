@@ -14,6 +14,7 @@ use uuid::Uuid;
 use super::moves::Moves;
 use super::options::Options;
 use super::session::Session;
+use super::tenant;
 use super::workload::WorkloadArgs;
 use crate::choice::{Choices, one_of};
 use crate::failure::Failure;
@@ -49,21 +50,31 @@ pub(super) struct StartArgs {
 }
 
 pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(), Failure> {
-    let mut workload = args.workload.workload()?;
+    let workload = args.workload.workload()?;
+    let (node, is_network) = (
+        workload.node().map(str::to_owned),
+        workload.is_for_network_nodes(),
+    );
+    let mut starts: Vec<_> = workload.starts().collect();
+    // Before the session of the controller, because a client has one session at a time.
+    if let Some((tenant, ip)) = args.workload.network() {
+        tenant::join(options, stop, tenant, ip, &mut starts)?;
+    }
     // A node may be named by the beginning of its UUID; an instance that is there
     // already must not be taken for the one that is started; and a scheduler
     // without a node that could take it would answer at once that there is none.
     let session = Session::open_told(options, stop)?;
     if args.waiting.wait() {
-        let is_network = workload.is_for_network_nodes();
         session.wait_for_node(move |node| if is_network { node.network } else { node.compute })?;
     }
-    if let Some(node) = workload.node() {
-        let node = find(&session, |view| view.find_node(node))?;
-        workload.set_node(node);
+    if let Some(node) = node {
+        let node = find(&session, |view| view.find_node(&node))?;
+        for payload in &mut starts {
+            payload.start.requirements.node_id = node.into();
+        }
     }
     let mut orders = Vec::new();
-    for start in workload.starts() {
+    for start in starts {
         if stop.requested() {
             return Err(stop.interrupted());
         }
@@ -235,10 +246,11 @@ pub(super) struct PublicIpArgs {
     /// one]
     #[arg(long)]
     cnci: Option<String>,
-    /// The instance's tenant
-    #[arg(long, value_name = "UUID")]
-    tenant: Option<Uuid>,
-    /// The instance's address inside its subnet
+    /// The instance's tenant: a name of `ctl tenant list`, or a UUID
+    #[arg(long, value_name = "TENANT")]
+    tenant: Option<String>,
+    /// The instance's address inside its subnet [default: the one that a tenant with a
+    /// name gave it]
     #[arg(long, value_name = "IP")]
     private_ip: Option<IpAddr>,
     /// The MAC address of the instance's interface
@@ -272,16 +284,37 @@ fn public_ip<'a>(
     stop: &'a Stop,
     args: &PublicIpArgs,
 ) -> Result<(Session<'a>, AssignPublicIp), Failure> {
+    let named = args
+        .tenant
+        .as_deref()
+        .filter(|tenant| Uuid::try_parse(tenant).is_err());
+    let named = named.map(|name| tenant::find(options, stop, name)).transpose()?;
     let session = Session::open_told(options, stop)?;
     let instance = find(&session, |view| view.find_instance(&args.instance))?;
-    let (cnci, tenant) = session.controller.look(|view| concentrator(view, args))?;
-    let text = |value: Option<IpAddr>| value.map(|ip| ip.to_string()).unwrap_or_default();
+    let given = args.private_ip.map(|ip| ip.to_string());
+    let (cnci, tenant, private_ip) = match named {
+        Some(entry) => {
+            let mut addresses = entry.addresses.into_iter();
+            let leased = addresses.find(|address| address.instance_uuid == instance);
+            let private_ip = given.or(leased.map(|address| address.ip)).ok_or_else(|| {
+                Failure::new(format!(
+                    "instance {instance} has no address of tenant {}",
+                    entry.name
+                ))
+            })?;
+            (entry.concentrator_uuid, entry.tenant_uuid, private_ip)
+        }
+        None => {
+            let (cnci, tenant) = session.controller.look(|view| concentrator(view, args))?;
+            (cnci.into(), tenant, given.unwrap_or_default())
+        }
+    };
     let command = AssignPublicIp {
-        concentrator_uuid: cnci.into(),
+        concentrator_uuid: cnci,
         tenant_uuid: tenant,
         instance_uuid: instance.into(),
         public_ip: args.public_ip.to_string(),
-        private_ip: text(args.private_ip),
+        private_ip,
         vnic_mac: args.mac.clone().unwrap_or_default(),
     };
     Ok((session, command))
@@ -289,13 +322,13 @@ fn public_ip<'a>(
 
 /// The concentrator that a public address is a matter of, and its tenant.
 fn concentrator(view: &View, args: &PublicIpArgs) -> Result<(Uuid, Id), Failure> {
-    let tenant = args.tenant.map(Id::from);
+    let tenant = args.tenant.as_deref().map(Id::from);
     if let Some(text) = &args.cnci {
         let cnci = view.find_cnci(text)?;
         let known = view.cnci(cnci).map(|cnci| cnci.tenant.clone());
         return Ok((cnci, tenant.or(known).unwrap_or_default()));
     }
-    let serves = |id: &Id| args.tenant.is_none_or(|tenant| *id == tenant);
+    let serves = |id: &Id| tenant.as_ref().is_none_or(|tenant| id == tenant);
     let found: Vec<_> = view.cncis().filter(|cnci| serves(&cnci.tenant)).collect();
     match found.as_slice() {
         [one] => Ok((one.uuid, one.tenant.clone())),

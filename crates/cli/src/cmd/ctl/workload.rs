@@ -27,6 +27,7 @@
 //! neither is an error: a workload should not start without what was asked.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use clap::value_parser;
@@ -73,9 +74,13 @@ pub(super) struct WorkloadArgs {
     /// It has to run on a network node, as concentrators do
     #[arg(long)]
     network_node: bool,
-    /// The tenant that it belongs to
-    #[arg(long, value_name = "UUID")]
-    tenant: Option<Uuid>,
+    /// The tenant that it belongs to: a name of `ctl tenant list`, whose network it then
+    /// has, or a UUID
+    #[arg(long, value_name = "TENANT")]
+    tenant: Option<String>,
+    /// Its address in the tenant's network [default: the first free one]
+    #[arg(long, value_name = "IP", requires = "tenant", conflicts_with = "count")]
+    ip: Option<Ipv4Addr>,
     /// Its UUID [default: a new one]
     #[arg(long, conflicts_with = "count")]
     uuid: Option<Uuid>,
@@ -169,7 +174,10 @@ impl WorkloadArgs {
         }
         env.extend(self.env.iter().cloned());
         let start = Start {
-            tenant_uuid: self.tenant.map(Id::from).unwrap_or_default(),
+            tenant_uuid: match self.network() {
+                None => self.tenant.as_deref().unwrap_or_default().into(),
+                Some(_) => Id::default(),
+            },
             instance_uuid: self.uuid.unwrap_or_default(),
             persistence: persistence(self.persistent),
             vm_type: VmType::Process,
@@ -194,6 +202,12 @@ impl WorkloadArgs {
         };
         self.call(&mut workload)?;
         Ok(workload)
+    }
+
+    /// The tenant whose network it has, and its address in it if it is to have that one.
+    pub(super) fn network(&self) -> Option<(&str, Option<Ipv4Addr>)> {
+        let name = self.tenant.as_deref()?;
+        Uuid::try_parse(name).is_err().then_some((name, self.ip))
     }
 
     /// Gives it the name and the labels of the command line.
@@ -233,10 +247,6 @@ impl Workload {
     /// Whether it has to run on a network node.
     pub(super) fn is_for_network_nodes(&self) -> bool {
         self.payload.start.requirements.network_node
-    }
-
-    pub(super) fn set_node(&mut self, node: Uuid) {
-        self.payload.start.requirements.node_id = node.into();
     }
 
     /// A START for each instance.

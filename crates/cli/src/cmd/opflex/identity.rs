@@ -56,6 +56,10 @@ pub(super) struct IdentityArgs {
     /// Refuse such elements, as the draft says (the default)
     #[arg(long)]
     strict: bool,
+    /// Know elements by the common name of their certificate and not by the name that they
+    /// send, so that none can act for another
+    #[arg(long, requires = "tls_ca")]
+    identity_from_certificate: bool,
     /// Close the connection of an element when another element with its name connects
     #[arg(long)]
     unique_names: bool,
@@ -85,6 +89,7 @@ impl IdentityArgs {
         settings.require_location = self.require_location;
         settings.proxies = self.proxies;
         settings.lenient = self.lenient && !self.strict;
+        settings.name_from_certificate = self.identity_from_certificate;
         settings.unique_names = self.unique_names;
         settings.default_prr = self.prr.into();
         settings.on_leave = self.on_leave;

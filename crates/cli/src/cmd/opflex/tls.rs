@@ -27,9 +27,9 @@ pub(super) struct ServerTls {
     tls_cert: Option<PathBuf>,
     #[command(flatten)]
     key: KeyArgs,
-    /// The authority that must have issued the certificates of clients [default: clients
-    /// need no certificate]
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    /// The authority that must have issued the certificates of clients, or a directory of
+    /// authorities [default: clients need no certificate]
+    #[arg(long, value_name = "FILE|DIR", requires = "tls_cert")]
     tls_ca: Option<PathBuf>,
     #[command(flatten)]
     crl: ListArgs,
@@ -143,8 +143,9 @@ pub(super) struct ClientTls {
     /// Use TLS; without --tls-ca the server's certificate is not checked
     #[arg(long)]
     tls: bool,
-    /// The authority that must have issued the server's certificate
-    #[arg(long, value_name = "FILE", requires = "tls")]
+    /// The authority that must have issued the server's certificate, or a directory of
+    /// authorities
+    #[arg(long, value_name = "FILE|DIR", requires = "tls")]
     tls_ca: Option<PathBuf>,
     /// The certificate and key to show to the server
     #[arg(long, value_name = "FILE", requires = "tls")]

@@ -31,6 +31,23 @@ impl Control {
         }
     }
 
+    /// Makes the kernel's networks as the instances need them. Blocks, so it is called before
+    /// the agent's thread starts.
+    pub(crate) fn restore_networks(&self) {
+        let Some(network) = &self.settings.network else {
+            return;
+        };
+        let attached = |(id, instance): (&Uuid, &Instance)| {
+            let pid = instance.record.handle().filter(|_| instance.is_running())?.pid;
+            let start = &instance.start.as_ref()?.start;
+            Some((*id, network.attachment(start).ok()??, pid))
+        };
+        let attached: Vec<_> = self.instances.iter().filter_map(attached).collect();
+        if let Err(why) = network.restore(&attached) {
+            warn!("{}: tenants' networks: {why}", self.settings.node);
+        }
+    }
+
     fn adopt_instance(&mut self, stored: Stored, now: Instant) {
         let id = stored.instance;
         let Some(root) = &self.settings.state else { return };

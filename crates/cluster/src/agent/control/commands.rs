@@ -149,7 +149,8 @@ impl Control {
             return Err(Refused::new("launch_failure", why));
         };
         let place = store::place(root, id);
-        check_networking(&start.networking).map_err(|why| Refused::new("network_failure", why))?;
+        check_networking(start, self.settings.network.as_deref())
+            .map_err(|why| Refused::new("network_failure", why))?;
         if !self.has_room(&needs, false) {
             return Err("full_cn".into());
         }
@@ -189,6 +190,7 @@ impl Control {
             user: self.launcher.child_user.clone(),
             volumes,
             cancel,
+            network: self.settings.network.clone(),
         })));
     }
 
@@ -285,7 +287,8 @@ impl Control {
             return Err(Refused::new("launch_failure", why));
         };
         self.settings.policy.check(driver.name(), &payload.start)?;
-        check_networking(&payload.start.networking).map_err(|why| Refused::new("network_failure", why))?;
+        check_networking(&payload.start, self.settings.network.as_deref())
+            .map_err(|why| Refused::new("network_failure", why))?;
         let needs = Needs::of(&payload.start).map_err(|_| "invalid_data")?;
         if !self.has_room(&needs, true) {
             return Err(Refused::new("launch_failure", "there is no room"));

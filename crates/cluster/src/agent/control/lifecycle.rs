@@ -155,6 +155,10 @@ impl Control {
         };
         let after = instance.record.after;
         instance.record = instance.record.stopped(exit);
+        // Before a job that launches it again.
+        if let Some(network) = self.settings.network.clone() {
+            self.actions.push(Action::Job(Job::Detach(network, id)));
+        }
         // Its memory is free again; its files still use the disk.
         // Otherwise the next START would be refused until the next measurement.
         if self.facts.mem_available_mb >= 0 {

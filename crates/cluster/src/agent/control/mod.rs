@@ -63,11 +63,12 @@ use super::figures::{AgentFigures, AgentLimits, CrewFigures};
 use super::policy::Policy;
 use super::store::{NodeRecord, Record};
 use crate::machine::Facts;
+use crate::network::Networks;
 use ssntp::Role;
 use ssntp::client::ClientFigures;
 use ssntp::payload::{
     Configure, Id, InvalidConfiguration, LauncherConfig, NextState, Persistence, Restart, StartPayload,
-    TraceReport,
+    TraceReport, TunnelStats,
 };
 use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Status};
 use ssntp_transport::LogLimit;
@@ -109,6 +110,8 @@ pub(crate) struct Settings {
     pub(crate) max_instances: usize,
     pub(crate) interval: Duration,
     pub(crate) grace: Duration,
+    /// Tenants' networks; `None` if instances use the host's network.
+    pub(crate) network: Option<Arc<Networks>>,
 }
 
 /// An input of the state machine.
@@ -155,6 +158,8 @@ pub(crate) enum Done {
         op: VolumeOp,
         result: Result<(), VolumeError>,
     },
+    /// The tunnels of tenants' networks, as they are now.
+    Tunnels(Vec<TunnelStats>),
     /// The evacuation was recorded on disk.
     Evacuated(NextState),
     Measured {
@@ -184,6 +189,10 @@ pub(crate) enum Job {
     },
     Terminate(Arc<dyn Driver>, Running),
     Kill(Arc<dyn Driver>, Running),
+    /// Look at the tunnels of tenants' networks.
+    Tunnels(Arc<Networks>),
+    /// Remove the network of an instance that has ended; it has no outcome.
+    Detach(Arc<Networks>, Uuid),
     Remove {
         instance: Uuid,
         driver: Option<Arc<dyn Driver>>,
@@ -209,13 +218,14 @@ impl Job {
     pub(crate) fn instance(&self) -> Option<Uuid> {
         match self {
             Self::Launch(job) => Some(job.instance),
+            Self::Detach(_, instance) => Some(*instance),
             Self::Save { instance, .. } | Self::Remove { instance, .. } | Self::Volume { instance, .. } => {
                 Some(*instance)
             }
             Self::Terminate(_, running) | Self::Kill(_, running) | Self::Watch(_, running) => {
                 Some(running.place.instance())
             }
-            Self::Measure(_) | Self::SaveNode(..) => None,
+            Self::Measure(_) | Self::SaveNode(..) | Self::Tunnels(_) => None,
         }
     }
 }
@@ -231,6 +241,8 @@ pub(crate) struct LaunchJob {
     /// To attach before it starts, and whether each may be made.
     pub(crate) volumes: Vec<(Uuid, bool)>,
     pub(crate) cancel: Cancel,
+    /// The networks of the node.
+    pub(crate) network: Option<Arc<Networks>>,
 }
 
 /// The cause of a launch, as far as it has to be written to disk.
@@ -407,6 +419,7 @@ pub(crate) struct Control {
     /// The status that was sent last, with its payload.
     announced: Option<Frame>,
     tenants: Tenants,
+    tunnels: Vec<TunnelStats>,
     /// Running instances with a stream that follows them, or did.
     followed: BTreeSet<Uuid>,
     /// When STATS are due that tell of a change, with the figures that are there.
@@ -456,6 +469,7 @@ impl Control {
             retry_due: now,
             announced: None,
             tenants: Tenants::default(),
+            tunnels: Vec::new(),
             followed: BTreeSet::new(),
             report_due: None,
             stats_due: now,
@@ -566,6 +580,8 @@ impl Control {
             failures: self.tally.failures.clone(),
             restarts: self.tally.restarts,
             frames_held: self.held.len(),
+            tunnels: self.tunnels.len(),
+            tunnels_down: self.tunnels.iter().filter(|t| !t.up).map(|t| t.key).collect(),
         }
     }
 
@@ -668,6 +684,7 @@ impl Control {
                 self.stats_soon(now);
             }
             Done::Evacuated(next) => self.actions.push(Action::Evacuated(next)),
+            Done::Tunnels(tunnels) => self.tunnels = tunnels,
             Done::Measured { facts, usages } => self.measured(facts, usages),
         }
     }

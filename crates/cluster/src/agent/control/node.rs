@@ -221,6 +221,9 @@ impl Control {
                         subjects.push(subject);
                     }
                 }
+                if let Some(network) = self.settings.network.clone() {
+                    self.job(Job::Tunnels(network));
+                }
                 by_driver.retain(|(_, subjects)| !subjects.is_empty());
                 self.job(Job::Measure(by_driver));
             }
@@ -289,6 +292,7 @@ impl Control {
                 .map(|(id, i)| instance_stats(*id, i))
                 .collect(),
             interval: self.interval(),
+            tunnels: self.tunnels.clone(),
             ..self.facts.stats(self.settings.node, self.status())
         }
     }
@@ -356,6 +360,9 @@ impl Control {
     /// The address on which this node has its end of tunnels: one in the
     /// configured compute network, else the first.
     fn tunnel_ip(&self) -> String {
+        if let Some(network) = &self.settings.network {
+            return network.address().to_string();
+        }
         let nets: Vec<Subnet> = self
             .launcher
             .compute_net

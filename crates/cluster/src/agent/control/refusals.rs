@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use crate::agent::driver::{LaunchError, LaunchFault};
+use crate::network::Networks;
 use crate::refusal::Refused;
 use crate::subnet::{Subnet, is_mac};
 use ssntp::payload::{Networking, Start};
@@ -39,15 +40,18 @@ pub(super) fn unsupported(start: &Start) -> Option<String> {
     (!policy.is_known()).then(|| format!("restart_policy: {policy} is not known"))
 }
 
-/// Refuses a network that can't be set up.
-pub(super) fn check_networking(networking: &Networking) -> Result<(), String> {
+/// Refuses a network that can't be set up. `network` is the node's, if it has tenants' networks.
+pub(super) fn check_networking(start: &Start, network: Option<&Networks>) -> Result<(), String> {
+    if let Some(network) = network {
+        network.attachment(start)?;
+    }
     let Networking {
         vnic_mac,
         subnet,
         private_ip,
         concentrator_ip,
         ..
-    } = networking;
+    } = &start.networking;
     if !vnic_mac.is_empty() && !is_mac(vnic_mac) {
         return Err(format!("{vnic_mac:?} is not a MAC address"));
     }

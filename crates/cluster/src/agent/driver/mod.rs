@@ -32,10 +32,12 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 pub use self::process::ProcessDriver;
+pub(crate) use self::process::give;
 pub use self::qemu::QemuDriver;
 pub(super) use self::supervisor::boot_id;
 pub use self::supervisor::{Confinement, supervise};
 use super::policy::Policy;
+use crate::network::Wire;
 use ssntp::payload::{Start, StartPayload};
 
 /// Runs instances of one kind or several.
@@ -192,6 +194,8 @@ pub struct Launch<'a> {
     pub user: Option<User>,
     /// The limits of this node.
     pub policy: &'a Policy,
+    /// Its network; `None` for the host's.
+    pub network: Option<&'a Wire>,
     /// Is set when the launch is no longer wanted; long work checks it.
     pub cancel: &'a Cancel,
 }

@@ -32,6 +32,9 @@
 //! | `SSNTP_INSTANCE`, `SSNTP_TENANT` | the UUIDs |
 //! | `SSNTP_VOLUMES` | a directory in which each attached volume is a link, named by its UUID |
 //!
+//! On a node with tenants' networks, a START that names a subnet gives it a network namespace
+//! of its own with one interface, `eth0` ([`network`](crate::network)).
+//!
 //! A program that doesn't exist or can't be executed, or a directory that
 //! isn't there, is a `launch_failure`. A program that ran, however short, was
 //! started: its instance is then `exited`, with its exit code in the agent's
@@ -120,11 +123,17 @@ impl Driver for ProcessDriver {
         let Some((program, arguments)) = start.command.split_first() else {
             return Err(LaunchError::new(LaunchFault::Data, "there is no command"));
         };
+        let mut env = environment(place, start);
+        if let Some(wire) = launch.network {
+            // The START's own variables win.
+            let of_node = wire.env(place, launch.user)?.into_iter();
+            env.extend(of_node.filter(|(name, _)| name.to_str().is_none_or(|n| !start.env.contains_key(n))));
+        }
         let program = Program {
             place,
             program: program.as_ref(),
             arguments: arguments.iter().map(OsString::from).collect(),
-            env: environment(place, start),
+            env,
             dir: &work.join(&start.dir),
             user: launch.user,
             mem_mb: launch.policy.mem_mb(start.requirements.mem_mb),
@@ -133,6 +142,7 @@ impl Driver for ProcessDriver {
             group: None,
             within: within(launch.policy.directories.as_deref(), &work),
             log_mb: self.log_mb,
+            network: launch.network,
         };
         self.supervisors.launch(program, commit)
     }
@@ -228,7 +238,7 @@ fn within(directories: Option<&[PathBuf]>, work: &Path) -> Option<Vec<PathBuf>> 
 
 /// Gives a file to an instance's user and closes it to others. It does not follow links,
 /// and refuses a file that has another name elsewhere.
-pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
+pub(crate) fn give(path: &Path, user: User) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
     let file = options.read(true).open(path)?;

@@ -16,6 +16,7 @@ use crate::agent::driver::{
 use crate::agent::store::{PASSABLE, Store, make_dirs, millis};
 use crate::agent::tree;
 use crate::machine::Facts;
+use crate::network::Wire;
 
 const MB: u64 = 1 << 20;
 
@@ -41,6 +42,11 @@ impl Pool {
                     }
                 }
             }
+            Job::Tunnels(network) => match network.tunnels() {
+                Ok(tunnels) => self.done(Done::Tunnels(tunnels)),
+                Err(why) => warn!("tenants' networks cannot be looked at: {why}"),
+            },
+            Job::Detach(network, instance) => network.detach(instance),
             Job::Terminate(driver, running) => {
                 warn_of(&running, "asked to end", driver.terminate(&running));
                 self.signalled(&running);
@@ -103,6 +109,9 @@ impl Pool {
         let (mut made, mut began) = (Vec::new(), 0);
         let result = self.try_launch(&job, &mut made, &mut began);
         self.queues().launches.remove(&instance);
+        if let (Err(_), Some(network)) = (&result, &job.network) {
+            network.detach(instance);
+        }
         let running = match (&result, &self.store) {
             (Ok(handle), Some(store)) => Some(Running {
                 place: store.place(instance),
@@ -165,12 +174,20 @@ impl Pool {
             }
             self.attach_at_launch(store, job, *volume, *make)?;
         }
+        let network = match &job.network {
+            Some(network) => network
+                .attachment(&job.payload.start)
+                .map_err(|why| LaunchError::new(LaunchFault::Network, why))?
+                .map(|to| Wire::new(job.instance, Arc::clone(network), to)),
+            None => None,
+        };
         let launch = Launch {
             place: &place,
             payload: &job.payload,
             user,
             policy: &self.policy,
             cancel: &job.cancel,
+            network: network.as_ref(),
         };
         job.driver.launch(&launch, &mut |handle| {
             let mut record = job.record.running(handle);

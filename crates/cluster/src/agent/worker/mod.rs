@@ -67,7 +67,7 @@ enum Key {
 impl Key {
     fn of(job: &Job) -> Self {
         match job {
-            Job::Measure(_) => Self::Measurement,
+            Job::Measure(_) | Job::Tunnels(_) => Self::Measurement,
             _ => job.instance().map_or(Self::Node, Self::Instance),
         }
     }
@@ -89,10 +89,13 @@ impl Crew {
         match job {
             Job::Launch(_) | Job::Volume { .. } => Self::Launch,
             Job::Remove { .. } => Self::Remove,
-            Job::Measure(_) => Self::Measure,
-            Job::Save { .. } | Job::SaveNode(..) | Job::Terminate(..) | Job::Kill(..) | Job::Watch(..) => {
-                Self::Prompt
-            }
+            Job::Measure(_) | Job::Tunnels(_) => Self::Measure,
+            Job::Detach(..)
+            | Job::Save { .. }
+            | Job::SaveNode(..)
+            | Job::Terminate(..)
+            | Job::Kill(..)
+            | Job::Watch(..) => Self::Prompt,
         }
     }
 
@@ -245,7 +248,12 @@ impl Drop for Workers {
             queues.alive = None;
             queues.launches.values().for_each(Cancel::cancel);
             for jobs in queues.jobs.values_mut() {
-                jobs.retain(|job| !matches!(job, Job::Launch(_) | Job::Measure(_) | Job::Watch(..)));
+                jobs.retain(|job| {
+                    !matches!(
+                        job,
+                        Job::Launch(_) | Job::Measure(_) | Job::Tunnels(_) | Job::Watch(..)
+                    )
+                });
             }
             // With some jobs removed, the next one of a key may be another crew's.
             let waiting: Vec<_> = queues

@@ -399,3 +399,36 @@ fn what_comes_late_for_a_closed_connection_is_nothing() {
     assert_eq!(world.say(client, &json!({"id": 1, "method": "echo"})), NOTHING);
     assert_eq!(world.server.next_deadline(), None);
 }
+
+#[test]
+fn an_element_has_the_name_of_its_certificate_where_that_is_asked_for() {
+    let mut world = World::new(Settings {
+        name_from_certificate: true,
+        ..Settings::default()
+    });
+    let come = |world: &mut World, certified: Option<&str>| {
+        let client = world.connect();
+        if let Some(name) = certified {
+            world.server.certify(client, name.to_owned());
+        }
+        let answer = world.ask(client, "send_identity", json!([identity("host-1")]));
+        (client, answer)
+    };
+    let (owner, _) = come(&mut world, Some("host-1"));
+    let (impostor, answer) = come(&mut world, Some("host-2"));
+    assert!(answer.get("result").is_some(), "{answer}");
+    let endpoint = json!([{"endpoint": [object("ep", "/ep/1/", 1)], "prr": 60}]);
+    world.ask(owner, "endpoint_declare", endpoint);
+    let gone = json!([{"subject": "ep", "endpoint_uri": "/ep/1/"}]);
+    world.ask(impostor, "endpoint_undeclare", gone);
+    assert_eq!(world.server.endpoints().len(), 1, "it is not the impostor's");
+    let names: Vec<_> = world
+        .server
+        .sessions(world.now)
+        .into_iter()
+        .map(|session| session.name)
+        .collect();
+    assert_eq!(names, [Some("host-1".into()), Some("host-2".into())]);
+    let (_, answer) = come(&mut world, None);
+    assert_eq!(code(&answer), "ERROR");
+}

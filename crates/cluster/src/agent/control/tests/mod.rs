@@ -116,6 +116,7 @@ fn settings() -> Settings {
         max_instances: 3,
         interval: Duration::from_secs(30),
         grace: Duration::from_secs(10),
+        network: None,
     }
 }
 

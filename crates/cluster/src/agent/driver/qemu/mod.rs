@@ -207,6 +207,10 @@ impl Driver for QemuDriver {
     }
 
     fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
+        if launch.network.is_some() {
+            let why = "virtual machines have no tenants' networks on this node yet";
+            return Err(LaunchError::new(LaunchFault::Network, why));
+        }
         let (place, start) = (launch.place, &launch.payload.start);
         let (user, work, disks) = (launch.user, place.work(), disks_of(place));
         let mut emulator = Emulator::find(self.path.as_deref(), user)?;
@@ -263,6 +267,7 @@ impl Driver for QemuDriver {
             group,
             within: None,
             log_mb: self.log_mb,
+            network: None,
         };
         let handle = self.supervisors.launch(program, commit)?;
         let running = Running {

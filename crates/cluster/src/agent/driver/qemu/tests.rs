@@ -103,6 +103,7 @@ impl Stage {
             user: self.user,
             policy: &self.policy,
             cancel: &Cancel::default(),
+            network: None,
         };
         let handle = self.driver.launch(&launch, &mut |_| Ok(()))?;
         let running = Running {

@@ -19,6 +19,10 @@ use std::process::{Command, ExitCode, Stdio};
 
 use rustix::fs::Gid;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, configure_capability_in_ambient_set, set_capabilities,
+    set_keep_capabilities,
+};
 use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
 
 use super::order::Order;
@@ -86,7 +90,12 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
         let groups: Vec<_> = order.group.into_iter().map(Gid::from_raw).collect();
         set_thread_groups(&groups).map_err(system("its groups".into()))?;
         set_thread_gid(gid).map_err(system(format!("group {}", user.gid)))?;
+        let is_kept = order.administers_network;
+        set_keep_capabilities(is_kept).map_err(system("capabilities".into()))?;
         set_thread_uid(uid).map_err(system(format!("user {}", user.uid)))?;
+        if is_kept {
+            keep_network_rights().map_err(system("the rights of a concentrator".into()))?;
+        }
     }
     env::set_current_dir(&order.dir).map_err(|e| LaunchError::io(order.dir.display(), &e))?;
     // Checked after the change of directory, because links in the path could lead elsewhere.
@@ -112,6 +121,21 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
         let _ = setrlimit(Resource::Data, limit);
     }
     Ok(())
+}
+
+/// Keeps the rights to the network, and no others, also in what is executed. They count for
+/// the namespace alone: without CAP_SYS_ADMIN no process can enter another one.
+fn keep_network_rights() -> rustix::io::Result<()> {
+    let rights = CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW | CapabilitySet::NET_BIND_SERVICE;
+    let sets = CapabilitySets {
+        effective: rights,
+        permitted: rights,
+        inheritable: rights,
+    };
+    set_capabilities(None, sets)?;
+    rights
+        .iter()
+        .try_for_each(|right| configure_capability_in_ambient_set(right, true))
 }
 
 /// The file of a program, found as a shell would.

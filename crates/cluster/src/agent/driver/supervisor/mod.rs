@@ -118,6 +118,7 @@ use self::watch::Watch;
 use super::{
     Commit, EndSink, Ended, Exit, Found, InstanceDir, LaunchError, LaunchFault, RunId, Running, User,
 };
+use crate::network::Wire;
 use ssntp_transport::descriptors;
 
 /// The subcommand that makes this program a supervisor.
@@ -237,6 +238,8 @@ pub(super) struct Program<'a> {
     pub(super) within: Option<Vec<PathBuf>>,
     /// The most of each log.
     pub(super) log_mb: u32,
+    /// Its network; `None` for the host's.
+    pub(super) network: Option<&'a Wire>,
 }
 
 /// Starts supervisors and speaks with them. Cheap to clone.
@@ -309,6 +312,7 @@ impl Supervisors {
             place: program.place,
             run: None,
         };
+        let network = program.network;
         let order = self.order(program)?;
         let failed = |e: io::Error| LaunchError::io("its supervisor", &e);
         let (mut stream, theirs) = UnixStream::pair().map_err(failed)?;
@@ -336,6 +340,9 @@ impl Supervisors {
             (Ok(State::Failed(error)), _) => return Err(error),
             (Ok(_), _) => return Err(failed(io::ErrorKind::InvalidData.into())),
             (Err(e), _) => return Err(failed(e)),
+        }
+        if let Some(network) = network {
+            network.connect(handle.pid)?;
         }
         commit(&handle).map_err(|e| LaunchError::io("its state cannot be saved", &e))?;
         // The handle is on disk, so the program may run.
@@ -378,6 +385,8 @@ impl Supervisors {
                 .filter(|user| user.alone)
                 .map(|_| program.pids.into()),
             files: self.inner.files,
+            has_network: program.network.is_some(),
+            administers_network: program.network.is_some_and(Wire::is_concentrator),
             ..Order::default()
         };
         if !order.fits() {

@@ -44,6 +44,10 @@ pub(super) struct Order {
     pub(super) processes: Option<u64>,
     /// The soft limit of open files, which the agent raised for itself.
     pub(super) files: Option<u64>,
+    /// It has a network namespace of its own.
+    pub(super) has_network: bool,
+    /// It may change the network of its namespace.
+    pub(super) administers_network: bool,
 }
 
 impl Order {
@@ -117,6 +121,8 @@ mod tests {
             data: Some(7),
             processes: Some(8),
             files: Some(1024),
+            has_network: true,
+            administers_network: true,
         };
         let least = Order {
             program: "true".into(),

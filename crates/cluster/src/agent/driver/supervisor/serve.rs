@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
+use nix::sched::{CloneFlags, unshare};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, OFlags, fchmod, mkdirat, openat, unlinkat};
 use rustix::io::ioctl_fionbio;
@@ -34,7 +35,7 @@ use super::order::Order;
 use super::procfs;
 use super::state::{State, StateFile};
 use super::{ENTER, LOGS, NAME, RUN, SOCKET, again, cgroup, user_of};
-use crate::agent::driver::{Exit, LaunchError};
+use crate::agent::driver::{Exit, LaunchError, LaunchFault};
 
 /// How many agents may be connected. There is one at a time, and for a moment a former one
 /// whose end was not noticed yet. With more, the oldest connection is closed.
@@ -112,6 +113,11 @@ impl Supervisor {
         // A session of its own: signals for the agent's group or terminal do not reach it.
         setsid().map_err(system("a session"))?;
         set_child_subreaper(Some(getpid())).map_err(system("adopting orphans"))?;
+        // The agent makes the interface in the namespace before it lets the program run.
+        if order.has_network {
+            unshare(CloneFlags::CLONE_NEWNET)
+                .map_err(|e| LaunchError::new(LaunchFault::Network, format!("a network namespace: {e}")))?;
+        }
         set_no_new_privs(true).map_err(system("no_new_privs"))?;
         let _ = fs::write("/proc/self/oom_score_adj", OOM_SCORE);
         // A name in lists of processes, and no more.

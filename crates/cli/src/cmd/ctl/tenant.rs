@@ -1,0 +1,317 @@
+//! `ssntp ctl tenant`, and the network that `start --tenant` gives an instance.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use clap::value_parser;
+use serde_json::{Value, json};
+use ssntp::payload::{
+    Id, Networking, Persistence, Requirements, RestartPolicy, Start, StartPayload, Tenant, TenantAction,
+    TenantEntry, TenantRefusal, Tenants, VmType,
+};
+use ssntp_cluster::network::MAX_KEY;
+use uuid::Uuid;
+
+use super::options::Options;
+use super::session::{LOOK, Session};
+use super::sessions::{Operator, new_id};
+use super::tables;
+use crate::failure::Failure;
+use crate::output::{printable, say, say_json};
+use crate::signals::Stop;
+
+/// Make, show and remove the networks of tenants
+///
+/// A tenant's network is one subnet with a concentrator, which runs on a network node.
+/// Nodes need `ssntp agent --network tenants`; see docs/networks.md.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    Add(Box<AddArgs>),
+    /// Show all tenants
+    List,
+    /// Show a tenant: its concentrator, its instances and their addresses
+    Show(Named),
+    /// Remove a tenant, and its concentrator; no instance may have an address
+    Delete(Named),
+    Release(ReleaseArgs),
+}
+
+/// Make a tenant's network, and start its concentrator
+#[derive(Debug, clap::Args)]
+struct AddArgs {
+    #[command(flatten)]
+    named: Named,
+    /// Its subnet, of 20 to 29 bits; the first address is the gateway. Other tenants may
+    /// have the same
+    #[arg(long, value_name = "CIDR")]
+    subnet: String,
+    /// The address of its concentrator in the cluster's network, with the length of the
+    /// prefix, as 10.0.0.33/24
+    #[arg(long, value_name = "IP/BITS")]
+    concentrator: String,
+    /// The key of its tunnels, which no other tenant has [default: a free one]
+    #[arg(long, value_name = "K", value_parser = value_parser!(u32).range(1..=i64::from(MAX_KEY)))]
+    key: Option<u32>,
+    /// The UUID of its concentrator: that of the concentrator's certificate [default: a
+    /// new one]
+    #[arg(long, value_name = "UUID")]
+    uuid: Option<Uuid>,
+    /// The memory of the concentrator
+    #[arg(long, value_name = "MB", default_value_t = 256, value_parser = value_parser!(i64).range(0..))]
+    mem: i64,
+}
+
+/// Free the address of an instance that will not come back
+///
+/// The address of an instance is freed when the instance is deleted; this is for an
+/// instance whose node is lost.
+#[derive(Debug, clap::Args)]
+struct ReleaseArgs {
+    #[command(flatten)]
+    named: Named,
+    /// The instance
+    instance: Uuid,
+}
+
+#[derive(Debug, clap::Args)]
+struct Named {
+    /// The tenant
+    #[arg(value_name = "NAME")]
+    name: String,
+}
+
+pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
+    match &args.verb {
+        Verb::Add(args) => add(options, stop, args),
+        Verb::List => list(options, stop),
+        Verb::Show(named) => show(options, stop, &named.name),
+        Verb::Delete(named) => delete(options, stop, &named.name),
+        Verb::Release(args) => {
+            let mut question = question(TenantAction::Release, &args.named.name);
+            question.instance_uuid = args.instance.into();
+            ask(options, stop, question).map(drop)
+        }
+    }
+}
+
+fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
+    let name = &args.named.name;
+    let mut question = question(TenantAction::Add, name);
+    question.entry = TenantEntry {
+        tenant_uuid: new_id(),
+        subnet: args.subnet.clone(),
+        key: args.key.unwrap_or_default(),
+        concentrator_uuid: args.uuid.map_or_else(new_id, Id::from),
+        concentrator_ip: args.concentrator.clone(),
+        ..TenantEntry::default()
+    };
+    let entry = one(ask(options, stop, question)?)?;
+    start_concentrator(options, stop, &entry, args.mem).map_err(|why| {
+        Failure::new(format!(
+            "{why}; `ssntp ctl tenant delete {name}` removes the tenant"
+        ))
+    })?;
+    match options.json {
+        true => say_json(shown(&entry)),
+        false => say(format_args!(
+            "tenant {name}: key {}, concentrator {} at {}",
+            entry.key, entry.concentrator_uuid, entry.concentrator_ip
+        )),
+    }
+}
+
+/// Starts the concentrator of a new tenant, and waits until it has announced itself.
+fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: i64) -> Result<(), Failure> {
+    let uuid = uuid_of(&entry.concentrator_uuid)?;
+    let (ip, _) = entry.concentrator_ip.split_once('/').unwrap_or_default();
+    let command = [
+        "ssntp",
+        "cnci",
+        "--network",
+        "tenants",
+        "--state",
+        "state",
+        "--uuid",
+        &uuid.to_string(),
+        "--tenant",
+        entry.tenant_uuid.as_str(),
+        "--ip",
+        ip,
+    ];
+    let start = Start {
+        tenant_uuid: entry.tenant_uuid.clone(),
+        instance_uuid: uuid,
+        persistence: Persistence::All,
+        vm_type: VmType::Process,
+        networking: Networking {
+            subnet: entry.concentrator_ip.clone(),
+            private_ip: ip.to_owned(),
+            ..Networking::default()
+        },
+        requirements: Requirements {
+            mem_mb: mem,
+            vcpus: 1,
+            network_node: true,
+            ..Requirements::default()
+        },
+        restart_policy: RestartPolicy::Always,
+        command: command.map(str::to_owned).into(),
+        name: format!("cnci-{}", entry.name),
+        ..Start::default()
+    };
+    let session = Session::open_told(options, stop)?;
+    session.wait_for_node(|node| node.network)?;
+    let order = session.controller.start_workload(&StartPayload::from(start))?;
+    session.settle(order)?;
+    let is_there = || {
+        session
+            .controller
+            .look(|view| view.cnci(uuid).is_some_and(|cnci| cnci.since.is_some()))
+    };
+    let looks = crossbeam_channel::tick(LOOK);
+    let late = crossbeam_channel::after(session.limit.min(ANNOUNCED));
+    while !is_there() {
+        crossbeam_channel::select! {
+            recv(looks) -> _ => {}
+            recv(stop.channel()) -> _ => return Err(stop.interrupted()),
+            recv(late) -> _ => return Err(Failure::new(format!(
+                "the concentrator {uuid} does not announce itself: `ssntp ctl logs` shows why"
+            ))),
+        }
+    }
+    Ok(())
+}
+
+/// How long a concentrator that runs may take to announce itself.
+const ANNOUNCED: Duration = Duration::from_secs(30);
+
+fn delete(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
+    let entry = one(ask(options, stop, question(TenantAction::Show, name))?)?;
+    if entry.addresses.is_empty() {
+        let uuid = uuid_of(&entry.concentrator_uuid)?;
+        let session = Session::open_told(options, stop)?;
+        let is_known = session.controller.look(|view| view.instance(uuid).is_some());
+        if is_known {
+            let order = session.controller.delete(uuid)?;
+            session.settle(order)?;
+        }
+    }
+    ask(options, stop, question(TenantAction::Delete, name)).map(drop)
+}
+
+fn list(options: &Options, stop: &Stop) -> Result<(), Failure> {
+    let (mut entries, mut after) = (Vec::new(), String::new());
+    loop {
+        let page = ask(options, stop, question(TenantAction::List, &after))?;
+        entries.extend(page.entries);
+        // Names have to grow, or a faulty server could keep this loop going for ever.
+        if page.next <= after {
+            break;
+        }
+        after = page.next;
+    }
+    match options.json {
+        true => say_json(entries.iter().map(shown).collect::<Value>()),
+        false => say(tables::tenants(&entries)),
+    }
+}
+
+fn show(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
+    let entry = one(ask(options, stop, question(TenantAction::Show, name))?)?;
+    if options.json {
+        return say_json(shown(&entry));
+    }
+    let session = Session::open_told(options, stop)?;
+    say(session.controller.look(|view| tables::tenant(view, &entry)))
+}
+
+/// Gives each of these instances the network of a tenant: an address of its own, or this one.
+pub(super) fn join(
+    options: &Options,
+    stop: &Stop,
+    name: &str,
+    ip: Option<Ipv4Addr>,
+    starts: &mut [StartPayload],
+) -> Result<(), Failure> {
+    let operator = Operator::open(options, stop)?;
+    for StartPayload { start, .. } in starts {
+        let mut question = question(TenantAction::Lease, name);
+        question.instance_uuid = start.instance_uuid.into();
+        question.ip = ip.map(|ip| ip.to_string()).unwrap_or_default();
+        let entry = one(checked(
+            operator.ask(&question, |answer: &Tenants| answer.id == question.id)?,
+        )?)?;
+        let mut addresses = entry.addresses.iter();
+        let address = addresses.find(|address| address.instance_uuid == start.instance_uuid);
+        let address = address.ok_or_else(|| Failure::new("the scheduler gave no address"))?;
+        let (concentrator, _) = entry.concentrator_ip.split_once('/').unwrap_or_default();
+        start.tenant_uuid = entry.tenant_uuid.clone();
+        start.networking = Networking {
+            concentrator_uuid: entry.concentrator_uuid.clone(),
+            concentrator_ip: concentrator.to_owned(),
+            subnet: entry.subnet.clone(),
+            subnet_key: entry.key.to_string(),
+            private_ip: address.ip.clone(),
+            ..Networking::default()
+        };
+    }
+    Ok(())
+}
+
+/// A tenant with its addresses.
+pub(super) fn find(options: &Options, stop: &Stop, name: &str) -> Result<TenantEntry, Failure> {
+    one(ask(options, stop, question(TenantAction::Show, name))?)
+}
+
+fn question(action: TenantAction, name: &str) -> Tenant {
+    Tenant {
+        id: new_id(),
+        action,
+        name: name.to_owned(),
+        ..Tenant::default()
+    }
+}
+
+/// Asks in a session of its own: a client has one session at a time.
+fn ask(options: &Options, stop: &Stop, question: Tenant) -> Result<Tenants, Failure> {
+    let operator = Operator::open(options, stop)?;
+    checked(operator.ask(&question, |answer: &Tenants| answer.id == question.id)?)
+}
+
+fn checked(answer: Tenants) -> Result<Tenants, Failure> {
+    match &answer.reason {
+        TenantRefusal::Other(reason) if reason.is_empty() => Ok(answer),
+        reason if answer.detail.is_empty() => Err(Failure::new(reason)),
+        _ => Err(Failure::new(printable(&answer.detail))),
+    }
+}
+
+fn one(answer: Tenants) -> Result<TenantEntry, Failure> {
+    let mut entries = answer.entries.into_iter();
+    entries
+        .next()
+        .ok_or_else(|| Failure::new("the scheduler names no tenant"))
+}
+
+fn uuid_of(id: &Id) -> Result<Uuid, Failure> {
+    id.uuid()
+        .ok_or_else(|| Failure::new(format!("{id:?} is no UUID")))
+}
+
+fn shown(entry: &TenantEntry) -> Value {
+    let addresses = entry.addresses.iter();
+    let addresses: Vec<_> = addresses
+        .map(|address| json!({"ip": address.ip, "instance": address.instance_uuid.as_str()}))
+        .collect();
+    json!({
+        "name": entry.name, "tenant": entry.tenant_uuid.as_str(), "subnet": entry.subnet, "key": entry.key,
+        "concentrator": entry.concentrator_uuid.as_str(), "concentrator_ip": entry.concentrator_ip,
+        "addresses": addresses,
+    })
+}

@@ -1,0 +1,124 @@
+//! Who reaches whom, and who must not.
+
+use std::net::Ipv4Addr;
+
+use super::rig::{Instance, Rig, hears, tell_peers, until};
+
+const PUBLIC: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 200);
+
+#[test]
+fn tenants_with_one_subnet_reach_their_own_and_never_each_other() {
+    let Some(rig) = Rig::new() else { return };
+    rig.tenant("blue", 33);
+    rig.tenant("red", 34);
+    let [blue_a, blue_a2, blue_b] = ["a", "a", "b"].map(|host| rig.start("blue", host));
+    let [red_a, red_b] = ["a", "b"].map(|host| rig.start("red", host));
+    assert_eq!(
+        (blue_a.ip, blue_a2.ip),
+        (red_a.ip, red_b.ip),
+        "the same addresses"
+    );
+    blue_a.reaches(&blue_b);
+    blue_b.reaches(&blue_a);
+    blue_a.reaches(&blue_a2);
+    red_a.reaches(&red_b);
+    red_b.reaches(&red_a);
+    // The third address is blue's alone.
+    assert_eq!(red_a.hears(blue_b.ip), None);
+    assert_eq!(red_b.hears(blue_b.ip), None);
+    nodes_are_hidden(&rig, &blue_a);
+    spoofing_is_dropped(&rig, &blue_a, &blue_b);
+    foreign_tunnels_are_dropped(&rig, &blue_a);
+    public_addresses_work(&rig, &blue_a, &blue_b, &red_a);
+}
+
+/// The nodes' own addresses, by the concentrator and past it.
+fn nodes_are_hidden(rig: &Rig, blue: &Instance) {
+    tell_peers(rig, "a");
+    let node = Ipv4Addr::new(10, 77, 0, 11);
+    until(|| rig.at("s", move || hears(node)).is_some());
+    assert_eq!(blue.hears(node), None);
+    let links = rig.says("a", "ip -o link show type bridge");
+    let bridge = links.lines().find(|line| line.contains(" ssb1:")).unwrap();
+    let mac = bridge
+        .split("link/ether ")
+        .nth(1)
+        .unwrap()
+        .split(' ')
+        .next()
+        .unwrap();
+    assert!(blue.runs("ip route add 10.77.0.11 dev eth0"));
+    assert!(blue.runs(&format!("ip neigh add 10.77.0.11 lladdr {mac} dev eth0")));
+    assert_eq!(blue.hears(node), None, "not over the bridge's own address either");
+    assert!(blue.runs("ip route del 10.77.0.11 dev eth0"));
+}
+
+/// What a process with root's rights in its own namespace may try.
+fn spoofing_is_dropped(rig: &Rig, blue: &Instance, other: &Instance) {
+    let drops = || rig.says("a", "nft list set bridge ssntp drops");
+    let before = drops();
+    assert!(blue.runs("ip link set eth0 address 02:00:ac:10:00:63"));
+    assert_eq!(blue.hears(other.ip), None, "another MAC address");
+    let [.., c, d] = blue.ip.octets();
+    assert!(blue.runs(&format!("ip link set eth0 address 02:00:ac:10:{c:02x}:{d:02x}")));
+    // The route went with the link.
+    blue.runs("ip route replace default via 172.16.0.1");
+    blue.reaches(other);
+    assert!(blue.runs("ip addr add 172.16.0.99/24 dev eth0"));
+    assert!(blue.runs(&format!("ip route add {}/32 dev eth0 src 172.16.0.99", other.ip)));
+    assert_eq!(blue.hears(other.ip), None, "another IP address");
+    assert!(blue.runs(&format!("ip route del {}/32 dev eth0 src 172.16.0.99", other.ip)));
+    assert!(blue.runs("ip addr del 172.16.0.99/24 dev eth0"));
+    blue.reaches(other);
+    assert_ne!(drops(), before, "the node counts what it drops");
+}
+
+fn foreign_tunnels_are_dropped(rig: &Rig, blue: &Instance) {
+    let own = |words: &str| assert_eq!(rig.says("o", words), "", "{words}");
+    own("ip link add foreign type vxlan id 1 local 10.77.0.99 remote 10.77.0.33 dstport 4789");
+    own("ip link set foreign mtu 1450 up");
+    own("ip addr add 172.16.0.77/24 dev foreign");
+    let ip = blue.ip;
+    assert_eq!(rig.at("o", move || hears(ip)), None);
+    own("ip link del foreign");
+    // A process of a tenant cannot make a tunnel through its own concentrator either.
+    assert!(blue.runs("ip link add forged type vxlan id 2 remote 10.77.0.34 dstport 4789"));
+    assert!(blue.runs("ip addr add 172.16.1.2/24 dev forged"));
+    assert!(blue.runs("ip link set forged up"));
+    assert_eq!(blue.hears(Ipv4Addr::new(172, 16, 1, 3)), None);
+    let (_, pid) = rig.concentrator("blue");
+    let counted = std::process::Command::new("nsenter")
+        .args([&format!("--net=/proc/{pid}/ns/net"), "nft", "list", "counters"])
+        .output()
+        .unwrap();
+    let counted = String::from_utf8(counted.stdout).unwrap();
+    assert!(
+        counted.matches("packets").count() == 2 && !counted.contains("packets 0 "),
+        "{counted}"
+    );
+}
+
+fn public_addresses_work(rig: &Rig, blue_a: &Instance, blue_b: &Instance, red: &Instance) {
+    rig.done(&format!("assign-ip --tenant blue {} {PUBLIC}", blue_b.uuid));
+    let is_it = |said: Option<String>| said.is_some_and(|said| said.ends_with(&blue_b.uuid));
+    // From outside, from inside, and from another tenant, which is a host like any other.
+    until(|| is_it(rig.at("o", move || hears(PUBLIC))));
+    until(|| is_it(blue_a.hears(PUBLIC)));
+    until(|| is_it(red.hears(PUBLIC)));
+    tell_peers(rig, "o");
+    let outside = Ipv4Addr::new(10, 77, 0, 99);
+    // What leaves comes from its own address, and without one from the concentrator's.
+    until(|| blue_b.hears(outside) == Some(PUBLIC.to_string()));
+    until(|| blue_a.hears(outside) == Some("10.77.0.33".into()));
+    // A private address is not reached from outside, whatever route there is.
+    assert_eq!(rig.says("o", "ip route add 172.16.0.0/24 via 10.77.0.33"), "");
+    let private = blue_b.ip;
+    assert_eq!(rig.at("o", move || hears(private)), None);
+    let said = rig.refused(&format!(
+        "assign-ip --tenant blue {} 10.77.0.201 --private-ip 172.17.0.5",
+        blue_a.uuid
+    ));
+    assert!(said.contains("assign_failure"), "{said}");
+    rig.done(&format!("release-ip --tenant blue {} {PUBLIC}", blue_b.uuid));
+    assert_eq!(rig.at("o", move || hears(PUBLIC)), None);
+}

@@ -1,0 +1,448 @@
+//! A cluster in network namespaces.
+
+use std::fs::{self, File, Permissions};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use ssntp::Role;
+use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
+use tempfile::TempDir;
+
+use crate::processes::{Program, wait_for};
+
+/// How long nothing may be heard before an address counts as unreachable.
+const SILENCE: Duration = Duration::from_secs(1);
+/// The hosts of a cluster and the last byte of each one's address.
+const HOSTS: [(&str, u8); 5] = [("s", 1), ("a", 11), ("b", 12), ("k", 20), ("o", 99)];
+
+/// A scheduler on `s`, agents on `a` and `b`, a network agent on `k`; `o` is an outsider.
+pub struct Rig {
+    pub dir: TempDir,
+    prefix: String,
+    programs: Vec<(&'static str, Program)>,
+    authority: Option<Authority>,
+}
+
+/// An instance in a tenant's network.
+#[derive(Clone, Debug)]
+pub struct Instance {
+    pub uuid: String,
+    pub ip: Ipv4Addr,
+    pub pid: i32,
+}
+
+impl Rig {
+    /// None, with a word, if networks cannot be made here.
+    pub fn new() -> Option<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+
+        let has = |tool: &str| Command::new(tool).arg("--version").output().is_ok();
+        let missing = ["ip", "nft", "nsenter"].into_iter().find(|tool| !has(tool));
+        let why = match missing {
+            _ if !rustix::process::geteuid().is_root() => "root".to_owned(),
+            Some(tool) => tool.to_owned(),
+            None => String::new(),
+        };
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let rig = Self {
+            dir: tempfile::tempdir().unwrap(),
+            prefix: format!("ssntp-{}-{number}-", std::process::id()),
+            programs: Vec::new(),
+            authority: None,
+        };
+        if !why.is_empty() || !rig.try_ip(&format!("netns add {}hub", rig.prefix)) {
+            eprintln!("skipped: networks of tenants cannot be tested here without {why}");
+            return None;
+        }
+        Some(rig.filled())
+    }
+
+    fn filled(mut self) -> Self {
+        let hub = self.namespace("hub");
+        self.ip(&format!("-n {hub} link add br0 type bridge"));
+        self.ip(&format!("-n {hub} link set br0 up"));
+        for (host, byte) in HOSTS {
+            let own = self.namespace(host);
+            self.ip(&format!("netns add {own}"));
+            self.ip(&format!(
+                "-n {own} link add u0 type veth peer name p{host} netns {hub}"
+            ));
+            self.ip(&format!("-n {hub} link set p{host} master br0 up"));
+            self.ip(&format!("-n {own} addr add 10.77.0.{byte}/24 dev u0"));
+            self.ip(&format!("-n {own} link set u0 up"));
+            self.ip(&format!("-n {own} link set lo up"));
+        }
+        // Concentrators run as users of their own, who have to get at the program.
+        let dir = self.dir.path();
+        fs::set_permissions(dir, Permissions::from_mode(0o755)).unwrap();
+        fs::create_dir(dir.join("bin")).unwrap();
+        let program = env!("CARGO_BIN_EXE_ssntp");
+        if fs::hard_link(program, dir.join("bin/ssntp")).is_err() {
+            fs::copy(program, dir.join("bin/ssntp")).unwrap();
+        }
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        authority.save(dir, false).unwrap();
+        for (name, roles) in [
+            ("agent", Role::AGENT),
+            ("netagent", Role::NETAGENT),
+            ("controller", Role::CONTROLLER),
+        ] {
+            let issued = authority.issue(&CertificateRequest::new(roles)).unwrap();
+            issued.save(dir.join(format!("{name}.pem"))).unwrap();
+        }
+        let request = CertificateRequest::new(Role::SCHEDULER).host("10.77.0.1".parse().unwrap());
+        authority
+            .issue(&request)
+            .unwrap()
+            .save(dir.join("scheduler.pem"))
+            .unwrap();
+        self.authority = Some(authority);
+        fs::create_dir(self.dir.path().join("certs")).unwrap();
+        self.scheduler();
+        for host in ["a", "b", "k"] {
+            self.agent(host);
+        }
+        self
+    }
+
+    fn namespace(&self, host: &str) -> String {
+        format!("{}{host}", self.prefix)
+    }
+
+    pub fn ip(&self, words: &str) {
+        assert!(self.try_ip(words), "ip {words}");
+    }
+
+    /// A command of `ip` in the namespace of a host.
+    pub fn ip_on(&self, host: &str, words: &str) {
+        self.ip(&format!("-n {} {words}", self.namespace(host)));
+    }
+
+    fn try_ip(&self, words: &str) -> bool {
+        Command::new("ip")
+            .args(words.split(' '))
+            .status()
+            .is_ok_and(|status| status.success())
+    }
+
+    /// A command in the namespace of a host.
+    fn on(&self, host: &str, program: &str) -> Command {
+        within(&format!("/run/netns/{}", self.namespace(host)), program)
+    }
+
+    /// What a command says in the namespace of a host.
+    pub fn says(&self, host: &str, words: &str) -> String {
+        output(
+            self.on(host, words.split(' ').next().unwrap())
+                .args(words.split(' ').skip(1)),
+        )
+    }
+
+    pub fn scheduler(&mut self) {
+        let dir = self.dir.path().to_owned();
+        let mut command = self.on("s", "bin/ssntp");
+        let words = "scheduler --listen 10.77.0.1:8888 --ca ca.pem --cert scheduler.pem --config cluster.yaml --allow-unbound";
+        let mut program = Program::start(command.current_dir(dir).args(words.split(' ')));
+        program.first_line();
+        self.programs.push(("s", program));
+    }
+
+    pub fn agent(&mut self, host: &'static str) {
+        let dir = self.dir.path().to_owned();
+        let (name, more) = match host {
+            "k" => ("netagent", "--concentrator-certs certs"),
+            _ => ("agent", "--users agent"),
+        };
+        let words = format!(
+            "{name} --connect 10.77.0.1:8888 --ca ca.pem --cert {name}.pem --state state-{host} \
+             --network tenants --underlay u0 --interval 2 {more}"
+        );
+        let mut command = self.on(host, "bin/ssntp");
+        command.env(
+            "PATH",
+            format!("{}:{}", dir.join("bin").display(), std::env::var("PATH").unwrap()),
+        );
+        let mut program = Program::start(command.current_dir(&dir).args(words.split(' ')));
+        program.first_line();
+        self.programs.push((host, program));
+    }
+
+    /// As a power cut does, but instances go on.
+    pub fn kill(&mut self, host: &str) {
+        let at = self.programs.iter().position(|(name, _)| *name == host).unwrap();
+        self.programs.remove(at).1.kill();
+    }
+
+    pub fn ctl(&self, words: &str) -> Output {
+        let mut command = self.on("s", "bin/ssntp");
+        command.current_dir(self.dir.path());
+        command.args([
+            "ctl",
+            "--connect",
+            "10.77.0.1:8888",
+            "--ca",
+            "ca.pem",
+            "--cert",
+            "controller.pem",
+        ]);
+        command
+            .args(words.split(' '))
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    }
+
+    /// What a command of `ssntp ctl` prints, which succeeds.
+    #[track_caller]
+    pub fn done(&self, words: &str) -> String {
+        let output = self.ctl(words);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "ctl {words}: {said}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// What a command of `ssntp ctl` says, which fails.
+    #[track_caller]
+    pub fn refused(&self, words: &str) -> String {
+        let output = self.ctl(words);
+        assert!(!output.status.success(), "ctl {words}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    /// A tenant whose concentrator has a certificate of its own.
+    pub fn tenant(&self, name: &str, concentrator: u8) {
+        let uuid = uuid::Uuid::new_v4();
+        let certs = self.dir.path().join("certs");
+        let request = CertificateRequest::new(Role::CNCIAGENT).uuid(uuid);
+        let issued = self.authority.as_ref().unwrap().issue(&request).unwrap();
+        issued.save(certs.join(format!("{uuid}.pem"))).unwrap();
+        self.done(&format!(
+            "tenant add {name} --subnet 172.16.0.0/24 --concentrator 10.77.0.{concentrator}/24 --uuid {uuid}"
+        ));
+    }
+
+    /// The UUID of the node on a host.
+    pub fn node(&self, host: &str) -> String {
+        let path = self.dir.path().join(format!("state-{host}"));
+        let files = fs::read_dir(&path).unwrap().flatten().map(|entry| entry.path());
+        let texts = files
+            .filter(|path| path.is_file())
+            .filter_map(|path| fs::read_to_string(path).ok());
+        let mut texts = texts.map(|text| text.trim().to_owned());
+        texts.find(|text| uuid::Uuid::try_parse(text).is_ok()).unwrap()
+    }
+
+    /// Starts an instance of a tenant on a host; it answers with its name.
+    pub fn start(&self, tenant: &str, host: &str) -> Instance {
+        let node = self.node(host);
+        let said = self.done(&format!("start --tenant {tenant} --node {node} -- sleep 1000"));
+        let uuid = said.split(' ').nth(1).unwrap().to_owned();
+        let shown = self.done(&format!("tenant show {tenant} --json"));
+        let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+        let addresses = shown["addresses"].as_array().unwrap();
+        let address = addresses
+            .iter()
+            .find(|address| address["instance"] == *uuid)
+            .unwrap();
+        let instance = Instance {
+            ip: address["ip"].as_str().unwrap().parse().unwrap(),
+            pid: self.pid(host, &uuid),
+            uuid,
+        };
+        serve(instance.pid, format!("{tenant} {}", instance.uuid));
+        instance
+    }
+
+    /// The process of an instance that runs on a host.
+    pub fn pid(&self, host: &str, instance: &str) -> i32 {
+        let path = self
+            .dir
+            .path()
+            .join(format!("state-{host}/instances/{instance}/instance.yaml"));
+        let running = || pid_of(&path).filter(|pid| *pid > 0);
+        wait_for(running)
+    }
+
+    /// The concentrator of a tenant: its instance and its process.
+    pub fn concentrator(&self, tenant: &str) -> (String, i32) {
+        let shown = self.done(&format!("tenant show {tenant} --json"));
+        let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+        let uuid = shown["concentrator"].as_str().unwrap().to_owned();
+        let pid = self.pid("k", &uuid);
+        (uuid, pid)
+    }
+
+    /// A function in the namespace of a host.
+    pub fn at<T: Send + 'static>(&self, host: &str, act: impl FnOnce() -> T + Send + 'static) -> T {
+        enter(format!("/run/netns/{}", self.namespace(host)), act)
+    }
+
+    /// The processes of all instances.
+    fn pids(&self) -> Vec<i32> {
+        let states = ["a", "b", "k"].map(|host| self.dir.path().join(format!("state-{host}/instances")));
+        let entries = states.iter().flat_map(fs::read_dir).flatten().flatten();
+        entries
+            .filter_map(|entry| pid_of(&entry.path().join("instance.yaml")))
+            .collect()
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        // Agents first, which would start concentrators again.
+        self.programs.clear();
+        for pid in self.pids().into_iter().filter(|pid| *pid > 0) {
+            let pid = Pid::from_raw(pid).unwrap();
+            let _ = kill_process_group(pid, Signal::KILL);
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        for host in HOSTS.iter().map(|(host, _)| *host).chain(["hub"]) {
+            let pids = output(Command::new("ip").args(["netns", "pids", &self.namespace(host)]));
+            for pid in pids
+                .split_whitespace()
+                .filter_map(|pid| Pid::from_raw(pid.parse().ok()?))
+            {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            let _ = Command::new("ip")
+                .args(["netns", "del", &self.namespace(host)])
+                .output();
+        }
+    }
+}
+
+fn pid_of(record: &PathBuf) -> Option<i32> {
+    let record = fs::read_to_string(record).ok()?;
+    record
+        .lines()
+        .find_map(|line| line.strip_prefix("pid: ")?.parse().ok())
+}
+
+fn output(command: &mut Command) -> String {
+    String::from_utf8(command.output().unwrap().stdout).unwrap()
+}
+
+/// A command in a network namespace.
+fn within(namespace: &str, program: &str) -> Command {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net={namespace}")).arg("--").arg(program);
+    command
+}
+
+impl Instance {
+    /// A command in the instance's network, with root's rights.
+    pub fn runs(&self, words: &str) -> bool {
+        let mut words = words.split(' ');
+        let mut command = within(&format!("/proc/{}/ns/net", self.pid), words.next().unwrap());
+        command
+            .args(words)
+            .stderr(Stdio::null())
+            .status()
+            .unwrap()
+            .success()
+    }
+
+    /// Who answers at an address; `None` if nobody does.
+    pub fn hears(&self, ip: Ipv4Addr) -> Option<String> {
+        enter(format!("/proc/{}/ns/net", self.pid), move || hears(ip))
+    }
+
+    /// Whether another instance answers, within the time that a busy machine may need.
+    #[track_caller]
+    pub fn reaches(&self, other: &Self) {
+        wait_for(|| self.hears(other.ip).filter(|said| said.ends_with(&other.uuid)));
+    }
+
+    /// A connection to another instance, which echoes.
+    pub fn connect(&self, other: &Self) -> TcpStream {
+        let to = SocketAddr::from((other.ip, ECHO));
+        let stream = enter(format!("/proc/{}/ns/net", self.pid), move || {
+            wait_for(|| TcpStream::connect_timeout(&to, SILENCE).ok())
+        });
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream
+    }
+}
+
+const NAME: u16 = 7;
+const ECHO: u16 = 8;
+
+/// Who answers at an address, from the namespace of this thread.
+pub fn hears(ip: Ipv4Addr) -> Option<String> {
+    let mut stream = TcpStream::connect_timeout(&(ip, NAME).into(), SILENCE).ok()?;
+    stream.set_read_timeout(Some(SILENCE)).unwrap();
+    let mut said = String::new();
+    stream.read_to_string(&mut said).ok()?;
+    Some(said)
+}
+
+/// Sends through a connection that echoes, and waits for the echo.
+pub fn echoes(stream: &mut TcpStream, text: &str) {
+    stream.write_all(text.as_bytes()).unwrap();
+    let mut echo = vec![0; text.len()];
+    stream.read_exact(&mut echo).unwrap();
+    assert_eq!(echo, text.as_bytes());
+}
+
+/// Answers in the namespace of a process with a name and the address of the peer, until the
+/// test ends. A socket stays in the namespace that it was made in.
+pub fn serve(pid: i32, name: String) {
+    serve_in(format!("/proc/{pid}/ns/net"), name);
+}
+
+fn serve_in(namespace: String, name: String) {
+    let (names, echo) = enter(namespace, || {
+        [NAME, ECHO]
+            .map(|port| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap())
+            .into()
+    });
+    thread::spawn(move || {
+        for mut stream in names.incoming().flatten() {
+            let _ = stream.write_all(name.as_bytes());
+        }
+    });
+    thread::spawn(move || {
+        for mut stream in echo.incoming().flatten() {
+            let mut back = stream.try_clone().unwrap();
+            thread::spawn(move || std::io::copy(&mut stream, &mut back));
+        }
+    });
+}
+
+/// A listener in a host's namespace that tells each peer its address.
+pub fn tell_peers(rig: &Rig, host: &str) {
+    let listener = rig.at(host, || TcpListener::bind((Ipv4Addr::UNSPECIFIED, NAME)).unwrap());
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let peer = stream.peer_addr().unwrap().ip();
+            let _ = stream.write_all(peer.to_string().as_bytes());
+        }
+    });
+}
+
+/// Does something in a network namespace. A thread of its own enters it.
+fn enter<T: Send + 'static>(namespace: String, act: impl FnOnce() -> T + Send + 'static) -> T {
+    let entered = thread::spawn(move || {
+        let file = File::open(&namespace).unwrap_or_else(|e| panic!("{namespace}: {e}"));
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        act()
+    });
+    entered.join().unwrap()
+}
+
+/// Waits until something holds.
+#[track_caller]
+pub fn until(mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    wait_for(|| (holds() || begun.elapsed() > Duration::from_secs(25)).then_some(()));
+    assert!(holds(), "waited in vain");
+}

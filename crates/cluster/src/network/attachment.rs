@@ -1,0 +1,207 @@
+//! The network that a START asks for, read and checked.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::Ipv4Net;
+use ssntp::payload::{Id, Networking, Start};
+
+use crate::subnet::is_mac;
+
+/// The largest key: a VXLAN network identifier has 24 bits.
+pub const MAX_KEY: u32 = (1 << 24) - 1;
+/// The sizes of subnets: a gateway and a few instances at least, and 4094 at most.
+const PREFIXES: std::ops::RangeInclusive<u8> = 20..=29;
+
+/// The network of an instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Attachment {
+    /// An address in a tenant's subnet.
+    Tenant(TenantPort),
+    /// An address in the cluster's own network: a concentrator.
+    Underlay(Interface),
+}
+
+/// The interface of an instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Interface {
+    pub(crate) ip: Ipv4Addr,
+    /// Its subnet.
+    pub(crate) subnet: Ipv4Net,
+    pub(crate) mac: String,
+}
+
+/// An instance in a tenant's subnet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TenantPort {
+    pub(crate) interface: Interface,
+    pub(crate) net: TenantNet,
+}
+
+/// A subnet of a tenant, and the way to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TenantNet {
+    pub(crate) tenant: Id,
+    pub(crate) subnet: Ipv4Net,
+    pub(crate) key: u32,
+    /// The address of the concentrator in the cluster's network.
+    pub(crate) concentrator: Ipv4Addr,
+}
+
+impl Attachment {
+    /// What a START asks for; `None` if it names no subnet, and the instance uses the host's
+    /// network. The error is the reason of a `network_failure`.
+    pub(crate) fn of(start: &Start) -> Result<Option<Self>, String> {
+        let networking = &start.networking;
+        if networking.subnet.is_empty() {
+            return Ok(None);
+        }
+        if start.requirements.network_node && networking.concentrator_ip.is_empty() {
+            let subnet = networking.subnet.parse::<Ipv4Net>();
+            let subnet = subnet.map_err(|_| format!("{:?} is no IPv4 subnet", networking.subnet))?;
+            return Interface::of(networking, subnet.trunc())
+                .map(|interface| Some(Self::Underlay(interface)));
+        }
+        let net = TenantNet {
+            tenant: start.tenant_uuid.clone(),
+            subnet: subnet(&networking.subnet)?,
+            key: key(&networking.subnet_key)?,
+            concentrator: ipv4("concentrator_ip", &networking.concentrator_ip)?,
+        };
+        let interface = Interface::of(networking, net.subnet)?;
+        if interface.ip == gateway(net.subnet) {
+            return Err(format!("{} is the address of the gateway", interface.ip));
+        }
+        Ok(Some(Self::Tenant(TenantPort { interface, net })))
+    }
+}
+
+impl Interface {
+    fn of(networking: &Networking, subnet: Ipv4Net) -> Result<Self, String> {
+        let ip = ipv4("private_ip", &networking.private_ip)?;
+        if !subnet.contains(&ip) || ip == subnet.network() || ip == subnet.broadcast() {
+            return Err(format!(
+                "private_ip {ip} is no address of an instance in {subnet}"
+            ));
+        }
+        let mac = match networking.vnic_mac.to_ascii_lowercase() {
+            mac if mac.is_empty() => mac_of(ip),
+            mac if is_mac(&mac) && is_unicast(&mac) => mac,
+            mac => return Err(format!("vnic_mac {mac:?} is no address of an interface")),
+        };
+        Ok(Self { ip, subnet, mac })
+    }
+}
+
+/// The first address of a subnet is its gateway, the concentrator.
+pub(crate) fn gateway(subnet: Ipv4Net) -> Ipv4Addr {
+    Ipv4Addr::from_bits(subnet.network().to_bits() + 1)
+}
+
+/// The MAC address of an interface whose START gives none. Made from the IP address, so a
+/// concentrator knows it without being told.
+pub(crate) fn mac_of(ip: Ipv4Addr) -> String {
+    let [a, b, c, d] = ip.octets();
+    format!("02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
+}
+
+/// Whether a MAC address may be an interface's own: no group bit, not all zero.
+fn is_unicast(mac: &str) -> bool {
+    let first = u8::from_str_radix(mac.get(..2).unwrap_or_default(), 16);
+    first.is_ok_and(|first| first & 1 == 0) && mac != "00:00:00:00:00:00"
+}
+
+/// A tenant's subnet.
+pub(crate) fn subnet(text: &str) -> Result<Ipv4Net, String> {
+    let net: Ipv4Net = match text.parse::<ipnet::IpNet>() {
+        Ok(ipnet::IpNet::V4(net)) => net.trunc(),
+        Ok(ipnet::IpNet::V6(_)) => return Err(format!("{text}: tenants' networks have no IPv6 yet")),
+        Err(_) => return Err(format!("{text:?} is no subnet")),
+    };
+    match PREFIXES.contains(&net.prefix_len())
+        && !net.network().is_loopback()
+        && !net.network().is_multicast()
+    {
+        true => Ok(net),
+        false => Err(format!(
+            "{net}: a tenant's subnet has a prefix of {} to {} bits, and ordinary addresses",
+            PREFIXES.start(),
+            PREFIXES.end()
+        )),
+    }
+}
+
+fn key(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(key @ 1..=MAX_KEY) => Ok(key),
+        _ => Err(format!("subnet_key {text:?} is no number from 1 to {MAX_KEY}")),
+    }
+}
+
+fn ipv4(what: &str, text: &str) -> Result<Ipv4Addr, String> {
+    match text.parse() {
+        Ok(IpAddr::V4(ip)) => Ok(ip),
+        Ok(IpAddr::V6(_)) => Err(format!("{what} {text}: tenants' networks have no IPv6 yet")),
+        Err(_) => Err(format!("{what} {text:?} is no IPv4 address")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(change: impl Fn(&mut Start)) -> Result<Option<Attachment>, String> {
+        let mut start = Start {
+            networking: Networking {
+                subnet: "172.16.0.0/24".into(),
+                subnet_key: "7".into(),
+                private_ip: "172.16.0.5".into(),
+                concentrator_ip: "10.0.0.33".into(),
+                ..Networking::default()
+            },
+            ..Start::default()
+        };
+        change(&mut start);
+        Attachment::of(&start)
+    }
+
+    #[test]
+    fn a_start_without_a_subnet_has_the_hosts_network() {
+        assert_eq!(start(|s| s.networking = Networking::default()), Ok(None));
+    }
+
+    #[test]
+    fn an_interface_without_a_mac_gets_one_of_its_address() {
+        let Ok(Some(Attachment::Tenant(port))) = start(|_| {}) else {
+            panic!("it has a network");
+        };
+        assert_eq!(port.interface.mac, "02:00:ac:10:00:05");
+        assert_eq!(
+            (port.net.key, gateway(port.net.subnet)),
+            (7, Ipv4Addr::new(172, 16, 0, 1))
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        type Row = (fn(&mut Networking), &'static str);
+        let rows: [Row; 13] = [
+            (|n| n.subnet_key = String::new(), "subnet_key"),
+            (|n| n.subnet_key = "0".into(), "subnet_key"),
+            (|n| n.subnet_key = "16777216".into(), "subnet_key"),
+            (|n| n.private_ip = String::new(), "private_ip"),
+            (|n| n.private_ip = "172.16.1.5".into(), "172.16.0.0/24"),
+            (|n| n.private_ip = "172.16.0.255".into(), "172.16.0.0/24"),
+            (|n| n.private_ip = "172.16.0.1".into(), "gateway"),
+            (|n| n.private_ip = "fd00::5".into(), "IPv6"),
+            (|n| n.subnet = "fd00::/64".into(), "IPv6"),
+            (|n| n.subnet = "172.16.0.0/8".into(), "20 to 29"),
+            (|n| n.concentrator_ip = String::new(), "concentrator_ip"),
+            (|n| n.vnic_mac = "01:00:5e:00:00:01".into(), "vnic_mac"),
+            (|n| n.vnic_mac = "00:00:00:00:00:00".into(), "vnic_mac"),
+        ];
+        for (change, word) in rows {
+            let why = start(|s| change(&mut s.networking)).unwrap_err();
+            assert!(why.contains(word), "{word}: {why}");
+        }
+    }
+}

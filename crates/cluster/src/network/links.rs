@@ -1,0 +1,166 @@
+//! Links of the kernel: what `ip` tells of them, and how many are deleted at once.
+
+use std::fmt::Write;
+use std::net::Ipv4Addr;
+
+use ipnet::Ipv4Net;
+use log::warn;
+use serde::Deserialize;
+
+use super::tools;
+
+/// The group of all links that are made here. It and the prefixes of their names tell them
+/// from the host's own.
+pub(crate) const GROUP: u32 = 21_331;
+/// The group of links that are being deleted: one command deletes a group, and the kernel
+/// waits once for all of it instead of once for each link.
+const DOOMED: u32 = 21_332;
+pub(super) const BRIDGE: &str = "ssb";
+pub(crate) const TUNNEL: &str = "ssx";
+pub(super) const PORT: &str = "ssp";
+
+/// The interface that tunnels use.
+#[derive(Clone, Debug)]
+pub(crate) struct Underlay {
+    pub(crate) device: String,
+    pub(crate) is_bridge: bool,
+    pub(crate) ip: Ipv4Addr,
+    pub(crate) net: Ipv4Net,
+    /// The gateway of the default route, if the route uses this interface.
+    pub(crate) gateway: Option<Ipv4Addr>,
+}
+
+/// A link as `ip -j -d link show` tells it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Link {
+    /// Empty for a link that is not of the group that was asked for.
+    #[serde(default)]
+    pub(crate) ifname: String,
+    #[serde(default)]
+    pub(crate) operstate: String,
+    #[serde(default)]
+    pub(crate) flags: Vec<String>,
+    #[serde(default)]
+    pub(crate) linkinfo: LinkInfo,
+    /// Only if statistics were asked for.
+    #[serde(default)]
+    pub(crate) stats64: Statistics,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Statistics {
+    pub(crate) rx: Direction,
+    pub(crate) tx: Direction,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Direction {
+    pub(crate) bytes: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct LinkInfo {
+    pub(crate) info_kind: String,
+    pub(crate) info_data: TunnelData,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct TunnelData {
+    pub(crate) id: u32,
+    pub(crate) local: String,
+    pub(crate) remote: String,
+    pub(crate) port: u16,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Addresses {
+    pub(crate) ifname: String,
+    pub(crate) addr_info: Vec<Address>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Address {
+    pub(crate) family: String,
+    pub(crate) local: String,
+    pub(crate) prefixlen: u8,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Route {
+    #[serde(default)]
+    pub(crate) dev: String,
+    pub(crate) gateway: Option<Ipv4Addr>,
+}
+
+impl Underlay {
+    /// The IPv4 addresses of all interfaces.
+    pub(crate) fn addresses() -> Result<Vec<Addresses>, String> {
+        tools::ip_json(&["-4", "addr", "show"])
+    }
+
+    pub(crate) fn find(named: &str) -> Result<Self, String> {
+        let all = Self::addresses()?;
+        let of_route: Vec<Route> = match named {
+            "" => tools::ip_json(&["-4", "route", "show", "default"])?,
+            _ => Vec::new(),
+        };
+        let named = of_route.first().map_or(named, |route| route.dev.as_str());
+        let mut found = all.iter().flat_map(|link| {
+            let of_link = link.addr_info.iter().filter(|a| a.family == "inet");
+            of_link.map(move |address| (link, address))
+        });
+        let (link, address) = found
+            .find(|(link, address)| link.ifname == named || address.local == named)
+            .ok_or_else(|| format!("underlay {named:?}: no interface has this name or address and is up"))?;
+        let ip: Ipv4Addr = address
+            .local
+            .parse()
+            .map_err(|e| format!("{}: {e}", address.local))?;
+        let net = Ipv4Net::new(ip, address.prefixlen).map_err(|e| e.to_string())?;
+        let device = link.ifname.clone();
+        let links: Vec<Link> = tools::ip_json(&["-d", "link", "show", "dev", &device])?;
+        let routes: Vec<Route> = tools::ip_json(&["-4", "route", "show", "default", "dev", &device])?;
+        Ok(Self {
+            is_bridge: links.iter().any(|link| link.linkinfo.info_kind == "bridge"),
+            device,
+            ip,
+            net: net.trunc(),
+            gateway: routes.iter().find_map(|route| route.gateway),
+        })
+    }
+}
+
+impl Link {
+    pub(crate) fn is_up(&self) -> bool {
+        self.flags.iter().any(|flag| flag == "UP")
+    }
+}
+
+/// The links that an agent made in this namespace.
+pub(crate) fn links() -> Result<Vec<Link>, String> {
+    let links: Vec<Link> = tools::ip_json(&["-d", "-s", "link", "show", "group", &GROUP.to_string()])?;
+    let is_ours = |link: &Link| [BRIDGE, TUNNEL, PORT].iter().any(|p| link.ifname.starts_with(p));
+    Ok(links.into_iter().filter(is_ours).collect())
+}
+
+/// Deletes links, in one step however many they are.
+pub(crate) fn delete(names: &[String]) {
+    let mut batch = String::new();
+    for name in names {
+        let _ = writeln!(batch, "link set {name} group {DOOMED}");
+    }
+    if !names.is_empty() {
+        let _ = writeln!(batch, "link del group {DOOMED}");
+    }
+    if let Err(why) = tools::ip_anyway(&batch) {
+        warn!("tenants' networks: links that are not needed: {why}");
+    }
+}
+
+pub(crate) fn tunnel_name(key: u32) -> String {
+    format!("{TUNNEL}{key}")
+}

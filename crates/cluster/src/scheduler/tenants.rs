@@ -1,0 +1,591 @@
+//! The tenants whose networks the cluster has: names, keys, concentrators, addresses.
+//!
+//! ```text
+//!  Tenant ─ check ─▶ table ─▶ being written ─ done ─▶ Tenants, to the controller that asked
+//!  InstanceDeleted, StartFailure ─▶ its address is free
+//! ```
+//!
+//! The table is kept in a file beside the configuration. A change is answered once it is on
+//! the disk; one that could not be written is taken back. Without a configuration file the
+//! table is lost when the scheduler ends.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use crossbeam_channel::Sender;
+use log::{debug, warn};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::keeper::Keeper;
+use super::{Scheduler, SchedulerError, answers, limited};
+use crate::network::{MAX_KEY, gateway, subnet};
+use crate::summed::{read_summed, summed};
+use ipnet::Ipv4Net;
+use ssntp::payload::{
+    Id, Tenant, TenantAction as Action, TenantAddress, TenantEntry, TenantRefusal as Refusal,
+    Tenants as Answer, check_name,
+};
+use ssntp::proto::Frame;
+use ssntp::server::{Context, ServerHandle, SessionInfo};
+
+/// The most tenants. Each is a subnet with a concentrator.
+const MOST: usize = 4096;
+/// The tenants in one answer. An entry has some 300 bytes.
+const PAGE: usize = 256;
+/// The most changes that wait for the disk; a further one is refused.
+const MOST_WAITING: usize = 256;
+
+/// Why nothing was done: the reason and its text.
+type Refused = (Refusal, String);
+
+/// The table, and the answers that wait until it is written.
+#[derive(Debug, Default)]
+pub(super) struct TenantTable {
+    table: Table,
+    /// The tenant and address of each instance that has one.
+    instances: BTreeMap<Uuid, (String, Ipv4Addr)>,
+    file: Option<PathBuf>,
+    keeper: Option<Keeper>,
+    /// Answers to changes that the file does not have yet.
+    waiting: VecDeque<Waiting>,
+    /// How many of them the write that is under way has in it; `None` if there is none.
+    being_written: Option<usize>,
+    /// Whether the table has changes that no write has in it.
+    is_changed: bool,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    to: SessionInfo,
+    answer: Answer,
+}
+
+/// What is in the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+struct Table {
+    tenants: BTreeMap<String, Record>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Record {
+    tenant_uuid: Uuid,
+    subnet: Ipv4Net,
+    key: u32,
+    concentrator_uuid: Uuid,
+    concentrator_ip: Ipv4Net,
+    #[serde(default)]
+    addresses: BTreeMap<Ipv4Addr, Uuid>,
+}
+
+impl Record {
+    fn entry(&self, name: &str, with_addresses: bool) -> TenantEntry {
+        let addresses = self.addresses.iter().filter(|_| with_addresses);
+        TenantEntry {
+            name: name.to_owned(),
+            tenant_uuid: self.tenant_uuid.into(),
+            subnet: self.subnet.to_string(),
+            key: self.key,
+            concentrator_uuid: self.concentrator_uuid.into(),
+            concentrator_ip: self.concentrator_ip.to_string(),
+            addresses: addresses
+                .map(|(ip, instance)| TenantAddress {
+                    ip: ip.to_string(),
+                    instance_uuid: (*instance).into(),
+                })
+                .collect(),
+        }
+    }
+}
+
+impl TenantTable {
+    /// Reads the table beside the configuration file, which may not exist yet.
+    pub(super) fn load(configuration: &Path) -> Result<Self, SchedulerError> {
+        let file = configuration.with_extension("tenants.yaml");
+        let table: Option<Table> =
+            read_summed(&file).map_err(|why| SchedulerError::Read(file.clone(), io::Error::other(why)))?;
+        let table = table.unwrap_or_default();
+        let leases = table.tenants.iter().flat_map(|(name, record)| {
+            let addresses = record.addresses.iter();
+            addresses.map(move |(ip, instance)| (*instance, (name.clone(), *ip)))
+        });
+        Ok(Self {
+            instances: leases.collect(),
+            table,
+            file: Some(file),
+            ..Self::default()
+        })
+    }
+
+    /// Starts the thread that writes the file, if there is a file.
+    pub(super) fn start(&mut self) -> io::Result<Option<Sender<ServerHandle>>> {
+        let Some(path) = self.file.clone() else {
+            return Ok(None);
+        };
+        let (keeper, server) = Keeper::start(path)?;
+        self.keeper = Some(keeper);
+        Ok(Some(server))
+    }
+
+    pub(super) fn is_due(&self) -> bool {
+        self.keeper.as_ref().is_some_and(Keeper::is_done)
+    }
+
+    /// The tenants that are meant. Second, whether the table has changed.
+    fn handle(&mut self, asked: &Tenant) -> Result<(Answer, bool), Refused> {
+        let mut answer = Answer {
+            id: asked.id.clone(),
+            ..Answer::default()
+        };
+        let name = asked.name.as_str();
+        let changes = match asked.action {
+            Action::List => {
+                let after = (
+                    std::ops::Bound::Excluded(name.to_owned()),
+                    std::ops::Bound::Unbounded,
+                );
+                let mut page = self.table.tenants.range(after);
+                let entries = page
+                    .by_ref()
+                    .take(PAGE)
+                    .map(|(name, record)| record.entry(name, false));
+                answer.entries = entries.collect();
+                if page.next().is_some() {
+                    answer.next = answer
+                        .entries
+                        .last()
+                        .map(|last| last.name.clone())
+                        .unwrap_or_default();
+                }
+                return Ok((answer, false));
+            }
+            Action::Show => false,
+            Action::Add => self.add(name, &asked.entry)?,
+            Action::Lease => self.lease(asked)?,
+            Action::Release => self.release_of(asked)?,
+            Action::Delete => {
+                let record = self.find(name)?;
+                if let Some((ip, instance)) = record.addresses.first_key_value() {
+                    let count = record.addresses.len();
+                    let why = format!("{count} instances have addresses: {instance} has {ip}");
+                    return Err((Refusal::InUse, why));
+                }
+                answer.entries.push(record.entry(name, false));
+                self.table.tenants.remove(name);
+                return Ok((answer, true));
+            }
+            ref other => return Err((Refusal::InvalidData, format!("there is no action {other}"))),
+        };
+        answer.entries.push(self.find(name)?.entry(name, true));
+        Ok((answer, changes))
+    }
+
+    fn find(&self, name: &str) -> Result<&Record, Refused> {
+        let none = || (Refusal::NoTenant, format!("there is no tenant {name:?}"));
+        self.table.tenants.get(name).ok_or_else(none)
+    }
+
+    fn add(&mut self, name: &str, entry: &TenantEntry) -> Result<bool, Refused> {
+        let invalid = |why: String| (Refusal::InvalidData, why);
+        check_name(name).map_err(|why| invalid(format!("{name:?}: {why}")))?;
+        let uuid = |what: &str, id: &Id| {
+            id.uuid()
+                .ok_or_else(|| invalid(format!("{what} {id:?} is no UUID")))
+        };
+        let ip = &entry.concentrator_ip;
+        let concentrator_ip: Ipv4Net = ip
+            .parse()
+            .map_err(|_| invalid(format!("concentrator_ip {ip:?} is no IPv4 address with a prefix")))?;
+        let record = Record {
+            tenant_uuid: uuid("tenant_uuid", &entry.tenant_uuid)?,
+            subnet: subnet(&entry.subnet).map_err(invalid)?,
+            key: match entry.key {
+                0 => self.free_key()?,
+                key @ 1..=MAX_KEY => key,
+                key => return Err(invalid(format!("the key {key} is larger than {MAX_KEY}"))),
+            },
+            concentrator_uuid: uuid("concentrator_uuid", &entry.concentrator_uuid)?,
+            concentrator_ip,
+            addresses: BTreeMap::new(),
+        };
+        if record.subnet.contains(&concentrator_ip.network())
+            || concentrator_ip.contains(&record.subnet.network())
+        {
+            let (subnet, net) = (record.subnet, concentrator_ip.trunc());
+            return Err(invalid(format!(
+                "subnet {subnet} overlaps the concentrator's network {net}"
+            )));
+        }
+        let tenants = &self.table.tenants;
+        if let Some(there) = tenants.get(name) {
+            // A controller that did not get the answer asks again.
+            let is_same = Record {
+                addresses: BTreeMap::new(),
+                ..there.clone()
+            } == record;
+            return match is_same {
+                true => Ok(false),
+                false => Err((Refusal::Taken, format!("there is a tenant {name} already"))),
+            };
+        }
+        if tenants.len() >= MOST {
+            return Err((
+                Refusal::Full,
+                format!("there are {MOST} tenants, the most that there may be"),
+            ));
+        }
+        let taken = tenants.iter().find_map(|(other, there)| {
+            let what = match () {
+                () if there.key == record.key => format!("key {}", record.key),
+                () if there.concentrator_ip.addr() == concentrator_ip.addr() => {
+                    format!("address {}", concentrator_ip.addr())
+                }
+                () if there.concentrator_uuid == record.concentrator_uuid => "concentrator".to_owned(),
+                () if there.tenant_uuid == record.tenant_uuid => "UUID".to_owned(),
+                () => return None,
+            };
+            Some(format!("tenant {other} has this {what}"))
+        });
+        match taken {
+            Some(why) => Err((Refusal::Taken, why)),
+            None => Ok(self.table.tenants.insert(name.to_owned(), record).is_none()),
+        }
+    }
+
+    fn free_key(&self) -> Result<u32, Refused> {
+        let keys: std::collections::BTreeSet<_> =
+            self.table.tenants.values().map(|record| record.key).collect();
+        let free = (1..=MAX_KEY).find(|key| !keys.contains(key));
+        free.ok_or_else(|| (Refusal::Full, "there is no free key".to_owned()))
+    }
+
+    fn lease(&mut self, asked: &Tenant) -> Result<bool, Refused> {
+        let invalid = |why: String| (Refusal::InvalidData, why);
+        let instance = &asked.instance_uuid;
+        let instance = instance
+            .uuid()
+            .ok_or_else(|| invalid(format!("{instance:?} is no instance")))?;
+        let (wanted, subnet) = (asked.ip.as_str(), self.find(&asked.name)?.subnet);
+        let is_ordinary = |ip: &Ipv4Addr| {
+            subnet.contains(ip) && ![subnet.network(), subnet.broadcast(), gateway(subnet)].contains(ip)
+        };
+        if let Some((tenant, ip)) = self.instances.get(&instance) {
+            let is_it = *tenant == asked.name && (wanted.is_empty() || wanted == ip.to_string());
+            return match is_it {
+                true => Ok(false),
+                false => Err((
+                    Refusal::Taken,
+                    format!("instance {instance} has {ip} of tenant {tenant}"),
+                )),
+            };
+        }
+        let Some(record) = self.table.tenants.get_mut(&asked.name) else {
+            return Ok(false);
+        };
+        let ip = match wanted.parse::<Ipv4Addr>() {
+            Ok(ip) if is_ordinary(&ip) => match record.addresses.get(&ip) {
+                Some(other) => return Err((Refusal::Taken, format!("instance {other} has {ip}"))),
+                None => ip,
+            },
+            _ if wanted.is_empty() => {
+                let mut free = subnet.hosts().filter(is_ordinary);
+                let free = free.find(|ip| !record.addresses.contains_key(ip));
+                free.ok_or_else(|| (Refusal::Full, format!("no address of {subnet} is free")))?
+            }
+            _ => {
+                return Err(invalid(format!(
+                    "{wanted:?} is no address of an instance in {subnet}"
+                )));
+            }
+        };
+        record.addresses.insert(ip, instance);
+        self.instances.insert(instance, (asked.name.clone(), ip));
+        Ok(true)
+    }
+
+    fn release_of(&mut self, asked: &Tenant) -> Result<bool, Refused> {
+        self.find(&asked.name)?;
+        let instance = asked.instance_uuid.uuid();
+        let is_its = |instance: &Uuid| {
+            self.instances
+                .get(instance)
+                .is_some_and(|(tenant, _)| *tenant == asked.name)
+        };
+        Ok(instance
+            .filter(is_its)
+            .is_some_and(|instance| self.release(instance)))
+    }
+
+    /// Frees the address of an instance that is gone; true if it had one.
+    fn release(&mut self, instance: Uuid) -> bool {
+        let Some((tenant, ip)) = self.instances.remove(&instance) else {
+            return false;
+        };
+        if let Some(record) = self.table.tenants.get_mut(&tenant) {
+            record.addresses.remove(&ip);
+        }
+        true
+    }
+
+    /// Gives the thread the table, if it has changed and the thread is free.
+    fn write(&mut self) {
+        if self.being_written.is_some() || !self.is_changed {
+            return;
+        }
+        let Some(keeper) = &self.keeper else { return };
+        match summed(&self.table) {
+            Ok(bytes) => {
+                keeper.write(Bytes::from(bytes));
+                self.being_written = Some(self.waiting.len());
+                self.is_changed = false;
+            }
+            Err(e) => warn!(target: "ssntp::scheduler", "the tenants cannot be written: {e}"),
+        }
+    }
+
+    /// The answers that a finished write allows. Begins the next write.
+    fn proceed(&mut self) -> Vec<Waiting> {
+        let Some(result) = self.keeper.as_ref().and_then(Keeper::result) else {
+            return Vec::new();
+        };
+        let count = self.being_written.take().unwrap_or_default();
+        let Err(e) = result else {
+            let done = self.waiting.drain(..count.min(self.waiting.len())).collect();
+            self.write();
+            return done;
+        };
+        warn!(target: "ssntp::scheduler", "the tenants cannot be written: {e}");
+        // The table keeps the changes: a key that was given out must not be given to another
+        // tenant. The next change is written together with them; until then there is no
+        // second attempt, which would keep a full disk busy.
+        self.is_changed = true;
+        let mut done: Vec<_> = self.waiting.drain(..).collect();
+        for waiting in &mut done {
+            waiting.answer.reason = Refusal::NotSaved;
+            waiting.answer.detail = format!("it may be lost, the file cannot be written: {e}");
+        }
+        done
+    }
+}
+
+impl Scheduler {
+    /// Takes in a Tenant of a controller.
+    pub(super) fn tenant_command(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        let asked: Tenant = match frame.payload() {
+            Ok(asked) => asked,
+            Err(_) => return answers::invalid_frame(cx, from, frame.kind(), "invalid_data"),
+        };
+        let changes = !matches!(asked.action, Action::List | Action::Show);
+        if changes && self.tenants.waiting.len() >= MOST_WAITING {
+            let why = "too many changes wait for the disk".to_owned();
+            return tell(cx, from, &refused(&asked, (Refusal::Full, why)));
+        }
+        let (answer, has_changed) = match self.tenants.handle(&asked) {
+            Ok(handled) => handled,
+            Err(why) => return tell(cx, from, &refused(&asked, why)),
+        };
+        if has_changed {
+            limited!(info, self.log, cx, from.uuid(), "tenant";
+                "{from}: tenant {}: {}", ssntp_transport::excerpt(&asked.name), asked.action);
+        }
+        // A question that was asked before may not be on the disk yet either.
+        let is_behind = self.tenants.is_changed || self.tenants.being_written.is_some();
+        if self.tenants.keeper.is_none() || !(has_changed || (changes && is_behind)) {
+            return tell(cx, from, &answer);
+        }
+        self.tenants.waiting.push_back(Waiting {
+            to: from.clone(),
+            answer,
+        });
+        self.tenants.is_changed = true;
+        self.tenants.write();
+    }
+
+    /// The instance is gone, and its address is free.
+    pub(super) fn tenant_instance_gone(&mut self, instance: Uuid) {
+        if self.tenants.release(instance) {
+            self.tenants.is_changed = true;
+            self.tenants.write();
+        }
+    }
+
+    /// Answers what has been written.
+    pub(super) fn proceed_with_tenants(&mut self, cx: &mut Context<'_>) {
+        for Waiting { to, answer } in self.tenants.proceed() {
+            tell(cx, &to, &answer);
+        }
+    }
+}
+
+fn refused(asked: &Tenant, (reason, detail): Refused) -> Answer {
+    Answer {
+        id: asked.id.clone(),
+        reason,
+        detail,
+        ..Answer::default()
+    }
+}
+
+fn tell(cx: &mut Context<'_>, to: &SessionInfo, answer: &Answer) {
+    if let Err(e) = cx.send_payload(to.uuid(), answer) {
+        debug!(target: "ssntp::scheduler", "{to}: Tenants: {e}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(action: Action, name: &str) -> Tenant {
+        Tenant {
+            action,
+            name: name.into(),
+            ..Tenant::default()
+        }
+    }
+
+    fn add(name: &str, number: u8, key: u32) -> Tenant {
+        let uuid = |kind: u128| Uuid::from_u128(kind << 8 | u128::from(number)).into();
+        Tenant {
+            entry: TenantEntry {
+                tenant_uuid: uuid(1),
+                subnet: "172.16.0.0/29".into(),
+                key,
+                concentrator_uuid: uuid(2),
+                concentrator_ip: format!("10.0.0.{number}/24"),
+                ..TenantEntry::default()
+            },
+            ..asked(Action::Add, name)
+        }
+    }
+
+    fn lease(name: &str, instance: u128, ip: &str) -> Tenant {
+        Tenant {
+            instance_uuid: Uuid::from_u128(instance).into(),
+            ip: ip.into(),
+            ..asked(Action::Lease, name)
+        }
+    }
+
+    #[test]
+    fn keys_addresses_and_concentrators_are_unique() {
+        let mut table = TenantTable::default();
+        let mut key = |asked: Tenant| table.handle(&asked).map(|(answer, _)| answer.entries[0].key);
+        assert_eq!(key(add("a", 1, 0)), Ok(1));
+        assert_eq!(key(add("b", 2, 3)), Ok(3));
+        assert_eq!(key(add("c", 3, 0)), Ok(2), "the first free one");
+        assert_eq!(key(add("d", 4, 0)), Ok(4));
+        assert_eq!(key(add("a", 1, 1)), Ok(1), "asked again");
+        let mut why = |change: &dyn Fn(&mut Tenant)| {
+            let mut asked = add("e", 9, 0);
+            change(&mut asked);
+            table.handle(&asked).unwrap_err()
+        };
+        type Row<'a> = (&'a dyn Fn(&mut Tenant), Refusal, &'a str);
+        let rows: [Row<'_>; 9] = [
+            (&|t| t.entry.key = 3, Refusal::Taken, "tenant b has this key 3"),
+            (&|t| t.name = "a".into(), Refusal::Taken, "tenant a"),
+            (
+                &|t| t.entry.concentrator_ip = "10.0.0.2/24".into(),
+                Refusal::Taken,
+                "tenant b",
+            ),
+            (&|t| t.entry.key = MAX_KEY + 1, Refusal::InvalidData, "larger"),
+            (
+                &|t| t.entry.subnet = "172.16.0.0/8".into(),
+                Refusal::InvalidData,
+                "20 to 29",
+            ),
+            (
+                &|t| t.entry.subnet = "10.0.0.0/24".into(),
+                Refusal::InvalidData,
+                "overlaps",
+            ),
+            (
+                &|t| t.entry.concentrator_ip = "10.0.0.9".into(),
+                Refusal::InvalidData,
+                "prefix",
+            ),
+            (
+                &|t| t.entry.tenant_uuid = Id::default(),
+                Refusal::InvalidData,
+                "tenant_uuid",
+            ),
+            (&|t| t.name = String::new(), Refusal::InvalidData, ""),
+        ];
+        for (change, reason, word) in rows {
+            let (found, detail) = why(change);
+            assert_eq!(found, reason, "{detail}");
+            assert!(detail.contains(word), "{detail}");
+        }
+    }
+
+    #[test]
+    fn an_instance_has_one_address_until_it_is_gone() {
+        let mut table = TenantTable::default();
+        table.handle(&add("a", 1, 0)).unwrap();
+        table.handle(&add("b", 2, 0)).unwrap();
+        let ip = |table: &mut TenantTable, asked: &Tenant| {
+            let (answer, _) = table.handle(asked).map_err(|(reason, _)| reason)?;
+            let mut addresses = answer.entries[0].addresses.iter();
+            let own = addresses.find(|address| address.instance_uuid == asked.instance_uuid);
+            Ok(own.unwrap().ip.clone())
+        };
+        assert_eq!(ip(&mut table, &lease("a", 1, "")), Ok("172.16.0.2".into()));
+        assert_eq!(
+            ip(&mut table, &lease("a", 1, "")),
+            Ok("172.16.0.2".into()),
+            "asked again"
+        );
+        assert_eq!(ip(&mut table, &lease("b", 1, "")), Err(Refusal::Taken));
+        assert_eq!(ip(&mut table, &lease("a", 2, "172.16.0.2")), Err(Refusal::Taken));
+        assert_eq!(
+            ip(&mut table, &lease("a", 2, "172.16.0.1")),
+            Err(Refusal::InvalidData)
+        );
+        assert_eq!(ip(&mut table, &lease("c", 2, "")), Err(Refusal::NoTenant));
+        assert_eq!(
+            ip(&mut table, &lease("a", 2, "172.16.0.6")),
+            Ok("172.16.0.6".into())
+        );
+        for instance in 3..=5 {
+            ip(&mut table, &lease("a", instance, "")).unwrap();
+        }
+        assert_eq!(ip(&mut table, &lease("a", 6, "")), Err(Refusal::Full));
+        assert_eq!(
+            table.handle(&asked(Action::Delete, "a")).unwrap_err().0,
+            Refusal::InUse
+        );
+        assert!(table.release(Uuid::from_u128(1)) && !table.release(Uuid::from_u128(1)));
+        assert_eq!(ip(&mut table, &lease("a", 6, "")), Ok("172.16.0.2".into()));
+        assert!(
+            table
+                .handle(&asked(Action::Delete, "b"))
+                .is_ok_and(|(_, changed)| changed)
+        );
+        assert_eq!(
+            table.handle(&asked(Action::Delete, "b")).unwrap_err().0,
+            Refusal::NoTenant
+        );
+    }
+
+    #[test]
+    fn the_table_is_read_as_it_was_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let configuration = dir.path().join("cluster.yaml");
+        let mut table = TenantTable::load(&configuration).unwrap();
+        table.handle(&add("a", 1, 0)).unwrap();
+        table.handle(&lease("a", 1, "")).unwrap();
+        let path = dir.path().join("cluster.tenants.yaml");
+        std::fs::write(&path, summed(&table.table).unwrap()).unwrap();
+        let mut again = TenantTable::load(&configuration).unwrap();
+        assert_eq!((&again.table, &again.instances), (&table.table, &table.instances));
+        assert!(again.release(Uuid::from_u128(1)));
+        std::fs::write(&path, "tenants: {}\n").unwrap();
+        assert!(TenantTable::load(&configuration).is_err(), "it has no checksum");
+    }
+}
