@@ -10,7 +10,7 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::admission::AdmissionPolicy;
-use super::credentials::{Credentials, InForce, TimeOfDay};
+use super::credentials::{Credentials, InForce};
 use super::figures::HandshakeTally;
 use super::filter::Filter;
 use super::held::Held;
@@ -384,7 +384,6 @@ pub struct Environment {
     /// Replaced as a whole when the certificates are renewed.
     in_force: Mutex<Arc<InForce>>,
     resumption: bool,
-    pub(super) time_of_day: TimeOfDay,
     /// What newcomers may cause in the log, by host.
     pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
     /// What newcomers have come to.
@@ -414,7 +413,6 @@ impl Environment {
                 outlive: config.outlive_certificates,
             })),
             resumption: config.resumption,
-            time_of_day: TimeOfDay::default(),
             newcomers: Mutex::default(),
             handshakes: HandshakeTally::default(),
         }))

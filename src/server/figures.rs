@@ -259,7 +259,7 @@ impl State {
             filtered: tally.filtered + sum(|counters| counters.frames_filtered),
             answered: tally.answered,
             dropped: tally.dropped + sum(|counters| counters.frames_dropped),
-            lost: self.frames_lost.load(Ordering::Relaxed),
+            lost: self.frames_lost,
             held: self.held.len(),
             expired: tally.expired,
             dispatcher: view.dispatcher,
@@ -312,11 +312,6 @@ impl ServerCore {
     pub fn dropped_by_gone(&self) -> u64 {
         self.state.tally.dropped
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "when something was, for people")]
-pub(super) fn wall_clock() -> SystemTime {
-    SystemTime::now()
 }
 
 /// How many sessions that ended are remembered.

@@ -1,7 +1,6 @@
 //! What an application implements, and what it may do from there.
 
 use std::any::Any;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -352,7 +351,7 @@ impl Context<'_> {
     /// Counted for a session when its threads have ended, some time after
     /// [`Handler::disconnected`].
     pub fn frames_lost(&self) -> u64 {
-        self.state.frames_lost.load(Ordering::Relaxed)
+        self.state.frames_lost
     }
 
     /// Ends the session of `uuid` once its queue is flushed; false where

@@ -66,6 +66,7 @@ mod accept;
 mod admission;
 mod audit;
 mod bans;
+mod certificates;
 mod channel;
 mod config;
 pub mod core;
@@ -88,7 +89,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, TrySendError};
 use log::{info, warn};
@@ -248,7 +249,7 @@ impl Server {
         }
         let environment = &self.handle.environment;
         environment.renew(identity, trust)?;
-        Ok(credentials::look(&self.handle, environment.time_of_day.now()))
+        Ok(credentials::look(&self.handle, wall_clock()))
     }
 
     /// What it proves and whom it trusts at present. Takes no time.
@@ -443,7 +444,7 @@ impl ServerHandle {
         if dispatch::is_dispatcher() {
             return Err(SendError::OnDispatcher);
         }
-        let wall = figures::wall_clock();
+        let wall = wall_clock();
         let taken = self.events.look(move |core, view| core.state.figures(view, wall));
         let (mut figures, dispatcher) = taken.ok_or(SendError::Stopped)?;
         figures.dispatcher = dispatcher;
@@ -484,4 +485,12 @@ impl ServerHandle {
 #[expect(clippy::disallowed_methods, reason = "the core is told the time")]
 pub(crate) fn now() -> Instant {
     Instant::now()
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "for people, and for ends of certificates"
+)]
+pub(crate) fn wall_clock() -> SystemTime {
+    SystemTime::now()
 }

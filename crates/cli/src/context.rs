@@ -28,9 +28,13 @@ use ssntp::payload::yaml;
 use ssntp::transport::Address;
 
 use crate::failure::Failure;
+use crate::input;
 
 /// The name of the context in a file of the older form.
 pub(crate) const OLD: &str = "ctl";
+
+/// The longest file of contexts, in bytes: some thousand contexts.
+const LONGEST: u64 = 1 << 20;
 
 /// The contexts of a user.
 #[derive(Debug, Default, Deserialize, Serialize)]
@@ -210,11 +214,10 @@ fn path() -> Option<PathBuf> {
 
 fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, Failure> {
     let shown = path.display();
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(Failure::at(path, e)),
-    };
+    if fs::metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+        return Ok(None);
+    }
+    let bytes = input::file(path, LONGEST)?;
     let decoded = yaml::decode(&bytes);
     decoded
         .map(Some)

@@ -4,7 +4,7 @@
 //! | file | subcommand |
 //! |---|---|
 //! | `cert` | make, show and check certificates |
-//! | `completions` | for shells; `manual`: pages for packages |
+//! | `completions` | for shells; `man`: manual pages |
 //! | `config` | check and show the settings of daemons |
 //! | `context` | name servers and how to reach them |
 //! | `ctl/` | command a cluster, and show it |
@@ -50,7 +50,7 @@ pub(crate) enum Command {
     Decode(decode::Args),
     Demo(demo::Args),
     Listen(listen::Args),
-    #[command(hide = true)]
+    #[command(name = "man", alias = "manual")]
     Manual(completions::ManualArgs),
     Operands(operands::Args),
     Opflex(opflex::Args),

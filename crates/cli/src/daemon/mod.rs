@@ -183,7 +183,7 @@ impl Daemon {
         service: &mut S,
         mut arms: Arms<'_, S>,
     ) -> Result<(), Failure> {
-        self.watched = read.watched.and(self.settings.file());
+        self.watched = read.watched.and(self.settings.file()).with(self.pages.watched());
         self.expect(read.lifetimes);
         let (stop, hang_ups, looks) = (
             self.stop.channel().clone(),
@@ -264,7 +264,7 @@ impl Daemon {
 
     fn read_again<S: Service>(&mut self, service: &mut S) -> Result<(), Failure> {
         // Stamped before it is read, so that a change meanwhile is not missed.
-        let settings_file = Watched::default().and(self.settings.file());
+        let others = self.pages.watched().and(self.settings.file());
         let (args, settings) = self.settings.read_again()?.unzip();
         let read = service.reload(args)?;
         if let Some((identity, trust)) = &read.credentials {
@@ -274,7 +274,7 @@ impl Daemon {
             logging::select(settings.value(settings::LOG));
             self.settings.take(settings, S::RELOADED);
         }
-        self.watched = read.watched.with(settings_file);
+        self.watched = read.watched.with(others);
         self.expect(read.lifetimes);
         Ok(())
     }

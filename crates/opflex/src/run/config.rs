@@ -82,8 +82,10 @@ impl ServerConfig {
             queue: Limits::default(),
             max_connections: None,
             max_handshakes: default_max_handshakes(),
+            // A handshake holds one of few places, which newcomers wait for.
             handshake_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(30),
+            // Service managers wait longer before they kill.
             grace: Duration::from_millis(1500),
             tcp: TcpOptions::default(),
         }
