@@ -18,6 +18,8 @@
 //! | `send` | send frames |
 //! | `server/` | filter and route |
 //! | `session/` | a session for programs in any language |
+//!
+//! `table` prints the lists of all of them.
 
 mod cert;
 mod cnci;
@@ -35,6 +37,7 @@ mod scheduler;
 mod send;
 mod server;
 mod session;
+mod table;
 
 use crate::failure::Failure;
 use crate::settings::Settings;

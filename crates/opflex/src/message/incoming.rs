@@ -239,6 +239,15 @@ impl Incoming {
         }
     }
 
+    /// The method of the request of ours that this answers.
+    pub(crate) fn answers(&self) -> Option<Method> {
+        match self {
+            Self::Result { reply, .. } => Some(reply.method()),
+            Self::Failure { method, .. } | Self::BadResult { method, .. } => Some(*method),
+            Self::Request { .. } | Self::Refused { .. } | Self::Stray { .. } => None,
+        }
+    }
+
     fn request(rpc::Request { id, method, params }: rpc::Request) -> Self {
         let Some(method) = Method::from_name(&method) else {
             let error = ErrorResponse::new(

@@ -77,45 +77,13 @@ impl ElementCore {
             }
             // It answers no method that is known here, so there is nothing to match it with.
             Incoming::Stray { .. } => {}
-            Incoming::Result { id, reply } => match reply {
-                Reply::Echo(_) => {}
-                Reply::SendIdentity(identity) => self.identified(connection, &identity, now),
-                reply if !ready => {
-                    self.close(
-                        connection,
-                        CloseReason::ResponseBeforeIdentity(reply.method()),
-                        now,
-                    );
+            answer => match answer.answers() {
+                Some(Method::Echo) => {}
+                Some(method) if !ready && method != Method::SendIdentity => {
+                    self.close(connection, CloseReason::ResponseBeforeIdentity(method), now);
                 }
-                reply => self.answer(connection, &id, reply, now),
+                _ => self.answered(connection, answer, now),
             },
-            Incoming::Failure {
-                method: Method::Echo, ..
-            }
-            | Incoming::BadResult {
-                method: Method::Echo, ..
-            } => {}
-            Incoming::Failure {
-                method: Method::SendIdentity,
-                error,
-                ..
-            } => {
-                self.close(connection, CloseReason::IdentityRefused(error), now);
-            }
-            Incoming::BadResult {
-                method: Method::SendIdentity,
-                fault,
-                ..
-            } => {
-                self.close(connection, CloseReason::BadIdentity(fault), now);
-            }
-            Incoming::Failure { method, .. } | Incoming::BadResult { method, .. } if !ready => {
-                self.close(connection, CloseReason::ResponseBeforeIdentity(method), now);
-            }
-            Incoming::Failure { id, method, error } => self.refused(connection, &id, method, error, now),
-            Incoming::BadResult { method, fault, .. } => {
-                warn!("{connection}: the result of {method} can't be used: {fault}");
-            }
         }
         self.settle(now);
     }
@@ -152,6 +120,30 @@ impl ElementCore {
         if health != self.health {
             self.health = health;
             self.tell(ElementEvent::Health { health });
+        }
+    }
+
+    /// A request of ours was answered, at a time when it may be.
+    fn answered(&mut self, connection: ConnectionId, answer: Incoming, now: Instant) {
+        match answer {
+            Incoming::Result { id, reply } => match reply {
+                Reply::SendIdentity(identity) => self.identified(connection, &identity, now),
+                reply => self.answer(connection, &id, reply, now),
+            },
+            Incoming::Failure { id, method, error } if method != Method::SendIdentity => {
+                self.refused(connection, &id, method, error, now);
+            }
+            Incoming::BadResult { method, fault, .. } if method != Method::SendIdentity => {
+                warn!("{connection}: the result of {method} can't be used: {fault}");
+            }
+            // Without the identity of the server, the connection has no use.
+            Incoming::Failure { error, .. } => {
+                self.close(connection, CloseReason::IdentityRefused(error), now);
+            }
+            Incoming::BadResult { fault, .. } => {
+                self.close(connection, CloseReason::BadIdentity(fault), now);
+            }
+            Incoming::Request { .. } | Incoming::Refused { .. } | Incoming::Stray { .. } => {}
         }
     }
 

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::Sender;
 use log::{debug, warn};
@@ -47,8 +47,6 @@ pub(super) struct ElementSide {
     pub(super) core: ElementCore,
     pub(super) feed: Feed,
     pub(super) dialer: Dialer,
-    /// How long a server may take no byte of what is sent.
-    pub(super) write_timeout: Duration,
     pub(super) events: ElementEvents,
     /// Attempts whose threads have not been joined.
     pub(super) dials: HashMap<ConnectionId, Dial>,
@@ -95,7 +93,7 @@ impl ElementSide {
 
     /// Starts an attempt at a server. Its thread reports how it went.
     fn dial(&mut self, connection: ConnectionId, address: String, now: Instant) {
-        let (events, write_timeout) = (self.events.clone(), self.write_timeout);
+        let (events, write_timeout) = (self.events.clone(), self.dialer.config.write_timeout);
         let name = address.clone();
         let done = move |reached: Result<(Halves, Shown, Decoder), DialError>| {
             // The thread of the attempt also starts those of the connection: the dispatcher starts none.

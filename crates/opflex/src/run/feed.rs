@@ -32,7 +32,7 @@ use log::warn;
 use serde::Serialize;
 use serde_json::json;
 
-use super::ELEMENT_LOG as LOG;
+use super::{ELEMENT_LOG as LOG, ElementConfig};
 use crate::model::{ChangeKind, Cursor, Room, Uri};
 use crate::policy_element::{ElementCore, ElementEvent, ObjectChange, Store};
 
@@ -99,11 +99,11 @@ struct Reader {
 }
 
 impl Feed {
-    pub(super) fn new(name: String, domain: String, most: usize) -> Self {
+    pub(super) fn new(config: &ElementConfig) -> Self {
         Self {
-            name,
-            domain,
-            most,
+            name: config.settings.name.clone(),
+            domain: config.settings.domain.clone(),
+            most: config.serve_queue,
             ..Self::default()
         }
     }
@@ -306,8 +306,10 @@ mod tests {
     #[test]
     fn what_waits_for_all_readers_has_one_bound_and_the_slowest_goes_first() {
         const MOST: usize = 100_000;
-        let core = ElementCore::new(Settings::default(), 1, now());
-        let mut feed = Feed::new("pe".to_owned(), "test".to_owned(), MOST);
+        let mut config = ElementConfig::new(Settings::default());
+        config.serve_queue = MOST;
+        let core = ElementCore::new(config.settings.clone(), 1, now());
+        let mut feed = Feed::new(&config);
         let mut readers: Vec<_> = (0..READERS).map(|_| feed.join(&core).unwrap()).collect();
         // The last reader has everything; the others are still at the beginning, so that each
         // has lines of its own.

@@ -193,7 +193,6 @@ impl<S: Side> Core for Machine<S> {
     type Item = Messages;
     type Request = S::Newcomer;
     type Grant = ConnectionId;
-    type Place = ();
     type Refusal = S::Refusal;
 
     fn admit(
@@ -204,12 +203,12 @@ impl<S: Side> Core for Machine<S> {
         standing: usize,
         now: Instant,
         actions: &mut Vec<Action>,
-    ) -> Result<(ConnectionId, ()), S::Refusal> {
+    ) -> Result<ConnectionId, S::Refusal> {
         let connection = self.side.admit(id, newcomer, standing, &mut self.peers, now)?;
         // TLS may have been replaced since the handshake.
         let untrusted = self.side.untrusted(&self.peers);
         self.end_untrusted(untrusted, now, actions);
-        Ok((connection, ()))
+        Ok(connection)
     }
 
     fn item(

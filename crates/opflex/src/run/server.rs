@@ -2,11 +2,9 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use crossbeam_channel::Receiver;
 use log::warn;
@@ -19,11 +17,11 @@ use super::inspector::Inspector;
 use super::keeper::{self, Keeper};
 use super::machine::{self, Machine};
 use super::server_side::{self, ServerEvents, ServerSide};
-use super::{CallError, SERVER_LOG as LOG, ServerConfig, ServerContext, StartError, now};
+use super::{CallError, LocalSocket, SERVER_LOG as LOG, ServerConfig, ServerContext, StartError, now};
 use crate::message::Decoder;
 use crate::model::{Edit, ManagedObject};
 use crate::peer::host;
-use crate::rpc::{self, Framing};
+use crate::rpc;
 use crate::server::{AgentInfo, ServerCore, SessionInfo};
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
 use ssntp_transport::pki::CertificateInfo;
@@ -62,13 +60,14 @@ impl Server {
     ///
     /// # Errors
     /// [`StartError`]; nothing runs then.
-    pub fn start(config: ServerConfig) -> Result<Self, StartError> {
+    pub fn start(mut config: ServerConfig) -> Result<Self, StartError> {
         // First, so that a server that the system has no room for does not even listen.
         let room = Room::claim(config.max_handshakes, config.max_connections, LOG)
             .map_err(StartError::TooManyConnections)?;
         // The kept policy is read before anybody can connect and be told of an empty one.
         let core = core(&config)?;
-        let certifies = config.settings.name_from_certificate;
+        // The handshakes keep the configuration, which should not keep a second policy.
+        config.policy = Vec::new();
         let (mut listeners, mut places) = (Vec::new(), Vec::new());
         for address in &config.listen {
             let bound =
@@ -87,11 +86,7 @@ impl Server {
             places.push(Place::Named(address.clone()));
         }
         if let Some(path) = &config.control {
-            let address = Address::Unix(path.clone());
-            let failed = |e| StartError::Listen(address.clone(), e);
-            let bound = Listener::bind(&address, config.tcp).map_err(failed)?;
-            // Only the server's own user may change policy.
-            fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+            let bound = LocalSocket::new(path).listen()?;
             // The acceptor tells a newcomer's listener by its number, which is its place here.
             places.extend(bound.iter().map(|_| Place::Control));
             listeners.extend(bound);
@@ -130,7 +125,7 @@ impl Server {
             occupancy: None,
         };
         let tls = Arc::new(Mutex::new(Tls {
-            acceptor: config.tls,
+            acceptor: config.tls.take(),
             generation: 0,
         }));
         let mut server = Self {
@@ -145,20 +140,15 @@ impl Server {
         };
         // From here on, dropping `server` ends what runs already.
         // It shows an empty server rather than none while the others start.
-        let inspector = config
-            .inspector
-            .map(|socket| Inspector::start(&socket, events.clone()));
+        let inspector = config.inspector.as_ref();
+        let inspector = inspector.map(|socket| Inspector::start(socket, events.clone()));
         server.inspector = inspector.transpose()?;
         let context = HandshakeContext {
             places,
             tls,
             pool: BufferPool::new(),
             events,
-            framing: config.framing,
-            limits: config.limits,
-            certifies,
-            handshake_timeout: config.handshake_timeout,
-            write_timeout: config.write_timeout,
+            config,
             log: Mutex::default(),
         };
         let serve = Box::new(move |newcomer: &Arc<Newcomer>| context.serve(newcomer));
@@ -181,10 +171,14 @@ impl Server {
     /// are.
     ///
     /// # Errors
+    /// [`CallError::Tls`] if a revocation list is older than the one in force;
     /// [`CallError::Stopped`], [`CallError::OnDispatcher`].
     pub fn renew(&self, acceptor: Acceptor) -> Result<usize, CallError> {
         let generation = {
             let mut tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(former) = &tls.acceptor {
+                acceptor.check_follows(former)?;
+            }
             tls.acceptor = Some(acceptor.clone());
             // A handshake that began before has the old number and is refused at admission.
             tls.generation += 1;
@@ -311,12 +305,7 @@ struct HandshakeContext {
     tls: Arc<Mutex<Tls>>,
     pool: BufferPool,
     events: ServerEvents,
-    framing: Framing,
-    limits: rpc::Limits,
-    /// Whether elements have the names of their certificates.
-    certifies: bool,
-    handshake_timeout: Duration,
-    write_timeout: Duration,
+    config: ServerConfig,
     /// What newcomers may cause in the log, by host.
     log: Mutex<LogLimit<String>>,
 }
@@ -348,7 +337,7 @@ impl HandshakeContext {
         };
         let (halves, shown): (_, Shown) = match acceptor {
             Some(acceptor) if !is_control => {
-                let deadline = after(newcomer.accepted(), self.handshake_timeout);
+                let deadline = after(newcomer.accepted(), self.config.handshake_timeout);
                 match acceptor.accept(stream, &self.pool, deadline) {
                     Ok(secured) => (secured.halves, secured.peer.into()),
                     Err(e) => {
@@ -365,20 +354,23 @@ impl HandshakeContext {
         if !newcomer.admitted() {
             return;
         }
+        let ServerConfig { framing, limits, .. } = self.config;
         let decoder = if is_control {
-            let message = self.limits.message.max(control::MESSAGE);
+            let message = limits.message.max(control::MESSAGE);
             // Only the server's own user gets here, with policy of any size.
             let limits = rpc::Limits {
                 message,
                 memory: usize::MAX,
-                ..self.limits
+                ..limits
             };
-            Decoder::trusting(self.framing, limits)
+            Decoder::trusting(framing, limits)
         } else {
-            Decoder::new(self.framing, self.limits)
+            Decoder::new(framing, limits)
         };
         // Read here and not on the dispatcher, which would read one for each newcomer.
-        let certificate = shown.first().filter(|_| self.certifies);
+        let certificate = shown
+            .first()
+            .filter(|_| self.config.settings.name_from_certificate);
         let request = server_side::Newcomer {
             certified: certificate.and_then(CertificateInfo::common_name),
             dialled,
@@ -394,7 +386,7 @@ impl HandshakeContext {
             halves,
             decoder,
             "opflex",
-            self.write_timeout,
+            self.config.write_timeout,
         );
         if let Err(Some(why)) = entered
             && let Some(more) = self.may_say(&peer, "refused")
@@ -507,6 +499,8 @@ impl ServerHandle {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

@@ -261,6 +261,13 @@ impl ServerCore {
         let identified = session.element.is_some();
         // Answers keep the order of their requests.
         while self.go_on(connection) {}
+        match message.answers() {
+            Some(Method::Echo) => return,
+            Some(method) if !identified => {
+                return self.close(connection, CloseReason::ResponseBeforeIdentity(method), now);
+            }
+            _ => {}
+        }
         let Some(session) = self.sessions.get_mut(&connection) else {
             return;
         };
@@ -284,29 +291,8 @@ impl ServerCore {
                 }
                 self.refuse(connection, &id, method, &error, now);
             }
-            Incoming::Result {
-                reply: Reply::Echo(_),
-                ..
-            }
-            | Incoming::Stray { .. } => {}
-            Incoming::Failure {
-                method: Method::Echo, ..
-            }
-            | Incoming::BadResult {
-                method: Method::Echo, ..
-            } => {}
-            Incoming::Result { reply, .. } if !identified => {
-                self.close(
-                    connection,
-                    CloseReason::ResponseBeforeIdentity(reply.method()),
-                    now,
-                );
-            }
-            Incoming::Failure { method, .. } | Incoming::BadResult { method, .. } if !identified => {
-                self.close(connection, CloseReason::ResponseBeforeIdentity(method), now);
-            }
             // libopflex does not answer updates and the draft does; neither answer matters.
-            Incoming::Result { .. } | Incoming::BadResult { .. } => {}
+            Incoming::Result { .. } | Incoming::BadResult { .. } | Incoming::Stray { .. } => {}
             Incoming::Failure { method, error, .. } => {
                 session.counters.update_errors += 1;
                 self.log(connection, Level::Warn, "failed there", now, || {
