@@ -172,8 +172,7 @@ impl Args {
     /// Errors that can be found without starting the agent.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        let (cert, ca, crl) = self.connection.files();
-        problems.credentials(cert, ca, crl, ROLES);
+        self.connection.check_files(&mut problems, ROLES);
         problems.of("policy", Some(self.policy.policy()));
         problems
     }

@@ -114,11 +114,12 @@ fn asks_for_json(words: &[OsString]) -> bool {
 
 /// The flags that most subcommands have, and may stand before the subcommand
 /// as well: those with a value, and those without.
-const COMMON: [&str; 8] = [
+const COMMON: [&str; 9] = [
     "--connect",
     "--listen",
     "--ca",
     "--cert",
+    "--key",
     "--crl",
     "--context",
     "--log",

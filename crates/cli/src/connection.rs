@@ -18,7 +18,7 @@ use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::failure::Failure;
 use crate::output::note;
 use crate::seconds::Seconds;
-use crate::settings::wrong_role;
+use crate::settings::{Problems, wrong_role};
 use crate::signals::Stop;
 use crate::watched;
 
@@ -56,6 +56,16 @@ pub(crate) struct ServerArgs {
         hide_env_values = true
     )]
     cert: Option<PathBuf>,
+    /// The key of --cert, if it is not in the same file
+    #[arg(
+        long,
+        value_name = "FILE",
+        global = true,
+        env = "SSNTP_KEY",
+        hide_env_values = true,
+        requires = "cert"
+    )]
+    key: Option<PathBuf>,
     #[command(flatten)]
     crl: CrlArgs,
     /// The name that the server's certificate must hold [default: the host that
@@ -117,6 +127,11 @@ impl ServerArgs {
             files: CredentialFiles {
                 ca: path(&self.ca, &context.ca, "ca", "SSNTP_CA")?,
                 cert: path(&self.cert, &context.cert, "cert", "SSNTP_CERT")?,
+                // A key belongs to its certificate.
+                key: match self.cert {
+                    Some(_) => self.key.clone(),
+                    None => Some(context.key).filter(|key| !key.is_empty()).map(PathBuf::from),
+                },
                 crl,
             },
             connect: match self.connect.is_empty() {
@@ -171,6 +186,7 @@ impl ServerArgs {
         let files = CredentialFiles {
             ca: needed(&self.ca, "ca")?,
             cert: needed(&self.cert, "cert")?,
+            key: self.key.as_ref().map(whole).transpose()?,
             crl: CrlArgs {
                 crl: self.crl.crl.iter().map(whole).collect::<Result<_, _>>()?,
                 ..self.crl
@@ -182,6 +198,7 @@ impl ServerArgs {
             connect: OneOrSeveral::Several(self.connect.iter().map(Address::to_string).collect()),
             ca: text(&files.ca),
             cert: text(&files.cert),
+            key: files.key.as_ref().map(text).unwrap_or_default(),
             crl: OneOrSeveral::Several(files.crl.crl.iter().map(text).collect()),
             server_name: self.server_name.clone().unwrap_or_default(),
         })
@@ -249,13 +266,12 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// The files that flags and environment name: certificate, authority and lists.
-    pub(crate) fn files(&self) -> (Option<&PathBuf>, Option<&PathBuf>, &CrlArgs) {
-        (
-            self.server.cert.as_ref(),
-            self.server.ca.as_ref(),
-            &self.server.crl,
-        )
+    /// Checks the files that flags and environment name: certificate, key, authority and lists.
+    pub(crate) fn check_files(&self, problems: &mut Problems, roles: Role) {
+        let ServerArgs {
+            cert, key, ca, crl, ..
+        } = &self.server;
+        problems.credentials(cert.as_ref(), key.as_ref(), ca.as_ref(), crl, roles);
     }
 
     /// The client's configuration so far, and what it was read from.
@@ -301,8 +317,8 @@ impl Connection {
     /// Whether the command line or the certificate says the UUID.
     pub(crate) fn settles_uuid(&self, stop: &Stop) -> Result<bool, Failure> {
         let is_bound = || {
-            let cert = self.server.reach(stop)?.files.cert;
-            Ok::<_, Failure>(Identity::load(cert)?.uuid().is_some())
+            let files = self.server.reach(stop)?.files;
+            Ok::<_, Failure>(files.identity()?.uuid().is_some())
         };
         Ok(self.uuid.is_some() || is_bound()?)
     }

@@ -9,6 +9,7 @@
 //!     connect: scheduler.example:8888     # or a list
 //!     ca: ca.pem                          # relative to this file
 //!     cert: controller.pem
+//!     key: controller.key                 # if it is not in the certificate's file
 //!     crl: crl.pem                        # or a list; need not be
 //!     server_name: scheduler              # what the server's certificate has to hold
 //! ```
@@ -52,6 +53,8 @@ pub(crate) struct Context {
     pub(crate) connect: OneOrSeveral,
     pub(crate) ca: String,
     pub(crate) cert: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) key: String,
     #[serde(skip_serializing_if = "OneOrSeveral::is_empty")]
     pub(crate) crl: OneOrSeveral,
     pub(crate) server_name: String,
@@ -127,7 +130,10 @@ impl Contexts {
             OneOrSeveral::One(file) => std::slice::from_mut(file),
             OneOrSeveral::Several(files) => files,
         };
-        for file in [&mut context.ca, &mut context.cert].into_iter().chain(lists) {
+        for file in [&mut context.ca, &mut context.cert, &mut context.key]
+            .into_iter()
+            .chain(lists)
+        {
             if let Some(directory) = &directory
                 && !file.is_empty()
             {

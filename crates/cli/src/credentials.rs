@@ -10,7 +10,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use ssntp::pki::{Identity, RevocationLists, Trust};
+use ssntp::pki::{self, Identity, RevocationLists, Trust};
 
 use crate::failure::Failure;
 use crate::input;
@@ -41,6 +41,8 @@ pub(crate) struct CrlArgs {
 #[derive(Clone, Debug)]
 pub(crate) struct CredentialFiles {
     pub(crate) cert: PathBuf,
+    /// The key, if it is not in the certificate's file.
+    pub(crate) key: Option<PathBuf>,
     pub(crate) ca: PathBuf,
     pub(crate) crl: CrlArgs,
 }
@@ -48,13 +50,20 @@ pub(crate) struct CredentialFiles {
 impl CredentialFiles {
     /// Reads all files.
     pub(crate) fn load(&self) -> Result<(Identity, Trust), Failure> {
-        let identity = Identity::load(&self.cert)?;
-        Ok((identity, self.crl.trust(&self.ca)?))
+        Ok((self.identity()?, self.crl.trust(&self.ca)?))
+    }
+
+    /// Reads the certificate and its key.
+    pub(crate) fn identity(&self) -> Result<Identity, Failure> {
+        Ok(identity(&self.cert, self.key.as_deref())?)
     }
 
     /// Reads all files, to watch them from now on.
     pub(crate) fn read(&self) -> Result<(Identity, Trust, FilesRead), Failure> {
-        let files = [&self.cert, &self.ca].into_iter().chain(&self.crl.crl);
+        let files = [&self.cert, &self.ca]
+            .into_iter()
+            .chain(&self.key)
+            .chain(&self.crl.crl);
         let watched = Watched::of(files.cloned().collect());
         let (identity, trust) = self.load()?;
         let mut lifetimes = vec![Lifetime::of_identity(&identity, &self.cert)];
@@ -76,6 +85,14 @@ impl CredentialFiles {
         let (identity, trust, read) = self.read()?;
         renew(&identity, &trust).map_err(Failure::new)?;
         Ok(read)
+    }
+}
+
+/// A certificate with its key, which is in a file of its own if one is given.
+pub(crate) fn identity(cert: &Path, key: Option<&Path>) -> Result<Identity, pki::Error> {
+    match key {
+        Some(key) => Identity::load_parts(cert, key),
+        None => Identity::load(cert),
     }
 }
 

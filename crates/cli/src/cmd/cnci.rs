@@ -67,8 +67,7 @@ impl Args {
     /// Errors that can be found without starting the concentrator.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        let (cert, ca, crl) = self.connection.files();
-        problems.credentials(cert, ca, crl, Role::CNCIAGENT);
+        self.connection.check_files(&mut problems, Role::CNCIAGENT);
         for (key, is_there) in [("tenant", self.tenant.is_some()), ("ip", self.ip.is_some())] {
             problems.of(
                 key,

@@ -41,6 +41,9 @@ pub(crate) struct Args {
     /// The scheduler's certificate and key
     #[arg(long, value_name = "FILE")]
     cert: PathBuf,
+    /// The key of --cert, if it is not in the same file
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
     #[command(flatten)]
     crl: CrlArgs,
     /// The file of the cluster's configuration, which clients get (the scheduler's
@@ -91,6 +94,7 @@ impl Args {
     fn files(&self) -> CredentialFiles {
         CredentialFiles {
             cert: self.cert.clone(),
+            key: self.key.clone(),
             ca: self.ca.clone(),
             crl: self.crl.clone(),
         }
@@ -99,7 +103,13 @@ impl Args {
     /// Errors that can be found without starting the scheduler.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        problems.credentials(Some(&self.cert), Some(&self.ca), &self.crl, Role::SCHEDULER);
+        problems.credentials(
+            Some(&self.cert),
+            self.key.as_ref(),
+            Some(&self.ca),
+            &self.crl,
+            Role::SCHEDULER,
+        );
         // The scheduler makes the file if there is none.
         let config = self.config.as_deref().filter(|path| path.exists());
         problems.of("config", config.map(load_configuration));
@@ -158,7 +168,7 @@ struct Running<'a> {
 impl Service for Running<'_> {
     type Args = Args;
 
-    const RELOADED: &'static [&'static str] = &["ca", "cert", "crl", "crl-strict"];
+    const RELOADED: &'static [&'static str] = &["ca", "cert", "crl", "crl-strict", "key"];
 
     fn reload(&mut self, args: Option<Args>) -> Result<FilesRead, Failure> {
         let files = args.map_or_else(|| self.files.clone(), |args| args.files());

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use ssntp::Role;
-use ssntp::pki::{Identity, Trust};
+use ssntp::pki::Trust;
 
-use crate::credentials::CrlArgs;
+use crate::credentials::{CrlArgs, identity};
 use crate::failure::Failure;
 
 /// Errors, each with the key of the setting that names the file.
@@ -30,18 +30,19 @@ impl Problems {
     pub(crate) fn credentials(
         &mut self,
         cert: Option<&PathBuf>,
+        key: Option<&PathBuf>,
         ca: Option<&PathBuf>,
         crl: &CrlArgs,
         roles: Role,
     ) {
-        let identity = |path: &PathBuf| {
-            let held = Identity::load(path)?.roles();
+        let check = |path: &PathBuf| {
+            let held = identity(path, key.map(PathBuf::as_path))?.roles();
             match held.intersects(roles) {
                 true => Ok(()),
                 false => Err(wrong_role(path, held, roles)),
             }
         };
-        self.of("cert", cert.map(identity));
+        self.of("cert", cert.map(check));
         let Some(ca) = ca else { return };
         match Trust::load(ca) {
             Ok(_) => self.of("crl", Some(crl.trust(ca))),

@@ -79,6 +79,7 @@ impl Dev {
             connect: OneOrSeveral::Several(addresses.iter().map(absolute).collect()),
             ca: file("ca.pem"),
             cert: file("client.pem"),
+            key: String::new(),
             crl: OneOrSeveral::default(),
             server_name: String::new(),
         };

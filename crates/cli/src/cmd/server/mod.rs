@@ -70,6 +70,9 @@ pub(crate) struct Args {
         conflicts_with = "dev"
     )]
     cert: Option<PathBuf>,
+    /// The key of --cert, if it is not in the same file
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
     #[command(flatten)]
     crl: CrlArgs,
     /// Try the protocol: make certificates and a context, for this host and user
@@ -204,7 +207,13 @@ impl Args {
     /// Errors that can be found without starting the server.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        problems.credentials(self.cert.as_ref(), self.ca.as_ref(), &self.crl, Role::SERVER);
+        problems.credentials(
+            self.cert.as_ref(),
+            self.key.as_ref(),
+            self.ca.as_ref(),
+            &self.crl,
+            Role::SERVER,
+        );
         problems.of("config", self.configuration().transpose());
         problems.of("forward", Some(self.rules()));
         problems.of("application", Some(self.applications.operands()));
@@ -325,6 +334,7 @@ impl Args {
     fn files(&self) -> Option<CredentialFiles> {
         Some(CredentialFiles {
             cert: self.cert.clone()?,
+            key: self.key.clone(),
             ca: self.ca.clone()?,
             crl: self.crl.clone(),
         })
@@ -376,6 +386,7 @@ impl Service for Running<'_> {
         "filter",
         "filter-action",
         "forward",
+        "key",
     ];
 
     fn reload(&mut self, new: Option<Args>) -> Result<FilesRead, Failure> {

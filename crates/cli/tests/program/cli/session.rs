@@ -725,3 +725,24 @@ fn requests_are_asked_and_answered_at_a_shell() {
     let why = ask("STATS").fail(2);
     assert!(why.contains("STATS is no request"), "{why}");
 }
+
+/// As other tools write them: the certificate in one file, the key in another one.
+#[test]
+fn a_key_may_be_in_a_file_of_its_own() {
+    let place = Place::new();
+    for name in ["server", "agent"] {
+        let whole = std::fs::read_to_string(place.path(&format!("{name}.pem"))).unwrap();
+        let at = whole.find("-----BEGIN PRIVATE KEY").unwrap();
+        let end = whole[at..].find("-----END PRIVATE KEY-----").unwrap() + at + 26;
+        std::fs::write(place.path(&format!("{name}.key")), &whole[at..end]).unwrap();
+        let certificate = format!("{}{}", &whole[..at], &whole[end..]);
+        std::fs::write(place.path(&format!("{name}.pem")), certificate).unwrap();
+    }
+    let (_server, at) = place.server("--key server.key");
+    let to = connect(&at, "agent");
+    place.succeed(&format!("send {to} --key agent.key STATS"));
+    let why = place.fail(&format!("send {to} STATS"), 1);
+    assert!(why.contains("agent.pem"), "{why}");
+    let why = place.fail(&format!("send {to} --key server.key STATS"), 1);
+    assert!(why.contains("key"), "{why}");
+}
