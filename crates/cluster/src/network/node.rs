@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::fs::File;
-use std::net::Ipv4Addr;
+use std::fs::{self, File};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -28,6 +29,7 @@ pub struct NetworkConfig {
     underlay: String,
     mtu: u16,
     port: u16,
+    pub(super) name_servers: Vec<IpAddr>,
     pub(super) concentrator_env: Vec<(String, String)>,
     pub(super) concentrator_files: Vec<(String, PathBuf)>,
     pub(super) concentrator_certs: Option<(String, PathBuf)>,
@@ -41,6 +43,7 @@ impl NetworkConfig {
             underlay: underlay.into(),
             mtu: DEFAULT_MTU,
             port: DEFAULT_PORT,
+            name_servers: Vec::new(),
             concentrator_env: Vec::new(),
             concentrator_files: Vec::new(),
             concentrator_certs: None,
@@ -58,6 +61,13 @@ impl NetworkConfig {
     #[must_use]
     pub fn port(mut self, port: u16) -> Self {
         self.port = port;
+        self
+    }
+
+    /// Adds a name server for the instances. Default: none.
+    #[must_use]
+    pub fn name_server(mut self, ip: IpAddr) -> Self {
+        self.name_servers.push(ip);
         self
     }
 
@@ -268,7 +278,17 @@ impl Networks {
         let mut made = self.made();
         *made = Made::default();
         let mut wanted = BTreeSet::new();
-        for (instance, attachment, _) in instances {
+        // An instance that was started before the node had networks uses the host's, which must
+        // not get its address.
+        let instances = instances.iter().filter(|(instance, _, pid)| {
+            let is_alone = !is_own_namespace(*pid);
+            if !is_alone {
+                warn!("instance {instance} uses the host's network until it is started again");
+            }
+            is_alone
+        });
+        let instances: Vec<_> = instances.collect();
+        for (instance, attachment, _) in &instances {
             wanted.insert(port_name(*instance));
             if let Attachment::Tenant(port) = attachment {
                 match made.add(*instance, port) {
@@ -539,6 +559,12 @@ fn configure(interface: &Interface, gateway: Option<Ipv4Addr>, namespace: &File)
 fn namespace(pid: i32) -> Result<File, String> {
     let path = format!("/proc/{pid}/ns/net");
     File::open(&path).map_err(|e| format!("{path}: {e}"))
+}
+
+/// Whether a process has the network namespace of this one.
+fn is_own_namespace(pid: i32) -> bool {
+    let inode = |process: &str| fs::metadata(format!("/proc/{process}/ns/net")).map(|found| found.ino());
+    matches!((inode("self"), inode(&pid.to_string())), (Ok(own), Ok(its)) if own == its)
 }
 
 /// The packets that the filters dropped, by port.

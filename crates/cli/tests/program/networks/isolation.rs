@@ -1,6 +1,6 @@
 //! Who reaches whom, and who must not.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use super::rig::{Instance, Rig, hears, megabytes, serve, tell_peers, until};
 
@@ -27,6 +27,7 @@ fn tenants_with_one_subnet_reach_their_own_and_never_each_other() {
     blue_a.reaches(&blue_a2);
     red_a.reaches(&red_b);
     red_b.reaches(&red_a);
+    assert_eq!(blue_a.reads("/etc/resolv.conf"), "nameserver 192.0.2.53\n");
     // The third address is blue's alone.
     assert_eq!(red_a.hears(blue_b.ip), None);
     assert_eq!(red_b.hears(blue_b.ip), None);
@@ -150,13 +151,15 @@ fn a_tenants_network_is_not_much_slower_than_the_underlay() {
     rig.tenant("blue", 33);
     let [a, b] = ["a", "b"].map(|host| rig.start("blue", host));
     a.reaches(&b);
-    let listener = rig.at("b", || std::net::TcpListener::bind("10.77.0.12:9").unwrap());
-    let bare = megabytes(
-        rig.at("a", || std::net::TcpStream::connect("10.77.0.12:9").unwrap()),
-        &listener,
-    );
-    let (listener, stream) = a.sink(&b);
-    let inside = megabytes(stream, &listener);
+    let (mut bare, mut inside) = (0, 0);
+    // The best of each counts, because other work on the machine comes and goes.
+    for _ in 0..4 {
+        let listener = rig.at("b", || TcpListener::bind("10.77.0.12:9").unwrap());
+        let stream = rig.at("a", || TcpStream::connect("10.77.0.12:9").unwrap());
+        bare = bare.max(megabytes(stream, &listener));
+        let (listener, stream) = a.sink(&b);
+        inside = inside.max(megabytes(stream, &listener));
+    }
     eprintln!("underlay {bare} MB/s, tenant {inside} MB/s");
     assert!(inside * 10 > bare * 7, "{inside} of {bare}");
 }
