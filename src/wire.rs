@@ -76,9 +76,14 @@ pub(super) fn outgoing(frame: &Frame, tracing: bool) -> Outgoing {
     Outgoing::framed(header.encode(), frame.payload_bytes().clone())
 }
 
-/// The time of a stamp: nanoseconds since the Unix epoch.
+/// The time of a stamp that is made now.
 #[expect(clippy::disallowed_methods, reason = "stamps are what the clock is for")]
 pub(super) fn unix_nanos() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    unix_nanos_at(SystemTime::now())
+}
+
+/// The time of a stamp: nanoseconds since the Unix epoch.
+pub(super) fn unix_nanos_at(wall: SystemTime) -> u64 {
+    let since = wall.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -54,6 +54,9 @@ pub struct CommandSubject {
     pub vnic_mac: String,
     /// Whether a START was to start an instance again.
     pub restart: bool,
+    /// What its sender calls the command, to tell its failure from that of another one. A
+    /// key of this project.
+    pub command_id: String,
     /// Why in full, if a failure says so; no command has this key.
     #[serde(skip_deserializing)]
     pub detail: String,
@@ -99,6 +102,10 @@ macro_rules! failure {
             /// Why; default: empty.
             pub reason: $reason,
             $( $(#[$ldoc])* pub $later: $ltype, )*
+            /// The `command_id` of the command, if it had one. A key of this project, which
+            /// others ignore; default: empty. Left out when empty.
+            #[serde(skip_serializing_if = "String::is_empty")]
+            pub command_id: String,
         }
 
         payload!($failure = ErrorCode::$code);
@@ -112,6 +119,7 @@ macro_rules! failure {
                     $($field: subject.$field,)+
                     reason,
                     $($later: subject.$later,)*
+                    command_id: subject.command_id,
                 }
             }
 
@@ -119,6 +127,7 @@ macro_rules! failure {
                 let subject = CommandSubject {
                     $($field: self.$field,)+
                     $($later: self.$later,)*
+                    command_id: self.command_id,
                     ..CommandSubject::default()
                 };
                 (subject, self.reason)
@@ -127,7 +136,24 @@ macro_rules! failure {
     };
 }
 
-failure! {
+/// Defines failures that begin with the same fields.
+macro_rules! failures {
+    (
+        $fields:tt
+        $( $(#[$doc:meta])* $failure:ident = $code:ident of $command:ident because $reason:ident $later:tt )+
+    ) => {$(
+        failure! { $(#[$doc])* $failure = $code of $command; $fields because $reason $later }
+    )+};
+}
+
+failures! {
+    {
+        /// The node; empty if a scheduler found none. Default: empty.
+        node_uuid: Id,
+        /// The instance; default: empty.
+        instance_uuid: Id,
+    }
+
     /// A workload did not start, or the node has it already.
     ///
     /// The payload of StartFailure (ERROR 0x1):
@@ -138,15 +164,7 @@ failure! {
     /// reason: full_cn
     /// restart: true
     /// ```
-    StartFailure = START_FAILURE of START;
-    {
-        /// The node; empty if the scheduler found none. Default: empty.
-        node_uuid: Id,
-        /// The instance; default: empty.
-        instance_uuid: Id,
-    }
-    because StartFailureReason
-    {
+    StartFailure = START_FAILURE of START because StartFailureReason {
         /// Whether the START was to start an instance again; default: false.
         restart: bool,
         /// Why in full, for people, in one line of at most 200 characters. A key of this
@@ -154,9 +172,7 @@ failure! {
         #[serde(skip_serializing_if = "String::is_empty")]
         detail: String,
     }
-}
 
-failure! {
     /// An instance was not stopped.
     ///
     /// The payload of StopFailure (ERROR 0x2):
@@ -166,18 +182,8 @@ failure! {
     /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
     /// reason: already_stopped
     /// ```
-    StopFailure = STOP_FAILURE of STOP;
-    {
-        /// The node; default: empty.
-        node_uuid: Id,
-        /// The instance; default: empty.
-        instance_uuid: Id,
-    }
-    because StopFailureReason
-    {}
-}
+    StopFailure = STOP_FAILURE of STOP because StopFailureReason {}
 
-failure! {
     /// An instance was not restarted.
     ///
     /// The payload of RestartFailure (ERROR 0x5):
@@ -187,23 +193,13 @@ failure! {
     /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
     /// reason: instance_corrupt
     /// ```
-    RestartFailure = RESTART_FAILURE of RESTART;
-    {
-        /// The node; default: empty.
-        node_uuid: Id,
-        /// The instance; default: empty.
-        instance_uuid: Id,
-    }
-    because RestartFailureReason
-    {
+    RestartFailure = RESTART_FAILURE of RESTART because RestartFailureReason {
         /// Why in full, for people, in one line of at most 200 characters. A key of this
         /// project, which others ignore; default: empty. Left out when empty.
         #[serde(skip_serializing_if = "String::is_empty")]
         detail: String,
     }
-}
 
-failure! {
     /// An instance was not deleted.
     ///
     /// The payload of DeleteFailure (ERROR 0x4):
@@ -213,18 +209,19 @@ failure! {
     /// instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
     /// reason: no_instance
     /// ```
-    DeleteFailure = DELETE_FAILURE of DELETE;
+    DeleteFailure = DELETE_FAILURE of DELETE because DeleteFailureReason {}
+}
+
+failures! {
     {
         /// The node; default: empty.
         node_uuid: Id,
         /// The instance; default: empty.
         instance_uuid: Id,
+        /// The volume; default: empty.
+        volume_uuid: Id,
     }
-    because DeleteFailureReason
-    {}
-}
 
-failure! {
     /// A volume was not attached.
     ///
     /// The payload of AttachVolumeFailure (ERROR 0x8):
@@ -235,20 +232,8 @@ failure! {
     /// volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
     /// reason: already_attached
     /// ```
-    AttachVolumeFailure = ATTACH_VOLUME_FAILURE of ATTACH_VOLUME;
-    {
-        /// The node; default: empty.
-        node_uuid: Id,
-        /// The instance; default: empty.
-        instance_uuid: Id,
-        /// The volume; default: empty.
-        volume_uuid: Id,
-    }
-    because AttachVolumeFailureReason
-    {}
-}
+    AttachVolumeFailure = ATTACH_VOLUME_FAILURE of ATTACH_VOLUME because AttachVolumeFailureReason {}
 
-failure! {
     /// A volume was not detached.
     ///
     /// The payload of DetachVolumeFailure (ERROR 0x9):
@@ -259,20 +244,25 @@ failure! {
     /// volume_uuid: 7c9e6679-7425-40de-944b-e07fc1f90ae7
     /// reason: not_attached
     /// ```
-    DetachVolumeFailure = DETACH_VOLUME_FAILURE of DETACH_VOLUME;
-    {
-        /// The node; default: empty.
-        node_uuid: Id,
-        /// The instance; default: empty.
-        instance_uuid: Id,
-        /// The volume; default: empty.
-        volume_uuid: Id,
-    }
-    because DetachVolumeFailureReason
-    {}
+    DetachVolumeFailure = DETACH_VOLUME_FAILURE of DETACH_VOLUME because DetachVolumeFailureReason {}
 }
 
-failure! {
+failures! {
+    {
+        /// The concentrator; default: empty.
+        concentrator_uuid: Id,
+        /// The tenant that the instance belongs to; default: empty.
+        tenant_uuid: Id,
+        /// The instance; default: empty.
+        instance_uuid: Id,
+        /// The public address; default: empty.
+        public_ip: String,
+        /// The instance's address inside its subnet; default: empty.
+        private_ip: String,
+        /// The MAC address of the instance's interface; default: empty.
+        vnic_mac: String,
+    }
+
     /// A public IP address was not assigned.
     ///
     /// The payload of AssignPublicIPFailure (ERROR 0xa):
@@ -286,26 +276,8 @@ failure! {
     /// vnic_mac: 02:42:0a:00:00:21
     /// reason: assign_failure
     /// ```
-    AssignPublicIpFailure = ASSIGN_PUBLIC_IP_FAILURE of ASSIGN_PUBLIC_IP;
-    {
-        /// The concentrator; default: empty.
-        concentrator_uuid: Id,
-        /// The tenant that the instance belongs to; default: empty.
-        tenant_uuid: Id,
-        /// The instance; default: empty.
-        instance_uuid: Id,
-        /// The public address; default: empty.
-        public_ip: String,
-        /// The instance's address inside its subnet; default: empty.
-        private_ip: String,
-        /// The MAC address of the instance's interface; default: empty.
-        vnic_mac: String,
-    }
-    because PublicIpFailureReason
-    {}
-}
+    AssignPublicIpFailure = ASSIGN_PUBLIC_IP_FAILURE of ASSIGN_PUBLIC_IP because PublicIpFailureReason {}
 
-failure! {
     /// A public IP address was not released.
     ///
     /// The payload of UnassignPublicIPFailure (ERROR 0xb):
@@ -319,23 +291,7 @@ failure! {
     /// vnic_mac: 02:42:0a:00:00:21
     /// reason: release_failure
     /// ```
-    UnassignPublicIpFailure = UNASSIGN_PUBLIC_IP_FAILURE of RELEASE_PUBLIC_IP;
-    {
-        /// The concentrator; default: empty.
-        concentrator_uuid: Id,
-        /// The tenant that the instance belongs to; default: empty.
-        tenant_uuid: Id,
-        /// The instance; default: empty.
-        instance_uuid: Id,
-        /// The public address; default: empty.
-        public_ip: String,
-        /// The instance's address inside its subnet; default: empty.
-        private_ip: String,
-        /// The MAC address of the instance's interface; default: empty.
-        vnic_mac: String,
-    }
-    because PublicIpFailureReason
-    {}
+    UnassignPublicIpFailure = UNASSIGN_PUBLIC_IP_FAILURE of RELEASE_PUBLIC_IP because PublicIpFailureReason {}
 }
 
 /// Defines the reasons of a failure. Two of them every failure has: those of a payload that

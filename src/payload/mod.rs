@@ -241,7 +241,7 @@ macro_rules! payload {
             const KIND: $crate::proto::FrameKind = $crate::payload::kind!($operand::$constant);
 
             fn decode(payload: &[u8]) -> Result<Self, $crate::payload::Error> {
-                let root = $crate::payload::root!($($root)?);
+                let root = None$(.or(Some($root)))?;
                 #[allow(unused, reason = "used if a field is required, or an older form is read")]
                 let (mut value, tree): (Self, _) = $crate::payload::read(payload, root)?;
                 $(($complete)(&mut value, tree.decode(root)?);)?
@@ -258,7 +258,7 @@ macro_rules! payload {
             }
 
             fn encode(&self) -> ::bytes::Bytes {
-                $crate::payload::write(self, $crate::payload::root!($($root)?))
+                $crate::payload::write(self, None$(.or(Some($root)))?)
             }
         }
     };
@@ -283,15 +283,6 @@ macro_rules! alike {
     )+};
 }
 
-macro_rules! root {
-    () => {
-        None
-    };
-    ($root:literal) => {
-        Some($root)
-    };
-}
-
 /// The kind of an operand, as a constant.
 macro_rules! kind {
     (Command::$constant:ident) => {
@@ -311,4 +302,4 @@ macro_rules! kind {
     };
 }
 
-use {alike, kind, payload, root};
+use {alike, kind, payload};

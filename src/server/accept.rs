@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 use super::audit::{AUDIT, Named};
 use super::config::Environment;
 use super::core::{AdmissionRequest, ServerCore};
-use super::now;
 use super::sessions::SessionId;
+use super::{now, wall_clock};
 use crate::proto::{Connect, ErrorCode, Frame, Refusal, ServerHandshake};
 use crate::wire::{Decoder, outgoing};
 use bytes::{Bytes, BytesMut};
@@ -123,7 +123,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
     // What was put in force since the handshake began decides.
     let newest = environment.in_force();
     let is_old = newest.generation() != in_force.generation();
-    let objection = || newest.objection(&secured.peer, &certificate, environment.time_of_day.now());
+    let objection = || newest.objection(&secured.peer, &certificate, wall_clock());
     if let Some(why) = is_old.then(objection).flatten() {
         environment.refused(newcomer, "certificate");
         environment.say(newcomer, Level::Warn, "refused", &Named(&certificate), &why);

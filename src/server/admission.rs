@@ -25,21 +25,19 @@
 //! | the server has as many sessions as it may | ConnectionFailure |
 //! | its certificate has as many sessions as one may | ConnectionFailure |
 //!
-//! A session counts from its admission until its threads are joined.
-//! [`Certificates`] counts those of each certificate, by the [`CertificateUse`] that each
-//! session holds as long. A newcomer that takes a session over may have its
+//! A session counts from its admission until its threads are joined, and
+//! [`Certificates`](super::certificates::Certificates) counts those of each certificate. A
+//! newcomer that takes a session over may have its
 //! place at once, although the old session's threads end a moment later. So
 //! there is one session at most beyond each limit, and only while it ends.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use uuid::Uuid;
 
 use super::sessions::SessionId;
 use crate::proto::Refusal;
-use ssntp_transport::pki::{CertificateDer, CertificateInfo, KeptCertificate};
+use ssntp_transport::pki::{CertificateInfo, KeptCertificate};
 
 /// Whom a server admits, beyond what the protocol demands.
 ///
@@ -208,110 +206,15 @@ pub(super) enum Likeness {
     Different,
 }
 
-/// How many sessions each certificate has. A certificate is kept once, however
-/// many they are.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Certificates(Arc<Mutex<Known>>);
-
-#[derive(Debug, Default)]
-struct Known {
-    sessions: HashMap<KeptCertificate, usize>,
-    /// What was shown with a certificate last. Most clusters have one authority in
-    /// between, if any, so that all clients show the same, which is kept once.
-    intermediates: Option<Arc<[CertificateDer<'static>]>>,
-}
-
-impl Certificates {
-    /// Counts a session of this certificate until the result is dropped.
-    /// `intermediates` are the certificates that were shown with it.
-    pub(super) fn take(
-        &self,
-        certificate: &CertificateInfo,
-        intermediates: Vec<CertificateDer<'static>>,
-    ) -> CertificateUse {
-        let mut known = self.lock();
-        let kept = known.sessions.get_key_value(&certificate.der[..]);
-        let certificate = match kept {
-            Some((kept, _)) => kept.clone(),
-            None => KeptCertificate::new(certificate, known.shared(intermediates)),
-        };
-        *known.sessions.entry(certificate.clone()).or_default() += 1;
-        CertificateUse {
-            certificate,
-            certificates: self.clone(),
-        }
-    }
-
-    /// How many sessions this certificate has.
-    pub(super) fn sessions_of(&self, certificate: &CertificateInfo) -> usize {
-        self.lock()
-            .sessions
-            .get(&certificate.der[..])
-            .copied()
-            .unwrap_or_default()
-    }
-
-    /// How many certificates there are, and the most sessions that one has.
-    pub(super) fn counted(&self) -> (usize, usize) {
-        let sessions = self.lock();
-        (
-            sessions.sessions.len(),
-            sessions.sessions.values().copied().max().unwrap_or_default(),
-        )
-    }
-
-    // Held for a look-up at a time, and by one thread: a place is taken and
-    // given back on the dispatcher.
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Known {
-    fn shared(&mut self, shown: Vec<CertificateDer<'static>>) -> Option<Arc<[CertificateDer<'static>]>> {
-        if shown.is_empty() {
-            return None;
-        }
-        if self.intermediates.as_deref() != Some(&shown[..]) {
-            self.intermediates = Some(shown.into());
-        }
-        self.intermediates.clone()
-    }
-}
-
-/// One session's use of its certificate: it counts while this is held.
-#[derive(Debug)]
-pub struct CertificateUse {
-    certificate: KeptCertificate,
-    certificates: Certificates,
-}
-
-impl CertificateUse {
-    /// The session's certificate, which it shares with others that have it.
-    pub(super) fn certificate(&self) -> &KeptCertificate {
-        &self.certificate
-    }
-}
-
-impl Drop for CertificateUse {
-    fn drop(&mut self) {
-        let mut known = self.certificates.lock();
-        if let Some(count) = known.sessions.get_mut(&self.certificate) {
-            *count -= 1;
-            if *count == 0 {
-                known.sessions.remove(&self.certificate);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::Likeness::{Different, Same, SameAuthority};
     use super::*;
+    use crate::server::certificates::Certificates;
     use ssntp_transport::ConnectionId;
+    use ssntp_transport::pki::CertificateDer;
 
     const SERVER: Uuid = Uuid::from_u128(1);
     const CLIENT: Uuid = Uuid::from_u128(2);
@@ -522,44 +425,6 @@ mod tests {
         CertificateInfo::nothing(&CertificateDer::from(number.to_be_bytes().to_vec()))
     }
 
-    #[test]
-    fn a_certificate_is_kept_once_and_as_long_as_it_has_sessions() {
-        let places = Certificates::default();
-        let (one, other) = (certificate(1), certificate(2));
-        let taken = [&one, &one, &other].map(|certificate| places.take(certificate, Vec::new()));
-        let [first, second, _] = &taken;
-        assert!(std::ptr::eq(
-            first.certificate().info(),
-            second.certificate().info()
-        ));
-        assert_eq!(places.lock().sessions.values().sum::<usize>(), 3);
-        assert_eq!((places.sessions_of(&one), places.sessions_of(&other)), (2, 1));
-        let [first, second, third] = taken;
-        drop((first, third));
-        assert_eq!(places.lock().sessions.values().sum::<usize>(), 1);
-        assert_eq!((places.sessions_of(&one), places.sessions_of(&other)), (1, 0));
-        drop(second);
-        assert_eq!(places.sessions_of(&one), 0);
-        assert!(places.lock().sessions.is_empty());
-    }
-
-    #[test]
-    fn what_certificates_were_shown_with_is_kept_once_for_all_of_them() {
-        let places = Certificates::default();
-        let shown = |number| vec![certificate(number).der];
-        let taken = [(1, shown(9)), (2, shown(9)), (3, shown(8)), (4, Vec::new())]
-            .map(|(number, intermediates)| places.take(&certificate(number), intermediates));
-        let chains = taken.each_ref().map(|place| place.certificate().chain());
-        assert_eq!(chains.each_ref().map(Vec::len), [2, 2, 2, 1]);
-        for (at, number) in [(0, 9), (1, 9), (2, 8)] {
-            assert_eq!(chains[at][0], certificate(at + 1).der);
-            assert_eq!(chains[at][1], certificate(number).der);
-        }
-        // One kept, one in each certificate.
-        let one = places.lock().shared(shown(8)).unwrap();
-        assert_eq!(Arc::strong_count(&one), 3);
-    }
-
     /// Certificates of the model, as what they are bound to and who issued
     /// them. Several of them claim each of two UUIDs.
     const CERTIFICATES: [(Option<u128>, u8); 8] = [
@@ -596,8 +461,8 @@ mod tests {
         policy: AdmissionPolicy,
         maximum: usize,
         places: Certificates,
-        sessions: Vec<(SessionId, Uuid, usize, CertificateUse)>,
-        leaving: Vec<CertificateUse>,
+        sessions: Vec<(SessionId, Uuid, usize, KeptCertificate)>,
+        leaving: Vec<KeptCertificate>,
         next: u64,
     }
 
@@ -672,7 +537,8 @@ mod tests {
                 }
                 Step::End(at) if !self.sessions.is_empty() => self.end(at.index(self.sessions.len())),
                 Step::Join(at) if !self.leaving.is_empty() => {
-                    self.leaving.swap_remove(at.index(self.leaving.len()));
+                    let gone = self.leaving.swap_remove(at.index(self.leaving.len()));
+                    self.places.give(&gone);
                 }
                 _ => {}
             }
@@ -723,10 +589,11 @@ mod tests {
                     prop_assert!(model.places.sessions_of(&certificate(number)) <= share + 1);
                 }
             }
-            model.sessions.clear();
-            model.leaving.clear();
-            prop_assert_eq!(model.taken(), 0);
-            prop_assert!(model.places.lock().sessions.is_empty());
+            let all = model.sessions.drain(..).map(|session| session.3);
+            for gone in all.chain(model.leaving.drain(..)) {
+                model.places.give(&gone);
+            }
+            prop_assert_eq!(model.places.counted(), (0, 0));
         }
 
         #[test]

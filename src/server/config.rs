@@ -10,11 +10,11 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::admission::AdmissionPolicy;
-use super::credentials::{Credentials, InForce, TimeOfDay};
-use super::figures::HandshakeTally;
+use super::credentials::{Credentials, InForce};
 use super::filter::Filter;
 use super::held::Held;
 use super::routing::{RuleError, Rules};
+use super::tally::HandshakeTally;
 use crate::proto::{DEFAULT_MAX_PAYLOAD, Operands};
 use ssntp_transport::LogLimit;
 use ssntp_transport::Role;
@@ -384,7 +384,6 @@ pub struct Environment {
     /// Replaced as a whole when the certificates are renewed.
     in_force: Mutex<Arc<InForce>>,
     resumption: bool,
-    pub(super) time_of_day: TimeOfDay,
     /// What newcomers may cause in the log, by host.
     pub(super) newcomers: Mutex<LogLimit<Option<IpAddr>>>,
     /// What newcomers have come to.
@@ -414,7 +413,6 @@ impl Environment {
                 outlive: config.outlive_certificates,
             })),
             resumption: config.resumption,
-            time_of_day: TimeOfDay::default(),
             newcomers: Mutex::default(),
             handshakes: HandshakeTally::default(),
         }))
@@ -431,8 +429,7 @@ impl Environment {
         // A ticketer of its own: it takes no ticket that was made before.
         let acceptor = Acceptor::mutual(identity, trust)?.resumption(self.resumption)?;
         let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
-        let follows = trust.check_follows(&in_force.credentials.trust);
-        follows.map_err(|fault| TlsError::Configuration(fault.to_string()))?;
+        acceptor.check_follows(&in_force.acceptor)?;
         *in_force = Arc::new(InForce {
             acceptor,
             credentials: Credentials {

@@ -11,8 +11,8 @@
 //! [`Server`](super::Server), which runs a core on a dispatcher thread.
 //!
 //! A [`ServerCore`] has no sockets, no threads and no clock. Its owner implements
-//! [`Core`]'s counterpart: it calls `admit`, `admitted`, `item`, `ended`, `tick` and `stop`
-//! with the time, calls `settle` after each, and carries out the [`Action`]s that come back.
+//! [`Core`]'s counterpart: it calls `admit`, `admitted`, `item`, `ended`, `gone`, `tick` and
+//! `stop` with the time, calls `settle` after each, and carries out the [`Action`]s that come back.
 //! `ssntp_transport::dispatch::Runner` does that for [`Server`](super::Server).
 //!
 //! | type | what it is |
@@ -20,7 +20,6 @@
 //! | [`ServerCore`] | all state of a server, with its application |
 //! | [`Environment`] | the part that threads share: credentials, limits, counts of newcomers |
 //! | [`AdmissionRequest`], [`Grant`] | a client that asks to be admitted, and the answer |
-//! | [`CertificateUse`], [`LossCount`] | held until the threads of a session are joined |
 //!
 //! A session is in the index from its admission until its end, which takes it out of every
 //! index at once; its threads may then still send what waits.
@@ -35,21 +34,21 @@ use crossbeam_channel::Sender;
 use log::{debug, error, info};
 use uuid::Uuid;
 
-pub use super::admission::CertificateUse;
-use super::admission::{AdmissionPolicy, Candidate, Certificates, Holder, Standing};
+use super::admission::{AdmissionPolicy, Candidate, Holder, Standing};
 use super::audit::{AUDIT, Named};
 use super::bans::Bans;
+use super::certificates::Certificates;
 pub use super::config::Environment;
 use super::config::{ConfigurationCheck, ServerConfig, SlowConsumer};
 use super::delivery::Fan;
-use super::figures::Tally;
+use super::disconnect::DisconnectReason;
 use super::filter::Filter;
-use super::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer};
-use super::held::Held;
+use super::handler::{Context, Handler, Newcomer};
+use super::held::{Held, HeldFrame};
 use super::operators::is_of_operators;
 use super::routing::{Rule, RuleTable};
-pub use super::sessions::LossCount;
 use super::sessions::{Session, SessionId, SessionInfo, Sessions};
+use super::tally::Tally;
 use crate::proto::{
     Command, Connect, Connected, ErrorCode, Frame, Item, Refusal, Run, ServerHandshake, answer_to_unsupported,
 };
@@ -59,8 +58,8 @@ use ssntp_transport::LogLimit;
 use ssntp_transport::Role;
 use ssntp_transport::dispatch::{Action, Core, Drops, Origin};
 use ssntp_transport::excerpt;
-use ssntp_transport::pki::{CertificateDer, CertificateInfo, Fault};
-use ssntp_transport::{ConnectionId, EndReason, Gauge, Load, Outgoing, PeerAddress};
+use ssntp_transport::pki::{CertificateDer, CertificateInfo, Fault, KeptCertificate};
+use ssntp_transport::{ConnectionId, EndReason, Gauge, Load, Outgoing, PeerAddress, Table};
 
 /// A client that asks to be admitted.
 #[derive(Debug)]
@@ -125,12 +124,14 @@ pub(super) struct State {
     pub(super) max_sessions: usize,
     pub(super) admission: AdmissionPolicy,
     pub(super) certificates: Certificates,
+    /// The certificates and gauges of all connections, until their threads are joined.
+    connections: Table<(KeptCertificate, Gauge)>,
     /// The roles of those whose [`operators`](super::operators) commands are taken.
     pub(super) operators: Role,
     pub(super) bans: Bans,
     pub(super) tally: Tally,
     /// What sessions that are gone have lost.
-    pub(super) frames_lost: Arc<AtomicU64>,
+    pub(super) frames_lost: u64,
     /// Sessions whose end the handler has not been told of.
     pub(super) departed: Vec<(Arc<SessionInfo>, DisconnectReason)>,
     /// Frames that the handler is to be told have expired.
@@ -138,6 +139,10 @@ pub(super) struct State {
     /// Dropped when the server stops, which ends `Server::wait`.
     pub(super) open: Option<Sender<Infallible>>,
     pub(super) now: Instant,
+    /// The time of day, as it was told last.
+    pub(super) wall: SystemTime,
+    /// Newcomers must have been verified by these credentials or later ones.
+    pub(super) generation: u64,
     /// What clients may cause in the log, by UUID.
     pub(super) log: LogLimit<Uuid>,
     /// What is to be done, in order.
@@ -188,14 +193,17 @@ impl ServerCore {
             max_sessions,
             admission: config.admission,
             certificates: Certificates::default(),
+            connections: Table::default(),
             operators: config.operators,
             bans: Bans::default(),
             tally: Tally::new(now),
-            frames_lost: Arc::default(),
+            frames_lost: 0,
             departed: Vec::new(),
             expired: Vec::new(),
             open: Some(open),
             now,
+            wall: SystemTime::UNIX_EPOCH,
+            generation: 0,
             log: LogLimit::default(),
             actions: Vec::new(),
             origin: Origin::Application,
@@ -251,8 +259,11 @@ impl Core for ServerCore {
     type Item = Item;
     type Request = AdmissionRequest;
     type Grant = Grant;
-    type Place = (CertificateUse, LossCount);
     type Refusal = Refusal;
+
+    fn owner(request: &AdmissionRequest) -> Option<&[u8]> {
+        Some(&request.certificate.der)
+    }
 
     fn admit(
         &mut self,
@@ -262,9 +273,9 @@ impl Core for ServerCore {
         standing: usize,
         now: Instant,
         actions: &mut Vec<Action>,
-    ) -> Result<(Grant, Self::Place), Refusal> {
+    ) -> Result<Grant, Refusal> {
         self.at(now, actions, |core| {
-            if request.generation != core.state.environment.in_force().generation() {
+            if request.generation < core.state.generation {
                 return Err(Refusal::Busy("the server's certificates were replaced meanwhile"));
             }
             let replaced = core.state.judge(&request, standing)?;
@@ -287,12 +298,24 @@ impl Core for ServerCore {
             session.told = true;
             core.state.tally.admitted += 1;
             let info = Arc::clone(&session.info);
-            if let Some(more) = core.state.log.admit(info.uuid, "connected", now) {
+            if let Some(more) = info.may_log(&mut core.state.log, "connected", now) {
                 info!(target: "ssntp::server", "{info}: connected{more}");
             }
             info!(target: AUDIT, "connected: {info}, {}", Named(info.certificate()));
             core.guarded("connected", |handler, cx| handler.connected(cx, &info));
         });
+    }
+
+    fn time_of_day(&mut self, wall: SystemTime) {
+        self.state.wall = wall;
+    }
+
+    fn gone(&mut self, id: ConnectionId) {
+        if let Some((certificate, gauge)) = self.state.connections.remove(id) {
+            self.state.certificates.give(&certificate);
+            // Frames are lost until the threads have ended.
+            self.state.frames_lost += gauge.lost();
+        }
     }
 
     fn received(&mut self, id: ConnectionId, bytes: u64, now: Instant) {
@@ -349,7 +372,7 @@ impl Core for ServerCore {
         while !(self.state.departed.is_empty() && self.state.expired.is_empty()) {
             self.at(now, actions, |core| {
                 for (info, reason) in std::mem::take(&mut core.state.departed) {
-                    if let Some(more) = core.state.log.admit(info.uuid, "disconnected", now) {
+                    if let Some(more) = info.may_log(&mut core.state.log, "disconnected", now) {
                         info!(target: "ssntp::server", "{info}: disconnected: {}{more}", excerpt(&reason));
                     }
                     let certificate = Named(info.certificate());
@@ -501,7 +524,7 @@ impl ServerCore {
         match self.state.rules.get(frame.kind()) {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
-                let mut fan = Fan::new(frame, &self.state.environment);
+                let mut fan = Fan::new(frame, &self.state);
                 self.state
                     .fan_out(info.id, role, frame.kind(), |session| fan.for_session(session));
             }
@@ -544,7 +567,7 @@ impl State {
         request: AdmissionRequest,
         gauge: Gauge,
         replaced: Option<SessionId>,
-    ) -> (Grant, (CertificateUse, LossCount)) {
+    ) -> Grant {
         let AdmissionRequest {
             connect,
             certificate,
@@ -565,24 +588,21 @@ impl State {
             environment.tracing,
             self.configuration.clone(),
         );
-        let place = self.certificates.take(&certificate, intermediates);
+        let certificate = self.certificates.take(&certificate, intermediates);
         let info = Arc::new(SessionInfo {
             id,
             uuid: connect.source,
             role: connect.role,
             address,
-            certificate: place.certificate().clone(),
+            certificate: certificate.clone(),
             tracing: connected.trace,
         });
-        let loss = LossCount {
-            gauge: gauge.clone(),
-            of_server: Arc::clone(&self.frames_lost),
-        };
+        self.connections.insert(id.0, (certificate, gauge.clone()));
         let mut session = Session::new(Arc::clone(&info), gauge, bad_traces, self.now);
         session.ends = ends;
         self.sessions.insert(session);
         self.await_end(id);
-        (Grant { info, connected }, (place, loss))
+        Grant { info, connected }
     }
 
     /// Logs a panic of the application, which may come with each frame.
@@ -617,7 +637,7 @@ impl State {
     fn await_end(&mut self, id: SessionId) -> bool {
         let ends = self.sessions.get(id).and_then(|session| session.ends);
         let Some(ends) = ends else { return false };
-        let left = ends.duration_since(self.environment.time_of_day.now());
+        let left = ends.duration_since(self.wall);
         let left = left.unwrap_or_default();
         let [soonest, latest] = LOOKS;
         self.sessions.look_at(id, self.now + left.clamp(soonest, latest));

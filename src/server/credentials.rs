@@ -13,7 +13,6 @@
 //! the dispatcher admits no client by an earlier one.
 
 use std::borrow::Borrow;
-use std::fmt;
 use std::time::SystemTime;
 
 use log::warn;
@@ -81,7 +80,9 @@ const AT_A_TIME: usize = 64;
 /// longer. Verifies each certificate once, on this thread: the dispatcher only says
 /// who stands, and ends whom it is told to.
 pub(super) fn look(handle: &ServerHandle, now: SystemTime) -> Renewed {
-    let standing = handle.with(|cx| {
+    let generation = handle.environment.in_force().generation();
+    let standing = handle.with(move |cx| {
+        cx.state.generation = cx.state.generation.max(generation);
         let sessions = cx.state.sessions.iter();
         let sessions = sessions.map(|session| (session.info.certificate.clone(), session.info.id));
         sessions.collect::<Vec<_>>()
@@ -123,36 +124,4 @@ pub(super) fn look(handle: &ServerHandle, now: SystemTime) -> Renewed {
         );
     }
     renewed
-}
-
-/// Where a server reads the time of day from: lifetimes of certificates are a matter
-/// of it.
-pub(super) struct TimeOfDay(Box<dyn Fn() -> SystemTime + Send + Sync>);
-
-impl TimeOfDay {
-    #[cfg(test)]
-    #[cfg(feature = "issue")]
-    pub(super) fn new(read: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
-        Self(Box::new(read))
-    }
-
-    pub(super) fn now(&self) -> SystemTime {
-        self.0()
-    }
-}
-
-impl Default for TimeOfDay {
-    fn default() -> Self {
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "certificates are valid at a time of day"
-        )]
-        Self(Box::new(SystemTime::now))
-    }
-}
-
-impl fmt::Debug for TimeOfDay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("TimeOfDay")
-    }
 }

@@ -2,6 +2,7 @@
 //! or from the application; and what happens where there is no room.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use log::{debug, info, warn};
@@ -9,11 +10,12 @@ use uuid::Uuid;
 
 use super::config::{Environment, SlowConsumer};
 use super::core::{State, guard};
-use super::handler::{DisconnectReason, SendError};
+use super::disconnect::DisconnectReason;
+use super::handler::SendError;
 use super::routing::{Decision, Rule};
 use super::sessions::{Directory, Session, SessionId, SessionInfo};
 use crate::proto::{ErrorCode, Frame, FrameKind, MAX_WASTE, Run, answer_to_filtered};
-use crate::wire::{outgoing, unix_nanos};
+use crate::wire::{outgoing, unix_nanos_at};
 use ssntp_transport::Role;
 use ssntp_transport::dispatch::{Action, Drops};
 use ssntp_transport::excerpt;
@@ -24,15 +26,18 @@ use ssntp_transport::{Load, Outgoing};
 pub(super) struct Fan<'a> {
     frame: &'a Frame,
     environment: Arc<Environment>,
+    /// When it leaves.
+    wall: SystemTime,
     plain: Option<Outgoing>,
     traced: Option<Outgoing>,
 }
 
 impl<'a> Fan<'a> {
-    pub(super) fn new(frame: &'a Frame, environment: &Arc<Environment>) -> Self {
+    pub(super) fn new(frame: &'a Frame, state: &State) -> Self {
         Self {
             frame,
-            environment: Arc::clone(environment),
+            environment: Arc::clone(&state.environment),
+            wall: state.wall,
             plain: None,
             traced: None,
         }
@@ -43,7 +48,11 @@ impl<'a> Fan<'a> {
             let traced = self.traced.get_or_insert_with(|| {
                 let mut stamped = self.frame.clone();
                 if let Some(trace) = stamped.trace_mut() {
-                    trace.stamp_sent(self.environment.uuid, self.environment.role, unix_nanos());
+                    trace.stamp_sent(
+                        self.environment.uuid,
+                        self.environment.role,
+                        unix_nanos_at(self.wall),
+                    );
                 }
                 outgoing(&stamped, true)
             });
@@ -96,7 +105,7 @@ impl State {
             Decision::Discard => {}
             Decision::Queue => {
                 if let Err(held) = self.held.keep(info.uuid, apart(frame, memory), self.now) {
-                    if let Some(more) = self.log.admit(info.uuid, "held frames", self.now) {
+                    if let Some(more) = info.may_log(&mut self.log, "held frames", self.now) {
                         warn!(target: "ssntp::server",
                             "{info}: {} finds the queue of held frames full{more}",
                             self.environment.operands.show(frame.kind())
@@ -107,7 +116,7 @@ impl State {
             }
             Decision::Forward(targets) => {
                 let frame = apart(frame, memory);
-                let mut fan = Fan::new(&frame, &self.environment);
+                let mut fan = Fan::new(&frame, self);
                 for uuid in targets {
                     if let Err(e) = self.send_fanned(Some(info.id), uuid, &mut fan) {
                         let kind = self.environment.operands.show(frame.kind());
@@ -146,7 +155,7 @@ impl State {
         to: Uuid,
         frame: &Frame,
     ) -> Result<(), SendError> {
-        self.send_fanned(Some(from), to, &mut Fan::new(frame, &self.environment))
+        self.send_fanned(Some(from), to, &mut Fan::new(frame, self))
     }
 
     /// Sends an item to one session.
@@ -170,7 +179,7 @@ impl State {
         let (what, drops) = match self.slow_consumer {
             SlowConsumer::Disconnect => {
                 let counters = session.counters();
-                if let Some(more) = self.log.admit(session.info.uuid, "slow consumer", self.now) {
+                if let Some(more) = session.info.may_log(&mut self.log, "slow consumer", self.now) {
                     warn!(target: "ssntp::server",
                         "{}: it is a slow consumer: {} frames, {} bytes in all, wait for it, so it is disconnected{more}",
                         session.info, counters.frames_waiting, counters.bytes_waiting
@@ -212,7 +221,7 @@ impl State {
     }
 
     pub(super) fn send_checked(&mut self, to: Uuid, frame: &Frame) -> Result<(), SendError> {
-        self.send_fanned(None, to, &mut Fan::new(frame, &self.environment))
+        self.send_fanned(None, to, &mut Fan::new(frame, self))
     }
 
     /// Sends a frame to every session with a role, except to `from`. Returns to how many
@@ -224,7 +233,7 @@ impl State {
         frame: &Frame,
     ) -> Result<usize, SendError> {
         self.check(frame)?;
-        let mut fan = Fan::new(frame, &self.environment);
+        let mut fan = Fan::new(frame, self);
         let sessions = self.sessions.with_role(to);
         let others = sessions.filter(|session| Some(session.info.id) != from);
         let items: Vec<_> = others
@@ -286,7 +295,7 @@ impl State {
         let info = Arc::clone(&session.info);
         match verdict {
             Ok(()) => {
-                if let Some(more) = self.log.admit(info.uuid, "new configuration", self.now) {
+                if let Some(more) = info.may_log(&mut self.log, "new configuration", self.now) {
                     info!(target: "ssntp::server",
                         "{info}: new cluster configuration of {} bytes{more}",
                         payload.len()
@@ -297,7 +306,7 @@ impl State {
                 true
             }
             Err(why) => {
-                if let Some(more) = self.log.admit(info.uuid, "CONFIGURE refused", self.now) {
+                if let Some(more) = info.may_log(&mut self.log, "CONFIGURE refused", self.now) {
                     warn!(target: "ssntp::server", "{info}: CONFIGURE refused: {}{more}", excerpt(&why));
                 }
                 let refused = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, payload.clone());

@@ -66,11 +66,13 @@ mod accept;
 mod admission;
 mod audit;
 mod bans;
+mod certificates;
 mod channel;
 mod config;
 pub mod core;
 mod credentials;
 mod delivery;
+mod disconnect;
 mod exchange;
 mod figures;
 mod filter;
@@ -79,6 +81,7 @@ mod held;
 mod operators;
 mod routing;
 mod sessions;
+mod tally;
 #[cfg(test)]
 #[cfg(feature = "issue")]
 mod tests;
@@ -88,7 +91,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, TrySendError};
 use log::{info, warn};
@@ -99,12 +102,13 @@ pub use self::channel::{ChannelHandler, ServerEvent, channel};
 pub use self::config::{ConfigurationCheck, ServerConfig, ServerError, SlowConsumer};
 use self::core::ServerCore;
 pub use self::credentials::{Credentials, Renewed};
+pub use self::disconnect::DisconnectReason;
 pub use self::figures::{
     ClosedSession, Figures, HandshakeFigures, HeldBack, KindFigures, Pace, SessionFigures,
 };
 pub use self::filter::{Filter, FilterAction};
-pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer, SendError};
-pub use self::held::HeldId;
+pub use self::handler::{Context, Handler, Newcomer, SendError};
+pub use self::held::{HeldFrame, HeldId};
 pub use self::routing::{Decision, ParseRuleError, RouteFn, RuleError, Rules};
 pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo};
 use crate::payload::Content;
@@ -248,7 +252,7 @@ impl Server {
         }
         let environment = &self.handle.environment;
         environment.renew(identity, trust)?;
-        Ok(credentials::look(&self.handle, environment.time_of_day.now()))
+        Ok(credentials::look(&self.handle, wall_clock()))
     }
 
     /// What it proves and whom it trusts at present. Takes no time.
@@ -443,12 +447,13 @@ impl ServerHandle {
         if dispatch::is_dispatcher() {
             return Err(SendError::OnDispatcher);
         }
-        let wall = figures::wall_clock();
+        let wall = wall_clock();
         let taken = self.events.look(move |core, view| core.state.figures(view, wall));
         let (mut figures, dispatcher) = taken.ok_or(SendError::Stopped)?;
         figures.dispatcher = dispatcher;
         figures.name_kinds(&self.environment.operands);
-        figures.handshakes = self.environment.handshakes.figures(self.occupancy.as_deref());
+        let occupancy = self.occupancy.as_deref();
+        figures.handshakes = HandshakeFigures::of(&self.environment.handshakes, occupancy);
         Ok(figures)
     }
 
@@ -484,4 +489,12 @@ impl ServerHandle {
 #[expect(clippy::disallowed_methods, reason = "the core is told the time")]
 pub(crate) fn now() -> Instant {
     Instant::now()
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "for people, and for ends of certificates"
+)]
+pub(crate) fn wall_clock() -> SystemTime {
+    SystemTime::now()
 }

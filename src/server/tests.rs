@@ -1,8 +1,8 @@
 //! The core step by step: what it does about each input, and what it counts.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::{Bytes, BytesMut};
@@ -10,11 +10,8 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use rustls::pki_types::CertificateDer;
 use uuid::Uuid;
 
-use super::admission::CertificateUse;
 use super::config::Environment;
 use super::core::{AdmissionRequest, ServerCore};
-use super::credentials::TimeOfDay;
-use super::sessions::LossCount;
 use super::*;
 use crate::proto::{Codec, Command, Connect, ErrorCode, FrameKind, FrameType, Item, Refusal, Run, Trace};
 use crate::wire::outgoing;
@@ -28,12 +25,11 @@ use ssntp_transport::{
 struct Rig {
     core: ServerCore,
     now: Instant,
-    environment: Arc<Environment>,
-    time_of_day: Arc<Mutex<SystemTime>>,
+    wall: SystemTime,
     /// When the certificates of those end who connect.
     ends: Option<SystemTime>,
     generation: u64,
-    places: Vec<(CertificateUse, LossCount)>,
+    admitted: usize,
     stopping: Receiver<Infallible>,
 }
 
@@ -52,27 +48,30 @@ impl Rig {
         let identity = authority.issue(&CertificateRequest::new(Role::SERVER)).unwrap();
         let config = ServerConfig::new(identity.identity().clone(), authority.trust().clone());
         let config = configure(config.held(1, 1 << 20, HELD));
-        let time_of_day = Arc::new(Mutex::new(UNIX_EPOCH + HELD * 1_000_000));
-        let clock = Arc::clone(&time_of_day);
-        let mut environment = Environment::new(&config).unwrap();
-        Arc::get_mut(&mut environment).unwrap().time_of_day = TimeOfDay::new(move || *clock.lock().unwrap());
+        let environment = Environment::new(&config).unwrap();
         let (open, stopping) = bounded(0);
         #[expect(clippy::disallowed_methods, reason = "any time will do")]
         let now = Instant::now();
-        Self {
-            core: ServerCore::new(config, Arc::clone(&environment), 8, Box::new(handler), open, now).unwrap(),
+        let mut rig = Self {
+            core: ServerCore::new(config, environment, 8, Box::new(handler), open, now).unwrap(),
             now,
-            environment,
-            time_of_day,
+            wall: UNIX_EPOCH,
             ends: None,
             generation: 0,
-            places: Vec::new(),
+            admitted: 0,
             stopping,
-        }
+        };
+        rig.set_clock(UNIX_EPOCH + HELD * 1_000_000);
+        rig
+    }
+
+    fn set_clock(&mut self, wall: SystemTime) {
+        self.wall = wall;
+        self.core.time_of_day(wall);
     }
 
     fn admit(&mut self, role: Role, limits: Limits, actions: &mut Vec<Action>) -> Result<Member, Refusal> {
-        let number = self.places.len() as u64 + 1;
+        let number = self.admitted as u64 + 1;
         let (id, uuid) = (ConnectionId(number), Uuid::from_u128(number.into()));
         let outbox = Outbox::new(limits);
         let request = AdmissionRequest {
@@ -84,11 +83,10 @@ impl Rig {
             address: PeerAddress::Memory,
             bad_traces: Arc::new(AtomicU64::new(0)),
         };
-        let standing = self.places.len();
-        let (_, place) = self
-            .core
+        let standing = self.admitted;
+        self.core
             .admit(id, request, outbox.gauge(), standing, self.now, actions)?;
-        self.places.push(place);
+        self.admitted += 1;
         Ok(Member { id, uuid, outbox })
     }
 
@@ -103,7 +101,7 @@ impl Rig {
     /// The same time passes by both clocks.
     fn pass(&mut self, time: Duration) {
         self.now += time;
-        *self.time_of_day.lock().unwrap() += time;
+        self.set_clock(self.wall + time);
     }
 
     fn tick(&mut self) -> Vec<Action> {
@@ -372,7 +370,7 @@ fn a_session_ends_when_its_certificate_does() {
     let (handler, told) = notes();
     let mut rig = Rig::new(handler, |c| c);
     let before = rig.connect(Role::AGENT);
-    rig.ends = Some(*rig.time_of_day.lock().unwrap() + Duration::from_secs(10));
+    rig.ends = Some(rig.wall + Duration::from_secs(10));
     let agent = rig.connect(Role::AGENT);
     assert_eq!(rig.core.next_deadline(), Some(rig.now + Duration::from_secs(10)));
     rig.pass(Duration::from_secs(9));
@@ -392,15 +390,15 @@ fn a_clock_that_is_set_back_ends_nobody_and_one_that_is_set_ahead_is_seen_within
     let hour = Duration::from_secs(3600);
     let (handler, _told) = notes();
     let mut rig = Rig::new(handler, |c| c);
-    let start = *rig.time_of_day.lock().unwrap();
+    let start = rig.wall;
     rig.ends = Some(start + hour / 2);
     let agent = rig.connect(Role::AGENT);
     rig.pass(hour / 2);
     // A host that comes up without a clock of its own.
-    *rig.time_of_day.lock().unwrap() = UNIX_EPOCH;
+    rig.set_clock(UNIX_EPOCH);
     assert!(rig.tick().is_empty());
     assert_eq!(rig.core.next_deadline(), Some(rig.now + hour));
-    *rig.time_of_day.lock().unwrap() = start + hour;
+    rig.set_clock(start + hour);
     rig.now += hour;
     assert!(is_told_to_come_again(&rig.tick(), agent.id));
 }
@@ -430,8 +428,7 @@ fn who_was_verified_by_earlier_credentials_is_not_admitted_by_them() {
     let (handler, _told) = notes();
     let mut rig = Rig::new(handler, |c| c);
     rig.connect(Role::AGENT);
-    let Credentials { identity, trust, .. } = rig.environment.in_force().credentials.clone();
-    rig.environment.renew(&identity, &trust).unwrap();
+    rig.core.state.generation = 1;
     let mut actions = Vec::new();
     let refused = rig.admit(Role::AGENT, Limits::default(), &mut actions);
     assert!(matches!(refused, Err(Refusal::Busy(_))));

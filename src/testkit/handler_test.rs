@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::proto::{Codec, Connect, Exchange, Frame, Item, Refusal, Run, Step, content};
 use crate::request::Request;
 use crate::server::core::{AdmissionRequest, Environment, Grant, ServerCore};
-use crate::server::{Context, Handler, ServerConfig, ServerError, SessionInfo, now};
+use crate::server::{Context, Handler, ServerConfig, ServerError, SessionInfo, now, wall_clock};
 use ssntp_transport::dispatch::{Action, Core};
 use ssntp_transport::pki::Identity;
 use ssntp_transport::{ConnectionId, EndReason, Numbers, Outbox, Outgoing, PeerAddress};
@@ -57,11 +57,9 @@ pub struct HandlerTest {
     open: Receiver<Infallible>,
 }
 
-/// `_place` is held for as long as the session stands, as a link holds it.
 struct Client {
     uuid: Uuid,
     outbox: Outbox,
-    _place: <ServerCore as Core>::Place,
 }
 
 impl std::fmt::Debug for HandlerTest {
@@ -84,7 +82,7 @@ impl HandlerTest {
         let environment = Environment::new(&config)?;
         let (sender, open) = crossbeam_channel::bounded(0);
         let (now, most) = (now(), config.max_sessions.unwrap_or(1000));
-        let core = ServerCore::new(
+        let mut core = ServerCore::new(
             config,
             Arc::clone(&environment),
             most,
@@ -92,6 +90,7 @@ impl HandlerTest {
             sender,
             now,
         )?;
+        core.time_of_day(wall_clock());
         Ok(Self {
             core,
             environment,
@@ -135,15 +134,8 @@ impl HandlerTest {
             .core
             .admit(id, request, outbox.gauge(), standing, now, &mut actions);
         self.perform(actions);
-        let (Grant { info, .. }, place) = verdict?;
-        self.clients.insert(
-            id,
-            Client {
-                uuid,
-                outbox,
-                _place: place,
-            },
-        );
+        let Grant { info, .. } = verdict?;
+        self.clients.insert(id, Client { uuid, outbox });
         self.step(|core, now, actions| core.admitted(id, true, now, actions));
         Ok((*info).clone())
     }
@@ -192,7 +184,13 @@ impl HandlerTest {
     pub fn lose(&mut self, uuid: Uuid) {
         if let Some(id) = self.id_of(uuid) {
             self.step(|core, now, actions| core.ended(id, EndReason::PeerClosed, now, actions));
-            self.clients.remove(&id);
+            self.remove(id);
+        }
+    }
+
+    fn remove(&mut self, id: ConnectionId) {
+        if self.clients.remove(&id).is_some() {
+            self.core.gone(id);
         }
     }
 
@@ -280,7 +278,7 @@ impl HandlerTest {
             for action in std::mem::take(&mut actions) {
                 match action {
                     Action::Send { to, item, .. } => self.deliver(to, &item),
-                    Action::End { id, .. } => drop(self.clients.remove(&id)),
+                    Action::End { id, .. } => self.remove(id),
                     Action::Stop => self.core.stop(self.now, &mut actions),
                 }
             }

@@ -41,8 +41,8 @@ impl AdminConfig {
     }
 
     setters! {
-        /// The roles of which a client needs one to see the pages over TLS.
-        /// Default: controller.
+        /// The roles of which a client needs one to see the pages over TLS; with none, every
+        /// certificate of the trusted authorities will do. Default: controller.
         roles: Role;
         /// Whether the group of a Unix socket's file may also use it (0660).
         /// Default: false.

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::agent;
@@ -9,6 +10,7 @@ use crate::agent;
 use crate::cmd;
 use crate::failure::Failure;
 use crate::logging::LogFormat;
+use crate::output::note;
 use crate::settings::{self, Refused, Settings};
 
 /// Simple and Secure Node Transfer Protocol: control-plane messaging over
@@ -72,12 +74,34 @@ impl Args {
                 let _ = usage.in_json(true).report();
                 std::process::exit(e.exit_code())
             }
-            Err(Refused::Words(e)) => e.exit(),
+            Err(Refused::Words(e)) => {
+                let _ = e.print();
+                if let Some(tip) = tip(&e, &words) {
+                    note(format_args!("\n  tip: {tip}"));
+                }
+                std::process::exit(e.exit_code())
+            }
             Err(refused @ Refused::File { .. }) => {
                 let _ = refused.failure().report();
                 std::process::exit(2)
             }
         }
+    }
+}
+
+/// What clap cannot know of a wrong command line.
+fn tip(error: &clap::Error, words: &[OsString]) -> Option<String> {
+    let named = words.get(1)?.to_str()?;
+    match error.kind() {
+        ErrorKind::MissingRequiredArgument if named == "server" => {
+            Some("'ssntp server --dev' needs no other flags, to try the protocol on this host".into())
+        }
+        ErrorKind::InvalidSubcommand => {
+            let whole = Args::command();
+            let verb = whole.find_subcommand("ctl")?.find_subcommand(named)?;
+            Some(format!("'ssntp ctl {}' is a command", verb.get_name()))
+        }
+        _ => None,
     }
 }
 

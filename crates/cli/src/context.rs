@@ -18,9 +18,9 @@
 //! chosen.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -28,9 +28,13 @@ use ssntp::payload::yaml;
 use ssntp::transport::Address;
 
 use crate::failure::Failure;
+use crate::input;
 
 /// The name of the context in a file of the older form.
 pub(crate) const OLD: &str = "ctl";
+
+/// The longest file of contexts, in bytes: some thousand contexts.
+const LONGEST: u64 = 1 << 20;
 
 /// The contexts of a user.
 #[derive(Debug, Default, Deserialize, Serialize)]
@@ -156,20 +160,7 @@ impl Contexts {
         let mut contexts: Self = read(&path)?.unwrap_or_default();
         change(&mut contexts)?;
         let text = yaml::encode(&contexts).map_err(|e| Failure::at(&path, e))?;
-        let beside = path.with_extension("new");
-        let write = || {
-            let mut options = OpenOptions::new();
-            let mut file = options
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&beside)?;
-            file.write_all(&text)?;
-            file.sync_all()?;
-            fs::rename(&beside, &path)
-        };
-        write().map_err(|e| Failure::at(&path, e))
+        ssntp_transport::replace(&path, &text).map_err(|e| Failure::at(&path, e))
     }
 }
 
@@ -210,11 +201,10 @@ fn path() -> Option<PathBuf> {
 
 fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, Failure> {
     let shown = path.display();
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(Failure::at(path, e)),
-    };
+    if fs::metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+        return Ok(None);
+    }
+    let bytes = input::file(path, LONGEST)?;
     let decoded = yaml::decode(&bytes);
     decoded
         .map(Some)

@@ -73,9 +73,11 @@ impl Logging {
     pub(crate) fn start(level: &'static str, filter: Option<&str>, format: LogFormat) -> Self {
         // A handle of its own: `io::stderr` has a lock, for which a panic waits.
         let stderr = io::stderr().as_fd().try_clone_to_owned().map(File::from);
+        let in_journal = stderr.as_ref().is_ok_and(is_journal);
         let style = match format {
+            LogFormat::Json if in_journal => Style::JsonInJournal,
             LogFormat::Json => Style::Json,
-            LogFormat::Text if stderr.as_ref().is_ok_and(is_journal) => Style::Journal,
+            LogFormat::Text if in_journal => Style::Journal,
             LogFormat::Text => Style::Text,
         };
         let started = stderr.and_then(|stderr| Lines::start(stderr, LINES, style));
@@ -197,14 +199,20 @@ enum Style {
     Text,
     Journal,
     Json,
+    /// The journal takes the priority from before the object, and keeps the object alone.
+    JsonInJournal,
 }
 
 impl Style {
     /// A message as a line, of at most so many bytes of message, or of JSON.
     fn line(self, level: Level, target: &str, said: &str, most: usize) -> String {
         let said = cut(said, most);
-        if self == Self::Json {
-            return json(level, target, said, most);
+        match self {
+            Self::Json => return json(level, target, said, most),
+            Self::JsonInJournal => {
+                return format!("<{}>{}", priority(level), json(level, target, said, most));
+            }
+            Self::Journal | Self::Text => {}
         }
         let shown = printable(said);
         let shown = cut(&shown, most);
@@ -224,6 +232,7 @@ impl Style {
             Self::Text => text.to_owned(),
             Self::Journal => text.lines().map(|line| format!("<2>{line}\n")).collect(),
             Self::Json => json(Level::Error, "panic", cut(text, PANIC_LINE), PANIC_LINE),
+            Self::JsonInJournal => format!("<2>{}", Self::Json.lines(text)),
         }
     }
 
@@ -573,6 +582,12 @@ mod tests {
         assert_eq!(line(Level::Info), "<6>t: a\\nb\n");
         assert_eq!(line(Level::Trace), "<7>t: a\\nb\n");
         assert_eq!(Style::Journal.lines("one\ntwo\n"), "<2>one\n<2>two\n");
+        let object = Style::JsonInJournal.line(Level::Warn, "t", "a\nb", LINE);
+        assert!(
+            object.starts_with("<4>{\"time\":") && object.ends_with("\"a\\nb\"}\n"),
+            "{object}"
+        );
+        assert!(Style::JsonInJournal.lines("one\n").starts_with("<2>{"));
         let told = Style::Journal.told(2);
         assert_eq!(
             told,

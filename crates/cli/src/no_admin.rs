@@ -8,6 +8,7 @@ use ssntp_cluster::agent::Agent;
 
 use crate::credentials::Lifetime;
 use crate::failure::Failure;
+use crate::watched::Watched;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct AdminArgs {}
@@ -41,6 +42,9 @@ impl Notes {
 }
 
 impl Pages {
+    pub(crate) fn watched(&self) -> Watched {
+        Watched::default()
+    }
     pub(crate) fn announce(&self, _: bool) {}
     pub(crate) fn renew(&self, _: &Identity, _: &Trust) {}
     pub(crate) fn stopping(&self) {}

@@ -161,7 +161,7 @@ impl Budget {
 
     /// How far one queue may grow now, in bytes.
     pub fn share(&self) -> u64 {
-        self.0.limit.saturating_sub(self.used()).max(LEAST_SHARE)
+        self.free().min(self.whole().free()).max(LEAST_SHARE)
     }
 
     /// Counts bytes as used.
@@ -188,6 +188,10 @@ impl Budget {
             None if self.0.waiting.load(Ordering::SeqCst) > 0 => self.serve(self.lock()),
             None => {}
         }
+    }
+
+    fn free(&self) -> u64 {
+        self.0.limit.saturating_sub(self.used())
     }
 
     fn whole(&self) -> &Self {

@@ -26,6 +26,14 @@ pub enum EndReason {
     Protocol(Box<dyn std::error::Error + Send + Sync>),
 }
 
+impl EndReason {
+    /// Whether nothing can be sent any more. If TLS refused a record, there is still an alert
+    /// to send.
+    pub fn is_loss(&self) -> bool {
+        matches!(self, Self::Io(e) if e.kind() != io::ErrorKind::InvalidData)
+    }
+}
+
 fn shown(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => "the connection was cut without close_notify".to_owned(),

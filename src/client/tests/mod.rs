@@ -9,6 +9,7 @@ mod frames;
 mod renewing;
 mod sending;
 mod server;
+mod uplink;
 
 use uuid::Uuid;
 

@@ -18,6 +18,7 @@ mod notes;
 mod opflex;
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use serde_json::json;
 use ssntp::Role;
@@ -32,6 +33,7 @@ pub(crate) use self::opflex::of_opflex;
 use crate::clock::now;
 use crate::failure::Failure;
 use crate::output::lone_line;
+use crate::watched::Watched;
 
 /// The address of the pages, and the clients that may see them.
 #[derive(Clone, Debug, clap::Args)]
@@ -42,9 +44,14 @@ pub(crate) struct AdminArgs {
     /// process
     #[arg(long, value_name = "ADDR", value_parser = with_port)]
     admin: Option<Address>,
-    /// The roles that may see the pages over TLS; a client needs one of them
-    #[arg(long, value_name = "ROLES", default_value = "controller", requires = "admin")]
-    admin_role: Role,
+    /// The roles that may see the pages over TLS; a client needs one of them [default:
+    /// controller, with --admin-ca any certificate]
+    #[arg(long, value_name = "ROLES", requires = "admin")]
+    admin_role: Option<Role>,
+    /// The authority of those who may see the pages over TLS, in place of --ca: so a
+    /// monitoring host needs no certificate of the cluster, which could command
+    #[arg(long, value_name = "FILE", requires = "admin")]
+    admin_ca: Option<PathBuf>,
     /// Let the group of the pages' Unix socket use it, too: mode 0660, not 0600
     #[arg(long, requires = "admin")]
     admin_group: bool,
@@ -78,7 +85,11 @@ pub(crate) struct About {
 
 /// The pages of a daemon, if it has any.
 #[derive(Debug, Default)]
-pub(crate) struct Pages(Option<Admin>);
+pub(crate) struct Pages {
+    admin: Option<Admin>,
+    /// The file of the pages' own authority.
+    ca: Option<PathBuf>,
+}
 
 impl AdminArgs {
     /// Starts the pages. `credentials` are for addresses that other hosts can reach.
@@ -89,13 +100,18 @@ impl AdminArgs {
         figures: Figures,
     ) -> Result<Pages, Failure> {
         let Some(address) = &self.admin else {
-            return Ok(Pages(None));
+            return Ok(Pages::default());
+        };
+        let roles = match self.admin_ca {
+            Some(_) => Role::NONE,
+            None => Role::CONTROLLER,
         };
         let mut config = AdminConfig::new(address.clone())
-            .roles(self.admin_role)
+            .roles(self.admin_role.unwrap_or(roles))
             .for_group(self.admin_group);
         if let Some((identity, trust)) = credentials {
-            config = config.tls(identity, trust);
+            let own = self.admin_ca.as_ref().map(Trust::load).transpose()?;
+            config = config.tls(identity, own.unwrap_or(trust));
         }
         let began = now();
         let source = move || {
@@ -110,7 +126,11 @@ impl AdminArgs {
             Ok(snapshot)
         };
         let admin = Admin::start(config, source).map_err(|e| Failure::new(format!("--admin: {e}")))?;
-        Ok(Pages(Some(admin)))
+        let ca = self.admin_ca.clone();
+        Ok(Pages {
+            admin: Some(admin),
+            ca,
+        })
     }
 }
 
@@ -125,24 +145,35 @@ pub(crate) fn of_server(server: ServerHandle) -> Figures {
 impl Pages {
     /// Prints the addresses of the pages. If the output is closed, the daemon goes on.
     pub(crate) fn announce(&self, as_json: bool) {
-        let Some(admin) = &self.0 else { return };
+        let Some(admin) = &self.admin else { return };
         let urls = admin.urls();
         let text = format!("pages at {}", urls.join(", "));
         let _ = lone_line(text, as_json.then(|| json!({ "pages": urls }).to_string()));
     }
 
-    /// Takes other credentials, for connections from now on.
+    /// The file of the pages' own authority, to be read again when it changes.
+    pub(crate) fn watched(&self) -> Watched {
+        Watched::default().and(self.ca.clone())
+    }
+
+    /// Takes other credentials, for connections from now on. The pages' own authority is read
+    /// again.
     pub(crate) fn renew(&self, identity: &Identity, trust: &Trust) {
-        if let Some(admin) = &self.0
-            && let Err(e) = admin.renew(identity, trust)
-        {
-            log::warn!("--admin: the new certificate cannot be used, the old one stays: {e}");
+        let Some(admin) = &self.admin else { return };
+        let renewed = match self.ca.as_ref().map(Trust::load).transpose() {
+            Ok(own) => admin
+                .renew(identity, own.as_ref().unwrap_or(trust))
+                .map_err(|e| e.to_string()),
+            Err(e) => Err(e.to_string()),
+        };
+        if let Err(e) = renewed {
+            log::warn!("--admin: the new certificate or authority cannot be used, the old one stays: {e}");
         }
     }
 
     /// Shows that the daemon is about to end.
     pub(crate) fn stopping(&self) {
-        if let Some(admin) = &self.0 {
+        if let Some(admin) = &self.admin {
             admin.stopping();
         }
     }

@@ -1,4 +1,4 @@
-//! `ssntp completions` for users, and `ssntp manual` for packages, both made from the
+//! `ssntp completions` for users, and `ssntp man` for manual pages, both made from the
 //! definition of the command line.
 
 use std::fs;
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Args, mut whole: Command) -> Result<(), Failure> {
     output.flush()
 }
 
-/// Write the manual page of each subcommand
+/// Write the manual page of each subcommand, as in `ssntp man pages; man pages/ssntp.1`
 #[derive(Debug, clap::Args)]
 pub(crate) struct ManualArgs {
     /// The directory for them

@@ -25,9 +25,11 @@ use std::ffi::c_int;
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Select, tick};
-use serde_json::Value;
+use serde_json::{Value, json};
 use signal_hook::consts::SIGHUP;
+use ssntp::client::ClientFigures;
 use ssntp::transport::Address;
+use uuid::Uuid;
 
 pub(crate) use self::arm::{Arms, Next, on};
 use crate::admin::{About, AdminArgs, Figures, Notes, Pages};
@@ -80,6 +82,35 @@ pub(crate) struct Presence<'a> {
     /// What the daemon does, in a few words, for the service manager. See
     /// [`ServiceManager::ready`].
     pub(crate) status: Box<dyn Fn() -> Option<String> + Send>,
+}
+
+impl<'a> Presence<'a> {
+    /// A daemon that is a client: its first line has its UUID, and its status is the server
+    /// that it is connected to. `client` gives `None` once its working thread has ended.
+    pub(crate) fn of_client(
+        name: &'static str,
+        uuid: Uuid,
+        json: bool,
+        admin: &'a AdminArgs,
+        figures: Figures,
+        client: impl Fn() -> Option<ClientFigures> + Send + 'static,
+    ) -> Self {
+        let status = move || {
+            Some(match client()?.server {
+                Some(server) => format!("connected to {server}"),
+                None => "not connected".to_owned(),
+            })
+        };
+        Self {
+            name,
+            addresses: &[],
+            lines: vec![(format!("{name} {uuid}"), json!({ name: uuid }))],
+            json,
+            admin,
+            figures,
+            status: Box::new(status),
+        }
+    }
 }
 
 /// A process that runs until it is told to end.
@@ -183,7 +214,7 @@ impl Daemon {
         service: &mut S,
         mut arms: Arms<'_, S>,
     ) -> Result<(), Failure> {
-        self.watched = read.watched.and(self.settings.file());
+        self.watched = read.watched.and(self.settings.file()).with(self.pages.watched());
         self.expect(read.lifetimes);
         let (stop, hang_ups, looks) = (
             self.stop.channel().clone(),
@@ -264,7 +295,7 @@ impl Daemon {
 
     fn read_again<S: Service>(&mut self, service: &mut S) -> Result<(), Failure> {
         // Stamped before it is read, so that a change meanwhile is not missed.
-        let settings_file = Watched::default().and(self.settings.file());
+        let others = self.pages.watched().and(self.settings.file());
         let (args, settings) = self.settings.read_again()?.unzip();
         let read = service.reload(args)?;
         if let Some((identity, trust)) = &read.credentials {
@@ -274,7 +305,7 @@ impl Daemon {
             logging::select(settings.value(settings::LOG));
             self.settings.take(settings, S::RELOADED);
         }
-        self.watched = read.watched.with(settings_file);
+        self.watched = read.watched.with(others);
         self.expect(read.lifetimes);
         Ok(())
     }

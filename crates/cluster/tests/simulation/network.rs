@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::Shutdown;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -175,6 +176,11 @@ impl Duplex for Stream {
         Ok(())
     }
 
+    fn is_readable(&self) -> bool {
+        let pipes = self.pipes();
+        pipes.up.deaf || pipes.cut || pipes.up.end || !pipes.up.bytes.is_empty()
+    }
+
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.server_write(bytes)
     }
@@ -214,6 +220,7 @@ pub(super) struct SimTransmit {
     batch: Vec<u8>,
     done: usize,
     rest: Vec<u8>,
+    written: Arc<AtomicU64>,
 }
 
 impl SimTransmit {
@@ -223,12 +230,19 @@ impl SimTransmit {
             batch: Vec::new(),
             done: 0,
             rest: Vec::new(),
+            written: Arc::default(),
         }
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let sent = self.stream.server_write(bytes)?;
+        self.written.fetch_add(sent as u64, Ordering::Relaxed);
+        Ok(sent)
     }
 
     fn send_rest(&mut self) -> io::Result<()> {
         while !self.rest.is_empty() {
-            let sent = self.stream.server_write(&self.rest)?;
+            let sent = self.write(&self.rest)?;
             self.rest.drain(..sent);
         }
         Ok(())
@@ -246,7 +260,7 @@ impl Transmit for SimTransmit {
             self.batch = batch.iter().map(bytes_of).collect::<Vec<_>>().concat();
         }
         while self.done < self.batch.len() {
-            self.done += self.stream.server_write(&self.batch[self.done..])?;
+            self.done += self.write(&self.batch[self.done..])?;
         }
         self.done = 0;
         self.batch.clear();
@@ -260,7 +274,7 @@ impl Transmit for SimTransmit {
             return Tried::Not;
         }
         let bytes = bytes_of(item);
-        let sent = self.stream.server_write(&bytes).unwrap_or(0);
+        let sent = self.write(&bytes).unwrap_or(0);
         if sent == bytes.len() {
             return Tried::Sent;
         }
@@ -276,6 +290,10 @@ impl Transmit for SimTransmit {
         self.send_rest()?;
         self.stream.server_ends();
         Ok(())
+    }
+
+    fn count_in(&mut self, written: Arc<AtomicU64>) {
+        self.written = written;
     }
 
     fn idle(&mut self) {}

@@ -14,12 +14,15 @@ use crossbeam_channel::{Receiver, TryRecvError};
 use super::network::{SimTransmit, Stream};
 use super::random::Random;
 use ssntp::pki::CertificateInfo;
-use ssntp::proto::{Codec, ErrorCode, Frame, Item, Refusal, ServerHandshake};
+use ssntp::proto::{Codec, ErrorCode, Frame, Item, ProtocolError, Refusal, ServerHandshake};
 use ssntp::server::core::{AdmissionRequest, ServerCore};
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Threads, Verdict};
-use ssntp_transport::flow::Credit;
+use ssntp_transport::flow::{Credit, Look, Unfinished};
 use ssntp_transport::outbox::{Due, Outbox};
-use ssntp_transport::{ConnectionId, EndReason, Load, Outgoing, PeerAddress};
+use ssntp_transport::{
+    BufferPool, ConnectionId, Decode, Duplex, EndReason, Incoming, LastWrites, Next, Outgoing, PeerAddress,
+    Receive, end_reason, plain,
+};
 
 pub(super) type Core = ServerCore;
 pub(super) type SimEvent = DispatchEvent<Core, SimThreads>;
@@ -46,6 +49,7 @@ pub(super) struct View<'a> {
     pub(super) events: &'a SimEvents,
     pub(super) full: &'a dyn Fn() -> bool,
     pub(super) write_timeout: Duration,
+    pub(super) pool: &'a BufferPool,
 }
 
 /// The handle of both threads.
@@ -173,15 +177,13 @@ impl Writer {
     }
 }
 
-/// The reader of one connection.
+/// The reader of one connection: what [`Incoming`] says, suspended where the thread blocks.
 pub(super) struct Reader {
     pub(super) id: ConnectionId,
     stream: Stream,
-    codec: Codec,
-    input: BytesMut,
-    counted: usize,
-    end: bool,
-    fault: Option<io::Error>,
+    incoming: Incoming<Decoder>,
+    receive: Box<dyn Receive>,
+    unfinished: Unfinished,
     credit: Arc<Credit>,
     outbox: Outbox,
     ended: Arc<AtomicBool>,
@@ -189,16 +191,35 @@ pub(super) struct Reader {
     piece: usize,
 }
 
+/// The codec without stamps.
+#[derive(Debug)]
+struct Decoder(Codec);
+
+impl Decode for Decoder {
+    type Item = Item;
+    type Error = ProtocolError;
+
+    fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<(), ProtocolError> {
+        self.0.decode(input, items)
+    }
+
+    fn wanted(&self) -> usize {
+        self.0.wanted()
+    }
+}
+
 enum Reading {
     Decode,
-    Hand(Vec<Item>, u64, Option<EndReason>),
+    Hand(Vec<Item>, u64),
     /// For credit, and how often it had been woken when it began to wait.
-    Credit(u64, Option<EndReason>),
+    Credit(u64),
+    /// For memory.
+    Reserve(usize, usize),
     Receive,
     Ended(EndReason),
     WaitForClose(bool),
     Drain,
-    WaitForWriter(Instant, Load),
+    WaitForWriter(LastWrites),
     Join,
     Finished,
     Over,
@@ -224,68 +245,63 @@ impl Reader {
         match stage {
             Reading::Decode => {
                 let mut items = Vec::new();
-                let before = self.input.len();
-                let decoded = self.codec.decode(&mut self.input, &mut items);
-                let found = match decoded {
-                    Err(fault) => Some(EndReason::Protocol(Box::new(fault))),
-                    Ok(()) => match self.fault.take() {
-                        Some(e) => Some(EndReason::Io(e)),
-                        None if self.end && self.input.is_empty() => Some(EndReason::PeerClosed),
-                        None if self.end => Some(EndReason::Truncated),
-                        None => None,
-                    },
+                let next = match self.incoming.next(&mut items) {
+                    Next::Hand(bytes) => {
+                        let bytes = bytes as u64;
+                        self.unfinished.done();
+                        self.credit.spend(Credit::memory_of::<Item>(items.len(), bytes));
+                        Reading::Hand(items, bytes)
+                    }
+                    Next::Receive { held, wanted } => Reading::Reserve(held, wanted),
+                    Next::End(found) => self.reason(found),
                 };
-                if !items.is_empty() || self.counted > 0 && before > self.input.len() {
-                    let bytes = std::mem::take(&mut self.counted) as u64;
-                    self.credit.spend(Credit::memory_of::<Item>(items.len(), bytes));
-                    return (Reading::Hand(items, bytes, found), Step::Moved);
-                }
-                (
-                    found.map_or(Reading::Receive, |found| self.reason(found)),
-                    Step::Moved,
-                )
+                (next, Step::Moved)
             }
-            Reading::Hand(items, bytes, found) => {
+            Reading::Hand(items, bytes) => {
                 if (view.full)() {
-                    return (Reading::Hand(items, bytes, found), Step::Waits(None));
+                    return (Reading::Hand(items, bytes), Step::Waits(None));
                 }
                 let sent = view.events.try_send(DispatchEvent::Items(self.id, items, bytes));
                 if sent.is_err() {
                     return (self.reason(EndReason::Local), Step::Moved);
                 }
-                let (may, woken) = self.credit.try_wait();
-                self.after_credit(may, woken, found)
+                (self.after_credit(), Step::Moved)
             }
-            Reading::Credit(woken, found) => {
+            Reading::Credit(woken) => {
                 if self.credit.woken() == woken {
-                    return (Reading::Credit(woken, found), Step::Waits(None));
+                    return (Reading::Credit(woken), Step::Waits(None));
                 }
-                let (may, woken) = self.credit.try_wait();
-                self.after_credit(may, woken, found)
+                (self.after_credit(), Step::Moved)
+            }
+            Reading::Reserve(held, wanted) => {
+                let now = view.now;
+                match self.unfinished.look(held, wanted, || now, || ()) {
+                    Look::Read(most) => {
+                        let piece = match self.piece {
+                            0 => usize::MAX,
+                            piece => view.random.between(1, piece),
+                        };
+                        self.incoming.allow(most.min(piece));
+                        (Reading::Receive, Step::Moved)
+                    }
+                    // The end of the connection ends this wait.
+                    Look::Wait if self.outbox.is_closed() => (self.reason(EndReason::Local), Step::Moved),
+                    Look::Wait => (Reading::Reserve(held, wanted), Step::Waits(None)),
+                    Look::End(why) => (self.reason(EndReason::Memory(why)), Step::Moved),
+                }
             }
             Reading::Receive => {
-                let most = match self.piece {
-                    0 => usize::MAX,
-                    piece => view.random.between(1, piece),
-                };
-                match self.stream.server_read(most) {
-                    Ok(bytes) => {
-                        self.end = bytes.is_empty();
-                        self.counted += bytes.len();
-                        self.input.extend_from_slice(&bytes);
-                    }
-                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                        return (Reading::Receive, Step::Waits(None));
-                    }
-                    Err(e) => self.fault = Some(e),
+                if !self.stream.is_readable() {
+                    return (Reading::Receive, Step::Waits(None));
                 }
+                self.incoming.receive(&mut *self.receive);
                 (Reading::Decode, Step::Moved)
             }
             Reading::Ended(reason) => {
                 if (view.full)() {
                     return (Reading::Ended(reason), Step::Waits(None));
                 }
-                let lost = matches!(&reason, EndReason::Io(e) if e.kind() != io::ErrorKind::InvalidData);
+                let lost = reason.is_loss();
                 let _ = view.events.try_send(DispatchEvent::Ended(self.id, reason));
                 (Reading::WaitForClose(lost), Step::Moved)
             }
@@ -294,9 +310,7 @@ impl Reader {
                     return (Reading::WaitForClose(lost), Step::Waits(None));
                 }
                 if lost || self.outbox.is_over() {
-                    self.outbox.abort();
-                    self.stream.server_shuts_down();
-                    return (Reading::Join, Step::Moved);
+                    return (self.cut_off(), Step::Moved);
                 }
                 writer.hurry = true;
                 self.outbox.close();
@@ -306,24 +320,14 @@ impl Reader {
                 Ok(bytes) if !bytes.is_empty() => (Reading::Drain, Step::Moved),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => (Reading::Drain, Step::Waits(None)),
                 _ => {
-                    let sent = self.outbox.sent();
-                    (Reading::WaitForWriter(view.now + LAST_WRITE, sent), Step::Moved)
+                    let last = LastWrites::begin(&self.outbox, view.now);
+                    (Reading::WaitForWriter(last), Step::Moved)
                 }
             },
-            Reading::WaitForWriter(until, before) => {
-                let done = self.outbox.is_over() || writer.lingers.is_some() || writer.over;
-                let now = self.outbox.sent();
-                if !done && view.now < until {
-                    return (Reading::WaitForWriter(until, before), Step::Waits(Some(until)));
-                }
-                if !done && now != before {
-                    return (Reading::WaitForWriter(view.now + LAST_WRITE, now), Step::Moved);
-                }
-                self.stream.pipes().cut_off |= !done;
-                self.outbox.abort();
-                self.stream.server_shuts_down();
-                (Reading::Join, Step::Moved)
-            }
+            Reading::WaitForWriter(mut last) => match last.look(&self.outbox, view.now) {
+                Some(until) => (Reading::WaitForWriter(last), Step::Waits(Some(until))),
+                None => (self.cut_off(), Step::Moved),
+            },
             Reading::Join => {
                 if !writer.over {
                     return (Reading::Join, Step::Waits(None));
@@ -335,6 +339,7 @@ impl Reader {
                 if (view.full)() {
                     return (Reading::Finished, Step::Waits(None));
                 }
+                self.unfinished.done();
                 self.ended.store(true, Ordering::Relaxed);
                 let _ = view.events.try_send(DispatchEvent::Finished(self.id));
                 (Reading::Over, Step::Moved)
@@ -343,22 +348,22 @@ impl Reader {
         }
     }
 
-    fn after_credit(&mut self, may: Option<bool>, woken: u64, found: Option<EndReason>) -> (Reading, Step) {
-        match (may, found) {
-            (None, found) => (Reading::Credit(woken, found), Step::Moved),
-            (Some(false), _) => (self.reason(EndReason::Local), Step::Moved),
-            (Some(true), Some(found)) => (self.reason(found), Step::Moved),
-            (Some(true), None) => (Reading::Receive, Step::Moved),
+    fn after_credit(&self) -> Reading {
+        match self.credit.try_wait() {
+            (None, woken) => Reading::Credit(woken),
+            (Some(false), _) => self.reason(EndReason::Local),
+            (Some(true), _) => Reading::Decode,
         }
     }
 
+    fn cut_off(&self) -> Reading {
+        self.outbox.abort();
+        self.stream.server_shuts_down();
+        Reading::Join
+    }
+
     fn reason(&self, found: EndReason) -> Reading {
-        Reading::Ended(match (self.outbox.failure(), found) {
-            (Some(error), _) => EndReason::Io(error),
-            (None, EndReason::Protocol(e)) => EndReason::Protocol(e),
-            (None, _) if self.outbox.is_closed() => EndReason::Local,
-            (None, found) => found,
-        })
+        Reading::Ended(end_reason(&self.outbox, found))
     }
 }
 
@@ -600,15 +605,15 @@ impl Newcomer {
             return (Err(io::ErrorKind::OutOfMemory.into()), None);
         }
         let ended = Arc::new(AtomicBool::new(false));
-        let input = std::mem::take(&mut self.input);
+        let mut halves = plain(Arc::new(self.stream.clone()), view.pool.clone());
+        halves.inbox.bytes_mut().unsplit(std::mem::take(&mut self.input));
+        let decoder = Decoder(Codec::new(self.max_payload, admitted.grant.info.tracing()));
         let reader = Reader {
             id: admitted.id,
             stream: self.stream.clone(),
-            codec: Codec::new(self.max_payload, admitted.grant.info.tracing()),
-            counted: input.len(),
-            input,
-            end: false,
-            fault: None,
+            incoming: Incoming::new(decoder, halves.inbox, Some(view.write_timeout)),
+            receive: halves.receive,
+            unfinished: Unfinished::new(admitted.credit.budget()),
             credit: Arc::clone(&admitted.credit),
             outbox: outbox.clone(),
             ended: Arc::clone(&ended),

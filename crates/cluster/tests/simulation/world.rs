@@ -19,7 +19,7 @@ use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
 use ssntp_transport::dispatch::events::{self, Watch};
 use ssntp_transport::dispatch::{DispatchEvent, EVENTS, Queue, Runner, Settings};
 use ssntp_transport::outbox::{Outbox, interleaving};
-use ssntp_transport::{Budget, Limits};
+use ssntp_transport::{Budget, BufferPool, Limits};
 
 /// A world that has not ended after so many steps never ends.
 const MOST_STEPS: u64 = 200_000;
@@ -117,6 +117,7 @@ pub(super) struct World {
     pub(super) policy: SlowConsumer,
     pub(super) scheduler: bool,
     write_timeout: Duration,
+    pool: BufferPool,
     /// How often, in a hundred steps, the dispatcher goes first.
     eager: usize,
     steps: u64,
@@ -217,6 +218,7 @@ impl World {
             policy,
             scheduler,
             write_timeout,
+            pool: BufferPool::new(),
             eager: random.pick(&[0, 10, 50]),
             steps: 0,
             most_used: 0,
@@ -272,7 +274,7 @@ impl World {
         let (events, watch) = (self.events.clone(), Rc::clone(&self.watch));
         let mut random = Random::new(self.random.next());
         let often = random.pick(&[0, 5, 30]);
-        let write_timeout = self.write_timeout;
+        let (write_timeout, pool) = (self.write_timeout, self.pool.clone());
         interleaving::set(Some(Box::new(move || {
             looks.set(looks.get() + 1);
             assert!(looks.get() < MOST_LOOKS, "the dispatcher spins");
@@ -286,6 +288,7 @@ impl World {
                     events: &events,
                     full: &full,
                     write_timeout,
+                    pool: &pool,
                 };
                 if let Some(writer) = &mut writers[at] {
                     writer.step(&mut view);
@@ -461,6 +464,7 @@ impl World {
             events: &self.events,
             full: &full,
             write_timeout: self.write_timeout,
+            pool: &self.pool,
         };
         match which {
             1 => {

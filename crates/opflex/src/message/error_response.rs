@@ -74,6 +74,7 @@ impl ErrorResponse {
 
     /// As [`new`](Self::new), for a `Result` that stays small.
     pub(crate) fn boxed(code: ErrorCode, message: impl fmt::Display) -> Box<Self> {
+        // Boxed, because the type is large and most results are no errors.
         Box::new(Self::new(code, message))
     }
 

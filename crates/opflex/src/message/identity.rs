@@ -97,6 +97,7 @@ pub struct Proxies {
 impl IdentityResult {
     /// The three proxies, when all are there.
     pub fn proxies(&self) -> Option<Proxies> {
+        // Without all three, transport mode cannot forward, so they count together.
         let text = |name| Some(self.data.as_ref()?.get(name)?.as_str()?.to_owned());
         Some(Proxies {
             v4: text("proxy_v4")?,

@@ -139,6 +139,7 @@ impl Request {
     }
 
     fn read(method: Method, params: Option<&Payload>) -> Result<Self, String> {
+        // Each method by itself: the parameters of unknown ones are never read.
         Ok(match method {
             Method::Echo => Self::Echo(Echo(list(params)?)),
             // A request without any is one with all its members missing.
@@ -238,6 +239,15 @@ impl Incoming {
         }
     }
 
+    /// The method of the request of ours that this answers.
+    pub(crate) fn answers(&self) -> Option<Method> {
+        match self {
+            Self::Result { reply, .. } => Some(reply.method()),
+            Self::Failure { method, .. } | Self::BadResult { method, .. } => Some(*method),
+            Self::Request { .. } | Self::Refused { .. } | Self::Stray { .. } => None,
+        }
+    }
+
     fn request(rpc::Request { id, method, params }: rpc::Request) -> Self {
         let Some(method) = Method::from_name(&method) else {
             let error = ErrorResponse::new(
@@ -264,6 +274,7 @@ impl Incoming {
         // A response does not say what it answers. libopflex reads the method from the id, too.
         let method = id.method().as_deref().and_then(Method::from_name);
         match (method, outcome) {
+            // libopflex ignores it too.
             (None, _) => Self::Stray { id },
             (Some(method), Ok(result)) => match Reply::read(method, &result) {
                 Ok(reply) => Self::Result { id, reply },

@@ -45,6 +45,7 @@ impl Resolve {
 #[derive(Deserialize)]
 struct Wire {
     subject: Name,
+    // Either name in either method: nobody sends both, and the meaning is the same.
     #[serde(default, rename = "policy_uri", alias = "endpoint_uri")]
     uri: Option<Uri>,
     #[serde(
@@ -96,6 +97,7 @@ pub(super) struct Worded<'a>(pub(super) Store, pub(super) &'a Resolve);
 impl Serialize for Worded<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self(of, resolve) = self;
+        // By hand, because the names of the members depend on what is resolved.
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("subject", &resolve.subject)?;
         match (of, &resolve.target) {

@@ -100,6 +100,7 @@ impl ManagedObject {
     /// Checks that the URI of the parent is a prefix of the object's URI, and that this
     /// is a prefix of the URIs of its children.
     pub fn check(&self) -> Result<(), ModelError> {
+        // Without this the tree could have circles.
         if let Some(parent) = self
             .parent_uri
             .as_ref()

@@ -50,6 +50,7 @@ impl Deref for Name {
     }
 }
 
+// Look-ups by text need no copy of it.
 impl Borrow<str> for Name {
     fn borrow(&self) -> &str {
         &self.0

@@ -44,21 +44,29 @@ struct Class {
     naming: Option<(String, Vec<Name>)>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 enum Type {
-    Text,
-    Unsigned,
-    Signed,
-    Float,
-    Boolean,
-    Mac,
-    Uri,
+    Simple(&'static Simple),
     Enumeration(Vec<String>),
     /// To one of these classes, or any when there are none.
     Reference(Vec<Name>),
-    Any,
     ListOf(Box<Type>),
 }
+
+/// A type that has only a name: what it is called in errors, and the values that it has.
+type Simple = (&'static str, &'static str, fn(&Value) -> bool);
+
+const SIMPLE: [Simple; 8] = [
+    ("string", "a string", Value::is_string),
+    ("u64", "an integer from 0 to 2^64-1", Value::is_u64),
+    ("i64", "an integer from -2^63 to 2^63-1", Value::is_i64),
+    // A whole number is a valid value of a property that may have a fraction.
+    ("f64", "a number", Value::is_number),
+    ("bool", "true or false", Value::is_boolean),
+    ("mac", "a MAC address", |data| data.as_str().is_some_and(is_mac)),
+    ("uri", "a URI", |data| data.as_str().is_some_and(is_uri)),
+    ("any", "anything", |_| true),
+];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -103,6 +111,7 @@ impl Schema {
             };
             Ok((name, class))
         };
+        // Classes may name each other in any order, so names are checked at the end.
         let schema = Self {
             open: file.open,
             classes: file.classes.into_iter().map(class).collect::<Result<_, _>>()?,
@@ -138,6 +147,7 @@ impl Schema {
         let mut left_out = 0;
         let mut gone = HashSet::new();
         objects.retain_mut(|object| {
+            // In an open model every class is known, but the listed ones still have their properties.
             let known = self.knows(&object.subject);
             if !known {
                 gone.insert(object.uri.clone());
@@ -215,6 +225,7 @@ impl Schema {
         subject: &Name,
         parent: Option<&Name>,
     ) -> Result<(), ModelError> {
+        // A class without a list of parents may be anywhere.
         let under = self.classes.get(subject).and_then(|class| class.under.as_ref());
         match (under, parent) {
             (Some(under), Some(parent)) if !under.contains(parent) => Err(ModelError::WrongParent {
@@ -266,32 +277,13 @@ impl Type {
             let inner = Self::named(inner).filter(|inner| !matches!(inner, Self::ListOf(_)))?;
             return Some(Self::ListOf(Box::new(inner)));
         }
-        Some(match name {
-            "string" => Self::Text,
-            "u64" => Self::Unsigned,
-            "i64" => Self::Signed,
-            "f64" => Self::Float,
-            "bool" => Self::Boolean,
-            "mac" => Self::Mac,
-            "uri" => Self::Uri,
-            "reference" => Self::Reference(Vec::new()),
-            "any" => Self::Any,
-            _ => return None,
-        })
+        let simple = SIMPLE.iter().find(|(known, ..)| *known == name).map(Self::Simple);
+        simple.or_else(|| (name == "reference").then(|| Self::Reference(Vec::new())))
     }
 
     fn takes(&self, data: &Value) -> bool {
         match self {
-            Self::Text => data.is_string(),
-            Self::Unsigned => data.is_u64(),
-            Self::Signed => data.is_i64(),
-            // A whole number is a valid value of a property that may have a fraction.
-            Self::Float => data.is_number(),
-            Self::Boolean => data.is_boolean(),
-            Self::Mac => data.as_str().is_some_and(is_mac),
-            Self::Uri => data
-                .as_str()
-                .is_some_and(|text| text.parse::<super::Uri>().is_ok()),
+            Self::Simple((_, _, takes)) => takes(data),
             Self::Enumeration(values) => data.as_str().is_some_and(|text| values.iter().any(|v| v == text)),
             Self::Reference(classes) => {
                 let mut references = Reference::all(data).filter(|_| data.is_object());
@@ -299,7 +291,6 @@ impl Type {
                     .next()
                     .is_some_and(|to| classes.is_empty() || classes.contains(&to.subject))
             }
-            Self::Any => true,
             Self::ListOf(kind) => data
                 .as_array()
                 .is_some_and(|all| all.iter().all(|one| kind.takes(one))),
@@ -310,23 +301,20 @@ impl Type {
 impl fmt::Display for Type {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Text => f.write_str("a string"),
-            Self::Unsigned => f.write_str("an integer from 0 to 2^64-1"),
-            Self::Signed => f.write_str("an integer from -2^63 to 2^63-1"),
-            Self::Float => f.write_str("a number"),
-            Self::Boolean => f.write_str("true or false"),
-            Self::Mac => f.write_str("a MAC address"),
-            Self::Uri => f.write_str("a URI"),
+            Self::Simple((_, shown, _)) => f.write_str(shown),
             Self::Enumeration(values) => write!(f, "one of {}", values.join(", ")),
             Self::Reference(classes) if classes.is_empty() => f.write_str("a reference"),
             Self::Reference(classes) => {
                 let names: Vec<_> = classes.iter().map(Name::as_str).collect();
                 write!(f, "a reference to {}", names.join(" or "))
             }
-            Self::Any => f.write_str("anything"),
             Self::ListOf(kind) => write!(f, "a list, each {kind}"),
         }
     }
+}
+
+fn is_uri(text: &str) -> bool {
+    text.parse::<super::Uri>().is_ok()
 }
 
 fn is_mac(text: &str) -> bool {

@@ -79,6 +79,7 @@ impl Uri {
 
     /// Whether `other` is below this URI, at any depth.
     pub fn is_ancestor_of(&self, other: &Self) -> bool {
+        // Compared without the last slash, which some peers leave out.
         let (path, below) = (self.path(), other.path());
         below.len() > path.len() && below.starts_with(path) && below.as_bytes()[path.len()] == b'/'
     }
@@ -117,6 +118,7 @@ impl Uri {
             Err(UriError::TooLong)
         } else if text.bytes().filter(|byte| *byte == b'/').count() > Self::MAX_DEPTH + 1 {
             Err(UriError::TooDeep)
+        // They would break lines of the log and of the feed.
         } else if text.bytes().any(|byte| byte.is_ascii_control()) {
             Err(UriError::ControlCharacter)
         } else {

@@ -62,6 +62,7 @@ impl Keepalive {
         Self {
             heard: now,
             next: after(now, settings.first),
+            // The echo that is sent on connecting has number 0.
             sent: 1,
         }
     }

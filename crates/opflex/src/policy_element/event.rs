@@ -176,6 +176,7 @@ pub struct ObjectChange {
     pub object: Option<ManagedObject>,
 }
 
+// JSON has a text for each state, so a server that is dropped has one as well.
 fn state_or_dropped<S: Serializer>(state: &Option<PeerState>, serializer: S) -> Result<S::Ok, S::Error> {
     match state {
         Some(state) => state.serialize(serializer),

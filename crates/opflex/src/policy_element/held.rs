@@ -138,6 +138,7 @@ impl Held {
             items: HashMap::new(),
             told: BTreeMap::new(),
             last_place: 0,
+            // The numbers of all servers come from one table: a request has one number everywhere.
             calls: Pending::new(settings.retry, FIRST_XID, Random::new(random.bits())),
             refresh: Deadlines::default(),
             random,
@@ -200,6 +201,7 @@ impl Held {
     /// Removes a resolve, declaration or report, and returns it if it was there.
     pub(super) fn drop(&mut self, key: &Key) -> Option<Item> {
         let item = self.items.remove(key)?;
+        // An alarm ends with what it is about.
         self.alarms -= usize::from(item.alarmed);
         self.told.remove(&item.place);
         self.refresh.clear(key);
@@ -255,6 +257,7 @@ impl Held {
     /// Makes the request for these servers. It will be sent again to those that do not
     /// answer.
     pub(super) fn ask(&mut self, key: &Key, to: Vec<ConnectionId>, now: Instant) -> Option<Outgoing> {
+        // Without a server there is nothing to wait for; the request is made when one is ready.
         let item = self.items.get_mut(key).filter(|_| !to.is_empty())?;
         let request = request(key, item, self.prr)?;
         // No repetition after the time of the refresh, which asks again anyway.
@@ -266,6 +269,7 @@ impl Held {
             key: key.clone(),
             waiting: to.iter().copied().collect(),
         };
+        // Entered before it is sent, so that an answer cannot come too early.
         let xid = self.calls.begin(call, refresh, now);
         item.xids.push(xid);
         Some(Outgoing {
@@ -353,6 +357,7 @@ impl Held {
         loop {
             let due = self.calls.due(now)?;
             let (xid, key, attempts) = (due.xid, due.value.key.clone(), due.attempts);
+            // Only those that have not answered are asked again; libopflex asks all of them.
             let to = due.value.waiting.iter().copied().collect();
             let request = self
                 .items
@@ -363,6 +368,7 @@ impl Held {
                 let frame = frame(&request, xid)?;
                 return Some((Outgoing { to, frame }, alarm.then_some((key, attempts))));
             }
+            // It is not held any more, so nobody wants the answer.
             self.calls.end(xid);
         }
     }
@@ -406,6 +412,7 @@ fn request(key: &Key, item: &Item, prr: Duration) -> Option<Request> {
     let prr = Some(i64::try_from(prr.as_secs()).unwrap_or(i64::MAX));
     Some(match key.clone() {
         Key::Resolve(of, subject, target) => Request::Resolve(of, vec![Resolve::new(subject, target, prr)]),
+        // It is about to be declared; there is nothing to send before.
         Key::Declaration(_) if item.objects.is_empty() => return None,
         Key::Declaration(_) => Request::EndpointDeclare(vec![EndpointDeclare {
             endpoint: item.objects.clone(),

@@ -111,6 +111,7 @@ impl ElementCore {
         let mut random = Random::new(seed);
         Self {
             pool: Pool::new(&settings, Random::new(random.bits()), now),
+            // The first random bits go to the pool, so the two draw different delays.
             held: Held::new(&settings, random),
             location: settings.location.clone(),
             settings,
@@ -137,6 +138,7 @@ impl ElementCore {
     /// Sets start policy, which a resolve brings until a server has answered it. Call it
     /// before the first resolve.
     pub fn start_with(&mut self, policy: Vec<ManagedObject>) -> Result<(), ModelError> {
+        // A second call replaces the first: start policy comes from one file.
         self.start_policy = Tree::new();
         self.start_policy.merge(policy).map(drop)
     }
@@ -172,12 +174,14 @@ impl ElementCore {
             return;
         };
         if let Some(item) = self.held.get_mut(&key) {
+            // The reference is removed from the table above, so each one counts once.
             item.references -= 1;
             item.following -= usize::from(follow);
             if item.references == 0 && item.followed {
                 self.followed += 1;
             }
         }
+        // Not at once: a policy that is released is often resolved again in the same moment.
         self.sweep_soon(now);
     }
 
@@ -195,6 +199,7 @@ impl ElementCore {
     /// Takes a declaration back. Returns false if there is none.
     pub fn undeclare(&mut self, uri: &Uri) -> bool {
         let key = Key::Declaration(uri.clone());
+        // Made before the declaration is dropped, because it needs the class of the object.
         let to = self.pool.ready(&key.role());
         let request = self.held.take_back(&key, to);
         self.send_request(request);
@@ -220,6 +225,7 @@ impl ElementCore {
     /// configured servers again.
     pub fn reset(&mut self, now: Instant) {
         self.location.clone_from(&self.settings.location);
+        // The fabric may have others after a reset, so none are known until a server sends them.
         self.proxies = None;
         let connections = self.pool.reset(now);
         self.close_all(connections);
@@ -262,6 +268,7 @@ impl ElementCore {
                 });
             }
         }
+        // Repetitions come first: a refresh replaces the requests that it asks for again.
         while let Some(key) = self.held.refresh(now) {
             self.ask_all(&key, now);
         }
@@ -364,6 +371,7 @@ impl ElementCore {
             && (is_new || item.objects != objects)
         {
             item.objects = objects;
+            // Another object is another question, which no server has answered.
             item.answered = false;
             self.held.draw_refresh(key, now);
             self.ask_all(key, now);

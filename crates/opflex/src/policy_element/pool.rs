@@ -99,6 +99,7 @@ impl Pool {
             fallback: None,
             random,
         };
+        // IPv6 addresses in one spelling, so that a server is not dialled twice.
         for address in &settings.peers {
             pool.add(bracketed(address), true, now);
         }
@@ -112,6 +113,7 @@ impl Pool {
         let is_wanted = |peer: &&Peer| !matches!(peer.stage, Stage::Parked) && !peer.is_given_up(settings);
         let ready = self.peers.values().filter(is_ready).count();
         match self.peers.values().filter(is_wanted).count() {
+            // Without any server the element is down, also if none is wanted.
             _ if ready == 0 => Health::Down,
             all if ready == all => Health::Healthy,
             _ => Health::Degraded,
@@ -160,6 +162,7 @@ impl Pool {
     /// The server is being dialled, with this new connection.
     pub(super) fn dial(&mut self, address: &str, now: Instant) -> Option<ConnectionId> {
         let peer = self.peers.get_mut(address)?;
+        // A new number for each attempt: what arrives late for an earlier one is not taken for it.
         let connection = ConnectionId(self.next_connection);
         self.next_connection += 1;
         peer.stage = Stage::Connecting(Link {
@@ -181,6 +184,7 @@ impl Pool {
         }
         peer.stage = Stage::Connected(Link {
             connection,
+            // The time for the identity begins with the connection and not with dialling.
             since: now,
             keepalive: Some(Keepalive::new(&settings.keepalive, now)),
         });
@@ -203,6 +207,7 @@ impl Pool {
         let Some(peer) = self.peers.get_mut(&address) else {
             return Verdict::Parked;
         };
+        // A server that sends its identity works, whatever it names.
         peer.failures = 0;
         peer.names = identity
             .peers
@@ -217,6 +222,7 @@ impl Pool {
             return Verdict::Parked;
         }
         let roles = identity.my_role.clone();
+        // The link moves from one stage to the next; the stage in between is never seen.
         let stage = std::mem::replace(&mut peer.stage, Stage::Parked);
         peer.stage = match stage {
             Stage::Connecting(link) | Stage::Connected(link) | Stage::Ready { link, .. } => {
@@ -235,6 +241,7 @@ impl Pool {
             .values()
             .flat_map(|peer| peer.names.iter().cloned())
             .collect();
+        // A server could name any number of others, so only some are dialled.
         for address in &named {
             let learned = self.peers.values().filter(|peer| !peer.configured).count();
             if learned < settings.limits.learned_peers && !self.peers.contains_key(address) {
@@ -257,6 +264,7 @@ impl Pool {
         let Some(address) = self.by_connection.remove(&connection) else {
             return;
         };
+        // Asked before the server is borrowed; a ready server knows better than failed attempts.
         let still_named = self.peers.iter().any(|(other, peer)| {
             *other != address && matches!(peer.stage, Stage::Ready { .. }) && peer.names.contains(&address)
         });
@@ -269,6 +277,7 @@ impl Pool {
             self.peers.remove(&address);
             return;
         }
+        // With some spread: all elements of a server that restarts would come at once.
         let until = after(now, wait(settings, peer.failures, &mut self.random));
         peer.stage = Stage::Waiting { until };
     }
@@ -276,6 +285,7 @@ impl Pool {
     /// Forgets all learned servers and begins again. Returns the connections to close.
     pub(super) fn reset(&mut self, now: Instant) -> Vec<ConnectionId> {
         let connections = self.connections();
+        // What still arrives on these connections is for nobody.
         self.by_connection.clear();
         self.peers.retain(|_, peer| peer.configured);
         for peer in self.peers.values_mut() {
@@ -330,6 +340,7 @@ impl Pool {
             self.reset(now);
         }
         for (address, peer) in &mut self.peers {
+            // The caller asks until nothing is due, so one server at a time is enough.
             if peer.stage.deadline(settings).is_none_or(|at| at > now) {
                 continue;
             }

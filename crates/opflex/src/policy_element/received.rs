@@ -18,6 +18,7 @@ impl ElementCore {
         let Key::Resolve(what, subject, target) = key else {
             return true;
         };
+        // Before objects are dropped that nobody asked for: the server has answered all the same.
         let found = !objects.is_empty();
         if !self.has_room(*what, objects.iter()) {
             warn!("{}: not taken: too many objects", key.about());
@@ -27,6 +28,7 @@ impl ElementCore {
             });
             return false;
         }
+        // Only what is wanted is kept, but the limit counts what the server has sent.
         let objects = self.wanted(*what, objects);
         // The first answer replaces the start policy, also if it is empty.
         let outdated = self.take_start_policy(key);
@@ -77,6 +79,7 @@ impl ElementCore {
             return;
         }
         for root in &roots {
+            // The resolve holds them as if a server had sent them.
             self.held.add_root(key, root);
         }
         match self.trees[Store::Policy].update(&[], objects, Vec::new()) {
@@ -142,7 +145,9 @@ impl ElementCore {
         // All objects are checked before the first is taken: an update counts as a whole.
         let mut checks = objects().map(|object| tree.check(object));
         checks.try_for_each(|check| check.map_err(ErrorResponse::error))?;
+        // A request may have several updates, which are carried out in their order.
         for update in updates {
+            // Start policy goes with the first word of a server, in the same edit.
             let mut delete = self.outdated(what, &update);
             let replace = self.wanted(what, update.replace);
             let merge = self.wanted(what, update.merge_children.unwrap_or_default());
@@ -203,6 +208,7 @@ impl ElementCore {
         let Key::Resolve(what, _, target) = key else {
             return;
         };
+        // Made before the resolve is dropped, which it describes.
         let to = self.pool.ready(&key.role());
         let request = self.held.take_back(key, to);
         self.send_request(request);
@@ -276,6 +282,7 @@ impl ElementCore {
         let mut references = Vec::new();
         for change in changes {
             let mut holders = self.held.holders(Store::Policy, &change.uri);
+            // Changes in a policy that is not followed may refer to anything.
             let is_followed = holders.any(|key| self.held.get(key).is_some_and(Item::follows));
             drop(holders);
             if !is_followed {
@@ -346,6 +353,7 @@ impl ElementCore {
     /// Whether there is room for the objects within the limit.
     fn has_room<'a>(&self, what: Store, objects: impl Iterator<Item = &'a ManagedObject>) -> bool {
         let (tree, most) = (self.tree(what), self.settings.limits.objects);
+        // Objects that are there already take no more room.
         let coming = objects.filter(|object| tree.get(&object.uri).is_none()).count();
         tree.len() + coming <= most
     }

@@ -23,6 +23,7 @@ impl ElementCore {
         }
         self.tell_peer(connection, None);
         self.echo(connection, 0, now);
+        // Sent without waiting for the echo of the server, as libopflex does in one segment.
         let identity = self.settings.identity(self.location.as_ref());
         let id = Id::call(Method::SendIdentity.name(), IDENTITY_XID);
         self.send(
@@ -74,46 +75,15 @@ impl ElementCore {
                     self.too_early(connection, &id, method, now);
                 }
             }
+            // It answers no method that is known here, so there is nothing to match it with.
             Incoming::Stray { .. } => {}
-            Incoming::Result { id, reply } => match reply {
-                Reply::Echo(_) => {}
-                Reply::SendIdentity(identity) => self.identified(connection, &identity, now),
-                reply if !ready => {
-                    self.close(
-                        connection,
-                        CloseReason::ResponseBeforeIdentity(reply.method()),
-                        now,
-                    );
+            answer => match answer.answers() {
+                Some(Method::Echo) => {}
+                Some(method) if !ready && method != Method::SendIdentity => {
+                    self.close(connection, CloseReason::ResponseBeforeIdentity(method), now);
                 }
-                reply => self.answer(connection, &id, reply, now),
+                _ => self.answered(connection, answer, now),
             },
-            Incoming::Failure {
-                method: Method::Echo, ..
-            }
-            | Incoming::BadResult {
-                method: Method::Echo, ..
-            } => {}
-            Incoming::Failure {
-                method: Method::SendIdentity,
-                error,
-                ..
-            } => {
-                self.close(connection, CloseReason::IdentityRefused(error), now);
-            }
-            Incoming::BadResult {
-                method: Method::SendIdentity,
-                fault,
-                ..
-            } => {
-                self.close(connection, CloseReason::BadIdentity(fault), now);
-            }
-            Incoming::Failure { method, .. } | Incoming::BadResult { method, .. } if !ready => {
-                self.close(connection, CloseReason::ResponseBeforeIdentity(method), now);
-            }
-            Incoming::Failure { id, method, error } => self.refused(connection, &id, method, error, now),
-            Incoming::BadResult { method, fault, .. } => {
-                warn!("{connection}: the result of {method} can't be used: {fault}");
-            }
         }
         self.settle(now);
     }
@@ -145,10 +115,35 @@ impl ElementCore {
             0 => Health::Healthy,
             _ => Health::Degraded,
         };
+        // A server that is connected and does not answer is worth less than one that does.
         let health = self.pool.health(&self.settings).min(most);
         if health != self.health {
             self.health = health;
             self.tell(ElementEvent::Health { health });
+        }
+    }
+
+    /// A request of ours was answered, at a time when it may be.
+    fn answered(&mut self, connection: ConnectionId, answer: Incoming, now: Instant) {
+        match answer {
+            Incoming::Result { id, reply } => match reply {
+                Reply::SendIdentity(identity) => self.identified(connection, &identity, now),
+                reply => self.answer(connection, &id, reply, now),
+            },
+            Incoming::Failure { id, method, error } if method != Method::SendIdentity => {
+                self.refused(connection, &id, method, error, now);
+            }
+            Incoming::BadResult { method, fault, .. } if method != Method::SendIdentity => {
+                warn!("{connection}: the result of {method} can't be used: {fault}");
+            }
+            // Without the identity of the server, the connection has no use.
+            Incoming::Failure { error, .. } => {
+                self.close(connection, CloseReason::IdentityRefused(error), now);
+            }
+            Incoming::BadResult { fault, .. } => {
+                self.close(connection, CloseReason::BadIdentity(fault), now);
+            }
+            Incoming::Request { .. } | Incoming::Refused { .. } | Incoming::Stray { .. } => {}
         }
     }
 
@@ -209,6 +204,7 @@ impl ElementCore {
             let location = location.clone();
             self.tell(ElementEvent::Location { location });
         }
+        // Location and proxies count also from a server that only names others.
         let verdict = self.pool.identified(connection, identity);
         let name = identity.name.as_deref().unwrap_or("without a name");
         let roles: Vec<&str> = identity.my_role.iter().map(Role::name).collect();
@@ -229,6 +225,7 @@ impl ElementCore {
                 self.ask_one(connection, &identity.my_role, now);
             }
         }
+        // After the verdict: a server that names only others is parked before they are dialled.
         for (address, connection) in self.pool.learn(&self.settings, now) {
             let reason = CloseReason::NotListed;
             if let Some(connection) = connection {
@@ -251,6 +248,7 @@ impl ElementCore {
             // An unresolve, an undeclare, or an answer that comes too late.
             return;
         };
+        // The number alone is not enough: a server could answer a resolve with a declare.
         let method = reply.method();
         if method != key.method() {
             return warn!("{connection}: an answer to {method} has the number of another request");
@@ -312,6 +310,7 @@ impl ElementCore {
             {
                 warn!("{address} ({connection}): {}{more}", excerpt(reason));
             }
+            // Requests to it are not waited for; they are made again when it is back.
             self.held.gone(connection);
             self.pool.failed(connection, &self.settings, now);
             self.tell_address(address, reason);

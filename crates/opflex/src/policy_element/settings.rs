@@ -89,14 +89,20 @@ impl Default for Settings {
             data: Some(json!({"mac": "00:00:00:00:00:00", "features": ["anycastFallback"]})),
             prr: Duration::from_secs(7200),
             retry: RetryPolicy::default(),
+            // As libopflex, so that a fabric sees the load that it is made for.
             reconnect: Duration::from_millis(1250),
+            // libopflex never waits longer than at first; a thousand elements would then keep a
+            // server that restarts busy with handshakes.
             reconnect_max: Duration::from_secs(20),
+            // As libopflex.
             learned_failures: 4,
+            // 10, 20 and 40 s with the default delays.
             alarm_attempts: 3,
             dial_timeout: Duration::from_secs(30),
             identity_timeout: Duration::from_secs(45),
             keepalive: KeepaliveSettings::default(),
             acknowledge_updates: false,
+            // As libopflex.
             linger: Duration::from_millis(250),
             require_proxies: false,
             limits: ElementLimits::default(),

@@ -64,6 +64,7 @@ impl<V> Pending<V> {
     /// its number. No delay before a repetition is longer than `cap`.
     pub fn begin(&mut self, value: V, cap: Duration, now: Instant) -> u64 {
         let xid = self.number();
+        // The first delay is spread as well: many requests are sent in the same moment.
         let delay = self.policy.delay(0, cap, &mut self.random);
         self.deadlines.set(xid, after(now, delay));
         self.calls.insert(
@@ -80,6 +81,7 @@ impl<V> Pending<V> {
     /// Takes out a request: it is answered, or nobody waits any more. `None`
     /// for a number that is not in the table.
     pub fn end(&mut self, xid: u64) -> Option<V> {
+        // Also where the request is not known: then there is no deadline either.
         self.deadlines.clear(&xid);
         self.calls.remove(&xid).map(|call| call.value)
     }

@@ -204,6 +204,7 @@ impl Peers {
 
     /// A connection has ended. What the core called it, and who was there.
     pub(super) fn remove(&mut self, id: ssntp_transport::ConnectionId) -> Option<(ConnectionId, String)> {
+        // Gone already if the core has ended it: then nobody is told twice.
         let connection = self.numbers.remove(id)?;
         let peer = self.open.remove(&connection)?;
         Some((connection, peer.name))

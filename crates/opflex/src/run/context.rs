@@ -33,6 +33,7 @@ impl ServerContext<'_> {
     /// The objects are malformed or not what the model allows.
     pub fn edit(&mut self, edit: Edit) -> Result<Changes, ModelError> {
         let changes = self.core.edit(edit, self.now)?;
+        // A line has the objects as they are now, so it is made before the next edit.
         if let Some(edits) = self.edits.as_mut().filter(|_| !changes.is_empty()) {
             edits.push(Line::of(&changes, self.core.policy()));
         }

@@ -1,31 +1,23 @@
 //! One attempt at one server, on a thread of its own.
 
-use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use super::connection::Shown;
 use super::{ElementConfig, StartError, now};
 use crate::message::Decoder;
 use crate::peer::{ConnectionId, bracketed};
-use crate::rpc::{self, Framing};
-use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::tls::{Connector, TlsError};
-use ssntp_transport::{Address, BufferPool, Cancel, Halves, Target, TcpOptions, after, plain, threads};
+use ssntp_transport::{Address, BufferPool, Cancel, Halves, Target, after, plain, threads};
 
 /// What every attempt needs, the address excepted.
 #[derive(Clone)]
 pub(super) struct Dialer {
-    memory: BTreeMap<String, MemoryListener>,
-    /// TLS of the attempts that begin from now on.
+    pub(super) config: Arc<ElementConfig>,
+    /// TLS of the attempts that begin from now on, which may not be that of the configuration
+    /// any more.
     pub(super) connector: Option<Connector>,
-    server_name: Option<String>,
-    dial_timeout: Duration,
-    tls_timeout: Duration,
-    framing: Framing,
-    limits: rpc::Limits,
-    tcp: TcpOptions,
     pool: BufferPool,
 }
 
@@ -48,16 +40,10 @@ pub(super) enum DialError {
 }
 
 impl Dialer {
-    pub(super) fn new(config: &ElementConfig) -> Result<Self, StartError> {
+    pub(super) fn new(config: &Arc<ElementConfig>) -> Result<Self, StartError> {
         let dialer = Self {
-            memory: config.memory.clone(),
+            config: Arc::clone(config),
             connector: config.tls.clone(),
-            server_name: config.server_name.clone(),
-            dial_timeout: config.settings.dial_timeout,
-            tls_timeout: config.settings.identity_timeout,
-            framing: config.framing,
-            limits: config.limits,
-            tcp: config.tcp,
             pool: BufferPool::new(),
         };
         for address in &config.settings.peers {
@@ -75,12 +61,13 @@ impl Dialer {
         address: String,
         done: impl FnOnce(Result<(Halves, Shown, Decoder), DialError>) + Send + 'static,
     ) -> io::Result<Dial> {
+        // The core may give the server up while the attempt is under way.
         let cancel = Cancel::new();
         let (dialer, cancelled) = (self.clone(), cancel.clone());
         let thread = threads::spawn(format!("opflex-dial{id}"), move || {
             let reached = dialer.attempt(&address, &cancelled);
             done(reached.map(|(halves, shown)| {
-                let decoder = Decoder::new(dialer.framing, dialer.limits);
+                let decoder = Decoder::new(dialer.config.framing, dialer.config.limits);
                 (halves, shown, decoder)
             }));
         })?;
@@ -88,7 +75,7 @@ impl Dialer {
     }
 
     fn target(&self, address: &str) -> Option<Target> {
-        if let Some(place) = self.memory.get(address) {
+        if let Some(place) = self.config.memory.get(address) {
             return Some(Target::Memory(place.clone()));
         }
         address.parse::<Address>().ok().map(Target::Address)
@@ -104,20 +91,20 @@ impl Dialer {
 
     /// The name that the server's certificate has to hold.
     fn name<'a>(&'a self, target: &'a Target) -> &'a str {
-        self.server_name
-            .as_deref()
-            .unwrap_or_else(|| target.server_name())
+        let name = self.config.server_name.as_deref();
+        name.unwrap_or_else(|| target.server_name())
     }
 
     fn attempt(&self, address: &str, cancel: &Cancel) -> Result<(Halves, Shown), DialError> {
         let target = self.target(address).ok_or(DialError::Address)?;
-        let stream = target.connect(&self.tcp, self.dial_timeout, cancel)?;
+        let stream = target.connect(&self.config.tcp, self.config.settings.dial_timeout, cancel)?;
         let Some(connector) = &self.connector else {
             return Ok((plain(stream, self.pool.clone()), Shown::default()));
         };
         // Cancelling shuts the stream down, which ends every read and write.
         let _watch = cancel.watch(&stream);
-        let deadline = after(now(), self.tls_timeout);
+        // libopflex has one time limit for TLS and the identity together.
+        let deadline = after(now(), self.config.settings.identity_timeout);
         let secured = connector.connect(stream, self.name(&target), &self.pool, deadline)?;
         Ok((secured.halves, secured.peer.into()))
     }

@@ -80,6 +80,7 @@ fn merge_in_pieces(
     }
     // Parents first, so that no piece has a child whose parent is still to come.
     objects.sort_by(|a, b| a.uri.cmp(&b.uri));
+    // Only the first piece is bound to the revision: the others follow it.
     let rest = objects.split_off(objects.len().min(AT_ONCE));
     let begun = change(events, at, Edit::Merge(objects))?;
     in_pieces(events, rest, begun)
@@ -105,6 +106,7 @@ fn in_pieces(
 
 fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -> Result<Edited, CallError> {
     let schema = call(events, |cx| cx.core().policy().schema().cloned())?;
+    // Built on this thread; a policy that does not fit is refused before anything changes.
     let mut wanted = schema.map_or_else(Tree::new, Tree::with_schema);
     wanted.merge(objects)?;
     // Each round compares with a copy that another edit may have made stale.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -49,9 +49,13 @@ impl PolicyElement {
     ///
     /// # Errors
     /// [`StartError`]; nothing runs then.
-    pub fn start(config: ElementConfig) -> Result<Self, StartError> {
+    pub fn start(mut config: ElementConfig) -> Result<Self, StartError> {
+        // The core keeps it, and the dialer keeps the configuration.
+        let start_policy = std::mem::take(&mut config.start_policy);
+        let config = Arc::new(config);
         let (sender, queue) = dispatch::events::channel(EVENTS);
         let (tell, events) = crossbeam_channel::unbounded();
+        // Before any thread: an address that cannot be dialled is an error of the caller.
         let dialer = Dialer::new(&config)?;
         let released = Released::default();
         // Random keys are what the standard library has of chance.
@@ -65,10 +69,9 @@ impl PolicyElement {
             parting: config.write_timeout,
             grace: config.grace,
         };
-        let (name, domain) = (config.settings.name.clone(), config.settings.domain.clone());
-        let feed = Feed::new(name, domain, config.serve_queue);
-        let mut core = ElementCore::new(config.settings, seed, now());
-        core.start_with(config.start_policy).map_err(StartError::Policy)?;
+        let feed = Feed::new(&config);
+        let mut core = ElementCore::new(config.settings.clone(), seed, now());
+        core.start_with(start_policy).map_err(StartError::Policy)?;
         let listener = Listener {
             channel: tell,
             most: config.events.max(1),
@@ -78,7 +81,6 @@ impl PolicyElement {
             core,
             feed,
             dialer,
-            write_timeout: config.write_timeout,
             events: sender.clone(),
             dials: HashMap::new(),
             released: Released::clone(&released),
@@ -86,14 +88,11 @@ impl PolicyElement {
         };
         // Before the dispatcher, which connects to servers at once: a program that sees the
         // element connected finds its sockets.
-        let inspector = config
-            .inspector
-            .map(|socket| Inspector::start(&socket, sender.clone()))
-            .transpose()?;
-        let feed = config
-            .serve
-            .map(|socket| FeedServer::start(&socket, sender.clone()))
-            .transpose()?;
+        let inspector = config.inspector.as_ref();
+        let inspector = inspector.map(|socket| Inspector::start(socket, sender.clone()));
+        let feed = config.serve.as_ref();
+        let feed = feed.map(|socket| FeedServer::start(socket, sender.clone()));
+        let (inspector, feed) = (inspector.transpose()?, feed.transpose()?);
         let dispatcher = Machine::new(side).spawn("opflex-element", settings, queue)?;
         Ok(Self {
             handle: ElementHandle {
@@ -165,10 +164,12 @@ impl Drop for PolicyElement {
         }
         // The attempts are cancelled; their threads may still ask the
         // dispatcher, which runs until all of them have ended.
+        // After the dispatcher was told to stop, which cancels them.
         let dials = machine::call(events, |machine, _, _| machine.side.take_dials());
         for dial in dials.unwrap_or_default() {
             let _ = dial.join();
         }
+        // Last of all: until here the threads that are joined may ask the dispatcher.
         let _ = events.send(DispatchEvent::Exit);
         if let Some(dispatcher) = self.dispatcher.take() {
             let _ = dispatcher.join();
@@ -290,10 +291,13 @@ impl ElementHandle {
     /// [`CallError`].
     pub fn renew(&self, connector: Connector) -> Result<usize, CallError> {
         machine::call(&self.events, |machine, now, actions| {
+            if let Some(former) = &machine.side.dialer.connector {
+                connector.check_follows(former)?;
+            }
             machine.side.dialer.connector = Some(connector);
             let untrusted = machine.side.untrusted(&machine.peers);
-            machine.end_untrusted(untrusted, now, actions)
-        })
+            Ok(machine.end_untrusted(untrusted, now, actions))
+        })?
     }
 
     /// Begins again with the configured servers; see [`ElementCore::reset`].

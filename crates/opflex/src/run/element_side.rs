@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::Sender;
 use log::{debug, warn};
@@ -47,8 +47,6 @@ pub(super) struct ElementSide {
     pub(super) core: ElementCore,
     pub(super) feed: Feed,
     pub(super) dialer: Dialer,
-    /// How long a server may take no byte of what is sent.
-    pub(super) write_timeout: Duration,
     pub(super) events: ElementEvents,
     /// Attempts whose threads have not been joined.
     pub(super) dials: HashMap<ConnectionId, Dial>,
@@ -95,9 +93,10 @@ impl ElementSide {
 
     /// Starts an attempt at a server. Its thread reports how it went.
     fn dial(&mut self, connection: ConnectionId, address: String, now: Instant) {
-        let (events, write_timeout) = (self.events.clone(), self.write_timeout);
+        let (events, write_timeout) = (self.events.clone(), self.dialer.config.write_timeout);
         let name = address.clone();
         let done = move |reached: Result<(Halves, Shown, Decoder), DialError>| {
+            // The thread of the attempt also starts those of the connection: the dispatcher starts none.
             let failed = reached.map(|(halves, shown, decoder)| {
                 let reached = Reached {
                     connection,
@@ -125,6 +124,7 @@ impl ElementSide {
 
     /// An attempt is over, and its thread is about to end.
     fn dialled(&mut self, connection: ConnectionId, failed: Option<DialError>, now: Instant) {
+        // Its last act was to post this, so joining it does not wait.
         if let Some(dial) = self.dials.remove(&connection) {
             // A panic has been logged by the panic hook.
             let _ = dial.thread.join();
@@ -243,6 +243,7 @@ impl Side for ElementSide {
 
     /// Releases the references that were dropped.
     fn settle(&mut self, now: Instant) {
+        // Taken out in one go, so that a thread that drops a reference waits for nothing.
         let released = std::mem::take(&mut *self.released.lock().unwrap_or_else(PoisonError::into_inner));
         for reference in released {
             self.core.release(reference, now);
@@ -257,6 +258,7 @@ impl Side for ElementSide {
         self.core.tick(now);
     }
 
+    // The core closes its connections itself, so that the servers get what is queued.
     fn stop(&mut self, now: Instant) {
         self.core.stop(now);
     }

@@ -32,7 +32,7 @@ use log::warn;
 use serde::Serialize;
 use serde_json::json;
 
-use super::ELEMENT_LOG as LOG;
+use super::{ELEMENT_LOG as LOG, ElementConfig};
 use crate::model::{ChangeKind, Cursor, Room, Uri};
 use crate::policy_element::{ElementCore, ElementEvent, ObjectChange, Store};
 
@@ -99,11 +99,11 @@ struct Reader {
 }
 
 impl Feed {
-    pub(super) fn new(name: String, domain: String, most: usize) -> Self {
+    pub(super) fn new(config: &ElementConfig) -> Self {
         Self {
-            name,
-            domain,
-            most,
+            name: config.settings.name.clone(),
+            domain: config.settings.domain.clone(),
+            most: config.serve_queue,
             ..Self::default()
         }
     }
@@ -128,6 +128,7 @@ impl Feed {
             "location": core.location(),
         }))));
         reader.say(&self.text(line(&ElementEvent::Health { health })));
+        // A number is not reused, so that a thread that ends late takes no other reader away.
         self.last += 1;
         self.readers.insert(self.last, reader);
         Some(Joined {
@@ -173,6 +174,7 @@ impl Feed {
 
     /// Tells all readers what happened, as far as they have come to it.
     pub(super) fn tell(&mut self, event: &ElementEvent) {
+        // Most elements have no readers; then no text is made.
         if self.readers.is_empty() {
             return;
         }
@@ -239,6 +241,7 @@ impl Feed {
 
     /// The element stops: nobody is told any more but that.
     pub(super) fn end(&mut self) {
+        // A program that connects now is told at once that the element stops.
         self.is_over = true;
         for (_, reader) in self.readers.drain() {
             let _ = reader.lines.send(Line::End("the element stops"));
@@ -303,8 +306,10 @@ mod tests {
     #[test]
     fn what_waits_for_all_readers_has_one_bound_and_the_slowest_goes_first() {
         const MOST: usize = 100_000;
-        let core = ElementCore::new(Settings::default(), 1, now());
-        let mut feed = Feed::new("pe".to_owned(), "test".to_owned(), MOST);
+        let mut config = ElementConfig::new(Settings::default());
+        config.serve_queue = MOST;
+        let core = ElementCore::new(config.settings.clone(), 1, now());
+        let mut feed = Feed::new(&config);
         let mut readers: Vec<_> = (0..READERS).map(|_| feed.join(&core).unwrap()).collect();
         // The last reader has everything; the others are still at the beginning, so that each
         // has lines of its own.

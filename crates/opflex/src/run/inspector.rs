@@ -80,6 +80,7 @@ fn serve<S: Side>(events: &SideEvents<S>, newcomer: &Arc<Newcomer>, pool: &Buffe
     let stream = newcomer.stream();
     stream.set_write_timeout(Some(LOOK))?;
     let mut halves = plain(stream, pool.clone());
+    // A program on the same host gets no more memory than its questions need.
     let limits = Limits {
         message: QUESTION,
         ..Limits::default()
@@ -159,14 +160,17 @@ fn show<S: Side>(events: &SideEvents<S>, id: &Id, queries: Vec<Query>, out: &mut
     out.put(b",\"result\":{\"method\":\"")?;
     out.put(QUERY.as_bytes())?;
     out.put(b"\",\"result\":{\"policy\":[")?;
+    // The list is written piece by piece, so the commas are written here.
     let mut is_first = true;
     for query in queries {
         if query.is_root() {
             let mut root = ManagedObject::new(ROOT, Uri::root());
+            // The root has no object of its own: its children are found by their URIs.
             scan(events, What::Topmost, |objects| {
                 root.children.extend(objects.into_iter().map(|object| object.uri));
                 Ok(())
             })?;
+            // Objects of both trees and of none may have the same URI.
             root.children.sort_unstable();
             root.children.dedup();
             out.objects(vec![root], &mut is_first)?;
@@ -235,6 +239,7 @@ fn scan<S: Side>(
         roots: HashSet::new(),
     };
     loop {
+        // The scan goes to the dispatcher and back with what it has found, so nothing is shared.
         let step = look(events, move |store| {
             let mut objects = Vec::new();
             let next = scan.step(store, &mut objects).then_some(scan);
@@ -313,6 +318,7 @@ impl Scan {
         if matches!(self.part, Part::BelowOthers) {
             return !self.roots.contains(uri) && is_below(&self.roots);
         }
+        // A query without a URI asks for all objects of a class.
         if query.asks_for(subject, uri) {
             if query.recursive {
                 self.roots.insert(uri.clone());
@@ -364,6 +370,7 @@ impl Out<'_> {
             if !std::mem::take(is_first) {
                 self.put(b",")?;
             }
+            // On this thread: making text of objects takes longer than copying them.
             let text = serde_json::to_vec(&object).map_err(io::Error::other)?;
             self.put(&text)?;
         }

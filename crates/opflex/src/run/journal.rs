@@ -167,6 +167,7 @@ impl Journal {
         file.write_all(&text)?;
         // The caller is told that the edit is kept, also if the host loses power now.
         file.sync_all()?;
+        // Longer than the policy itself, it would cost more to read than it saves to write.
         self.written += text.len() as u64;
         Ok(())
     }
@@ -193,6 +194,7 @@ pub(super) fn with_edits(kept: &Path, text: &[u8], objects: Vec<ManagedObject>) 
         warn!(target: LOG, "{shown}: left out: these edits do not belong to {}", kept.display());
         return objects;
     }
+    // The edits are made on a tree, because each may delete what an earlier one has put.
     let mut tree = Tree::new();
     if tree.merge(objects.clone()).is_err() {
         return objects;

@@ -79,6 +79,7 @@ impl Ask {
     pub(super) fn changed(&self, edits: Vec<Line>) {
         let mut waiting = self.lock();
         waiting.objects += edits.iter().map(Line::len).sum::<usize>();
+        // The order of the edits matters: each line says how objects are after it.
         waiting.edits.extend(edits);
         // Beyond this, writing everything is cheaper than the memory of the edits.
         if waiting.objects > EDITED {
@@ -150,6 +151,7 @@ struct Failed {
 
 fn run(path: &Path, copy: &Copy, ask: &Ask, woken: &Receiver<()>, stopped: &Receiver<()>) {
     let mut failed: Option<Failed> = None;
+    // Begun by the first write of all policy, which edits can then follow.
     let mut journal: Option<Journal> = None;
     let mut tried_last = false;
     loop {
@@ -209,6 +211,7 @@ fn run(path: &Path, copy: &Copy, ask: &Ask, woken: &Receiver<()>, stopped: &Rece
 fn write(path: &Path, copy: &Copy) -> io::Result<Journal> {
     let objects = copy().map_err(io::Error::other)?;
     let text = ManagedObject::write_all(&objects, Format::Json).map_err(io::Error::other)?;
+    // Renamed into place, so that a crash leaves the old policy or the new one.
     replace(path, text.as_bytes())?;
     // The file has what they say.
     journal::remove(path);

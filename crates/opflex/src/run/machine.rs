@@ -151,6 +151,7 @@ impl<S: Side> Machine<S> {
         let Some((connection, name)) = self.peers.remove(id) else {
             return false;
         };
+        // The core forgets it first, so that nothing is sent to it any more.
         self.side.gone(connection, &name, why, now);
         self.hand_on(now, actions);
         true
@@ -192,7 +193,6 @@ impl<S: Side> Core for Machine<S> {
     type Item = Messages;
     type Request = S::Newcomer;
     type Grant = ConnectionId;
-    type Place = ();
     type Refusal = S::Refusal;
 
     fn admit(
@@ -203,12 +203,12 @@ impl<S: Side> Core for Machine<S> {
         standing: usize,
         now: Instant,
         actions: &mut Vec<Action>,
-    ) -> Result<(ConnectionId, ()), S::Refusal> {
+    ) -> Result<ConnectionId, S::Refusal> {
         let connection = self.side.admit(id, newcomer, standing, &mut self.peers, now)?;
         // TLS may have been replaced since the handshake.
         let untrusted = self.side.untrusted(&self.peers);
         self.end_untrusted(untrusted, now, actions);
-        Ok((connection, ()))
+        Ok(connection)
     }
 
     fn item(

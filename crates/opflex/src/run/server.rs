@@ -2,11 +2,9 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use crossbeam_channel::Receiver;
 use log::warn;
@@ -19,11 +17,11 @@ use super::inspector::Inspector;
 use super::keeper::{self, Keeper};
 use super::machine::{self, Machine};
 use super::server_side::{self, ServerEvents, ServerSide};
-use super::{CallError, SERVER_LOG as LOG, ServerConfig, ServerContext, StartError, now};
+use super::{CallError, LocalSocket, SERVER_LOG as LOG, ServerConfig, ServerContext, StartError, now};
 use crate::message::Decoder;
 use crate::model::{Edit, ManagedObject};
 use crate::peer::host;
-use crate::rpc::{self, Framing};
+use crate::rpc;
 use crate::server::{AgentInfo, ServerCore, SessionInfo};
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
 use ssntp_transport::pki::CertificateInfo;
@@ -62,11 +60,14 @@ impl Server {
     ///
     /// # Errors
     /// [`StartError`]; nothing runs then.
-    pub fn start(config: ServerConfig) -> Result<Self, StartError> {
+    pub fn start(mut config: ServerConfig) -> Result<Self, StartError> {
+        // First, so that a server that the system has no room for does not even listen.
         let room = Room::claim(config.max_handshakes, config.max_connections, LOG)
             .map_err(StartError::TooManyConnections)?;
+        // The kept policy is read before anybody can connect and be told of an empty one.
         let core = core(&config)?;
-        let certifies = config.settings.name_from_certificate;
+        // The handshakes keep the configuration, which should not keep a second policy.
+        config.policy = Vec::new();
         let (mut listeners, mut places) = (Vec::new(), Vec::new());
         for address in &config.listen {
             let bound =
@@ -85,11 +86,8 @@ impl Server {
             places.push(Place::Named(address.clone()));
         }
         if let Some(path) = &config.control {
-            let address = Address::Unix(path.clone());
-            let failed = |e| StartError::Listen(address.clone(), e);
-            let bound = Listener::bind(&address, config.tcp).map_err(failed)?;
-            // Only the server's own user may change policy.
-            fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+            let bound = LocalSocket::new(path).listen()?;
+            // The acceptor tells a newcomer's listener by its number, which is its place here.
             places.extend(bound.iter().map(|_| Place::Control));
             listeners.extend(bound);
         }
@@ -127,7 +125,7 @@ impl Server {
             occupancy: None,
         };
         let tls = Arc::new(Mutex::new(Tls {
-            acceptor: config.tls,
+            acceptor: config.tls.take(),
             generation: 0,
         }));
         let mut server = Self {
@@ -141,20 +139,16 @@ impl Server {
             dispatcher: Some(dispatcher),
         };
         // From here on, dropping `server` ends what runs already.
-        let inspector = config
-            .inspector
-            .map(|socket| Inspector::start(&socket, events.clone()));
+        // It shows an empty server rather than none while the others start.
+        let inspector = config.inspector.as_ref();
+        let inspector = inspector.map(|socket| Inspector::start(socket, events.clone()));
         server.inspector = inspector.transpose()?;
         let context = HandshakeContext {
             places,
             tls,
             pool: BufferPool::new(),
             events,
-            framing: config.framing,
-            limits: config.limits,
-            certifies,
-            handshake_timeout: config.handshake_timeout,
-            write_timeout: config.write_timeout,
+            config,
             log: Mutex::default(),
         };
         let serve = Box::new(move |newcomer: &Arc<Newcomer>| context.serve(newcomer));
@@ -177,17 +171,23 @@ impl Server {
     /// are.
     ///
     /// # Errors
+    /// [`CallError::Tls`] if a revocation list is older than the one in force;
     /// [`CallError::Stopped`], [`CallError::OnDispatcher`].
     pub fn renew(&self, acceptor: Acceptor) -> Result<usize, CallError> {
         let generation = {
             let mut tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(former) = &tls.acceptor {
+                acceptor.check_follows(former)?;
+            }
             tls.acceptor = Some(acceptor.clone());
+            // A handshake that began before has the old number and is refused at admission.
             tls.generation += 1;
             tls.generation
         };
         let events = &self.handle.events;
         let clients = server_side::tls_replaced(events, generation)?;
         let now = time_of_day();
+        // On this thread: verifying the certificates of all clients would hold up the dispatcher.
         let untrusted = clients.into_iter().filter_map(|(connection, shown)| {
             let why = acceptor.objection(&shown, now)?;
             Some((connection, why))
@@ -224,12 +224,14 @@ impl Drop for Server {
         // The dispatcher takes events until the last one, so nothing here
         // waits for long.
         let _ = events.send(DispatchEvent::Stop);
+        // Before the dispatcher, which newcomers under way still ask to be admitted.
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
         }
         if let Some(inspector) = self.inspector.take() {
             inspector.stop();
         }
+        // Before the keeper, which the edit that is under way still waits for.
         if let Some(editor) = self.editor.take() {
             editor.stop();
         }
@@ -303,12 +305,7 @@ struct HandshakeContext {
     tls: Arc<Mutex<Tls>>,
     pool: BufferPool,
     events: ServerEvents,
-    framing: Framing,
-    limits: rpc::Limits,
-    /// Whether elements have the names of their certificates.
-    certifies: bool,
-    handshake_timeout: Duration,
-    write_timeout: Duration,
+    config: ServerConfig,
     /// What newcomers may cause in the log, by host.
     log: Mutex<LogLimit<String>>,
 }
@@ -332,6 +329,7 @@ impl HandshakeContext {
             Place::Named(name) => Some(name.clone()),
             Place::Control => None,
         };
+        // Control connections have no TLS: the permissions of the file protect them.
         let is_control = matches!(place, Place::Control);
         let (acceptor, generation) = {
             let tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
@@ -339,7 +337,7 @@ impl HandshakeContext {
         };
         let (halves, shown): (_, Shown) = match acceptor {
             Some(acceptor) if !is_control => {
-                let deadline = after(newcomer.accepted(), self.handshake_timeout);
+                let deadline = after(newcomer.accepted(), self.config.handshake_timeout);
                 match acceptor.accept(stream, &self.pool, deadline) {
                     Ok(secured) => (secured.halves, secured.peer.into()),
                     Err(e) => {
@@ -352,23 +350,27 @@ impl HandshakeContext {
             }
             _ => (plain(stream, self.pool.clone()), Shown::default()),
         };
+        // The acceptor cuts the slowest handshake when it needs the place.
         if !newcomer.admitted() {
             return;
         }
+        let ServerConfig { framing, limits, .. } = self.config;
         let decoder = if is_control {
-            let message = self.limits.message.max(control::MESSAGE);
+            let message = limits.message.max(control::MESSAGE);
             // Only the server's own user gets here, with policy of any size.
             let limits = rpc::Limits {
                 message,
                 memory: usize::MAX,
-                ..self.limits
+                ..limits
             };
-            Decoder::trusting(self.framing, limits)
+            Decoder::trusting(framing, limits)
         } else {
-            Decoder::new(self.framing, self.limits)
+            Decoder::new(framing, limits)
         };
         // Read here and not on the dispatcher, which would read one for each newcomer.
-        let certificate = shown.first().filter(|_| self.certifies);
+        let certificate = shown
+            .first()
+            .filter(|_| self.config.settings.name_from_certificate);
         let request = server_side::Newcomer {
             certified: certificate.and_then(CertificateInfo::common_name),
             dialled,
@@ -384,7 +386,7 @@ impl HandshakeContext {
             halves,
             decoder,
             "opflex",
-            self.write_timeout,
+            self.config.write_timeout,
         );
         if let Err(Some(why)) = entered
             && let Some(more) = self.may_say(&peer, "refused")
@@ -482,6 +484,7 @@ impl ServerHandle {
     pub fn agents(&self) -> Result<Vec<AgentInfo>, CallError> {
         let mut agents: Vec<AgentInfo> = Vec::new();
         loop {
+            // Names are unique and sorted, so the last one marks the place.
             let last = agents.last().map(|agent| agent.name.clone());
             let next = self.with(move |cx| cx.core().agents_after(last.as_ref(), AGENTS, cx.now()))?;
             // In steps, since ten thousand agents in one call would delay clients by milliseconds.
@@ -496,6 +499,8 @@ impl ServerHandle {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

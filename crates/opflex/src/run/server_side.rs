@@ -130,6 +130,7 @@ impl ServerSide {
     }
 
     fn call<T>(&mut self, now: Instant, call: impl FnOnce(&mut ServerContext<'_>) -> T) -> T {
+        // Edits are collected only where somebody keeps them.
         let mut cx = ServerContext {
             core: &mut self.core,
             now,
@@ -138,6 +139,7 @@ impl ServerSide {
         let result = call(&mut cx);
         let edits = cx.edits.unwrap_or_default();
         if let Some(keeper) = self.keeper.as_ref().filter(|_| !edits.is_empty()) {
+            // In the same call, so that the order of the edits on the disk is that of the policy.
             keeper.changed(edits);
         }
         result
@@ -183,6 +185,7 @@ impl ServerSide {
         };
         let mut walk = self.controls.get(&id).copied().flatten();
         let answer = self.call(now, |cx| control::carry_out(cx, &mut walk, request_id, request));
+        // A dump goes on over several calls, and ends with its connection.
         self.controls.insert(id, walk);
         match (answer, &self.editor) {
             (control::Answer::Now(frame), _) => self.answer(id, frame),
@@ -235,6 +238,7 @@ impl Side for ServerSide {
                 self.hosts.of(&from)
             ));
         }
+        // The transport's numbers are never reused either, so the core can have the same.
         let connection = ConnectionId(id.sequence());
         let Newcomer {
             dialled,
@@ -274,6 +278,7 @@ impl Side for ServerSide {
     }
 
     fn received(&mut self, connection: ConnectionId, bytes: u64, now: Instant) {
+        // A large message may take longer than the time of silence.
         self.core.heard(connection, now);
         self.core.count_received(connection, bytes);
     }
@@ -330,6 +335,7 @@ impl Side for ServerSide {
                 }
             }
         }
+        // After the core's actions: an edit is answered when its updates are in the queues.
         for (connection, frame) in self.answers.drain(..) {
             peers.send(connection, frame, actions);
         }

@@ -74,6 +74,7 @@ impl Agents {
         // Counted apart from the agents, so that the sum never falls when one is forgotten.
         self.over.add(counters);
         agent.counters.add(counters);
+        // Several connections may share a name at a time.
         agent.connected = agent.connected.saturating_sub(1);
         if agent.connected == 0 {
             self.last_left += 1;
@@ -111,6 +112,7 @@ impl Agents {
             counters: agent.counters,
         };
         let mut found: Vec<AgentInfo> = agents.map(info).collect();
+        // Looked up by name: each session would otherwise be compared with each agent.
         let places: HashMap<Name, usize> = found
             .iter()
             .enumerate()

@@ -39,6 +39,7 @@ impl EndpointRegistry {
         let mut claims = Vec::new();
         let mut objects = Vec::new();
         for declare in declares {
+            // The refresh rate may be missing, as it may in a resolve of endpoints.
             let life = declare.prr.map_or(settings.default_prr, seconds);
             claims.extend(Claim::of(&declare.endpoint, end_of(life, now)));
             objects.extend(declare.endpoint);
@@ -73,6 +74,7 @@ impl EndpointRegistry {
                 .children
                 .retain(|child| !ownership.is_of_another(element, child));
         }
+        // Entered before the objects, because the objects are judged by the new owners.
         for claim in claims {
             ownership.enter(claim, element, connection);
         }
@@ -100,6 +102,7 @@ impl EndpointRegistry {
             // Only the connection would have ended an endpoint without a time of its own.
             OnLeave::Keep => uris.retain(|uri| self.ownership.is_endless(uri)),
             OnLeave::Remove => {}
+            // A short loss of the connection must not remove endpoints and tell everybody of it.
             OnLeave::Grace(grace) => {
                 if let Some(end) = now.checked_add(grace) {
                     uris.into_iter().for_each(|uri| self.ownership.end_by(uri, end));

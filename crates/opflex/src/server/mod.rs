@@ -206,9 +206,11 @@ impl ServerCore {
         dialled: Option<String>,
         now: Instant,
     ) {
+        // The session begins before the identity: until then it has a time limit of its own.
         let session = Session::new(address, dialled, &self.settings, now);
         // From the first byte on, so that a client that says nothing is ended.
         self.timers.set(connection, session.deadline(&self.settings));
+        // libopflex sends its first echo at once and expects the same.
         self.sessions.insert(connection, session);
         self.echo(connection, 0, now);
     }
@@ -254,16 +256,25 @@ impl ServerCore {
         let Some(session) = self.sessions.get_mut(&connection) else {
             return;
         };
+        // Any message counts as a sign of life, also one that is refused.
         session.keepalive.heard(now);
         let identified = session.element.is_some();
         // Answers keep the order of their requests.
         while self.go_on(connection) {}
+        match message.answers() {
+            Some(Method::Echo) => return,
+            Some(method) if !identified => {
+                return self.close(connection, CloseReason::ResponseBeforeIdentity(method), now);
+            }
+            _ => {}
+        }
         let Some(session) = self.sessions.get_mut(&connection) else {
             return;
         };
         match message {
             Incoming::Request { id, request } => {
                 let method = request.method();
+                // Counted before it is judged, so that refused requests show up beside the others.
                 session.counters.count(method);
                 if !identified && !method.needs_no_identity() {
                     return self.too_early(connection, &id, Some(method), now);
@@ -280,29 +291,8 @@ impl ServerCore {
                 }
                 self.refuse(connection, &id, method, &error, now);
             }
-            Incoming::Result {
-                reply: Reply::Echo(_),
-                ..
-            }
-            | Incoming::Stray { .. } => {}
-            Incoming::Failure {
-                method: Method::Echo, ..
-            }
-            | Incoming::BadResult {
-                method: Method::Echo, ..
-            } => {}
-            Incoming::Result { reply, .. } if !identified => {
-                self.close(
-                    connection,
-                    CloseReason::ResponseBeforeIdentity(reply.method()),
-                    now,
-                );
-            }
-            Incoming::Failure { method, .. } | Incoming::BadResult { method, .. } if !identified => {
-                self.close(connection, CloseReason::ResponseBeforeIdentity(method), now);
-            }
             // libopflex does not answer updates and the draft does; neither answer matters.
-            Incoming::Result { .. } | Incoming::BadResult { .. } => {}
+            Incoming::Result { .. } | Incoming::BadResult { .. } | Incoming::Stray { .. } => {}
             Incoming::Failure { method, error, .. } => {
                 session.counters.update_errors += 1;
                 self.log(connection, Level::Warn, "failed there", now, || {
@@ -329,6 +319,7 @@ impl ServerCore {
             return false;
         };
         let tree = &self.resolvable(of).tree;
+        // Objects are looked up for each piece: no copy of a large answer waits in memory.
         let objects = untold.next(tree, self.settings.limits.message_bytes);
         // The result is the last piece: a client that gets it has everything.
         let is_over = untold.is_empty();
@@ -337,6 +328,7 @@ impl ServerCore {
             Reply::resolved(of, &id, &objects)
         } else {
             let method = of.update();
+            // A piece is an update of its own, so it needs an id that no other update has.
             let id = Id::call(method.name(), self.last_xid + 1);
             Frame::request(&id, method.name(), &[Update::coming(of, objects)])
         };
@@ -389,6 +381,7 @@ impl ServerCore {
     /// Begins to copy the objects at and below a URI, as they are now, in steps that delay
     /// no client. The caller must go on with the walk to its end, or end it.
     pub fn begin_walk(&mut self, store: Store, uri: Uri) -> WalkId {
+        // Numbers are never reused: a caller that is late must not get the walk of another.
         self.last_walk += 1;
         let id = WalkId(self.last_walk);
         self.walks.insert(id, (store, Walk::below(uri)));
@@ -399,6 +392,7 @@ impl ServerCore {
     /// that they are of. The list may be empty although more are to come. `None` at the
     /// end.
     pub fn walk(&mut self, id: WalkId, most: usize) -> Option<(Store, Vec<ManagedObject>)> {
+        // Taken out, because the step borrows the tree; a walk at its end is not put back.
         let (store, mut walk) = self.walks.remove(&id)?;
         let objects = walk.step(&self.resolvable(store).tree, most)?;
         self.walks.insert(id, (store, walk));
@@ -502,6 +496,7 @@ impl ServerCore {
             return self.close(connection, CloseReason::IdentityTimeout, now);
         }
         let beat = session.keepalive.beat(&self.settings.keepalive, now);
+        // Set before the beat is carried out: closing the connection clears it again.
         self.timers.set(connection, session.deadline(&self.settings));
         match beat {
             Beat::Wait => {}
@@ -528,6 +523,7 @@ impl ServerCore {
         self.log(connection, level, "closed", now, || {
             format!("closed: {}", excerpt(&reason))
         });
+        // The action comes first: what follows, such as updates to others, is sent after it.
         self.actions.push(Action::Close { connection, reason });
         self.forget(connection, now);
     }
@@ -561,6 +557,7 @@ impl ServerCore {
                 self.names.remove(&name);
             }
         }
+        // Resolves end with the connection: libopflex resolves again after it has reconnected.
         self.policy.watchers.leave(&connection);
         let changes = self.registry.left(connection, self.settings.on_leave, now);
         self.tell(Store::Endpoints, &changes, now);
@@ -573,12 +570,14 @@ impl ServerCore {
             Store::Policy => &self.policy,
             Store::Endpoints => &self.registry.endpoints,
         };
+        // An edit without effect keeps the revision, so that --if-revision does not fail for it.
         self.policy_revision += u64::from(of == Store::Policy && !changes.is_empty());
         // Walks keep what was there when they began.
         for (_, walk) in self.walks.values_mut().filter(|(store, _)| *store == of) {
             walk.changed(&resolvable.tree, changes);
         }
         let method = of.update();
+        // Built from the tree as it is after the edit, for all receivers at once.
         for (receivers, pieces) in push::updates(of, resolvable, changes, &self.settings.limits, now) {
             for update in pieces {
                 self.last_xid += 1;

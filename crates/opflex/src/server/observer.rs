@@ -164,6 +164,7 @@ impl Observer {
         now: Instant,
         wall: SystemTime,
     ) -> Exported<'a> {
+        // A monotonic time has no date; it is told by its distance from now.
         let since_1970 = |at: Instant| {
             let at = wall.checked_sub(now.saturating_duration_since(at));
             at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok())
@@ -243,6 +244,7 @@ impl Observer {
         while self.reports.len() >= limits.reports.max(1) {
             self.drop_report(None);
         }
+        // A new place for each report: the order of arrival is the order of expiry.
         let order = self.next;
         self.next += 1;
         self.add_numbers(&uri, &object, order, now);
@@ -293,10 +295,12 @@ impl Observer {
         let counts = |name: &Name| !NO_NUMBERS.contains(&name.as_str());
         let numbers = object.properties.iter().filter(|property| counts(&property.name));
         let numbers = numbers.filter_map(|property| Some((&property.name, property.data.as_f64()?)));
+        // One object must not have more numbers than all of them may.
         let values: Vec<(&Name, f64)> = numbers.take(self.limits.series).collect();
         if values.is_empty() {
             return;
         }
+        // Taken out, so that making room below cannot drop the numbers that are being added to.
         let mut own = self.numbers.remove(uri).unwrap_or_default();
         self.numbers_by_arrival.remove(&own.order);
         for (name, value) in values {
@@ -325,6 +329,7 @@ impl Observer {
 
 /// The URI of all generations of a counter; `None` for an object without generations.
 fn counter(object: &ManagedObject) -> Option<Uri> {
+    // Only a URI that has the number as a segment of its own is one of a generation.
     let generation = object.property(GENERATION)?.as_u64()?.to_string();
     let text = object.uri.as_str();
     let (before, behind) = text.split_once(&format!("/{generation}/"))?;

@@ -65,6 +65,7 @@ impl Claim {
     pub(super) fn of(objects: &[ManagedObject], expires: Option<Instant>) -> Vec<Self> {
         let mut sorted: Vec<&ManagedObject> = objects.iter().collect();
         // In the order of the URIs an object stands behind the one that contains it.
+        // Agents send parents first, but the draft does not ask for it.
         sorted.sort_unstable_by(|a, b| a.uri.cmp(&b.uri));
         let mut claims: Vec<Self> = Vec::new();
         for object in sorted {
@@ -133,6 +134,7 @@ impl Ownership {
 
     /// Enters an endpoint. It belongs to this element from now on.
     pub(super) fn enter(&mut self, claim: Claim, element: &Name, connection: ConnectionId) {
+        // Its former owner may have been another connection, whose list has it.
         self.release(&claim.root);
         if let Some(at) = claim.expires {
             self.expiry.set(claim.root.clone(), at);
@@ -166,6 +168,7 @@ impl Ownership {
 
     /// A connection has ended. Returns the endpoints that it was the last one to declare.
     pub(super) fn left(&mut self, connection: ConnectionId) -> BTreeSet<Uri> {
+        // The declarations stay: the caller decides by the settings what becomes of them.
         self.by_connection.remove(&connection).unwrap_or_default()
     }
 

@@ -11,14 +11,6 @@ use crate::model::{
 };
 use crate::peer::ConnectionId;
 
-/// Changes, and the clients that are told of exactly these.
-#[derive(Debug)]
-struct Push<'a> {
-    receivers: Vec<ConnectionId>,
-    /// In the order of their URIs.
-    changes: Vec<&'a Change>,
-}
-
 /// An update of objects in a tree. Created objects are replaced, each with everything
 /// below it. Modified objects are merged, without their children. Deleted objects are
 /// deleted, children before their parents, because libopflex deletes only the objects
@@ -34,12 +26,12 @@ pub(super) fn updates<'a>(
     now: Instant,
 ) -> Vec<(Vec<ConnectionId>, Vec<Update<'a>>)> {
     let Resolvable { tree, watchers } = resolvable;
-    let update = |push: Push<'_>| {
-        let whole = Update::whole(of, tree, &push.changes);
-        (push.receivers, whole.pieces(of, limits))
-    };
-    let pushes = pushes(tree, watchers, changes, now);
-    pushes.into_iter().map(update).collect()
+    let groups = groups(tree, watchers, changes, now).into_iter();
+    let updates = groups.map(|(receivers, changes)| {
+        let whole = Update::whole(of, tree, &changes);
+        (receivers, whole.pieces(of, limits))
+    });
+    updates.collect()
 }
 
 /// Finds the receivers of each change: the clients that watch the object, or an object
@@ -47,13 +39,15 @@ pub(super) fn updates<'a>(
 ///
 /// Clients that are told of the same changes form one group, so that their update is
 /// built once.
-fn pushes<'a>(
+fn groups<'a>(
     tree: &Tree,
     watchers: &Watchers<ConnectionId>,
     changes: &'a Changes,
     now: Instant,
-) -> Vec<Push<'a>> {
+) -> Vec<(Vec<ConnectionId>, Vec<&'a Change>)> {
+    // Sorted, so that the same edit always sends in the same order.
     let mut of_each: BTreeMap<ConnectionId, Vec<usize>> = BTreeMap::new();
+    // Interests are by class as well, and the edit may have changed the class of an object.
     let roots = Roots::new(tree, changes);
     for (n, change) in changes.iter().enumerate() {
         let mut tell = |connection: ConnectionId| {
@@ -90,11 +84,11 @@ fn pushes<'a>(
         receivers.push(connection);
     }
     let all: Vec<&Change> = changes.iter().collect();
-    let push = |told: Vec<usize>| Push {
-        receivers: groups.remove(&told).unwrap_or_default(),
-        changes: told.iter().filter_map(|n| all.get(*n).copied()).collect(),
+    let group = |told: Vec<usize>| {
+        let changes = told.iter().filter_map(|n| all.get(*n).copied()).collect();
+        (groups.remove(&told).unwrap_or_default(), changes)
     };
-    order.into_iter().map(push).collect()
+    order.into_iter().map(group).collect()
 }
 
 impl<'a> Update<'a> {
@@ -149,7 +143,9 @@ impl<'a> Update<'a> {
     /// Splits the update so that the length of a message has a bound. Deletions go first,
     /// because a created object may have the URI of a deleted one.
     fn pieces(self, of: Store, limits: &ServerLimits) -> Vec<Self> {
+        // An update of endpoints has no such member at all.
         let merge = self.merge_children.unwrap_or_default();
+        // Nearly every update is short: it is sent as libopflex would send it, in one piece.
         let is_short = self.replace.len() + merge.len() + self.delete.len() <= limits.update_objects;
         let objects = self.replace.iter().chain(&merge).map(ObjectRef::wire_len);
         if is_short && objects.sum::<usize>() <= limits.message_bytes {

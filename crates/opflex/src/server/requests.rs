@@ -22,10 +22,12 @@ impl ServerCore {
             .sessions
             .get(&connection)
             .and_then(|session| session.element.as_ref());
+        // Only methods without a need of identity come here without an element; they do not use it.
         let element = element.map_or_else(|| Name::from(""), |element| element.name.clone());
         let answer = match request {
             Request::Echo(echo) => Ok(Frame::result(&id, &echo.answer())),
             Request::SendIdentity(identity) => self.identity(connection, &id, *identity, now),
+            // Roles are checked before anything is done, so that a server without a role keeps nothing.
             _ if !self.settings.has(&role_for(method)) => Err(ErrorResponse::boxed(
                 ErrorCode::EUNSUPPORTED,
                 format_args!("this server does not take {method}"),
@@ -42,6 +44,7 @@ impl ServerCore {
                 }
             }
             Request::Unresolve(of, unresolves) => {
+                // libopflex never repeats an unresolve.
                 // An unresolve of what is not resolved is answered like any other.
                 for Resolve { target, .. } in &unresolves {
                     match of {
@@ -53,6 +56,7 @@ impl ServerCore {
             }
             Request::EndpointDeclare(mut declares) => {
                 let objects = declares.iter_mut().map(|declare| &mut declare.endpoint);
+                // libopflex skips what it does not know; refusing would stop an agent with a newer model.
                 self.leave_out_unknown(connection, method, objects, now);
                 let changes = self
                     .registry
@@ -143,6 +147,7 @@ impl ServerCore {
         let Some(session) = self.sessions.get_mut(&connection) else {
             return Err(ErrorResponse::boxed(ErrorCode::ESTATE, "no session"));
         };
+        // An element may send its identity again, with another name.
         let before = session.element.as_ref().map(|element| element.name.clone());
         let domain = identity.domain.clone();
         let result = session.identify(identity, &self.settings)?;
@@ -159,6 +164,7 @@ impl ServerCore {
                 self.agents.came(name, now);
             }
         }
+        // The former name is free, unless another connection has taken it.
         if let Some(before) = before.filter(|before| self.names.get(before) == Some(&connection)) {
             self.names.remove(&before);
         }
@@ -188,6 +194,7 @@ impl ServerCore {
         now: Instant,
     ) {
         let error = ErrorResponse::new(ErrorCode::ESTATE, "the identity comes first");
+        // The answer is sent before the end, so that the peer sees why.
         self.refuse(connection, id, method, &error, now);
         self.close(connection, CloseReason::RequestBeforeIdentity(method), now);
     }

@@ -115,10 +115,13 @@ impl Resolvable {
         settings: &Settings,
         now: Instant,
     ) -> Result<Untold, Box<ErrorResponse>> {
+        // All of the request is checked first: it is carried out as a whole or not at all.
         self.check(connection, &resolves, settings)?;
+        // Found before the interests are entered, which takes the resolves apart.
         let found = self.find(&resolves);
         for resolve in resolves {
             let refresh = refresh(&resolve, settings);
+            // A refresh rate of zero asks for the answer alone; it ends an earlier interest.
             if refresh.is_zero() {
                 self.watchers.unwatch(&connection, &resolve.target);
             } else {

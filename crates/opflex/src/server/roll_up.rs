@@ -55,6 +55,7 @@ impl Series {
     pub(super) fn add(&mut self, value: f64, roll_up: &[RollUp], start: Instant, now: Instant) {
         let age = now.saturating_duration_since(start);
         for (row, roll_up) in self.rows.iter_mut().zip(roll_up) {
+            // Intervals begin at multiples of their length, so that those of all numbers match.
             let begin = begin(age, roll_up.interval);
             match row.back_mut().filter(|last| last.start == begin) {
                 Some(interval) => {

@@ -161,14 +161,17 @@ impl Session {
                 return refuse(ErrorCode::ERROR, "an identity needs a role".to_owned());
             }
         }
+        // An element compares the domain of the answer with its own.
         let domain = identity.domain.filter(|_| settings.any_domain);
         let name = identity.name.unwrap_or_default();
+        // What the operator has set wins over what the element believes.
         let assigned = settings.locations.get(&name);
         let known = assigned.or(identity.my_location.as_ref());
         let location = known.or(settings.default_location.as_ref()).cloned();
         if settings.require_location && location.is_none() {
             return refuse(ErrorCode::ELOCATION, format!("nobody knows where {name:?} is"));
         }
+        // Only now, when nothing can be refused any more, does the identity count.
         self.element = Some(Element {
             name: name.into(),
             roles: identity.my_role,

@@ -105,7 +105,7 @@ pub struct ServerLimits {
     /// Objects of all endpoints. Default 1,000,000.
     pub endpoint_objects: usize,
     /// The memory of all endpoints, in bytes as they are allocated. No element gets more
-    /// than what it leaves free. Default 512 MiB, for some 500,000 objects.
+    /// than what it leaves free. Default 512 MiB, for some 250,000 objects.
     pub endpoint_bytes: usize,
     /// State reports; the oldest is dropped for a new one. Default 200,000.
     pub reports: usize,
@@ -136,6 +136,7 @@ impl Default for Settings {
             any_domain: false,
             roles: vec![Role::POLICY_REPOSITORY, Role::ENDPOINT_REGISTRY, Role::OBSERVER],
             peers: Vec::new(),
+            // Without it, an unchanged libopflex leaves a server that is not in its own list.
             list_dialled: true,
             location: None,
             locations: BTreeMap::new(),
@@ -145,8 +146,10 @@ impl Default for Settings {
             name_from_certificate: false,
             unique_names: false,
             proxies: None,
+            // The handshake timeout of libopflex, which covers TLS as well.
             identity_timeout: Duration::from_secs(45),
             keepalive: KeepaliveSettings::default(),
+            // The default of libopflex, which it sends in every request.
             default_prr: Duration::from_secs(7200),
             on_leave: OnLeave::Grace(Duration::from_secs(30)),
             roll_up: vec![
@@ -167,15 +170,18 @@ impl Default for Settings {
 impl Default for ServerLimits {
     fn default() -> Self {
         Self {
+            // Far above what an agent needs: the sample policy of agent-ovs has some 300 objects.
             resolves: 100_000,
             resolve_bytes: 256 << 20,
             endpoint_objects: 1_000_000,
+            // An object with four properties takes some two kibibytes.
             endpoint_bytes: 512 << 20,
             reports: 200_000,
             report_bytes: 128 << 20,
             series: 20_000,
             agents: 10_000,
             update_objects: 1000,
+            // Longer answers would hold up the dispatcher: a mebibyte takes milliseconds to write.
             message_bytes: 1 << 20,
         }
     }

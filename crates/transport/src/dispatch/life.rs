@@ -29,9 +29,7 @@ impl Threads for Link {
 
 /// A connection from its admission until its threads are joined.
 #[derive(Debug)]
-pub(super) struct Life<T, P> {
-    /// Kept for as long as the connection is in the table.
-    _place: P,
+pub(super) struct Life<T> {
     pub(super) outbox: Outbox,
     /// Shut down to end the connection at once, also while a newcomer is still being told.
     stream: Arc<dyn Duplex>,
@@ -48,15 +46,15 @@ pub(super) struct Life<T, P> {
 
 /// All connections of a runner.
 #[derive(Debug)]
-pub(super) struct Lives<T, P> {
-    table: Table<Life<T, P>>,
+pub(super) struct Lives<T> {
+    table: Table<Life<T>>,
     /// How long an ending connection may take to send its queue.
     parting: Duration,
     /// When ending connections are cut off, in the order of time.
     cut_off: VecDeque<(Instant, ConnectionId)>,
 }
 
-impl<T: Threads, P> Lives<T, P> {
+impl<T: Threads> Lives<T> {
     pub(super) fn new(parting: Duration) -> Self {
         Self {
             table: Table::default(),
@@ -73,7 +71,7 @@ impl<T: Threads, P> Lives<T, P> {
         self.table.is_empty()
     }
 
-    pub(super) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Life<T, P>> {
+    pub(super) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Life<T>> {
         self.table.get_mut(id)
     }
 
@@ -82,11 +80,10 @@ impl<T: Threads, P> Lives<T, P> {
         self.table.get(id).is_some_and(|life| !life.ending)
     }
 
-    pub(super) fn admit<G>(&mut self, admitted: &Admitted<G>, stream: Arc<dyn Duplex>, place: P) {
+    pub(super) fn admit<G>(&mut self, admitted: &Admitted<G>, stream: Arc<dyn Duplex>) {
         self.table.insert(
             admitted.id,
             Life {
-                _place: place,
                 outbox: admitted.outbox.clone(),
                 stream,
                 credit: Arc::clone(&admitted.credit),
@@ -155,7 +152,7 @@ impl<T: Threads, P> Lives<T, P> {
         over
     }
 
-    fn remove(&mut self, id: ConnectionId) -> Option<Life<T, P>> {
+    fn remove(&mut self, id: ConnectionId) -> Option<Life<T>> {
         let life = self.table.remove(id)?;
         while let Some((_, id)) = self.cut_off.front()
             && !self.table.contains(*id)
@@ -192,14 +189,14 @@ impl<T: Threads, P> Lives<T, P> {
     }
 }
 
-impl<T, P> Life<T, P> {
+impl<T> Life<T> {
     fn abort(&self) {
         self.outbox.abort();
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
-impl<T, P> Drop for Life<T, P> {
+impl<T> Drop for Life<T> {
     /// If the dispatcher has panicked, nobody else ends the threads of its connections.
     fn drop(&mut self) {
         self.abort();

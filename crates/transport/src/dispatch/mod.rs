@@ -47,7 +47,7 @@ mod tests;
 use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
 use rustix::time::{ClockId, clock_gettime};
@@ -81,10 +81,15 @@ pub trait Core: Send + Sized + 'static {
     type Request: Send + 'static;
     /// The answer to an admitted newcomer.
     type Grant: Send + 'static;
-    /// A guard that is kept until the connection's threads are joined.
-    type Place: Send + 'static;
     /// The reason why a newcomer is not admitted.
     type Refusal: Send + 'static;
+
+    /// To whom the memory of a newcomer's queue is charged, such as its certificate. All
+    /// connections of one owner together may take half of what there is.
+    fn owner(request: &Self::Request) -> Option<&[u8]> {
+        let _ = request;
+        None
+    }
 
     /// Decides about a newcomer, which gets the number `id` if it is admitted. There are
     /// `standing` connections already, including those that are ending.
@@ -96,7 +101,7 @@ pub trait Core: Send + Sized + 'static {
         standing: usize,
         now: Instant,
         actions: &mut Vec<Action>,
-    ) -> Result<(Self::Grant, Self::Place), Self::Refusal>;
+    ) -> Result<Self::Grant, Self::Refusal>;
 
     /// Called after an admission: the newcomer was `told`, or it is gone already.
     fn admitted(&mut self, id: ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
@@ -121,6 +126,17 @@ pub trait Core: Send + Sized + 'static {
 
     /// Called when a connection has ended by itself. Its way out is being closed.
     fn ended(&mut self, id: ConnectionId, reason: EndReason, now: Instant, actions: &mut Vec<Action>);
+
+    /// Called when a connection that was admitted is out of the table: its threads are joined,
+    /// or were never started.
+    fn gone(&mut self, id: ConnectionId) {
+        let _ = id;
+    }
+
+    /// Tells the time of day, which may jump. Called before events, and before each turn.
+    fn time_of_day(&mut self, wall: SystemTime) {
+        let _ = wall;
+    }
 
     /// Called with the items of a connection that ended before its turn.
     fn left(&mut self, id: ConnectionId, items: Vec<Self::Item>);
@@ -312,6 +328,7 @@ pub fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Dispatc
             }
         }
         let now = clock();
+        runner.core_mut().time_of_day(wall_clock());
         events.ask_for_sample(now);
         if let Some(event) = event {
             runner.waited(events.waited());
@@ -324,6 +341,8 @@ pub fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Dispatc
             runner.waited(events.waited());
             runner.handle(event, now);
         }
+        // Again, so that no frame leaves before it has come.
+        runner.core_mut().time_of_day(wall_clock());
         runner.turn(now, processor_time);
         runner.tick(now);
     }
@@ -332,6 +351,14 @@ pub fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Dispatc
 #[expect(clippy::disallowed_methods, reason = "the dispatcher tells the core the time")]
 fn clock() -> Instant {
     Instant::now()
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the dispatcher tells the core the time of day"
+)]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
 }
 
 /// The processor time of this thread. Turns are measured by it, so that a turn does not

@@ -39,7 +39,7 @@ pub struct Runner<C: Core, T: Threads = Link> {
     core: C,
     settings: Settings,
     flow: Flow<C::Item>,
-    lives: Lives<T, C::Place>,
+    lives: Lives<T>,
     numbers: Numbers,
     actions: Vec<Action>,
     /// Whether no event waits. Then the dispatcher may send in place of writers.
@@ -73,7 +73,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
     pub fn new(core: C, settings: Settings, quiet: impl Fn() -> bool + Send + 'static) -> Self {
         Self {
             core,
-            flow: Flow::new(settings.budget.clone(), settings.patience),
+            flow: Flow::new(settings.patience),
             lives: Lives::new(settings.parting),
             settings,
             numbers: Numbers::default(),
@@ -168,7 +168,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
             }
             DispatchEvent::Started(id, Ok(threads)) => {
                 if self.lives.started(id, threads) {
-                    self.numbers.give(id);
+                    self.gone(id);
                 }
             }
             DispatchEvent::Started(id, Err(e)) => {
@@ -194,7 +194,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                     self.flow.remove(id);
                 }
                 if self.lives.finished(id) {
-                    self.numbers.give(id);
+                    self.gone(id);
                 }
             }
             DispatchEvent::Call(call) => {
@@ -288,12 +288,14 @@ impl<C: Core, T: Threads> Runner<C, T> {
 
     fn admit(&mut self, request: C::Request, stream: Arc<dyn Duplex>, now: Instant) -> Verdict<C> {
         let id = self.numbers.take();
-        let outbox = Outbox::within(self.settings.queue, self.settings.budget.clone());
+        let whole = &self.settings.budget;
+        let budget = C::owner(&request).map_or_else(|| whole.clone(), |owner| whole.of(owner));
+        let outbox = Outbox::within(self.settings.queue, budget);
         let standing = self.lives.len();
         let granted = self
             .core
             .admit(id, request, outbox.gauge(), standing, now, &mut self.actions);
-        let (grant, place) = match granted {
+        let grant = match granted {
             Ok(granted) => granted,
             Err(refusal) => {
                 self.numbers.give(id);
@@ -309,7 +311,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
             credit,
             grant,
         };
-        self.lives.admit(&admitted, stream, place);
+        self.lives.admit(&admitted, stream);
         Ok(admitted)
     }
 
@@ -317,8 +319,13 @@ impl<C: Core, T: Threads> Runner<C, T> {
         let items = self.flow.remove(id);
         self.left(id, items);
         if self.lives.never_started(id) {
-            self.numbers.give(id);
+            self.gone(id);
         }
+    }
+
+    fn gone(&mut self, id: ConnectionId) {
+        self.numbers.give(id);
+        self.core.gone(id);
     }
 
     /// Handles the end of a connection that has ended by itself.
@@ -341,7 +348,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         };
         self.left(id, items);
         if began && self.lives.reap(id) {
-            self.numbers.give(id);
+            self.gone(id);
         }
     }
 

@@ -18,6 +18,7 @@ use crate::socket::memory::{self, MemoryStream};
 #[derive(Debug, Default)]
 struct Script {
     log: Vec<String>,
+    gone: Vec<ConnectionId>,
     /// Names of the connections, as their requests gave them.
     names: HashMap<ConnectionId, String>,
     refuses: bool,
@@ -52,8 +53,11 @@ impl Core for Script {
     type Item = Step;
     type Request = String;
     type Grant = ();
-    type Place = Arc<()>;
     type Refusal = &'static str;
+
+    fn owner(request: &String) -> Option<&[u8]> {
+        Some(request.as_bytes())
+    }
 
     fn admit(
         &mut self,
@@ -63,14 +67,14 @@ impl Core for Script {
         standing: usize,
         _: Instant,
         actions: &mut Vec<Action>,
-    ) -> Result<((), Arc<()>), &'static str> {
+    ) -> Result<(), &'static str> {
         if self.refuses {
             return Err("refused");
         }
         self.log.push(format!("{request} after {standing}"));
         self.names.insert(id, request);
         actions.append(&mut self.at_admission);
-        Ok(((), Arc::new(())))
+        Ok(())
     }
 
     fn admitted(&mut self, id: ConnectionId, told: bool, _: Instant, _: &mut Vec<Action>) {
@@ -101,6 +105,10 @@ impl Core for Script {
 
     fn ended(&mut self, id: ConnectionId, reason: EndReason, _: Instant, _: &mut Vec<Action>) {
         self.note(id, &reason.to_string());
+    }
+
+    fn gone(&mut self, id: ConnectionId) {
+        self.gone.push(id);
     }
 
     fn left(&mut self, id: ConnectionId, items: Vec<Step>) {
@@ -325,6 +333,17 @@ fn who_is_replaced_leaves_before_the_newcomer_is_told() {
 }
 
 #[test]
+fn all_connections_of_one_owner_have_half_of_the_memory() {
+    let mut world = World::new(Script::default());
+    let [one, other, another] = [world.run("one"), world.run("one"), world.run("another")];
+    world.busy.store(true, Ordering::SeqCst);
+    world.call(vec![one.send("1"), other.send("2"), another.send("3")]);
+    let used = |peer: &Peer| peer.outbox.budget().used();
+    assert_eq!([used(&one), used(&other), used(&another)], [258, 258, 129]);
+    assert_eq!(world.budget.used(), 3 * 129);
+}
+
+#[test]
 fn who_is_refused_leaves_no_trace() {
     let mut world = World::new(Script::default());
     world.runner.core_mut().refuses = true;
@@ -375,8 +394,10 @@ fn a_connection_counts_until_its_threads_are_joined() {
     world.call(vec![peer.end(false)]);
     assert!(peer.outbox.is_closed());
     world.admit("b");
+    assert!(world.runner.core().gone.is_empty());
     world.handle(DispatchEvent::Finished(peer.id));
     assert_eq!(peer.threads(), ["join"]);
+    assert_eq!(world.runner.core().gone, [peer.id]);
     world.admit("c");
     let log = world.log();
     assert!(log.contains(&"b after 1".into()) && log.contains(&"c after 1".into()));

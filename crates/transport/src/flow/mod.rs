@@ -79,7 +79,6 @@ use self::line::{Line, Waiting};
 use self::turns::{Turn, Turns};
 pub(crate) use self::unfinished::OWN;
 pub use self::unfinished::{Look, Unfinished};
-use crate::budget::Budget;
 use crate::end::EndReason;
 use crate::host::after;
 use crate::outbox::{Limits, Outbox, PushError};
@@ -151,7 +150,6 @@ pub enum Input<I> {
 #[derive(Debug)]
 pub struct Flow<I> {
     ways: Table<Way<I>>,
-    budget: Budget,
     patience: Duration,
     turns: Turns,
     /// When the pace of which receiver is looked at, in the order of time.
@@ -226,8 +224,8 @@ struct Batch<I> {
 
 impl<I> Way<I> {
     /// How many bytes of its queue's memory are filled from its line.
-    fn mark(&self, budget: &Budget) -> u64 {
-        (self.limits.bytes / 2).min(budget.share())
+    fn mark(&self) -> u64 {
+        (self.limits.bytes / 2).min(self.outbox.budget().share())
     }
 
     fn is_held(&self) -> bool {
@@ -247,15 +245,9 @@ impl<I> Way<I> {
     }
 
     /// Puts an item into the queue if that is below its mark.
-    fn push(
-        &mut self,
-        item: Outgoing,
-        is_own: bool,
-        at_once: bool,
-        budget: &Budget,
-    ) -> Result<(), PushError> {
+    fn push(&mut self, item: Outgoing, is_own: bool, at_once: bool) -> Result<(), PushError> {
         let memory = item.load().memory();
-        let mark = self.mark(budget);
+        let mark = self.mark();
         self.outbox.push_below(item, mark, at_once)?;
         self.queued += memory;
         if is_own {
@@ -266,8 +258,8 @@ impl<I> Way<I> {
     }
 
     /// How much of its own answers it may leave in its queue.
-    fn most_answers(&self, budget: &Budget) -> u64 {
-        ANSWERS.min(self.mark(budget) / 2)
+    fn most_answers(&self) -> u64 {
+        ANSWERS.min(self.mark() / 2)
     }
 
     /// At most so much of its queue are its own answers. Items of others that came between
@@ -285,11 +277,11 @@ impl<I> Way<I> {
 
     /// Has the writer tell when there is something to do for this receiver. False if there is
     /// something already.
-    fn ask(&self, budget: &Budget) -> bool {
+    fn ask(&self) -> bool {
         let mut at = None;
         if !self.line.is_empty() {
             let (left, waiting) = self.outbox.left();
-            let mark = self.mark(budget);
+            let mark = self.mark();
             let of_memory = waiting.memory().saturating_sub(mark - STEP.min(mark / 2));
             // If frames are what is short, any batch that leaves may be enough.
             let of_frames = u64::from(waiting.frames > self.limits.frames / 4);
@@ -298,7 +290,7 @@ impl<I> Way<I> {
             at = Some(u64::MAX);
         }
         if self.is_behind {
-            let of_answers = self.last_answer.saturating_sub(self.most_answers(budget) / 2);
+            let of_answers = self.last_answer.saturating_sub(self.most_answers() / 2);
             at = Some(at.map_or(of_answers, |at| at.min(of_answers)));
         }
         at.is_none_or(|at| self.outbox.ask(at))
@@ -306,18 +298,18 @@ impl<I> Way<I> {
 }
 
 impl<I> Flow<I> {
-    /// A flow without connections. Items in lines count in `budget`.
-    pub fn new(budget: Budget, patience: Duration) -> Self {
+    /// A flow without connections.
+    pub fn new(patience: Duration) -> Self {
         Self {
             ways: Table::default(),
-            budget,
             patience,
             turns: Turns::default(),
             looks: BTreeSet::new(),
         }
     }
 
-    /// A connection begins. `limits` are for what may wait for it.
+    /// A connection begins. `limits` are for what may wait for it. Its line counts in the budget
+    /// of its queue.
     pub fn insert(&mut self, id: ConnectionId, outbox: Outbox, limits: Limits, credit: Arc<Credit>) {
         let way = Way {
             credit,
@@ -389,7 +381,7 @@ impl<I> Flow<I> {
         let held = way.line.let_go(true);
         for waiting in way.line.iter() {
             let load = waiting.item.load();
-            self.budget.give(load.memory());
+            way.outbox.budget().give(load.memory());
             way.outbox.count_late(load);
         }
         way.outbox.close();
@@ -535,7 +527,7 @@ impl<I> Flow<I> {
         way.last_item_at = Some(now);
         let is_own = origin == Origin::Connection(to);
         let item = match way.line.is_empty() {
-            true => match way.push(item, is_own, at_once, &self.budget) {
+            true => match way.push(item, is_own, at_once) {
                 Ok(()) => {
                     if is_own {
                         self.mind_answers(to, now);
@@ -547,7 +539,7 @@ impl<I> Flow<I> {
             },
             false => item,
         };
-        self.budget.take(item.load().memory());
+        way.outbox.budget().take(item.load().memory());
         let holds = origin != Origin::Application && (is_own || !way.is_slow);
         let is_first = way.line.is_empty();
         way.line.push_back(Waiting { item, origin, holds });
@@ -568,7 +560,7 @@ impl<I> Flow<I> {
     /// Holds a connection if too many of its own answers are in its queue.
     fn mind_answers(&mut self, id: ConnectionId, now: Instant) {
         let Some(way) = self.ways.get_mut(id) else { return };
-        let most = way.most_answers(&self.budget);
+        let most = way.most_answers();
         if !way.is_behind && way.answers > most && way.answers() > most {
             way.is_behind = true;
             way.held_since.get_or_insert(now);
@@ -625,7 +617,7 @@ impl<I> Flow<I> {
             {
                 let load = item.load();
                 let is_own = origin == Origin::Connection(to);
-                match way.push(item, is_own, false, &self.budget) {
+                match way.push(item, is_own, false) {
                     Ok(()) => {}
                     Err(PushError::Full(item)) => {
                         way.line.push_front(Waiting { item, origin, holds });
@@ -633,7 +625,7 @@ impl<I> Flow<I> {
                     }
                     Err(PushError::Closed(_)) => way.outbox.count_late(load),
                 }
-                self.budget.give(load.memory());
+                way.outbox.budget().give(load.memory());
                 if holds {
                     self.let_go(vec![origin]);
                 }
@@ -646,13 +638,13 @@ impl<I> Flow<I> {
             if way.line.is_empty() && way.outbox.waiting().items == 0 {
                 way.is_slow = false;
             }
-            let low = way.most_answers(&self.budget) / 2;
+            let low = way.most_answers() / 2;
             if way.is_behind && (way.answers() <= low || way.outbox.is_closed()) {
                 way.is_behind = false;
                 self.go_on(to);
             }
             // If the writer has got on meanwhile, some of this is to be done again.
-            if self.ways.get(to).is_none_or(|way| way.ask(&self.budget)) {
+            if self.ways.get(to).is_none_or(|way| way.ask()) {
                 return;
             }
         }
@@ -724,7 +716,7 @@ impl<I> Flow<I> {
     pub fn overflow(&self, to: ConnectionId) -> Option<Load> {
         let way = self.ways.get(to)?;
         let loose = way.line.loose();
-        let is_over = loose.memory() > way.mark(&self.budget) || loose.frames > way.limits.frames / 2;
+        let is_over = loose.memory() > way.mark() || loose.frames > way.limits.frames / 2;
         way.line.newest_loose().filter(|_| is_over && loose.items > 1)
     }
 
@@ -733,7 +725,7 @@ impl<I> Flow<I> {
         if let Some(way) = self.ways.get_mut(to)
             && let Some(load) = way.line.drop_loose(oldest)
         {
-            self.budget.give(load.memory());
+            way.outbox.budget().give(load.memory());
             way.outbox.count_refused(load);
         }
     }
@@ -757,7 +749,7 @@ impl<I> Flow<I> {
             if way.waiting != held(id) {
                 return Some(format!("{id} believes that {} of its items wait", way.waiting));
             }
-            let mark = way.mark(&self.budget);
+            let mark = way.mark();
             let waiting = way.outbox.waiting();
             let is_low =
                 waiting.memory() <= mark - STEP.min(mark / 2) && waiting.frames <= way.limits.frames / 4;

@@ -2,6 +2,7 @@ use std::net::Shutdown;
 
 use super::turns::SHARE;
 use super::*;
+use crate::budget::Budget;
 use crate::host::threads;
 use crate::outbox::Limits;
 use crate::outbox::tests::{Wire, item, long};
@@ -37,7 +38,7 @@ impl Net {
     fn new(budget: u64) -> Self {
         let budget = Budget::new(budget);
         Self {
-            flow: Flow::new(budget.clone(), PATIENCE),
+            flow: Flow::new(PATIENCE),
             numbers: Numbers::default(),
             budget,
             start: crate::outbox::now(),
@@ -53,8 +54,12 @@ impl Net {
     }
 
     fn peer_with(&mut self, limits: Limits) -> Peer {
+        self.peer_within(limits, self.budget.clone())
+    }
+
+    fn peer_within(&mut self, limits: Limits, budget: Budget) -> Peer {
         let id = self.numbers.take();
-        let outbox = Outbox::within(limits, self.budget.clone());
+        let outbox = Outbox::within(limits, budget);
         let wire = Wire::default();
         wire.open(&outbox);
         let credit = Arc::new(Credit::new(self.budget.clone()));
@@ -448,6 +453,32 @@ fn one_item_of_the_application_may_always_wait_however_long_it_is() {
     net.send(&sender, &receiver, 3);
     assert_eq!(net.tell(&receiver, long(100 * UNIT)), Delivery::Taken);
     assert_eq!(net.tell(&receiver, item("a")), Delivery::Overflows);
+}
+
+#[test]
+fn no_receiver_meets_the_policy_for_what_others_hoard() {
+    let mut net = Net::new(16 << 20);
+    let [hoarders, honest] = [net.budget.of(b"one certificate"), net.budget.of(b"another")];
+    let limits = Limits::default();
+    let healthy = net.peer_within(limits, honest);
+    for _ in 0..20 {
+        // They ask and ask, and do not read their answers.
+        let hoarder = net.peer_within(limits, hoarders.clone());
+        while !net.waits(&hoarder) {
+            net.send_item(&hoarder, &hoarder, long(30_000));
+        }
+        // What the application tells them may wait as well.
+        for _ in 0..100 {
+            net.tell(&hoarder, long(10_000));
+            net.drop_overflow(&hoarder, true);
+        }
+    }
+    assert!(net.budget.used() < 12 << 20, "{}", net.budget.used());
+    for _ in 0..6 {
+        assert_eq!(net.tell(&healthy, long(40_000)), Delivery::Taken);
+    }
+    net.drain(&healthy);
+    assert_eq!(healthy.outbox.sent().items, 6);
 }
 
 #[test]

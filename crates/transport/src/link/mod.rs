@@ -18,9 +18,11 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `incoming` | the decisions of both, which a simulation uses as well |
 //! | `reader` | the reader thread, and [`Sink`], which it tells |
 //! | `writer` | the writer thread |
 
+mod incoming;
 mod reader;
 mod writer;
 
@@ -30,6 +32,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub use self::incoming::{Incoming, LastWrites, Next, end_reason};
 use self::reader::Reader;
 pub use self::reader::Sink;
 use self::writer::{WriterHandle, join, lock, write};
@@ -160,11 +163,8 @@ fn start<D: Decode>(
     // Boxed, so that the thread's own frames hold a pointer each.
     let mut reader = Box::new(Reader {
         stream,
-        silence: config.write_timeout,
-        is_long: false,
         receive,
-        inbox,
-        decoder,
+        incoming: Incoming::new(decoder, inbox, config.write_timeout),
         outbox,
         sink,
     });

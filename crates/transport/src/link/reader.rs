@@ -4,14 +4,14 @@ use std::io;
 use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
+use super::incoming::{Incoming, LAST_WRITE, LastWrites, Next, end_reason};
 use super::writer::{WriterHandle, join};
 use crate::end::EndReason;
-use crate::flow::OWN;
+use crate::host::now;
 use crate::outbox::Outbox;
-use crate::socket::{Duplex, is_timeout};
-use crate::stream::{Decode, Inbox, Receive};
+use crate::socket::Duplex;
+use crate::stream::{Decode, Receive};
 
 /// The receiver of a link's items and events. All calls come from the reader thread, except
 /// for those of [`room`](Self::room).
@@ -45,25 +45,13 @@ pub trait Sink<I>: Send + 'static {
     }
 }
 
-/// How often an unfinished item is looked at while its peer is silent.
-const LOOK: Duration = Duration::from_secs(1);
-
-pub(super) struct Reader<D, S> {
+pub(super) struct Reader<D: Decode, S> {
     pub(super) stream: Arc<dyn Duplex>,
-    /// How long the peer may be silent in the middle of a long item.
-    pub(super) silence: Option<Duration>,
-    /// Whether more of an item is awaited than each connection has memory for.
-    pub(super) is_long: bool,
     pub(super) receive: Box<dyn Receive>,
-    pub(super) inbox: Inbox,
-    pub(super) decoder: D,
+    pub(super) incoming: Incoming<D>,
     pub(super) outbox: Outbox,
     pub(super) sink: S,
 }
-
-/// How long a write may wait without progress once the peer has ended its side or broken
-/// the protocol. A write that is under way keeps its own limit.
-const LAST_WRITE: Duration = Duration::from_secs(1);
 
 impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     pub(super) fn run(&mut self, writer: &WriterHandle) {
@@ -76,25 +64,20 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     /// Brings the link to its end after the last read.
     #[inline(never)]
     fn end(&mut self, found: EndReason, writer: &WriterHandle) {
-        let reason = match (self.outbox.failure(), found) {
-            (Some(error), _) => EndReason::Io(error),
-            (None, found @ (EndReason::Protocol(_) | EndReason::Memory(_))) => found,
-            (None, _) if self.outbox.is_closed() => EndReason::Local,
-            (None, found) => found,
-        };
-        // After a lost connection the rest cannot be sent. But if TLS refused a record,
-        // there is an alert to send.
-        let lost = matches!(&reason, EndReason::Io(e) if e.kind() != io::ErrorKind::InvalidData);
+        let reason = end_reason(&self.outbox, found);
+        let lost = reason.is_loss();
         self.sink.ended(reason);
-        if lost || self.outbox.is_over() {
-            self.outbox.abort();
-        } else {
+        if !lost && !self.outbox.is_over() {
             let _ = self.stream.set_write_timeout(Some(LAST_WRITE));
             self.outbox.close();
             self.drain();
-            self.wait_for_writer();
-            self.outbox.abort();
+            let mut last = LastWrites::begin(&self.outbox, now());
+            while let Some(until) = last.look(&self.outbox, now()) {
+                self.outbox
+                    .wait_until_drained(until.saturating_duration_since(now()));
+            }
         }
+        self.outbox.abort();
         let _ = self.stream.shutdown(Shutdown::Both);
         join(writer);
         self.outbox.discard();
@@ -106,76 +89,30 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     #[inline(never)]
     fn read(&mut self) -> EndReason {
         let mut items = Vec::new();
-        let mut counted = self.inbox.bytes.len();
-        let mut end = false;
-        let mut fault = None;
-        let mut silent = Duration::ZERO;
         loop {
-            let before = self.inbox.bytes.len();
-            let decoded = self.decoder.decode(&mut self.inbox.bytes, &mut items);
-            if !items.is_empty() || counted > 0 && before > self.inbox.bytes.len() {
-                let bytes = std::mem::take(&mut counted);
-                if !self.sink.items(&mut items, bytes) {
-                    return EndReason::Local;
+            match self.incoming.next(&mut items) {
+                Next::Hand(bytes) => {
+                    if !self.sink.items(&mut items, bytes) {
+                        return EndReason::Local;
+                    }
+                    items.clear();
                 }
-                items.clear();
-            }
-            if let Err(fault) = decoded {
-                return EndReason::Protocol(Box::new(fault));
-            }
-            if let Some(e) = fault {
-                return EndReason::Io(e);
-            }
-            if end {
-                return if self.inbox.is_empty() {
-                    EndReason::PeerClosed
-                } else {
-                    EndReason::Truncated
-                };
-            }
-            let held = self.inbox.bytes.len();
-            if let Err(end) = self.mind_unfinished(held, silent) {
-                return end;
-            }
-            let received = self.receive.receive(&mut self.inbox);
-            counted += self.inbox.bytes.len() - held;
-            match received {
-                Ok(received) => {
-                    silent = Duration::ZERO;
-                    end = received.end;
-                    if received.flush {
+                Next::Receive { held, wanted } => {
+                    let most = match self.sink.unfinished(held, wanted) {
+                        Ok(most) => most,
+                        Err(end) => return end,
+                    };
+                    if let Some(timeout) = self.incoming.allow(most) {
+                        // If it cannot be set, the stream is broken, and the next read fails.
+                        let _ = self.stream.set_read_timeout(timeout);
+                    }
+                    if self.incoming.receive(&mut *self.receive) {
                         self.outbox.flush();
                     }
                 }
-                Err(e) if self.is_long && is_timeout(&e) => silent += self.look(),
-                // The bytes before the error are delivered first.
-                Err(e) => fault = Some(e),
+                Next::End(found) => return found,
             }
         }
-    }
-
-    /// Reserves memory for a long unfinished item and limits its time: its peer may be silent
-    /// for as long as a write may take. Short items have no limit, because they hold little
-    /// memory.
-    fn mind_unfinished(&mut self, held: usize, silent: Duration) -> Result<(), EndReason> {
-        let wanted = self.decoder.wanted();
-        self.inbox.most = self.sink.unfinished(held, wanted)?;
-        // Reserved by now, so this much may be allocated.
-        self.inbox.wanted = wanted;
-        let is_long = held.max(wanted) > OWN;
-        if std::mem::replace(&mut self.is_long, is_long) != is_long {
-            // If the timeout cannot be set, the stream is broken, and the next read fails.
-            let _ = self.stream.set_read_timeout(is_long.then(|| self.look()));
-        }
-        if self.silence.is_some_and(|limit| is_long && silent >= limit) {
-            let why = format!("a frame did not come to its end, {held} bytes of it are here");
-            return Err(EndReason::Protocol(why.into()));
-        }
-        Ok(())
-    }
-
-    fn look(&self) -> Duration {
-        self.silence.map_or(LOOK, |limit| limit.min(LOOK))
     }
 
     /// Reads and drops further input until the peer ends its side, or the writer has
@@ -183,18 +120,5 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
     fn drain(&self) {
         let mut scratch = [0; 1024];
         while matches!(self.stream.read(&mut scratch), Ok(n) if n > 0) {}
-    }
-
-    /// Waits until the writer has sent everything, as long as it makes progress: a peer that
-    /// has ended its side may still receive.
-    fn wait_for_writer(&self) {
-        let mut before = self.outbox.progress();
-        while !self.outbox.wait_until_drained(LAST_WRITE) {
-            let now = self.outbox.progress();
-            if now == before {
-                return;
-            }
-            before = now;
-        }
     }
 }

@@ -297,6 +297,11 @@ impl Outbox {
         self.ledger().ask(left)
     }
 
+    /// The budget in which its memory counts.
+    pub(super) fn budget(&self) -> &Budget {
+        &self.shared.budget
+    }
+
     /// The memory of all items that were accepted and do not wait any more, and the items
     /// that wait.
     pub fn left(&self) -> (u64, Load) {

@@ -68,7 +68,10 @@ impl Identity {
         let sections = store::load(certificates)?;
         let chain = sections.certificates().map_err(Error::content(&origin))?;
         let apart = key.map(store::load).transpose()?;
-        store::warn_of_open_key(key.unwrap_or(certificates));
+        // A key under a passphrase may lie open.
+        if !apart.as_ref().unwrap_or(&sections).encrypted {
+            store::warn_of_open_key(key.unwrap_or(certificates));
+        }
         let private = key_of(apart.as_ref().unwrap_or(&sections)).map_err(Error::content(&key_origin))?;
         let both = match key {
             Some(_) => format!("{key_origin} (with {origin})"),

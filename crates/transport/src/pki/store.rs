@@ -21,7 +21,7 @@ pub(super) struct Sections {
     pub(super) certificates: Vec<CertificateDer<'static>>,
     pub(super) revocation_lists: Vec<CertificateRevocationListDer<'static>>,
     keys: Vec<PrivateKeyDer<'static>>,
-    encrypted: bool,
+    pub(super) encrypted: bool,
     /// The encrypted keys, as PEM.
     sealed: Vec<String>,
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ssntp::Role;
 use ssntp::client::ClientHandle;
 use ssntp_cluster::controller::{CommandError, Controller, Node, Order, OrderError, Shown};
 use uuid::Uuid;
@@ -70,6 +71,16 @@ impl<'a> Session<'a> {
         let controller = Controller::start(options.config(stop)?)?;
         let limit = options.limit();
         await_session(&controller.client(), "scheduler", limit, stop)?;
+        if let Some(server) = controller.client().server()
+            && !server.role().intersects(Role::SCHEDULER)
+        {
+            return Err(Failure::new(format!(
+                "{} is no scheduler but a {}, which knows no nodes and instances; of this command, \
+                 sessions, kick, bans and unban work with it",
+                server.name(),
+                server.role()
+            )));
+        }
         Ok(Self {
             controller,
             stop,

@@ -59,7 +59,8 @@ pub(super) struct Args {
     control: Option<PathBuf>,
     #[command(flatten)]
     inspector: InspectorArgs,
-    /// The most clients at a time [default: what the system allows]
+    /// The most clients at a time; one host may always have 64, and beyond that no more than
+    /// it leaves free [default: what the system allows]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
     #[command(flatten)]

@@ -48,7 +48,7 @@ pub(crate) struct Args {
     connection: Connection,
     #[command(flatten)]
     applications: Applications,
-    /// Use JSON, one object a line; required, since there is no other form yet
+    /// Use JSON, one object a line; this is the default, since there is no other form
     #[arg(long)]
     json: bool,
     /// How long a line may wait for a session and for room to send, and a request
@@ -69,9 +69,6 @@ const LOOK: Duration = Duration::from_millis(200);
 const FLUSH: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    if !args.json {
-        return Err(Failure::usage("--json is needed: there is no other form yet"));
-    }
     let done = hold(&args);
     if let Err(failure) = &done
         && failure.is_failure()

@@ -448,6 +448,35 @@ fn only_this_host_sees_pages_without_tls() {
     server.end();
 }
 
+/// Monitoring has an authority of its own: its certificates command nothing, and the cluster's show
+/// nothing of the pages.
+#[test]
+fn pages_with_an_authority_of_their_own_are_for_its_certificates_alone() {
+    let dir = certificates();
+    let own = Authority::new(&AuthorityRequest::default()).unwrap();
+    fs::create_dir(dir.path().join("own")).unwrap();
+    own.save(dir.path().join("own"), false).unwrap();
+    // Of any role: an agent's may not see the pages of a cluster's own authority.
+    let issued = own.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
+    issued.save(dir.path().join("monitor.pem")).unwrap();
+    let (server, _) = Daemon::server(dir.path(), "--admin 0.0.0.0:0 --admin-ca own/ca.pem");
+    let port = server.pages.strip_prefix("https://0.0.0.0:").unwrap();
+    let ask = |name| secure_get(dir.path(), port.parse().unwrap(), Some(name), "/metrics");
+    let (code, text) = ask("monitor").unwrap();
+    assert_eq!(code, 200);
+    // Series are there before their first event.
+    assert!(
+        text.contains("\nssntp_handshakes_refused_total{reason=\"revoked\"} 0\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("\nssntp_sessions_ended_total{reason=\"kicked\"} 0\n"),
+        "{text}"
+    );
+    assert!(ask("controller").is_err());
+    server.end();
+}
+
 /// What `curl --cert` does.
 fn secure_get(dir: &Path, port: u16, name: Option<&str>, target: &str) -> std::io::Result<(u16, String)> {
     let identity = name.map(|name| Identity::load(dir.join(format!("{name}.pem"))).unwrap());
@@ -695,4 +724,25 @@ fn each_metric_is_documented_and_the_dashboard_shows_what_there_is() {
         }
     }
     assert!(shown > 20, "{shown}");
+
+    // The alerts are those of the pages, and each has its line in the runbook.
+    let rules: Value = serde_yaml(include_str!("../../../../../docs/ssntp.rules.yaml"));
+    let runbook = include_str!("../../../../../docs/runbook.md");
+    let page = include_str!("../../../../../docs/metrics.md");
+    let rules = rules["groups"][0]["rules"].as_array().unwrap();
+    for rule in rules {
+        let (alert, expression) = (rule["alert"].as_str().unwrap(), rule["expr"].as_str().unwrap());
+        assert!(runbook.contains(alert), "{alert}");
+        let is_down = alert == "SsntpDown";
+        assert!(
+            is_down || page.contains(&format!("| `{expression}` |")),
+            "{alert}: {expression}"
+        );
+    }
+    assert_eq!(rules.len(), 10);
+}
+
+/// YAML as JSON.
+fn serde_yaml(text: &str) -> Value {
+    ssntp::payload::yaml::decode(text.as_bytes()).unwrap()
 }

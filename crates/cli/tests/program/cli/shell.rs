@@ -372,6 +372,33 @@ fn what_cannot_be_is_told_in_words_with_what_may_have_been_meant() {
     let why = user.fails(&["send", "STATS", "--type", "EVENT"], 2);
     assert!(why.contains("STATS is of the type COMMAND, not EVENT"), "{why}");
     assert!(user.fails(&["sned"], 2).contains("'send'"));
+    assert!(
+        user.fails(&["sessions"], 2)
+            .contains("tip: 'ssntp ctl sessions' is a command")
+    );
+    assert!(
+        user.fails(&["server"], 2)
+            .contains("tip: 'ssntp server --dev' needs no other flags")
+    );
+    // An ordinary server knows no nodes: empty tables would say that there are none.
+    let why = user.fails(&["ctl", "nodes"], 1);
+    assert!(why.contains("is no scheduler but a server"), "{why}");
+    user.done(&["ctl", "sessions"]);
+    user.done(&["man", "pages"]);
+    assert!(user.path("pages").join("ssntp-server.1").exists());
+    // A file of contexts that fills the memory is refused.
+    let contexts = user.path(".config/ssntp/contexts.yaml");
+    fs::File::options()
+        .write(true)
+        .open(contexts)
+        .unwrap()
+        .set_len(100 << 30)
+        .unwrap();
+    let why = user.fails(&["send", "STATS"], 1);
+    assert!(
+        why.contains("contexts.yaml: it is longer than 1048576 bytes"),
+        "{why}"
+    );
     assert!(user.fails(&["listen", "--cout", "1"], 2).contains("'--count'"));
 }
 

@@ -85,6 +85,7 @@ impl Before {
 
     /// Compares with what is there now.
     pub(super) fn compare<'a>(self, now: impl Fn(&Uri) -> Option<&'a ManagedObject>) -> Changes {
+        // Compared with the state after the edit: what was undone within it is no change.
         let change = |(uri, before): (Uri, Option<ManagedObject>)| {
             let (subject, kind) = match (&before, now(&uri)) {
                 (None, None) => return None,

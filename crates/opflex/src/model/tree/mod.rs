@@ -145,6 +145,7 @@ impl Tree {
     /// The object and everything below it, each parent before its children, as on
     /// the wire. Empty if the object is not there.
     pub fn subtree(&self, uri: &Uri) -> impl Iterator<Item = ObjectRef<'_>> {
+        // Objects below may be there although this one is gone; then nothing is shown.
         let is_there = self.objects.contains_key(uri);
         self.covered(uri)
             .filter(move |_| is_there)
@@ -177,6 +178,7 @@ impl Tree {
         let (root, below) = (uri.clone(), format!("{}/", uri.path()));
         let itself = Some(uri).filter(|uri| uri.as_str().len() < below.len() && last.is_none());
         let itself = itself.and_then(|uri| self.order.get(uri));
+        // A place before the subtree is one at its beginning.
         let from = match last.filter(|last| last.as_str() >= below.as_str()) {
             Some(last) => Bound::Excluded(last.as_str()),
             None => Bound::Included(below.as_str()),

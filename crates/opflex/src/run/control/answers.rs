@@ -84,6 +84,7 @@ pub(in super::super) fn carry_out(
         let error = ErrorResponse::new(ErrorCode::ERROR, "one call at a time");
         return Answer::Now(failure(&id, &error));
     };
+    // Edits may be large and wait for the disk, so another thread makes them.
     if matches!(call.method.as_str(), PUT | DELETE | RELOAD) {
         return Answer::Later(PolicyEdit { id, call });
     }
@@ -164,6 +165,7 @@ fn answer(
             let Below { uri, after } = params(call)?;
             let exported = cx.core().observer().export_after(after, &uri, cx.now(), wall);
             let (places, reports): (Vec<u64>, Vec<_>) = exported.take(PIECE).unzip();
+            // A piece that is not full is the last one.
             let after = places.last().filter(|_| places.len() == PIECE);
             reply(id, method, ReportPiece { reports, after })
         }
@@ -225,6 +227,7 @@ fn piece(cx: &mut ServerContext<'_>, walk: &mut Option<WalkId>, id: &Id, method:
             ..Piece::default()
         },
         None => {
+            // The connection may begin another dump.
             *walk = None;
             Piece {
                 objects: Some(Vec::new()),
@@ -271,6 +274,7 @@ fn found(tree: &Tree, queries: &[Query]) -> Result<Vec<ManagedObject>, Box<Error
         });
         let room = QUERIED + 1 - found.len();
         found.extend(below.take(room).map(|object| object.to_object()));
+        // The answer is one message, and the dispatcher makes it in one go.
         if found.len() > QUERIED {
             return Err(ErrorResponse::error(format_args!(
                 "more than {QUERIED} objects: take {DUMP}"
@@ -286,6 +290,7 @@ fn found(tree: &Tree, queries: &[Query]) -> Result<Vec<ManagedObject>, Box<Error
 /// [`SessionInfo`]: crate::server::SessionInfo
 /// [`AgentInfo`]: crate::server::AgentInfo
 fn flat(info: &impl Serialize) -> Value {
+    // The names are those of before the counters had a type of their own; programs read them.
     let Ok(Value::Object(mut members)) = serde_json::to_value(info) else {
         return Value::Null;
     };

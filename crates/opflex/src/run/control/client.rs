@@ -60,6 +60,7 @@ impl Control {
     /// whatever it has, as in the beginning. Otherwise the change is
     /// [`ControlError::Refused`].
     pub fn only_at(&mut self, revision: Option<u64>) {
+        // Kept for all further changes, so that a program need not repeat it.
         self.if_revision = revision;
     }
 
@@ -131,6 +132,7 @@ impl Control {
     pub fn reports(&mut self, uri: &Uri) -> Result<Vec<Value>, ControlError> {
         let mut all = self.pages(REPORTS, json!({ "uri": uri }), "reports")?;
         // A report that arrived again meanwhile is there twice. The last one counts.
+        // Reports are taken in steps, and one may arrive anew between two.
         let mut seen = HashSet::new();
         all.reverse();
         all.retain(|report| {
@@ -236,6 +238,7 @@ impl Control {
                 .map_err(|_| ControlError::Answer)?;
             for message in messages.drain(..) {
                 match message {
+                    // An answer to an earlier call that timed out may still come.
                     Incoming::Result {
                         id: answered,
                         reply: Reply::Custom(CustomResult { result, .. }),

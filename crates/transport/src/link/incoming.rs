@@ -1,0 +1,336 @@
+//! The decisions of a link, without threads, streams or a clock: what comes next of what has
+//! arrived, why the link ends, and how long its last bytes may take. The link's threads
+//! carry them out, and a simulation does the same in virtual time.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use crate::end::EndReason;
+use crate::flow::OWN;
+use crate::outbox::Outbox;
+use crate::socket::is_timeout;
+use crate::stream::{Decode, Inbox, Load, Receive};
+
+/// How often an unfinished item is looked at while its peer is silent.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How long a write may wait without progress once the peer has ended its side or broken
+/// the protocol. A write that is under way keeps its own limit.
+pub(super) const LAST_WRITE: Duration = Duration::from_secs(1);
+
+/// What has arrived at a link and is not dealt with.
+#[derive(Debug)]
+pub struct Incoming<D: Decode> {
+    decoder: D,
+    inbox: Inbox,
+    /// Bytes that have not been handed over.
+    counted: usize,
+    /// How long the peer may be silent in the middle of a long item.
+    silence: Option<Duration>,
+    silent: Duration,
+    /// Whether more of an item is awaited than each connection has memory for.
+    is_long: bool,
+    fault: Option<D::Error>,
+    /// How the stream ended.
+    end: Option<io::Result<()>>,
+}
+
+/// What a reader does next.
+#[derive(Debug)]
+pub enum Next {
+    /// Hand the items over, which were found in so many bytes.
+    Hand(usize),
+    /// Receive more of an item of which `held` bytes are here, and that has `wanted` in all,
+    /// or 0 if that is not known. Before that there has to be memory for it.
+    Receive {
+        /// The bytes that are here.
+        held: usize,
+        /// The bytes of the whole item.
+        wanted: usize,
+    },
+    /// End the link.
+    End(EndReason),
+}
+
+impl<D: Decode> Incoming<D> {
+    /// What is in `inbox` comes first. In the middle of a long item the peer may be silent
+    /// for `silence`.
+    pub fn new(decoder: D, inbox: Inbox, silence: Option<Duration>) -> Self {
+        Self {
+            decoder,
+            counted: inbox.bytes.len(),
+            inbox,
+            silence,
+            silent: Duration::ZERO,
+            is_long: false,
+            fault: None,
+            end: None,
+        }
+    }
+
+    /// Decodes what is here, and tells what comes next. Everything that came before a fault
+    /// or the end is handed over first.
+    pub fn next(&mut self, items: &mut Vec<D::Item>) -> Next {
+        if self.fault.is_none() {
+            let before = self.inbox.bytes.len();
+            self.fault = self.decoder.decode(&mut self.inbox.bytes, items).err();
+            if !items.is_empty() || self.counted > 0 && before > self.inbox.bytes.len() {
+                return Next::Hand(std::mem::take(&mut self.counted));
+            }
+        }
+        let held = self.inbox.bytes.len();
+        Next::End(match (self.fault.take(), self.end.take()) {
+            (Some(fault), _) => EndReason::Protocol(Box::new(fault)),
+            (None, Some(Err(e))) => EndReason::Io(e),
+            (None, Some(Ok(()))) if held == 0 => EndReason::PeerClosed,
+            (None, Some(Ok(()))) => EndReason::Truncated,
+            (None, None)
+                if self
+                    .silence
+                    .is_some_and(|limit| self.is_long && self.silent >= limit) =>
+            {
+                let why = format!("a frame did not come to its end, {held} bytes of it are here");
+                EndReason::Protocol(why.into())
+            }
+            (None, None) => {
+                let wanted = self.decoder.wanted();
+                return Next::Receive { held, wanted };
+            }
+        })
+    }
+
+    /// Allows the next read to bring so many bytes: the memory for what comes next is
+    /// reserved. Returns the stream's new read timeout if that changes: short items have no
+    /// limit, because they hold little memory.
+    pub fn allow(&mut self, most: usize) -> Option<Option<Duration>> {
+        self.inbox.most = most;
+        self.inbox.wanted = self.decoder.wanted();
+        let is_long = self.inbox.bytes.len().max(self.inbox.wanted) > OWN;
+        let changes = std::mem::replace(&mut self.is_long, is_long) != is_long;
+        changes.then(|| is_long.then(|| self.look()))
+    }
+
+    fn look(&self) -> Duration {
+        self.silence.map_or(LOOK, |limit| limit.min(LOOK))
+    }
+
+    /// Receives once. True if the sending side has bytes to flush.
+    pub fn receive(&mut self, stream: &mut dyn Receive) -> bool {
+        let held = self.inbox.bytes.len();
+        let received = stream.receive(&mut self.inbox);
+        self.counted += self.inbox.bytes.len() - held;
+        match received {
+            Ok(received) => {
+                self.silent = Duration::ZERO;
+                self.end = received.end.then_some(Ok(()));
+                received.flush
+            }
+            Err(e) if self.is_long && is_timeout(&e) => {
+                self.silent += self.look();
+                false
+            }
+            Err(e) => {
+                self.end = Some(Err(e));
+                false
+            }
+        }
+    }
+}
+
+/// Why a link ends whose reader has found this.
+pub fn end_reason(outbox: &Outbox, found: EndReason) -> EndReason {
+    match (outbox.failure(), found) {
+        (Some(error), _) => EndReason::Io(error),
+        (None, found @ (EndReason::Protocol(_) | EndReason::Memory(_))) => found,
+        (None, _) if outbox.is_closed() => EndReason::Local,
+        (None, found) => found,
+    }
+}
+
+/// How long a link that ends waits for its writer: as long as that makes progress, since a
+/// peer that has ended its side may still receive.
+#[derive(Debug)]
+pub struct LastWrites {
+    before: Load,
+    until: Instant,
+}
+
+impl LastWrites {
+    /// From now on.
+    pub fn begin(outbox: &Outbox, now: Instant) -> Self {
+        Self {
+            before: outbox.progress(),
+            until: now + LAST_WRITE,
+        }
+    }
+
+    /// When to look again. `None` if everything is sent, or the writer makes no progress.
+    pub fn look(&mut self, outbox: &Outbox, now: Instant) -> Option<Instant> {
+        if outbox.wait_until_drained(Duration::ZERO) {
+            return None;
+        }
+        if now >= self.until {
+            let progress = outbox.progress();
+            if progress == self.before {
+                return None;
+            }
+            *self = Self {
+                before: progress,
+                until: now + LAST_WRITE,
+            };
+        }
+        Some(self.until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::{Arc, OnceLock};
+
+    use bytes::{Bytes, BytesMut};
+
+    use super::*;
+    use crate::outbox::tests::long;
+    use crate::socket::{Duplex, memory};
+    use crate::stream::{BufferPool, Outgoing, Transmit, Tried, plain};
+
+    /// Items of as many bytes as their first byte says, in units of 10,000 bytes; 255 is a
+    /// fault.
+    #[derive(Debug, Default)]
+    struct Lengths {
+        wanted: usize,
+    }
+
+    impl Decode for Lengths {
+        type Item = Bytes;
+        type Error = io::Error;
+
+        fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Bytes>) -> io::Result<()> {
+            self.wanted = 0;
+            while let Some(first) = input.first() {
+                if *first == 255 {
+                    return Err(io::Error::other("as asked for"));
+                }
+                let len = usize::from(*first).max(1) * 10_000;
+                if input.len() < len {
+                    self.wanted = len;
+                    break;
+                }
+                items.push(input.split_to(len).freeze());
+            }
+            Ok(())
+        }
+
+        fn wanted(&self) -> usize {
+            self.wanted
+        }
+    }
+
+    fn incoming(silence: Option<Duration>) -> (Incoming<Lengths>, Box<dyn Receive>, memory::MemoryStream) {
+        let (here, there) = memory::pair();
+        here.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let halves = plain(Arc::new(here), BufferPool::new());
+        let incoming = Incoming::new(Lengths::default(), halves.inbox, silence);
+        (incoming, halves.receive, there)
+    }
+
+    #[test]
+    fn what_came_before_a_fault_is_handed_over_first() {
+        let (mut incoming, mut receive, there) = incoming(None);
+        there.write(&[&[1; 10_000][..], &[255]].concat()).unwrap();
+        let mut items = Vec::new();
+        assert!(matches!(
+            incoming.next(&mut items),
+            Next::Receive { held: 0, wanted: 0 }
+        ));
+        incoming.allow(usize::MAX);
+        incoming.receive(&mut *receive);
+        assert!(matches!(incoming.next(&mut items), Next::Hand(10_001)));
+        assert_eq!(items.len(), 1);
+        items.clear();
+        let next = incoming.next(&mut items);
+        assert!(matches!(next, Next::End(EndReason::Protocol(_))) && items.is_empty());
+    }
+
+    #[test]
+    fn a_long_item_has_a_time_limit_and_a_short_one_has_not() {
+        let mut items = Vec::new();
+        for (first, is_long) in [(1, false), (3, true)] {
+            let (mut incoming, mut receive, there) = incoming(Some(3 * LOOK));
+            there.write(&[first]).unwrap();
+            assert_eq!(incoming.allow(usize::MAX), None);
+            incoming.receive(&mut *receive);
+            let wanted = usize::from(first) * 10_000;
+            let next = incoming.next(&mut items);
+            assert!(matches!(next, Next::Receive { held: 1, wanted: all } if all == wanted));
+            assert_eq!(incoming.allow(usize::MAX), is_long.then_some(Some(LOOK)));
+            if is_long {
+                for _ in 0..2 {
+                    incoming.receive(&mut *receive);
+                    assert!(matches!(incoming.next(&mut items), Next::Receive { .. }));
+                }
+                incoming.receive(&mut *receive);
+                let next = incoming.next(&mut items);
+                assert!(matches!(next, Next::End(EndReason::Protocol(_))), "{next:?}");
+            }
+        }
+    }
+
+    /// A sending direction of which the test says how much the system took.
+    #[derive(Debug, Default)]
+    struct Slow(Arc<OnceLock<Arc<AtomicU64>>>);
+
+    impl Transmit for Slow {
+        fn transmit(&mut self, _: &[Outgoing]) -> io::Result<()> {
+            Ok(())
+        }
+        fn try_transmit(&mut self, _: &Outgoing) -> Tried {
+            Tried::Not
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+        fn finish(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+        fn count_in(&mut self, written: Arc<AtomicU64>) {
+            self.0.set(written).unwrap();
+        }
+        fn idle(&mut self) {}
+    }
+
+    #[test]
+    fn a_peer_that_takes_a_long_answer_slowly_gets_all_of_it() {
+        let (slow, outbox) = (Slow::default(), Outbox::new(Default::default()));
+        let taken = Arc::clone(&slow.0);
+        outbox.open(Box::new(slow));
+        outbox.push(long(100)).unwrap();
+        outbox.close();
+        let begin = crate::host::now();
+        let at = |seconds: u64| begin + LAST_WRITE * u32::try_from(seconds).unwrap();
+        let mut last = LastWrites::begin(&outbox, begin);
+        // Some bytes of one item in each second.
+        for second in 1..10 {
+            assert_eq!(last.look(&outbox, at(second) - LAST_WRITE / 2), Some(at(second)));
+            taken.get().unwrap().fetch_add(1, Ordering::Relaxed);
+            assert_eq!(last.look(&outbox, at(second)), Some(at(second + 1)));
+        }
+        assert_eq!(last.look(&outbox, at(10)), None, "it takes no more");
+        let mut last = LastWrites::begin(&outbox, begin);
+        outbox.abort();
+        assert_eq!(last.look(&outbox, begin), None, "it is over");
+    }
+
+    #[test]
+    fn the_error_of_a_writer_and_a_fault_of_the_peer_come_before_an_end_of_ours() {
+        let outbox = Outbox::new(Default::default());
+        let found = |found| end_reason(&outbox, found).to_string();
+        assert_eq!(found(EndReason::PeerClosed), EndReason::PeerClosed.to_string());
+        outbox.close();
+        assert_eq!(found(EndReason::PeerClosed), EndReason::Local.to_string());
+        assert_eq!(found(EndReason::Memory("none".into())), "none");
+        outbox.fail(io::ErrorKind::BrokenPipe.into());
+        assert!(end_reason(&outbox, EndReason::PeerClosed).is_loss());
+    }
+}

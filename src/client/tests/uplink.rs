@@ -1,0 +1,182 @@
+//! Any order of sending, sessions that come and go, and renewals, stepped on one thread: an
+//! uplink loses no frame that it does not count, sends none twice, and keeps their order.
+
+use std::io;
+use std::sync::Mutex;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::client::event::Facts;
+use crate::client::handle::lock;
+use crate::client::uplink::{Obstacle, Uplink};
+use ssntp_transport::pki::CertificateInfo;
+use ssntp_transport::{Limits, Outbox, Outgoing, PeerAddress, Role, Transmit, Tried};
+
+/// What may happen to an uplink.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// A frame is offered, as `send` does, or as a request does.
+    Offer {
+        request: bool,
+    },
+    /// A session begins.
+    Up,
+    /// The writer of the session sends what waits.
+    Write,
+    /// The connection is cut. The supervisor sees it later, or now.
+    Cut,
+    Down,
+    /// The session is replaced: first it ends in order, and at last the gap does.
+    Part,
+    GiveUp,
+    End,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        12 => any::<bool>().prop_map(|request| Step::Offer { request }),
+        4 => Just(Step::Up),
+        4 => Just(Step::Write),
+        2 => Just(Step::Cut),
+        2 => Just(Step::Down),
+        2 => Just(Step::Part),
+        1 => Just(Step::GiveUp),
+        1 => Just(Step::End),
+    ];
+    prop::collection::vec(step, 1..80)
+}
+
+/// Takes all that is written to it.
+#[derive(Debug)]
+struct Wire(Arc<Mutex<Vec<u32>>>);
+
+impl Transmit for Wire {
+    fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()> {
+        for item in batch {
+            let bytes: Vec<u8> = item.parts().flatten().copied().collect();
+            lock(&self.0).push(u32::from_be_bytes(bytes[8..].try_into().unwrap()));
+        }
+        Ok(())
+    }
+
+    fn try_transmit(&mut self, _: &Outgoing) -> Tried {
+        Tried::Not
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn idle(&mut self) {}
+}
+
+fn write(outbox: &Outbox) {
+    let mut batch = Vec::new();
+    while let Some(due) = outbox.try_next(&mut batch) {
+        if due.over {
+            return;
+        }
+        outbox.send(due, &mut batch, &|| ()).unwrap();
+    }
+}
+
+/// What waits in it is lost, as the link does it at its end.
+fn cut(outbox: &Outbox) {
+    outbox.abort();
+    outbox.discard();
+}
+
+fn play(offline: Offline, steps: &[Step]) -> Result<(), TestCaseError> {
+    let few = Limits {
+        frames: 5,
+        bytes: 1 << 20,
+    };
+    let server = ServerInfo::new(Facts {
+        uuid: SERVER,
+        role: Role::SERVER,
+        name: "test".to_owned(),
+        address: PeerAddress::Memory,
+        certificate: CertificateInfo::clone(identity_of_server().info()),
+        tracing: false,
+        tls: "TLSv1.3",
+        resumed: false,
+    });
+    let uplink = Uplink::new(Uuid::from_u128(1), Role::AGENT, offline, few);
+    let (mut outboxes, mut lost, mut accepted) = (Vec::<Outbox>::new(), 0, Vec::new());
+    let sent = Arc::new(Mutex::new(Vec::new()));
+    for (number, step) in (0..).zip(steps) {
+        match step {
+            Step::Offer { request } => {
+                let frame = stats(number);
+                let offered = match request {
+                    true => uplink.offer_to_session(&frame),
+                    false => uplink.offer(&frame),
+                };
+                match offered {
+                    Ok(()) => accepted.push(number),
+                    Err(Obstacle::Fault(_) | Obstacle::Session(_) | Obstacle::QueueFull { .. }) => {}
+                }
+            }
+            Step::Up => {
+                if let Some(outbox) = uplink.up(&server) {
+                    outbox.open(Box::new(Wire(Arc::clone(&sent))));
+                    outboxes.push(outbox);
+                }
+            }
+            Step::Write => outboxes.last().into_iter().for_each(write),
+            Step::Cut => outboxes.last().into_iter().for_each(cut),
+            Step::Down => {
+                // The supervisor ends a session after its link has ended.
+                outboxes.last().into_iter().for_each(cut);
+                uplink.down();
+            }
+            Step::Part => {
+                uplink.part();
+                // The next session begins when this one has ended.
+                outboxes.last().into_iter().for_each(write);
+                outboxes.last().into_iter().for_each(cut);
+            }
+            Step::GiveUp => lost += uplink.give_up(),
+            Step::End => {
+                lost += uplink.end(ClientError::Closed).map_or(0, |end| end.lost);
+                outboxes.last().into_iter().for_each(write);
+            }
+        }
+    }
+    lost += uplink.end(ClientError::Closed).map_or(0, |end| end.lost);
+    outboxes.iter().for_each(cut);
+    lost += outboxes.iter().map(Outbox::lost).sum::<u64>();
+    let sent = lock(&sent);
+    prop_assert!(
+        sent.is_sorted_by(|one, next| one < next),
+        "in order and once: {:?}",
+        sent
+    );
+    prop_assert!(sent.iter().all(|number| accepted.contains(number)));
+    prop_assert_eq!(
+        accepted.len() as u64,
+        sent.len() as u64 + lost,
+        "each is sent or counted"
+    );
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn each_frame_is_sent_once_in_order_or_counted_as_lost(steps in steps(), queues: bool) {
+        let limits = Limits { frames: 4, bytes: 1 << 20 };
+        play(if queues { Offline::Queue(limits) } else { Offline::Fail }, &steps)?;
+    }
+}
+
+fn identity_of_server() -> ssntp_transport::pki::Identity {
+    static IDENTITY: std::sync::OnceLock<ssntp_transport::pki::Identity> = std::sync::OnceLock::new();
+    IDENTITY.get_or_init(|| identity(Role::SERVER)).clone()
+}
