@@ -343,10 +343,11 @@ impl Networks {
                         })
                 }
                 // The bridge may be a new one.
-                Attachment::Tenant(port) => tools::ip(&format!(
-                    "link set {name} master {} up\nlink set {name} type bridge_slave isolated on\n",
-                    bridge_name(port.net.key)
-                )),
+                Attachment::Tenant(port) => {
+                    let mut batch = String::new();
+                    write_master(&mut batch, &name, port.net.key);
+                    tools::ip(&batch)
+                }
                 Attachment::Underlay(_) => namespace(*pid).map(|namespace| {
                     made.concentrators.insert(*instance, namespace);
                 }),
@@ -358,10 +359,11 @@ impl Networks {
         last
     }
 
-    /// Each tunnel: whether it can carry packets, and what it and its ports have counted.
+    /// Each tunnel: whether it can carry packets, and what it and its ports have counted. One
+    /// whose links somebody has deleted is made again, and counts as down this time.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not say, or refuses.
     pub(crate) fn tunnels(&self) -> Result<Vec<TunnelStats>, String> {
         let made = self.made();
         if made.nets.is_empty() {
@@ -373,6 +375,13 @@ impl Networks {
             .any(|link| link.operstate == "DOWN" || !link.is_up());
         let links = links()?;
         let by_name: BTreeMap<_, _> = links.iter().map(|link| (link.ifname.as_str(), link)).collect();
+        let is_whole = |net: &&Net| {
+            let names = [tunnel_name(net.net.key), bridge_name(net.net.key)];
+            names.iter().all(|name| by_name.contains_key(name.as_str()))
+        };
+        for broken in made.nets.values().filter(|net| !is_whole(net)) {
+            self.mend(broken)?;
+        }
         let drops = drops()?;
         let of_net = |(key, net): (&u32, &Net)| {
             let tunnel = by_name.get(tunnel_name(*key).as_str());
@@ -389,6 +398,18 @@ impl Networks {
             }
         };
         Ok(made.nets.iter().map(of_net).collect())
+    }
+
+    /// Makes the bridge and the tunnel of a subnet anew, and connects its ports.
+    fn mend(&self, net: &Net) -> Result<(), String> {
+        let (key, mut batch) = (net.net.key, String::new());
+        warn!("tenants' networks: the tunnel of key {key} is made again");
+        delete(&[tunnel_name(key), bridge_name(key)]);
+        self.write_net(&mut batch, &net.net);
+        for instance in net.ports.keys() {
+            write_master(&mut batch, &port_name(*instance), key);
+        }
+        tools::ip(&batch)
     }
 
     fn made(&self) -> MutexGuard<'_, Made> {
@@ -416,20 +437,13 @@ impl Networks {
     /// A port is isolated: it reaches the tunnel and no other port, so instances of one node
     /// meet at the concentrator as well.
     fn write_port(&self, batch: &mut String, instance: Uuid, key: u32, interface: &Interface, pid: i32) {
-        let (name, bridge, mac, mtu) = (
-            port_name(instance),
-            bridge_name(key),
-            &interface.mac,
-            self.config.mtu,
-        );
+        let (name, mac, mtu) = (port_name(instance), &interface.mac, self.config.mtu);
         let _ = write!(
             batch,
             "link add name {name} mtu {mtu} group {GROUP} type veth peer name eth0 mtu {mtu} address {mac} netns {pid}\n\
-             link set {name} addrgenmode none\n\
-             link set {name} master {bridge}\n\
-             link set {name} type bridge_slave isolated on\n\
-             link set {name} up\n"
+             link set {name} addrgenmode none\n"
         );
+        write_master(batch, &name, key);
     }
 
     /// The whole filter. nft replaces a table in one step, so no packet finds it half made.
@@ -578,6 +592,15 @@ fn drops() -> Result<BTreeMap<String, u64>, String> {
         Some((port, element["counter"]["packets"].as_u64()?))
     });
     Ok(counted.collect())
+}
+
+/// Connects a port to the bridge of its subnet.
+fn write_master(batch: &mut String, port: &str, key: u32) {
+    let bridge = bridge_name(key);
+    let _ = write!(
+        batch,
+        "link set {port} master {bridge}\nlink set {port} type bridge_slave isolated on\nlink set {port} up\n"
+    );
 }
 
 fn write_bridge(batch: &mut String, key: u32) {
