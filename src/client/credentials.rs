@@ -36,7 +36,7 @@ const AGAIN_SOON: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub(super) struct Credentials {
     pub(super) identity: Identity,
-    pub(super) trust: Trust,
+    trust: Trust,
     pub(super) connector: Connector,
 }
 

@@ -23,7 +23,6 @@ use crate::proto::{Frame, FrameKind, Operands};
 use crate::request::{Outstanding, Request, RequestError};
 use ssntp_transport::Role;
 use ssntp_transport::pki::{Identity, Trust};
-use ssntp_transport::tls::TlsError;
 use ssntp_transport::{Cancel, Outbox, deadline, dispatch};
 
 /// Sends, tells how things stand, and closes. Receiving is for the
@@ -376,8 +375,8 @@ impl ClientState {
         }
         let renewed = Credentials::new(identity, trust, self.resumption)?;
         let mut credentials = lock(&self.credentials);
-        let follows = trust.check_follows(&credentials.trust);
-        follows.map_err(|fault| Arc::new(TlsError::Configuration(fault.to_string())))?;
+        let follows = renewed.connector.check_follows(&credentials.connector);
+        follows.map_err(Arc::new)?;
         *credentials = renewed;
         drop(credentials);
         // One that waits to be taken tells of these as well.

@@ -11,10 +11,10 @@ use uuid::Uuid;
 
 use super::admission::AdmissionPolicy;
 use super::credentials::{Credentials, InForce};
-use super::figures::HandshakeTally;
 use super::filter::Filter;
 use super::held::Held;
 use super::routing::{RuleError, Rules};
+use super::tally::HandshakeTally;
 use crate::proto::{DEFAULT_MAX_PAYLOAD, Operands};
 use ssntp_transport::LogLimit;
 use ssntp_transport::Role;
@@ -429,8 +429,7 @@ impl Environment {
         // A ticketer of its own: it takes no ticket that was made before.
         let acceptor = Acceptor::mutual(identity, trust)?.resumption(self.resumption)?;
         let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
-        let follows = trust.check_follows(&in_force.credentials.trust);
-        follows.map_err(|fault| TlsError::Configuration(fault.to_string()))?;
+        acceptor.check_follows(&in_force.acceptor)?;
         *in_force = Arc::new(InForce {
             acceptor,
             credentials: Credentials {

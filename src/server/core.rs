@@ -41,13 +41,14 @@ use super::certificates::Certificates;
 pub use super::config::Environment;
 use super::config::{ConfigurationCheck, ServerConfig, SlowConsumer};
 use super::delivery::Fan;
-use super::figures::Tally;
+use super::disconnect::DisconnectReason;
 use super::filter::Filter;
-use super::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer};
-use super::held::Held;
+use super::handler::{Context, Handler, Newcomer};
+use super::held::{Held, HeldFrame};
 use super::operators::is_of_operators;
 use super::routing::{Rule, RuleTable};
 use super::sessions::{Session, SessionId, SessionInfo, Sessions};
+use super::tally::Tally;
 use crate::proto::{
     Command, Connect, Connected, ErrorCode, Frame, Item, Refusal, Run, ServerHandshake, answer_to_unsupported,
 };
@@ -297,7 +298,7 @@ impl Core for ServerCore {
             session.told = true;
             core.state.tally.admitted += 1;
             let info = Arc::clone(&session.info);
-            if let Some(more) = core.state.log.admit(info.uuid, "connected", now) {
+            if let Some(more) = info.may_log(&mut core.state.log, "connected", now) {
                 info!(target: "ssntp::server", "{info}: connected{more}");
             }
             info!(target: AUDIT, "connected: {info}, {}", Named(info.certificate()));
@@ -371,7 +372,7 @@ impl Core for ServerCore {
         while !(self.state.departed.is_empty() && self.state.expired.is_empty()) {
             self.at(now, actions, |core| {
                 for (info, reason) in std::mem::take(&mut core.state.departed) {
-                    if let Some(more) = core.state.log.admit(info.uuid, "disconnected", now) {
+                    if let Some(more) = info.may_log(&mut core.state.log, "disconnected", now) {
                         info!(target: "ssntp::server", "{info}: disconnected: {}{more}", excerpt(&reason));
                     }
                     let certificate = Named(info.certificate());

@@ -10,7 +10,8 @@ use uuid::Uuid;
 
 use super::config::{Environment, SlowConsumer};
 use super::core::{State, guard};
-use super::handler::{DisconnectReason, SendError};
+use super::disconnect::DisconnectReason;
+use super::handler::SendError;
 use super::routing::{Decision, Rule};
 use super::sessions::{Directory, Session, SessionId, SessionInfo};
 use crate::proto::{ErrorCode, Frame, FrameKind, MAX_WASTE, Run, answer_to_filtered};
@@ -104,7 +105,7 @@ impl State {
             Decision::Discard => {}
             Decision::Queue => {
                 if let Err(held) = self.held.keep(info.uuid, apart(frame, memory), self.now) {
-                    if let Some(more) = self.log.admit(info.uuid, "held frames", self.now) {
+                    if let Some(more) = info.may_log(&mut self.log, "held frames", self.now) {
                         warn!(target: "ssntp::server",
                             "{info}: {} finds the queue of held frames full{more}",
                             self.environment.operands.show(frame.kind())
@@ -178,7 +179,7 @@ impl State {
         let (what, drops) = match self.slow_consumer {
             SlowConsumer::Disconnect => {
                 let counters = session.counters();
-                if let Some(more) = self.log.admit(session.info.uuid, "slow consumer", self.now) {
+                if let Some(more) = session.info.may_log(&mut self.log, "slow consumer", self.now) {
                     warn!(target: "ssntp::server",
                         "{}: it is a slow consumer: {} frames, {} bytes in all, wait for it, so it is disconnected{more}",
                         session.info, counters.frames_waiting, counters.bytes_waiting
@@ -294,7 +295,7 @@ impl State {
         let info = Arc::clone(&session.info);
         match verdict {
             Ok(()) => {
-                if let Some(more) = self.log.admit(info.uuid, "new configuration", self.now) {
+                if let Some(more) = info.may_log(&mut self.log, "new configuration", self.now) {
                     info!(target: "ssntp::server",
                         "{info}: new cluster configuration of {} bytes{more}",
                         payload.len()
@@ -305,7 +306,7 @@ impl State {
                 true
             }
             Err(why) => {
-                if let Some(more) = self.log.admit(info.uuid, "CONFIGURE refused", self.now) {
+                if let Some(more) = info.may_log(&mut self.log, "CONFIGURE refused", self.now) {
                     warn!(target: "ssntp::server", "{info}: CONFIGURE refused: {}{more}", excerpt(&why));
                 }
                 let refused = Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, payload.clone());

@@ -22,7 +22,7 @@ use uuid::Uuid;
 use super::audit::{AUDIT, Named};
 use super::bans::{MAX_BAN, MAX_BANS};
 use super::core::{ServerCore, State};
-use super::handler::DisconnectReason;
+use super::disconnect::DisconnectReason;
 use super::sessions::{Session, SessionInfo};
 use crate::payload::{
     self, BanEntry, Bans, Id, InvalidFrameType, Kick, Kicked, ListBans, ListSessions, OperatorRefusal,
@@ -65,7 +65,7 @@ impl ServerCore {
         }
         let changes = kind == Command::KICK || kind == Command::UNBAN;
         if changes && !self.may_kick(info) {
-            if let Some(more) = self.state.log.admit(info.uuid, "may not kick", self.state.now) {
+            if let Some(more) = info.may_log(&mut self.state.log, "may not kick", self.state.now) {
                 warn!(target: "ssntp::server", "{info}: {kind} refused: the application does not let it{more}");
             }
             if let Some(answer) = answer_to_filtered(kind) {
@@ -253,7 +253,7 @@ impl State {
         };
         // An operator's UUID may be a new one in each session, so the certificate names it.
         let operator = Named(by.certificate());
-        if let Some(more) = self.log.admit(by.uuid, "kick", self.now) {
+        if let Some(more) = by.may_log(&mut self.log, "kick", self.now) {
             warn!(target: "ssntp::server",
                 "{by} ({operator}): kicks UUID {uuid}: sessions ended: {count}{banned}{more}");
         }
@@ -283,7 +283,7 @@ impl State {
         if !self.bans.lift(uuid, self.now) {
             return Err((OperatorRefusal::NotBanned, "there is no such ban".into()));
         }
-        if let Some(more) = self.log.admit(by.uuid, "unban", self.now) {
+        if let Some(more) = by.may_log(&mut self.log, "unban", self.now) {
             warn!(target: "ssntp::server", "{by} ({}): ends the ban of UUID {uuid}{more}", Named(by.certificate()));
         }
         info!(target: AUDIT, "ban ended: UUID {uuid}: by {by}, {}", Named(by.certificate()));

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use ssntp_transport::Role;
 use ssntp_transport::pki::{CertificateInfo, KeptCertificate};
-use ssntp_transport::{ConnectionId, Gauge, PeerAddress, Table};
+use ssntp_transport::{ConnectionId, Gauge, LogLimit, More, PeerAddress, Table};
 
 /// Names one session of a server. Ids are not used a second time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,6 +54,11 @@ pub struct SessionInfo {
 }
 
 impl SessionInfo {
+    /// If it may cause a line of this kind in the log: the text to write at its end.
+    pub(super) fn may_log(&self, log: &mut LogLimit<Uuid>, kind: &'static str, now: Instant) -> Option<More> {
+        log.admit_of(self.uuid, &self.certificate, kind, now)
+    }
+
     /// The session's own name.
     pub fn id(&self) -> SessionId {
         self.id

@@ -3,7 +3,8 @@
 //! A peer that may send one frame may send a million. So for each kind of line that
 //! a peer can cause, each peer has an allowance: the first few lines, then one a minute,
 //! which says how many were left out. Peers may connect under any number of names, so
-//! the table is bounded, and peers that find it full share one allowance.
+//! the table is bounded. Where it is full, an owner of names, such as a certificate, has one
+//! allowance for all its other names; who has no owner shares one with everybody else.
 //!
 //! ```text
 //! if let Some(more) = self.log.admit(from.uuid(), "READY refused", now) {
@@ -13,7 +14,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::hash::Hash;
+use std::hash::{BuildHasher, Hash};
 use std::time::{Duration, Instant};
 
 /// How many lines a peer may cause at once: enough to see what is wrong.
@@ -43,6 +44,16 @@ impl<K> Default for LogLimit<K> {
 impl<K: Eq + Hash> LogLimit<K> {
     /// If `peer` may cause a line of this kind: the text to write at its end.
     pub fn admit(&mut self, peer: K, kind: &'static str, now: Instant) -> Option<More> {
+        self.lines(kind, now).allowance(peer, None::<&()>, now).take(now)
+    }
+
+    /// As [`admit`](Self::admit), for a peer that may have other names, too: they are all
+    /// `owner`'s.
+    pub fn admit_of(&mut self, peer: K, owner: &impl Hash, kind: &'static str, now: Instant) -> Option<More> {
+        self.lines(kind, now).allowance(peer, Some(owner), now).take(now)
+    }
+
+    fn lines(&mut self, kind: &'static str, now: Instant) -> &mut Peers<K> {
         let at = match self.kinds.iter().position(|(known, _)| *known == kind) {
             Some(at) => at,
             None => {
@@ -50,7 +61,7 @@ impl<K: Eq + Hash> LogLimit<K> {
                 self.kinds.len() - 1
             }
         };
-        self.kinds[at].1.allowance(peer, now).take(now)
+        &mut self.kinds[at].1
     }
 }
 
@@ -84,7 +95,9 @@ impl fmt::Display for Grouped {
 #[derive(Debug)]
 struct Peers<K> {
     known: HashMap<K, Allowance>,
-    /// The allowance of all peers that found the table full.
+    /// The allowances of owners some of whose names found the table full, by their hashes.
+    owners: HashMap<u64, Allowance>,
+    /// The allowance of all peers that found both tables full, or have no owner.
     others: Allowance,
     /// Before this time no entry can be forgotten, so that the table is not searched
     /// for each line of a flood.
@@ -95,19 +108,24 @@ impl<K: Eq + Hash> Peers<K> {
     fn new(now: Instant) -> Self {
         Self {
             known: HashMap::new(),
+            owners: HashMap::new(),
             others: Allowance::new(now),
             full_until: now,
         }
     }
 
-    fn allowance(&mut self, peer: K, now: Instant) -> &mut Allowance {
+    fn allowance(&mut self, peer: K, owner: Option<&impl Hash>, now: Instant) -> &mut Allowance {
         let full = self.known.len() >= PEERS && !self.known.contains_key(&peer);
         if full && self.full_until <= now {
             self.forget(now);
         }
-        match self.known.len() < PEERS || self.known.contains_key(&peer) {
-            true => self.known.entry(peer).or_insert_with(|| Allowance::new(now)),
-            false => &mut self.others,
+        if self.known.len() < PEERS || self.known.contains_key(&peer) {
+            return self.known.entry(peer).or_insert_with(|| Allowance::new(now));
+        }
+        let owner = owner.map(|owner| self.known.hasher().hash_one(owner));
+        match owner.filter(|owner| self.owners.len() < PEERS || self.owners.contains_key(owner)) {
+            Some(owner) => self.owners.entry(owner).or_insert_with(|| Allowance::new(now)),
+            None => &mut self.others,
         }
     }
 
@@ -115,13 +133,15 @@ impl<K: Eq + Hash> Peers<K> {
     /// have the same. Their count of left-out lines goes to the shared allowance.
     fn forget(&mut self, now: Instant) {
         let others = &mut self.others;
-        self.known.retain(|_, allowance| {
+        let mut is_used = |allowance: &Allowance| {
             let used = allowance.whole_at > now;
             if !used {
                 others.left_out = others.left_out.saturating_add(allowance.left_out);
             }
             used
-        });
+        };
+        self.known.retain(|_, allowance| is_used(allowance));
+        self.owners.retain(|_, allowance| is_used(allowance));
         let soonest = self.known.values().map(|allowance| allowance.whole_at).min();
         self.full_until = soonest.unwrap_or(now);
     }
@@ -224,6 +244,23 @@ mod tests {
         let said = format!(" (and {} more like it since)", Grouped(left_out + 1));
         assert_eq!(lines.last(), Some(&said));
         assert_eq!(limit.kinds[0].1.known.len(), PEERS);
+    }
+
+    #[test]
+    fn an_owner_of_many_names_leaves_other_owners_their_lines() {
+        let (mut limit, now) = (LogLimit::default(), now());
+        let mut lines = |names: std::ops::Range<u32>, owner: &str| {
+            let said = names.filter_map(|name| limit.admit_of(name, &owner, "connected", now));
+            said.count()
+        };
+        assert_eq!(lines(0..100_000, "greedy"), PEERS + FIRST as usize);
+        assert_eq!(lines(100_000..100_001, "other"), 1);
+        assert_eq!(lines(200_000..300_000, "greedy"), 0);
+        assert_eq!(
+            lines(300_000..300_010, "other"),
+            FIRST as usize - 1,
+            "for all its names"
+        );
     }
 
     #[test]

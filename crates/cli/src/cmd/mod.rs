@@ -17,6 +17,8 @@
 //! | `send` | send frames |
 //! | `server/` | filter and route |
 //! | `session/` | a session for programs in any language |
+//!
+//! `table` prints the lists of all of them.
 
 mod cert;
 mod cnci;
@@ -33,6 +35,7 @@ mod scheduler;
 mod send;
 mod server;
 mod session;
+mod table;
 
 use crate::failure::Failure;
 use crate::settings::Settings;

@@ -12,7 +12,7 @@ use crate::model::{FileError, ManagedObject, ModelError, Schema};
 use crate::rpc::{self, Framing};
 use crate::{policy_element, server};
 use ssntp_transport::memory::MemoryListener;
-use ssntp_transport::tls::{Acceptor, Connector};
+use ssntp_transport::tls::{Acceptor, Connector, TlsError};
 use ssntp_transport::{Address, Limits, Listener, TcpOptions, default_max_handshakes};
 
 /// How a [`Server`](super::Server) runs.
@@ -279,6 +279,9 @@ pub enum CallError {
     /// The server or element has stopped, or the call panicked.
     #[error("it has stopped")]
     Stopped,
+    /// What is to replace TLS may not: a revocation list is older than the one in force.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The call was made from inside another one, whose end it would wait for.
     #[error("a call inside a call")]
     OnDispatcher,

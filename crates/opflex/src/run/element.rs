@@ -291,10 +291,13 @@ impl ElementHandle {
     /// [`CallError`].
     pub fn renew(&self, connector: Connector) -> Result<usize, CallError> {
         machine::call(&self.events, |machine, now, actions| {
+            if let Some(former) = &machine.side.dialer.connector {
+                connector.check_follows(former)?;
+            }
             machine.side.dialer.connector = Some(connector);
             let untrusted = machine.side.untrusted(&machine.peers);
-            machine.end_untrusted(untrusted, now, actions)
-        })
+            Ok(machine.end_untrusted(untrusted, now, actions))
+        })?
     }
 
     /// Begins again with the configured servers; see [`ElementCore::reset`].

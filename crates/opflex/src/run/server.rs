@@ -171,10 +171,14 @@ impl Server {
     /// are.
     ///
     /// # Errors
+    /// [`CallError::Tls`] if a revocation list is older than the one in force;
     /// [`CallError::Stopped`], [`CallError::OnDispatcher`].
     pub fn renew(&self, acceptor: Acceptor) -> Result<usize, CallError> {
         let generation = {
             let mut tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(former) = &tls.acceptor {
+                acceptor.check_follows(former)?;
+            }
             tls.acceptor = Some(acceptor.clone());
             // A handshake that began before has the old number and is refused at admission.
             tls.generation += 1;

@@ -226,3 +226,28 @@ fn whoever_is_not_trusted_any_more_once_tls_is_replaced_is_disconnected() {
     );
     until_health(&stays_here, Health::Healthy);
 }
+
+#[test]
+fn a_list_is_not_replaced_by_an_older_one() {
+    let numbered = |number: u64| {
+        let list = authority().revocation_list(&[], number, 30).unwrap();
+        let lists = RevocationLists::from_pem(list.pem().as_bytes(), "a list").unwrap();
+        authority().trust().with_revocation_lists(&lists).unwrap()
+    };
+    let own = identity();
+    let acceptor = |trust: &Trust| Acceptor::mutual_of_any_version(&own, trust).unwrap();
+    let connector = |trust: &Trust| Connector::checking(ServerCheck::Authority(trust), Some(&own)).unwrap();
+    let config = ssntp_opflex::run::ServerConfig::new(server_settings("pr1"));
+    let (server, address) = serve_tcp(config.tls(acceptor(&numbered(7))));
+    let mut config = ElementConfig::new(element_settings("element", &[&address]));
+    config.tls = Some(connector(&numbered(7)));
+    let element = PolicyElement::start(config).unwrap();
+    let older = numbered(6);
+    let refused = [server.renew(acceptor(&older)), element.renew(connector(&older))];
+    for refused in refused {
+        let why = refused.unwrap_err().to_string();
+        assert!(why.contains("older than the one in force"), "{why}");
+    }
+    assert_eq!(server.renew(acceptor(&numbered(8))).unwrap(), 0);
+    assert_eq!(element.renew(connector(&numbered(8))).unwrap(), 0);
+}

@@ -62,6 +62,7 @@ pub struct Acceptor {
     /// The same configuration with tickets, if they are allowed.
     resuming: Option<Arc<ServerConfig>>,
     recheck: Option<Recheck>,
+    trust: Option<Trust>,
 }
 
 impl Acceptor {
@@ -93,6 +94,7 @@ impl Acceptor {
         let config = server_config(provider, Arc::clone(&verifier), identity)?;
         Ok(Self {
             recheck: Some(Recheck::Client(verifier)),
+            trust: Some(trust.clone()),
             ..Self::with_config(Arc::new(config))
         })
     }
@@ -107,12 +109,22 @@ impl Acceptor {
         Ok(Self::with_config(Arc::new(config)))
     }
 
+    /// Checks that this may replace a former one: no revocation list goes back to an older
+    /// one, see [`Trust::check_follows`].
+    ///
+    /// # Errors
+    /// [`TlsError::Configuration`].
+    pub fn check_follows(&self, former: &Self) -> Result<(), TlsError> {
+        check_follows(self.trust.as_ref(), former.trust.as_ref())
+    }
+
     /// TLS as configured elsewhere.
     pub fn with_config(config: Arc<ServerConfig>) -> Self {
         Self {
             config,
             resuming: None,
             recheck: None,
+            trust: None,
         }
     }
 
@@ -163,6 +175,16 @@ impl Acceptor {
     }
 }
 
+/// Whether a trust may replace a former one, see [`Trust::check_follows`].
+fn check_follows(trust: Option<&Trust>, former: Option<&Trust>) -> Result<(), TlsError> {
+    let checked = trust
+        .zip(former)
+        .map(|(trust, former)| trust.check_follows(former));
+    checked
+        .unwrap_or(Ok(()))
+        .map_err(|fault| TlsError::Configuration(fault.to_string()))
+}
+
 fn provider() -> Result<Arc<CryptoProvider>, TlsError> {
     pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))
 }
@@ -187,6 +209,7 @@ fn server_config(
 pub struct Connector {
     config: Arc<ClientConfig>,
     recheck: Option<Recheck>,
+    trust: Option<Trust>,
     kept: Option<Kept>,
 }
 
@@ -206,8 +229,11 @@ impl Connector {
     /// # Errors
     /// As [`Acceptor::mutual`].
     pub fn checking(check: ServerCheck<'_>, identity: Option<&Identity>) -> Result<Self, TlsError> {
-        if let (ServerCheck::Name(trust) | ServerCheck::Authority(trust), Some(identity)) = (check, identity)
-        {
+        let trust = match check {
+            ServerCheck::Name(trust) | ServerCheck::Authority(trust) => Some(trust.clone()),
+            ServerCheck::Nothing => None,
+        };
+        if let (Some(trust), Some(identity)) = (&trust, identity) {
             trust.warn_if_revoked(identity);
         }
         let provider = provider()?;
@@ -226,8 +252,18 @@ impl Connector {
         Ok(Self {
             config: Arc::new(config),
             recheck: Some(Recheck::Server(verifier)),
+            trust,
             kept: None,
         })
+    }
+
+    /// Checks that this may replace a former one: no revocation list goes back to an older
+    /// one, see [`Trust::check_follows`].
+    ///
+    /// # Errors
+    /// [`TlsError::Configuration`].
+    pub fn check_follows(&self, former: &Self) -> Result<(), TlsError> {
+        check_follows(self.trust.as_ref(), former.trust.as_ref())
     }
 
     /// TLS as configured elsewhere.
@@ -235,6 +271,7 @@ impl Connector {
         Self {
             config,
             recheck: None,
+            trust: None,
             kept: None,
         }
     }
