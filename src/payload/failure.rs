@@ -54,6 +54,9 @@ pub struct CommandSubject {
     pub vnic_mac: String,
     /// Whether a START was to start an instance again.
     pub restart: bool,
+    /// What its sender calls the command, to tell its failure from that of another one. A
+    /// key of this project.
+    pub command_id: String,
     /// Why in full, if a failure says so; no command has this key.
     #[serde(skip_deserializing)]
     pub detail: String,
@@ -99,6 +102,10 @@ macro_rules! failure {
             /// Why; default: empty.
             pub reason: $reason,
             $( $(#[$ldoc])* pub $later: $ltype, )*
+            /// The `command_id` of the command, if it had one. A key of this project, which
+            /// others ignore; default: empty. Left out when empty.
+            #[serde(skip_serializing_if = "String::is_empty")]
+            pub command_id: String,
         }
 
         payload!($failure = ErrorCode::$code);
@@ -112,6 +119,7 @@ macro_rules! failure {
                     $($field: subject.$field,)+
                     reason,
                     $($later: subject.$later,)*
+                    command_id: subject.command_id,
                 }
             }
 
@@ -119,6 +127,7 @@ macro_rules! failure {
                 let subject = CommandSubject {
                     $($field: self.$field,)+
                     $($later: self.$later,)*
+                    command_id: self.command_id,
                     ..CommandSubject::default()
                 };
                 (subject, self.reason)

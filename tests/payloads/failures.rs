@@ -87,6 +87,7 @@ fn delete_failure() {
         node_uuid: NODE.into(),
         instance_uuid: INSTANCE.into(),
         reason: DeleteFailureReason::NoInstance,
+        ..DeleteFailure::default()
     };
     assert_eq!(found, expected);
 }
@@ -99,6 +100,7 @@ fn volume_failures() {
         instance_uuid: INSTANCE.into(),
         volume_uuid: VOLUME.into(),
         reason: AttachVolumeFailureReason::AlreadyAttached,
+        ..AttachVolumeFailure::default()
     };
     assert_eq!(attach, expected);
     let detach: DetachVolumeFailure = older(&fixture("old2017_DetachVolumeFailure"));
@@ -107,6 +109,7 @@ fn volume_failures() {
         instance_uuid: INSTANCE.into(),
         volume_uuid: VOLUME.into(),
         reason: DetachVolumeFailureReason::NotAttached,
+        ..DetachVolumeFailure::default()
     };
     assert_eq!(detach, expected);
 }

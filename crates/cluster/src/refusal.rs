@@ -11,6 +11,9 @@ use ssntp::payload::{
 use ssntp::proto::{Command, Frame, FrameKind, FrameType};
 use ssntp_transport::excerpt;
 
+/// The longest id of a command that its failure repeats, in bytes.
+const MAX_COMMAND_ID: usize = 64;
+
 /// Why a frame is refused: the protocol's word, and an explanation, which may be empty.
 #[derive(Debug)]
 pub(crate) struct Refused {
@@ -103,17 +106,28 @@ impl Kind {
 
 /// The failure of a command; none if the command has no failure.
 pub(crate) fn failure(command: Command, mut subject: CommandSubject, refused: &Refused) -> Option<Frame> {
-    let kind = KINDS.iter().find(|kind| kind.command == command)?;
     subject.detail = excerpt(&refused.why).to_string();
+    // Its sender may have made it of any length.
+    if subject.command_id.len() > MAX_COMMAND_ID {
+        subject.command_id = String::new();
+    }
     // Some failures have another word for the same, or none of their own.
     let word = match (command, refused.word) {
-        (Command::RESTART, "image_failure" | "full_cn") => "launch_failure",
+        (Command::RESTART, "image_failure" | "full_cn" | "no_answer") => "launch_failure",
+        (Command::ATTACH_VOLUME, "no_answer") => "attach_failure",
+        (Command::DETACH_VOLUME, "no_answer") => "detach_failure",
         (Command::DETACH_VOLUME, "attach_failure") => "detach_failure",
         (Command::DETACH_VOLUME, "already_attached") => "not_attached",
         (_, "not_connected") => "no_instance",
         (_, word) => word,
     };
-    Some((kind.write)(subject, word))
+    written(command, subject, word)
+}
+
+/// The failure of a command, with any reason; none if the command has no failure.
+pub(crate) fn written(command: Command, subject: CommandSubject, reason: &str) -> Option<Frame> {
+    let kind = KINDS.iter().find(|kind| kind.command == command)?;
+    Some((kind.write)(subject, reason))
 }
 
 /// Reads a failure: its command, what it names, and the reason. None if the frame is not the

@@ -23,7 +23,7 @@ pub(super) fn to_controllers<T: Payload>(cx: &mut Context<'_>, payload: &T) {
     send_to_controllers(cx, &Frame::of(payload));
 }
 
-fn send_to_controllers(cx: &mut Context<'_>, frame: &Frame) {
+pub(super) fn send_to_controllers(cx: &mut Context<'_>, frame: &Frame) {
     if let Err(e) = cx.multicast(Role::CONTROLLER, frame) {
         debug!(target: "ssntp::scheduler", "{} for all controllers: {e}", frame.kind());
     }

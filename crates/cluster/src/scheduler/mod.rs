@@ -34,8 +34,10 @@
 //! * **Done.** A START is done when STATS of its node list the instance in any state but
 //!   `pending`. `pending` is a sign of progress, which moves the deadline: see
 //!   [`SchedulerConfig::start_time`].
-//! * **One answer.** What agents repeat after a reconnection is forwarded only if it is the
-//!   answer to a START, or if nothing is known of it.
+//! * **One answer.** A failure of STOP, DELETE, RESTART, AttachVolume and DetachVolume is
+//!   forwarded only if it answers such a command; see `commands`. The StartFailures that
+//!   agents repeat after a reconnection are forwarded only if they answer a START, or if
+//!   nothing is known of it.
 //! * **Stale.** A node is stale if it has sent no STATS for three intervals. The scheduler
 //!   sends its last STATS to all controllers with the status `STALE`.
 //! * **Concentrators.** A new controller is told of the connected concentrators, too, and of
@@ -73,6 +75,7 @@
 //! | `instances` | the owner and state of each instance, and STARTs in flight |
 //! | `ledger` | the file that keeps the owners for the next scheduler |
 //! | `reports` | what agents report, and whether they may |
+//! | `commands` | commands that their node has not answered yet |
 //! | `relay` | commands that name their receiver |
 //! | `streams` | output of instances, forwarded to the controller that asked for it |
 //! | `answers` | failures and InvalidFrameType that the scheduler makes |
@@ -86,6 +89,7 @@
 
 mod answers;
 mod cncis;
+mod commands;
 mod config;
 mod configuration;
 mod controllers;
@@ -109,6 +113,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use self::cncis::Cncis;
+use self::commands::Commands;
 pub use self::config::{ControllerMode, SchedulerConfig, SchedulerError};
 use self::configuration::Configuration;
 use self::controllers::Controllers;
@@ -176,6 +181,7 @@ pub struct Scheduler {
     instances: Instances,
     streams: Streams,
     moves: Moves,
+    commands: Commands,
     configuration: Configuration,
     tenants: TenantTable,
     starts: StartFigures,
@@ -215,6 +221,7 @@ impl Scheduler {
             instances,
             streams: Streams::default(),
             moves: Moves::default(),
+            commands: Commands::new(config.starts),
             configuration,
             tenants,
             starts: StartFigures::default(),
@@ -286,6 +293,7 @@ impl Scheduler {
             self.held.next_expiry(),
             self.instances.next_due(),
             self.nodes.next_due(),
+            self.commands.next_due(),
         ];
         all.into_iter().flatten().min()
     }
@@ -396,6 +404,7 @@ impl Handler for Scheduler {
         if !self.is_catching_up(now) {
             self.expire_nodes(cx, now);
             self.expire_starts(cx, now);
+            self.expire_commands(cx, now);
         }
         self.controllers.tell(cx, &self.nodes, now);
     }

@@ -28,7 +28,7 @@ use super::Scheduler;
 use super::instances::{Instances, PendingStart};
 use super::placement::Suspension;
 use super::waiting::Waiting;
-use ssntp::payload::StartFailure;
+use ssntp::payload::{CommandSubject, StartFailure};
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, SessionInfo};
 
@@ -120,6 +120,15 @@ impl Moves {
         }
     }
 
+    /// The `command_id` of the START of an instance; empty if it had none.
+    pub(super) fn command_id(&self, instance: Uuid) -> String {
+        let given = self.given.get(&instance);
+        let start = given.map(|given| Frame::with_payload(Command::START, given.payload.clone()));
+        start
+            .map(|start| CommandSubject::of(&start).command_id)
+            .unwrap_or_default()
+    }
+
     /// How many instances are being moved now, and how many were moved before.
     pub(super) fn counted(&self) -> (usize, u64) {
         (self.moving.values().map(HashSet::len).sum(), self.moved)
@@ -169,7 +178,7 @@ impl Scheduler {
                 instance_uuid: instance.into(),
                 reason: why.into(),
                 restart: true,
-                detail: String::new(),
+                ..StartFailure::default()
             };
             // If the controller has left, the failures are of no use.
             let _ = cx.send_payload(from.uuid(), &failure);

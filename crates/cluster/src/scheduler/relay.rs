@@ -82,6 +82,9 @@ impl Scheduler {
             return answers::refuse(cx, from, frame, &refused);
         }
         let Some(node) = node else { return };
+        if let Some(instance) = instance {
+            self.commands.sent(node, instance, frame, cx.now());
+        }
         match Command(frame.kind().operand) {
             Command::EVACUATE => {
                 self.placement.suspend(node, Suspension::Evacuating);

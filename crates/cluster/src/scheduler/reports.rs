@@ -86,6 +86,7 @@ impl Scheduler {
         let was_stale = self.nodes.heard(node, told.interval, now);
         let interval = self.nodes.interval(node);
         let report = self.instances.report(node, &told.instances, interval, now);
+        self.commands.report(node, &told.instances, frame, now);
         let mut passed = frame.clone();
         if let Some(one) = report.foreign.iter().next() {
             let why = format_args!("instance {one} and {} others in all", report.foreign.len() - 1);
@@ -131,6 +132,7 @@ impl Scheduler {
         match event {
             Event::INSTANCE_DELETED | Event::INSTANCE_STOPPED => {
                 if let Some(instance) = subject.instance_uuid.uuid() {
+                    self.commands.ended(from.uuid(), instance);
                     let is_kept = event == Event::INSTANCE_STOPPED;
                     if let Some(received) = self.instances.over(instance, is_kept) {
                         self.starts.started(received, cx.now());
@@ -168,7 +170,9 @@ impl Scheduler {
             }
             _ => {}
         }
-        forward(cx, from, frame);
+        if let Some(answer) = self.answer_of(from, frame) {
+            forward(cx, from, &answer);
+        }
     }
 
     /// Takes in an agent's StartFailure: the answer to its START, unless it was answered
@@ -182,6 +186,8 @@ impl Scheduler {
         let failed = instance.map(|instance| self.instances.failed(instance, node, &failure.reason));
         match failed {
             Some(StartFailed::Answer(given)) => {
+                // Its agent may not repeat it, because it launches what it has read long ago.
+                let command_id = instance.map_or_else(String::new, |id| self.moves.command_id(id));
                 let is_refused = matches!(
                     failure.reason,
                     StartFailureReason::FullCn | StartFailureReason::NodeMaintenance
@@ -194,7 +200,16 @@ impl Scheduler {
                 instance
                     .into_iter()
                     .for_each(|instance| self.tenant_instance_gone(instance));
-                forward(cx, from, frame);
+                match command_id == failure.command_id {
+                    true => forward(cx, from, frame),
+                    false => {
+                        let named = StartFailure {
+                            command_id,
+                            ..failure.clone()
+                        };
+                        forward(cx, from, &Frame::of(&named));
+                    }
+                }
                 if !is_refused && self.placement.take_back(&given.allocation) {
                     self.node_changed(cx, node);
                 }

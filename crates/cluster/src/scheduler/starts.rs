@@ -235,6 +235,7 @@ impl Scheduler {
             reason: StartFailureReason::LaunchFailure,
             restart: given.restart,
             detail: "its node has not said what became of it".into(),
+            command_id: self.moves.command_id(instance),
         };
         answers::to_controllers(cx, &failure);
     }

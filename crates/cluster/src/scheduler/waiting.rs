@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::placement::Needs;
 use ssntp::payload::yaml::{self, ErrorKind};
 use ssntp::payload::{
-    self, Id, Persistence, RestartPolicy, Start, StartFailure, StartFailureReason, Storage,
+    self, CommandSubject, Persistence, RestartPolicy, Start, StartFailure, StartFailureReason, Storage,
 };
 use ssntp::proto::{Command, Frame};
 
@@ -69,11 +69,11 @@ impl Waiting {
 
     pub(super) fn failure(&self, reason: StartFailureReason) -> StartFailure {
         StartFailure {
-            node_uuid: Id::default(),
             instance_uuid: self.instance.into(),
             reason,
             restart: self.restart,
-            detail: String::new(),
+            command_id: CommandSubject::of(&self.frame).command_id,
+            ..StartFailure::default()
         }
     }
 }

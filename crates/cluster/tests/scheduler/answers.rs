@@ -1,16 +1,19 @@
 //! What the scheduler answers itself.
 
+use std::time::Duration;
+
 use ssntp::Role;
 use ssntp::payload::{
     AssignPublicIpFailure, AttachVolumeFailure, AttachVolumeFailureReason, DeleteFailure,
-    DeleteFailureReason, DetachVolumeFailure, DetachVolumeFailureReason, InvalidFrameType,
+    DeleteFailureReason, DetachVolumeFailure, DetachVolumeFailureReason, InstanceState, InvalidFrameType,
     PublicIpFailureReason, RestartFailure, RestartFailureReason, StopFailure, StopFailureReason,
     UnassignPublicIpFailure,
 };
-use ssntp::proto::{Command, FrameKind};
+use ssntp::proto::{Command, ErrorCode, FrameKind};
+use ssntp_cluster::scheduler::SchedulerConfig;
 use uuid::Uuid;
 
-use super::{Cluster, command};
+use super::{Cluster, command, nothing_comes_of, stats};
 use crate::client::Client;
 
 const INSTANCE: Uuid = Uuid::from_u128(0x1a5);
@@ -162,4 +165,129 @@ fn commands_without_a_failure_of_their_own_come_back_as_not_connected() {
         assert_eq!(answer.reason.as_str(), "not_connected");
     }
     other.expect_nothing();
+}
+
+const VOLUME: Uuid = Uuid::from_u128(0x70);
+
+/// Each command for an instance of a node, with an id, and the failure that answers it.
+fn commands(node: Uuid) -> [(Command, String, ErrorCode, String); 5] {
+    [
+        (Command::STOP, "stop", ErrorCode::STOP_FAILURE),
+        (Command::DELETE, "delete", ErrorCode::DELETE_FAILURE),
+        (Command::RESTART, "restart", ErrorCode::RESTART_FAILURE),
+        (
+            Command::ATTACH_VOLUME,
+            "attach_volume",
+            ErrorCode::ATTACH_VOLUME_FAILURE,
+        ),
+        (
+            Command::DETACH_VOLUME,
+            "detach_volume",
+            ErrorCode::DETACH_VOLUME_FAILURE,
+        ),
+    ]
+    .map(|(command, root, error)| {
+        let about = format!("instance_uuid: {INSTANCE}, volume_uuid: {VOLUME}");
+        let asked = format!("{root}: {{{about}, workload_agent_uuid: {node}, command_id: mine}}\n");
+        let failed = format!("{{node_uuid: {node}, {about}, reason: no_instance}}\n");
+        (command, asked, error, failed)
+    })
+}
+
+#[test]
+fn a_command_has_one_answer_which_repeats_its_id_and_what_nobody_asked_for_goes_nowhere() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut other = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller, &mut other]);
+    for (command, asked, error, failed) in commands(node.uuid) {
+        // A scheduler that has just started knows no such command, and the node may never have
+        // had one.
+        node.send_text(error, &failed);
+        nothing_comes_of(&mut node, &mut [&mut controller, &mut other]);
+        controller.send_text(command, &asked);
+        node.expect(command);
+        for _ in 0..2 {
+            node.send_text(error, &failed);
+        }
+        for controller in [&mut controller, &mut other] {
+            let frame = controller.expect(error);
+            let text = String::from_utf8(frame.payload_bytes().to_vec()).unwrap();
+            assert!(
+                text.contains("command_id: mine\n") && text.contains("no_instance"),
+                "{text}"
+            );
+        }
+        nothing_comes_of(&mut node, &mut [&mut controller, &mut other]);
+    }
+}
+
+#[test]
+fn what_stats_or_an_event_show_is_the_answer() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    for (command, asked, error, failed) in commands(node.uuid) {
+        let listed = |state, volumes: &[Uuid]| {
+            let mut said = stats(node.uuid, &[INSTANCE]);
+            said.instances[0].state = state;
+            said.instances[0].volumes = volumes.iter().map(|volume| (*volume).into()).collect();
+            said
+        };
+        let (before, after) = match command {
+            Command::STOP => (
+                listed(InstanceState::Stopping, &[]),
+                listed(InstanceState::Exited, &[]),
+            ),
+            Command::DELETE => (listed(InstanceState::Exited, &[]), stats(node.uuid, &[])),
+            Command::RESTART => (
+                listed(InstanceState::Exited, &[]),
+                listed(InstanceState::Active, &[]),
+            ),
+            Command::ATTACH_VOLUME => (
+                listed(InstanceState::Active, &[]),
+                listed(InstanceState::Active, &[VOLUME]),
+            ),
+            _ => (
+                listed(InstanceState::Active, &[VOLUME]),
+                listed(InstanceState::Active, &[]),
+            ),
+        };
+        for (shown, is_answered) in [(before, false), (after, true)] {
+            controller.send_text(command, &asked);
+            node.expect(command);
+            node.send_payload(&shown);
+            controller.expect(Command::STATS);
+            node.send_text(error, &failed);
+            if !is_answered {
+                controller.expect(error);
+            }
+            nothing_comes_of(&mut node, &mut [&mut controller]);
+        }
+    }
+}
+
+#[test]
+fn a_command_that_its_node_does_not_answer_is_answered_at_its_deadline() {
+    let quiet = Duration::from_millis(100);
+    let cluster = Cluster::new(SchedulerConfig::new().start_time(quiet, quiet * 2));
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    for (command, asked, error, failed) in commands(node.uuid) {
+        controller.send_text(command, &asked);
+        node.expect(command);
+        let frame = controller.expect(error);
+        let text = String::from_utf8(frame.payload_bytes().to_vec()).unwrap();
+        let reason = match command {
+            Command::STOP | Command::DELETE => "no_answer",
+            Command::RESTART => "launch_failure",
+            Command::ATTACH_VOLUME => "attach_failure",
+            _ => "detach_failure",
+        };
+        assert!(text.contains(&format!("reason: {reason}\n")), "{text}");
+        assert!(text.contains("command_id: mine\n"), "{text}");
+        // What the node says now comes too late.
+        node.send_text(error, &failed);
+        nothing_comes_of(&mut node, &mut [&mut controller]);
+    }
 }

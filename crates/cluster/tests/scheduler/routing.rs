@@ -87,8 +87,7 @@ fn reports_go_to_every_controller_unchanged_and_to_nobody_else() {
     let mut agent = cluster.agent(Role::AGENT, &mut [&mut one, &mut two]);
     let mut network = cluster.agent(Role::NETAGENT, &mut [&mut one, &mut two]);
     let mut cnci = cluster.connect(Role::CNCIAGENT);
-    let of_nodes = "STATS OFFLINE InstanceDeleted InstanceStopped StartFailure StopFailure DeleteFailure \
-                    RestartFailure AttachVolumeFailure DetachVolumeFailure TraceReport";
+    let of_nodes = "STATS OFFLINE InstanceDeleted InstanceStopped StartFailure TraceReport";
     let of_network = format!("{of_nodes} ConcentratorInstanceAdded");
     let of_cnci = "PublicIPAssigned PublicIPUnassigned AssignPublicIPFailure UnassignPublicIPFailure \
                    ConcentratorInstanceAdded TraceReport";

@@ -349,6 +349,7 @@ fn a_start_that_nobody_answers_fails_and_does_not_run_later() {
         node_uuid: frozen.uuid.into(),
         instance_uuid: start.instance_uuid.into(),
         reason: ssntp::payload::DeleteFailureReason::NoInstance,
+        ..ssntp::payload::DeleteFailure::default()
     });
     nothing_comes_of(&mut frozen, &mut [&mut controller]);
     start_on(&mut controller, &mut frozen, &start);

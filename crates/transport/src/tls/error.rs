@@ -43,6 +43,9 @@ fn of_tls(error: &rustls::Error) -> String {
             Some(words) => format!("the peer's certificate {words}"),
             None => in_words(&error.to_string()),
         },
+        rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType) => {
+            "the peer does not speak TLS".to_owned()
+        }
         _ => in_words(&error.to_string()),
     }
 }
@@ -163,6 +166,11 @@ mod tests {
         assert_eq!(
             told(CertificateError::BadEncoding),
             "TLS: invalid peer certificate: bad encoding"
+        );
+        let plain = rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType);
+        assert_eq!(
+            TlsError::Tls(plain).to_string(),
+            "TLS: the peer does not speak TLS"
         );
         let other = |name: &'static str| {
             let fault = std::io::Error::other(name);

@@ -295,6 +295,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
         node_uuid: node_uuid.clone(),
         instance_uuid: instance_uuid.clone(),
         reason: StopFailureReason::AlreadyStopped,
+        ..StopFailure::default()
     });
     assert!(failed(&order).ends_with("was not stopped: it has stopped already (already_stopped)"));
 
@@ -312,6 +313,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
         node_uuid: node_uuid.clone(),
         instance_uuid: instance_uuid.clone(),
         reason: "quota".into(),
+        ..DeleteFailure::default()
     });
     assert!(failed(&order).ends_with("was not deleted: the reason is not one of the protocol's (quota)"));
 
@@ -321,6 +323,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
         node_uuid: node_uuid.clone(),
         instance_uuid: instance_uuid.clone(),
         reason: DeleteFailureReason::NoInstance,
+        ..DeleteFailure::default()
     };
     told.frame(&gone);
     assert_eq!(
@@ -345,6 +348,7 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
         instance_uuid: instance_uuid.clone(),
         volume_uuid: NODE.into(),
         reason: AttachVolumeFailureReason::AttachFailure,
+        ..AttachVolumeFailure::default()
     };
     told.frame(&other_volume);
     open(&order);
