@@ -11,10 +11,10 @@ use uuid::Uuid;
 
 use super::admission::AdmissionPolicy;
 use super::credentials::{Credentials, InForce};
-use super::figures::HandshakeTally;
 use super::filter::Filter;
 use super::held::Held;
 use super::routing::{RuleError, Rules};
+use super::tally::HandshakeTally;
 use crate::proto::{DEFAULT_MAX_PAYLOAD, Operands};
 use ssntp_transport::LogLimit;
 use ssntp_transport::Role;

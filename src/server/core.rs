@@ -41,13 +41,14 @@ use super::certificates::Certificates;
 pub use super::config::Environment;
 use super::config::{ConfigurationCheck, ServerConfig, SlowConsumer};
 use super::delivery::Fan;
-use super::figures::Tally;
+use super::disconnect::DisconnectReason;
 use super::filter::Filter;
-use super::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer};
-use super::held::Held;
+use super::handler::{Context, Handler, Newcomer};
+use super::held::{Held, HeldFrame};
 use super::operators::is_of_operators;
 use super::routing::{Rule, RuleTable};
 use super::sessions::{Session, SessionId, SessionInfo, Sessions};
+use super::tally::Tally;
 use crate::proto::{
     Command, Connect, Connected, ErrorCode, Frame, Item, Refusal, Run, ServerHandshake, answer_to_unsupported,
 };

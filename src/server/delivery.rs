@@ -10,7 +10,8 @@ use uuid::Uuid;
 
 use super::config::{Environment, SlowConsumer};
 use super::core::{State, guard};
-use super::handler::{DisconnectReason, SendError};
+use super::disconnect::DisconnectReason;
+use super::handler::SendError;
 use super::routing::{Decision, Rule};
 use super::sessions::{Directory, Session, SessionId, SessionInfo};
 use crate::proto::{ErrorCode, Frame, FrameKind, MAX_WASTE, Run, answer_to_filtered};

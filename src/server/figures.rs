@@ -15,20 +15,20 @@
 //! Words that say why something happened, as `refused` and `ended` have them, are
 //! from fixed lists, so that as many series come of them at most.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use uuid::Uuid;
 
 use super::core::{ServerCore, State};
-use super::handler::DisconnectReason;
+use super::disconnect::DisconnectReason;
 use super::sessions::{Session, SessionCounters, SessionInfo};
-use crate::proto::{FrameKind, FrameType, Item, Operands};
+use super::tally::{Closed, HandshakeTally, KindTally};
+use crate::proto::{FrameKind, Item, Operands};
 use ssntp_transport::Role;
 use ssntp_transport::dispatch::View;
-use ssntp_transport::{BudgetFigures, DispatcherFigures, Load, Occupancy};
+use ssntp_transport::{BudgetFigures, DispatcherFigures, Occupancy};
 
 /// A snapshot of a server, see
 /// [`ServerHandle::figures`](super::ServerHandle::figures).
@@ -244,7 +244,11 @@ impl State {
             taken: wall,
             started: clock.at(tally.started),
             stopping: self.open.is_none(),
-            closed: tally.closed.iter().map(|closed| closed.figures(clock)).collect(),
+            closed: tally
+                .closed
+                .iter()
+                .map(|closed| ClosedSession::of(closed, clock))
+                .collect(),
             by_role: self.sessions.by_role(),
             standing: view.connections,
             max_sessions: self.max_sessions,
@@ -254,7 +258,10 @@ impl State {
             admitted: tally.admitted,
             ended: tally.ended.clone(),
             handshakes: HandshakeFigures::default(),
-            frames: tally.kinds(),
+            frames: tally
+                .kinds()
+                .map(|(kind, tally)| KindFigures::of(kind, tally))
+                .collect(),
             unsupported: tally.unsupported + sum(|counters| counters.frames_unsupported),
             filtered: tally.filtered + sum(|counters| counters.frames_filtered),
             answered: tally.answered,
@@ -314,251 +321,46 @@ impl ServerCore {
     }
 }
 
-/// How many sessions that ended are remembered.
-const MOST_CLOSED: usize = 256;
-/// The types of frames by their numbers, the protocol's four among them.
-const TYPES: usize = FrameType::ERROR.0 as usize + 1;
-const OPERANDS: usize = 256;
-
-/// What a server's core counts beside what each session does.
-#[derive(Debug)]
-pub(super) struct Tally {
-    started: Instant,
-    /// By type, then operand: 40 KiB, since a look-up in a map takes as long as
-    /// half of what a lone frame needs besides.
-    kinds: Vec<KindTally>,
-    pub(super) admitted: u64,
-    ended: BTreeMap<&'static str, u64>,
-    closed: VecDeque<Arc<Closed>>,
-    /// Of sessions that are not in the index any more.
-    unsupported: u64,
-    filtered: u64,
-    dropped: u64,
-    pub(super) answered: u64,
-    pub(super) expired: u64,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct KindTally {
-    received: [u64; 2],
-    sent: [u64; 2],
-}
-
-/// A [`ClosedSession`], by the dispatcher's clock.
-#[derive(Debug)]
-struct Closed {
-    info: Arc<SessionInfo>,
-    reason: DisconnectReason,
-    since: Instant,
-    until: Instant,
-    counters: SessionCounters,
-}
-
-impl Tally {
-    pub(super) fn new(now: Instant) -> Self {
+impl KindFigures {
+    fn of(kind: FrameKind, tally: &KindTally) -> Self {
+        let [frames_received, bytes_received] = tally.received;
+        let [frames_sent, bytes_sent] = tally.sent;
         Self {
-            started: now,
-            kinds: vec![KindTally::default(); TYPES * OPERANDS],
-            admitted: 0,
-            ended: BTreeMap::new(),
-            closed: VecDeque::new(),
-            unsupported: 0,
-            filtered: 0,
-            dropped: 0,
-            answered: 0,
-            expired: 0,
-        }
-    }
-
-    /// Frames of a kind that is supported have come, in so many bytes.
-    pub(super) fn received(&mut self, kind: FrameKind, frames: u32, bytes: u64) {
-        if let Some(tally) = self.kind(kind) {
-            tally.received[0] += u64::from(frames);
-            tally.received[1] += bytes;
-        }
-    }
-
-    /// Frames go to somebody.
-    pub(super) fn sent(&mut self, kind: FrameKind, load: Load) {
-        if let Some(tally) = self.kind(kind) {
-            tally.sent[0] += load.frames;
-            tally.sent[1] += load.bytes;
-        }
-    }
-
-    /// Frames for a session that is ended for them: what that one has dropped
-    /// itself has been counted.
-    pub(super) fn dropped(&mut self, load: Load) {
-        self.dropped += load.frames;
-    }
-
-    /// A session has left the index, and counts for itself no more.
-    pub(super) fn gone(&mut self, counters: &SessionCounters) {
-        self.unsupported += counters.frames_unsupported;
-        self.filtered += counters.frames_filtered;
-        self.dropped += counters.frames_dropped;
-    }
-
-    /// One that the application knew of has ended.
-    pub(super) fn closed(
-        &mut self,
-        session: &Session,
-        counters: SessionCounters,
-        reason: &DisconnectReason,
-        now: Instant,
-    ) {
-        *self.ended.entry(reason.word()).or_default() += 1;
-        if self.closed.len() >= MOST_CLOSED {
-            self.closed.pop_front();
-        }
-        self.closed.push_back(Arc::new(Closed {
-            info: Arc::clone(&session.info),
-            reason: reason.clone(),
-            since: session.since,
-            until: now,
-            counters,
-        }));
-    }
-
-    fn kind(&mut self, kind: FrameKind) -> Option<&mut KindTally> {
-        let at = usize::from(kind.frame_type.0) * OPERANDS + usize::from(kind.operand);
-        self.kinds.get_mut(at)
-    }
-
-    fn kinds(&self) -> Vec<KindFigures> {
-        let kinds = (0..TYPES).zip(self.kinds.chunks(OPERANDS));
-        let kinds = kinds.flat_map(|(frame_type, tallies)| {
-            let operands = (0..=u8::MAX).zip(tallies);
-            operands.map(move |(operand, tally)| (frame_type, operand, tally))
-        });
-        kinds
-            .filter(|(.., tally)| **tally != KindTally::default())
-            .filter_map(|(frame_type, operand, tally)| {
-                let frame_type = FrameType(u8::try_from(frame_type).ok()?);
-                let [frames_received, bytes_received] = tally.received;
-                let [frames_sent, bytes_sent] = tally.sent;
-                Some(KindFigures {
-                    kind: FrameKind::new(frame_type, operand),
-                    name: String::new(),
-                    frames_received,
-                    bytes_received,
-                    frames_sent,
-                    bytes_sent,
-                })
-            })
-            .collect()
-    }
-}
-
-impl Closed {
-    fn figures(&self, clock: Clock) -> ClosedSession {
-        ClosedSession {
-            info: Arc::clone(&self.info),
-            reason: self.reason.clone(),
-            since: clock.at(self.since),
-            until: clock.at(self.until),
-            counters: self.counters,
+            kind,
+            name: String::new(),
+            frames_received,
+            bytes_received,
+            frames_sent,
+            bytes_sent,
         }
     }
 }
 
-/// What newcomers have come to, as their threads count it.
-#[derive(Debug, Default)]
-pub(super) struct HandshakeTally {
-    full: AtomicU64,
-    resumed: AtomicU64,
-    refused: Mutex<BTreeMap<&'static str, u64>>,
+impl ClosedSession {
+    fn of(closed: &Closed, clock: Clock) -> Self {
+        Self {
+            info: Arc::clone(&closed.info),
+            reason: closed.reason.clone(),
+            since: clock.at(closed.since),
+            until: clock.at(closed.until),
+            counters: closed.counters,
+        }
+    }
 }
 
-impl HandshakeTally {
-    /// One led to a session.
-    pub(super) fn finished(&self, resumed: bool) {
-        let count = if resumed { &self.resumed } else { &self.full };
-        count.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// One did not.
-    pub(super) fn refused(&self, word: &'static str) {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        *refused.entry(word).or_default() += 1;
-    }
-
-    pub(super) fn figures(&self, occupancy: Option<&Occupancy>) -> HandshakeFigures {
-        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut figures = HandshakeFigures {
-            running: occupancy.map_or(0, Occupancy::running),
-            limit: occupancy.map_or(0, Occupancy::max),
-            full: self.full.load(Ordering::Relaxed),
-            resumed: self.resumed.load(Ordering::Relaxed),
-            refused: refused.clone(),
-        };
+impl HandshakeFigures {
+    pub(super) fn of(tally: &HandshakeTally, occupancy: Option<&Occupancy>) -> Self {
+        let (full, resumed, mut refused) = tally.counts();
         let without_thread = occupancy.map_or(0, Occupancy::without_thread);
         if without_thread > 0 {
-            figures.refused.insert("thread", without_thread);
+            refused.insert("thread", without_thread);
         }
-        figures
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use rustls::pki_types::CertificateDer;
-
-    use super::*;
-    use crate::server::SessionId;
-    use ssntp_transport::pki::{CertificateInfo, KeptCertificate};
-    use ssntp_transport::{ConnectionId, Limits, Outbox, PeerAddress};
-
-    #[test]
-    fn the_last_sessions_that_ended_are_remembered_and_all_are_counted() {
-        #[expect(clippy::disallowed_methods, reason = "any time will do")]
-        let now = Instant::now();
-        let mut tally = Tally::new(now);
-        let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1]));
-        let most = MOST_CLOSED as u64;
-        for number in 0..most + 5 {
-            let info = SessionInfo {
-                id: SessionId(ConnectionId(number)),
-                uuid: Uuid::from_u128(number.into()),
-                role: Role::AGENT,
-                address: PeerAddress::Memory,
-                certificate: KeptCertificate::new(&nothing, None),
-                tracing: false,
-            };
-            let gauge = Outbox::new(Limits::default()).gauge();
-            let session = Session::new(Arc::new(info), gauge, Arc::default(), now);
-            let counters = SessionCounters {
-                frames_filtered: 1,
-                ..session.counters()
-            };
-            tally.gone(&counters);
-            tally.closed(&session, counters, &DisconnectReason::PeerClosed, now);
+        Self {
+            running: occupancy.map_or(0, Occupancy::running),
+            limit: occupancy.map_or(0, Occupancy::max),
+            full,
+            resumed,
+            refused,
         }
-        let kept: Vec<_> = tally
-            .closed
-            .iter()
-            .map(|closed| closed.info.uuid().as_u128())
-            .collect();
-        assert!(kept.into_iter().eq(5..u128::from(most) + 5));
-        assert_eq!((tally.ended["closed"], tally.filtered), (most + 5, most + 5));
-    }
-
-    #[test]
-    fn kinds_of_every_byte_are_counted_or_left_out() {
-        #[expect(clippy::disallowed_methods, reason = "any time will do")]
-        let mut tally = Tally::new(Instant::now());
-        for frame_type in 0..=u8::MAX {
-            for operand in 0..=u8::MAX {
-                tally.received(FrameKind::new(FrameType(frame_type), operand), 2, 20);
-            }
-        }
-        let kinds = tally.kinds();
-        assert_eq!(kinds.len(), TYPES * OPERANDS);
-        assert!(
-            kinds
-                .iter()
-                .all(|kind| (kind.frames_received, kind.bytes_received) == (2, 20))
-        );
-        assert!(kinds.is_sorted_by_key(|kind| kind.kind));
     }
 }

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::handler::HeldFrame;
 use crate::proto::Frame;
 use ssntp_transport::after;
 
@@ -19,6 +18,17 @@ impl fmt::Display for HeldId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "h{}", self.0)
     }
+}
+
+/// A frame that a routing function queued for later.
+#[derive(Clone, Debug)]
+pub struct HeldFrame {
+    /// Its name for [`Context::release`](super::Context::release).
+    pub id: HeldId,
+    /// Who sent it.
+    pub from: Uuid,
+    /// The frame.
+    pub frame: Frame,
 }
 
 /// All frames wait equally long, so the oldest is always the next to expire.

@@ -72,6 +72,7 @@ mod config;
 pub mod core;
 mod credentials;
 mod delivery;
+mod disconnect;
 mod exchange;
 mod figures;
 mod filter;
@@ -80,6 +81,7 @@ mod held;
 mod operators;
 mod routing;
 mod sessions;
+mod tally;
 #[cfg(test)]
 #[cfg(feature = "issue")]
 mod tests;
@@ -100,12 +102,13 @@ pub use self::channel::{ChannelHandler, ServerEvent, channel};
 pub use self::config::{ConfigurationCheck, ServerConfig, ServerError, SlowConsumer};
 use self::core::ServerCore;
 pub use self::credentials::{Credentials, Renewed};
+pub use self::disconnect::DisconnectReason;
 pub use self::figures::{
     ClosedSession, Figures, HandshakeFigures, HeldBack, KindFigures, Pace, SessionFigures,
 };
 pub use self::filter::{Filter, FilterAction};
-pub use self::handler::{Context, DisconnectReason, Handler, HeldFrame, Newcomer, SendError};
-pub use self::held::HeldId;
+pub use self::handler::{Context, Handler, Newcomer, SendError};
+pub use self::held::{HeldFrame, HeldId};
 pub use self::routing::{Decision, ParseRuleError, RouteFn, RuleError, Rules};
 pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo};
 use crate::payload::Content;
@@ -449,7 +452,8 @@ impl ServerHandle {
         let (mut figures, dispatcher) = taken.ok_or(SendError::Stopped)?;
         figures.dispatcher = dispatcher;
         figures.name_kinds(&self.environment.operands);
-        figures.handshakes = self.environment.handshakes.figures(self.occupancy.as_deref());
+        let occupancy = self.occupancy.as_deref();
+        figures.handshakes = HandshakeFigures::of(&self.environment.handshakes, occupancy);
         Ok(figures)
     }
 

@@ -22,7 +22,7 @@ use uuid::Uuid;
 use super::audit::{AUDIT, Named};
 use super::bans::{MAX_BAN, MAX_BANS};
 use super::core::{ServerCore, State};
-use super::handler::DisconnectReason;
+use super::disconnect::DisconnectReason;
 use super::sessions::{Session, SessionInfo};
 use crate::payload::{
     self, BanEntry, Bans, Id, InvalidFrameType, Kick, Kicked, ListBans, ListSessions, OperatorRefusal,

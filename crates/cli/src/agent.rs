@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use clap::{ValueEnum, value_parser};
 use log::warn;
-use serde_json::json;
 use ssntp::Role;
 use ssntp::client::{ClientError, UuidSource};
 use ssntp::payload::NextState;
@@ -16,7 +15,7 @@ use ssntp_cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, Ru
 
 use crate::admin::{self, AdminArgs};
 use crate::choice::{Choices, one_of};
-use crate::connection::{self, Connection};
+use crate::connection::Connection;
 use crate::credentials::{CredentialFiles, FilesRead};
 use crate::daemon::{Daemon, Next, Presence, Service, on};
 use crate::failure::Failure;
@@ -233,17 +232,10 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         config = config.disk_mb(mb);
     }
     let agent = Arc::new(Agent::start(config)?);
-    let uuid = agent.uuid();
     let client = Arc::downgrade(&agent);
-    let presence = Presence {
-        name: "agent",
-        addresses: &[],
-        lines: vec![(format!("agent {uuid}"), json!({ "agent": uuid }))],
-        json: args.json,
-        admin: &args.admin,
-        figures: admin::of_agent(&agent),
-        status: Box::new(move || Some(connection::shown(&client.upgrade()?.figures()?.client))),
-    };
+    let figures = admin::of_agent(&agent);
+    let status = move || Some(client.upgrade()?.figures()?.client);
+    let presence = Presence::of_client("agent", agent.uuid(), args.json, &args.admin, figures, status);
     let mut running = Running {
         agent: &agent,
         files: renewal.files,

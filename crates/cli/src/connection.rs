@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 use ssntp::Role;
-use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientFigures, ClientHandle, DialError};
+use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle, DialError};
 use ssntp::pki::Identity;
 use ssntp::proto::TraceParent;
 use ssntp::transport::Address;
@@ -270,36 +270,27 @@ impl Connection {
         stop: &Stop,
         choose: impl FnOnce(Role) -> Role,
     ) -> Result<(ClientConfig, Renewal), Failure> {
-        self.config_of(self.server.reach(stop)?, |identity| {
-            Ok(self.role.unwrap_or_else(|| choose(identity.roles())))
+        let choose = |identity: &Identity| Ok(self.role.unwrap_or_else(|| choose(identity.roles())));
+        let (config, renewal) = self.server.reach(stop)?.config(choose)?;
+        Ok(match self.uuid {
+            Some(uuid) => (config.uuid(uuid), renewal),
+            None => (config, renewal),
         })
     }
 
     /// The same for a program that is nothing but `roles`: of them, it
     /// advertises those that its certificate holds.
     pub(crate) fn config_as(&self, roles: Role, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
-        let reached = self.server.reach(stop)?;
-        let cert = reached.files.cert.clone();
-        self.config_of(reached, |identity| {
-            let held = identity.roles();
-            let advertised = self.role.unwrap_or(held & roles);
-            match !advertised.is_empty() && roles.contains(advertised) {
-                true => Ok(advertised),
-                false => Err(wrong_role(&cert, self.role.unwrap_or(held), roles)),
-            }
-        })
-    }
-
-    fn config_of(
-        &self,
-        reached: Reached,
-        role: impl FnOnce(&Identity) -> Result<Role, Failure>,
-    ) -> Result<(ClientConfig, Renewal), Failure> {
-        let (config, renewal) = reached.config(role)?;
-        Ok(match self.uuid {
-            Some(uuid) => (config.uuid(uuid), renewal),
-            None => (config, renewal),
-        })
+        let mut held = Role::NONE;
+        let (config, renewal) = self.config_choosing(stop, |of_certificate| {
+            held = of_certificate;
+            held & roles
+        })?;
+        let advertised = self.role.unwrap_or(held & roles);
+        match !advertised.is_empty() && roles.contains(advertised) {
+            true => Ok((config, renewal)),
+            false => Err(wrong_role(&renewal.files.cert, self.role.unwrap_or(held), roles)),
+        }
     }
 
     /// Whether the command line says the UUID.
@@ -309,14 +300,11 @@ impl Connection {
 
     /// Whether the command line or the certificate says the UUID.
     pub(crate) fn settles_uuid(&self, stop: &Stop) -> Result<bool, Failure> {
-        let bound = || {
-            Ok::<_, Failure>(
-                Identity::load(self.server.reach(stop)?.files.cert)?
-                    .uuid()
-                    .is_some(),
-            )
+        let is_bound = || {
+            let cert = self.server.reach(stop)?.files.cert;
+            Ok::<_, Failure>(Identity::load(cert)?.uuid().is_some())
         };
-        Ok(self.uuid.is_some() || bound()?)
+        Ok(self.uuid.is_some() || is_bound()?)
     }
 }
 
@@ -453,12 +441,4 @@ fn reasons(failures: &[DialError]) -> String {
 /// A client that ended for good ends its program.
 pub(crate) fn closed(why: ClientError) -> Failure {
     Failure::new(why)
-}
-
-/// What a client that is its program's work does, for whoever looks after it.
-pub(crate) fn shown(client: &ClientFigures) -> String {
-    match &client.server {
-        Some(server) => format!("connected to {server}"),
-        None => "not connected".to_owned(),
-    }
 }

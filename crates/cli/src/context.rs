@@ -18,9 +18,9 @@
 //! chosen.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -160,20 +160,7 @@ impl Contexts {
         let mut contexts: Self = read(&path)?.unwrap_or_default();
         change(&mut contexts)?;
         let text = yaml::encode(&contexts).map_err(|e| Failure::at(&path, e))?;
-        let beside = path.with_extension("new");
-        let write = || {
-            let mut options = OpenOptions::new();
-            let mut file = options
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&beside)?;
-            file.write_all(&text)?;
-            file.sync_all()?;
-            fs::rename(&beside, &path)
-        };
-        write().map_err(|e| Failure::at(&path, e))
+        ssntp_transport::replace(&path, &text).map_err(|e| Failure::at(&path, e))
     }
 }
 

@@ -49,54 +49,6 @@ impl Output {
     }
 }
 
-/// Rows as lines of columns, two blanks between them, the first row as their
-/// heading. On a terminal that is too narrow each row becomes lines of its own.
-pub(crate) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
-    let mut widths = [0; N];
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.chars().count().max(*width);
-        }
-    }
-    let whole = widths.iter().sum::<usize>() + 2 * N.saturating_sub(1);
-    if terminal_width().is_some_and(|width| whole > width) {
-        return records(rows.iter().map(|row| row.as_slice()));
-    }
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (width, cell) in widths.iter().zip(row) {
-            let gap = if line.is_empty() && *width == 0 { "" } else { "  " };
-            line.push_str(&format!("{cell:<width$}{gap}"));
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
-}
-
-/// Rows as blocks of `heading: value` lines, if there is no room for columns.
-/// The first row is the headings.
-pub(crate) fn records<'a>(mut rows: impl Iterator<Item = &'a [String]>) -> String {
-    let headings = rows.next().unwrap_or_default();
-    let blocks = rows.map(|row| {
-        let filled = headings.iter().zip(row).filter(|(_, value)| !value.is_empty());
-        let lines = filled.map(|(heading, value)| match heading.as_str() {
-            "" => format!("{value}\n"),
-            heading => format!("{heading}: {value}\n"),
-        });
-        lines.collect::<String>()
-    });
-    blocks.collect::<Vec<_>>().join("\n")
-}
-
-/// How many characters fit into a line of the terminal; none if the standard output
-/// is no terminal.
-pub(crate) fn terminal_width() -> Option<usize> {
-    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
-    Some(usize::from(size.ws_col)).filter(|width| *width > 0)
-}
-
 /// Prints a line of a program that goes on, for people or as JSON. It is flushed,
 /// since a reader may wait for it, and the standard output is unlocked again.
 pub(crate) fn lone_line(text: String, as_json: Option<String>) -> Result<(), Failure> {
@@ -148,24 +100,5 @@ pub(crate) fn note(line: impl Display) {
         None => {
             let _ = writeln!(io::stderr(), "{}", printable(&line));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rows_are_columns_where_there_is_room_and_lines_elsewhere() {
-        let row = |cells: [&str; 3]| cells.map(String::from);
-        let rows = [
-            row(["", "name", "at"]),
-            row(["*", "one", "a"]),
-            row(["", "three", ""]),
-        ];
-        // The output of a test is no terminal, and so as wide as need be.
-        assert_eq!(columns(&rows), "   name   at\n*  one    a\n   three\n");
-        let lines = records(rows.iter().map(|row| row.as_slice()));
-        assert_eq!(lines, "*\nname: one\nat: a\n\nname: three\n");
     }
 }

@@ -52,7 +52,9 @@ pub(crate) struct ServiceManager {
     notices: Option<Arc<Notices>>,
     /// How often it wants to hear that the daemon lives.
     watchdog: Option<Duration>,
-    pulse: Option<Pulse>,
+    /// The thread that asks, which dropping this joins, and what ends it when it is dropped.
+    pulse: Option<JoinHandle<()>>,
+    end_of_pulse: Option<Sender<()>>,
 }
 
 impl ServiceManager {
@@ -72,6 +74,7 @@ impl ServiceManager {
             notices,
             watchdog: watchdog(variable, std::process::id()),
             pulse: None,
+            end_of_pulse: None,
         }
     }
 
@@ -89,12 +92,7 @@ impl ServiceManager {
         let (end, ended) = bounded(0);
         let pulse = move || notices.pulse(&work, every, watchdog.is_some(), &ended);
         match threads::spawn("ssntp-pulse", pulse) {
-            Ok(thread) => {
-                self.pulse = Some(Pulse {
-                    end: Some(end),
-                    thread: Some(thread),
-                })
-            }
+            Ok(thread) => (self.pulse, self.end_of_pulse) = (Some(thread), Some(end)),
             Err(e) => warn!("cannot start a thread: {e}: the service manager hears nothing more"),
         }
     }
@@ -114,9 +112,7 @@ impl ServiceManager {
 
     /// The daemon ends from now on: what it does then is no pulse any more.
     pub(crate) fn stopping(&mut self) {
-        if let Some(pulse) = &mut self.pulse {
-            pulse.end.take();
-        }
+        self.end_of_pulse.take();
         self.tell("STOPPING=1");
     }
 
@@ -217,19 +213,11 @@ impl Notices {
     }
 }
 
-/// The thread that asks, which dropping this joins. To be dropped after whoever is
-/// asked.
-#[derive(Debug)]
-struct Pulse {
-    end: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for Pulse {
+impl Drop for ServiceManager {
     fn drop(&mut self) {
-        self.end.take();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        self.end_of_pulse.take();
+        if let Some(pulse) = self.pulse.take() {
+            let _ = pulse.join();
         }
     }
 }
@@ -316,6 +304,7 @@ mod tests {
             notices: Some(Arc::new(notices)),
             watchdog: None,
             pulse: None,
+            end_of_pulse: None,
         };
         let notices = manager.notices.as_ref().unwrap();
         notices.status(|status| status.work = "2 sessions".into());

@@ -13,10 +13,11 @@ use ssntp::pki::{
 };
 use uuid::Uuid;
 
+use super::table::{Columns, sheet};
 use crate::clock::wall_clock;
 use crate::credentials::CrlArgs;
 use crate::failure::Failure;
-use crate::output::{Output, printable, say};
+use crate::output::{Output, printable, say, say_json};
 use crate::signals::Stop;
 
 /// Make, renew, revoke, show and check certificates
@@ -217,12 +218,11 @@ fn make(args: Ca) -> Result<(), Failure> {
         return Err(exists(path));
     }
     let authority = Authority::new(&request)?;
-    authority
-        .save(&args.dir, args.force)
-        .map_err(|error| match error {
-            Error::Exists { path } => exists(&path),
-            other => other.into(),
-        })?;
+    let saved = authority.save(&args.dir, args.force);
+    saved.map_err(|error| match error {
+        Error::Exists { path } => exists(&path),
+        other => other.into(),
+    })?;
     let info = authority.info();
     say(made(&args.dir.join("ca.pem"), &info.subject, info))
 }
@@ -277,11 +277,9 @@ fn renew(args: &Renew) -> Result<(), Failure> {
     let mut request = RenewalRequest::default();
     request.days = args.days;
     request.keep_key = args.keep_key;
-    request.issued_by = args
-        .issued_by
-        .as_ref()
-        .map(|ca| trust_before(ca, &args.crl))
-        .transpose()?;
+    if let Some(ca) = &args.issued_by {
+        request.issued_by = Some(trust_before(ca, &args.crl)?);
+    }
     let renewed = authority.renew(&args.dir, &path, &request)?;
     let (before, info) = (&renewed.before, renewed.issued.info());
     let made = made(&path, &format!("renewed for {}", info.roles), info);
@@ -318,14 +316,9 @@ fn renew_authority(authority: &Authority, args: &Renew) -> Result<(), Failure> {
         ));
     }
     let renewed = authority.renew_itself(&args.dir, args.days)?;
-    let info = renewed.info();
-    say(format_args!(
-        "{}: {} renewed with its key, valid until {}, serial {}",
-        args.dir.join("ca.pem").display(),
-        info.subject,
-        info.not_after_text(),
-        info.serial
-    ))
+    let (info, path) = (renewed.info(), args.dir.join("ca.pem"));
+    let made = made(&path, &format!("renewed {} with its old key", info.subject), info);
+    say(format_args!("{made}, serial {}", info.serial))
 }
 
 /// How long the list counts that a renewal signs.
@@ -333,18 +326,16 @@ const LIST_DAYS: u32 = 30;
 
 fn revoke(args: &Revoke) -> Result<(), Failure> {
     let authority = authority(&args.dir)?;
-    let mut named = Vec::new();
+    // All of them are found before one of them is revoked.
+    let mut revoked = Vec::new();
     for text in &args.certificates {
-        named.push((text, serial(&authority, &args.dir, text)?));
+        let serial = serial(&authority, &args.dir, text)?;
+        revoked.push(Revoked::now(serial, args.reason));
     }
-    let revoked: Vec<_> = named
-        .iter()
-        .map(|(_, serial)| Revoked::now(serial.clone(), args.reason))
-        .collect();
     let list = authority.revoke(&args.dir, &revoked, args.days)?;
     let mut output = Output::new();
-    for (text, serial) in named {
-        let is_new = list.added().iter().any(|added| added.serial == serial);
+    for (text, Revoked { serial, .. }) in args.certificates.iter().zip(&revoked) {
+        let is_new = list.added().iter().any(|added| added.serial == *serial);
         let what = if is_new { "revoked" } else { "was revoked before" };
         output.line(format_args!("{}: {what}, serial {serial}", printable(text)))?;
     }
@@ -417,8 +408,6 @@ fn file_name(name: &str) -> Result<String, Failure> {
 }
 
 fn inspect(args: &Inspect) -> Result<(), Failure> {
-    let origin = args.file.display();
-    let mut certificates = Vec::new();
     let lists = RevocationList::load(&args.file);
     let found = match load_certificates(&args.file) {
         // A file that has only revocation lists is fine.
@@ -432,10 +421,8 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
         }) => Vec::new(),
         lists => lists?,
     };
-    for certificate in found {
-        let info = CertificateInfo::from_der(&certificate);
-        certificates.push(info.map_err(|fault| Failure::at(&args.file, fault))?);
-    }
+    let info = |certificate| CertificateInfo::from_der(certificate).map_err(|e| Failure::at(&args.file, e));
+    let certificates = found.iter().map(info).collect::<Result<Vec<_>, _>>()?;
     let key = match certificates.is_empty() {
         true => Key::None,
         false => key_state(&args.file),
@@ -443,24 +430,25 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
     let now = wall_clock();
     let mut output = Output::new();
     if args.json {
-        let list: Vec<Value> = certificates.iter().map(|info| to_json(info, now)).collect();
         output.json(json!({
             "file": args.file.to_string_lossy(),
-            "certificates": list,
-            "revocation_lists": lists.iter().map(|list| list_to_json(list, now)).collect::<Vec<_>>(),
+            "certificates": certificates.iter().map(|info| to_json(info, now)).collect::<Value>(),
+            "revocation_lists": lists.iter().map(|list| list_to_json(list, now)).collect::<Value>(),
             "private_key": key.name(),
         }))?;
         return output.flush();
     }
-    for (index, info) in certificates.iter().enumerate() {
-        let count = certificates.len();
-        output.line(format_args!("{origin}: certificate {} of {count}", index + 1))?;
-        for (name, value) in lines(info, now) {
-            output.line(format_args!("  {name:<12} {value}"))?;
-        }
+    let (origin, count) = (args.file.display(), certificates.len());
+    for (info, number) in certificates.iter().zip(1..) {
+        let title = format!("{origin}: certificate {number} of {count}");
+        output.text(&sheet(&title, CERTIFICATE, &now, info))?;
     }
     for list in &lists {
-        show_list(&mut output, &origin.to_string(), list, now)?;
+        output.text(&sheet(&format!("{origin}: revocation list"), LIST, &now, list))?;
+        for revoked in list.revoked() {
+            let (serial, since) = (&revoked.serial, revoked.time_text());
+            output.line(format_args!("    {serial}  {since}  {}", revoked.reason))?;
+        }
     }
     if !certificates.is_empty() {
         output.line(format_args!("{origin}: private key: {}", key.text()))?;
@@ -468,35 +456,63 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
     output.flush()
 }
 
-fn show_list(
-    output: &mut Output,
-    origin: &str,
-    list: &RevocationList,
-    now: SystemTime,
-) -> Result<(), Failure> {
-    output.line(format_args!("{origin}: revocation list"))?;
-    let late = match list.next_update {
-        Some(next) if next <= now => " (out of date)",
-        _ => "",
+/// What is shown of a certificate, at a time.
+#[rustfmt::skip] // A table: one row a line.
+const CERTIFICATE: Columns<SystemTime, CertificateInfo> = &[
+    ("subject", |_, info| info.subject.clone()),
+    ("issuer", |_, info| info.issuer.clone()),
+    ("serial", |_, info| info.serial.clone()),
+    ("roles", |_, info| info.roles.to_string()),
+    ("uuid", |_, info| info.uuid.map(|uuid| uuid.to_string()).unwrap_or_default()),
+    ("hosts", |_, info| hosts(info).join(", ")),
+    ("other names", |_, info| info.other_names.join(", ")),
+    ("valid", validity),
+    ("key", |_, info| info.key.clone()),
+    ("usage", |_, info| usages(info).join(", ")),
+    ("sha256", |_, info| info.fingerprint.clone().unwrap_or_default()),
+];
+
+/// What is shown of a revocation list, before its entries.
+#[rustfmt::skip]
+const LIST: Columns<SystemTime, RevocationList> = &[
+    ("issuer", |_, list| list.issuer.clone()),
+    ("number", |_, list| list.number.map_or("none".to_owned(), |number| number.to_string())),
+    ("this update", |_, list| list.this_update_text()),
+    ("next update", |now, list| {
+        let late = if is_current(list, *now) { "" } else { " (out of date)" };
+        list.next_update_text().unwrap_or("none".to_owned()) + late
+    }),
+    ("revoked", |_, list| list.len().to_string()),
+];
+
+fn is_current(list: &RevocationList, now: SystemTime) -> bool {
+    list.next_update.is_none_or(|next| next > now)
+}
+
+fn validity(now: &SystemTime, info: &CertificateInfo) -> String {
+    let state = match info.check_validity(*now) {
+        Ok(()) => "",
+        Err(Fault::Expired { .. }) => " (expired)",
+        Err(_) => " (not yet)",
     };
-    let next = list.next_update_text().unwrap_or_else(|| "none".to_owned());
-    for (name, value) in [
-        ("issuer", list.issuer.clone()),
-        (
-            "number",
-            list.number.map_or("none".to_owned(), |number| number.to_string()),
-        ),
-        ("this update", list.this_update_text()),
-        ("next update", format!("{next}{late}")),
-        ("revoked", list.len().to_string()),
-    ] {
-        output.line(format_args!("  {name:<12} {value}"))?;
-    }
-    for revoked in list.revoked() {
-        let (serial, since) = (&revoked.serial, revoked.time_text());
-        output.line(format_args!("    {serial}  {since}  {}", revoked.reason))?;
-    }
-    Ok(())
+    format!("{} to {}{state}", info.not_before_text(), info.not_after_text())
+}
+
+fn usages(info: &CertificateInfo) -> Vec<&'static str> {
+    let usages = [
+        (info.is_authority, "certificate authority"),
+        (info.server_auth && !info.is_authority, "serverAuth"),
+        (info.client_auth && !info.is_authority, "clientAuth"),
+    ];
+    usages
+        .iter()
+        .filter(|(has, _)| *has)
+        .map(|(_, name)| *name)
+        .collect()
+}
+
+fn hosts(info: &CertificateInfo) -> Vec<String> {
+    info.hosts.iter().map(Host::to_string).collect()
 }
 
 fn list_to_json(list: &RevocationList, now: SystemTime) -> Value {
@@ -512,58 +528,19 @@ fn list_to_json(list: &RevocationList, now: SystemTime) -> Value {
         "number": list.number,
         "this_update": list.this_update_text(),
         "next_update": list.next_update_text(),
-        "valid_now": list.next_update.is_none_or(|next| next > now),
+        "valid_now": is_current(list, now),
         "revoked": revoked.collect::<Vec<_>>(),
     })
 }
 
-fn lines(info: &CertificateInfo, now: SystemTime) -> Vec<(&'static str, String)> {
-    let mut usages = Vec::new();
-    for (has, name) in [
-        (info.is_authority, "certificate authority"),
-        (info.server_auth && !info.is_authority, "serverAuth"),
-        (info.client_auth && !info.is_authority, "clientAuth"),
-    ] {
-        if has {
-            usages.push(name);
-        }
-    }
-    let state = match info.check_validity(now) {
-        Ok(()) => "",
-        Err(Fault::Expired { .. }) => " (expired)",
-        Err(_) => " (not yet)",
-    };
-    let validity = format!("{} to {}{state}", info.not_before_text(), info.not_after_text());
-    let hosts: Vec<String> = info.hosts.iter().map(Host::to_string).collect();
-    let mut lines = vec![
-        ("subject", info.subject.clone()),
-        ("issuer", info.issuer.clone()),
-        ("serial", info.serial.clone()),
-        ("roles", info.roles.to_string()),
-    ];
-    lines.extend(info.uuid.map(|uuid| ("uuid", uuid.to_string())));
-    if !hosts.is_empty() {
-        lines.push(("hosts", hosts.join(", ")));
-    }
-    if !info.other_names.is_empty() {
-        lines.push(("other names", info.other_names.join(", ")));
-    }
-    lines.push(("valid", validity));
-    lines.push(("key", info.key.clone()));
-    lines.push(("usage", usages.join(", ")));
-    lines.extend(info.fingerprint.clone().map(|text| ("sha256", text)));
-    lines
-}
-
 fn to_json(info: &CertificateInfo, now: SystemTime) -> Value {
-    let hosts: Vec<String> = info.hosts.iter().map(Host::to_string).collect();
     json!({
         "subject": info.subject,
         "issuer": info.issuer,
         "serial": info.serial,
         "roles": role_names(info.roles),
-        "uuid": info.uuid.map(|uuid| uuid.to_string()),
-        "hosts": hosts,
+        "uuid": info.uuid,
+        "hosts": hosts(info),
         "other_names": info.other_names,
         "not_before": info.not_before_text(),
         "not_after": info.not_after_text(),
@@ -629,31 +606,27 @@ fn verify(args: &Verify) -> Result<(), Failure> {
         Key::Bad(fault) => Err(fault.clone()),
         _ => Ok(info),
     });
-    let mut output = Output::new();
-    let file = args.file.display();
+    let file = args.file.to_string_lossy();
     match checked {
-        Ok(info) if args.json => output.json(json!({
-            "file": args.file.to_string_lossy(),
+        Ok(info) if args.json => say_json(json!({
+            "file": file,
             "ok": true,
             "roles": role_names(info.roles),
             "subject": info.subject,
-            "uuid": info.uuid.map(|uuid| uuid.to_string()),
+            "uuid": info.uuid,
             "not_after": info.not_after_text(),
             "private_key": key.name(),
-        }))?,
-        Ok(info) => output.line(format_args!(
+        })),
+        Ok(info) => say(format_args!(
             "{file}: good for {}, valid until {}",
             info.roles,
             info.not_after_text()
-        ))?,
+        )),
         Err(fault) => {
             if args.json {
-                let (file, reason) = (args.file.to_string_lossy(), fault.to_string());
-                output.json(json!({ "file": file, "ok": false, "reason": reason }))?;
-                output.flush()?;
+                say_json(json!({ "file": file, "ok": false, "reason": fault.to_string() }))?;
             }
-            return Err(Failure::at(&args.file, fault));
+            Err(Failure::at(&args.file, fault))
         }
     }
-    output.flush()
 }

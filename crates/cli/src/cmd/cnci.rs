@@ -4,15 +4,15 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::json;
 use ssntp::Role;
 use ssntp::client::ClientError;
-use ssntp_cluster::cnci::{Cnci, CnciConfig, Routing, Tables};
+use ssntp::payload::CnciPeer;
+use ssntp_cluster::cnci::{Cnci, CnciConfig, PublicIp, Routing, Tables, Tunnel};
 use uuid::Uuid;
 
-use super::ctl::tables;
+use super::table::{self, Columns};
 use crate::admin::{self, AdminArgs};
-use crate::connection::{self, Connection};
+use crate::connection::Connection;
 use crate::credentials::{CredentialFiles, FilesRead};
 use crate::daemon::{Daemon, Presence, Service, on};
 use crate::failure::Failure;
@@ -102,17 +102,10 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
         config = config.data_plane(plane.mtu(args.tunnels.mtu).port(args.tunnels.vxlan_port));
     }
     let cnci = Arc::new(Cnci::start(config)?);
-    let uuid = cnci.uuid();
     let client = Arc::downgrade(&cnci);
-    let presence = Presence {
-        name: "cnci",
-        addresses: &[],
-        lines: vec![(format!("cnci {uuid}"), json!({ "cnci": uuid }))],
-        json: args.json,
-        admin: &args.admin,
-        figures: admin::of_cnci(&cnci),
-        status: Box::new(move || Some(connection::shown(&client.upgrade()?.figures()?.client))),
-    };
+    let figures = admin::of_cnci(&cnci);
+    let status = move || Some(client.upgrade()?.figures()?.client);
+    let presence = Presence::of_client("cnci", cnci.uuid(), args.json, &args.admin, figures, status);
     let mut running = Running {
         cnci: &cnci,
         files: renewal.files,
@@ -156,49 +149,42 @@ fn show(state: &Path, json: bool) -> Result<(), Failure> {
     for (name, value) in heads {
         output.line(format_args!("{name:<13} {}", printable(value)))?;
     }
-    let tunnels = found.tunnels.iter().map(|t| {
-        [
-            t.agent_uuid.to_string(),
-            t.agent_ip.clone(),
-            t.subnet.clone(),
-            t.key.to_string(),
-        ]
-    });
-    let header = ["node", "address", "subnet", "key"];
-    table(&mut output, "tunnels", header, tunnels)?;
-    let peers = found.peers.iter().map(|p| {
-        [
-            p.physical_ip.clone(),
-            p.subnet.clone(),
-            p.tunnel_ip.clone(),
-            p.tunnel_id.to_string(),
-        ]
-    });
-    let header = ["address", "subnet", "tunnel address", "tunnel"];
-    table(&mut output, "peers", header, peers)?;
-    let ips = found.public_ips.iter().map(|ip| {
-        let instance = ip.instance_uuid.to_string();
-        [
-            ip.public_ip.clone(),
-            instance,
-            ip.private_ip.clone(),
-            ip.vnic_mac.clone(),
-        ]
-    });
-    let header = ["address", "instance", "private address", "mac"];
-    table(&mut output, "public addresses", header, ips)?;
+    table(&mut output, "tunnels", TUNNELS, &found.tunnels)?;
+    table(&mut output, "peers", PEERS, &found.peers)?;
+    table(&mut output, "public addresses", PUBLIC_IPS, &found.public_ips)?;
     output.flush()
 }
 
-fn table(
-    output: &mut Output,
-    name: &str,
-    header: [&str; 4],
-    rows: impl ExactSizeIterator<Item = [String; 4]>,
-) -> Result<(), Failure> {
-    if rows.len() == 0 {
-        return output.line(format_args!("no {name}"));
+#[rustfmt::skip] // Tables: one row a column.
+const TUNNELS: Columns<(), Tunnel> = &[
+    ("node", |(), tunnel| tunnel.agent_uuid.to_string()),
+    ("address", |(), tunnel| tunnel.agent_ip.clone()),
+    ("subnet", |(), tunnel| tunnel.subnet.clone()),
+    ("key", |(), tunnel| tunnel.key.to_string()),
+];
+
+#[rustfmt::skip]
+const PEERS: Columns<(), CnciPeer> = &[
+    ("address", |(), peer| peer.physical_ip.clone()),
+    ("subnet", |(), peer| peer.subnet.clone()),
+    ("tunnel address", |(), peer| peer.tunnel_ip.clone()),
+    ("tunnel", |(), peer| peer.tunnel_id.to_string()),
+];
+
+#[rustfmt::skip]
+const PUBLIC_IPS: Columns<(), PublicIp> = &[
+    ("address", |(), ip| ip.public_ip.clone()),
+    ("instance", |(), ip| ip.instance_uuid.to_string()),
+    ("private address", |(), ip| ip.private_ip.clone()),
+    ("mac", |(), ip| ip.vnic_mac.clone()),
+];
+
+fn table<T>(output: &mut Output, name: &str, columns: Columns<(), T>, rows: &[T]) -> Result<(), Failure> {
+    match rows {
+        [] => output.line(format_args!("no {name}")),
+        rows => output.line(format_args!(
+            "{name}\n{}",
+            table::table(true, columns, &(), rows.iter())
+        )),
     }
-    let rows = rows.map(|row| row.map(|cell| printable(&cell)));
-    output.line(format_args!("{name}\n{}", tables::table(true, header, rows)))
 }

@@ -3,14 +3,17 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::{ArgMatches, FromArgMatches, Subcommand, ValueEnum};
+use clap::{Arg, ArgMatches, Command, FromArgMatches, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
+use super::table::{Columns, list};
 use super::{cnci, opflex, scheduler, server};
 use crate::agent;
 use crate::failure::Failure;
-use crate::output::{Output, columns, printable};
-use crate::settings::{self, Flag, Flags, Problem, Problems, Read, Refused};
+use crate::output::{Output, printable, say, say_json};
+use crate::settings::{
+    self, Flags, Problem, Problems, Read, Refused, Setting, choices, is_repeated, is_switch,
+};
 
 /// Check and show what daemons read by --config-file
 ///
@@ -25,34 +28,8 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Check files, and print what is wrong with them
-    ///
-    /// Each problem is a line with FILE:LINE:COLUMN, and the exit code is 1 if there is
-    /// one. Certificates and other files that a file names are read, too. Nothing is
-    /// started.
-    Check {
-        #[arg(value_enum)]
-        daemon: Name,
-        #[arg(value_name = "FILE", required = true)]
-        files: Vec<PathBuf>,
-        #[command(flatten)]
-        flags: MoreFlags,
-        /// Print one JSON object a problem
-        #[arg(long)]
-        json: bool,
-    },
-    /// Print the settings that a daemon would use, and where each comes from
-    Show {
-        #[arg(value_enum)]
-        daemon: Name,
-        #[arg(value_name = "FILE")]
-        file: Option<PathBuf>,
-        #[command(flatten)]
-        flags: MoreFlags,
-        /// Print one JSON object
-        #[arg(long)]
-        json: bool,
-    },
+    Check(Check),
+    Show(Show),
     /// Print an example file with every key, its purpose and its default
     Example {
         #[arg(value_enum)]
@@ -60,12 +37,38 @@ enum Action {
     },
 }
 
-/// The daemon's flags beside the file.
+/// Check files, and print what is wrong with them
+///
+/// Each problem is a line with FILE:LINE:COLUMN, and the exit code is 1 if there is
+/// one. Certificates and other files that a file names are read, too. Nothing is
+/// started.
 #[derive(Debug, clap::Args)]
-struct MoreFlags {
+struct Check {
+    #[arg(value_enum)]
+    daemon: Name,
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
     /// Further flags of the daemon
     #[arg(value_name = "FLAGS", last = true)]
     more: Vec<OsString>,
+    /// Print one JSON object a problem
+    #[arg(long)]
+    json: bool,
+}
+
+/// Print the settings that a daemon would use, and where each comes from
+#[derive(Debug, clap::Args)]
+struct Show {
+    #[arg(value_enum)]
+    daemon: Name,
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Further flags of the daemon
+    #[arg(value_name = "FLAGS", last = true)]
+    more: Vec<OsString>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -146,7 +149,7 @@ impl Name {
     }
 
     /// Reads what the daemon would be started with.
-    fn read(self, command: &clap::Command, file: Option<&Path>, more: &[OsString]) -> Result<Read, Refused> {
+    fn read(self, command: &Command, file: Option<&Path>, more: &[OsString]) -> Result<Read, Refused> {
         let mut words = vec![OsString::from("ssntp")];
         words.extend(self.words().iter().map(OsString::from));
         if let Some(file) = file {
@@ -158,20 +161,10 @@ impl Name {
 }
 
 /// Runs `ssntp config`, of a program with this command line.
-pub(crate) fn run(args: Args, command: &clap::Command) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, command: &Command) -> Result<(), Failure> {
     match args.action {
-        Action::Check {
-            daemon,
-            files,
-            flags,
-            json,
-        } => check(command, daemon, &files, &flags.more, json),
-        Action::Show {
-            daemon,
-            file,
-            flags,
-            json,
-        } => show(command, daemon, file.as_deref(), &flags.more, json),
+        Action::Check(args) => check(command, &args),
+        Action::Show(args) => show(command, &args),
         Action::Example { daemon } => {
             let mut output = Output::new();
             output.text(&example(command, daemon)?)?;
@@ -180,28 +173,22 @@ pub(crate) fn run(args: Args, command: &clap::Command) -> Result<(), Failure> {
     }
 }
 
-fn check(
-    command: &clap::Command,
-    daemon: Name,
-    files: &[PathBuf],
-    more: &[OsString],
-    json: bool,
-) -> Result<(), Failure> {
+fn check(command: &Command, args: &Check) -> Result<(), Failure> {
     let mut output = Output::new();
     let mut is_right = true;
-    for file in files {
-        let wrong = wrong(command, daemon, file, more)?;
+    for file in &args.files {
+        let name = file.to_string_lossy();
+        let wrong = wrong(command, args.daemon, file, &args.more)?;
         is_right &= wrong.is_empty();
-        if wrong.is_empty() {
-            match json {
-                true => output.json(json!({"file": file.to_string_lossy(), "ok": true}))?,
-                false => output.line(format_args!("{}: OK", printable(&file.to_string_lossy())))?,
-            }
+        match (wrong.is_empty(), args.json) {
+            (true, true) => output.json(json!({"file": name, "ok": true}))?,
+            (true, false) => output.line(format_args!("{}: OK", printable(&name)))?,
+            (false, _) => {}
         }
         for problem in wrong {
-            match json {
+            match args.json {
                 true => output.json(json!({
-                    "file": file.to_string_lossy(), "ok": false, "problem": problem.what,
+                    "file": name, "ok": false, "problem": problem.what,
                     "line": problem.at.map(|at| at.line), "column": problem.at.map(|at| at.column),
                 }))?,
                 false => output.line(printable(&problem.of(file)))?,
@@ -216,12 +203,7 @@ fn check(
 }
 
 /// All that is wrong with a file, as far as can be told without starting the daemon.
-fn wrong(
-    command: &clap::Command,
-    daemon: Name,
-    file: &Path,
-    more: &[OsString],
-) -> Result<Vec<Problem>, Failure> {
+fn wrong(command: &Command, daemon: Name, file: &Path, more: &[OsString]) -> Result<Vec<Problem>, Failure> {
     let (mut wrong, read) = match daemon.read(command, Some(file), more) {
         Ok(read) => (Vec::new(), Some(read)),
         Err(Refused::File { problems, rest, .. }) => (problems, rest.map(|rest| *rest)),
@@ -237,46 +219,36 @@ fn wrong(
     Ok(wrong)
 }
 
-fn show(
-    command: &clap::Command,
-    daemon: Name,
-    file: Option<&Path>,
-    more: &[OsString],
-    as_json: bool,
-) -> Result<(), Failure> {
-    let (_, settings) = daemon
-        .read(command, file, more)
-        .map_err(|refused| refused.failure())?;
-    let mut output = Output::new();
-    if as_json {
-        let values = settings.values().iter().map(|setting| {
-            let value = json!({"values": setting.values, "origin": setting.origin.to_string()});
-            (setting.key.clone(), value)
-        });
-        output.json(Value::Object(values.collect()))?;
-        return output.flush();
+fn show(command: &Command, args: &Show) -> Result<(), Failure> {
+    let read = args.daemon.read(command, args.file.as_deref(), &args.more);
+    let (_, settings) = read.map_err(|refused| refused.failure())?;
+    if !args.json {
+        return say(list(SETTINGS, &(), settings.values().iter()));
     }
-    let heading = ["KEY", "VALUE", "FROM"].map(String::from);
-    let rows = settings.values().iter().map(|setting| {
-        let shown = printable(&setting.values.join(" "));
-        [setting.key.clone(), shown, setting.origin.to_string()]
+    let values = settings.values().iter().map(|setting| {
+        let value = json!({"values": setting.values, "origin": setting.origin.to_string()});
+        (setting.key.clone(), value)
     });
-    let rows: Vec<_> = std::iter::once(heading).chain(rows).collect();
-    output.text(&columns(&rows))?;
-    output.flush()
+    say_json(Value::Object(values.collect()))
 }
+
+#[rustfmt::skip] // A table: one row a column.
+const SETTINGS: Columns<(), Setting> = &[
+    ("KEY", |(), setting| setting.key.clone()),
+    ("VALUE", |(), setting| setting.values.join(" ")),
+    ("FROM", |(), setting| setting.origin.to_string()),
+];
 
 /// The longest line of a comment in an example.
 const WIDTH: usize = 78;
 
 /// A file with every key of the daemon. What it does not need stands in comments.
-fn example(command: &clap::Command, daemon: Name) -> Result<String, Failure> {
+fn example(command: &Command, daemon: Name) -> Result<String, Failure> {
     let name = daemon.words().join(" ");
     let flags = Flags::of(command, daemon.words());
     let flags = flags.ok_or_else(|| Failure::new("this build has no such daemon"))?;
-    let checked = daemon
-        .to_possible_value()
-        .map_or(String::new(), |name| name.get_name().to_owned());
+    let value = daemon.to_possible_value();
+    let checked = value.as_ref().map_or("", |value| value.get_name());
     let mut text = format!(
         "# Settings of `ssntp {name}`, for its --config-file.\n\
          #\n\
@@ -284,27 +256,36 @@ fn example(command: &clap::Command, daemon: Name) -> Result<String, Failure> {
          # than this file. Keys in comments have the default that stands there, if any.\n\
          # `ssntp config check {checked} FILE` says whether it is right.\n"
     );
-    for flag in flags.all() {
+    for (key, arg) in flags.all() {
+        let needed = daemon.needs().iter().find(|(needed, _)| *needed == key);
+        let (mark, values) = match needed {
+            Some((_, value)) => ("", vec![(*value).to_owned()]),
+            None => ("# ", default(arg)),
+        };
         text.push('\n');
-        text.push_str(&comment(flag));
-        let needed = daemon.needs().iter().find(|(key, _)| *key == flag.key());
-        match needed {
-            Some((key, value)) if flag.is_repeated() => text.push_str(&format!("{key}:\n- {value}\n")),
-            Some((key, value)) => text.push_str(&format!("{key}: {value}\n")),
-            None => text.push_str(&default(flag)),
+        text.push_str(&comment(arg));
+        match is_repeated(arg) {
+            true => {
+                text.push_str(&format!("{mark}{key}:\n"));
+                text.extend(values.iter().map(|value| format!("{mark}- {value}\n")));
+            }
+            false => text.push_str(&format!("{mark}{key}: {}\n", values.join(" "))),
         }
     }
     Ok(text)
 }
 
 /// What a flag is for, in lines that begin with `#`.
-fn comment(flag: Flag<'_>) -> String {
-    let mut paragraphs: Vec<String> = flag.help().split("\n\n").map(str::to_owned).collect();
-    let choices = flag.choices();
-    if !choices.is_empty() && !flag.is_switch() {
+fn comment(arg: &Arg) -> String {
+    let help = arg.get_long_help().or_else(|| arg.get_help());
+    let help = help.map(ToString::to_string).unwrap_or_default();
+    let mut paragraphs: Vec<String> = help.split("\n\n").map(str::to_owned).collect();
+    let choices = choices(arg);
+    if !choices.is_empty() && !is_switch(arg) {
         paragraphs.push(format!("One of: {}", choices.join(", ")));
     }
-    paragraphs.extend(flag.variable().map(|name| format!("In the environment: {name}")));
+    let variable = arg.get_env().map(|name| name.to_string_lossy());
+    paragraphs.extend(variable.map(|name| format!("In the environment: {name}")));
     let mut text = String::new();
     for paragraph in paragraphs {
         let mut line = String::from("#");
@@ -321,20 +302,19 @@ fn comment(flag: Flag<'_>) -> String {
     text
 }
 
-/// The key with its default, or with what stands for a value, as a comment.
-fn default(flag: Flag<'_>) -> String {
-    let key = flag.key();
-    let defaults = flag.defaults();
-    let values = match defaults.is_empty() {
-        true => flag.placeholders(),
-        false => defaults,
-    };
-    if flag.is_switch() {
-        return format!("# {key}: false\n");
+/// The default values of a flag, or else the placeholders of its values in the help text.
+fn default(arg: &Arg) -> Vec<String> {
+    let defaults = arg.get_default_values().iter();
+    let defaults: Vec<_> = defaults
+        .map(|value| value.to_string_lossy().into_owned())
+        .collect();
+    match (&defaults[..], arg.get_value_delimiter()) {
+        _ if is_switch(arg) => vec!["false".to_owned()],
+        ([], _) => {
+            let names = arg.get_value_names().unwrap_or_default();
+            names.iter().map(ToString::to_string).collect()
+        }
+        ([joined], Some(delimiter)) => joined.split(delimiter).map(str::to_owned).collect(),
+        _ => defaults,
     }
-    if !flag.is_repeated() {
-        return format!("# {key}: {}\n", values.join(" "));
-    }
-    let lines = values.iter().map(|value| format!("# - {value}\n"));
-    format!("# {key}:\n{}", lines.collect::<String>())
 }

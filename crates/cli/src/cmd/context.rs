@@ -1,12 +1,13 @@
 //! `ssntp context`: names servers, and how to reach them.
 
 use clap::Subcommand;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::table::{self, Columns};
 use crate::connection::ServerArgs;
-use crate::context::{self, Contexts};
+use crate::context::{self, Context, Contexts};
 use crate::failure::Failure;
-use crate::output::{Output, columns, printable};
+use crate::output::{say, say_json};
 use crate::signals::Stop;
 
 /// Name a server and how to reach it, so that commands need no options
@@ -93,31 +94,35 @@ fn add(args: &Add) -> Result<(), Failure> {
 
 fn list(as_json: bool) -> Result<(), Failure> {
     let contexts = Contexts::load()?;
-    let mut rows = vec![["", "context", "connect", "cert", "ca"].map(String::from)];
-    let mut values = Vec::new();
+    let mut rows = Vec::new();
     for name in contexts.contexts.keys() {
-        let Some(context) = contexts.find(Some(name))? else {
-            continue;
-        };
-        let is_current = *name == contexts.current;
-        let connect = context.connect.texts();
-        values.push(json!({
-            "name": name, "current": is_current, "connect": connect, "ca": context.ca,
-            "cert": context.cert, "crl": context.crl.texts(), "server_name": context.server_name,
-        }));
-        let mark = if is_current { "*" } else { "" };
-        let row = [mark, name, &connect.join(","), &context.cert, &context.ca];
-        rows.push(row.map(printable));
+        let context = contexts.find(Some(name))?;
+        rows.extend(context.map(|context| (name.clone(), context)));
     }
-    let mut output = Output::new();
+    let value = |(name, context): &(String, Context)| {
+        json!({
+            "name": name, "current": *name == contexts.current, "connect": context.connect.texts(),
+            "ca": context.ca, "cert": context.cert, "crl": context.crl.texts(),
+            "server_name": context.server_name,
+        })
+    };
     match as_json {
-        true => output.json(json!(values))?,
-        false if values.is_empty() => output
-            .line("there are no contexts: `ssntp context add` makes one, and so does `ssntp server --dev`")?,
-        false => output.text(&columns(&rows))?,
+        true => say_json(rows.iter().map(value).collect::<Value>()),
+        false if rows.is_empty() => {
+            say("there are no contexts: `ssntp context add` makes one, and so does `ssntp server --dev`")
+        }
+        false => say(table::list(COLUMNS, &contexts, rows.iter())),
     }
-    output.flush()
 }
+
+#[rustfmt::skip] // A table: one row a column.
+const COLUMNS: Columns<Contexts, (String, Context)> = &[
+    ("", |contexts, (name, _)| if *name == contexts.current { "*" } else { "" }.into()),
+    ("context", |_, (name, _)| name.clone()),
+    ("connect", |_, (_, context)| context.connect.texts().join(",")),
+    ("cert", |_, (_, context)| context.cert.clone()),
+    ("ca", |_, (_, context)| context.ca.clone()),
+];
 
 fn remove(name: &str) -> Result<(), Failure> {
     Contexts::change(|contexts| {

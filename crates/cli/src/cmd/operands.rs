@@ -5,9 +5,10 @@ use ssntp::Role;
 use ssntp::proto::{FrameKind, FrameType, Operands};
 use ssntp::server::{Filter, Rules};
 
+use super::table::{Columns, list};
 use crate::choice::{Choices, one_of};
 use crate::failure::Failure;
-use crate::output::{Output, columns};
+use crate::output::{say, say_json};
 
 /// Show every type and operand, who may send it, and where it goes
 ///
@@ -35,31 +36,31 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (filter, rules) = (Filter::spec(), Rules::spec());
     let is_wanted = |kind: &FrameKind| args.frame_type.is_none_or(|wanted| kind.frame_type == wanted);
     let kinds = FrameKind::all().filter(is_wanted);
-    let mut output = Output::new();
     if args.json {
-        let list: Vec<Value> = kinds.map(|kind| to_json(kind, &filter, &rules)).collect();
-        output.json(Value::from(list))?;
-        return output.flush();
+        return say_json(
+            kinds
+                .map(|kind| to_json(kind, &filter, &rules))
+                .collect::<Value>(),
+        );
     }
-    let mut rows = vec![["type", "operand", "number", "from", "to"].map(String::from)];
-    rows.extend(kinds.map(|kind| {
-        [
-            kind.frame_type.to_string(),
-            kind.to_string(),
-            format!("{:#04x}", kind.operand),
-            match () {
-                () if kind.is_handshake() => "the handshake".into(),
-                () => whom(senders(&filter, kind), "the scheduler"),
-            },
-            match () {
-                () if kind.is_handshake() => "-".into(),
-                () => rules.receivers(kind).map_or("-".into(), |to| whom(to, "-")),
-            },
-        ]
-    }));
-    output.text(&columns(&rows))?;
-    output.flush()
+    let kinds: Vec<_> = kinds.collect();
+    say(list(COLUMNS, &(filter, rules), kinds.iter()))
 }
+
+#[rustfmt::skip] // A table: one row a column.
+const COLUMNS: Columns<(Filter, Rules), FrameKind> = &[
+    ("type", |_, kind| kind.frame_type.to_string()),
+    ("operand", |_, kind| kind.to_string()),
+    ("number", |_, kind| format!("{:#04x}", kind.operand)),
+    ("from", |(filter, _), kind| match kind.is_handshake() {
+        true => "the handshake".into(),
+        false => whom(senders(filter, *kind), "the scheduler"),
+    }),
+    ("to", |(_, rules), kind| match rules.receivers(*kind) {
+        Some(to) if !kind.is_handshake() => whom(to, "-"),
+        _ => "-".into(),
+    }),
+];
 
 /// The operand of that name, which is the protocol's or one of --application.
 pub(super) fn kind(operands: &Operands, text: &str) -> Result<FrameKind, Failure> {

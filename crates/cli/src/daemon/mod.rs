@@ -25,9 +25,11 @@ use std::ffi::c_int;
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Select, tick};
-use serde_json::Value;
+use serde_json::{Value, json};
 use signal_hook::consts::SIGHUP;
+use ssntp::client::ClientFigures;
 use ssntp::transport::Address;
+use uuid::Uuid;
 
 pub(crate) use self::arm::{Arms, Next, on};
 use crate::admin::{About, AdminArgs, Figures, Notes, Pages};
@@ -80,6 +82,35 @@ pub(crate) struct Presence<'a> {
     /// What the daemon does, in a few words, for the service manager. See
     /// [`ServiceManager::ready`].
     pub(crate) status: Box<dyn Fn() -> Option<String> + Send>,
+}
+
+impl<'a> Presence<'a> {
+    /// A daemon that is a client: its first line has its UUID, and its status is the server
+    /// that it is connected to. `client` gives `None` once its working thread has ended.
+    pub(crate) fn of_client(
+        name: &'static str,
+        uuid: Uuid,
+        json: bool,
+        admin: &'a AdminArgs,
+        figures: Figures,
+        client: impl Fn() -> Option<ClientFigures> + Send + 'static,
+    ) -> Self {
+        let status = move || {
+            Some(match client()?.server {
+                Some(server) => format!("connected to {server}"),
+                None => "not connected".to_owned(),
+            })
+        };
+        Self {
+            name,
+            addresses: &[],
+            lines: vec![(format!("{name} {uuid}"), json!({ name: uuid }))],
+            json,
+            admin,
+            figures,
+            status: Box::new(status),
+        }
+    }
 }
 
 /// A process that runs until it is told to end.

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use granit_parser::{Event, Parser, ScalarStyle, Span, StrInput};
+use granit_parser::{Event, Marker, Parser, ScalarStyle, StrInput};
 
 use crate::input;
 
@@ -14,18 +14,14 @@ use super::{MOST_PROBLEMS, Position, Problem};
 /// every key.
 const MAX_LEN: u64 = 128 << 10;
 
-/// A key with its value, and the position of the key.
+/// A key with its values, and the position of the key.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) key: String,
     pub(super) at: Position,
-    pub(super) value: Value,
-}
-
-#[derive(Debug)]
-pub(super) enum Value {
-    One(Scalar),
-    Several(Vec<Scalar>),
+    /// Whether the values are a list in the file. If not, there is one value.
+    pub(super) is_list: bool,
+    pub(super) values: Vec<Scalar>,
 }
 
 #[derive(Debug)]
@@ -36,7 +32,7 @@ pub(super) struct Scalar {
 }
 
 impl Scalar {
-    /// Whether the key has no value: `key:`, `key: ~`, `key: null`.
+    /// Whether there is no value: `key:`, `key: ~`, `key: null`.
     pub(super) fn is_nothing(&self) -> bool {
         self.is_plain && is_nothing(&self.text)
     }
@@ -45,6 +41,10 @@ impl Scalar {
 fn is_nothing(plain: &str) -> bool {
     matches!(plain, "" | "~" | "null" | "Null" | "NULL")
 }
+
+const KEY: &str = "a key must be text, not a map or a list";
+const NESTED: &str =
+    "settings files do not support a map or list within another: a key has a value or a list of values";
 
 /// Reads the entries of a file. Adds a problem for everything that cannot be read.
 pub(super) fn read(path: &Path, problems: &mut Vec<Problem>) -> Vec<Entry> {
@@ -73,12 +73,15 @@ fn entries(text: &str, problems: &mut Vec<Problem>) -> Vec<Entry> {
         problems,
         entries: Vec::new(),
     };
-    // `None` means that the file could not be read to its end. The reader has added a problem
-    // for that, and the entries before it count.
-    let _ = reader.file();
+    // The entries before an error of YAML itself count: what is wrong in them is told as well.
+    if let Err(problem) = reader.file() {
+        reader.problems.push(problem);
+    }
     reader.entries
 }
 
+/// Reads a file event by event. Its methods fail if the file cannot be read any further. A
+/// problem that concerns one value only is noted instead, and the value left out.
 struct Reader<'a, 'p> {
     parser: Parser<'a, StrInput<'a>>,
     problems: &'p mut Vec<Problem>,
@@ -86,23 +89,20 @@ struct Reader<'a, 'p> {
 }
 
 impl<'a> Reader<'a, '_> {
-    fn file(&mut self) -> Option<()> {
+    fn file(&mut self) -> Result<(), Problem> {
         let mut has_begun = false;
         loop {
             let (event, at) = self.next()?;
             match event {
-                Event::StreamEnd => return Some(()),
+                Event::StreamEnd => return Ok(()),
                 Event::DocumentStart(..) if has_begun => {
-                    self.refuse(
-                        at,
-                        "a settings file must have one document only, but a second one begins here",
-                    );
-                    return None;
+                    let what = "a settings file must have one document only, but a second one begins here";
+                    return Err(Problem::at(at, what));
                 }
                 Event::DocumentStart(..) => has_begun = true,
                 Event::MappingStart(_, anchor, ref tag) => {
-                    self.refuse_anchor_or_tag(anchor, tag.is_some(), at);
-                    self.map()?;
+                    self.is_simple(anchor, tag.is_some(), at);
+                    while self.entry()? {}
                 }
                 // An empty document.
                 Event::Scalar(ref text, ScalarStyle::Plain, ..) if is_nothing(text) => {}
@@ -115,80 +115,71 @@ impl<'a> Reader<'a, '_> {
         }
     }
 
-    fn map(&mut self) -> Option<()> {
-        loop {
-            let (event, at) = self.next()?;
-            let key = match event {
-                Event::MappingEnd => return Some(()),
-                Event::Scalar(text, _, anchor, tag) => {
-                    self.refuse_anchor_or_tag(anchor, tag.is_some(), at);
-                    Some(text.into_owned())
-                }
-                event => {
-                    self.refuse(at, "a key must be text, not a map or a list");
-                    self.skip(&event)?;
-                    None
-                }
-            };
-            let value = self.value()?;
-            if let (Some(key), Some(value)) = (key, value) {
-                let first = self.entries.iter().find(|entry| entry.key == key);
-                match first.map(|entry| entry.at.line) {
-                    Some(line) => {
-                        self.refuse(at, &format!("{key} is given twice: line {line} sets it already"));
-                    }
-                    None => self.entries.push(Entry { key, at, value }),
-                }
-            }
-        }
-    }
-
-    /// Reads the value of a key. Returns `None` if the file cannot be read any further, and
-    /// `Some(None)` if the value was refused.
-    fn value(&mut self) -> Option<Option<Value>> {
+    /// Reads a key and its values. Returns false at the end of the map.
+    fn entry(&mut self) -> Result<bool, Problem> {
+        let key = match self.next()? {
+            (Event::MappingEnd, _) => return Ok(false),
+            (event, at) => self.scalar(event, at, KEY)?,
+        };
         let (event, at) = self.next()?;
-        Some(match event {
+        let mut values = Vec::new();
+        let (is_list, is_simple) = match event {
             Event::SequenceStart(_, anchor, ref tag) => {
-                let is_simple = self.refuse_anchor_or_tag(anchor, tag.is_some(), at);
-                let mut scalars = Vec::new();
+                let is_simple = self.is_simple(anchor, tag.is_some(), at);
                 loop {
                     match self.next()? {
-                        (Event::SequenceEnd, _) => break,
-                        (event, at) => scalars.extend(self.scalar(event, at)?),
+                        (Event::SequenceEnd, _) => break (true, is_simple),
+                        (event, at) => values.extend(self.scalar(event, at, NESTED)?),
                     }
                 }
-                is_simple.then_some(Value::Several(scalars))
             }
-            event => self.scalar(event, at)?.map(Value::One),
-        })
+            event => {
+                values.extend(self.scalar(event, at, NESTED)?);
+                (false, !values.is_empty())
+            }
+        };
+        if let Some(Scalar { text: key, at, .. }) = key.filter(|_| is_simple) {
+            match self.entries.iter().find(|entry| entry.key == key) {
+                Some(first) => {
+                    let what = format!("{key} is given twice: line {} sets it already", first.at.line);
+                    self.refuse(at, &what);
+                }
+                None => self.entries.push(Entry {
+                    key,
+                    at,
+                    is_list,
+                    values,
+                }),
+            }
+        }
+        Ok(true)
     }
 
-    fn scalar(&mut self, event: Event<'a>, at: Position) -> Option<Option<Scalar>> {
-        Some(match event {
+    /// The scalar that the event is. `otherwise` is the problem if it begins a map or a list.
+    fn scalar(&mut self, event: Event<'a>, at: Position, otherwise: &str) -> Result<Option<Scalar>, Problem> {
+        Ok(match event {
             Event::Scalar(text, style, anchor, tag) => {
-                let is_simple = self.refuse_anchor_or_tag(anchor, tag.is_some(), at);
-                is_simple.then(|| Scalar {
+                self.is_simple(anchor, tag.is_some(), at).then(|| Scalar {
                     text: text.into_owned(),
                     at,
                     is_plain: style == ScalarStyle::Plain,
                 })
             }
+            Event::Alias(_) => {
+                self.refuse(at, "settings files do not support aliases (`*name`)");
+                None
+            }
             event => {
-                let what = match event {
-                    Event::Alias(_) => "settings files do not support aliases (`*name`)",
-                    _ => {
-                        "settings files do not support a map or list within another: a key has a value or a list of values"
-                    }
-                };
-                self.refuse(at, what);
+                self.refuse(at, otherwise);
                 self.skip(&event)?;
                 None
             }
         })
     }
 
-    /// Passes over the rest of the map or list that the event begins.
-    fn skip(&mut self, event: &Event<'a>) -> Option<()> {
+    /// Passes over the rest of the map or list that the event begins. It counts instead of calling
+    /// itself, so that a file of brackets alone does not exhaust the stack.
+    fn skip(&mut self, event: &Event<'a>) -> Result<(), Problem> {
         let begins = |event: &Event<'_>| matches!(event, Event::SequenceStart(..) | Event::MappingStart(..));
         let mut depth = usize::from(begins(event));
         while depth > 0 {
@@ -197,11 +188,11 @@ impl<'a> Reader<'a, '_> {
                 event => depth += usize::from(begins(&event)),
             }
         }
-        Some(())
+        Ok(())
     }
 
-    /// Adds a problem if a value has an anchor or a tag. Returns whether it has neither.
-    fn refuse_anchor_or_tag(&mut self, anchor: usize, is_tagged: bool, at: Position) -> bool {
+    /// Whether a value has neither an anchor nor a tag. If it has one, that is a problem.
+    fn is_simple(&mut self, anchor: usize, is_tagged: bool, at: Position) -> bool {
         if anchor != 0 {
             self.refuse(at, "settings files do not support anchors (`&name`)");
         } else if is_tagged {
@@ -211,31 +202,35 @@ impl<'a> Reader<'a, '_> {
     }
 
     fn refuse(&mut self, at: Position, what: &str) {
+        // A file with more problems is not a settings file.
         if self.problems.len() < MOST_PROBLEMS {
             self.problems.push(Problem::at(at, what));
         }
     }
 
-    fn next(&mut self) -> Option<(Event<'a>, Position)> {
+    /// The next event that is not a comment.
+    fn next(&mut self) -> Result<(Event<'a>, Position), Problem> {
         loop {
-            match self.parser.next_event()? {
-                Ok((Event::Comment(..), _)) => {}
-                Ok((event, span)) => return Some((event, position(span))),
-                Err(error) => {
-                    let (line, column) = (error.marker().line(), error.marker().col() + 1);
+            match self.parser.next_event() {
+                Some(Ok((Event::Comment(..), _))) => {}
+                Some(Ok((event, span))) => return Ok((event, position(&span.start))),
+                Some(Err(error)) => {
                     let what = format!("not YAML: {}", error.kind());
-                    self.refuse(Position { line, column }, &what);
-                    return None;
+                    return Err(Problem::at(position(error.marker()), what));
+                }
+                None => {
+                    let what = "not YAML: the file ends too early".to_owned();
+                    return Err(Problem { at: None, what });
                 }
             }
         }
     }
 }
 
-fn position(span: Span) -> Position {
+fn position(marker: &Marker) -> Position {
     Position {
-        line: span.start.line(),
-        column: span.start.col() + 1,
+        line: marker.line(),
+        column: marker.col() + 1,
     }
 }
 
@@ -262,16 +257,15 @@ mod tests {
             panic!("{read:?}")
         };
         assert_eq!((&*listen.key, listen.at.to_string()), ("listen", "2:1".into()));
-        let Value::Several(addresses) = &listen.value else {
-            panic!("{listen:?}")
-        };
-        let addresses = addresses.iter().map(|one| (&*one.text, one.at.line));
+        let addresses = listen.values.iter().map(|one| (&*one.text, one.at.line));
         assert_eq!(addresses.collect::<Vec<_>>(), [(":1", 3), (":2", 4)]);
-        let Value::One(on) = &json.value else {
-            panic!("{json:?}")
-        };
+        let on = &json.values[0];
         assert_eq!((&*on.text, on.at.to_string()), ("true", "5:7".into()));
-        assert!(matches!(&uuid.value, Value::One(nothing) if nothing.is_nothing()));
+        assert!(uuid.values[0].is_nothing());
+        assert_eq!(
+            [listen, json, uuid].map(|entry| entry.is_list),
+            [true, false, false]
+        );
     }
 
     #[test]

@@ -28,10 +28,10 @@ use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Command, FromArgMatches};
+use clap::{Arg, ArgMatches, Command, FromArgMatches};
 
 use self::file::Entry;
-pub(crate) use self::flags::{Flag, Flags};
+pub(crate) use self::flags::{Flags, choices, is_repeated, is_switch};
 pub(crate) use self::problems::{Problems, wrong_role};
 use crate::failure::Failure;
 
@@ -202,10 +202,8 @@ impl<'a> Daemon<'a> {
     }
 
     fn is_given(&self, key: &str) -> bool {
-        let source = self
-            .flags
-            .named(key)
-            .and_then(|flag| self.given.value_source(flag.id()));
+        let named = self.flags.named(key);
+        let source = named.and_then(|arg| self.given.value_source(arg.get_id().as_str()));
         matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
     }
 
@@ -218,17 +216,18 @@ impl<'a> Daemon<'a> {
         let words = flags.iter().chain(more).chain(rest);
         let matches = self.command.clone().try_get_matches_from(words)?;
         let leaf = innermost(&matches);
-        let value = |flag: Flag<'_>| {
-            let entry = entries.iter().find(|(entry, _)| entry.key == flag.key());
-            let origin = match (leaf.value_source(flag.id())?, entry) {
+        let value = |(key, arg): (&str, &Arg)| {
+            let entry = entries.iter().find(|(entry, _)| entry.key == key);
+            let id = arg.get_id().as_str();
+            let origin = match (leaf.value_source(id)?, entry) {
                 (ValueSource::CommandLine, Some((entry, _))) => Origin::File(entry.at),
                 (ValueSource::CommandLine, None) => Origin::Flag,
                 (ValueSource::EnvVariable, _) => Origin::Environment,
                 _ => Origin::Default,
             };
-            let raw = leaf.get_raw(flag.id())?;
+            let raw = leaf.get_raw(id)?;
             Some(Setting {
-                key: flag.key().to_owned(),
+                key: key.to_owned(),
                 values: raw.map(|value| value.to_string_lossy().into_owned()).collect(),
                 origin,
             })

@@ -11,6 +11,7 @@ use super::options::Options;
 use super::sessions::{Operator, new_id};
 use super::{json as shapes, tables};
 use crate::clock::wall_clock;
+use crate::cmd::table::list;
 use crate::failure::Failure;
 use crate::output::{note, printable, say, say_json};
 use crate::seconds::Age;
@@ -87,7 +88,7 @@ pub(super) fn bans(options: &Options, stop: &Stop) -> Result<(), Failure> {
     let values = bans.iter().map(|ban| shapes::ban(ban, now));
     match options.json {
         true => say_json(values.collect::<Value>()),
-        false => say(tables::bans(&bans)),
+        false => say(list(tables::BANS, &(), bans.iter())),
     }
 }
 

@@ -12,6 +12,7 @@ use super::options::Options;
 use super::select::{self, Selection};
 use super::session::Session;
 use super::{json, tables};
+use crate::cmd::table::list;
 use crate::connection::{self, Complaint};
 use crate::failure::Failure;
 use crate::output::{Output, note, printable_json, reader_is_gone, say};
@@ -73,7 +74,7 @@ impl What {
                 let nodes = view.nodes().filter(meant);
                 match json {
                     true => shown(nodes.map(json::node).collect()),
-                    false => tables::nodes(view, nodes),
+                    false => list(tables::NODES, view, nodes),
                 }
             }
             Self::Instances(selection, state) => {
@@ -81,11 +82,11 @@ impl What {
                 let instances = selection.of(view)?.filter(meant);
                 match json {
                     true => shown(instances.map(|i| json::instance(view, i)).collect()),
-                    false => tables::instances(view, instances),
+                    false => list(tables::INSTANCES, view, instances),
                 }
             }
             Self::Cncis if json => shown(view.cncis().map(json::cnci).collect()),
-            Self::Cncis => tables::cncis(view),
+            Self::Cncis => list(tables::CNCIS, view, view.cncis()),
         })
     }
 }

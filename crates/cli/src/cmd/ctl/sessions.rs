@@ -14,6 +14,7 @@ use super::options::Options;
 use super::session::await_session;
 use super::{json, tables};
 use crate::clock::wall_clock;
+use crate::cmd::table::list;
 use crate::connection::closed;
 use crate::failure::Failure;
 use crate::output::{say, say_json};
@@ -35,7 +36,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     let values = sessions.iter().map(|one| json::session(one, now));
     match options.json {
         true => say_json(values.collect::<Value>()),
-        false => say(tables::sessions(&sessions)),
+        false => say(list(tables::SESSIONS, &(), sessions.iter())),
     }
 }
 

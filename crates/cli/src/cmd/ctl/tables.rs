@@ -1,217 +1,154 @@
-//! What the lists print for people.
+//! The columns of the lists, for people.
 
-use std::io::IsTerminal;
-
-use comfy_table::{Cell, Row, Table, presets};
-use ssntp::payload::{BanEntry, InstanceState, NodeStatus, SessionEntry, TenantEntry};
+use ssntp::payload::{
+    BanEntry, InstanceState, NodeStatus, SessionEntry, TenantAddress, TenantEntry, TunnelStats,
+};
 use ssntp_cluster::controller::{Cnci, Instance, Node, View};
+use uuid::Uuid;
 
-use crate::output::{printable, records, terminal_width};
+use crate::cmd::table::{Columns, list};
 
-/// A table, with lines around its cells or without.
-pub(crate) fn table<const N: usize>(
-    has_lines: bool,
-    header: [&str; N],
-    rows: impl Iterator<Item = [String; N]>,
-) -> Table {
-    let mut table = Table::new();
-    table.load_style(match has_lines {
-        true => presets::UTF8_FULL_CONDENSED,
-        false => presets::NOTHING,
-    });
-    table.set_header(header);
-    table.add_rows(rows);
-    table
-}
+#[rustfmt::skip] // A table: one row a column.
+pub(super) const NODES: Columns<View, Node> = &[
+    ("node", |_, node| node.uuid.to_string()),
+    ("type", |_, node| node_type(node).into()),
+    ("status", |_, node| node_status(node)),
+    ("host", |_, node| host(&node.stats.hostname)),
+    ("cpus", |_, node| with_unit(node.stats.cpus_online, "")),
+    ("load", |_, node| with_unit(node.stats.load, "")),
+    ("memory free", |_, node| share(node.stats.mem_available_mb, node.stats.mem_total_mb)),
+    ("disk free", |_, node| share(node.stats.disk_available_mb, node.stats.disk_total_mb)),
+    ("instances", |view, node| format!("{} of {} run", running(view, node), node.instances.len())),
+];
 
-/// A list as text: with lines on a terminal, without them elsewhere, since other
-/// programs cut it into columns. On a terminal that is too narrow, each row becomes
-/// lines of its own.
-fn list<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
-    let table = table(std::io::stdout().is_terminal(), header, rows);
-    let text = table.to_string();
-    let widest = text.lines().map(|line| line.chars().count()).max();
-    if terminal_width().is_none_or(|width| widest.unwrap_or(0) <= width) {
-        return text;
-    }
-    let cells = |row: &Row| row.cell_iter().map(Cell::content).collect::<Vec<_>>();
-    let rows = table.header().into_iter().chain(table.row_iter());
-    let rows: Vec<_> = rows.map(cells).collect();
-    records(rows.iter().map(Vec::as_slice)).trim_end().to_owned()
-}
+/// What `describe` shows of a node, before its instances.
+#[rustfmt::skip]
+pub(super) const NODE: Columns<View, Node> = &[
+    ("host", |_, node| node.stats.hostname.clone()),
+    ("type", |_, node| node_type(node).into()),
+    ("status", |_, node| node_status(node)),
+    ("cpus", |_, node| with_unit(node.stats.cpus_online, "")),
+    ("load", |_, node| with_unit(node.stats.load, "")),
+    ("memory", |_, node| share(node.stats.mem_available_mb, node.stats.mem_total_mb)),
+    ("disk", |_, node| share(node.stats.disk_available_mb, node.stats.disk_total_mb)),
+    ("addresses", |_, node| joined(node.stats.networks.iter().map(|network| network.ip.as_str()))),
+];
 
-pub(super) fn tenants(entries: &[TenantEntry]) -> String {
-    let rows = entries.iter().map(|entry| {
-        [
-            printable(&entry.name),
-            entry.key.to_string(),
-            printable(&entry.subnet),
-            printable(&entry.concentrator_ip),
-            printable(entry.concentrator_uuid.as_str()),
-            printable(entry.tenant_uuid.as_str()),
-        ]
-    });
-    let header = [
-        "tenant",
-        "key",
-        "subnet",
-        "concentrator",
-        "concentrator's instance",
-        "UUID",
-    ];
-    list(header, rows)
-}
+#[rustfmt::skip]
+pub(super) const INSTANCES: Columns<View, Instance> = &[
+    ("instance", |_, instance| instance.uuid.to_string()),
+    ("name", |_, instance| or_dash(instance.stats.name.clone())),
+    ("state", instance_state),
+    ("end", |_, instance| or_dash(end(instance))),
+    ("node", |_, instance| short(&instance.node.to_string())),
+    ("host", |view, instance| host(hostname(view, instance))),
+    ("cpu", |_, instance| with_unit(instance.stats.cpu_usage, "%")),
+    ("memory", |_, instance| with_unit(instance.stats.memory_usage_mb, " MB")),
+    ("disk", |_, instance| with_unit(instance.stats.disk_usage_mb, " MB")),
+    ("volumes", |_, instance| joined(instance.stats.volumes.iter().map(|volume| short(volume.as_str())))),
+];
 
-/// A tenant, and each of its instances.
+/// What `describe` shows of an instance.
+#[rustfmt::skip]
+pub(super) const INSTANCE: Columns<View, Instance> = &[
+    ("name", |_, instance| instance.stats.name.clone()),
+    ("labels", |_, instance| joined(instance.stats.labels.iter().map(|(key, value)| format!("{key}={value}")))),
+    ("state", instance_state),
+    ("end", |_, instance| end(instance)),
+    ("detail", |_, instance| instance.stats.detail.clone()),
+    ("started", |_, instance| instance.stats.started.clone()),
+    ("ended", |_, instance| instance.stats.ended.clone()),
+    ("node", |view, instance| format!("{} {}", instance.node, hostname(view, instance))),
+    ("cpu", |_, instance| with_unit(instance.stats.cpu_usage, "%")),
+    ("memory", |_, instance| with_unit(instance.stats.memory_usage_mb, " MB")),
+    ("disk", |_, instance| with_unit(instance.stats.disk_usage_mb, " MB")),
+    ("ssh", |_, instance| ssh(instance)),
+    ("volumes", |_, instance| joined(instance.stats.volumes.iter().map(|volume| volume.as_str()))),
+];
+
+#[rustfmt::skip]
+pub(super) const CNCIS: Columns<View, Cnci> = &[
+    ("CNCI", |_, cnci| cnci.uuid.to_string()),
+    ("tenant", |_, cnci| cnci.tenant.to_string()),
+    ("address", |_, cnci| cnci.ip.clone()),
+    ("MAC", |_, cnci| cnci.mac.clone()),
+    ("state", |view, cnci| view.instance(cnci.uuid).map_or("-".into(), |own| instance_state(view, own))),
+    ("public addresses", |_, cnci| public_ips(cnci)),
+];
+
+#[rustfmt::skip]
+pub(super) const SESSIONS: Columns<(), SessionEntry> = &[
+    ("uuid", |(), session| session.uuid.to_string()),
+    ("roles", |(), session| session.roles.clone()),
+    ("address", |(), session| session.address.clone()),
+    ("for", |(), session| span(session.age_s)),
+    ("idle", |(), session| span(session.idle_s)),
+    ("bound", |(), session| if session.bound { "yes" } else { "no" }.into()),
+    ("serial", |(), session| or_dash(session.serial.replace(':', ""))),
+    ("subject", |(), session| session.subject.clone()),
+    ("in", |(), session| session.frames_received.to_string()),
+    ("out", |(), session| session.frames_sent.to_string()),
+    ("waiting", |(), session| session.frames_waiting.to_string()),
+];
+
+#[rustfmt::skip]
+pub(super) const BANS: Columns<(), BanEntry> = &[
+    ("uuid", |(), ban| ban.uuid.to_string()),
+    ("left", |(), ban| span(ban.left_s)),
+    ("by", |(), ban| ban.by.to_string()),
+    ("since", |(), ban| format!("{} ago", span(ban.age_s))),
+];
+
+#[rustfmt::skip]
+pub(super) const TENANTS: Columns<(), TenantEntry> = &[
+    ("tenant", |(), entry| entry.name.clone()),
+    ("key", |(), entry| entry.key.to_string()),
+    ("subnet", |(), entry| entry.subnet.clone()),
+    ("concentrator", |(), entry| entry.concentrator_ip.clone()),
+    ("concentrator's instance", |(), entry| entry.concentrator_uuid.to_string()),
+    ("UUID", |(), entry| entry.tenant_uuid.to_string()),
+];
+
+#[rustfmt::skip]
+const ADDRESSES: Columns<View, TenantAddress> = &[
+    ("address", |_, address| address.ip.clone()),
+    ("instance", |_, address| address.instance_uuid.to_string()),
+    ("state", |view, address| holder(view, address).map_or("not known".into(), |own| own.state.to_string())),
+    ("node", |view, address| holder(view, address).map_or(String::new(), |own| own.node.to_string())),
+];
+
+/// The tunnels of a tenant, each with its node.
+#[rustfmt::skip]
+const TUNNELS: Columns<(), (Uuid, TunnelStats)> = &[
+    ("node", |(), (node, _)| node.to_string()),
+    ("tunnel", |(), (_, tunnel)| if tunnel.up { "up" } else { "down" }.into()),
+    ("bytes in", |(), (_, tunnel)| tunnel.rx_bytes.to_string()),
+    ("bytes out", |(), (_, tunnel)| tunnel.tx_bytes.to_string()),
+    ("packets dropped", |(), (_, tunnel)| tunnel.drops.to_string()),
+];
+
+/// A tenant, with its instances and tunnels.
 pub(super) fn tenant(view: &View, entry: &TenantEntry) -> String {
     let cnci = entry.concentrator_uuid.uuid();
     let state = match cnci.and_then(|uuid| view.cnci(uuid)) {
         Some(cnci) if cnci.since.is_some() => "connected",
         _ => "not connected",
     };
-    let rows = entry.addresses.iter().map(|address| {
-        let instance = address.instance_uuid.uuid().and_then(|uuid| view.instance(uuid));
-        [
-            printable(&address.ip),
-            printable(address.instance_uuid.as_str()),
-            instance.map_or_else(
-                || "not known".into(),
-                |instance| printable(instance.state.as_str()),
-            ),
-            instance
-                .map(|instance| instance.node.to_string())
-                .unwrap_or_default(),
-        ]
-    });
     let tunnels = view.nodes().flat_map(|node| {
         let of_tenant = node.stats.tunnels.iter().filter(|tunnel| tunnel.key == entry.key);
-        of_tenant.map(move |tunnel| {
-            [
-                node.uuid.to_string(),
-                if tunnel.up { "up" } else { "down" }.into(),
-                tunnel.rx_bytes.to_string(),
-                tunnel.tx_bytes.to_string(),
-                tunnel.drops.to_string(),
-            ]
-        })
+        of_tenant.map(|tunnel| (node.uuid, tunnel.clone()))
     });
     format!(
         "{}\nconcentrator: {state}\n{}\n{}",
-        tenants(std::slice::from_ref(entry)),
-        list(["address", "instance", "state", "node"], rows),
-        list(
-            ["node", "tunnel", "bytes in", "bytes out", "packets dropped"],
-            tunnels
-        )
+        list(TENANTS, &(), std::iter::once(entry)),
+        list(ADDRESSES, view, entry.addresses.iter()),
+        list(TUNNELS, &(), tunnels.collect::<Vec<_>>().iter())
     )
 }
 
-pub(super) fn nodes<'a>(view: &View, nodes: impl Iterator<Item = &'a Node>) -> String {
-    let rows = nodes.map(|node| {
-        let stats = &node.stats;
-        [
-            node.uuid.to_string(),
-            node_type(node).into(),
-            node_status(node),
-            host(&stats.hostname),
-            with_unit(stats.cpus_online, ""),
-            with_unit(stats.load, ""),
-            share(stats.mem_available_mb, stats.mem_total_mb),
-            share(stats.disk_available_mb, stats.disk_total_mb),
-            format!("{} of {} run", running(view, node), node.instances.len()),
-        ]
-    });
-    let header = [
-        "node",
-        "type",
-        "status",
-        "host",
-        "cpus",
-        "load",
-        "memory free",
-        "disk free",
-        "instances",
-    ];
-    list(header, rows)
-}
-
-pub(super) fn instances<'a>(view: &View, instances: impl Iterator<Item = &'a Instance>) -> String {
-    let rows = instances.map(|instance| {
-        let stats = &instance.stats;
-        let node = view.node(instance.node);
-        let volumes = stats.volumes.iter().map(|volume| short(volume.as_str()));
-        [
-            instance.uuid.to_string(),
-            or_dash(printable(&stats.name)),
-            instance_state(view, instance),
-            or_dash(end(instance)),
-            short(&instance.node.to_string()),
-            host(node.map_or("", |node| &node.stats.hostname)),
-            with_unit(stats.cpu_usage, "%"),
-            with_unit(stats.memory_usage_mb, " MB"),
-            with_unit(stats.disk_usage_mb, " MB"),
-            volumes.collect::<Vec<_>>().join(" "),
-        ]
-    });
-    let header = [
-        "instance", "name", "state", "end", "node", "host", "cpu", "memory", "disk", "volumes",
-    ];
-    list(header, rows)
-}
-
-pub(super) fn cncis(view: &View) -> String {
-    let rows = view.cncis().map(|cnci| {
-        let instance = view.instance(cnci.uuid);
-        [
-            cnci.uuid.to_string(),
-            printable(cnci.tenant.as_str()),
-            printable(&cnci.ip),
-            printable(&cnci.mac),
-            instance.map_or("-".into(), |instance| instance_state(view, instance)),
-            public_ips(cnci),
-        ]
-    });
-    let header = ["CNCI", "tenant", "address", "MAC", "state", "public addresses"];
-    list(header, rows)
-}
-
-pub(super) fn sessions(sessions: &[SessionEntry]) -> String {
-    let rows = sessions.iter().map(|session| {
-        [
-            printable(session.uuid.as_str()),
-            printable(&session.roles),
-            printable(&session.address),
-            span(session.age_s),
-            span(session.idle_s),
-            if session.bound { "yes" } else { "no" }.into(),
-            serial(&session.serial),
-            printable(&session.subject),
-            session.frames_received.to_string(),
-            session.frames_sent.to_string(),
-            session.frames_waiting.to_string(),
-        ]
-    });
-    let header = [
-        "uuid", "roles", "address", "for", "idle", "bound", "serial", "subject", "in", "out", "waiting",
-    ];
-    list(header, rows)
-}
-
-pub(super) fn bans(bans: &[BanEntry]) -> String {
-    let rows = bans.iter().map(|ban| {
-        [
-            printable(ban.uuid.as_str()),
-            span(ban.left_s),
-            printable(ban.by.as_str()),
-            format!("{} ago", span(ban.age_s)),
-        ]
-    });
-    list(["uuid", "left", "by", "since"], rows)
-}
-
-/// A serial number without its colons.
-fn serial(serial: &str) -> String {
-    or_dash(printable(serial).replace(':', ""))
+/// The instance that has an address.
+fn holder<'a>(view: &'a View, address: &TenantAddress) -> Option<&'a Instance> {
+    view.instance(address.instance_uuid.uuid()?)
 }
 
 /// A time in its largest whole unit, as `--ban` takes it.
@@ -224,12 +161,25 @@ pub(crate) fn span(seconds: u64) -> String {
     }
 }
 
+fn joined(texts: impl Iterator<Item = impl Into<String>>) -> String {
+    texts.map(Into::into).collect::<Vec<_>>().join(" ")
+}
+
 fn public_ips(cnci: &Cnci) -> String {
-    let each = cnci
-        .public_ips
-        .iter()
-        .map(|(public_ip, to)| format!("{} → {}", printable(public_ip), short(to.instance.as_str())));
+    let each = cnci.public_ips.iter();
+    let each = each.map(|(public_ip, to)| format!("{public_ip} → {}", short(to.instance.as_str())));
     each.collect::<Vec<_>>().join(", ")
+}
+
+fn hostname<'a>(view: &'a View, instance: &Instance) -> &'a str {
+    view.node(instance.node).map_or("", |node| &node.stats.hostname)
+}
+
+fn ssh(instance: &Instance) -> String {
+    match instance.stats.ssh_ip.as_str() {
+        "" => String::new(),
+        ip => format!("{ip} port {}", instance.stats.ssh_port),
+    }
 }
 
 pub(crate) fn node_type(node: &Node) -> &'static str {
@@ -245,26 +195,26 @@ pub(crate) fn node_status(node: &Node) -> String {
     match &node.status {
         _ if !node.connected => "gone".into(),
         NodeStatus::Other(text) if text.is_empty() => "-".into(),
-        status => printable(status.as_str()),
+        status => status.as_str().to_owned(),
     }
 }
 
 /// The state of an instance; with a question mark if its node is gone or does not
 /// report, so that the state may be out of date.
 pub(crate) fn instance_state(view: &View, instance: &Instance) -> String {
-    let state = printable(instance.state.as_str());
+    let state = instance.state.as_str();
     match view.node(instance.node) {
-        Some(node) if node.is_current() => state,
+        Some(node) if node.is_current() => state.to_owned(),
         _ => format!("{state}?"),
     }
 }
 
 pub(crate) fn short(uuid: &str) -> String {
-    printable(uuid).chars().take(8).collect()
+    uuid.chars().take(8).collect()
 }
 
 pub(crate) fn host(name: &str) -> String {
-    printable(name).chars().take(20).collect()
+    name.chars().take(20).collect()
 }
 
 pub(crate) fn or_dash(text: String) -> String {

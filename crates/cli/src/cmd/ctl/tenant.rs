@@ -16,6 +16,7 @@ use super::options::Options;
 use super::session::{LOOK, Session};
 use super::sessions::{Operator, new_id};
 use super::tables;
+use crate::cmd::table;
 use crate::failure::Failure;
 use crate::output::{printable, say, say_json};
 use crate::signals::Stop;
@@ -218,7 +219,7 @@ fn list(options: &Options, stop: &Stop) -> Result<(), Failure> {
     }
     match options.json {
         true => say_json(entries.iter().map(shown).collect::<Value>()),
-        false => say(tables::tenants(&entries)),
+        false => say(table::list(tables::TENANTS, &(), entries.iter())),
     }
 }
 

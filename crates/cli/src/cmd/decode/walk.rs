@@ -2,6 +2,7 @@
 
 use std::io::{self, BufRead, Read};
 
+use serde::Serialize;
 use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::proto::{
@@ -131,24 +132,33 @@ impl<'a> Walk<'a> {
         Some(())
     }
 
-    /// The trace block. A fault inside it costs the block, not the frame; a length
-    /// that cannot be true costs the rest.
+    /// The trace block. After a fault inside it, the rest of the frame is still read; after a
+    /// wrong length, nothing more.
     fn trace(&mut self) -> Option<()> {
         let at = self.at;
         let announced = self.number("trace length")?;
-        let len = usize::try_from(announced).unwrap_or(usize::MAX);
-        if len > MAX_TRACE_LEN {
-            let what = format!("a trace block of {len} bytes, more than {MAX_TRACE_LEN}");
-            self.problem(at, what);
-            return None;
-        }
-        let block = self.read(len);
-        if block.len() < len {
-            self.beyond(at, "trace block", announced, block.len());
-            return None;
-        }
+        let block = self.announced(at, "trace block", announced, MAX_TRACE_LEN)?;
         self.inside(&block, "the trace block", |walk| walk.trace_fields());
         Some(())
+    }
+
+    /// The bytes of a part whose length stood at `length_at`. Both faults here are faults of that
+    /// length, so it is unknown where the next frame begins.
+    fn announced(&mut self, length_at: usize, part: &str, announced: u32, most: usize) -> Option<Vec<u8>> {
+        let len = usize::try_from(announced).unwrap_or(usize::MAX);
+        if len > most {
+            return self.fail(
+                length_at,
+                format!("a {part} of {announced} bytes, more than {most}"),
+            );
+        }
+        let bytes = self.read(len);
+        if bytes.len() < len {
+            let there = bytes.len();
+            let what = format!("a {part} of {announced} bytes is announced and {there} follow");
+            return self.fail(length_at, what);
+        }
+        Some(bytes)
     }
 
     /// Walks bytes that were read already. Problems inside them are noted, and do not
@@ -172,9 +182,7 @@ impl<'a> Walk<'a> {
         let at = self.at;
         let version = self.byte("trace version")?;
         if version != TRACE_VERSION {
-            let what = format!("trace block version {version}, not {TRACE_VERSION}");
-            self.problem(at, what);
-            return None;
+            return self.fail(at, format!("trace block version {version}, not {TRACE_VERSION}"));
         }
         let len = self.byte("label length")?;
         let at = self.at;
@@ -191,9 +199,7 @@ impl<'a> Walk<'a> {
         let at = self.at;
         let count = self.byte("node count")?;
         if usize::from(count) > MAX_TRACE_NODES {
-            let what = format!("{count} nodes, more than {MAX_TRACE_NODES}");
-            self.problem(at, what);
-            return None;
+            return self.fail(at, format!("{count} nodes, more than {MAX_TRACE_NODES}"));
         }
         for node in 0..count {
             self.uuid(&format!("node {node} uuid"))?;
@@ -202,38 +208,25 @@ impl<'a> Walk<'a> {
             self.time(&format!("node {node} sent"))?;
         }
         if self.at < self.end {
-            let what = format!(
-                "{} bytes of the trace block after its last node",
-                self.end - self.at
+            let rest = self.end - self.at;
+            self.problem(
+                self.at,
+                format!("{rest} bytes of the trace block after its last node"),
             );
-            self.problem(self.at, what);
         }
         Some(())
     }
 
     /// The payload, whose length stood at `length_at`.
     fn payload(&mut self, length_at: usize, announced: u32) -> Option<()> {
-        let len = usize::try_from(announced).unwrap_or(usize::MAX);
-        if len > MAX_PAYLOAD {
-            let what = format!("a payload of {announced} bytes, more than {MAX_PAYLOAD}");
-            self.problem(length_at, what);
-            return None;
-        }
-        if len == 0 {
+        if announced == 0 {
             return Some(());
         }
-        let at = self.at;
-        let bytes = self.read(len);
-        if bytes.len() < len {
-            self.beyond(length_at, "payload", announced, bytes.len());
-            return None;
+        let bytes = self.announced(length_at, "payload", announced, MAX_PAYLOAD)?;
+        match self.frame.kind.filter(|kind| kind.is_of_streams()) {
+            Some(kind) => self.inside(&bytes, "the payload", |walk| walk.stream_fields(kind)),
+            None => self.inside(&bytes, "the payload", |walk| walk.content("payload")),
         }
-        if let Some(kind) = self.frame.kind.filter(|kind| kind.is_of_streams()) {
-            self.inside(&bytes, "the payload", |walk| walk.stream_fields(kind));
-            return Some(());
-        }
-        self.at += len;
-        self.content("payload", at, bytes);
         Some(())
     }
 
@@ -258,8 +251,7 @@ impl<'a> Walk<'a> {
             if len == 0 || len > MAX_STREAM_CHUNK {
                 self.problem(at, format!("{len} bytes of output, not 1 to {MAX_STREAM_CHUNK}"));
             }
-            let data = self.take("data", len)?;
-            self.content("data", at, data);
+            self.content("data")?;
         } else if kind == Event::STREAM_ENDED {
             let reason = StreamEndReason(self.byte("reason")?);
             self.text(format!("{:#x} {reason}", reason.0));
@@ -268,8 +260,7 @@ impl<'a> Walk<'a> {
                 self.problem(at, format!("{len} bytes of text, more than {MAX_STREAM_TEXT}"));
             }
             if len > 0 {
-                let text = self.take("text", len)?;
-                self.content("text", at, text);
+                self.content("text")?;
             }
         }
         Some(())
@@ -293,10 +284,10 @@ impl<'a> Walk<'a> {
         self.take("reserved", 2).map(drop)
     }
 
-    /// Bytes that may be text.
-    fn content(&mut self, name: &str, at: usize, bytes: Vec<u8>) {
-        let len = bytes.len();
-        match String::from_utf8(bytes) {
+    /// The bytes up to the end of the part, which may be text.
+    fn content(&mut self, name: &str) -> Option<()> {
+        let (at, len) = (self.at, self.end - self.at);
+        match String::from_utf8(self.take(name, len)?) {
             Ok(text) => {
                 let lines: Vec<_> = text.lines().map(printable).collect();
                 self.field(name, at, json!(text));
@@ -304,15 +295,13 @@ impl<'a> Walk<'a> {
             }
             Err(error) => {
                 let valid = error.utf8_error().valid_up_to();
-                let hex: String = error
-                    .as_bytes()
-                    .iter()
-                    .map(|byte| format!("{byte:02x}"))
-                    .collect();
+                let bytes = error.as_bytes().iter();
+                let hex: String = bytes.map(|byte| format!("{byte:02x}")).collect();
                 self.field(name, at, json!(hex));
                 self.text(format!("{len} bytes, no text from byte {valid} on\n{hex}"));
             }
         }
+        Some(())
     }
 
     /// Takes bytes for a field that is then noted by the caller.
@@ -321,8 +310,7 @@ impl<'a> Walk<'a> {
         if bytes.len() < len {
             let (within, there) = (self.within, bytes.len());
             let what = format!("{within} ends inside {name}, with {there} of its {len} bytes");
-            self.problem(self.at, what);
-            return None;
+            return self.fail(self.at, what);
         }
         self.at += len;
         Some(bytes)
@@ -339,29 +327,33 @@ impl<'a> Walk<'a> {
         bytes
     }
 
-    fn array<const N: usize>(&mut self, name: &str) -> Option<[u8; N]> {
-        self.take(name, N)?.try_into().ok()
+    /// Takes a field of a fixed length, and notes what `read` makes of its bytes.
+    fn fixed<const N: usize, T: Serialize>(
+        &mut self,
+        name: &str,
+        read: impl FnOnce([u8; N]) -> T,
+    ) -> Option<T> {
+        let at = self.at;
+        let value = read(self.take(name, N)?.try_into().ok()?);
+        self.field(name, at, json!(value));
+        Some(value)
     }
 
     fn byte(&mut self, name: &str) -> Option<u8> {
-        let at = self.at;
-        let [byte] = self.array(name)?;
-        self.field(name, at, json!(byte));
-        Some(byte)
+        self.fixed(name, u8::from_be_bytes)
     }
 
     fn number(&mut self, name: &str) -> Option<u32> {
-        let at = self.at;
-        let number = u32::from_be_bytes(self.array(name)?);
-        self.field(name, at, json!(number));
-        Some(number)
+        self.fixed(name, u32::from_be_bytes)
+    }
+
+    fn uuid(&mut self, name: &str) -> Option<Uuid> {
+        self.fixed(name, Uuid::from_bytes)
     }
 
     /// Nanoseconds since 1970.
     fn time(&mut self, name: &str) -> Option<()> {
-        let at = self.at;
-        let nanoseconds = u64::from_be_bytes(self.array(name)?);
-        self.field(name, at, json!(nanoseconds));
+        let nanoseconds = self.fixed(name, u64::from_be_bytes)?;
         self.text(match nanoseconds {
             0 => "unset".to_owned(),
             _ => format!("{nanoseconds} ns"),
@@ -369,16 +361,9 @@ impl<'a> Walk<'a> {
         Some(())
     }
 
-    fn uuid(&mut self, name: &str) -> Option<Uuid> {
-        let at = self.at;
-        let uuid = Uuid::from_bytes(self.array(name)?);
-        self.field(name, at, json!(uuid.to_string()));
-        Some(uuid)
-    }
-
     fn role(&mut self, name: &str) -> Option<Role> {
         let at = self.at;
-        let role = Role::from_bits(u32::from_be_bytes(self.array(name)?));
+        let role = Role::from_bits(u32::from_be_bytes(self.take(name, 4)?.try_into().ok()?));
         self.field(name, at, json!(role.to_string()));
         self.text(format!("{:#x} {role}", role.bits()));
         Some(role)
@@ -401,9 +386,10 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn beyond(&mut self, at: usize, what: &str, announced: u32, there: usize) {
-        let what = format!("a {what} of {announced} bytes is announced and {there} follow");
+    /// Notes a problem behind which the part, or the frame, cannot be read.
+    fn fail<T>(&mut self, at: usize, what: String) -> Option<T> {
         self.problem(at, what);
+        None
     }
 
     fn problem(&mut self, at: usize, what: String) {

@@ -5,12 +5,13 @@
 //!  ┌─────────────────┐              ┌───────────┐        ┌─────────┐
 //!  │ controller      │ ◀── TLS ───▶ │ scheduler │ ◀────▶ │ agent   │ ──▶ workloads
 //!  │ steps, table    │              └───────────┘ ◀────▶ │ agent   │ ──▶ workloads
-//!  └─────────────────┘                    ▲       ◀────▶ │ network │ ──▶ CNCI ─┐
-//!                                         └──────────────┴─────────┘ ◀─────────┘
+//!  └────────┬────────┘                ▲       ▲   ◀────▶ │ network │ ──▶ CNCI ─┐
+//!           └─ ctl, for each step ────┘       └──────────┴─────────┘ ◀─────────┘
 //! ```
 //!
-//! A step is printed once STATS or an event show that it was done; a step that does
-//! not show fails the demo. Whatever happens, the processes are ended and the
+//! Each step is a command that a user could give: `ssntp ctl` gives it, and its exit code and
+//! the controller of this process show that it was done. A step is printed once that is seen; a
+//! step that is not seen fails the demo. Whatever happens, the processes are ended and the
 //! directory for all their files is removed: if the demo itself is killed, by a
 //! process that waits for its end.
 //!
@@ -18,7 +19,7 @@
 //! |---|---|
 //! | `steps` | the table of steps: what is done, and what has to be seen |
 //! | `watch` | the waits until it is seen |
-//! | `processes` | the child processes |
+//! | `processes` | the child processes, of which ctl is one |
 //! | `caretaker` | the directory, and the process that removes what is left in it |
 //! | `screen` | the live table, or plain lines |
 
@@ -34,6 +35,7 @@ use clap::value_parser;
 
 use self::caretaker::Caretaker;
 use self::processes::Processes;
+pub(super) use self::processes::pause;
 use self::screen::Screen;
 use self::steps::{Demo, STEPS};
 use crate::clock::now;

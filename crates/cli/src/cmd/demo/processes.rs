@@ -1,5 +1,6 @@
 //! The child processes of a demo. Dropping them ends them.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -44,23 +45,13 @@ impl Processes {
     /// Starts this program with some words as a child, and waits for its first line;
     /// gives that and the PID.
     pub(super) fn start(&mut self, name: &str, words: &str, stop: &Stop) -> Result<(String, u32), Failure> {
-        let failed = |e: io::Error| Failure::new(format!("cannot start the {name}: {e}"));
-        let output = self.directory.join(format!("{name}.out"));
-        // In a group of its own: Ctrl-C is for the demo, which then ends the child.
-        let child = Command::new(program()?)
-            .args(words.split_whitespace())
-            .current_dir(&self.directory)
-            .process_group(0)
-            .stdin(Stdio::null())
-            .stdout(File::create(&output).map_err(failed)?)
-            .stderr(File::create(self.log(name)).map_err(failed)?)
-            .spawn()
-            .map_err(failed)?;
+        let child = self.command(name, words.split_whitespace())?.spawn();
+        let child = child.map_err(|e| cannot_start(name, &e))?;
         let pid = child.id();
         self.running.push((name.to_owned(), child));
         let deadline = now() + FIRST_LINE;
         loop {
-            let printed = fs::read_to_string(&output).unwrap_or_default();
+            let printed = fs::read_to_string(self.file(name, "out")).unwrap_or_default();
             if let Some((line, _)) = printed.split_once('\n') {
                 return Ok((line.to_owned(), pid));
             }
@@ -77,8 +68,39 @@ impl Processes {
         }
     }
 
-    fn log(&self, name: &str) -> PathBuf {
-        self.directory.join(format!("{name}.log"))
+    /// Starts this program with some words, for one command.
+    pub(super) fn ctl(&self, words: impl Iterator<Item = String>, traceparent: &str) -> Result<Ctl, Failure> {
+        let mut command = self.command("ctl", words)?;
+        // Contexts and other settings of the user are not meant for the demo's cluster.
+        command.env_clear().env("TRACEPARENT", traceparent);
+        Ok(Ctl {
+            child: command.spawn().map_err(|e| cannot_start("ctl", &e))?,
+            stdout: self.file("ctl", "out"),
+            stderr: self.file("ctl", "log"),
+        })
+    }
+
+    /// This program as a child: in a group of its own, since Ctrl-C is for the demo, which then
+    /// ends the child.
+    fn command<W: AsRef<OsStr>>(
+        &self,
+        name: &str,
+        words: impl Iterator<Item = W>,
+    ) -> Result<Command, Failure> {
+        let file = |end| File::create(self.file(name, end)).map_err(|e| cannot_start(name, &e));
+        let mut command = Command::new(program()?);
+        command
+            .args(words)
+            .current_dir(&self.directory)
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(file("out")?)
+            .stderr(file("log")?);
+        Ok(command)
+    }
+
+    fn file(&self, name: &str, end: &str) -> PathBuf {
+        self.directory.join(format!("{name}.{end}"))
     }
 
     /// The name of a child that has ended without having been asked to.
@@ -91,7 +113,7 @@ impl Processes {
     /// Prints the last lines of each child's standard error.
     pub(super) fn tell_logs(&self) {
         for (name, _) in &self.running {
-            let text = fs::read_to_string(self.log(name)).unwrap_or_default();
+            let text = fs::read_to_string(self.file(name, "log")).unwrap_or_default();
             let lines: Vec<_> = text.lines().collect();
             for line in &lines[lines.len().saturating_sub(5)..] {
                 note(format_args!("{name}: {}", printable(line)));
@@ -122,6 +144,37 @@ impl Drop for Processes {
     }
 }
 
+/// A run of `ssntp ctl`. Dropping it kills the process.
+pub(super) struct Ctl {
+    child: Child,
+    stdout: PathBuf,
+    stderr: PathBuf,
+}
+
+impl Ctl {
+    /// The exit code and both outputs, once it has ended.
+    pub(super) fn ended(&mut self) -> Option<(Option<i32>, String, String)> {
+        let status = self.child.try_wait().ok()??;
+        let text = |path| fs::read_to_string(path).unwrap_or_default();
+        Some((status.code(), text(&self.stdout), text(&self.stderr)))
+    }
+
+    /// Waits until it has ended, or kills it after this time.
+    pub(super) fn end(mut self, limit: Duration) {
+        end_of(&mut self.child, now() + limit);
+    }
+}
+
+impl Drop for Ctl {
+    fn drop(&mut self) {
+        end_of(&mut self.child, now());
+    }
+}
+
+fn cannot_start(name: &str, error: &io::Error) -> Failure {
+    Failure::new(format!("cannot start the {name}: {error}"))
+}
+
 /// This program, for a child.
 pub(super) fn program() -> Result<PathBuf, Failure> {
     std::env::current_exe().map_err(|e| Failure::new(format!("the path of this program: {e}")))
@@ -142,7 +195,7 @@ pub(super) fn end_of(child: &mut Child, deadline: Instant) -> bool {
 }
 
 /// Sleeps for a moment, where no event would wake a wait.
-pub(super) fn pause() {
+pub(in crate::cmd) fn pause() {
     let never = crossbeam_channel::never::<()>();
     let _: Result<(), RecvTimeoutError> = never.recv_timeout(LOOK);
 }

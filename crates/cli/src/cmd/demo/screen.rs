@@ -5,11 +5,12 @@ use std::io::IsTerminal;
 use std::time::Instant;
 
 use comfy_table::Table;
-use ssntp_cluster::controller::{Change, View};
+use ssntp_cluster::controller::{Change, Instance, Node, View};
 
 use crate::cmd::ctl::tables::{
-    host, instance_state, node_status, node_type, or_dash, running, share, short, table, with_unit,
+    host, instance_state, node_status, node_type, or_dash, running, share, short, with_unit,
 };
+use crate::cmd::table::{Columns, table};
 use crate::failure::Failure;
 use crate::output::{Output, printable};
 
@@ -84,7 +85,8 @@ impl Screen {
             return Ok(());
         }
         let mut text = self.erase();
-        let table = format!("{}\n{}\n", nodes(view), instances(view));
+        let nodes = top(NODES, view, view.nodes());
+        let table = format!("{nodes}\n{}\n", top(INSTANCES, view, view.instances()));
         text.push_str(&table);
         self.drawn = table.lines().count();
         self.print(&text)
@@ -105,49 +107,33 @@ impl Screen {
     }
 }
 
-fn nodes(view: &View) -> Table {
-    let rows = view.nodes().take(MOST_ROWS).map(|node| {
-        [
-            short(&node.uuid.to_string()),
-            node_type(node).into(),
-            host(&node.stats.hostname),
-            node_status(node),
-            node.stats.load.to_string(),
-            share(node.stats.mem_available_mb, node.stats.mem_total_mb),
-            format!("{} run", running(view, node)),
-        ]
-    });
-    let header = [
-        "node",
-        "type",
-        "host",
-        "status",
-        "load",
-        "memory free",
-        "instances",
-    ];
-    with_more(table(true, header, rows), view.nodes().count())
-}
+#[rustfmt::skip] // A table: one row a column.
+const NODES: Columns<View, Node> = &[
+    ("node", |_, node| short(&node.uuid.to_string())),
+    ("type", |_, node| node_type(node).into()),
+    ("host", |_, node| host(&node.stats.hostname)),
+    ("status", |_, node| node_status(node)),
+    ("load", |_, node| node.stats.load.to_string()),
+    ("memory free", |_, node| share(node.stats.mem_available_mb, node.stats.mem_total_mb)),
+    ("instances", |view, node| format!("{} run", running(view, node))),
+];
 
-fn instances(view: &View) -> Table {
-    let rows = view.instances().take(MOST_ROWS).map(|instance| {
-        [
-            short(&instance.uuid.to_string()),
-            or_dash(printable(&instance.stats.name)),
-            instance_state(view, instance),
-            short(&instance.node.to_string()),
-            with_unit(instance.stats.cpu_usage, "%"),
-            with_unit(instance.stats.memory_usage_mb, " MB"),
-        ]
-    });
-    let header = ["instance", "what", "state", "node", "cpu", "memory"];
-    with_more(table(true, header, rows), view.instances().count())
-}
+#[rustfmt::skip]
+const INSTANCES: Columns<View, Instance> = &[
+    ("instance", |_, instance| short(&instance.uuid.to_string())),
+    ("what", |_, instance| or_dash(instance.stats.name.clone())),
+    ("state", instance_state),
+    ("node", |_, instance| short(&instance.node.to_string())),
+    ("cpu", |_, instance| with_unit(instance.stats.cpu_usage, "%")),
+    ("memory", |_, instance| with_unit(instance.stats.memory_usage_mb, " MB")),
+];
 
-/// A table of the first rows of so many, with a line that says how many more there are.
-fn with_more(mut table: Table, rows: usize) -> Table {
-    if rows > MOST_ROWS {
-        table.add_row([format!("{} more", rows - MOST_ROWS)]);
+/// A table of the first rows, with a line that says how many more there are.
+fn top<'a, T: 'a>(columns: Columns<View, T>, view: &View, mut rows: impl Iterator<Item = &'a T>) -> Table {
+    let mut table = table(true, columns, view, rows.by_ref().take(MOST_ROWS));
+    let more = rows.count();
+    if more > 0 {
+        table.add_row([format!("{more} more")]);
     }
     table
 }

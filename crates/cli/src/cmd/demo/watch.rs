@@ -3,9 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use ssntp::payload::InstanceState;
-use ssntp_cluster::controller::{Change, CommandError, Order, OrderError, Shown, View};
-use uuid::Uuid;
+use ssntp_cluster::controller::{Change, View};
 
 use super::steps::Demo;
 use crate::clock::now;
@@ -13,29 +11,12 @@ use crate::failure::Failure;
 
 /// How long one thing may take to be seen.
 const LIMIT: Duration = Duration::from_secs(30);
+/// Between two looks at a process, whose end is no change.
+const LOOK: Duration = Duration::from_millis(10);
 /// How long the table stands between two drawings.
 const REDRAW: Duration = Duration::from_millis(250);
 
 impl Demo<'_> {
-    /// Waits until an order is shown to be carried out.
-    pub(super) fn done(&mut self, order: Result<Order, CommandError>) -> Result<Shown, Failure> {
-        Ok(self.settled(&order?)??)
-    }
-
-    /// Waits for what becomes of an order.
-    pub(super) fn settled(&mut self, order: &Order) -> Result<Result<Shown, OrderError>, Failure> {
-        let settled = self.wait(Some(now() + LIMIT), |_| order.poll())?;
-        Ok(settled.unwrap_or_else(|| Err(order.timed_out(LIMIT))))
-    }
-
-    pub(super) fn see_exited(&mut self, instances: &[Uuid]) -> Result<(), Failure> {
-        let state = |view: &View, uuid: &Uuid| view.instance(*uuid).map(|i| i.state.clone());
-        let is_exited = |view: &View, uuid| state(view, uuid) == Some(InstanceState::Exited);
-        self.see("instances are exited", |view| {
-            instances.iter().all(|uuid| is_exited(view, uuid)).then_some(())
-        })
-    }
-
     pub(super) fn see<T>(&mut self, what: &str, look: impl FnMut(&View) -> Option<T>) -> Result<T, Failure> {
         let seen = self.wait(Some(now() + LIMIT), look)?;
         seen.ok_or_else(|| Failure::new(format!("not seen in {} s: {what}", LIMIT.as_secs())))
@@ -49,7 +30,7 @@ impl Demo<'_> {
         mut look: impl FnMut(&View) -> Option<T>,
     ) -> Result<Option<T>, Failure> {
         let over = until.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
-        let redraw = crossbeam_channel::tick(REDRAW);
+        let (redraw, look_again) = (crossbeam_channel::tick(REDRAW), crossbeam_channel::tick(LOOK));
         let never = crossbeam_channel::never();
         let stop = match self.is_ending {
             true => &never,
@@ -65,6 +46,7 @@ impl Demo<'_> {
                     Ok(change) => self.screen.change(&change)?,
                     Err(_) => return Err(Failure::new("the controller has ended")),
                 },
+                recv(look_again) -> _ => {}
                 recv(redraw) -> _ => {
                     if let Some(name) = self.processes.missing() {
                         return Err(Failure::new(format!("the {name} has ended")));

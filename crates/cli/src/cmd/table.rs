@@ -1,0 +1,107 @@
+//! Lists as people read them. Every subcommand that prints one names its columns in a constant
+//! and leaves the rest to this file.
+
+use std::io::IsTerminal;
+
+use comfy_table::{Row, Table, presets};
+
+use crate::output::printable;
+
+/// The columns of a list of `T`: the heading of each, and its text in a row. `X` is what the
+/// texts need in addition to the row.
+pub(crate) type Columns<X, T> = &'static [(&'static str, fn(&X, &T) -> String)];
+
+/// A table, with lines around its cells or without. Characters that do not show are escaped.
+pub(crate) fn table<'a, X, T: 'a>(
+    has_lines: bool,
+    columns: Columns<X, T>,
+    x: &X,
+    rows: impl Iterator<Item = &'a T>,
+) -> Table {
+    let mut table = Table::new();
+    table.load_style(match has_lines {
+        true => presets::UTF8_FULL_CONDENSED,
+        false => presets::NOTHING,
+    });
+    table.set_header(columns.iter().map(|(heading, _)| *heading));
+    table.add_rows(rows.map(|row| columns.iter().map(|(_, text)| printable(&text(x, row)))));
+    if !has_lines {
+        // Two blanks between columns, and none before the first one.
+        table.column_iter_mut().for_each(|column| {
+            column.set_padding((0, 2));
+        });
+    }
+    table
+}
+
+/// A list as text: with lines on a terminal, without them elsewhere, because other programs
+/// cut it into columns. On a terminal that is too narrow, each row becomes lines of its own.
+pub(crate) fn list<'a, X, T: 'a>(columns: Columns<X, T>, x: &X, rows: impl Iterator<Item = &'a T>) -> String {
+    let table = table(std::io::stdout().is_terminal(), columns, x, rows);
+    let text = table.trim_fmt();
+    let widest = text.lines().map(|line| line.chars().count()).max();
+    match terminal_width().is_none_or(|width| widest.unwrap_or(0) <= width) {
+        true => text,
+        false => records(&table),
+    }
+}
+
+/// Rows as blocks of `heading: value` lines. Empty values are left out.
+fn records(table: &Table) -> String {
+    let headings: Vec<_> = table.header().into_iter().flat_map(Row::cell_iter).collect();
+    let block = |row: &Row| {
+        let cells = headings.iter().zip(row.cell_iter());
+        let filled = cells.map(|(heading, cell)| (heading.content(), cell.content()));
+        let filled = filled.filter(|(_, text)| !text.is_empty());
+        let lines = filled.map(|(heading, text)| match heading.as_str() {
+            "" => text,
+            heading => format!("{heading}: {text}"),
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    table.row_iter().map(block).collect::<Vec<_>>().join("\n\n")
+}
+
+/// All that is known of one thing, as a title and lines of a name and a value; `-` stands for
+/// an unknown value.
+pub(crate) fn sheet<X, T>(title: &str, columns: Columns<X, T>, x: &X, of: &T) -> String {
+    let lines = columns.iter().map(|(name, text)| sheet_line(name, &text(x, of)));
+    format!("{title}\n{}", lines.collect::<String>())
+}
+
+/// One line of a [`sheet`].
+pub(crate) fn sheet_line(name: &str, text: &str) -> String {
+    let text = printable(text);
+    let text = match text.trim_end() {
+        "" => "-",
+        text => text,
+    };
+    format!("  {name:<11} {text}\n")
+}
+
+/// How many characters fit into a line of the terminal; `None` if the standard output is not a
+/// terminal.
+fn terminal_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|width| *width > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_columns_if_there_is_room_and_else_blocks_of_lines() {
+        const COLUMNS: Columns<(), [&str; 3]> = &[
+            ("", |(), row| row[0].to_owned()),
+            ("name", |(), row| row[1].to_owned()),
+            ("at", |(), row| row[2].to_owned()),
+        ];
+        let rows = [["*", "one", "a"], ["", "three\n", ""]];
+        // The output of a test is not a terminal, so its width is not limited.
+        let text = list(COLUMNS, &(), rows.iter());
+        assert_eq!(text, "   name     at\n*  one      a\n   three\\n");
+        let blocks = records(&table(false, COLUMNS, &(), rows.iter()));
+        assert_eq!(blocks, "*\nname: one\nat: a\n\nname: three\\n");
+    }
+}
