@@ -13,10 +13,9 @@
 //! ```
 //!
 //! There are no threads, sockets or clocks. What serves for real is real: the
-//! dispatcher's core and runner, outboxes, credit, budget, codec, handshakes.
-//! What blocks in a thread is a machine here that is suspended until it can go
-//! on: readers, writers and newcomers do what `server::accept` and
-//! `transport::link` do. Writers also move between two looks of the dispatcher
+//! dispatcher's core and runner, outboxes, credit, budget, codec, handshakes, and
+//! the steps of readers and writers. What blocks in a thread is suspended here
+//! until it can go on; newcomers do what `server::accept` does. Writers also move between two looks of the dispatcher
 //! at a ledger (`transport::outbox::interleaving`), as other threads do.
 //!
 //! | invariant | says |
