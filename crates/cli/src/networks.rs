@@ -18,11 +18,11 @@ pub(crate) struct TunnelArgs {
     #[arg(long, value_name = "WHICH", value_parser = one_of(WHICH), default_value = "none")]
     pub(crate) network: NetworkName,
     /// The largest packet of an instance, in bytes: 50 less than the underlay's
-    #[arg(long, value_name = "BYTES", env = "SSNTP_MTU", hide_env_values = true,
+    #[arg(long, value_name = "BYTES", env = "SSNTP_MTU",
         default_value_t = DEFAULT_MTU, value_parser = value_parser!(u16).range(576..))]
     pub(crate) mtu: u16,
     /// The UDP port of tunnels, the same in the whole cluster
-    #[arg(long, value_name = "PORT", env = "SSNTP_VXLAN_PORT", hide_env_values = true,
+    #[arg(long, value_name = "PORT", env = "SSNTP_VXLAN_PORT",
         default_value_t = DEFAULT_PORT, value_parser = value_parser!(u16).range(1..))]
     pub(crate) vxlan_port: u16,
 }
