@@ -1,5 +1,6 @@
 //! The flags of tenants' networks, of agents and concentrators.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::value_parser;
@@ -36,6 +37,9 @@ pub(crate) struct NetworkArgs {
     /// [default: the interface of the default route]
     #[arg(long, value_name = "ADDR|IFACE")]
     underlay: Option<String>,
+    /// A name server for the instances; may be given several times [default: none]
+    #[arg(long, value_name = "IP")]
+    name_server: Vec<IpAddr>,
     /// The directory with the certificates and keys of the concentrators that this node
     /// runs: UUID.pem for the concentrator with that UUID, which gets a copy
     #[arg(long, value_name = "DIR")]
@@ -74,6 +78,9 @@ impl NetworkArgs {
             .port(vxlan_port)
             .concentrator_env("SSNTP_MTU", mtu.to_string())
             .concentrator_env("SSNTP_VXLAN_PORT", vxlan_port.to_string());
+        for ip in &self.name_server {
+            config = config.name_server(*ip);
+        }
         if let Some(certs) = &self.concentrator_certs {
             let reached = connection.server.reach(stop)?;
             let addresses: Vec<_> = reached.connect.iter().map(ToString::to_string).collect();

@@ -10,6 +10,7 @@
 //! | `ctl/` | command a cluster, and show it |
 //! | `decode/` | name the fields of frames |
 //! | `demo/` | everything at once |
+//! | `exchange` | requests of an application, and answers by a program |
 //! | `listen` | print what arrives |
 //! | `operands` | every kind of frame |
 //! | `opflex/` | policy over OpFlex |
@@ -28,6 +29,7 @@ mod context;
 mod ctl;
 mod decode;
 mod demo;
+mod exchange;
 mod listen;
 mod operands;
 mod opflex;
@@ -42,6 +44,7 @@ use crate::settings::Settings;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
+    Answer(exchange::AnswerArgs),
     #[command(hide = true)]
     Caretaker(demo::caretaker::Args),
     Cert(cert::Args),
@@ -57,6 +60,7 @@ pub(crate) enum Command {
     Manual(completions::ManualArgs),
     Operands(operands::Args),
     Opflex(opflex::Args),
+    Request(exchange::Args),
     Scheduler(scheduler::Args),
     Send(send::Args),
     Server(server::Args),
@@ -68,6 +72,7 @@ impl Command {
     /// definition of the program's command line.
     pub(crate) fn run(self, settings: Settings, whole: clap::Command) -> Result<(), Failure> {
         match self {
+            Self::Answer(args) => exchange::answer(&args),
             Self::Caretaker(args) => demo::caretaker::run(&args),
             Self::Cert(args) => cert::run(args),
             Self::Cnci(args) => cnci::run(args, settings),
@@ -81,6 +86,7 @@ impl Command {
             Self::Manual(args) => completions::manual(&args, whole),
             Self::Operands(args) => operands::run(&args),
             Self::Opflex(args) => opflex::run(args, settings),
+            Self::Request(args) => exchange::request(&args),
             Self::Scheduler(args) => scheduler::run(args, settings),
             Self::Send(args) => send::run(args),
             Self::Server(args) => server::run(args, settings),

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::fs::File;
-use std::net::Ipv4Addr;
+use std::fs::{self, File};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -15,6 +16,7 @@ use uuid::Uuid;
 use super::attachment::{Attachment, Interface, TenantNet, TenantPort, gateway};
 use super::links::{BRIDGE, GROUP, Link, PORT, TUNNEL, TunnelData, Underlay, delete, links, tunnel_name};
 use super::tools;
+use super::tools::elements;
 use crate::summed::fnv1a;
 
 /// The default of [`NetworkConfig::mtu`]: VXLAN takes 50 bytes of the usual 1500.
@@ -27,6 +29,7 @@ pub struct NetworkConfig {
     underlay: String,
     mtu: u16,
     port: u16,
+    pub(super) name_servers: Vec<IpAddr>,
     pub(super) concentrator_env: Vec<(String, String)>,
     pub(super) concentrator_files: Vec<(String, PathBuf)>,
     pub(super) concentrator_certs: Option<(String, PathBuf)>,
@@ -40,6 +43,7 @@ impl NetworkConfig {
             underlay: underlay.into(),
             mtu: DEFAULT_MTU,
             port: DEFAULT_PORT,
+            name_servers: Vec::new(),
             concentrator_env: Vec::new(),
             concentrator_files: Vec::new(),
             concentrator_certs: None,
@@ -57,6 +61,13 @@ impl NetworkConfig {
     #[must_use]
     pub fn port(mut self, port: u16) -> Self {
         self.port = port;
+        self
+    }
+
+    /// Adds a name server for the instances. Default: none.
+    #[must_use]
+    pub fn name_server(mut self, ip: IpAddr) -> Self {
+        self.name_servers.push(ip);
         self
     }
 
@@ -183,8 +194,18 @@ impl Networks {
 
     /// The filter comes first: it drops everything of a port that it does not know.
     fn wire(&self, instance: Uuid, port: &TenantPort, pid: i32, is_new: bool) -> Result<(), String> {
-        let element = element(instance, &port.interface);
-        tools::nft(&format!("add element bridge ssntp own {{ {element} }}"))?;
+        let mut commands = format!(
+            "add element bridge ssntp own {{ {} }}\n",
+            element(instance, &port.interface)
+        );
+        if is_new {
+            let _ = writeln!(
+                commands,
+                "add element ip ssntp concentrators {{ {} }}",
+                way(&port.net)
+            );
+        }
+        tools::nft(&commands)?;
         let mut batch = String::new();
         if is_new {
             self.write_net(&mut batch, &port.net);
@@ -227,13 +248,21 @@ impl Networks {
             warn!("concentrator {instance}: its interface: {why}");
         }
         let mut doomed = vec![port_name(instance)];
-        if let Some((key, interface, is_last)) = made.take(instance) {
-            let element = element(instance, &interface);
-            if let Err(why) = tools::nft(&format!("delete element bridge ssntp own {{ {element} }}")) {
-                warn!("instance {instance}: the filter of its port: {why}");
-            }
+        if let Some((net, interface, is_last)) = made.take(instance) {
+            let mut commands = format!(
+                "delete element bridge ssntp own {{ {} }}\n",
+                element(instance, &interface)
+            );
             if is_last {
-                doomed.extend([tunnel_name(key), bridge_name(key)]);
+                let _ = writeln!(
+                    commands,
+                    "delete element ip ssntp concentrators {{ {} }}",
+                    way(&net)
+                );
+                doomed.extend([tunnel_name(net.key), bridge_name(net.key)]);
+            }
+            if let Err(why) = tools::nft(&commands) {
+                warn!("instance {instance}: the filter of its port: {why}");
             }
         }
         delete(&doomed);
@@ -249,7 +278,17 @@ impl Networks {
         let mut made = self.made();
         *made = Made::default();
         let mut wanted = BTreeSet::new();
-        for (instance, attachment, _) in instances {
+        // An instance that was started before the node had networks uses the host's, which must
+        // not get its address.
+        let instances = instances.iter().filter(|(instance, _, pid)| {
+            let is_alone = !is_own_namespace(*pid);
+            if !is_alone {
+                warn!("instance {instance} uses the host's network until it is started again");
+            }
+            is_alone
+        });
+        let instances: Vec<_> = instances.collect();
+        for (instance, attachment, _) in &instances {
             wanted.insert(port_name(*instance));
             if let Attachment::Tenant(port) = attachment {
                 match made.add(*instance, port) {
@@ -399,27 +438,33 @@ impl Networks {
             Purpose::Use => "ssntp",
             Purpose::Trial => "ssntp_trial",
         };
-        let mut elements = String::new();
-        for (instance, interface) in made.nets.values().flat_map(|net| &net.ports) {
-            let separator = if elements.is_empty() {
-                "elements = { "
-            } else {
-                ", "
-            };
-            let _ = write!(elements, "{separator}{}", element(*instance, interface));
-        }
-        if !elements.is_empty() {
-            elements.push_str(" }");
-        }
+        let ports = made.nets.values().flat_map(|net| &net.ports);
+        let own = elements(ports.map(|(instance, interface)| element(*instance, interface)));
+        let concentrators = elements(made.nets.values().map(|net| way(&net.net)));
+        let (local, udp) = (self.underlay.ip, self.config.port);
         let text = format!(
             r#"
+add table ip {table}
+delete table ip {table}
+table ip {table} {{
+  set concentrators {{
+    comment "the address of a concentrator, and the key of its tunnel"
+    typeof ip saddr . @th,96,24
+    {concentrators}
+  }}
+  chain tunnels {{
+    type filter hook input priority -10; policy accept;
+    udp dport {udp} ip daddr {local} ip saddr . @th,96,24 @concentrators accept
+    udp dport {udp} ip daddr {local} counter drop
+  }}
+}}
 add table bridge {table}
 delete table bridge {table}
 table bridge {table} {{
   set own {{
     type ifname . ether_addr . ipv4_addr
     counter
-    {elements}
+    {own}
   }}
   set drops {{
     type ifname
@@ -447,7 +492,7 @@ table bridge {table} {{
         );
         match purpose {
             Purpose::Use => text,
-            Purpose::Trial => format!("{text}delete table bridge {table}\n"),
+            Purpose::Trial => format!("{text}delete table bridge {table}\ndelete table ip {table}\n"),
         }
     }
 }
@@ -485,16 +530,16 @@ impl Made {
         Ok(is_new)
     }
 
-    /// Removes an instance: its key and interface, and whether it was the last of its subnet.
-    fn take(&mut self, instance: Uuid) -> Option<(u32, Interface, bool)> {
+    /// Removes an instance: its subnet and interface, and whether it was the last of the subnet.
+    fn take(&mut self, instance: Uuid) -> Option<(TenantNet, Interface, bool)> {
         let key = self.instances.remove(&instance)?;
-        let net = self.nets.get_mut(&key)?;
-        let interface = net.ports.remove(&instance)?;
-        let is_last = net.ports.is_empty();
+        let there = self.nets.get_mut(&key)?;
+        let (interface, net) = (there.ports.remove(&instance)?, there.net.clone());
+        let is_last = there.ports.is_empty();
         if is_last {
             self.nets.remove(&key);
         }
-        Some((key, interface, is_last))
+        Some((net, interface, is_last))
     }
 }
 
@@ -514,6 +559,12 @@ fn configure(interface: &Interface, gateway: Option<Ipv4Addr>, namespace: &File)
 fn namespace(pid: i32) -> Result<File, String> {
     let path = format!("/proc/{pid}/ns/net");
     File::open(&path).map_err(|e| format!("{path}: {e}"))
+}
+
+/// Whether a process has the network namespace of this one.
+fn is_own_namespace(pid: i32) -> bool {
+    let inode = |process: &str| fs::metadata(format!("/proc/{process}/ns/net")).map(|found| found.ino());
+    matches!((inode("self"), inode(&pid.to_string())), (Ok(own), Ok(its)) if own == its)
 }
 
 /// The packets that the filters dropped, by port.
@@ -537,6 +588,11 @@ fn write_bridge(batch: &mut String, key: u32) {
          link set {bridge} addrgenmode none\n\
          link set {bridge} up\n"
     );
+}
+
+/// The way that packets of a subnet come to this node, as an element of its filter.
+fn way(net: &TenantNet) -> String {
+    format!("{} . {}", net.concentrator, net.key)
 }
 
 fn element(instance: Uuid, interface: &Interface) -> String {

@@ -35,6 +35,7 @@ use clap::value_parser;
 
 use self::caretaker::Caretaker;
 use self::processes::Processes;
+pub(super) use self::processes::pause;
 use self::screen::Screen;
 use self::steps::{Demo, STEPS};
 use crate::clock::now;

@@ -195,7 +195,7 @@ pub(super) fn end_of(child: &mut Child, deadline: Instant) -> bool {
 }
 
 /// Sleeps for a moment, where no event would wake a wait.
-pub(super) fn pause() {
+pub(in crate::cmd) fn pause() {
     let never = crossbeam_channel::never::<()>();
     let _: Result<(), RecvTimeoutError> = never.recv_timeout(LOOK);
 }

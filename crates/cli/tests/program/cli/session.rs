@@ -684,3 +684,44 @@ fn a_payload_that_is_the_name_of_a_file_is_sent_with_a_hint() {
         );
     }
 }
+
+/// A program at a shell asks, and another one answers with what a program prints.
+#[test]
+fn requests_are_asked_and_answered_at_a_shell() {
+    let place = Place::new();
+    let own = "--application 0x81=QUERY:request";
+    let (_server, at) = place.server(&format!("{own} --forward QUERY=agent"));
+    let answer = |program: &[&str]| {
+        let to = connect(&at, "agent");
+        let mut words = command(place.0.path(), &format!("answer QUERY {own} {to} --limit 1 --"));
+        let mut child = words.args(program).spawn().unwrap();
+        let out = lines(child.stdout.take().unwrap());
+        let err = lines(child.stderr.take().unwrap());
+        let uuid = err.recv_timeout(LIMIT).unwrap();
+        let uuid = uuid.split(' ').next().unwrap().to_owned();
+        (Program { child, out, err }, uuid)
+    };
+    let ask = |more: &str| place.start(&format!("request {} {more}", connect(&at, "controller")));
+    let shout = r#"printf '%s from %s' "$(tr a-z A-Z)" "$SSNTP_FROM""#;
+    let (program, uuid) = answer(&["sh", "-c", shout]);
+    let said = ask(&format!("QUERY four {own} --to {uuid}")).succeed();
+    assert!(
+        said[0].starts_with("FOUR from ") && said[0].len() == "FOUR from ".len() + 36,
+        "{said:?}"
+    );
+    // The server's rule finds the client; a number needs no name.
+    assert!(ask("COMMAND/0x81 five").succeed()[0].starts_with("FIVE from "));
+    drop(program);
+
+    for (program, why) in [
+        (&["sh", "-c", "echo no; exit 3"][..], "sh: exit status: 3"),
+        (&["sleep", "1000"], "sleep: it ran for more than 1 s"),
+        (&["./no-such-program"], "./no-such-program: No such file"),
+    ] {
+        let (_program, uuid) = answer(program);
+        let refused = ask(&format!("COMMAND/0x81 --to {uuid}")).fail(1);
+        assert!(refused.contains(why), "{refused}");
+    }
+    let why = ask("STATS").fail(2);
+    assert!(why.contains("STATS is no request"), "{why}");
+}

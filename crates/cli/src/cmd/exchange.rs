@@ -1,0 +1,200 @@
+//! `ssntp request` and `ssntp answer`: requests of an application, at a shell.
+
+use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::bounded;
+use rustix::process::{Pid, Signal, kill_process_group};
+use ssntp::client::{Client, ClientError, ClientEvent, Request};
+use ssntp::proto::{DEFAULT_MAX_PAYLOAD, Frame, FrameKind, Operands};
+use ssntp_transport::threads;
+use uuid::Uuid;
+
+use super::demo::pause;
+use super::operands;
+use crate::application::Applications;
+use crate::clock::now;
+use crate::connection::{Connection, Waited, Watch, closed};
+use crate::failure::Failure;
+use crate::input;
+use crate::output::{Output, note};
+use crate::seconds::Seconds;
+use crate::signals::Stop;
+
+/// Ask the server or a client, and print the reply
+///
+/// The exit code is 1 if the request is refused, or not answered in --timeout.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What to ask: a name of --application, or TYPE/0xNN, which needs none
+    operand: String,
+    /// The payload itself [default: none]
+    #[arg(value_name = "PAYLOAD", conflicts_with = "payload")]
+    text: Option<String>,
+    #[command(flatten)]
+    connection: Connection,
+    #[command(flatten)]
+    applications: Applications,
+    /// A file with the payload; - is the standard input
+    #[arg(long, value_name = "FILE")]
+    payload: Option<PathBuf>,
+    /// The client that is asked [default: the server decides]
+    #[arg(long, value_name = "UUID")]
+    to: Option<Uuid>,
+    /// How long connecting may take, and again the reply
+    #[arg(long, value_name = "SECONDS", default_value = "30")]
+    timeout: Seconds,
+}
+
+/// Answer requests with what a program prints
+///
+/// For each request the program runs once, one at a time: its standard input is the
+/// payload, and SSNTP_FROM the UUID of the client that asks. What it prints is the reply;
+/// if it fails, the request is refused. Runs until a signal comes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct AnswerArgs {
+    /// What is answered: a name of --application, or TYPE/0xNN, which needs none
+    operand: String,
+    #[command(flatten)]
+    connection: Connection,
+    #[command(flatten)]
+    applications: Applications,
+    /// How long the program may run before it is killed
+    #[arg(long, value_name = "SECONDS", default_value = "30")]
+    limit: Seconds,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// The operand as a request, which it becomes if it is a number that no --application names.
+fn asking(applications: &Applications, named: &str) -> Result<(Operands, FrameKind), Failure> {
+    let operands = applications.operands()?;
+    let kind = operands::kind(&operands, named)?;
+    if operands.is_request(kind) {
+        return Ok((operands, kind));
+    }
+    let operands = operands.request(kind, "asked");
+    let operands = operands.map_err(|e| Failure::usage(format!("{named} is no request: {e}")))?;
+    Ok((operands, kind))
+}
+
+pub(crate) fn request(args: &Args) -> Result<(), Failure> {
+    let (operands, kind) = asking(&args.applications, &args.operand)?;
+    let payload = match (&args.payload, &args.text) {
+        (Some(path), _) => input::named(path)?,
+        (None, text) => text.clone().unwrap_or_default().into_bytes(),
+    };
+    let stop = Stop::install_for_commands()?;
+    let (config, renewal) = args.connection.config(&stop)?;
+    let client = Client::start(config.operands(operands).reconnect(false))?;
+    Watch::new(&client, &stop, renewal).connect(args.timeout)?;
+    // Asked on a thread of its own, so that a signal ends the wait.
+    let (answer, answered) = bounded(1);
+    let (handle, to, limit) = (client.handle(), args.to.unwrap_or_default(), args.timeout.into());
+    let ask = move || answer.send(handle.request_to(to, Frame::with_payload(kind, payload), limit));
+    threads::spawn("ssntp-request", ask).map_err(Failure::thread)?;
+    loop {
+        crossbeam_channel::select! {
+            recv(answered) -> reply => {
+                let reply = reply.map_err(|_| closed(ClientError::Closed))??;
+                client.close();
+                let mut output = Output::new();
+                output.bytes(reply.payload_bytes())?;
+                return output.flush();
+            }
+            // A full channel of events would hold up the answer.
+            recv(client.events()) -> event => if event.is_err() {
+                return Err(closed(client.handle().ended().unwrap_or(ClientError::Closed)));
+            },
+            recv(stop.channel()) -> _ => return Err(stop.interrupted()),
+        }
+    }
+}
+
+pub(crate) fn answer(args: &AnswerArgs) -> Result<(), Failure> {
+    let (operands, kind) = asking(&args.applications, &args.operand)?;
+    let stop = Stop::install()?;
+    let (config, renewal) = args.connection.config(&stop)?;
+    let client = Client::start(config.operands(operands))?;
+    let mut watch = Watch::new(&client, &stop, renewal);
+    loop {
+        match watch.wait(None)? {
+            Waited::Event(ClientEvent::Connected(server)) => {
+                note(format_args!("{} connected to {}", client.uuid(), server.name()));
+            }
+            Waited::Event(ClientEvent::Request(request)) if request.kind() == kind => {
+                // An asker that has gone, or waits no more, misses the answer.
+                let _ = match run(args, &request, &stop) {
+                    Ok(said) => client.reply(&request, said),
+                    Err(why) => client.refuse(&request, &why),
+                };
+            }
+            Waited::Event(ClientEvent::Request(request)) => {
+                let _ = client.refuse(&request, "unsupported");
+            }
+            Waited::Event(_) => {}
+            Waited::Stopped | Waited::TimedOut => break,
+        }
+    }
+    client.close();
+    Ok(())
+}
+
+/// Runs the program for one request: what it prints, or why that is no reply.
+fn run(args: &AnswerArgs, request: &Request, stop: &Stop) -> Result<Vec<u8>, String> {
+    let (program, arguments) = args.command.split_first().ok_or("no program")?;
+    let child = Command::new(program)
+        .args(arguments)
+        .env("SSNTP_FROM", request.from().to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .process_group(0)
+        .spawn();
+    let mut child = child.map_err(|e| format!("{program}: {e}"))?;
+    let (stdin, stdout, payload) = (
+        child.stdin.take(),
+        child.stdout.take(),
+        request.payload().to_vec(),
+    );
+    // Neither thread is joined: a process that the program has left behind may hold the pipes.
+    let (said, printed) = bounded(1);
+    let write = move || stdin.map(|mut stdin| stdin.write_all(&payload));
+    let read = move || {
+        let bytes = stdout.map(|out| input::bounded_bytes(out, u64::from(DEFAULT_MAX_PAYLOAD)));
+        let _ = said.send(bytes.unwrap_or_else(|| Err("no output".into())));
+    };
+    let started = threads::spawn("ssntp-write", write).and_then(|_| threads::spawn("ssntp-read", read));
+    let limit = Duration::from(args.limit);
+    let deadline = now() + limit;
+    let printed = crossbeam_channel::select! {
+        recv(printed) -> bytes => bytes.unwrap_or_else(|_| Err("its output cannot be read".into())),
+        recv(stop.channel()) -> _ => Err("stopping".into()),
+        default(limit) => Err(format!("{program}: it ran for more than {} s", limit.as_secs_f64())),
+    };
+    let printed = started.map_err(|e| e.to_string()).and(printed);
+    let ended = end(&mut child, printed.is_err(), deadline);
+    let printed = printed?;
+    match ended {
+        Ok(status) if status.success() => Ok(printed),
+        Ok(status) => Err(format!("{program}: {status}")),
+        Err(e) => Err(format!("{program}: {e}")),
+    }
+}
+
+/// Waits for the end of a program that has closed its output. At the deadline, or at once if
+/// `kill` is set, it is killed with its group.
+fn end(child: &mut Child, kill: bool, deadline: Instant) -> io::Result<ExitStatus> {
+    while !kill && now() < deadline {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        pause();
+    }
+    let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let _ = group.map(|group| kill_process_group(group, Signal::KILL));
+    child.wait()
+}
