@@ -20,12 +20,16 @@
 //!
 //! | invariant | says |
 //! |---|---|
-//! | order, twice | for each sender and receiver, frames arrive once, in the order sent |
+//! | order, twice | for each sender and receiver, frames arrive once, in the order sent; a handler is one sender, whatever makes it send |
 //! | lost | a frame that does not arrive was counted as dropped or lost, or its stream was cut |
 //! | zero | when all is over, nothing is counted any more |
 //! | memory | the queues take no more than the budget and what each may have beyond |
 //! | end | every connection ends within the grace, every newcomer gets a verdict |
-//! | healthy | no peer that reads at full speed counts as slow |
+//! | healthy | no peer that reads at full speed counts as slow, or loses a frame for want of room |
+//! | lines | what is counted as waiting waits, and nobody waits for a receiver whose queue is below its mark |
+//! | progress | whoever reads at full speed gets what waits, and whoever may take a turn gets one, within a bound |
+//! | grace | a peer that reads to the end of a connection that ends in order has everything |
+//! | limit | where every peer behaves, nothing ends by a time limit |
 //! | told once | the application hears of each session's begin and end once, in order |
 //! | standstill | nothing waits that could move |
 //!
