@@ -9,8 +9,8 @@
 //! Frames are handed on as [`Run`]s: consecutive frames of one kind, in wire
 //! form, in one shared piece of memory. A router looks a run's kind up once
 //! and passes the bytes on as they are; whoever wants single frames iterates.
-//! Memory grows with the bytes received, never with the bytes announced: the
-//! buffer is the caller's, and [`Codec::wanted`] is only a hint for it.
+//! The codec holds no memory: the buffer is the caller's, and [`Codec::wanted`]
+//! tells how long the frame at its front is, so that the caller can reserve it.
 
 use bytes::{Buf, Bytes, BytesMut};
 

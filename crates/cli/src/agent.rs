@@ -315,6 +315,7 @@ impl AfterEvacuation {
         if !matches!(next, NextState::Shutdown | NextState::Update | NextState::Reboot) {
             return warn!("evacuated; {next} is unknown, and --after-evacuation is not run");
         }
+        // It may have ended since the last look.
         self.look();
         if self.running.is_some() {
             return warn!("{} still runs, so it is not run for {next}", program.display());
@@ -324,9 +325,11 @@ impl AfterEvacuation {
             .arg(next.as_str())
             .stdin(Stdio::null())
             .stdout(Stdio::null());
+        // Or it could speak to the service manager in the agent's name.
         for name in VARIABLES {
             command.env_remove(name);
         }
+        // In a group of its own, so that a signal to the agent's group does not end it.
         match command.process_group(0).spawn() {
             Ok(child) => self.running = Some(child),
             Err(e) => warn!("{}: {e}", program.display()),

@@ -30,7 +30,6 @@ pub(crate) struct Args {
         global = true,
         value_name = "FILTER",
         env = "RUST_LOG",
-        hide_env_values = true,
         display_order = 899
     )]
     pub(crate) log: Option<String>,
@@ -41,7 +40,6 @@ pub(crate) struct Args {
         value_enum,
         value_name = "FORMAT",
         env = "SSNTP_LOG_FORMAT",
-        hide_env_values = true,
         display_order = 900,
         default_value_t
     )]
@@ -59,11 +57,21 @@ pub(crate) enum Command {
     Full(cmd::Command),
 }
 
+/// The command line as clap knows it. The help names the variables of the environment, but does not
+/// show their values, which would come along when a user pastes the help into a report.
+pub(crate) fn command() -> clap::Command {
+    fn hide(command: clap::Command) -> clap::Command {
+        let command = command.mut_args(|arg| arg.hide_env_values(true));
+        command.mut_subcommands(hide)
+    }
+    hide(Args::command())
+}
+
 impl Args {
     /// Reads the command line, and the file of settings that it names.
     pub(crate) fn of_this_process() -> (Self, Settings) {
         let words = common_flags_last(std::env::args_os().collect());
-        let read = settings::read(&Args::command(), &words);
+        let read = settings::read(&command(), &words);
         match read.and_then(|(matches, settings)| Ok((Self::from_arg_matches(&matches)?, settings))) {
             Ok(read) => read,
             Err(Refused::Words(e)) if e.use_stderr() && asks_for_json(&words) => {
@@ -97,7 +105,7 @@ fn tip(error: &clap::Error, words: &[OsString]) -> Option<String> {
             Some("'ssntp server --dev' needs no other flags, to try the protocol on this host".into())
         }
         ErrorKind::InvalidSubcommand => {
-            let whole = Args::command();
+            let whole = command();
             let verb = whole.find_subcommand("ctl")?.find_subcommand(named)?;
             Some(format!("'ssntp ctl {}' is a command", verb.get_name()))
         }
@@ -158,7 +166,7 @@ impl Command {
         match self {
             Self::Agent(args) => agent::run(args, settings),
             #[cfg(feature = "full")]
-            Self::Full(command) => command.run(settings, Args::command()),
+            Self::Full(command) => command.run(settings, self::command()),
         }
     }
 

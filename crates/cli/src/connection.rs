@@ -34,27 +34,14 @@ pub(crate) struct ServerArgs {
         value_name = "ADDR",
         global = true,
         env = "SSNTP_CONNECT",
-        value_delimiter = ',',
-        hide_env_values = true
+        value_delimiter = ','
     )]
     connect: Vec<Address>,
     /// The authority that must have issued the server's certificate
-    #[arg(
-        long,
-        value_name = "FILE",
-        global = true,
-        env = "SSNTP_CA",
-        hide_env_values = true
-    )]
+    #[arg(long, value_name = "FILE", global = true, env = "SSNTP_CA")]
     ca: Option<PathBuf>,
     /// This client's certificate and key
-    #[arg(
-        long,
-        value_name = "FILE",
-        global = true,
-        env = "SSNTP_CERT",
-        hide_env_values = true
-    )]
+    #[arg(long, value_name = "FILE", global = true, env = "SSNTP_CERT")]
     cert: Option<PathBuf>,
     /// The key of --cert, if it is not in the same file
     #[arg(
@@ -74,13 +61,7 @@ pub(crate) struct ServerArgs {
     server_name: Option<String>,
     /// The context with the values that are not given here, see `ssntp context`
     /// [default: the current one]
-    #[arg(
-        long,
-        value_name = "NAME",
-        global = true,
-        env = "SSNTP_CONTEXT",
-        hide_env_values = true
-    )]
+    #[arg(long, value_name = "NAME", global = true, env = "SSNTP_CONTEXT")]
     context: Option<String>,
 }
 
@@ -92,18 +73,18 @@ pub(crate) struct Reached {
     pub(crate) server_name: Option<String>,
 }
 
-/// How long a command waits for a context where it is told of no server at all:
-/// `ssntp server --dev`, started just before it, is about to make one.
+/// How long a command waits for a context if no server is named anywhere: a `ssntp server --dev`
+/// that was started just before it is about to make one.
 const MAKING: Duration = Duration::from_secs(10);
 /// Between two looks at the contexts.
 const LOOK: Duration = Duration::from_millis(50);
 
 impl ServerArgs {
-    /// Looks everything up. Where nothing at all is said, it waits for a context
-    /// for some seconds, and says so.
+    /// Looks up each value. If no server is named anywhere, it waits for a context for some
+    /// seconds, and tells the user so.
     pub(crate) fn reach(&self, stop: &Stop) -> Result<Reached, Failure> {
         let complete = self.ca.is_some() && self.cert.is_some() && !self.connect.is_empty();
-        // Then a file adds nothing, and need not be right.
+        // Nothing would be taken from the file of contexts, so a mistake in it does not matter.
         let found = match complete && self.context.is_none() {
             true => None,
             false => self.find_context(stop)?,
@@ -118,7 +99,8 @@ impl ServerArgs {
             None => Ok(PathBuf::from(in_context)),
         };
         let mut crl = self.crl.clone();
-        // A list belongs to its authority.
+        // A revocation list says something about the certificates of one authority only, so the
+        // context's lists are not used with another --ca.
         if crl.crl.is_empty() && self.ca.is_none() {
             let lists = context.crl.texts().iter();
             crl.crl = lists.filter(|file| !file.is_empty()).map(PathBuf::from).collect();
@@ -167,13 +149,13 @@ impl ServerArgs {
         }
     }
 
-    /// Whether the command line or the environment says anything of a server.
+    /// Whether the command line or the environment names a server, a file or a context.
     pub(crate) fn says_something(&self) -> bool {
         self.ca.is_some() || self.cert.is_some() || !self.connect.is_empty() || self.context.is_some()
     }
 
-    /// Makes a context of what is given, with whole file names, whose content is
-    /// there and will do.
+    /// Makes a context of the flags. File names become absolute, and the files are read, so that
+    /// a mistake is reported now and not by the first command.
     pub(crate) fn to_context(&self) -> Result<Context, Failure> {
         let whole = |path: &PathBuf| {
             let whole = std::path::absolute(path);
@@ -247,7 +229,7 @@ impl Renewal {
     }
 }
 
-/// When a command has its [`Renewal::look`].
+/// A tick for each [`Renewal::look`] of a command.
 pub(crate) fn looks() -> Receiver<Instant> {
     crossbeam_channel::tick(watched::LOOK)
 }
@@ -280,7 +262,7 @@ impl Connection {
     }
 
     /// The same, where `choose` picks those of the certificate's roles that are
-    /// advertised if nobody says.
+    /// advertised if --role is not given.
     pub(crate) fn config_choosing(
         &self,
         stop: &Stop,
@@ -294,8 +276,8 @@ impl Connection {
         })
     }
 
-    /// The same for a program that is nothing but `roles`: of them, it
-    /// advertises those that its certificate holds.
+    /// The same for a program that works in `roles` only. It advertises those of them that its
+    /// certificate holds.
     pub(crate) fn config_as(&self, roles: Role, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
         let mut held = Role::NONE;
         let (config, renewal) = self.config_choosing(stop, |of_certificate| {
@@ -372,7 +354,7 @@ impl<'a> Watch<'a> {
         if self.looks.try_recv().is_ok() {
             self.renewal.look(&client.handle());
         }
-        // Where frames come fast, nothing else is needed.
+        // While frames wait, each is taken without the cost of `select!` and its timers.
         match client.events().try_recv() {
             Ok(came) => return event(Some(came)),
             Err(TryRecvError::Disconnected) => return event(None),
@@ -425,18 +407,18 @@ impl Complaint {
     }
 }
 
-/// The trace that whoever started the program says it is part of. One that is none
-/// is said, and otherwise as if it were not there.
+/// The trace that TRACEPARENT in the environment names. The user is told of a value that is not
+/// valid, and the program goes on without a trace.
 pub(crate) fn traceparent() -> Option<TraceParent> {
     let value = std::env::var("TRACEPARENT").ok()?;
     let parsed = value.parse();
     if let Err(why) = &parsed {
-        note(format_args!("ssntp: TRACEPARENT: {why}: left out"));
+        note(format_args!("ssntp: TRACEPARENT is ignored: {why}"));
     }
     parsed.ok()
 }
 
-/// Nobody has answered in time.
+/// The error of a program whose server has not answered within its time limit.
 pub(crate) fn unanswered(client: &ClientHandle, who: &str, limit: Duration) -> Failure {
     let why = reasons(&client.failures());
     let separator = if why.is_empty() { "" } else { ": " };

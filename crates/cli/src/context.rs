@@ -162,6 +162,7 @@ impl Contexts {
         let path = path()
             .ok_or_else(|| Failure::new("neither HOME nor XDG_CONFIG_HOME says where contexts are kept"))?;
         let directory = path.parent().unwrap_or(Path::new("."));
+        // Held until the file is replaced, or the change of another program would be lost.
         let _lock = lock(directory)?;
         let mut contexts: Self = read(&path)?.unwrap_or_default();
         change(&mut contexts)?;

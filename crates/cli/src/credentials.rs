@@ -27,8 +27,7 @@ pub(crate) struct CrlArgs {
         value_name = "FILE",
         global = true,
         env = "SSNTP_CRL",
-        value_delimiter = ',',
-        hide_env_values = true
+        value_delimiter = ','
     )]
     pub(crate) crl: Vec<PathBuf>,
     /// Refuse all certificates while a revocation list is out of date, instead of

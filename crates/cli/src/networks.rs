@@ -1,5 +1,6 @@
 //! The flags of tenants' networks, of agents and concentrators.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::value_parser;
@@ -17,11 +18,11 @@ pub(crate) struct TunnelArgs {
     #[arg(long, value_name = "WHICH", value_parser = one_of(WHICH), default_value = "none")]
     pub(crate) network: NetworkName,
     /// The largest packet of an instance, in bytes: 50 less than the underlay's
-    #[arg(long, value_name = "BYTES", env = "SSNTP_MTU", hide_env_values = true,
+    #[arg(long, value_name = "BYTES", env = "SSNTP_MTU",
         default_value_t = DEFAULT_MTU, value_parser = value_parser!(u16).range(576..))]
     pub(crate) mtu: u16,
     /// The UDP port of tunnels, the same in the whole cluster
-    #[arg(long, value_name = "PORT", env = "SSNTP_VXLAN_PORT", hide_env_values = true,
+    #[arg(long, value_name = "PORT", env = "SSNTP_VXLAN_PORT",
         default_value_t = DEFAULT_PORT, value_parser = value_parser!(u16).range(1..))]
     pub(crate) vxlan_port: u16,
 }
@@ -36,6 +37,9 @@ pub(crate) struct NetworkArgs {
     /// [default: the interface of the default route]
     #[arg(long, value_name = "ADDR|IFACE")]
     underlay: Option<String>,
+    /// A name server for the instances; may be given several times [default: none]
+    #[arg(long, value_name = "IP")]
+    name_server: Vec<IpAddr>,
     /// The directory with the certificates and keys of the concentrators that this node
     /// runs: UUID.pem for the concentrator with that UUID, which gets a copy
     #[arg(long, value_name = "DIR")]
@@ -74,6 +78,9 @@ impl NetworkArgs {
             .port(vxlan_port)
             .concentrator_env("SSNTP_MTU", mtu.to_string())
             .concentrator_env("SSNTP_VXLAN_PORT", vxlan_port.to_string());
+        for ip in &self.name_server {
+            config = config.name_server(*ip);
+        }
         if let Some(certs) = &self.concentrator_certs {
             let reached = connection.server.reach(stop)?;
             let addresses: Vec<_> = reached.connect.iter().map(ToString::to_string).collect();

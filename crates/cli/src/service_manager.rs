@@ -87,6 +87,7 @@ impl ServiceManager {
             warn!("the service manager does not hear that this is ready: {e}");
         }
         let (notices, watchdog) = (Arc::clone(notices), self.watchdog);
+        // A period of zero would make the thread spin, and a long one would make the status old.
         // Half of the time, as sd_watchdog_enabled(3) recommends.
         let every = watchdog.map_or(LOOK, |period| LOOK.min(period / 2).max(LEAST));
         let (end, ended) = bounded(0);
@@ -168,7 +169,7 @@ impl Notices {
         }
     }
 
-    /// The line that tells what has changed of the status; empty where that is nothing.
+    /// The STATUS line after a change; empty if the status is the one that was sent last.
     fn status(&self, change: impl FnOnce(&mut Status)) -> String {
         let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut status);
@@ -196,7 +197,8 @@ impl Notices {
         let alive = if is_watched { "WATCHDOG=1\n" } else { "" };
         loop {
             let work = work();
-            // The answer may have taken until the end.
+            // The daemon may have begun to stop while its answer was waited for. A STATUS now
+            // would come after STOPPING.
             if ended.try_recv() == Err(TryRecvError::Disconnected) {
                 return;
             }

@@ -56,6 +56,7 @@ impl Watched {
     /// Then they count as read.
     pub(crate) fn have_changed(&mut self) -> bool {
         let now = stamps(&self.paths);
+        // A file that changes between two looks is still being written.
         let is_quiet = now == self.seen;
         self.seen = now;
         let have_changed = is_quiet && self.seen != self.read;

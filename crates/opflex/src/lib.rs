@@ -62,9 +62,11 @@
 //!
 //! # Limits
 //!
-//! A message has a length and a depth ([`rpc::Limits`]), a URI too
-//! ([`model::Uri`]); what peers make a server or an element keep is bounded by
-//! [`server::ServerLimits`] and [`policy_element::ElementLimits`].
+//! Bounded are the length of a message, the memory of its values and their depth
+//! ([`rpc::Limits`]), with much less before a peer's identity is accepted
+//! ([`message::Decoder`]); the length and depth of a URI ([`model::Uri`]); and what is kept
+//! for peers, in bytes as they are allocated and with a share for each
+//! ([`server::ServerLimits`], [`policy_element::ElementLimits`]).
 //!
 //! Log targets are the module paths, `ssntp_opflex::server` and so on.
 

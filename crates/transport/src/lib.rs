@@ -73,7 +73,9 @@ pub use self::end::EndReason;
 pub use self::flow::{Credit, PATIENCE};
 pub use self::histogram::Histogram;
 pub use self::host::{ProcessFigures, Room, after, deadline, descriptors, left, memory_for_queues, threads};
-pub use self::link::{Incoming, LastWrites, Link, LinkConfig, Next, Sink, end_reason};
+pub use self::link::{
+    Incoming, LastWrites, Link, LinkConfig, Next, Sink, Writing, Wrote, end_reason, silent_peer,
+};
 pub use self::log_limit::{LogLimit, More};
 pub use self::newcomers::{Acceptance, Newcomer, Occupancy, default_max_handshakes};
 pub use self::outbox::{Gauge, Limits, Outbox, PushError};

@@ -300,6 +300,7 @@ fn renew(args: &Renew) -> Result<(), Failure> {
 
 /// The authorities that a certificate may have come from, with their lists.
 fn trust_before(ca: &Path, lists: &[PathBuf]) -> Result<Trust, Failure> {
+    // Without its list, a certificate that the earlier authority revoked would be renewed.
     let mut crl = lists.to_vec();
     let beside = ca.with_file_name("crl.pem");
     if crl.is_empty() && beside.symlink_metadata().is_ok() {
@@ -588,6 +589,7 @@ impl Key {
 fn key_state(file: &Path) -> Key {
     match Identity::load(file) {
         Ok(_) => Key::Matches,
+        // `Identity::load` judges more than the key. What is asked here is whether the key is right.
         Err(Error::Content { fault, .. }) => match fault {
             Fault::NoKey => Key::None,
             // These faults are found after the key was checked.

@@ -1,7 +1,5 @@
 //! A channel that a daemon adds to the loop of all daemons.
 
-use std::fmt;
-
 use crossbeam_channel::{Receiver, Select, SelectedOperation};
 
 use crate::failure::Failure;
@@ -54,11 +52,5 @@ impl<T, S, F: Fn(&mut S, Option<T>) -> Result<Next, Failure>> Arm<S> for On<T, F
             Next::Continue if is_closed => Ok(Next::Closed),
             next => Ok(next),
         }
-    }
-}
-
-impl<S> fmt::Debug for dyn Arm<S> + '_ {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Arm")
     }
 }

@@ -121,6 +121,7 @@ pub(crate) fn read(command: &Command, words: &[OsString]) -> Result<Read, Refuse
         Ok(matches) => Daemon::of(command, words, matches),
         // The file may have the missing flag.
         Err(e) if e.kind() == ErrorKind::MissingRequiredArgument => {
+            // Read without errors only to learn the name of the file. It is read again below.
             let rest = command.clone().ignore_errors(true).try_get_matches_from(words);
             rest.ok().and_then(|rest| Daemon::of(command, words, &rest))
         }
@@ -184,6 +185,8 @@ impl<'a> Daemon<'a> {
         }
         // A flag or a variable overrides an entry, which must be valid all the same.
         taken.retain(|(entry, _)| !self.is_given(&entry.key));
+        // Also if there are problems: `ssntp config check` then tests the files that the other
+        // settings name.
         let rest = self.settle(&taken);
         problems.sort_by_key(|problem| problem.at.map(|at| (at.line, at.column)));
         match rest {

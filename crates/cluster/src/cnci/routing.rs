@@ -12,6 +12,7 @@ use serde::Deserialize;
 use super::plane::DataPlane;
 use super::tables::{PublicIp, Tables, Tunnel};
 use crate::network::links::{GROUP, Link, TUNNEL, Underlay, delete, links, tunnel_name};
+use crate::network::tools::elements;
 use crate::network::{DEFAULT_MTU, DEFAULT_PORT, MAX_KEY, gateway, mac_of, subnet, tools};
 use ssntp::payload::{CnciPeer, Id};
 
@@ -383,14 +384,6 @@ fn pair(ip: &PublicIp) -> Result<(Ipv4Addr, Ipv4Addr), String> {
 
 fn parse(ip: &str) -> Result<Ipv4Addr, String> {
     ip.parse().map_err(|_| format!("{ip:?} is no IPv4 address"))
-}
-
-fn elements(all: impl Iterator<Item = String>) -> String {
-    let all: Vec<_> = all.collect();
-    match all.is_empty() {
-        true => String::new(),
-        false => format!("elements = {{ {} }}", all.join(", ")),
-    }
 }
 
 /// Sets a network setting of this namespace.

@@ -53,4 +53,5 @@ pub(crate) use self::attachment::subnet;
 pub(crate) use self::attachment::{gateway, mac_of};
 pub(crate) use self::node::Networks;
 pub use self::node::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig};
+pub(crate) use self::wire::RESOLVER;
 pub use self::wire::Wire;

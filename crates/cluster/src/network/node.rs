@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::fs::File;
-use std::net::Ipv4Addr;
+use std::fs::{self, File};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -15,6 +16,7 @@ use uuid::Uuid;
 use super::attachment::{Attachment, Interface, TenantNet, TenantPort, gateway};
 use super::links::{BRIDGE, GROUP, Link, PORT, TUNNEL, TunnelData, Underlay, delete, links, tunnel_name};
 use super::tools;
+use super::tools::elements;
 use crate::summed::fnv1a;
 
 /// The default of [`NetworkConfig::mtu`]: VXLAN takes 50 bytes of the usual 1500.
@@ -27,6 +29,7 @@ pub struct NetworkConfig {
     underlay: String,
     mtu: u16,
     port: u16,
+    pub(super) name_servers: Vec<IpAddr>,
     pub(super) concentrator_env: Vec<(String, String)>,
     pub(super) concentrator_files: Vec<(String, PathBuf)>,
     pub(super) concentrator_certs: Option<(String, PathBuf)>,
@@ -40,6 +43,7 @@ impl NetworkConfig {
             underlay: underlay.into(),
             mtu: DEFAULT_MTU,
             port: DEFAULT_PORT,
+            name_servers: Vec::new(),
             concentrator_env: Vec::new(),
             concentrator_files: Vec::new(),
             concentrator_certs: None,
@@ -57,6 +61,13 @@ impl NetworkConfig {
     #[must_use]
     pub fn port(mut self, port: u16) -> Self {
         self.port = port;
+        self
+    }
+
+    /// Adds a name server for the instances. Default: none.
+    #[must_use]
+    pub fn name_server(mut self, ip: IpAddr) -> Self {
+        self.name_servers.push(ip);
         self
     }
 
@@ -183,8 +194,18 @@ impl Networks {
 
     /// The filter comes first: it drops everything of a port that it does not know.
     fn wire(&self, instance: Uuid, port: &TenantPort, pid: i32, is_new: bool) -> Result<(), String> {
-        let element = element(instance, &port.interface);
-        tools::nft(&format!("add element bridge ssntp own {{ {element} }}"))?;
+        let mut commands = format!(
+            "add element bridge ssntp own {{ {} }}\n",
+            element(instance, &port.interface)
+        );
+        if is_new {
+            let _ = writeln!(
+                commands,
+                "add element ip ssntp concentrators {{ {} }}",
+                way(&port.net)
+            );
+        }
+        tools::nft(&commands)?;
         let mut batch = String::new();
         if is_new {
             self.write_net(&mut batch, &port.net);
@@ -227,13 +248,21 @@ impl Networks {
             warn!("concentrator {instance}: its interface: {why}");
         }
         let mut doomed = vec![port_name(instance)];
-        if let Some((key, interface, is_last)) = made.take(instance) {
-            let element = element(instance, &interface);
-            if let Err(why) = tools::nft(&format!("delete element bridge ssntp own {{ {element} }}")) {
-                warn!("instance {instance}: the filter of its port: {why}");
-            }
+        if let Some((net, interface, is_last)) = made.take(instance) {
+            let mut commands = format!(
+                "delete element bridge ssntp own {{ {} }}\n",
+                element(instance, &interface)
+            );
             if is_last {
-                doomed.extend([tunnel_name(key), bridge_name(key)]);
+                let _ = writeln!(
+                    commands,
+                    "delete element ip ssntp concentrators {{ {} }}",
+                    way(&net)
+                );
+                doomed.extend([tunnel_name(net.key), bridge_name(net.key)]);
+            }
+            if let Err(why) = tools::nft(&commands) {
+                warn!("instance {instance}: the filter of its port: {why}");
             }
         }
         delete(&doomed);
@@ -249,7 +278,17 @@ impl Networks {
         let mut made = self.made();
         *made = Made::default();
         let mut wanted = BTreeSet::new();
-        for (instance, attachment, _) in instances {
+        // An instance that was started before the node had networks uses the host's, which must
+        // not get its address.
+        let instances = instances.iter().filter(|(instance, _, pid)| {
+            let is_alone = !is_own_namespace(*pid);
+            if !is_alone {
+                warn!("instance {instance} uses the host's network until it is started again");
+            }
+            is_alone
+        });
+        let instances: Vec<_> = instances.collect();
+        for (instance, attachment, _) in &instances {
             wanted.insert(port_name(*instance));
             if let Attachment::Tenant(port) = attachment {
                 match made.add(*instance, port) {
@@ -304,10 +343,11 @@ impl Networks {
                         })
                 }
                 // The bridge may be a new one.
-                Attachment::Tenant(port) => tools::ip(&format!(
-                    "link set {name} master {} up\nlink set {name} type bridge_slave isolated on\n",
-                    bridge_name(port.net.key)
-                )),
+                Attachment::Tenant(port) => {
+                    let mut batch = String::new();
+                    write_master(&mut batch, &name, port.net.key);
+                    tools::ip(&batch)
+                }
                 Attachment::Underlay(_) => namespace(*pid).map(|namespace| {
                     made.concentrators.insert(*instance, namespace);
                 }),
@@ -319,10 +359,11 @@ impl Networks {
         last
     }
 
-    /// Each tunnel: whether it can carry packets, and what it and its ports have counted.
+    /// Each tunnel: whether it can carry packets, and what it and its ports have counted. One
+    /// whose links somebody has deleted is made again, and counts as down this time.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not say, or refuses.
     pub(crate) fn tunnels(&self) -> Result<Vec<TunnelStats>, String> {
         let made = self.made();
         if made.nets.is_empty() {
@@ -334,6 +375,13 @@ impl Networks {
             .any(|link| link.operstate == "DOWN" || !link.is_up());
         let links = links()?;
         let by_name: BTreeMap<_, _> = links.iter().map(|link| (link.ifname.as_str(), link)).collect();
+        let is_whole = |net: &&Net| {
+            let names = [tunnel_name(net.net.key), bridge_name(net.net.key)];
+            names.iter().all(|name| by_name.contains_key(name.as_str()))
+        };
+        for broken in made.nets.values().filter(|net| !is_whole(net)) {
+            self.mend(broken)?;
+        }
         let drops = drops()?;
         let of_net = |(key, net): (&u32, &Net)| {
             let tunnel = by_name.get(tunnel_name(*key).as_str());
@@ -350,6 +398,18 @@ impl Networks {
             }
         };
         Ok(made.nets.iter().map(of_net).collect())
+    }
+
+    /// Makes the bridge and the tunnel of a subnet anew, and connects its ports.
+    fn mend(&self, net: &Net) -> Result<(), String> {
+        let (key, mut batch) = (net.net.key, String::new());
+        warn!("tenants' networks: the tunnel of key {key} is made again");
+        delete(&[tunnel_name(key), bridge_name(key)]);
+        self.write_net(&mut batch, &net.net);
+        for instance in net.ports.keys() {
+            write_master(&mut batch, &port_name(*instance), key);
+        }
+        tools::ip(&batch)
     }
 
     fn made(&self) -> MutexGuard<'_, Made> {
@@ -377,20 +437,13 @@ impl Networks {
     /// A port is isolated: it reaches the tunnel and no other port, so instances of one node
     /// meet at the concentrator as well.
     fn write_port(&self, batch: &mut String, instance: Uuid, key: u32, interface: &Interface, pid: i32) {
-        let (name, bridge, mac, mtu) = (
-            port_name(instance),
-            bridge_name(key),
-            &interface.mac,
-            self.config.mtu,
-        );
+        let (name, mac, mtu) = (port_name(instance), &interface.mac, self.config.mtu);
         let _ = write!(
             batch,
             "link add name {name} mtu {mtu} group {GROUP} type veth peer name eth0 mtu {mtu} address {mac} netns {pid}\n\
-             link set {name} addrgenmode none\n\
-             link set {name} master {bridge}\n\
-             link set {name} type bridge_slave isolated on\n\
-             link set {name} up\n"
+             link set {name} addrgenmode none\n"
         );
+        write_master(batch, &name, key);
     }
 
     /// The whole filter. nft replaces a table in one step, so no packet finds it half made.
@@ -399,27 +452,33 @@ impl Networks {
             Purpose::Use => "ssntp",
             Purpose::Trial => "ssntp_trial",
         };
-        let mut elements = String::new();
-        for (instance, interface) in made.nets.values().flat_map(|net| &net.ports) {
-            let separator = if elements.is_empty() {
-                "elements = { "
-            } else {
-                ", "
-            };
-            let _ = write!(elements, "{separator}{}", element(*instance, interface));
-        }
-        if !elements.is_empty() {
-            elements.push_str(" }");
-        }
+        let ports = made.nets.values().flat_map(|net| &net.ports);
+        let own = elements(ports.map(|(instance, interface)| element(*instance, interface)));
+        let concentrators = elements(made.nets.values().map(|net| way(&net.net)));
+        let (local, udp) = (self.underlay.ip, self.config.port);
         let text = format!(
             r#"
+add table ip {table}
+delete table ip {table}
+table ip {table} {{
+  set concentrators {{
+    comment "the address of a concentrator, and the key of its tunnel"
+    typeof ip saddr . @th,96,24
+    {concentrators}
+  }}
+  chain tunnels {{
+    type filter hook input priority -10; policy accept;
+    udp dport {udp} ip daddr {local} ip saddr . @th,96,24 @concentrators accept
+    udp dport {udp} ip daddr {local} counter drop
+  }}
+}}
 add table bridge {table}
 delete table bridge {table}
 table bridge {table} {{
   set own {{
     type ifname . ether_addr . ipv4_addr
     counter
-    {elements}
+    {own}
   }}
   set drops {{
     type ifname
@@ -447,7 +506,7 @@ table bridge {table} {{
         );
         match purpose {
             Purpose::Use => text,
-            Purpose::Trial => format!("{text}delete table bridge {table}\n"),
+            Purpose::Trial => format!("{text}delete table bridge {table}\ndelete table ip {table}\n"),
         }
     }
 }
@@ -485,16 +544,16 @@ impl Made {
         Ok(is_new)
     }
 
-    /// Removes an instance: its key and interface, and whether it was the last of its subnet.
-    fn take(&mut self, instance: Uuid) -> Option<(u32, Interface, bool)> {
+    /// Removes an instance: its subnet and interface, and whether it was the last of the subnet.
+    fn take(&mut self, instance: Uuid) -> Option<(TenantNet, Interface, bool)> {
         let key = self.instances.remove(&instance)?;
-        let net = self.nets.get_mut(&key)?;
-        let interface = net.ports.remove(&instance)?;
-        let is_last = net.ports.is_empty();
+        let there = self.nets.get_mut(&key)?;
+        let (interface, net) = (there.ports.remove(&instance)?, there.net.clone());
+        let is_last = there.ports.is_empty();
         if is_last {
             self.nets.remove(&key);
         }
-        Some((key, interface, is_last))
+        Some((net, interface, is_last))
     }
 }
 
@@ -516,6 +575,12 @@ fn namespace(pid: i32) -> Result<File, String> {
     File::open(&path).map_err(|e| format!("{path}: {e}"))
 }
 
+/// Whether a process has the network namespace of this one.
+fn is_own_namespace(pid: i32) -> bool {
+    let inode = |process: &str| fs::metadata(format!("/proc/{process}/ns/net")).map(|found| found.ino());
+    matches!((inode("self"), inode(&pid.to_string())), (Ok(own), Ok(its)) if own == its)
+}
+
 /// The packets that the filters dropped, by port.
 fn drops() -> Result<BTreeMap<String, u64>, String> {
     let listed: serde_json::Value = tools::nft_json(&["list", "set", "bridge", "ssntp", "drops"])?;
@@ -529,6 +594,15 @@ fn drops() -> Result<BTreeMap<String, u64>, String> {
     Ok(counted.collect())
 }
 
+/// Connects a port to the bridge of its subnet.
+fn write_master(batch: &mut String, port: &str, key: u32) {
+    let bridge = bridge_name(key);
+    let _ = write!(
+        batch,
+        "link set {port} master {bridge}\nlink set {port} type bridge_slave isolated on\nlink set {port} up\n"
+    );
+}
+
 fn write_bridge(batch: &mut String, key: u32) {
     let bridge = bridge_name(key);
     let _ = write!(
@@ -537,6 +611,11 @@ fn write_bridge(batch: &mut String, key: u32) {
          link set {bridge} addrgenmode none\n\
          link set {bridge} up\n"
     );
+}
+
+/// The way that packets of a subnet come to this node, as an element of its filter.
+fn way(net: &TenantNet) -> String {
+    format!("{} . {}", net.concentrator, net.key)
 }
 
 fn element(instance: Uuid, interface: &Interface) -> String {

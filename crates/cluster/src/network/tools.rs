@@ -53,6 +53,15 @@ pub(crate) fn bridge_json<T: for<'de> Deserialize<'de>>(arguments: &[&str]) -> R
     json("bridge", arguments)
 }
 
+/// The elements of a set or a map, as its definition has them.
+pub(crate) fn elements(all: impl Iterator<Item = String>) -> String {
+    let all: Vec<_> = all.collect();
+    match all.is_empty() {
+        true => String::new(),
+        false => format!("elements = {{ {} }}", all.join(", ")),
+    }
+}
+
 /// What `nft -j` prints.
 pub(crate) fn nft_json<T: for<'de> Deserialize<'de>>(arguments: &[&str]) -> Result<T, String> {
     json("nft", arguments)

@@ -1,7 +1,8 @@
 //! The network of an instance that is being launched.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,6 +11,9 @@ use uuid::Uuid;
 use super::attachment::Attachment;
 use super::node::Networks;
 use crate::agent::driver::{InstanceDir, LaunchError, LaunchFault, User, give};
+
+/// The name of the instance's own `/etc/resolv.conf`, in its directory.
+pub(crate) const RESOLVER: &str = "resolv.conf";
 
 /// Gives an instance that is being launched its network. The driver makes the network
 /// namespace.
@@ -44,20 +48,26 @@ impl Wire {
         matches!(self.to, Attachment::Underlay(_))
     }
 
-    /// The variables that a concentrator gets from its node. Copies the files that some of them
-    /// name into the instance's directory, for its user alone.
+    /// Prepares the directory of the instance: the list of its name servers, or the files of a
+    /// concentrator, for its user alone. Gives the variables that a concentrator gets from its
+    /// node.
     ///
     /// # Errors
-    /// A file cannot be read or copied.
-    pub fn env(
+    /// A file cannot be read or written.
+    pub fn prepare(
         &self,
         place: &InstanceDir,
         user: Option<User>,
     ) -> Result<Vec<(OsString, OsString)>, LaunchError> {
+        let config = self.network.config();
         if !self.is_concentrator() {
+            let servers = config.name_servers.iter().map(|ip| format!("nameserver {ip}\n"));
+            let path = place.dir().join(RESOLVER);
+            let written = fs::write(&path, servers.collect::<String>())
+                .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o644)));
+            written.map_err(|e| LaunchError::io(path.display(), &e))?;
             return Ok(Vec::new());
         }
-        let config = self.network.config();
         let mut env: Vec<_> = config
             .concentrator_env
             .iter()

@@ -13,20 +13,23 @@
 //! ```
 //!
 //! There are no threads, sockets or clocks. What serves for real is real: the
-//! dispatcher's core and runner, outboxes, credit, budget, codec, handshakes.
-//! What blocks in a thread is a machine here that is suspended until it can go
-//! on: readers, writers and newcomers do what `server::accept` and
-//! `transport::link` do. Writers also move between two looks of the dispatcher
+//! dispatcher's core and runner, outboxes, credit, budget, codec, handshakes, and
+//! the steps of readers and writers. What blocks in a thread is suspended here
+//! until it can go on; newcomers do what `server::accept` does. Writers also move between two looks of the dispatcher
 //! at a ledger (`transport::outbox::interleaving`), as other threads do.
 //!
 //! | invariant | says |
 //! |---|---|
-//! | order, twice | for each sender and receiver, frames arrive once, in the order sent |
+//! | order, twice | for each sender and receiver, frames arrive once, in the order sent; a handler is one sender, whatever makes it send |
 //! | lost | a frame that does not arrive was counted as dropped or lost, or its stream was cut |
 //! | zero | when all is over, nothing is counted any more |
 //! | memory | the queues take no more than the budget and what each may have beyond |
 //! | end | every connection ends within the grace, every newcomer gets a verdict |
-//! | healthy | no peer that reads at full speed counts as slow |
+//! | healthy | no peer that reads at full speed counts as slow, or loses a frame for want of room |
+//! | lines | what is counted as waiting waits, and nobody waits for a receiver whose queue is below its mark |
+//! | progress | whoever reads at full speed gets what waits, and whoever may take a turn gets one, within a bound |
+//! | grace | a peer that reads to the end of a connection that ends in order has everything |
+//! | limit | where every peer behaves, nothing ends by a time limit |
 //! | told once | the application hears of each session's begin and end once, in order |
 //! | standstill | nothing waits that could move |
 //!

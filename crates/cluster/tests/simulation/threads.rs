@@ -18,10 +18,10 @@ use ssntp::proto::{Codec, ErrorCode, Frame, Item, ProtocolError, Refusal, Server
 use ssntp::server::core::{AdmissionRequest, ServerCore};
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Threads, Verdict};
 use ssntp_transport::flow::{Credit, Look, Unfinished};
-use ssntp_transport::outbox::{Due, Outbox};
+use ssntp_transport::outbox::Outbox;
 use ssntp_transport::{
-    BufferPool, ConnectionId, Decode, Duplex, EndReason, Incoming, LastWrites, Next, Outgoing, PeerAddress,
-    Receive, end_reason, plain,
+    BufferPool, ConnectionId, Decode, Duplex, EndReason, Incoming, LastWrites, Next, PeerAddress, Receive,
+    Writing, Wrote, end_reason, plain, silent_peer,
 };
 
 pub(super) type Core = ServerCore;
@@ -67,21 +67,19 @@ impl Threads for SimThreads {
     }
 }
 
-/// The writer of one connection.
+/// The writer of one connection: the steps of [`Writing`], suspended where the stream takes
+/// nothing.
 pub(super) struct Writer {
     id: ConnectionId,
-    outbox: Outbox,
+    writing: Writing,
     stream: Stream,
-    batch: Vec<Outgoing>,
-    due: Option<Due>,
-    /// When the system last took something.
-    progress: Instant,
+    /// How long the stream may take nothing, and until when it may.
     limit: Duration,
+    until: Option<Instant>,
     owes_room: Cell<bool>,
     /// What the reader allows at the end.
     pub(super) hurry: bool,
-    lingers: Option<Instant>,
-    failed: bool,
+    ends: bool,
     pub(super) over: bool,
 }
 
@@ -99,38 +97,8 @@ impl Writer {
             self.owes_room.set(false);
             return Step::Moved;
         }
-        if self.failed {
-            self.over = true;
-            return Step::Moved;
-        }
-        if let Some(until) = self.lingers {
-            if !self.outbox.is_over() && view.now < until {
-                return Step::Waits(Some(until));
-            }
+        if self.ends {
             self.stream.server_shuts_down();
-            self.over = true;
-            return Step::Moved;
-        }
-        let due = match self.due {
-            Some(due) => due,
-            None => {
-                let Some(due) = self.outbox.try_next(&mut self.batch) else {
-                    self.outbox.idle();
-                    return Step::Waits(None);
-                };
-                self.progress = view.now;
-                self.limit = if self.hurry {
-                    LAST_WRITE
-                } else {
-                    view.write_timeout
-                };
-                due
-            }
-        };
-        self.due = Some(due);
-        if due.over {
-            self.outbox.shut();
-            self.outbox.drained();
             self.over = true;
             return Step::Moved;
         }
@@ -139,41 +107,33 @@ impl Writer {
             pipes.piece = view.random.pick(&[1, 7, 64, 1000, 100_000]);
             pipes.written
         };
-        let sent = self
-            .outbox
-            .send(due, &mut self.batch, &|| self.owes_room.set(true));
+        let now = view.now;
+        let wrote = self.writing.step(&|| self.owes_room.set(true), || now);
         self.stream.pipes().piece = usize::MAX;
         let moved = self.stream.pipes().written > before;
-        match sent {
-            Ok(true) => {
-                self.outbox.shut();
-                self.outbox.drained();
-                self.lingers = Some(view.now + LINGER);
-            }
-            Ok(false) => self.due = None,
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                let end = self.progress + self.limit;
-                if moved {
-                    self.progress = view.now;
-                } else if view.now >= end {
-                    self.stream.pipes().cut_off = true;
-                    self.fail(io::ErrorKind::TimedOut.into());
-                } else {
-                    return Step::Waits(Some(end));
-                }
-            }
-            Err(e) => self.fail(e),
+        if moved || !matches!(wrote, Wrote::Blocked) {
+            self.until = None;
         }
-        Step::Moved
-    }
-
-    fn fail(&mut self, error: io::Error) {
-        self.outbox.fail(error);
-        self.stream.server_shuts_down();
-        self.outbox.shut();
-        self.outbox.drained();
-        self.owes_room.set(true);
-        self.failed = true;
+        match wrote {
+            Wrote::Again => Step::Moved,
+            Wrote::Idle => Step::Waits(None),
+            Wrote::Lingers(until) => Step::Waits(Some(until)),
+            Wrote::Blocked if moved => Step::Moved,
+            Wrote::Blocked => {
+                let limit = if self.hurry { LAST_WRITE } else { self.limit };
+                let until = *self.until.get_or_insert(now + limit);
+                if now < until {
+                    return Step::Waits(Some(until));
+                }
+                self.writing.fail(silent_peer(), &|| self.owes_room.set(true));
+                self.stream.server_shuts_down();
+                Step::Moved
+            }
+            Wrote::Over => {
+                self.ends = true;
+                Step::Moved
+            }
+        }
     }
 }
 
@@ -622,16 +582,13 @@ impl Newcomer {
         };
         let writer = Writer {
             id: admitted.id,
-            outbox: outbox.clone(),
+            writing: Writing::new(outbox.clone(), LINGER),
             stream: self.stream.clone(),
-            batch: Vec::new(),
-            due: None,
-            progress: view.now,
             limit: view.write_timeout,
+            until: None,
             owes_room: Cell::new(false),
             hurry: false,
-            lingers: None,
-            failed: false,
+            ends: false,
             over: false,
         };
         let threads = SimThreads { ended };

@@ -102,7 +102,7 @@ struct Call {
 
 /// A request and its receivers.
 #[derive(Debug)]
-pub(super) struct Outgoing {
+pub(super) struct OutgoingRequest {
     pub(super) to: Vec<ConnectionId>,
     pub(super) frame: Bytes,
 }
@@ -256,7 +256,7 @@ impl Held {
 
     /// Makes the request for these servers. It will be sent again to those that do not
     /// answer.
-    pub(super) fn ask(&mut self, key: &Key, to: Vec<ConnectionId>, now: Instant) -> Option<Outgoing> {
+    pub(super) fn ask(&mut self, key: &Key, to: Vec<ConnectionId>, now: Instant) -> Option<OutgoingRequest> {
         // Without a server there is nothing to wait for; the request is made when one is ready.
         let item = self.items.get_mut(key).filter(|_| !to.is_empty())?;
         let request = request(key, item, self.prr)?;
@@ -272,7 +272,7 @@ impl Held {
         // Entered before it is sent, so that an answer cannot come too early.
         let xid = self.calls.begin(call, refresh, now);
         item.xids.push(xid);
-        Some(Outgoing {
+        Some(OutgoingRequest {
             to,
             frame: frame(&request, xid)?,
         })
@@ -280,7 +280,7 @@ impl Held {
 
     /// Makes the request that takes a resolve or a declaration back. Its answer is not
     /// waited for.
-    pub(super) fn take_back(&mut self, key: &Key, to: Vec<ConnectionId>) -> Option<Outgoing> {
+    pub(super) fn take_back(&mut self, key: &Key, to: Vec<ConnectionId>) -> Option<OutgoingRequest> {
         let request = match key.clone() {
             Key::Resolve(of, subject, target) => {
                 Request::Unresolve(of, vec![Resolve::new(subject, target, None)])
@@ -302,7 +302,7 @@ impl Held {
         };
         let xid = self.calls.number();
         let frame = frame(&request, xid)?;
-        (!to.is_empty()).then_some(Outgoing { to, frame })
+        (!to.is_empty()).then_some(OutgoingRequest { to, frame })
     }
 
     /// Stops waiting for the answers to earlier requests, because a new one follows.
@@ -353,7 +353,7 @@ impl Held {
 
     /// A request whose time to be sent again has come, for the servers that have not answered
     /// it, and the alarm that this raises.
-    pub(super) fn retry(&mut self, now: Instant) -> Option<(Outgoing, Option<(Key, u32)>)> {
+    pub(super) fn retry(&mut self, now: Instant) -> Option<(OutgoingRequest, Option<(Key, u32)>)> {
         loop {
             let due = self.calls.due(now)?;
             let (xid, key, attempts) = (due.xid, due.value.key.clone(), due.attempts);
@@ -366,7 +366,7 @@ impl Held {
             if let Some(request) = request {
                 let alarm = attempts >= self.alarm_attempts && self.alarm(&key);
                 let frame = frame(&request, xid)?;
-                return Some((Outgoing { to, frame }, alarm.then_some((key, attempts))));
+                return Some((OutgoingRequest { to, frame }, alarm.then_some((key, attempts))));
             }
             // It is not held any more, so nobody wants the answer.
             self.calls.end(xid);

@@ -61,7 +61,7 @@ use std::time::Instant;
 use log::warn;
 
 pub use self::event::{Action, ElementEvent, Health, ObjectChange, PeerState};
-use self::held::{Held, Key, Outgoing};
+use self::held::{Held, Key, OutgoingRequest};
 use self::pool::Pool;
 pub use self::settings::{ElementLimits, Settings};
 use super::deadlines::after;
@@ -413,8 +413,8 @@ impl ElementCore {
     }
 
     /// Sends a request to its receivers.
-    fn send_request(&mut self, request: Option<Outgoing>) {
-        if let Some(Outgoing { to, frame }) = request {
+    fn send_request(&mut self, request: Option<OutgoingRequest>) {
+        if let Some(OutgoingRequest { to, frame }) = request {
             self.actions.extend(to.into_iter().map(|connection| Action::Send {
                 connection,
                 frame: frame.clone(),

@@ -28,7 +28,7 @@ pub enum Error {
     },
     /// A text begins with something other than a brace, so it can't be an
     /// object: another protocol, or a JSON value that is no message.
-    #[error("a message begins with {:?} instead of a brace", char::from(*first))]
+    #[error("a message begins with {:?} instead of a brace{}", char::from(*first), hint(*first))]
     NotAnObject {
         /// The first byte.
         first: u8,
@@ -59,6 +59,16 @@ pub enum Error {
     /// A response says both that the request succeeded and that it failed.
     #[error("a response has a result and an error")]
     ResultAndError,
+}
+
+/// What a first byte other than a brace most likely means.
+fn hint(first: u8) -> &'static str {
+    match first {
+        // The alerts and handshakes of TLS: one side has it and the other has not.
+        0x15 | 0x16 => ": the peer speaks TLS, which is not used here",
+        b'G' | b'P' | b'H' => ": the peer may speak HTTP",
+        _ => "",
+    }
 }
 
 impl Error {

@@ -1,18 +1,19 @@
 //! What a server and an element are told before they begin.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::LocalSocket;
 use crate::model::{FileError, ManagedObject, ModelError, Schema};
 use crate::rpc::{self, Framing};
 use crate::{policy_element, server};
 use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::tls::{Acceptor, Connector, TlsError};
-use ssntp_transport::{Address, Limits, TcpOptions, default_max_handshakes};
+use ssntp_transport::{Address, Limits, Listener, TcpOptions, default_max_handshakes};
 
 /// How a [`Server`](super::Server) runs.
 #[derive(Clone, Debug)]
@@ -207,6 +208,39 @@ impl ElementConfig {
     pub fn tls(mut self, connector: Connector) -> Self {
         self.tls = Some(connector);
         self
+    }
+}
+
+/// A Unix socket to listen at. A file that a killed process left there is
+/// replaced, and the file goes when whoever listens stops.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalSocket {
+    /// Its file.
+    pub path: PathBuf,
+    /// The permissions of the file. Default 0600: the own user alone.
+    pub mode: u32,
+}
+
+impl LocalSocket {
+    /// A socket for the own user.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        let path = path.into();
+        Self { path, mode: 0o600 }
+    }
+
+    /// For the group of the file as well.
+    pub fn for_group(mut self) -> Self {
+        self.mode = 0o660;
+        self
+    }
+
+    pub(super) fn listen(&self) -> Result<Vec<Listener>, StartError> {
+        let address = Address::Unix(self.path.clone());
+        let failed = |e| StartError::Listen(address.clone(), e);
+        let bound = Listener::bind(&address, TcpOptions::default()).map_err(failed)?;
+        // A program can connect only after the file has these permissions, since nothing accepts yet.
+        fs::set_permissions(&self.path, fs::Permissions::from_mode(self.mode)).map_err(failed)?;
+        Ok(bound)
     }
 }
 

@@ -11,8 +11,8 @@ use serde_json::json;
 
 use super::element_side::ElementEvents;
 use super::feed::{Feed, Joined, Line, READERS, line};
-use super::local::{LOOK, LocalSocket, write_all};
-use super::{CallError, ELEMENT_LOG as LOG, StartError, machine};
+use super::local::{LOOK, write_all};
+use super::{CallError, ELEMENT_LOG as LOG, LocalSocket, StartError, machine};
 use crate::policy_element::ElementCore;
 use ssntp_transport::{Acceptance, Duplex, Newcomer};
 

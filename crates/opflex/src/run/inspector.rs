@@ -29,10 +29,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::local::{LOOK, LocalSocket, write_all};
+use super::local::{LOOK, write_all};
 use super::machine::{self, Contents, Side, SideEvents};
 use super::query::{QUERY, Query, ROOT};
-use super::{CallError, StartError, now};
+use super::{CallError, LocalSocket, StartError, now};
 use crate::message::{Decoder, ErrorCode, ErrorResponse, Incoming, Request};
 use crate::model::{Cursor, ManagedObject, Name, Room, Schema, Uri};
 use crate::rpc::{EncodeError, Frame, Framing, Id, Limits};

@@ -28,8 +28,10 @@
 //! | frames for one connection | [`Limits`](ssntp_transport::Limits) | the connection ends |
 //! | handshakes under way | [`ServerConfig::max_handshakes`] | the one that waits longest is cut |
 //! | connections of an inspector | 8 | the slowest is cut, or who comes waits |
-//! | readers of an element's feed | 16, and [`ElementConfig::serve_queue`] for each | who comes is refused; the slow one is let go |
+//! | readers of an element's feed | 16, and [`ElementConfig::serve_queue`] for all of them | who comes is refused; the slowest is let go |
 //! | clients | [`ServerConfig::max_connections`], and 16 for control | who comes is refused |
+//! | clients of one host | 64, and beyond that what they leave free | who comes is refused |
+//! | a message until the identity is accepted | 256 KiB, and 1 MiB of memory for all of them | the connection ends |
 //! | events of an element | [`ElementConfig::events`] | new ones are dropped and counted |
 //! | writes of the kept policy | one | the next one has all changes |
 //! | edits that wait to be written | 10,000 objects | all policy is written |
@@ -38,9 +40,9 @@
 //!
 //! | file | what, each using files above it alone |
 //! |---|---|
-//! | `config` | the settings of both, and why they don't start |
+//! | `config` | the settings of both, [`LocalSocket`], and why they don't start |
 //! | `figures` | [`ServerFigures`]: what a server knows about itself |
-//! | `local` | [`LocalSocket`]: Unix sockets for programs on the same host |
+//! | `local` | writing to programs on the same host |
 //! | `journal`, `keeper` | edits behind the file that policy is kept in, and that file |
 //! | `context` | what a call on a dispatcher can do |
 //! | `connection` | codec, coming in, the numbers of connections |
@@ -81,12 +83,11 @@ mod server_side;
 
 use std::time::Instant;
 
-pub use self::config::{CallError, ElementConfig, ServerConfig, StartError};
+pub use self::config::{CallError, ElementConfig, LocalSocket, ServerConfig, StartError};
 pub use self::context::{ElementContext, ServerContext};
 pub use self::control::{Control, ControlError, EndpointEntry};
 pub use self::element::{ElementHandle, PolicyElement, Reference};
 pub use self::figures::ServerFigures;
-pub use self::local::LocalSocket;
 pub use self::server::{Server, ServerHandle};
 pub use ssntp_transport::default_max_handshakes;
 

@@ -50,6 +50,19 @@ fn text_of(frame: &Bytes) -> &[u8] {
 }
 
 #[test]
+fn tls_on_one_side_alone_is_told_in_words() {
+    // What a client of TLS sends first, and what it answers to a server without.
+    for first in [0x16, 0x15] {
+        let (_, result) = decode(&[first, 3, 1, 0]);
+        let told = result.unwrap_err().to_string();
+        assert!(
+            told.ends_with("instead of a brace: the peer speaks TLS, which is not used here"),
+            "{told}"
+        );
+    }
+}
+
+#[test]
 fn every_captured_message_prints_back_to_the_same_value() {
     let texts = captured();
     assert!(texts.len() > 200, "{}", texts.len());

@@ -65,20 +65,24 @@
 
 mod credit;
 mod line;
+mod state;
 #[cfg(test)]
 mod tests;
 mod turns;
 mod unfinished;
+mod way;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use self::credit::Credit;
-use self::line::{Line, Waiting};
-use self::turns::{Turn, Turns};
+use self::line::Waiting;
+pub use self::state::FlowState;
+use self::turns::Turns;
 pub(crate) use self::unfinished::OWN;
 pub use self::unfinished::{Look, Unfinished};
+use self::way::{Batch, Pace, Way};
 use crate::end::EndReason;
 use crate::host::after;
 use crate::outbox::{Limits, Outbox, PushError};
@@ -156,147 +160,6 @@ pub struct Flow<I> {
     looks: BTreeSet<(Instant, ConnectionId)>,
 }
 
-/// One connection: its input, and what waits for it.
-#[derive(Debug)]
-struct Way<I> {
-    credit: Arc<Credit>,
-    input: VecDeque<Batch<I>>,
-    end: Option<EndReason>,
-    turn: Turn,
-    /// How many frames its next run has, and how many runs it has had.
-    run: u32,
-    runs: u64,
-    /// How many of its items wait in lines, and hold it.
-    waiting: usize,
-    /// It has taken too little of its own answers, which holds it as well.
-    is_behind: bool,
-    /// Since when it is held.
-    held_since: Option<Instant>,
-
-    outbox: Outbox,
-    limits: Limits,
-    line: Line,
-    /// The memory of all items that went into its queue.
-    queued: u64,
-    /// At most so much of its queue are its own answers, and the last of them is in its
-    /// place when so much in all has left the queue.
-    answers: u64,
-    last_answer: u64,
-    pace: Option<Pace>,
-    is_slow: bool,
-    /// It ends as soon as its line is empty.
-    is_ending: bool,
-    /// When the last item for it came from the core.
-    last_item_at: Option<Instant>,
-}
-
-/// How one connection fares, as a sender and as a receiver.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FlowState {
-    /// Since when it waits for room in the queues of others, or for itself.
-    pub held_since: Option<Instant>,
-    /// Since when its reader waits until the dispatcher has dealt with its items.
-    pub without_credit_since: Option<Instant>,
-    /// Since when others wait for it, or since it was last seen to keep the pace.
-    pub awaited_since: Option<Instant>,
-    /// It is slow, so nobody waits for it.
-    pub is_slow: bool,
-    /// When the last item for it came.
-    pub last_item_at: Option<Instant>,
-}
-
-/// The measure of a receiver's pace.
-#[derive(Clone, Copy, Debug)]
-struct Pace {
-    since: Instant,
-    /// What it had received then.
-    before: Load,
-    /// When it is looked at.
-    look: Instant,
-}
-
-#[derive(Debug)]
-struct Batch<I> {
-    items: VecDeque<I>,
-    /// The credit that the reader gets back when the batch is dealt with.
-    bytes: u64,
-}
-
-impl<I> Way<I> {
-    /// How many bytes of its queue's memory are filled from its line.
-    fn mark(&self) -> u64 {
-        (self.limits.bytes / 2).min(self.outbox.budget().share())
-    }
-
-    fn is_held(&self) -> bool {
-        self.waiting > 0 || self.is_behind
-    }
-
-    fn has_input(&self) -> bool {
-        !self.input.is_empty() || self.end.is_some()
-    }
-
-    /// Ends the first batch, which is dealt with.
-    fn finish_batch(&mut self) {
-        if let Some(batch) = self.input.pop_front() {
-            self.credit.grant(batch.bytes);
-            self.turn.charge(batch.bytes.saturating_mul(BYTE));
-        }
-    }
-
-    /// Puts an item into the queue if that is below its mark.
-    fn push(&mut self, item: Outgoing, is_own: bool, at_once: bool) -> Result<(), PushError> {
-        let memory = item.load().memory();
-        let mark = self.mark();
-        self.outbox.push_below(item, mark, at_once)?;
-        self.queued += memory;
-        if is_own {
-            self.answers += memory;
-            self.last_answer = self.queued;
-        }
-        Ok(())
-    }
-
-    /// How much of its own answers it may leave in its queue.
-    fn most_answers(&self) -> u64 {
-        ANSWERS.min(self.mark() / 2)
-    }
-
-    /// At most so much of its queue are its own answers. Items of others that came between
-    /// them may be counted as well, until they have left.
-    fn answers(&mut self) -> u64 {
-        let before_the_last = self.last_answer.saturating_sub(self.outbox.left().0);
-        self.answers = self.answers.min(before_the_last);
-        self.answers
-    }
-
-    /// Whether its pace is to be measured.
-    fn is_awaited(&self) -> bool {
-        !self.is_ending && (self.is_slow || self.line.has_others())
-    }
-
-    /// Has the writer tell when there is something to do for this receiver. False if there is
-    /// something already.
-    fn ask(&self) -> bool {
-        let mut at = None;
-        if !self.line.is_empty() {
-            let (left, waiting) = self.outbox.left();
-            let mark = self.mark();
-            let of_memory = waiting.memory().saturating_sub(mark - STEP.min(mark / 2));
-            // If frames are what is short, any batch that leaves may be enough.
-            let of_frames = u64::from(waiting.frames > self.limits.frames / 4);
-            at = Some(left.saturating_add(of_memory.max(of_frames)));
-        } else if self.is_slow {
-            at = Some(u64::MAX);
-        }
-        if self.is_behind {
-            let of_answers = self.last_answer.saturating_sub(self.most_answers() / 2);
-            at = Some(at.map_or(of_answers, |at| at.min(of_answers)));
-        }
-        at.is_none_or(|at| self.outbox.ask(at))
-    }
-}
-
 impl<I> Flow<I> {
     /// A flow without connections.
     pub fn new(patience: Duration) -> Self {
@@ -311,41 +174,8 @@ impl<I> Flow<I> {
     /// A connection begins. `limits` are for what may wait for it. Its line counts in the budget
     /// of its queue.
     pub fn insert(&mut self, id: ConnectionId, outbox: Outbox, limits: Limits, credit: Arc<Credit>) {
-        let way = Way {
-            credit,
-            input: VecDeque::new(),
-            end: None,
-            turn: Turn::default(),
-            run: FIRST_RUN,
-            runs: 0,
-            waiting: 0,
-            is_behind: false,
-            held_since: None,
-            outbox,
-            limits,
-            line: Line::new(id),
-            queued: 0,
-            answers: 0,
-            last_answer: 0,
-            pace: None,
-            is_slow: false,
-            is_ending: false,
-            last_item_at: None,
-        };
+        let way = Way::new(id, outbox, limits, credit);
         self.ways.insert(id, way);
-    }
-
-    /// The state of one connection. A connection that has left counts as idle.
-    pub fn state(&self, id: ConnectionId) -> FlowState {
-        self.ways
-            .get(id)
-            .map_or_else(FlowState::default, |way| FlowState {
-                held_since: way.held_since,
-                without_credit_since: way.credit.waits_since(),
-                awaited_since: way.pace.map(|pace| pace.since),
-                is_slow: way.is_slow,
-                last_item_at: way.last_item_at,
-            })
     }
 
     /// How many connections wait for a turn.
@@ -728,55 +558,5 @@ impl<I> Flow<I> {
             way.outbox.budget().give(load.memory());
             way.outbox.count_refused(load);
         }
-    }
-}
-
-impl<I> Flow<I> {
-    /// How many connections take part.
-    pub fn connections(&self) -> usize {
-        self.ways.len()
-    }
-
-    /// A fault in the books, for tests and simulations: a connection that is held by more or
-    /// fewer items than wait, or that others wait for although its queue is below its mark.
-    pub fn fault(&self) -> Option<String> {
-        let held = |id| {
-            let waiting = self.ways.iter().flat_map(|(_, way)| way.line.iter());
-            let holds = |waiting: &&Waiting| waiting.holds && waiting.origin == Origin::Connection(id);
-            waiting.filter(holds).count()
-        };
-        self.ways.iter().find_map(|(id, way)| {
-            if way.waiting != held(id) {
-                return Some(format!("{id} believes that {} of its items wait", way.waiting));
-            }
-            let mark = way.mark();
-            let waiting = way.outbox.waiting();
-            let is_low =
-                waiting.memory() <= mark - STEP.min(mark / 2) && waiting.frames <= way.limits.frames / 4;
-            (is_low && !way.line.is_empty() && !way.outbox.is_closed())
-                .then(|| format!("others wait for {id}, whose queue is below its mark: {waiting:?}"))
-        })
-    }
-
-    /// Whether items wait in the line of a receiver.
-    pub fn is_waited_for(&self, to: ConnectionId) -> bool {
-        self.ways.get(to).is_some_and(|way| !way.line.is_empty())
-    }
-
-    /// Whether a connection is held, by its items in lines or by its own answers.
-    pub fn is_held(&self, id: ConnectionId) -> bool {
-        self.ways.get(id).is_some_and(Way::is_held)
-    }
-
-    /// How many runs of a connection have been dealt with.
-    pub fn dealt_with(&self, id: ConnectionId) -> u64 {
-        self.ways.get(id).map_or(0, |way| way.runs)
-    }
-
-    /// Whether a connection has input and is not held.
-    pub fn may_take_a_turn(&self, id: ConnectionId) -> bool {
-        self.ways
-            .get(id)
-            .is_some_and(|way| way.has_input() && !way.is_held())
     }
 }

@@ -14,7 +14,7 @@
 
 use std::collections::VecDeque;
 
-use super::Way;
+use super::way::Way;
 use crate::table::{ConnectionId, Table};
 
 /// A connection's share of each round, in nanoseconds of the dispatcher. A thousand busy

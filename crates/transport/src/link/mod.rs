@@ -18,9 +18,9 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `incoming` | the decisions of both, which a simulation uses as well |
+//! | `incoming` | what the reader decides, which a simulation uses as well |
 //! | `reader` | the reader thread, and [`Sink`], which it tells |
-//! | `writer` | the writer thread |
+//! | `writer` | the writer thread, and its steps, which a simulation uses as well |
 
 mod incoming;
 mod reader;
@@ -36,6 +36,7 @@ pub use self::incoming::{Incoming, LastWrites, Next, end_reason};
 use self::reader::Reader;
 pub use self::reader::Sink;
 use self::writer::{WriterHandle, join, lock, write};
+pub use self::writer::{Writing, Wrote, silent_peer};
 use crate::host::threads;
 use crate::outbox::Outbox;
 use crate::socket::Duplex;

@@ -5,8 +5,9 @@ use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::host::now;
 use crate::outbox::{Due, Outbox};
 use crate::socket::{Duplex, is_timeout};
 use crate::stream::Outgoing;
@@ -27,72 +28,171 @@ pub(super) fn join(writer: &WriterHandle) {
     }
 }
 
+/// Sends until the link is over, and then shuts the stream down.
 pub(super) fn write(outbox: &Outbox, stream: &dyn Duplex, linger: Duration, room: &dyn Fn()) {
-    let sent = Sent(outbox);
-    let result = catch_unwind(AssertUnwindSafe(|| write_until_over(outbox, room)))
-        .unwrap_or_else(|_| Err(io::Error::other("the writer panicked")));
-    if let Err(e) = &result {
-        fail(outbox, stream, e);
-        room();
+    let mut writing = Writing::new(outbox.clone(), linger);
+    loop {
+        let wrote = catch_unwind(AssertUnwindSafe(|| writing.step(room, now)));
+        match wrote {
+            Ok(Wrote::Again) => {}
+            Ok(Wrote::Idle) => writing.wait(),
+            Ok(Wrote::Lingers(until)) => outbox.wait_until_over(until.saturating_duration_since(now())),
+            Ok(Wrote::Blocked) => writing.fail(silent_peer(), room),
+            Ok(Wrote::Over) => break,
+            Err(_) => writing.fail(io::Error::other("the writer panicked"), room),
+        }
     }
-    // Buffers and keys go back before the wait below.
-    drop(sent);
-    if let Ok(End::Drained) = result {
-        // Until the reader has seen the end of the peer's side.
-        outbox.wait_until_over(linger);
-        let _ = stream.shutdown(Shutdown::Both);
-    }
-}
-
-fn fail(outbox: &Outbox, stream: &dyn Duplex, error: &io::Error) {
-    outbox.fail(if is_timeout(error) {
-        io::Error::new(io::ErrorKind::TimedOut, "the peer takes no data")
-    } else {
-        io::Error::new(error.kind(), error.to_string())
-    });
     let _ = stream.shutdown(Shutdown::Both);
 }
 
-/// Tells that the writer has sent its last byte, even if it panics.
-struct Sent<'a>(&'a Outbox);
-
-impl Drop for Sent<'_> {
-    fn drop(&mut self) {
-        self.0.shut();
-        // After a failure nothing is drained, and this changes nothing.
-        self.0.drained();
-    }
+/// The error of a writer whose peer has taken nothing for as long as a write may take.
+pub fn silent_peer() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the peer takes no data")
 }
 
-enum End {
-    /// Everything is sent, and the peer has been told of the end.
-    Drained,
-    /// The link ended, so nothing more is sent.
+/// What a writer does, step by step: on its thread, or in virtual time.
+#[derive(Debug)]
+pub struct Writing {
+    outbox: Outbox,
+    batch: Vec<Outgoing>,
+    due: Option<Due>,
+    linger: Duration,
+    /// Everything is sent, and the peer has so long to end its side.
+    lingers: Option<Instant>,
+    over: bool,
+}
+
+/// The result of a step of a writer.
+#[derive(Debug)]
+pub enum Wrote {
+    /// It goes on.
+    Again,
+    /// There is nothing to send.
+    Idle,
+    /// The stream takes no bytes at present.
+    Blocked,
+    /// It waits for the end of the link until then.
+    Lingers(Instant),
+    /// It has ended.
     Over,
 }
 
-fn write_until_over(outbox: &Outbox, room: &dyn Fn()) -> io::Result<End> {
-    let mut batch: Vec<Outgoing> = Vec::new();
-    loop {
-        let mut next = Some(outbox.next(&mut batch));
-        // The whole queue is sent before the thread sleeps again.
-        while let Some(due) = next {
-            if due.over {
-                return Ok(End::Over);
-            }
-            if send(outbox, due, &mut batch, room)? {
-                return Ok(End::Drained);
-            }
-            next = outbox.try_next(&mut batch);
+impl Writing {
+    /// Of what is in `outbox`. After its last byte the peer has `linger` to end its side.
+    pub fn new(outbox: Outbox, linger: Duration) -> Self {
+        Self {
+            outbox,
+            batch: Vec::new(),
+            due: None,
+            linger,
+            lingers: None,
+            over: false,
         }
-        outbox.idle();
-        // An idle thread keeps memory for one item at most.
-        batch.shrink_to(1);
+    }
+
+    /// Sends what is due. Calls `room` if the dispatcher asked to be told of room, and when
+    /// writing fails. Not inlined, so that an idle thread uses little stack.
+    #[inline(never)]
+    pub fn step(&mut self, room: &dyn Fn(), now: impl Fn() -> Instant) -> Wrote {
+        if let Some(until) = self.lingers {
+            self.over |= self.outbox.is_over() || now() >= until;
+        }
+        match self.lingers {
+            _ if self.over => return Wrote::Over,
+            Some(until) => return Wrote::Lingers(until),
+            None => {}
+        }
+        let next = self.due.take();
+        let Some(due) = next.or_else(|| self.outbox.try_next(&mut self.batch)) else {
+            self.outbox.idle();
+            // An idle thread keeps memory for one item at most.
+            self.batch.shrink_to(1);
+            return Wrote::Idle;
+        };
+        if due.over {
+            self.over = true;
+            self.end();
+            return Wrote::Again;
+        }
+        match self.outbox.send(due, &mut self.batch, room) {
+            Ok(false) => {}
+            Ok(true) => {
+                self.lingers = Some(now() + self.linger);
+                self.end();
+            }
+            Err(e) if is_timeout(&e) => {
+                self.due = Some(due);
+                return Wrote::Blocked;
+            }
+            Err(e) => self.fail(io::Error::new(e.kind(), e.to_string()), room),
+        }
+        Wrote::Again
+    }
+
+    /// Waits until there is something to send.
+    fn wait(&mut self) {
+        self.due = Some(self.outbox.next(&mut self.batch));
+    }
+
+    /// Ends it, because writing failed.
+    pub fn fail(&mut self, error: io::Error, room: &dyn Fn()) {
+        self.over = true;
+        self.outbox.fail(error);
+        self.end();
+        room();
+    }
+
+    /// Gives buffers and keys back.
+    fn end(&self) {
+        self.outbox.shut();
+        // After a failure nothing is drained, and this changes nothing.
+        self.outbox.drained();
     }
 }
 
-/// Not inlined into its caller, so that an idle thread uses little stack.
-#[inline(never)]
-fn send(outbox: &Outbox, due: Due, batch: &mut Vec<Outgoing>, room: &dyn Fn()) -> io::Result<bool> {
-    outbox.send(due, batch, room)
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::outbox::tests::{Wire, item};
+
+    const LINGER: Duration = Duration::from_secs(1);
+
+    fn writing() -> (Writing, Outbox) {
+        let outbox = Outbox::new(Default::default());
+        Wire::default().open(&outbox);
+        (Writing::new(outbox.clone(), LINGER), outbox)
+    }
+
+    #[test]
+    fn a_writer_sends_all_of_a_closed_queue_and_lingers_until_the_link_is_over() {
+        let begin = now();
+        for aborted in [true, false] {
+            let (mut writing, outbox) = writing();
+            let mut step = |after: Duration| writing.step(&|| (), || begin + after);
+            assert!(matches!(step(Duration::ZERO), Wrote::Idle));
+            outbox.push(item("last")).unwrap();
+            outbox.close();
+            while !matches!(step(Duration::ZERO), Wrote::Lingers(until) if until == begin + LINGER) {}
+            assert_eq!(outbox.waiting().items, 0);
+            assert!(matches!(step(LINGER / 2), Wrote::Lingers(_)));
+            if aborted {
+                outbox.abort();
+            }
+            let after = if aborted { LINGER / 2 } else { LINGER };
+            assert!(matches!(step(after), Wrote::Over));
+        }
+    }
+
+    #[test]
+    fn a_writer_that_fails_tells_of_room_and_is_over() {
+        let (mut writing, outbox) = writing();
+        let told = Cell::new(0);
+        outbox.push(item("lost")).unwrap();
+        writing.fail(silent_peer(), &|| told.set(told.get() + 1));
+        assert!(matches!(writing.step(&|| (), now), Wrote::Over));
+        assert_eq!(outbox.failure().unwrap().to_string(), "the peer takes no data");
+        assert_eq!(told.get(), 1);
+    }
 }

@@ -41,19 +41,22 @@
 //! writer, and *written* once the system has all of it. It waits from the first of these
 //! until the last.
 
+mod gauge;
 mod ledger;
 #[cfg(test)]
 pub(super) mod tests;
+mod waits;
 
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 
+pub use self::gauge::{Books, Gauge};
 use self::ledger::{Ledger, Phase, Refused, Tell};
 use crate::budget::Budget;
 use crate::stream::{Load, Outgoing, Transmit, Tried};
@@ -350,70 +353,6 @@ impl Outbox {
         self.ledger().lost()
     }
 
-    /// Waits until a push of `len` bytes may succeed. False if the time limit passed
-    /// or the connection ends.
-    pub fn wait_for_room(&self, len: usize, limit: Option<Duration>) -> bool {
-        let item = Load {
-            items: 1,
-            frames: 1,
-            bytes: len as u64,
-        };
-        self.sleep_until(limit.map(super::deadline), |ledger| {
-            ledger.fits(item) || !ledger.is_open()
-        }) && self.ledger().is_open()
-    }
-
-    /// Waits until nothing waits to be sent, or the connection ends, or the
-    /// deadline passes; true when nothing waits.
-    pub fn wait_until_empty(&self, deadline: Instant) -> bool {
-        self.sleep_until(Some(deadline), |ledger| {
-            ledger.waiting().items == 0 || !ledger.is_open()
-        }) && self.ledger().waiting().items == 0
-    }
-
-    /// Waits until it is closed or closing, for at most `limit`; false when
-    /// that has passed.
-    pub fn wait_until_closed(&self, limit: Duration) -> bool {
-        self.sleep_until(Some(crate::host::deadline(limit)), |ledger| !ledger.is_open())
-    }
-
-    /// Waits until the writer has sent everything and has told the peer of the end, or the
-    /// way out was aborted or has failed. Returns false if that takes longer than `limit`.
-    pub(super) fn wait_until_drained(&self, limit: Duration) -> bool {
-        self.sleep_until(Some(crate::host::deadline(limit)), |ledger| {
-            ledger.is_over() || matches!(ledger.phase(), Phase::Drained)
-        })
-    }
-
-    /// Waits until the way out was aborted or has failed, for at most `limit`.
-    pub(super) fn wait_until_over(&self, limit: Duration) {
-        self.sleep_until(Some(crate::host::deadline(limit)), Ledger::is_over);
-    }
-
-    fn sleep_until(&self, deadline: Option<Instant>, mut done: impl FnMut(&Ledger) -> bool) -> bool {
-        let mut ledger = self.ledger();
-        ledger.sleepers += 1;
-        let found = loop {
-            if done(&ledger) {
-                break true;
-            }
-            let changed = &self.shared.changed;
-            ledger = match deadline {
-                None => changed.wait(ledger).unwrap_or_else(PoisonError::into_inner),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(now());
-                    if left.is_zero() {
-                        break false;
-                    }
-                    let waited = changed.wait_timeout(ledger, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        };
-        ledger.sleepers -= 1;
-        found
-    }
-
     /// Makes the writer send all waiting items and then end the stream. Later pushes
     /// are refused.
     pub fn close(&self) {
@@ -613,48 +552,6 @@ impl Drop for OutboxState {
         let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
         self.budget.give(ledger.waiting().memory());
     }
-}
-
-/// A handle that shows the figures of a way out. A core decides by these figures, but
-/// cannot send with this handle.
-#[derive(Clone, Debug)]
-pub struct Gauge(Outbox);
-
-impl Gauge {
-    /// All counters at one moment.
-    pub fn books(&self) -> Books {
-        let ledger = self.0.ledger();
-        Books {
-            sent: ledger.sent(),
-            waiting: ledger.waiting(),
-            dropped: ledger.dropped(),
-            lost: ledger.lost(),
-        }
-    }
-
-    /// Frames that will never be sent because the connection has ended, see [`Books`].
-    /// Final once the threads are joined.
-    pub fn lost(&self) -> u64 {
-        self.0.lost()
-    }
-}
-
-/// What a [`Gauge`] shows. Each item ends in one of three counts:
-///
-/// * `sent`: the system has all of it.
-/// * `dropped`: there was no room for it.
-/// * `lost`: the connection was over. Either it was late, which means that it came after the
-///   close, or it still waited when the connection ended.
-#[derive(Clone, Copy, Debug)]
-pub struct Books {
-    /// The items that were written to the system.
-    pub sent: Load,
-    /// The items that were accepted and are not completely written yet.
-    pub waiting: Load,
-    /// Frames that were dropped for lack of room.
-    pub dropped: u64,
-    /// Frames that will never be sent because the connection has ended.
-    pub lost: u64,
 }
 
 impl Refused {

@@ -4,6 +4,7 @@ use std::io;
 
 use rustls::CertificateError;
 
+use crate::pki::Fault;
 use crate::socket::is_timeout;
 
 /// Why a TLS connection was not made.
@@ -42,6 +43,9 @@ fn of_tls(error: &rustls::Error) -> String {
             Some(words) => format!("the peer's certificate {words}"),
             None => in_words(&error.to_string()),
         },
+        rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType) => {
+            "the peer does not speak TLS".to_owned()
+        }
         _ => in_words(&error.to_string()),
     }
 }
@@ -82,6 +86,10 @@ pub(super) fn objection(error: &rustls::Error) -> Option<String> {
 
 /// Words for a fault that our own verifier or the library below rustls has found.
 fn of_other(fault: &rustls::OtherError) -> String {
+    // Ours are in words, with names of peers.
+    if let Some(own) = fault.0.downcast_ref::<Fault>() {
+        return own.to_string();
+    }
     match fault.to_string().as_str() {
         "CaUsedAsEndEntity" => "the peer shows the certificate of an authority as its own".to_owned(),
         "EndEntityUsedAsCa" => "the peer's certificate was issued by one that is no authority".to_owned(),
@@ -94,8 +102,13 @@ fn in_words(text: &str) -> String {
     let word = |word: &str| {
         let letters = || word.chars().filter(|c| c.is_alphabetic());
         let humps = word.chars().skip(1).filter(|c| c.is_uppercase()).count();
-        // Abbreviations, such as TLS or X.509, stay as they are.
-        if humps == 0 || letters().all(char::is_uppercase) {
+        // Abbreviations, such as TLS or X.509, stay as they are, and so does what is not a
+        // word, such as a name in quotes.
+        let is_word = word
+            .trim_end_matches([':', ',', '.'])
+            .chars()
+            .all(char::is_alphanumeric);
+        if humps == 0 || !is_word || letters().all(char::is_uppercase) {
             return word.to_owned();
         }
         let mut spread = String::new();
@@ -154,6 +167,11 @@ mod tests {
             told(CertificateError::BadEncoding),
             "TLS: invalid peer certificate: bad encoding"
         );
+        let plain = rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType);
+        assert_eq!(
+            TlsError::Tls(plain).to_string(),
+            "TLS: the peer does not speak TLS"
+        );
         let other = |name: &'static str| {
             let fault = std::io::Error::other(name);
             told(CertificateError::Other(rustls::OtherError(std::sync::Arc::new(
@@ -172,5 +190,6 @@ mod tests {
             in_words("received fatal alert: HandshakeFailure of TLS"),
             "received fatal alert: handshake failure of TLS"
         );
+        assert_eq!(in_words("of \"CN=OurCa\""), "of \"CN=OurCa\"", "a name stays");
     }
 }

@@ -113,6 +113,7 @@ impl Named {
     /// looked up among those that the server knows.
     fn find(&self, of: &str, there: impl FnOnce() -> Result<Vec<Id>, Failure>) -> Result<Id, Failure> {
         let who = self.who.trim().to_ascii_lowercase();
+        // The server compares the text of UUIDs, so that only the form with hyphens will do.
         if let Ok(uuid) = Uuid::try_parse(&who)
             && who.len() == 36
         {

@@ -4,18 +4,17 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use serde_json::Value;
-use ssntp::client::ClientError;
 use ssntp::payload::InstanceState;
-use ssntp_cluster::controller::{Change, Controller, Instance, Node, View};
+use ssntp_cluster::controller::{Change, Instance, Node, View};
 
+use super::follow::follow;
 use super::options::Options;
 use super::select::{self, Selection};
 use super::session::Session;
 use super::{json, tables};
 use crate::cmd::table::list;
-use crate::connection::{self, Complaint};
 use crate::failure::Failure;
-use crate::output::{Output, note, printable_json, reader_is_gone, say};
+use crate::output::{Output, note, printable_json, say};
 use crate::signals::Stop;
 
 #[derive(Debug, clap::Args)]
@@ -53,9 +52,6 @@ pub(super) enum What {
     Cncis,
 }
 
-/// Between two looks at a list that changes.
-const PACE: Duration = Duration::from_millis(500);
-
 pub(super) fn run(options: &Options, stop: &Stop, again: bool, what: &What) -> Result<(), Failure> {
     if again {
         return watch(options, stop, what);
@@ -92,53 +88,40 @@ impl What {
 }
 
 fn watch(options: &Options, stop: &Stop, what: &What) -> Result<(), Failure> {
-    let (config, mut renewal) = options.config_going_on(stop)?;
-    let controller = Controller::start(config)?;
-    let changes = controller.subscribe();
-    let looks = connection::looks();
     let over_itself = !options.json && std::io::stdout().is_terminal();
     let mut shown = String::new();
-    let pace = crossbeam_channel::tick(PACE);
     // Nothing is printed before the scheduler has told of all nodes.
     let mut told = false;
-    let mut complaint = Complaint::default();
-    loop {
-        crossbeam_channel::select! {
-            recv(stop.channel()) -> _ => return Ok(()),
-            recv(looks) -> _ => renewal.look(&controller.client()),
-            recv(pace) -> _ => {}
-        }
-        if reader_is_gone() {
-            return Ok(());
-        }
-        for change in changes.try_iter() {
-            match change {
-                Change::Ended { .. } => return Err(ended(&controller)),
-                Change::Online { .. } | Change::Offline { .. } if !over_itself => note(change),
-                _ => {}
+    follow(options, stop, |controller, changes| {
+        for change in changes {
+            if !over_itself && matches!(change, Change::Online { .. } | Change::Offline { .. }) {
+                note(change);
             }
         }
         told |= controller.wait_complete(Duration::ZERO);
-        if !told {
-            complaint.tell(&controller.client());
-            continue;
+        // Where changes come fast, the list is shown at the pace of the calls without any.
+        if !told || !changes.is_empty() {
+            return Ok(());
         }
         let (text, online) = controller.look(|view| (what.text(view, options.json), view.is_online()));
         let mut text = text?;
         if over_itself && !online {
             text.push_str("\nnot connected to the scheduler: this is how it was");
         }
-        if text != shown {
-            let mut output = Output::new();
-            if over_itself {
-                output.text(&over(&text))?;
-            } else {
-                output.line(&text)?;
-            }
-            output.flush()?;
-            shown = text;
+        // Without this, a file or a pipe would grow twice a second.
+        if text == shown {
+            return Ok(());
         }
-    }
+        shown.clone_from(&text);
+        match over_itself {
+            true => {
+                let mut output = Output::new();
+                output.text(&over(&text))?;
+                output.flush()
+            }
+            false => say(text),
+        }
+    })
 }
 
 /// The text at the top of an otherwise empty screen.
@@ -150,9 +133,4 @@ fn over(text: &str) -> String {
     }
     screen.push_str("\x1b[J");
     screen
-}
-
-/// Why a controller has ended that was to reconnect for ever.
-pub(super) fn ended(controller: &Controller) -> Failure {
-    Failure::new(controller.client().ended().unwrap_or(ClientError::Closed))
 }

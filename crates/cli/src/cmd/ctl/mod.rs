@@ -30,10 +30,12 @@
 //! | `tables` | what they print, for people |
 //! | `json` | what they print, for programs |
 //! | `events` | `events` |
+//! | `follow` | what `events` and `--watch` do until a signal comes |
 //! | `logs` | `logs` |
 
 mod describe;
 mod events;
+mod follow;
 mod json;
 mod kick;
 mod list;

@@ -91,7 +91,8 @@ impl<'a> Operator<'a> {
                     ));
                 }
             };
-            // A controller receives other frames as well.
+            // A controller receives events of the cluster as well, and answers to earlier questions
+            // that timed out.
             if frame.kind() == A::KIND {
                 let answer = frame.payload::<A>()?;
                 if is_answer(&answer) {

@@ -66,6 +66,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
             let found: Vec<_> = waiting.iter().filter_map(found).collect();
             (!found.is_empty()).then_some(found)
         };
+        // A short wait, because no signal ends it.
         for (uuid, outcome) in session.controller.wait(LOOK, finished).unwrap_or_default() {
             waiting.retain(|waiting| *waiting != uuid);
             progress.one_done(|| report(uuid, &outcome, options.json))?;
@@ -148,12 +149,9 @@ fn late(session: &Session<'_>, waiting: &[Uuid], what: What) -> Failure {
         What::Running => "does not run",
         What::Ended => "has not ended",
     };
-    let others = match (waiting.len(), what) {
-        (0 | 1, _) => String::new(),
-        (2, What::Running) => "; 1 other instance does not run either".into(),
-        (2, What::Ended) => "; 1 other instance has not ended either".into(),
-        (several, What::Running) => format!("; {} other instances do not run either", several - 1),
-        (several, What::Ended) => format!("; {} other instances have not ended either", several - 1),
+    let others = match waiting.len() {
+        0 | 1 => String::new(),
+        several => format!("; the same is true of {} more", several - 1),
     };
     Failure::new(format!("instance {one} {fails} in time: {is}{others}"))
 }

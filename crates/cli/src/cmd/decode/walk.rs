@@ -85,6 +85,7 @@ impl<'a> Walk<'a> {
         let kind = FrameKind::new(frame_type, operand);
         self.text(format!("{operand:#x} {kind}"));
         self.frame.kind = Some(kind);
+        // Another version may have other lengths at other places.
         if version != MAJOR {
             return None;
         }
@@ -169,6 +170,8 @@ impl<'a> Walk<'a> {
         within: &'static str,
         walk: impl FnOnce(&mut Walk<'_>) -> Option<()>,
     ) {
+        // The walk of the part cannot move the walk of the frame: whatever it finds, the frame goes
+        // on at the end of the part.
         let end = self.at + bytes.len();
         let mut inside = Walk::new(&mut bytes, self.at);
         (inside.end, inside.within) = (end, within);

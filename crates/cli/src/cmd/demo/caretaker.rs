@@ -105,6 +105,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // The demo writes nothing: the pipe ends when the demo does.
     let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
     let directory = &args.directory;
+    // Looked for again after each round, because a process may start another one before it is
+    // killed.
     let mut left = left_in(directory);
     let were_left = !left.is_empty();
     let deadline = now() + END;

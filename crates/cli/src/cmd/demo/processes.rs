@@ -125,6 +125,8 @@ impl Processes {
     /// ends with an error, or has to be killed.
     pub(super) fn end(&mut self) -> Result<(), Failure> {
         let mut result = Ok(());
+        // The scheduler is the first child, and so the last one to end: agents without one would
+        // log that they cannot reach it.
         while let Some((name, mut child)) = self.running.pop() {
             let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
             if let (Some(pid), Ok(None)) = (pid, child.try_wait()) {

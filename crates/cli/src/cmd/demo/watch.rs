@@ -32,6 +32,7 @@ impl Demo<'_> {
         let over = until.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
         let (redraw, look_again) = (crossbeam_channel::tick(REDRAW), crossbeam_channel::tick(LOOK));
         let never = crossbeam_channel::never();
+        // A signal that ended the wait for deletions would leave workloads behind.
         let stop = match self.is_ending {
             true => &never,
             false => self.stop.channel(),

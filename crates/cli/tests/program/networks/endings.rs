@@ -19,8 +19,11 @@ fn what_stands_goes_on_when_a_part_is_killed_and_nothing_is_left() {
     until(|| rig.done("tenant show blue").matches(" up ").count() == 2);
     rig.ip_on("a", "link set ssx1 down");
     until(|| rig.done("tenant show blue").contains(" down "));
+    rig.ip_on("a", "link del ssx1");
+    rig.ip_on("a", "link del ssb1");
+    until(|| rig.done("tenant show blue").matches(" up ").count() == 2);
+    echoes(&mut stream, "through a tunnel that was made again");
     rig.kill("a");
-    rig.ip_on("a", "link set ssx1 up");
     echoes(&mut stream, "without the agent");
     rig.agent("a");
     echoes(&mut stream, "with the next agent");

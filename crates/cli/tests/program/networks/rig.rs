@@ -160,7 +160,7 @@ impl Rig {
         let dir = self.dir.path().to_owned();
         let (name, more) = match host {
             "k" => ("netagent", "--concentrator-certs certs"),
-            _ => ("agent", "--users agent"),
+            _ => ("agent", "--users agent --name-server 192.0.2.53"),
         };
         let words = format!(
             "{name} --connect 10.77.0.1:8888 --ca ca.pem --cert {name}.pem --state state-{host} \
@@ -351,6 +351,13 @@ impl Instance {
             .success()
     }
 
+    /// A file as the instance's program sees it.
+    pub fn reads(&self, path: &str) -> String {
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid)).unwrap();
+        let program = children.split_whitespace().next().unwrap();
+        fs::read_to_string(format!("/proc/{program}/root{path}")).unwrap()
+    }
+
     /// Who answers at an address; `None` if nobody does.
     pub fn hears(&self, ip: Ipv4Addr) -> Option<String> {
         enter(format!("/proc/{}/ns/net", self.pid), move || hears(ip))
@@ -362,6 +369,18 @@ impl Instance {
         wait_for(|| self.hears(other.ip).filter(|said| said.ends_with(&other.uuid)));
     }
 
+    /// A listener of another instance, and a connection to it.
+    pub fn sink(&self, other: &Self) -> (TcpListener, TcpStream) {
+        let to = SocketAddr::from((other.ip, 9));
+        let listener = enter(format!("/proc/{}/ns/net", other.pid), move || {
+            TcpListener::bind(to).unwrap()
+        });
+        let stream = enter(format!("/proc/{}/ns/net", self.pid), move || {
+            TcpStream::connect(to).unwrap()
+        });
+        (listener, stream)
+    }
+
     /// A connection to another instance, which echoes.
     pub fn connect(&self, other: &Self) -> TcpStream {
         let to = SocketAddr::from((other.ip, ECHO));
@@ -371,6 +390,21 @@ impl Instance {
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         stream
     }
+}
+
+/// How many MB pass through a connection in a second.
+pub fn megabytes(mut stream: TcpStream, listener: &TcpListener) -> u64 {
+    let (mut there, _) = listener.accept().unwrap();
+    let begun = Instant::now();
+    let sender = thread::spawn(move || {
+        let piece = vec![0; 1 << 20];
+        while begun.elapsed() < Duration::from_secs(1) {
+            stream.write_all(&piece).unwrap();
+        }
+    });
+    let bytes = std::io::copy(&mut there, &mut std::io::sink()).unwrap();
+    sender.join().unwrap();
+    bytes >> 20
 }
 
 const NAME: u16 = 7;

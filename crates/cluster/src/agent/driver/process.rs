@@ -126,7 +126,7 @@ impl Driver for ProcessDriver {
         let mut env = environment(place, start);
         if let Some(wire) = launch.network {
             // The START's own variables win.
-            let of_node = wire.env(place, launch.user)?.into_iter();
+            let of_node = wire.prepare(place, launch.user)?.into_iter();
             env.extend(of_node.filter(|(name, _)| name.to_str().is_none_or(|n| !start.env.contains_key(n))));
         }
         let program = Program {

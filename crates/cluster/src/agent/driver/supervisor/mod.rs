@@ -414,7 +414,11 @@ impl Supervisors {
         }
         let launched = lock(&self.inner.launched).remove(&running.handle.pid);
         if let Some((mut child, _)) = launched {
-            let _ = child.wait();
+            // Its supervisor stays while a process of it hangs in the kernel.
+            let limit = now() + LEFTOVERS;
+            while matches!(child.try_wait(), Ok(None)) && now() < limit {
+                pause(KILL_AGAIN);
+            }
         }
         clear(&self.inner.cgroups, running);
     }

@@ -1,0 +1,46 @@
+//! What a way out has carried, for those who do not send.
+
+use super::Outbox;
+use crate::stream::Load;
+
+/// A handle that shows the figures of a way out. A core decides by these figures, but
+/// cannot send with this handle.
+#[derive(Clone, Debug)]
+pub struct Gauge(pub(super) Outbox);
+
+impl Gauge {
+    /// All counters at one moment.
+    pub fn books(&self) -> Books {
+        let ledger = self.0.ledger();
+        Books {
+            sent: ledger.sent(),
+            waiting: ledger.waiting(),
+            dropped: ledger.dropped(),
+            lost: ledger.lost(),
+        }
+    }
+
+    /// Frames that will never be sent because the connection has ended, see [`Books`].
+    /// Final once the threads are joined.
+    pub fn lost(&self) -> u64 {
+        self.0.lost()
+    }
+}
+
+/// What a [`Gauge`] shows. Each item ends in one of three counts:
+///
+/// * `sent`: the system has all of it.
+/// * `dropped`: there was no room for it.
+/// * `lost`: the connection was over. Either it was late, which means that it came after the
+///   close, or it still waited when the connection ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Books {
+    /// The items that were written to the system.
+    pub sent: Load,
+    /// The items that were accepted and are not completely written yet.
+    pub waiting: Load,
+    /// Frames that were dropped for lack of room.
+    pub dropped: u64,
+    /// Frames that will never be sent because the connection has ended.
+    pub lost: u64,
+}
