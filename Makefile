@@ -5,13 +5,14 @@ FUZZ_SECONDS ?= 20
 PEERS_SECONDS ?= 600
 N ?= 20
 SECONDS ?= 1200
+MUSL := x86_64-unknown-linux-musl
 ROLES := server scheduler controller agent netagent cnciagent
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # Both in one command, so that they share one set of features and no library is compiled twice.
 BUILD_BENCH = $(CARGO) build --release -p ssntp-cli -p ssntp-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-again simulate check doc certs bench bench-peers deb examples small soak fuzz ci
+.PHONY: help run test test-again simulate check doc certs bench bench-peers deb examples small static soak fuzz ci
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -61,6 +62,13 @@ small: ## the agent alone and the smallest client, as small as they get, in targ
 	$(CARGO) build --profile small -p ssntp-cli --no-default-features --features ring
 	$(CARGO) build --profile small -p ssntp --no-default-features --features ring --example smallest_client
 	@ls -l $(TARGET)/small/ssntp $(TARGET)/small/examples/smallest_client | awk '{ print $$5, $$9 }'
+
+# The linker is Rust's own for musl; the C compiler of the host is enough for the assembly of ring.
+static: ## the agent alone, linked statically (musl): runs on any Linux of x86_64; needs the rustup target
+	@rustup target list --installed | grep -qx $(MUSL) || rustup target add $(MUSL)
+	CC_x86_64_unknown_linux_musl=$${CC_x86_64_unknown_linux_musl:-cc} $(CARGO) build --locked --profile small \
+	  -p ssntp-cli --no-default-features --features ring --target $(MUSL)
+	@ls -l $(TARGET)/$(MUSL)/small/ssntp | awk '{ print $$5, $$9 }'
 
 soak: ## a cluster under load, everything killed in turn, for SECONDS=1200
 	$(CARGO) build --release -p ssntp-cli -p ssntp-load
