@@ -13,7 +13,8 @@ use crate::watched::Watched;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct AdminArgs {}
 
-pub(crate) type Figures = ();
+#[derive(Debug)]
+pub(crate) struct Figures;
 
 #[derive(Debug)]
 pub(crate) struct About {
@@ -28,7 +29,9 @@ pub(crate) struct Notes {}
 #[derive(Debug, Default)]
 pub(crate) struct Pages {}
 
-pub(crate) fn of_agent(_: &Arc<Agent>) -> Figures {}
+pub(crate) fn of_agent(_: &Arc<Agent>) -> Figures {
+    Figures
+}
 
 impl AdminArgs {
     pub(crate) fn start(&self, _: About, _: Option<(Identity, Trust)>, _: Figures) -> Result<Pages, Failure> {

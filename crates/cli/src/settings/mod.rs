@@ -31,7 +31,9 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, FromArgMatches};
 
 use self::file::Entry;
-pub(crate) use self::flags::{Flags, choices, is_repeated, is_switch};
+pub(crate) use self::flags::Flags;
+#[cfg(feature = "full")]
+pub(crate) use self::flags::{choices, is_repeated, is_switch};
 pub(crate) use self::problems::{Problems, wrong_role};
 use crate::failure::Failure;
 

@@ -197,6 +197,7 @@ impl Policy {
         }
         let dir = Path::new(&start.dir);
         if let Some(directories) = &self.directories
+            // A relative directory lies below the instance's own, which it may always use.
             && dir.is_absolute()
         {
             // `starts_with` compares names only, so `..` could leave the allowed directory.
@@ -219,6 +220,7 @@ impl Policy {
             let why = format!("it asks for {asked} MB of memory, and may have {most} (policy: mem_mb)");
             return refuse(LaunchFault::Full, why);
         }
+        // Volumes that exist already take no new space.
         let disks = start
             .storage
             .iter()
@@ -236,6 +238,7 @@ impl Policy {
     /// The memory of an instance that asks for so much, in MB; 0 is no limit.
     pub(crate) fn mem_mb(&self, asked: i64) -> i64 {
         match self.mem_mb.map(i64::from) {
+            // 0 would mean no limit, which the policy does not allow.
             Some(most) if asked == 0 => most,
             Some(most) => asked.min(most),
             None => asked,
@@ -250,6 +253,8 @@ impl Policy {
         own: impl FnOnce(&RangeInclusive<u32>) -> io::Result<u32>,
     ) -> Result<Option<User>, LaunchError> {
         let agent = rustix::process::geteuid();
+        // An empty list has a default that depends on the agent's user: never root for
+        // instances of an agent that is root.
         let first = match self.users.first() {
             Some(first) => first,
             None if agent.is_root() => &RunAs::Own(OWN),
@@ -259,6 +264,8 @@ impl Policy {
             LaunchError::launch(format!("only root can run instances as {who} (policy: users)"))
         };
         let user = match first {
+            // CONFIGURE's choice counts before the first user of the list, but only within the
+            // list.
             _ if !child_user.is_empty() => {
                 let user = find_user(child_user)?;
                 if !self.allows(user, agent.as_raw()) {
@@ -305,6 +312,8 @@ impl Policy {
             RunAs::User(name) => find_user(name).is_ok_and(|named| named.uid == user.uid),
         };
         match self.users.is_empty() {
+            // The default list: UIDs of their own for root, which CONFIGURE cannot choose, else
+            // the agent's user.
             true => agent != 0 && user.uid == agent,
             false => self.users.iter().any(is_it),
         }
@@ -315,6 +324,7 @@ impl Policy {
 fn find_user(name: &str) -> Result<User, LaunchError> {
     use nix::unistd;
 
+    // A name wins over a number, because a user may be called `1000`.
     let by_name = unistd::User::from_name(name);
     let found = match name.parse() {
         Ok(uid) if matches!(by_name, Ok(None)) => unistd::User::from_uid(unistd::Uid::from_raw(uid)),

@@ -52,9 +52,9 @@ pub(super) struct TenantTable {
     keeper: Option<Keeper>,
     /// Answers to changes that the file does not have yet.
     waiting: VecDeque<Waiting>,
-    /// How many of them the write that is under way has in it; `None` if there is none.
+    /// How many of `waiting` the write under way includes; `None` if there is no write.
     being_written: Option<usize>,
-    /// Whether the table has changes that no write has in it.
+    /// Whether the table has changes that the write under way does not include.
     is_changed: bool,
 }
 
@@ -135,7 +135,7 @@ impl TenantTable {
         self.keeper.as_ref().is_some_and(Keeper::is_done)
     }
 
-    /// The tenants that are meant. Second, whether the table has changed.
+    /// Does what a Tenant asks for. Gives the answer, and whether the table has changed.
     fn handle(&mut self, asked: &Tenant) -> Result<(Answer, bool), Refused> {
         let mut answer = Answer {
             id: asked.id.clone(),
@@ -145,6 +145,8 @@ impl TenantTable {
         let changes = match asked.action {
             Action::List => {
                 let after = (
+                    // The name is that of the last entry of the page before; an empty name
+                    // begins the list.
                     std::ops::Bound::Excluded(name.to_owned()),
                     std::ops::Bound::Unbounded,
                 );
@@ -152,8 +154,11 @@ impl TenantTable {
                 let entries = page
                     .by_ref()
                     .take(PAGE)
+                    // Without addresses: a page of large subnets would be longer than a frame
+                    // may be.
                     .map(|(name, record)| record.entry(name, false));
                 answer.entries = entries.collect();
+                // There is a next page only if there is an entry for it.
                 if page.next().is_some() {
                     answer.next = answer
                         .entries
@@ -169,6 +174,8 @@ impl TenantTable {
             Action::Release => self.release_of(asked)?,
             Action::Delete => {
                 let record = self.find(name)?;
+                // Running instances still use the key and the subnet: another tenant must not
+                // get them.
                 if let Some((ip, instance)) = record.addresses.first_key_value() {
                     let count = record.addresses.len();
                     let why = format!("{count} instances have addresses: {instance} has {ip}");
@@ -212,6 +219,8 @@ impl TenantTable {
             concentrator_ip,
             addresses: BTreeMap::new(),
         };
+        // Instances reach the subnet through the tunnel, and the tunnel reaches the
+        // concentrator through that network: with an overlap one route would hide the other.
         if record.subnet.contains(&concentrator_ip.network())
             || concentrator_ip.contains(&record.subnet.network())
         {
@@ -240,6 +249,8 @@ impl TenantTable {
         }
         let taken = tenants.iter().find_map(|(other, there)| {
             let what = match () {
+                // Subnets are not compared, because tenants may use the same one: the key keeps
+                // them apart.
                 () if there.key == record.key => format!("key {}", record.key),
                 () if there.concentrator_ip.addr() == concentrator_ip.addr() => {
                     format!("address {}", concentrator_ip.addr())
@@ -273,6 +284,7 @@ impl TenantTable {
         let is_ordinary = |ip: &Ipv4Addr| {
             subnet.contains(ip) && ![subnet.network(), subnet.broadcast(), gateway(subnet)].contains(ip)
         };
+        // An instance has one address, so asking again must not lease a second one.
         if let Some((tenant, ip)) = self.instances.get(&instance) {
             let is_it = *tenant == asked.name && (wanted.is_empty() || wanted == ip.to_string());
             return match is_it {
@@ -287,6 +299,7 @@ impl TenantTable {
             return Ok(false);
         };
         let ip = match wanted.parse::<Ipv4Addr>() {
+            // The network, broadcast and gateway addresses are never an instance's.
             Ok(ip) if is_ordinary(&ip) => match record.addresses.get(&ip) {
                 Some(other) => return Err((Refusal::Taken, format!("instance {other} has {ip}"))),
                 None => ip,
@@ -310,6 +323,7 @@ impl TenantTable {
     fn release_of(&mut self, asked: &Tenant) -> Result<bool, Refused> {
         self.find(&asked.name)?;
         let instance = asked.instance_uuid.uuid();
+        // A Release must not free an address of another tenant.
         let is_its = |instance: &Uuid| {
             self.instances
                 .get(instance)
@@ -340,6 +354,8 @@ impl TenantTable {
         match summed(&self.table) {
             Ok(bytes) => {
                 keeper.write(Bytes::from(bytes));
+                // All that wait now are in these bytes. Those that come later need the next
+                // write.
                 self.being_written = Some(self.waiting.len());
                 self.is_changed = false;
             }
@@ -352,6 +368,8 @@ impl TenantTable {
         let Some(result) = self.keeper.as_ref().and_then(Keeper::result) else {
             return Vec::new();
         };
+        // Answers are sent in the order of the changes, so the first `count` are the written
+        // ones.
         let count = self.being_written.take().unwrap_or_default();
         let Err(e) = result else {
             let done = self.waiting.drain(..count.min(self.waiting.len())).collect();
@@ -380,6 +398,7 @@ impl Scheduler {
             Err(_) => return answers::invalid_frame(cx, from, frame.kind(), "invalid_data"),
         };
         let changes = !matches!(asked.action, Action::List | Action::Show);
+        // The disk may hang, and a controller could ask for any number of changes meanwhile.
         if changes && self.tenants.waiting.len() >= MOST_WAITING {
             let why = "too many changes wait for the disk".to_owned();
             return tell(cx, from, &refused(&asked, (Refusal::Full, why)));
@@ -401,6 +420,8 @@ impl Scheduler {
             to: from.clone(),
             answer,
         });
+        // If only an earlier change waits, this sets off one more write, which holds back the
+        // answer until the table is on the disk.
         self.tenants.is_changed = true;
         self.tenants.write();
     }

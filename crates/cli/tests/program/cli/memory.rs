@@ -1,6 +1,6 @@
 //! A server that has little memory, and what it does with it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,11 +72,39 @@ fn long(len: usize) -> Frame {
     Frame::with_payload(Operand::STATS, vec![7; len])
 }
 
+/// A control group of 64 MiB, until it is dropped.
+struct Group(PathBuf);
+
+impl Group {
+    /// `None` without the right to make one, or where the system has no such groups.
+    fn new() -> Option<Self> {
+        let roots = [
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            ("/sys/fs/cgroup", "memory.max"),
+        ];
+        roots.into_iter().find_map(|(root, limit)| {
+            let group = Path::new(root).join(format!("ssntp-memory-{}", std::process::id()));
+            std::fs::create_dir(&group).ok()?;
+            let group = Self(group);
+            std::fs::write(group.0.join(limit), (64 << 20).to_string()).ok()?;
+            Some(group)
+        })
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
 #[test]
-#[ignore = ".ci/memory runs it in a control group of 64 MiB"]
 fn a_server_in_64_mib_receives_long_frames_and_outlives_hundreds_that_never_end() {
-    let group = std::env::var("SSNTP_MEMORY_GROUP").unwrap();
-    let server = Server::start(&format!("echo $$ >{group}/cgroup.procs &&"));
+    let Some(group) = Group::new() else {
+        eprintln!("skipped: no control group for memory can be made here");
+        return;
+    };
+    let server = Server::start(&format!("echo $$ >{}/cgroup.procs &&", group.0.display()));
     let mut controller = server.connect(Role::CONTROLLER);
     let mut agent = server.connect(Role::AGENT);
     agent.send(&long(8_000_000));

@@ -369,18 +369,6 @@ impl Instance {
         wait_for(|| self.hears(other.ip).filter(|said| said.ends_with(&other.uuid)));
     }
 
-    /// A listener of another instance, and a connection to it.
-    pub fn sink(&self, other: &Self) -> (TcpListener, TcpStream) {
-        let to = SocketAddr::from((other.ip, 9));
-        let listener = enter(format!("/proc/{}/ns/net", other.pid), move || {
-            TcpListener::bind(to).unwrap()
-        });
-        let stream = enter(format!("/proc/{}/ns/net", self.pid), move || {
-            TcpStream::connect(to).unwrap()
-        });
-        (listener, stream)
-    }
-
     /// A connection to another instance, which echoes.
     pub fn connect(&self, other: &Self) -> TcpStream {
         let to = SocketAddr::from((other.ip, ECHO));
@@ -390,21 +378,6 @@ impl Instance {
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         stream
     }
-}
-
-/// How many MB pass through a connection in a second.
-pub fn megabytes(mut stream: TcpStream, listener: &TcpListener) -> u64 {
-    let (mut there, _) = listener.accept().unwrap();
-    let begun = Instant::now();
-    let sender = thread::spawn(move || {
-        let piece = vec![0; 1 << 20];
-        while begun.elapsed() < Duration::from_secs(1) {
-            stream.write_all(&piece).unwrap();
-        }
-    });
-    let bytes = std::io::copy(&mut there, &mut std::io::sink()).unwrap();
-    sender.join().unwrap();
-    bytes >> 20
 }
 
 const NAME: u16 = 7;

@@ -26,6 +26,7 @@ impl Control {
         if node.maintenance {
             self.next_state = node.next_state.clone();
             self.job(Job::SaveNode(node, None));
+            // Instances may still run. Maintenance follows once all of them have ended.
             self.mode = Mode::Evacuating;
             self.evacuate_all(now, self.settings.grace);
         }
@@ -52,6 +53,7 @@ impl Control {
         let id = stored.instance;
         let Some(root) = &self.settings.state else { return };
         let place = store::place(root, id);
+        // A lost record becomes the default one, which looks like a launch under way.
         let recorded = stored.record.is_some();
         let record = stored.record.unwrap_or_default();
         let start: Option<Arc<StartPayload>> = stored.start.map(Arc::from);
@@ -78,9 +80,12 @@ impl Control {
             Some((Found::Running, driver, running)) => {
                 info!("{}: instance {id} still runs", self.settings.node);
                 instance.life = Life::Active;
+                // The end of an adopted run is noticed like that of any other.
                 self.job(Job::Watch(driver, running));
                 None
             }
+            // A first run that never began is a START without an answer. A later run leaves an
+            // instance that has run before.
             Some((Found::NeverRan, driver, _)) if instance.record.is_first_run() => {
                 self.never_ran(id, Some(driver), instance.start.as_deref());
                 return;
@@ -90,6 +95,7 @@ impl Control {
                 if rebooted && exit.code.is_none() {
                     // As far as is known it ran until the reboot.
                     instance.record.detail = "its node was booted".into();
+                    // The reboot ended it, not a fault of its own.
                     instance.record.restarts_in_row = 0;
                 }
                 Some((exit, running.handle))
@@ -158,6 +164,7 @@ impl Control {
             instance.driver = Some(Arc::clone(driver));
             instance.record = Record::default().running(&handle);
         } else {
+            // No driver finds a process of it, so it does not run.
             instance.record = Record::default().stopped(Exit::default());
         }
         if let Some(driver) = &instance.driver {
@@ -179,6 +186,7 @@ impl Control {
     fn driver_of(&self, record: &Record, start: Option<&StartPayload>) -> Option<Arc<dyn Driver>> {
         let mut drivers = self.settings.drivers.iter();
         let takes = |driver: &&Arc<dyn Driver>| match (record.driver.as_str(), start) {
+            // An older record, or one that was lost, names no driver.
             ("", Some(start)) => driver.check(&start.start).is_ok(),
             (name, _) => driver.name() == name,
         };

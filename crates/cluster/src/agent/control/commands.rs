@@ -82,7 +82,7 @@ impl Control {
             self.fail(command, subject, &refused);
         }
         if command == Command::START {
-            // A scheduler that is strict waits for this before the next.
+            // A scheduler with the strict policy sends the next START only after this status.
             self.announce(true);
             self.stats_soon(now);
         }
@@ -111,6 +111,7 @@ impl Control {
         let received = Bytes::copy_from_slice(frame.payload_bytes());
         let start = &payload.start;
         let needs = Needs::of(start).map_err(|path| Refused::invalid(format!("{path} is below zero")))?;
+        // An empty name means a volume that is made with the instance and goes with it.
         let is_name =
             |storage: &Storage| storage.boot || storage.id.is_empty() || storage.id.uuid().is_some();
         if !start.storage.iter().all(is_name) {
@@ -119,6 +120,7 @@ impl Control {
         let volumes = self.volumes_of(start);
         let is_twice =
             |(n, (id, _)): (usize, &(Uuid, bool))| volumes.iter().take(n).any(|(other, _)| other == id);
+        // The second attach would fail, because its link is there already.
         if volumes.iter().enumerate().any(is_twice) {
             return Err(Refused::invalid("a volume is listed twice"));
         }
@@ -139,11 +141,14 @@ impl Control {
             Some(_) => return Err("instance_exists".into()),
             None => {}
         }
+        // No driver takes it: this is said only now, because the reasons above come first in
+        // the list.
         let driver = driver?;
         self.settings.policy.check(driver.name(), start)?;
         if let Some(what) = unsupported(start) {
             return Err(Refused::new("launch_failure", what));
         }
+        // An instance without a record would be lost when the agent ends.
         let Some(root) = &self.settings.state else {
             let why = "this agent has no state directory";
             return Err(Refused::new("launch_failure", why));
@@ -172,7 +177,7 @@ impl Control {
         Ok(())
     }
 
-    /// Gives the job that launches an instance, which is `Launching` by now.
+    /// Gives the workers the job that launches an instance, whose state is `Launching` by now.
     fn launch(&mut self, id: Uuid, origin: Origin, volumes: Vec<(Uuid, bool)>) {
         let Some(instance) = self.instances.get(&id) else {
             return;
@@ -241,6 +246,7 @@ impl Control {
     fn delete(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
         let delete: Delete = frame.payload()?;
         let (id, instance) = self.target(&delete.workload_agent_uuid, &delete.instance_uuid)?;
+        // It may run; deleting its files under it would leave processes that nobody knows.
         if instance.is_out_of_reach() {
             return Err(Refused::invalid(
                 "it may run, and this agent does not have its driver",
@@ -298,7 +304,9 @@ impl Control {
         };
         // The last STATS said `exited`; see `ended`, which sends STATS if this is set.
         instance.restart_untold = true;
+        // Somebody asked for this run, so its restarts are counted from the beginning.
         instance.record.restarts_in_row = 0;
+        // Only what differs is written, beside the START, which stays as it was received.
         let news = store::changes(&before.start, &payload.start).map(Box::new);
         self.launch_again(id, Cause::Restart, payload, news);
         self.stats_soon(now);
@@ -321,6 +329,7 @@ impl Control {
         // The flag of an earlier launch may be set, and must not end this one.
         instance.cancel = Cancel::default();
         self.launch(id, Origin::Again(news), Vec::new());
+        // It changes how much is free, and perhaps the status.
         self.announce(false);
     }
 
@@ -336,6 +345,7 @@ impl Control {
             let next = excerpt(&evacuate.next_state);
             info!("{}: evacuated, next is {next}{more}", self.settings.node);
         }
+        // A later EVACUATE wins, even while an earlier one is under way.
         self.next_state = evacuate.next_state;
         let is_empty = self.mode == Mode::Maintenance;
         if !is_empty {
@@ -360,6 +370,7 @@ impl Control {
 
     pub(super) fn save_node(&mut self, then: Option<NextState>) {
         let record = NodeRecord {
+            // An evacuation under way counts: the next agent goes on with it.
             maintenance: self.mode != Mode::Normal,
             next_state: self.next_state.clone(),
             offline: self.offline,
@@ -381,6 +392,7 @@ impl Control {
     pub(super) fn evacuate_all(&mut self, now: Instant, within: Duration) {
         let instances = self.instances.iter();
         let running = instances.filter(|(_, instance)| instance.can_be_stopped());
+        // Collected first, because `end_within` changes the instances.
         let running: Vec<_> = running
             .map(|(id, instance)| (*id, instance.is_persistent()))
             .collect();
@@ -403,6 +415,7 @@ impl Control {
             self.next_state = NextState::Maintenance;
             self.save_node(None);
         }
+        // The status answers Restore, so it is sent even if nothing has changed.
         self.announce(true);
         self.stats_soon(now);
         Ok(())

@@ -16,8 +16,8 @@ use ssntp_transport::excerpt;
 const SIGKILL: i32 = 9;
 /// After how long a killed instance that is still there counts as hung.
 pub(super) const HUNG: Duration = Duration::from_secs(5);
-/// When removing an instance is tried again whose retention is over, after its directory
-/// could not be removed.
+/// How long the agent waits before it tries again to remove an instance whose retention is
+/// over, if its directory could not be removed.
 const REMOVED_AGAIN: Duration = Duration::from_secs(60);
 
 impl Control {
@@ -57,6 +57,8 @@ impl Control {
         let detail = excerpt(error).to_string();
         match cause {
             Cause::Policy => {
+                // `end` below needs a stopped instance; `restart_later` sets the time of the
+                // next try.
                 instance.life = Life::Stopped(Next::StartAgain(now));
                 match after {
                     RecordAfter::Nothing => self.restart_later(id, &error.why),
@@ -88,6 +90,8 @@ impl Control {
                     ..subject(id)
                 };
                 self.fail(Command::START, subject, &refused);
+                // A command to end it that came during the launch is answered, too: the
+                // instance is gone.
                 self.tell_after(id, after);
             }
         }
@@ -168,6 +172,7 @@ impl Control {
             disk_mb: instance.usage.disk_mb,
             ..Usage::default()
         };
+        // Its disk is measured once more, since it may have written until its end.
         instance.is_measured = false;
         if removes(after) {
             self.remove(id);
@@ -211,6 +216,7 @@ impl Control {
         }
         match &mut instance.life {
             Life::Active => {
+                // The grace period begins when the worker has asked it: see `signalled`.
                 instance.life = Life::Terminating(Ending::Asking(grace));
                 // The record is written before the instance is asked to end: the next agent
                 // goes on with the command if this one ends in between.
@@ -222,12 +228,14 @@ impl Control {
             }
             Life::Terminating(ending) => {
                 match ending {
+                    // A later command may shorten the grace period, but not extend it.
                     Ending::Asking(before) => *before = grace.min(*before),
                     Ending::Asked(at) => *at = (now + grace).min(*at),
                     Ending::Killing | Ending::Killed(_) | Ending::Hung => {}
                 }
                 self.save(id);
             }
+            // Nothing has to end first.
             Life::Stopped(_) if removes(after) => self.remove(id),
             // An evacuation does not wait for images to be copied.
             Life::Launching(_) if removes(after) || after == RecordAfter::Evacuate => {
@@ -288,6 +296,7 @@ impl Control {
             Err(why) => {
                 warn!("{}: instance {id} can't be removed: {why}", self.settings.node);
                 instance.life = Life::Stopped(match instance.life {
+                    // No command asked for this, so nobody else would try again.
                     _ if after == RecordAfter::Retire => Next::Delete(now + REMOVED_AGAIN),
                     Life::Removing(next) => next,
                     _ => Next::Stay,
@@ -320,7 +329,7 @@ impl Control {
         }
     }
 
-    /// Does everything whose time has come.
+    /// Does everything that is due.
     pub(super) fn tick(&mut self, now: Instant) {
         let mut kill = Vec::new();
         for (id, instance) in &mut self.instances {
@@ -340,6 +349,7 @@ impl Control {
                 _ => continue,
             };
             warn!("{}: instance {id} {what}", self.settings.node);
+            // Collected first, because `job` needs all of `self`.
             kill.extend(instance.running());
         }
         for (driver, running) in kill {

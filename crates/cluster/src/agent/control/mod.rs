@@ -74,14 +74,14 @@ use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Status};
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 
-/// How long STATS wait for further changes after an instance changed: so long for each
-/// instance that they list, and no longer than that. They are written in about half of the
-/// time, so that a node that changes all the time is busy with them for no more than that.
+/// How long STATS wait for further changes after an instance changed: [`SETTLE_EACH`] for each
+/// instance that they list, but at most [`SETTLE`]. Encoding STATS takes about half of that
+/// time, so even a node that changes all the time spends at most half of its time on STATS.
 const SETTLE_EACH: Duration = Duration::from_micros(50);
 const SETTLE: Duration = Duration::from_millis(50);
 /// How long STATS wait for figures before they go out with the last ones.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// After how long frames are tried again that the client had no room for.
+/// How long the agent waits before it sends frames again that the client had no room for.
 const RETRY: Duration = Duration::from_millis(200);
 /// How many frames wait for a session. Each reports a single event. If there are more, the
 /// oldest are dropped, and STATS still report the present state.
@@ -90,7 +90,7 @@ const MAX_HELD: usize = 1024;
 /// time the loss of a session is noticed and a new one established.
 const MAX_FAILED: usize = 256;
 const REPEATED: Duration = Duration::from_secs(60);
-/// How many volume commands of one instance wait for the one before.
+/// The most volume commands of one instance that are not done yet, with the one under way.
 const MAX_VOLUME_OPS: usize = 16;
 
 /// The settings of an agent.
@@ -98,9 +98,11 @@ const MAX_VOLUME_OPS: usize = 16;
 pub(crate) struct Settings {
     pub(crate) node: Uuid,
     pub(crate) role: Role,
-    /// Asked in this order; empty if the agent only reports.
+    /// The agent asks them in this order which one runs a START. Empty if the agent only
+    /// reports.
     pub(crate) drivers: Vec<Arc<dyn Driver>>,
-    /// The workers have it, too; only they may look up users in the system.
+    /// The workers have it, too. Only they may look up users in the system, because that can
+    /// block.
     pub(crate) policy: Arc<Policy>,
     /// The state directory.
     pub(crate) state: Option<std::path::PathBuf>,
@@ -147,7 +149,7 @@ pub(crate) enum Done {
         instance: Uuid,
         result: Result<RunId, LaunchError>,
     },
-    /// It was asked to end, or killed.
+    /// The instance was sent the signal to end, or was killed.
     Signalled { instance: Uuid },
     Removed {
         instance: Uuid,
@@ -225,6 +227,7 @@ impl Job {
             Self::Terminate(_, running) | Self::Kill(_, running) | Self::Watch(_, running) => {
                 Some(running.place.instance())
             }
+            // These concern no single instance. The workers keep their order by keys of their own.
             Self::Measure(_) | Self::SaveNode(..) | Self::Tunnels(_) => None,
         }
     }
@@ -268,20 +271,20 @@ struct Instance {
     driver: Option<Arc<dyn Driver>>,
     /// `None` if it was lost: then the instance can't be started again.
     start: Option<Arc<StartPayload>>,
-    /// What is known of its runs; [`Instance::record`] adds what `life` knows.
+    /// Its runs so far. [`Instance::record`] adds the field that follows from `life`.
     record: Record,
     life: Life,
     volumes: BTreeSet<Uuid>,
-    /// The first one is being done.
+    /// Volume commands in the order in which they came; a worker does the first one.
     volume_ops: VecDeque<VolumeOp>,
     usage: Usage,
-    /// It is started again, and the last STATS told that it had ended.
+    /// A RESTART starts it again, and the last STATS said that it had ended.
     restart_untold: bool,
     /// When its run began, or was found.
     since: Instant,
     /// The disk that it uses was measured after its end, and needs no second look.
     is_measured: bool,
-    /// Ends its launch.
+    /// Set to cancel the launch that is under way.
     cancel: Cancel,
 }
 
@@ -300,11 +303,12 @@ enum Life {
 /// was sent, because a worker may send thousands of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
-    /// It is to be asked, and killed if it has not ended so long after that.
+    /// A worker has the job to ask it to end. If it has not ended this long after it was asked,
+    /// it is killed.
     Asking(Duration),
-    /// It was asked, and is killed at that time.
+    /// It was asked to end. At that time it is killed.
     Asked(Instant),
-    /// It is to be killed.
+    /// A worker has the job to kill it.
     Killing,
     /// It was killed, and counts as hung from that time on.
     Killed(Instant),
@@ -422,15 +426,15 @@ pub(crate) struct Control {
     tunnels: Vec<TunnelStats>,
     /// Running instances with a stream that follows them, or did.
     followed: BTreeSet<Uuid>,
-    /// When STATS are due that tell of a change, with the figures that are there.
+    /// When STATS are due that report a change, with the figures of the last measurement.
     report_due: Option<Instant>,
-    /// When the node is measured, and STATS tell the figures.
+    /// When the next measurement is due. STATS follow it with the new figures.
     stats_due: Instant,
     measuring_since: Option<Instant>,
     actions: Vec<Action>,
     /// The time of the input that is being handled.
     now: Instant,
-    /// Everything comes from one server.
+    /// One key is enough, because all frames come from one scheduler.
     log: LogLimit<()>,
     tally: Tally,
 }
@@ -508,6 +512,7 @@ impl Control {
                         "back in service"
                     }
                 );
+                // Recorded, so that the next agent of this node is offline, too.
                 self.save_node(None);
                 self.announce(true);
                 self.stats_soon(now);
@@ -530,9 +535,13 @@ impl Control {
     /// When the next [`Input::Tick`] is due.
     pub(crate) fn next_deadline(&self) -> Instant {
         let stats = match self.measuring_since {
+            // A new measurement begins only after the one under way, which must not last
+            // longer.
             Some(since) => since + PATIENCE,
             None => self.stats_due,
         };
+        // While restarts are not allowed, an overdue one must not count: its time has passed,
+        // so the agent would wake up again and again without doing anything.
         let may_restart = self.may_restart();
         let deadline = |instance: &Instance| match instance.life {
             Life::Terminating(Ending::Asked(at) | Ending::Killed(at)) => Some(at),
@@ -545,6 +554,7 @@ impl Control {
         let retry = (self.connected && !self.held.is_empty()).then_some(self.retry_due);
         let report = self.report_due.filter(|_| self.connected);
         let all = ends.chain(retry).chain(report).chain([stats]);
+        // The iterator is never empty, because `stats` is a part of it.
         all.min().unwrap_or(stats)
     }
 
@@ -594,14 +604,19 @@ impl Control {
     fn connected(&mut self, now: Instant, configuration: Option<Bytes>) {
         self.connected = true;
         if let Some(configuration) = configuration {
+            // The configuration comes before the status, because its limits decide between
+            // READY and FULL.
             self.configure(&configuration);
         }
         // The status comes first: a scheduler gives STARTs to a node only after READY.
         self.announce(true);
+        // These were sent in an earlier session, so they are older than what was held since.
         self.repeat_failures();
         self.send_held();
         // A concentrator may have been restarted and needs to be told again.
         self.tenants.forget();
+        // The scheduler needs STATS to find out what became of STARTs while there was no
+        // session.
         self.report_due = Some(now);
     }
 
@@ -664,6 +679,8 @@ impl Control {
             }
             Done::Condemned { instance, why } => {
                 if let Some(instance) = self.instances.get_mut(&instance) {
+                    // The end follows as an input of its own. The reason is kept here until
+                    // then.
                     instance.record.detail = excerpt(why).to_string();
                 }
             }

@@ -33,10 +33,10 @@ use ssntp::proto::{Frame, Status};
 
 /// How many instances that are being deleted do not count as the node's.
 const RETIRING: usize = 256;
-/// With less than that free, in MB, a machine is full.
+/// A machine with less free memory or disk than this, in MB, is full.
 const RESERVE_MB: i64 = 64;
-/// By what part of the total the machine's own figures have to change before
-/// READY is sent again.
+/// READY is sent again if the available memory or disk has changed by more than this part of
+/// the total.
 const NOTABLE: i64 = 20;
 
 /// The memory and disk of a node, in MB; -1 unknown.
@@ -53,6 +53,7 @@ impl Control {
         let (mut mem, mut mem_unused, mut disk, mut disk_unused) = (0i64, 0i64, 0i64, 0i64);
         for instance in self.instances.values() {
             let needs = needs(instance);
+            // An unknown usage is -1, and counts as none.
             let unused = |promised: i64, used: i64| promised.saturating_sub(used.max(0)).max(0);
             if instance.is_running() {
                 mem = mem.saturating_add(needs.mem_mb);
@@ -79,9 +80,10 @@ impl Control {
         }
     }
 
-    /// Whether what an instance needs is there.
+    /// Whether the node has room for an instance.
     pub(super) fn has_room(&self, needs: &Needs, for_restart: bool) -> bool {
         let capacity = self.capacity();
+        // An unknown value is -1, and forbids nothing.
         let fits = |needed: i64, available: i64| needed <= 0 || available < 0 || needed <= available;
         let mem = !self.launcher.mem_limit || fits(needs.mem_mb, capacity.mem_available);
         // A stopped instance has its disk, and its place in the list.
@@ -106,7 +108,10 @@ impl Control {
 
     pub(super) fn is_full(&self) -> bool {
         let capacity = self.capacity();
+        // With --mem or --disk, the owner has decided how much to give away, so all of it is
+        // used.
         let reserve = |flag: Option<i64>| if flag.is_some() { 1 } else { RESERVE_MB };
+        // The range excludes -1: an unknown value does not make a node full.
         let low = |available: i64, flag| (0..reserve(flag)).contains(&available);
         self.places_taken() >= self.settings.max_instances
             || (self.launcher.mem_limit && low(capacity.mem_available, self.settings.mem_mb))
@@ -137,8 +142,8 @@ impl Control {
         }
     }
 
-    /// Sends the node's status if it differs from what was sent last, or in
-    /// any case.
+    /// Sends the status of the node if it differs from the last one that was sent, or
+    /// `in_any_case`.
     pub(super) fn announce(&mut self, in_any_case: bool) {
         // During an evacuation the node sends no status: MAINTENANCE follows at its end.
         if !self.connected || (self.mode == Mode::Evacuating && !self.offline) {
@@ -222,8 +227,11 @@ impl Control {
                     }
                 }
                 if let Some(network) = self.settings.network.clone() {
+                    // The same worker does both in this order, so the STATS after the
+                    // measurement have them.
                     self.job(Job::Tunnels(network));
                 }
+                // A driver without instances would only read /proc in vain.
                 by_driver.retain(|(_, subjects)| !subjects.is_empty());
                 self.job(Job::Measure(by_driver));
             }
@@ -239,6 +247,7 @@ impl Control {
                 instance.usage = usage;
             }
         }
+        // READY goes to the scheduler before the STATS, which go to all controllers.
         if self.is_news() {
             self.announce(true);
         }
@@ -261,6 +270,7 @@ impl Control {
             return true;
         }
         let (Ok(before), now) = (before.payload::<Ready>(), self.ready()) else {
+            // The last status was FULL or OFFLINE, which have no figures to compare.
             return false;
         };
         let moved = |a: i64, b: i64, total: i64| (a - b).abs() > (total / NOTABLE).max(1);
@@ -297,7 +307,8 @@ impl Control {
         }
     }
 
-    /// In whole seconds, at least one: the scheduler counts on it.
+    /// The interval in whole seconds, rounded up and at least one: the scheduler calls a node
+    /// stale that reports less often than it says.
     fn interval(&self) -> i64 {
         let interval = self.settings.interval;
         let seconds = interval.as_secs() + u64::from(interval.subsec_nanos() > 0);
@@ -316,7 +327,10 @@ impl Control {
                 present.insert(key(&tenant), tenant);
             }
         }
+        // Also those told in former sessions, so that a tenant that went meanwhile is taken
+        // back.
         let before = std::mem::take(&mut self.tenants.0);
+        // Sent again if the tenant was not told in this session: see `forget`.
         for tenant in present
             .values()
             .filter(|t| !before.get(&key(t)).is_some_and(|(_, told)| *told))

@@ -24,8 +24,8 @@ use crate::scheduler::placement::Needs;
 use ssntp::payload::RestartPolicy;
 use ssntp_transport::excerpt;
 
-/// How long the first restart is waited for. Each further one waits twice as long, up
-/// to the most: a program that fails at once costs a node some 300 runs a day.
+/// How long the node waits before the first restart. Each further wait is twice as long, up to
+/// [`MOST`]: a program that fails at once costs a node some 300 runs a day.
 const FIRST: Duration = Duration::from_secs(1);
 const MOST: Duration = Duration::from_secs(300);
 /// How long an instance has to run for its next restart to be the first again:
@@ -49,6 +49,8 @@ impl Control {
         let policy = instance.start.as_ref().map(|start| &start.start.restart_policy);
         let again = match policy {
             Some(RestartPolicy::Always) => true,
+            // An unknown exit code counts as a failure: a supervisor that was killed leaves
+            // none.
             Some(RestartPolicy::OnFailure) => exit.code != Some(0),
             _ => false,
         };
@@ -86,7 +88,7 @@ impl Control {
         info!("{node}: instance {id} is started again in {} s", wait.as_secs());
     }
 
-    /// Goes on with an instance that ended so long ago, under a former agent.
+    /// Goes on with an instance that ended `age` ago, under a former agent.
     pub(super) fn take_up(&mut self, id: Uuid, age: Duration) {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
@@ -108,6 +110,7 @@ impl Control {
         let due = self.instances.iter().filter(
             |(_, instance)| matches!(instance.life, Life::Stopped(Next::StartAgain(at)) if now >= at),
         );
+        // Collected first, because a start changes the instances.
         let due: Vec<_> = due.map(|(id, _)| *id).collect();
         for id in due {
             self.start_again(id);
@@ -120,9 +123,12 @@ impl Control {
             return;
         };
         let (Some(start), Some(driver)) = (instance.start.clone(), instance.driver.clone()) else {
+            // Without its START or its driver it can never be started again, so it is not
+            // tried.
             instance.life = Life::Stopped(Next::Stay);
             return self.save(id);
         };
+        // The policy may have changed since the START: the agent reads it when it starts.
         if let Err(e) = self.settings.policy.check(driver.name(), &start.start) {
             return self.restart_later(id, &e.why);
         }
@@ -134,12 +140,13 @@ impl Control {
         if let Some(instance) = self.instances.get_mut(&id) {
             instance.record.restarts = instance.record.restarts.saturating_add(1);
         }
+        // Counted when it is tried: a launch that fails costs the node as much.
         self.tally.restarts += 1;
         self.launch_again(id, Cause::Policy, start, None);
     }
 }
 
-/// How long to wait before a restart that follows so many others.
+/// The wait before a restart, after `in_row` restarts without a long run between them.
 fn wait(in_row: u32) -> Duration {
     FIRST.saturating_mul(2u32.saturating_pow(in_row)).min(MOST)
 }

@@ -14,7 +14,8 @@ use super::{Control, Instance, Life, Next};
 use crate::agent::store::RecordAfter;
 
 impl Instance {
-    /// When its retention ends; `None` if it has not ended, or is kept for longer.
+    /// When its retention ends; `None` if the instance has not ended, or is not deleted by
+    /// retention.
     pub(super) fn kept_until(&self) -> Option<Instant> {
         match self.life {
             Life::Stopped(Next::Delete(at)) => Some(at),
@@ -54,6 +55,7 @@ impl Control {
         let kept = |(id, instance): (&Uuid, &Instance)| Some((instance.kept_until()?, *id));
         let mut kept: Vec<_> = self.instances.iter().filter_map(kept).collect();
         let over = kept.len().saturating_sub(most);
+        // Sorting is spared on most ticks, on which nothing is due.
         if over == 0 && kept.iter().all(|(until, _)| *until > now) {
             return;
         }
@@ -68,6 +70,8 @@ impl Control {
                 self.settings.node
             );
             if let Some(instance) = self.instances.get_mut(&id) {
+                // `removed` reads this to send InstanceDeleted, and to try again after an
+                // error.
                 instance.record.after = RecordAfter::Retire;
             }
             self.remove(id);

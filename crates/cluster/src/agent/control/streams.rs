@@ -48,6 +48,7 @@ impl Control {
         };
         // Only a running instance can end later; a stream of any other ends by itself.
         let runs = instance.is_running();
+        // Other streams end with what is there, whether the instance runs or not.
         if runs && open.follow {
             self.followed.insert(open.instance);
         }

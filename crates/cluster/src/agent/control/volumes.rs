@@ -40,6 +40,7 @@ impl Control {
         let last = instance.volume_ops.iter().rfind(|op| op.volume == volume);
         let attached = last.map_or(instance.volumes.contains(&volume), |op| op.attach);
         if attached == attach {
+            // `fail` names the reason of DetachVolume that corresponds, `not_attached`.
             return Err("already_attached".into());
         }
         // A volume command can block on a machine, so a controller could queue any number.
@@ -48,6 +49,7 @@ impl Control {
         }
         if let Some(instance) = self.instances.get_mut(&id) {
             instance.volume_ops.push_back(VolumeOp { volume, attach });
+            // With others before it, it begins when the one before is done.
             if instance.volume_ops.len() == 1 {
                 self.next_volume_op(id);
             }
@@ -73,6 +75,7 @@ impl Control {
                     op,
                 });
             }
+            // It waits: `launched` and `not_launched` call this again.
             (Life::Launching(_), _) => {}
             _ => self.volume_done(
                 id,
@@ -84,6 +87,8 @@ impl Control {
 
     pub(super) fn volume_done(&mut self, id: Uuid, op: VolumeOp, result: Result<(), VolumeError>) {
         if let Some(instance) = self.instances.get_mut(&id)
+            // The instance may have been deleted and started anew since; then this is not its
+            // command.
             && instance.volume_ops.front() == Some(&op)
         {
             instance.volume_ops.pop_front();

@@ -115,7 +115,7 @@ impl Store {
         &self.root
     }
 
-    /// Whether files can be made in it.
+    /// Checks that files can be made in the directory.
     pub(crate) fn check_writable(&self) -> io::Result<()> {
         // Permissions can't tell: a file system may be mounted read-only or be full.
         let path = self.root.join(".probe");
@@ -156,6 +156,7 @@ impl Store {
             // The first error is the one to report. The next agent removes the rest.
             let _ = tree::remove(new.dir());
         })?;
+        // The rename is on the disk only after this.
         sync_dir(&instances)
     }
 
@@ -183,6 +184,7 @@ impl Store {
     pub(crate) fn remove(&self, instance: Uuid, ephemeral: &[Uuid]) -> io::Result<()> {
         let place = self.place(instance);
         for volume in volumes_at(&place.volumes()) {
+            // Before the UID of the instance is free again.
             self.take_back(&place, volume);
             if ephemeral.contains(&volume) {
                 self.remove_volume(instance, volume);
@@ -190,9 +192,13 @@ impl Store {
         }
         let dir = place.dir().to_owned();
         // A rename is atomic and needs no space on a full disk.
+        // A new name for each, because an instance with the same UUID may have been removed
+        // before.
         let aside = self.root.join(REMOVED).join(Uuid::new_v4().to_string());
         let gone = match fs::rename(&dir, &aside) {
             Ok(()) => aside,
+            // `NotFound` may also mean that `removed` is missing, so the directory itself is
+            // looked for.
             Err(e) if e.kind() == io::ErrorKind::NotFound && !dir.exists() => {
                 self.uids().remove(&instance);
                 return Ok(());
@@ -210,7 +216,7 @@ impl Store {
         Ok(())
     }
 
-    /// What could not be removed before, or was not made to the end.
+    /// Removes directories that a former agent could not remove, or did not finish making.
     fn remove_the_rest(&self) {
         let entries = |name| fs::read_dir(self.root.join(name)).into_iter().flatten();
         for entry in entries(REMOVED).chain(entries(NEW)).flatten() {
@@ -256,6 +262,7 @@ impl Store {
     fn load_instance(&self, instance: Uuid) -> Option<Stored> {
         let place = self.place(instance);
         let (record_path, start_path) = (place.dir().join(RECORD), place.dir().join(START));
+        // Before anything can fail: a UID in use must not be given to another instance.
         if let Some(uid) = owner_of(&place) {
             self.uids().insert(instance, uid);
         }
@@ -314,12 +321,15 @@ impl Store {
     fn set_aside(&self, path: &Path, why: &str) {
         let copied = || -> io::Result<PathBuf> {
             let dir = self.root.join(SET_ASIDE);
+            // Broken files may hold what only the agent may read.
             make_dirs(&dir, PRIVATE)?;
             let relative = path.strip_prefix(&self.root).unwrap_or(path);
             let name = relative.to_string_lossy().replace('/', "_");
             let to = (0..SET_ASIDE_COPIES)
                 .map(|n| dir.join(format!("{name}.{n}")))
                 .find(|to| !to.exists())
+                // With too many copies, the one without a number is overwritten, so that they
+                // cannot fill the disk.
                 .unwrap_or_else(|| dir.join(&name));
             fs::copy(path, &to)?;
             Ok(to)
@@ -399,6 +409,7 @@ impl Store {
         }
         let first = u64::from(*range.start());
         let length = u64::from(*range.end()) - first + 1;
+        // At most one for each instance, so the search is short.
         let taken: BTreeSet<u64> = uids.values().map(|uid| u64::from(*uid)).collect();
         // The search begins at a place that depends on the instance, so that a UID is not used
         // again soon after its instance was deleted.
@@ -413,8 +424,8 @@ impl Store {
         Ok(uid)
     }
 
-    /// Makes an instance's directories its user's, as far as they are to be,
-    /// and its volumes; nobody else gets in.
+    /// Lets the user of an instance into its directories, and gives it `work` and its volumes.
+    /// No other user can enter them.
     pub(crate) fn enclose(&self, place: &InstanceDir, user: Option<User>) -> io::Result<()> {
         tree::share(place.dir(), user, Access::Pass)?;
         tree::share(&place.volumes(), user, Access::List)?;

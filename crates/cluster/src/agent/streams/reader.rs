@@ -39,7 +39,7 @@ pub(super) enum Piece {
 #[derive(Debug)]
 pub(super) struct Reader {
     logs: Vec<Log>,
-    /// `None` until it is there: an instance may be on its way.
+    /// `None` until the directory exists: an instance that is being launched has none yet.
     dir: Option<OwnedFd>,
 }
 
@@ -53,10 +53,11 @@ impl Reader {
         }
     }
 
-    /// Both outputs get their turns.
+    /// The next piece of the stream. The outputs take turns: the one that was read goes last.
     pub(super) fn read(&mut self, wanted: &Wanted) -> io::Result<Piece> {
         let room = StreamData::room(wanted.credit);
         if self.dir.is_none() {
+            // `PATH` suffices to open files below it, and needs no right to list the directory.
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             self.dir = found(openat(CWD, &wanted.dir, flags, Mode::empty()))?;
         }
@@ -95,8 +96,8 @@ struct Log {
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     Unopened,
-    /// The beginning of the last lines is looked for, backwards: in this part,
-    /// before this place, and so many line ends are to be found.
+    /// The search for the beginning of the last lines, which goes backwards: the part, the
+    /// offset before which the next block ends, and how many line ends are still to be found.
     Seeking {
         part: usize,
         before: u64,
@@ -109,9 +110,9 @@ enum Stage {
 struct Part {
     file: File,
     at: u64,
-    /// How long it was when it was opened.
+    /// The length of the file when it was opened.
     length: u64,
-    /// Something may be missing before what is read next.
+    /// Whether output before the next byte may have been lost.
     missing: bool,
 }
 
@@ -139,14 +140,19 @@ impl Log {
                 }
                 Stage::Seeking { part, before, ends } => {
                     self.stage = self.seek(part, before, ends)?;
+                    // One block at a time, so that a long search does not hold up other
+                    // streams.
                     return Ok(Piece::Sought);
                 }
                 Stage::Reading => break,
             }
         }
+        // Only now: the search needs no credit, since it sends nothing.
         if room == 0 {
             return Ok(Piece::NoCredit);
         }
+        // A part that was read to its end is followed by the next one. The last one is kept
+        // open, because it may grow.
         while let Some(part) = self.parts.front_mut() {
             let bytes = part.read(room, open.follow)?;
             if !bytes.is_empty() {
@@ -168,7 +174,7 @@ impl Log {
         self.go_on(dir, wanted.over)
     }
 
-    /// Where the lines begin that are wanted.
+    /// The stage that finds the beginning of the wanted lines.
     fn first_stage(&mut self, tail: Option<u32>) -> Stage {
         let last = self.parts.len().saturating_sub(1);
         let length = self.parts.back().map_or(0, |part| part.length);
@@ -191,14 +197,16 @@ impl Log {
         Stage::Reading
     }
 
-    /// Looks through one block. The line end that is the very last byte ends the
-    /// last line, and begins none.
+    /// Searches one block. A line end that is the very last byte of the log ends the last line
+    /// and begins no other, so it does not count.
     fn seek(&mut self, number: usize, before: u64, mut ends: u32) -> io::Result<Stage> {
         let Some(part) = self.parts.get(number) else {
             return Ok(Stage::Reading);
         };
         let later = self.parts.iter().skip(number + 1);
+        // Parts after this one may be empty; then its last byte is the end of the log.
         let is_end = before == part.length && later.map(|part| part.length).sum::<u64>() == 0;
+        // A log may be longer than the memory that a stream may take, so it is read by blocks.
         let begin = before.saturating_sub(BLOCK as u64);
         let mut block = vec![0; usize::try_from(before - begin).unwrap_or(BLOCK)];
         let length = read_at(&part.file, &mut block, begin)?;
@@ -213,6 +221,7 @@ impl Log {
             }
         }
         Ok(match (begin, number.checked_sub(1)) {
+            // There are fewer lines than were asked for: all of them are sent.
             (0, None) => self.begin_at(0, 0),
             (0, Some(number)) => Stage::Seeking {
                 part: number,
@@ -233,6 +242,7 @@ impl Log {
             return Ok(Piece::End);
         };
         let length = part.file.metadata()?.len();
+        // A file only grows, so a shorter one was truncated.
         if length < part.at {
             // It could not be renamed, and was begun anew as it is.
             (part.at, part.missing) = (0, true);
@@ -262,6 +272,8 @@ impl Part {
     /// The next bytes; none at the end of the file. Without `beyond`, that is its end when it
     /// was opened.
     fn read(&mut self, room: usize, beyond: bool) -> io::Result<Bytes> {
+        // A stream that does not follow ends with what was there at its beginning; otherwise an
+        // instance that writes fast enough would keep it open for ever.
         let length = match beyond {
             true => self.file.metadata()?.len(),
             false => self.length,
@@ -294,6 +306,8 @@ fn parts(dir: &OwnedFd, name: &'static str) -> io::Result<VecDeque<Part>> {
             break;
         }
     }
+    // After the last try the log may have been renamed in between, and both names led to the
+    // same file.
     if let [before, latest] = files.make_contiguous()
         && is_same(before, latest)?
     {
@@ -302,12 +316,13 @@ fn parts(dir: &OwnedFd, name: &'static str) -> io::Result<VecDeque<Part>> {
     files.into_iter().map(Part::new).collect()
 }
 
-/// What follows a log that is not written any more; none while it is the latest
+/// The file that follows `ours`, which is not written any more; none while `ours` is the latest
 /// one.
 fn successor(dir: &OwnedFd, name: &'static str, ours: &File) -> io::Result<Option<Part>> {
     for _ in 0..TRIES {
         let Some(latest) = open(dir, name)? else {
-            // It is just being begun anew.
+            // The supervisor has renamed the log and not made the new one yet: that is looked
+            // at again.
             return Ok(None);
         };
         if is_same(&latest, ours)? {
@@ -319,7 +334,9 @@ fn successor(dir: &OwnedFd, name: &'static str, ours: &File) -> io::Result<Optio
             _ => continue,
         }
         let (next, missing) = match before {
+            // Ours is the file before the latest, so nothing lies between them.
             Some(before) if is_same(&before, ours)? => (latest, false),
+            // The log was begun anew more than once: files between ours and this one are gone.
             Some(before) => (before, true),
             None => (latest, true),
         };
@@ -342,6 +359,8 @@ fn open(dir: &OwnedFd, name: &str) -> io::Result<Option<File>> {
     let Some(file) = found(openat(dir, name, flags, Mode::empty()))?.map(File::from) else {
         return Ok(None);
     };
+    // Checked after opening, on the descriptor: the name could be replaced between a check and
+    // the opening.
     match file.metadata()?.is_file() {
         true => Ok(Some(file)),
         false => Err(io::Error::new(

@@ -127,7 +127,7 @@ impl View {
         }
     }
 
-    /// Whether there is a session with the scheduler.
+    /// Whether a session with the scheduler is up.
     pub fn is_online(&self) -> bool {
         self.online
     }
@@ -204,6 +204,7 @@ impl View {
         let connected: Vec<_> = self
             .nodes
             .values()
+            // Collected first, because `node_left` changes the map.
             .filter(|n| n.connected)
             .map(|n| n.uuid)
             .collect();
@@ -248,6 +249,8 @@ impl View {
     }
 
     fn event(&mut self, frame: &Frame, now: SystemTime, changes: &mut Vec<Change>) -> Result<(), Error> {
+        // Checked before it is parsed: an event is short, so a long one is not worth the
+        // memory.
         bounds::check(frame)?;
         match Event(frame.kind().operand) {
             Event::NODE_CONNECTED => self.node_connected(&frame.payload()?, now, changes),
@@ -255,6 +258,7 @@ impl View {
             Event::INSTANCE_DELETED => {
                 let InstanceDeleted { instance_uuid } = frame.payload()?;
                 if let Some(instance) = instance_uuid.uuid() {
+                    // A concentrator is an instance, so both tables may have it.
                     let node = self.forget(instance);
                     changes.push(Change::InstanceDeleted { instance, node });
                     self.forget_cnci(instance, changes);
@@ -265,6 +269,7 @@ impl View {
                 if let Some(instance) = instance_uuid.uuid() {
                     let known = self.instances.get_mut(&instance);
                     let node = known.map(|known| {
+                        // The figures stay those of the last STATS: this event carries none.
                         known.state = InstanceState::Exited;
                         known.node
                     });
@@ -316,7 +321,8 @@ impl View {
         });
     }
 
-    /// The node, which is connected now; none if the view has no room for another one.
+    /// Marks the node as connected, and makes it if it is new; none if the view has no room for
+    /// another one.
     fn there(&mut self, uuid: Uuid, now: SystemTime) -> Option<&mut Node> {
         if self.nodes.len() >= MOST_NODES && !self.nodes.contains_key(&uuid) {
             return None;
@@ -324,10 +330,13 @@ impl View {
         let node = self.nodes.entry(uuid).or_insert_with(|| Node::new(uuid, now));
         if !node.connected {
             node.connected = true;
+            // A new session of the node: what it sent before does not count as its present
+            // state.
             node.heard = false;
             node.since = now;
             self.connected += 1;
             self.unheard += 1;
+            // It is back, so it must not be forgotten as one that left.
             self.gone.retain(|gone| *gone != uuid);
         }
         Some(node)
@@ -343,6 +352,7 @@ impl View {
         }
         node.connected = false;
         self.connected -= 1;
+        // A node that left without STATS no longer keeps the picture incomplete.
         self.unheard -= usize::from(!node.heard);
         node.heard = false;
         node.since = now;
@@ -389,6 +399,7 @@ impl View {
             // An instance without a UUID cannot be named in a command.
             if let Some(instance) = stats.instance_uuid.uuid()
                 && (self.instances.len() < MOST_INSTANCES || self.instances.contains_key(&instance))
+                // If STATS list an instance twice, the first entry counts.
                 && after.insert(instance)
             {
                 self.listed(instance, uuid, stats, now, changes);
@@ -429,6 +440,8 @@ impl View {
             stats,
         };
         let known = match self.instances.entry(uuid) {
+            // An instance that moved here from another node is told as a new one, with its new
+            // node.
             Entry::Occupied(known) if known.get().node == node => known.into_mut(),
             other => {
                 changes.push(Change::InstanceAdded {
@@ -464,6 +477,7 @@ impl View {
                 ending: fresh.ending(),
                 state: fresh.state,
             });
+            // `since` is the time of the present state, so only a change moves it.
             known.since = now;
         }
         known.stats = fresh.stats;
@@ -518,6 +532,7 @@ impl View {
     fn public_ip_unassigned(&mut self, mut event: PublicIpUnassigned, changes: &mut Vec<Change>) {
         bounds::unassigned(&mut event);
         if let Some(uuid) = event.concentrator_uuid.uuid() {
+            // A concentrator that the view had no room for is told as well: the change is true.
             if let Some(cnci) = self.cncis.get_mut(&uuid) {
                 cnci.public_ips.remove(&event.public_ip);
             }
@@ -531,6 +546,7 @@ impl View {
 
     /// The concentrator; none if the view has no room for another one.
     fn cnci_mut(&mut self, uuid: Uuid) -> Option<&mut Cnci> {
+        // Asked before `entry` borrows the map.
         let room = self.cncis.len() < MOST_CNCIS;
         match self.cncis.entry(uuid) {
             Entry::Occupied(known) => Some(known.into_mut()),
@@ -548,6 +564,7 @@ impl View {
 
 /// Adds to a history of at most `limit`.
 fn keep<T>(history: &mut VecDeque<T>, limit: usize, item: T) {
+    // `limit` may be 0: then the history stays empty.
     while !history.is_empty() && history.len() >= limit {
         history.pop_front();
     }

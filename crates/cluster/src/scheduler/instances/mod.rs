@@ -52,14 +52,14 @@ const MOST_AWAY: usize = 65_536;
 /// not passed on again. It covers the STARTs in flight of several agents that reconnect.
 const MOST_ANSWERED: usize = 4096;
 
-/// The times that a START may take.
+/// The time limits of a START.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StartLimits {
-    /// Without a sign of its node.
+    /// How long its node may send no sign of it.
     pub(super) quiet: Duration,
-    /// In all.
+    /// How long it may take in all.
     pub(super) most: Duration,
-    /// After its node has left.
+    /// How long after its node has left it is answered.
     pub(super) absence: Duration,
 }
 
@@ -80,7 +80,7 @@ pub(super) struct PendingStart {
     pub(super) received: Instant,
     /// How many nodes were given it, with this one.
     pub(super) nodes: u8,
-    /// When the node was given it.
+    /// When this node was given it.
     given: Instant,
     deadline: Instant,
     /// STATS without the instance mean that the START came to nothing: the node has listed
@@ -116,7 +116,7 @@ struct OfNode {
     is_away: bool,
 }
 
-/// An answered START.
+/// A START that was answered with a failure, remembered because agents repeat failures.
 #[derive(Debug)]
 struct Answered {
     instance: Uuid,
@@ -125,7 +125,7 @@ struct Answered {
     is_owner: bool,
 }
 
-/// What STATS have told beyond what was known.
+/// The news in STATS of a node.
 #[derive(Debug, Default)]
 pub(super) struct Report {
     /// Instances that belong to other nodes.
@@ -163,9 +163,9 @@ pub(super) struct Instances {
     away: VecDeque<(Instant, Uuid)>,
     /// The number of their instances.
     away_instances: usize,
-    /// The latest last.
+    /// In the order of the answers, so that the oldest is forgotten first.
     answered: VecDeque<Answered>,
-    /// Where the next scheduler finds the owners; none if they are not kept.
+    /// The file in which the next scheduler finds the owners; none if they are not kept.
     ledger: Option<Ledger>,
 }
 
@@ -188,16 +188,20 @@ impl Instances {
     /// away, and what became of their STARTs is told by their first STATS.
     pub(super) fn adopt(&mut self, ledger: Ledger, owners: HashMap<Uuid, Uuid>, now: Instant) {
         for (instance, node) in owners {
+            // `Pending`, because its START may not be answered yet: a StartFailure is then
+            // believed.
             self.own(instance, node, State::Known(Phase::Pending));
         }
         self.ledger = Some(ledger);
         let nodes: Vec<_> = self.by_node.keys().copied().collect();
+        // No agent has connected yet. Each has the usual time to come back.
         nodes.into_iter().for_each(|node| self.left(node, now));
     }
 
     fn insert(&mut self, instance: Uuid, entry: Entry) {
         let node = entry.node;
         let before = self.by_uuid.insert(instance, entry).and_then(|entry| entry.node);
+        // The ledger is a file, so only a change of the owner is written.
         if before != node {
             self.keep(instance, node);
         }
@@ -222,6 +226,7 @@ impl Instances {
         let entry = self.by_uuid.get(&instance)?;
         let reason = match entry.state {
             State::Known(Phase::Ended) => StartFailureReason::InstanceExists,
+            // A START that is held or given up counts, too: its UUID is not free yet.
             _ => StartFailureReason::AlreadyRunning,
         };
         Some((reason, entry.node))
@@ -237,6 +242,8 @@ impl Instances {
         let own = self.by_node.get(&node).into_iter();
         let own = own.flat_map(|of_node| &of_node.instances);
         own.filter_map(|instance| match self.by_uuid.get(instance)?.state {
+            // Neither is an instance of the node: the one has no node, the other was answered
+            // with a failure.
             State::Held | State::GivenUp => None,
             State::Known(phase) => Some((*instance, phase == Phase::Ended)),
             State::Starting(_) => Some((*instance, false)),
@@ -258,6 +265,7 @@ impl Instances {
     /// Whether an instance is known, and does not belong to `node`.
     pub(super) fn is_foreign(&self, instance: Uuid, node: Uuid) -> bool {
         let entry = self.by_uuid.get(&instance);
+        // An instance that nobody knows is not foreign: its first node is believed.
         entry.is_some_and(|entry| entry.node != Some(node))
     }
 
@@ -270,6 +278,7 @@ impl Instances {
     /// A START that was held, or has just come, is answered.
     pub(super) fn refused(&mut self, instance: Uuid) {
         let entry = self.by_uuid.get(&instance);
+        // A START that has just come has no entry yet.
         if entry.is_some_and(|entry| matches!(entry.state, State::Held)) {
             self.remove(instance);
         }
@@ -281,6 +290,7 @@ impl Instances {
             allocation,
             restart: start.restart,
             received: start.received,
+            // The count bounds how often a refused START is placed again.
             nodes: start.nodes.saturating_add(1),
             given: now,
             deadline: self.limits.deadline(now, interval, now),
@@ -328,10 +338,12 @@ impl Instances {
                 State::Starting(pending) => {
                     self.due.remove(&(pending.deadline, *instance));
                     if phase == Phase::Pending {
+                        // From now on, STATS without it mean that it came to nothing.
                         pending.expected = true;
                         pending.deadline = self.limits.deadline(pending.given, interval, now);
                         self.due.insert((pending.deadline, *instance));
                     } else {
+                        // Even an ended state counts: the instance ran, so its START is done.
                         report.started.push(pending.received);
                         entry.state = State::Known(phase);
                     }
@@ -342,6 +354,7 @@ impl Instances {
                 State::GivenUp | State::Held => {}
             }
         }
+        // What the node had before and does not list any more is gone from it.
         let before = std::mem::take(&mut self.by_node.entry(node).or_default().instances);
         for instance in before {
             if own.contains(&instance) {
@@ -370,10 +383,13 @@ impl Instances {
         let mut started = None;
         if let State::Starting(pending) = entry.state {
             self.due.remove(&(pending.deadline, instance));
+            // A short run can begin and end between two STATS; then this event is the first
+            // sign of it.
             started = Some(pending.received);
         }
         if !is_kept {
             self.forget(instance);
+        // A START that was given up stays so: the instance is still to be deleted.
         } else if !matches!(entry.state, State::GivenUp) {
             entry.state = State::Known(Phase::Ended);
         }
@@ -419,6 +435,8 @@ impl Instances {
         match entry.state {
             State::Starting(pending) => {
                 self.answered(instance, &pending);
+                // `already_running` and `instance_exists` refuse the START, but show that the
+                // node has it.
                 if reason.instance_is_there() {
                     // Its next STATS tell whether it runs or has ended.
                     self.own(instance, node, State::Known(Phase::Running));
@@ -429,6 +447,8 @@ impl Instances {
                 self.forget(instance);
                 StartFailed::Repeated
             }
+            // No START of this scheduler waits for it: the failure answers a START of an
+            // earlier one.
             State::Known(Phase::Pending) => {
                 self.forget(instance);
                 self.remember(instance, node, true);
@@ -447,11 +467,13 @@ impl Instances {
         let Some(of_node) = self.by_node.get_mut(&node) else {
             return;
         };
+        // A node without instances needs no entry, so that departed nodes take up no memory.
         if of_node.instances.is_empty() {
             self.by_node.remove(&node);
             return;
         }
         of_node.is_away = true;
+        // The time is the same for all nodes, so the queue stays in the order of the deadlines.
         self.away.push_back((now + AWAY, node));
         self.away_instances += of_node.instances.len();
         for instance in &of_node.instances {
@@ -474,6 +496,7 @@ impl Instances {
             && std::mem::take(&mut of_node.is_away)
         {
             self.away_instances -= of_node.instances.len();
+            // A node that leaves again is to get the whole time again, at the end of the queue.
             self.away.retain(|(_, away)| *away != node);
         }
     }
@@ -488,6 +511,8 @@ impl Instances {
     /// for too long.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<(Uuid, PendingStart)> {
         let mut given_up = Vec::new();
+        // The entry stays as `GivenUp`: while its node may still start it, the UUID is not
+        // free.
         while let Some((at, instance)) = self.due.first().copied()
             && at <= now
         {

@@ -105,8 +105,8 @@ pub(super) fn bootable(storage: &[Storage]) -> Option<&Storage> {
         .min_by_key(|entry| entry.boot_index)
 }
 
-/// Whether that can be the name of an image: a file's name without anything
-/// that leads elsewhere, hides it, or means something to some program.
+/// Whether a text can be the name of an image: a file name that does not lead elsewhere, is not
+/// hidden, and has no character with a meaning to a shell or to QEMU's options.
 pub(super) fn is_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+@".contains(&byte);
     !name.is_empty() && name.len() <= MAX_NAME && !name.starts_with(['.', '-']) && name.bytes().all(plain)
@@ -129,8 +129,8 @@ pub(super) fn find(images: Option<&Path>, name: &str) -> Result<Disk, LaunchErro
     Ok(Disk { path, format })
 }
 
-/// The format of an image that no instance writes to. Such files are often
-/// called anything.
+/// The format of an image, from its content: no instance writes to images, and their file names
+/// often say nothing.
 fn format_of(path: &Path) -> io::Result<Format> {
     Ok(match header(path)? {
         Some(_) => Format::Qcow2,
@@ -140,6 +140,7 @@ fn format_of(path: &Path) -> io::Result<Format> {
 
 /// The size of the disk in a qcow2 file; `None` if it is not a qcow2 file.
 fn header(path: &Path) -> io::Result<Option<u64>> {
+    // The header: the magic number at 0, and the size of the disk at 24, in big-endian order.
     let mut start = Vec::new();
     File::open(path)?.take(32).read_to_end(&mut start)?;
     let is_qcow2 = start.starts_with(b"QFI\xfb");
@@ -157,6 +158,7 @@ pub(super) fn boot_disk(
     bounds: Bounds<'_>,
 ) -> Result<Disk, LaunchError> {
     let disks = disks_of(place);
+    // The disk of an earlier run may have either format: qemu-img may have come or gone since.
     for format in [Format::Qcow2, Format::Raw] {
         let path = disks.join(format.boot_file());
         if path.is_file() {
@@ -199,6 +201,7 @@ fn overlay(
         .args(["create", "-q", "-f", "qcow2", "-F", base.format.name(), "-b"])
         .arg(&base.path)
         .arg(to);
+    // Without a size the overlay has that of its image; a smaller one would cut the image.
     if wanted > size {
         command.arg(wanted.to_string());
     }
@@ -252,7 +255,8 @@ fn await_end(mut child: Child, bounds: Bounds<'_>) -> io::Result<ExitStatus> {
             Err(e) => break e,
         }
     };
-    // It leads a group of its own, and we have not waited for it yet.
+    // The group has the number of the child, which no other process can have before it was
+    // waited for.
     let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
     let limit = now() + KILLED;
     while matches!(child.try_wait(), Ok(None)) {
@@ -270,7 +274,7 @@ fn copy(base: &Disk, wanted: u64, to: &Path, bounds: Bounds<'_>) -> io::Result<(
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
     let (mut from, mut file) = (File::open(&base.path)?, options.open(to)?);
-    // Within a file system that can, nothing is copied at all.
+    // `io::copy` lets the kernel copy; some file systems then share the blocks.
     loop {
         bounds.check()?;
         if io::copy(&mut (&mut from).take(PIECE), &mut file)? == 0 {

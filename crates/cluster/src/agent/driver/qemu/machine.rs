@@ -50,7 +50,8 @@ pub(super) struct Emulator {
     /// Whether the processor can run it by itself, and the group that its user
     /// has to be in for that; else why not.
     pub(super) kvm: Result<Option<u32>, String>,
-    /// Whether it can give up what it doesn't need of the system.
+    /// Whether it was built with its sandbox, in which it gives up rights to the system that it
+    /// doesn't need.
     pub(super) sandbox: bool,
 }
 
@@ -83,6 +84,7 @@ impl Emulator {
         let find = |arch: &'static str| {
             let path = find_program(format!("qemu-system-{arch}").as_ref(), path, Path::new("/")).ok()?;
             let kvm = match arch == host {
+                // KVM runs only code of the machine's own architecture.
                 true => kvm_for(user),
                 false => Err(format!("this machine is not {arch}")),
             };
@@ -126,7 +128,7 @@ fn group_for(user: Option<User>, mode: u32, owner: (u32, u32)) -> Result<Option<
 
 /// The firmware to start with; `None` for QEMU's own.
 pub(super) fn firmware(arch: &str, kind: &FwType) -> Result<Option<PathBuf>, LaunchError> {
-    // Such machines have no other.
+    // Machines of this architecture always start with EFI.
     if *kind != FwType::Efi && arch != "aarch64" {
         return Ok(None);
     }
@@ -173,7 +175,8 @@ impl Machine<'_> {
     /// QEMU's arguments.
     pub(super) fn arguments(&self) -> Vec<OsString> {
         let mut list = Arguments::default();
-        // Nothing that isn't said here, from defaults or the user's files.
+        // QEMU takes nothing from its defaults or from files of the user, so these arguments
+        // are all.
         list.flag("-nodefaults").flag("-no-user-config");
         list.option("-name", [("guest", self.instance.to_string().into())]);
         list.pair("-uuid", &self.instance.to_string());
@@ -183,7 +186,7 @@ impl Machine<'_> {
         if self.emulator.sandbox {
             list.pair("-sandbox", SANDBOX);
         }
-        // The first that works.
+        // QEMU takes the first accelerator that works.
         if self.emulator.kvm.is_ok() {
             list.pair("-accel", "kvm");
         }
@@ -213,6 +216,7 @@ impl Machine<'_> {
         );
         list.disk("boot", &self.boot.path, self.boot.format.name(), false);
         list.pair("-device", "virtio-blk-pci,drive=boot,id=dev-boot,bootindex=0");
+        // Read-only: the seed is written by the agent alone.
         list.disk("seed", self.seed, "raw", true);
         list.pair("-device", "virtio-blk-pci,drive=seed,id=dev-seed");
         for (volume, disk) in self.volumes {

@@ -32,7 +32,8 @@
 //! name; one that is `local` gets its disk made, of `size` GiB. Volumes of a
 //! machine that runs are plugged in and out.
 //!
-//! A machine has no network: the data plane of this crate keeps tables only.
+//! Machines have no network yet. On a node with tenants' networks, a START that names one
+//! fails.
 //!
 //! | file | holds |
 //! |---|---|
@@ -79,7 +80,7 @@ const IMAGE: Duration = Duration::from_secs(600);
 const FIRST_ANSWER: Duration = Duration::from_secs(10);
 /// How long a machine that is told to quit may take.
 const QUIT: Duration = Duration::from_secs(2);
-/// How long a machine may take to let go of a disk.
+/// How long the system in a machine may take to release a disk.
 const UNPLUG: Duration = Duration::from_secs(5);
 /// The most that is read of what QEMU complained of.
 const LAST_WORDS: u64 = 4096;
@@ -162,6 +163,7 @@ impl QemuDriver {
     /// Waits until QEMU answers. If it ends instead, the instance was never started.
     fn await_answer(&self, running: &Running, cancel: &Cancel) -> Result<(), LaunchError> {
         let (work, limit) = (running.place.work(), now() + FIRST_ANSWER);
+        // QEMU reports a wrong argument by ending, and a good start by answering.
         while is_alive(&running.handle) {
             match Qmp::connect(&work).and_then(|mut qmp| qmp.status()) {
                 Ok(status) => {
@@ -215,6 +217,7 @@ impl Driver for QemuDriver {
         let (user, work, disks) = (launch.user, place.work(), disks_of(place));
         let mut emulator = Emulator::find(self.path.as_deref(), user)?;
         let firmware = machine::firmware(emulator.arch, &start.fw_type)?;
+        // Checked before a disk is made, which can take minutes.
         let group = emulator.group(launch.policy.emulation)?;
         fs::create_dir_all(&disks)
             .and_then(|()| tree::share(&disks, user, Access::Pass))
@@ -232,6 +235,7 @@ impl Driver for QemuDriver {
         if let Some(user) = user {
             let disks = volumes.iter().map(|(_, disk)| &disk.path);
             for path in [&boot.path, &seed].into_iter().chain(disks) {
+                // The machine's user opens these files itself, so they have to be its own.
                 give(path, user).map_err(|e| LaunchError::io(path.display(), &e))?;
             }
         }
@@ -339,6 +343,7 @@ impl Driver for QemuDriver {
         let disk = image::volume_disk(&volume.path);
         if running.is_none() {
             // Before the first start, a disk may still have to be made.
+            // Every launch writes the seed, so without one there was no launch yet.
             let is_new = !disks_of(place).join(machine::SEED).exists();
             return match disk {
                 None if !is_new => Err(no_disk(volume)),
@@ -359,7 +364,8 @@ impl Driver for QemuDriver {
                 ("serial", &*serial),
             ];
             qmp.execute("device_add", &arguments).inspect_err(|_| {
-                // Otherwise QEMU would keep the file open.
+                // The device was not made, so the file is closed again; otherwise QEMU would
+                // keep it open.
                 let _ = qmp.execute("blockdev-del", &[("node-name", &node)]);
             })
         };
@@ -380,6 +386,8 @@ impl Driver for QemuDriver {
         let unplug = || {
             let mut qmp = Qmp::connect(&place.work())?;
             qmp.execute("device_del", &[("id", &device)])?;
+            // `device_del` only asks the system in the machine; the disk is in use until this
+            // event.
             qmp.await_deleted(&device, UNPLUG)?;
             qmp.execute("blockdev-del", &[("node-name", &node)])
         };

@@ -68,6 +68,8 @@ impl Cgroups {
                 }
                 share(folder);
                 let group = folder.join(instance.to_string());
+                // Made after the controllers are on, so that it has their files when limits are
+                // written.
                 fs::create_dir_all(&group)?;
                 let limit = |value: u64| {
                     if value == 0 {
@@ -158,6 +160,7 @@ impl Cgroups {
         };
         let group = folder.join(instance.to_string());
         let usage = number(&group.join(usage))?;
+        // The kernel gives these pages back when memory is short, so they do not count as used.
         let inactive = keyed(&group.join("memory.stat"), inactive).unwrap_or(0);
         Some(usage.saturating_sub(inactive))
     }

@@ -78,6 +78,8 @@ pub(in super::super) fn connect_to(dir: impl AsFd, name: &str) -> io::Result<Uni
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a socket"));
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    // The file was opened before: its descriptor cannot be replaced between the check and the
+    // connection.
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     let path = format!("/proc/self/fd/{}", found.as_raw_fd());
     // If the backlog is full, this fails at once and does not wait.

@@ -62,7 +62,7 @@ fn become_program(order: &Order) -> LaunchError {
     let path = order.env.iter().find(|(name, _)| name == "PATH");
     let path = path.map(|(_, path)| path.as_os_str());
     match find_program(&order.program, path, order.dir.as_ref()) {
-        // Where it is, and the system refuses it all the same.
+        // The file is there, so the error is that of the system.
         Ok(found) => LaunchError::io(found.display(), &error),
         Err(missing) => missing,
     }
@@ -70,7 +70,7 @@ fn become_program(order: &Order) -> LaunchError {
 
 fn prepare(order: &Order) -> Result<(), LaunchError> {
     let system = |what: String| move |e: rustix::io::Errno| LaunchError::io(what, &e.into());
-    // This process, to the system.
+    // 0 means the process that writes it.
     let joined = order
         .cgroups
         .iter()
@@ -96,6 +96,8 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
     if let Some(user) = order.user {
         let (uid, gid) = user_of(user);
         let groups: Vec<_> = order.group.into_iter().map(Gid::from_raw).collect();
+        // Groups first, then the group, then the user: after the change of the user the process
+        // has no right to the others.
         set_thread_groups(&groups).map_err(system("its groups".into()))?;
         set_thread_gid(gid).map_err(system(format!("group {}", user.gid)))?;
         let is_kept = order.administers_network;
@@ -105,6 +107,7 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
             keep_network_rights().map_err(system("the rights of a concentrator".into()))?;
         }
     }
+    // As the user of the program, so that only directories count that this user may enter.
     env::set_current_dir(&order.dir).map_err(|e| LaunchError::io(order.dir.display(), &e))?;
     // Checked after the change of directory, because links in the path could lead elsewhere.
     if let Some(within) = &order.within {

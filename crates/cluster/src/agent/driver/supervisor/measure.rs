@@ -72,7 +72,8 @@ impl Supervisors {
         }
         let second = rustix::param::clock_ticks_per_second().max(1);
         let of_ticks = |ticks: u64| Duration::from_millis(ticks.saturating_mul(1000) / second);
-        // The supervisor has waited for orphans.
+        // The time of processes that have ended is in the figures of their parent; the
+        // supervisor is the parent of orphans.
         let ticks = |(supervisor, run): (Stat, Vec<&Stat>)| {
             supervisor.cpu_ticks + run.iter().map(|stat| stat.cpu_ticks).sum::<u64>()
         };
@@ -85,6 +86,7 @@ impl Supervisors {
             at,
             cpu,
         };
+        // A sample of an earlier run says nothing of this one, so the handles are compared.
         let before = lock(&self.inner.samples).insert(instance, sample);
         if let Some(before) = before.filter(|before| before.handle == *handle && before.at < at) {
             usage.cpu_percent = percent(cpu.saturating_sub(before.cpu), at - before.at, subject.vcpus);

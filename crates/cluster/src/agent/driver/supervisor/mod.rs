@@ -136,10 +136,10 @@ const LOGS: [&str; 2] = ["stdout.log", "stderr.log"];
 pub(super) const DEFAULT_LOG_MB: u32 = 16;
 /// How long a supervisor may take to be ready, and then to run the program.
 const FIRST_STEPS: Duration = Duration::from_secs(10);
-/// How long a failed launch waits for the processes that it has killed: one may hang in the
-/// kernel.
+/// How long a failed launch waits for the processes that it has killed. The wait has an end,
+/// because a process may hang in the kernel.
 const LEFTOVERS: Duration = Duration::from_secs(2);
-/// How often these processes are killed.
+/// The pause between two kills of these processes.
 const KILL_AGAIN: Duration = Duration::from_millis(10);
 const MB: u64 = 1024 * 1024;
 
@@ -177,7 +177,8 @@ fn supervise_as(what: Option<&OsStr>) -> ExitCode {
     }
 }
 
-/// This program once more, as the file that runs now, whatever has its name.
+/// This program once more. `/proc/self/exe` is the file that runs now, even if its name belongs
+/// to a newer version meanwhile.
 fn again(what: &OsStr) -> Command {
     started_again(Path::new("/proc/self/exe"), what)
 }
@@ -195,7 +196,8 @@ fn started_again(program: &Path, what: &OsStr) -> Command {
     command
 }
 
-/// The program is that of the tests: one of them becomes the supervisor.
+/// In tests the running program is the test binary, and one of its tests becomes the
+/// supervisor.
 #[cfg(test)]
 fn started_again(program: &Path, what: &OsStr) -> Command {
     let mut command = Command::new(program);
@@ -219,7 +221,8 @@ pub enum Confinement {
 #[derive(Debug)]
 pub(super) struct Program<'a> {
     pub(super) place: &'a InstanceDir,
-    /// Its name, looked for in the `PATH` of `env`, or its file.
+    /// The name of the program, which is looked for in the `PATH` of `env`, or the path of its
+    /// file.
     pub(super) program: &'a OsStr,
     pub(super) arguments: Vec<OsString>,
     pub(super) env: BTreeMap<OsString, OsString>,
@@ -246,7 +249,7 @@ pub(super) struct Program<'a> {
 #[derive(Clone, Debug)]
 pub(super) struct Supervisors {
     inner: Arc<Inner>,
-    /// The program that is one; `None` for this one.
+    /// The program to start as a supervisor; `None` for this program.
     program: Option<PathBuf>,
 }
 
@@ -257,8 +260,8 @@ struct Inner {
     /// The soft limit of open files that this process was started with.
     files: Option<u64>,
     watch: Watch,
-    /// Launched and not watched yet, by their process; bounded by the number of
-    /// instances.
+    /// Supervisors that were launched and are not watched yet, by their process number; at most
+    /// as many as instances.
     launched: Mutex<HashMap<i32, (Child, UnixStream)>>,
     /// CPU time at the last measurement.
     samples: Mutex<HashMap<Uuid, Sample>>,
@@ -271,7 +274,8 @@ impl Supervisors {
             Confinement::ResourceLimits => Cgroups::None,
         };
         info!("instances are confined by {cgroups:?}");
-        // Each run is a connection.
+        // The limit is raised, because each run is a connection. Programs get the limit that
+        // this process was started with, so it is read before it is first raised.
         static FILES: OnceLock<Option<u64>> = OnceLock::new();
         let files = *FILES.get_or_init(|| getrlimit(Resource::Nofile).current);
         descriptors();
@@ -316,6 +320,7 @@ impl Supervisors {
         let order = self.order(program)?;
         let failed = |e: io::Error| LaunchError::io("its supervisor", &e);
         let (mut stream, theirs) = UnixStream::pair().map_err(failed)?;
+        // A supervisor that hangs must not hold up the worker for ever.
         stream.set_read_timeout(Some(FIRST_STEPS)).map_err(failed)?;
         stream.set_write_timeout(Some(FIRST_STEPS)).map_err(failed)?;
         command
@@ -341,6 +346,8 @@ impl Supervisors {
             (Ok(_), _) => return Err(failed(io::ErrorKind::InvalidData.into())),
             (Err(e), _) => return Err(failed(e)),
         }
+        // The namespace exists since the supervisor said `held`, and the program must not run
+        // without its interface.
         if let Some(network) = network {
             network.connect(handle.pid)?;
         }
@@ -362,7 +369,8 @@ impl Supervisors {
         Ok(handle)
     }
 
-    /// A limit that can't be set is no reason not to run.
+    /// The order for a supervisor. Also makes the control group; if that fails, the instance
+    /// runs without its limits.
     fn order(&self, program: Program<'_>) -> Result<Order, LaunchError> {
         let (cgroups, instance) = (&self.inner.cgroups, program.place.instance());
         let bytes = u64::try_from(program.mem_mb).unwrap_or(0).saturating_mul(MB);
@@ -400,6 +408,8 @@ impl Supervisors {
                 order.cgroups = cgroups.groups(instance).map(Into::into).collect();
                 order.oom = cgroups.oom(instance).map(Into::into);
             }
+            // Without control groups this fails for each instance, and the log has said so
+            // once.
             Err(e) if *cgroups == Cgroups::None => drop(e),
             Err(e) => warn!("instance {instance}: no control group: {e}"),
         }
@@ -451,6 +461,7 @@ impl Supervisors {
     /// Asks all of the run to end.
     pub(super) fn terminate(&self, running: &Running) -> io::Result<()> {
         match ask(running, "term\n") {
+            // It has ended, so there is nobody left to ask, and the watch reports the end.
             Err(_) if life(&running.handle) == Life::Dead => Ok(()),
             other => other,
         }
@@ -462,6 +473,8 @@ impl Supervisors {
         if ask(running, "kill\n").is_ok() {
             return Ok(());
         }
+        // A supervisor that is stopped or hangs does not answer, but its processes are still
+        // its descendants.
         kill_tree(&running.handle);
         kill_leftovers(&self.inner.cgroups, running);
         Ok(())
@@ -491,6 +504,7 @@ impl Supervisors {
     /// The supervisor that listens in an instance's directory, if one does.
     pub(super) fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId> {
         let stream = connect_to(run_of(place).ok()?, SOCKET).ok()?;
+        // The record is lost, so the kernel is asked which process listens.
         let supervisor = rustix::net::sockopt::socket_peercred(&stream).ok()?.pid;
         let stat = procfs::stat(supervisor.as_raw_nonzero().get()).ok()?;
         Some(self.handle(&stat))
@@ -546,6 +560,8 @@ fn kill_leftovers(cgroups: &Cgroups, run: &Running) -> bool {
     if is_complete && grouped.is_empty() {
         return false;
     }
+    // The state has a UID only if the run had one of its own: another user may run other
+    // programs.
     let own_uid = directory.as_ref().and_then(state::own_uid);
     let all = procfs::all();
     // While one of its processes lives, a session's number names no other
@@ -564,7 +580,8 @@ fn kill_leftovers(cgroups: &Cgroups, run: &Running) -> bool {
     !left.is_empty()
 }
 
-/// Ends what a failed launch has left, as far as it ends in time, and its control group.
+/// Kills what a failed launch has left, waits for its end for a limited time, and removes its
+/// control group.
 fn clear(cgroups: &Cgroups, run: &Running) {
     let limit = now() + LEFTOVERS;
     while kill_leftovers(cgroups, run) {
@@ -583,7 +600,7 @@ fn clear(cgroups: &Cgroups, run: &Running) {
 /// A supervisor that was started, until its program is known to run. Dropped before that,
 /// it is killed with its run.
 struct Starting<'a> {
-    /// `None` once it runs.
+    /// `None` once the program runs. Then there is nothing to clean up.
     cgroups: Option<&'a Cgroups>,
     place: &'a InstanceDir,
     run: Option<(Child, RunId)>,
@@ -591,6 +608,7 @@ struct Starting<'a> {
 
 impl Drop for Starting<'_> {
     fn drop(&mut self) {
+        // The program runs: from now on its end is the watch's concern.
         let Some(cgroups) = self.cgroups else { return };
         let Some((child, handle)) = &mut self.run else {
             return cgroups.remove(self.place.instance());
@@ -621,6 +639,7 @@ fn is_of(stat: &procfs::Stat, handle: &RunId) -> bool {
 fn exit_of(place: &InstanceDir) -> Exit {
     match run_of(place).ok().and_then(State::read) {
         Some(State::Ended(exit)) => exit,
+        // A supervisor that was killed has written no end: the exit code is unknown.
         _ => Exit::default(),
     }
 }

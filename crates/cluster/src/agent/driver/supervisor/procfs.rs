@@ -47,7 +47,7 @@ pub(super) fn life(pid: i32, start_time: u64) -> Life {
     match stat(pid) {
         Ok(stat) if stat.start_time == start_time && !stat.ended => Life::Alive,
         Ok(_) => Life::Dead,
-        // The second is what reading says of one that ended meanwhile.
+        // Reading the file of a process that has ended since it was opened gives ESRCH.
         Err(e) if e.kind() == io::ErrorKind::NotFound => Life::Dead,
         Err(e) if e.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => Life::Dead,
         Err(_) => Life::Unknown,
@@ -144,8 +144,9 @@ pub(super) fn signal(stat: &Stat, signal: Signal) {
     let Some(pid) = Pid::from_raw(stat.pid) else {
         return;
     };
-    // It may end at any moment: that is all that can go wrong, unless there is
-    // no descriptor to be had.
+    // The process may end at any moment, so its start time is checked after the descriptor is
+    // open: from then on the descriptor means this process. Only without a free descriptor is
+    // the number used, which another process could get meanwhile.
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(process) => {
             if life(stat.pid, stat.start_time) != Life::Dead {
@@ -168,6 +169,7 @@ pub(in crate::agent) fn boot_id() -> String {
 fn parse(line: &str) -> Option<Stat> {
     // The second field is the program's name, which may hold anything.
     let (pid, rest) = line.split_once(" (")?;
+    // From the right, because the name may contain `) `.
     let (_, rest) = rest.rsplit_once(") ")?;
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     let id = |index: usize| fields.get(index)?.parse::<i32>().ok();

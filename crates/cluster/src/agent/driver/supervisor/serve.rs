@@ -151,8 +151,8 @@ impl Supervisor {
         })
     }
 
-    /// Waits until the agent has written the run down; without an agent
-    /// nothing runs.
+    /// Waits until the agent has written the run down. If the agent ends before that, nothing
+    /// runs.
     fn hold(mut self, agent: UnixStream) {
         let mut line = String::new();
         let said = (&agent).write_all(self.state.line().as_bytes()).and_then(|()| {
@@ -160,6 +160,7 @@ impl Supervisor {
                 .take(MAX_COMMAND as u64)
                 .read_line(&mut line)
         });
+        // An agent that ends closes the connection, and the line is then empty.
         if said.is_ok() && line == "go\n" && agent.set_nonblocking(true).is_ok() {
             self.agents.push(Agent {
                 stream: agent,
@@ -220,7 +221,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Until the run has ended.
+    /// Serves until the run has ended.
     fn serve(&mut self) {
         let (mut end, mut looks) = (None, 0);
         loop {
@@ -254,7 +255,10 @@ impl Supervisor {
             self.listen_to_agents();
         }
         self.enter();
+        // All of the run has ended, so what is left in the pipes is its last output.
         self.outputs.iter_mut().for_each(Output::drain);
+        // A complaint counts more than the exit code, which is that of the process that could
+        // not become the program.
         let state = match end {
             _ if !self.complaint.is_empty() => self.failure(),
             Some((status, ended)) => State::Ended(self.exit(status, ended)),
@@ -295,10 +299,12 @@ impl Supervisor {
             .collect();
         // A signal that interrupts it has left its byte.
         let _ = poll(&mut fds, Some(limit));
+        // One byte or many: all that matters is that the loop looks again.
         let _ = (&self.signals).read(&mut [0; 64]);
     }
 
-    /// Hears whether the program was executed: the other end is closed then.
+    /// Takes notice of the end of the connection to the process: it is closed when the program
+    /// is executed.
     fn enter(&mut self) {
         let Some(stream) = &mut self.entering else { return };
         let mut piece = [0; super::state::LINE];
@@ -357,6 +363,7 @@ impl Supervisor {
     }
 
     fn finish(&mut self, state: State) {
+        // The socket goes first: an agent that connects now would get no answer any more.
         self.close();
         self.state = state;
         // If that fails, connected agents are still told.
@@ -383,10 +390,12 @@ impl Supervisor {
                     read: Vec::new(),
                 });
             }
+            // A socket that an agent forgot to close must not keep out the next agent.
             if self.agents.len() > AGENTS {
                 self.agents.remove(0);
             }
         }
+        // Taken out, because `listen_to` borrows the supervisor.
         let mut agents = std::mem::take(&mut self.agents);
         agents.retain_mut(|agent| self.listen_to(agent));
         self.agents = agents;
@@ -412,6 +421,7 @@ impl Supervisor {
                 return false;
             }
         }
+        // No line is that long, so the other end is no agent.
         agent.read.len() < MAX_COMMAND
     }
 }
@@ -431,6 +441,7 @@ fn signals() -> io::Result<(UnixStream, Arc<AtomicBool>)> {
     let (reader, writer) = UnixStream::pair()?;
     reader.set_nonblocking(true)?;
     let asked_to_end = Arc::new(AtomicBool::new(false));
+    // The flag is set before the byte is written, so the loop that the byte wakes finds it.
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&asked_to_end))?;
     }
@@ -456,6 +467,7 @@ fn run_directory(place: &Path) -> io::Result<(Arc<OwnedFd>, OwnedFd)> {
     }
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let run = openat(&place, RUN, flags, Mode::empty())?;
+    // A directory that was there already may have another mode.
     fchmod(&run, Mode::RWXU)?;
     Ok((Arc::new(place), run))
 }
@@ -463,6 +475,7 @@ fn run_directory(place: &Path) -> io::Result<(Arc<OwnedFd>, OwnedFd)> {
 /// Listens in a directory, through its descriptor: the path of a socket may be
 /// no longer than about a hundred bytes, and a state directory's is.
 fn listen(run: &OwnedFd) -> io::Result<UnixListener> {
+    // A supervisor that was killed has left its socket, which would make `bind` fail.
     let _ = unlinkat(run, SOCKET, AtFlags::empty());
     let listener = UnixListener::bind(format!("/proc/self/fd/{}/{SOCKET}", run.as_raw_fd()))?;
     listener.set_nonblocking(true)?;

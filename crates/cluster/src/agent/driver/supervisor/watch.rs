@@ -45,7 +45,7 @@ pub(super) struct Watch {
 struct Inbox {
     wake: OwnedFd,
     stop: AtomicBool,
-    /// On its way to the thread. Bounded by the number of instances.
+    /// Runs that the thread has not taken over yet; at most as many as instances.
     added: Mutex<Vec<Watched>>,
 }
 
@@ -173,24 +173,29 @@ impl Watched {
         match stream.read(&mut [0; 1024]) {
             Ok(length) if length > 0 => {}
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            // The supervisor has ended, or closed this connection. `step` finds out which.
             _ => (self.stream, self.looks) = (None, 0),
         }
     }
 
-    /// Whether it is to be watched further.
+    /// Looks at a run; returns whether it is to be watched further.
     fn step(&mut self) -> bool {
         if self.stream.is_some() {
             return true;
         }
         self.looks = self.looks.saturating_add(1);
         let waited = self.child.as_mut().map(Child::try_wait);
+        // A child that has ended stays in the process table until it is waited for.
         if let Some(Ok(Some(_))) = waited {
             self.child = None;
         }
         // If the system does not say whether it lives, it is looked for again.
         if life(&self.running.handle) == Life::Dead {
+            // If it returns false, leftovers were killed just now, and the next step looks
+            // again.
             return !(self.on_end)();
         }
+        // The supervisor lives: it may have closed the connection because it had too many.
         let stream = reach(&self.running);
         self.stream = stream.ok().filter(|stream| stream.set_nonblocking(true).is_ok());
         true
