@@ -1,4 +1,4 @@
-//! What pages show of a client, and of the process.
+//! The snapshot of a client, and the metrics of the process.
 
 use serde_json::json;
 use ssntp::client::ClientFigures;
@@ -10,7 +10,7 @@ use super::metrics::{Metric, Samples, by, counter, gauge, one};
 use super::server::certificate;
 
 impl Snapshot {
-    /// What pages show of a client. It is ready while it is connected.
+    /// The snapshot of a client from its figures. The client is ready while it is connected.
     pub fn of_client(figures: &ClientFigures) -> Self {
         let mut snapshot = Self::default();
         let since = rfc3339(figures.since);

@@ -1,4 +1,4 @@
-//! Where the pages are, and who may see them.
+//! The address of the pages, and the clients that may see them.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use ssntp_transport::setters;
 use ssntp_transport::tls::TlsError;
 use ssntp_transport::{Address, Listener, TcpOptions};
 
-/// Where the pages are, and who may see them.
+/// The address of the pages, and the clients that may see them.
 #[derive(Clone, Debug)]
 pub struct AdminConfig {
     address: Address,

@@ -27,7 +27,7 @@ const ANSWERING: Duration = Duration::from_secs(10);
 /// with unread input would destroy the answer on its way.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// What all connections share.
+/// The state that all connections share.
 #[derive(Debug)]
 pub(super) struct Door {
     /// For each listener, whether only this host can connect to it.

@@ -65,6 +65,7 @@ impl Request {
         }
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let pairs = query.split('&').filter(|pair| !pair.is_empty());
+        // Nothing is unescaped: roles, UUIDs and numbers are written as they are.
         let query = pairs.map(|pair| {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             (name.to_owned(), value.to_owned())

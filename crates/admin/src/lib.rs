@@ -92,7 +92,7 @@ use ssntp::pki::{Identity, Trust};
 use ssntp_transport::tls::Acceptor;
 use ssntp_transport::{Acceptance, Address, Newcomer};
 
-/// Where log lines go.
+/// The target of the log lines.
 const LOG: &str = "ssntp_admin";
 
 /// How many connections are served at a time. Each has a thread, and an answer of at most a

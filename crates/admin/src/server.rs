@@ -1,4 +1,4 @@
-//! What pages show of a server.
+//! The snapshot of a server.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use super::{Row, Snapshot};
 const SLOW: usize = 10;
 
 impl Snapshot {
-    /// What pages show of a server.
+    /// The snapshot of a server from its figures.
     pub fn of_server(figures: &Figures) -> Self {
         let mut snapshot = Self::default();
         if figures.stopping {
@@ -244,7 +244,7 @@ fn closed(session: ClosedSession) -> Row {
     })
 }
 
-/// What both `/sessions` and `/closed` show of a session.
+/// The members of a session that both `/sessions` and `/closed` have.
 fn shown(info: &SessionInfo, since: SystemTime, counters: &SessionCounters) -> Value {
     json!({
         "session": info.id().number(),

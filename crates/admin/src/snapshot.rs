@@ -1,4 +1,4 @@
-//! What pages show, of a process of any kind.
+//! The content of the pages, for a process of any kind.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::Metrics;
 
-/// What a process tells about itself, as it was at one moment.
+/// The facts about a process that the pages show, as they were at one moment.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Snapshot {

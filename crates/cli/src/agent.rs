@@ -303,7 +303,8 @@ fn qemu(args: &Args) -> Result<QemuDriver, Failure> {
     })
 }
 
-/// The program of `--after-evacuation`. It outlives the agent, which it may end.
+/// The program of `--after-evacuation`. The agent does not end it and does not wait for it,
+/// because the program may itself end the agent.
 struct AfterEvacuation {
     program: Option<PathBuf>,
     running: Option<Child>,

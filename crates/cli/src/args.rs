@@ -25,6 +25,7 @@ pub(crate) struct Args {
     /// What is logged to the standard error: error, warn, info, debug, trace or off, and
     /// for single targets, as in warn,ssntp::audit=info, which logs each client that
     /// connects, ends, is refused or is kicked [default: warn for servers, else error]
+    // The order puts the two flags of the log at the end of the help of every subcommand.
     #[arg(
         long,
         global = true,
@@ -176,7 +177,7 @@ impl Command {
         }
     }
 
-    /// What is logged if RUST_LOG is not set. The operator of a daemon wants its
+    /// The level of the log if RUST_LOG is not set. The operator of a daemon wants its
     /// warnings; the user of another subcommand gets its one error line.
     pub(crate) fn log_level(&self) -> &'static str {
         match self {

@@ -74,10 +74,10 @@ pub(crate) struct Reached {
     pub(crate) server_name: Option<String>,
 }
 
-/// How long a command waits for a context if no server is named anywhere: a `ssntp server --dev`
-/// that was started just before it is about to make one.
+/// How long a command waits for a context if no server is named anywhere: the user may have
+/// started `ssntp server --dev` just before, and that makes one in a moment.
 const MAKING: Duration = Duration::from_secs(10);
-/// Between two looks at the contexts.
+/// The time between two looks at the contexts, and at the reason why no session stands.
 const LOOK: Duration = Duration::from_millis(50);
 
 impl ServerArgs {

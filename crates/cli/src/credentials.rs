@@ -97,7 +97,7 @@ pub(crate) fn identity(cert: &Path, key: Option<&Path>) -> Result<Identity, pki:
     }
 }
 
-/// What a daemon has read from its files.
+/// The results of reading a daemon's files.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FilesRead {
     /// The files, as they were before they were read.

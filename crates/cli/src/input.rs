@@ -13,7 +13,7 @@ use crate::failure::Failure;
 /// by default. A device that is named by mistake would fill the memory otherwise.
 pub(crate) const LONGEST: u64 = 64 << 20;
 
-/// The content of a file of at most so many bytes.
+/// The content of a file. Fails if it is longer than `most` bytes.
 pub(crate) fn file(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
     let file = File::open(path).map_err(|e| Failure::at(path, e))?;
     bounded_bytes(file, most).map_err(|why| Failure::at(path, why))
@@ -28,7 +28,7 @@ pub(crate) fn named(path: &Path) -> Result<Vec<u8>, Failure> {
     read.map_err(|why| Failure::new(format!("standard input: {why}")))
 }
 
-/// All that there is to read, if it has at most so many bytes.
+/// Reads everything that there is. Fails if it is more than `most` bytes.
 pub(crate) fn bounded_bytes(from: impl Read, most: u64) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     // One byte more than is allowed shows a longer file. Half a file is worse than none: the other

@@ -113,6 +113,7 @@ impl Logging {
     /// error, to which such lines go directly.
     pub(crate) fn notes(&self) -> Option<impl Fn(&str) + Send + Sync + use<>> {
         let lines = self.lines.clone().filter(|lines| lines.style != Style::Text)?;
+        // The log has the name of the program as the target already.
         Some(move |line: &str| lines.say(Level::Info, "ssntp", line.trim_start_matches("ssntp: ")))
     }
 
@@ -316,7 +317,7 @@ enum Message {
     End(#[expect(dead_code, reason = "its end is the signal")] Sender<()>),
 }
 
-/// Where lines are put.
+/// The queue of log lines. A clone shares it.
 #[derive(Clone, Debug)]
 struct Lines {
     queue: Sender<Message>,
@@ -346,7 +347,7 @@ impl Lines {
         self.put(self.style.line(level, target, said, LINE).as_bytes());
     }
 
-    /// Queues a line, or counts it where there is no room.
+    /// Queues a line, or counts it if there is no room.
     fn put(&self, line: &[u8]) {
         let mut before = 0;
         if !self.queue.is_full() {

@@ -18,6 +18,7 @@ pub(crate) struct TunnelArgs {
     #[arg(long, value_name = "WHICH", value_parser = one_of(WHICH), default_value = "none")]
     pub(crate) network: NetworkName,
     /// The largest packet of an instance, in bytes: 50 less than the underlay's
+    // RFC 791: every host must take packets of 576 bytes.
     #[arg(long, value_name = "BYTES", env = "SSNTP_MTU",
         default_value_t = DEFAULT_MTU, value_parser = value_parser!(u16).range(576..))]
     pub(crate) mtu: u16,

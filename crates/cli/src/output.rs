@@ -83,10 +83,10 @@ pub(crate) fn reader_is_gone() -> bool {
 
 type Sink = Box<dyn Fn(&str) + Send + Sync>;
 
-/// Takes notes in place of the standard error.
+/// The receiver of notes, if they do not go to the standard error directly.
 static NOTES: OnceLock<Sink> = OnceLock::new();
 
-/// From here on, notes go there. Only the first call counts.
+/// Sends all later notes to `sink`. Only the first call has an effect.
 pub(crate) fn send_notes_to(sink: impl Fn(&str) + Send + Sync + 'static) {
     let _ = NOTES.set(Box::new(sink));
 }

@@ -25,7 +25,7 @@ use ssntp::{Bytes, Role};
 const RECEIVED: &str = "who-received";
 const IS_THERE: &str = "who-is:";
 
-/// What a traced frame asks its server.
+/// A question that a traced frame asks its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
     /// How many sessions the frame was handed to.
@@ -36,7 +36,7 @@ pub(crate) enum Question {
 }
 
 impl Question {
-    /// What a frame asks, if it does.
+    /// The question of a frame, if it asks one.
     pub(crate) fn of(frame: &Frame) -> Option<Self> {
         let label = frame.trace()?.label();
         match label.strip_prefix(IS_THERE) {
@@ -46,7 +46,7 @@ impl Question {
         }
     }
 
-    /// The frame that asks for sessions, which carries nothing.
+    /// The frame that asks for sessions. It has no payload.
     pub(crate) fn sessions(role: Role) -> Frame {
         Frame::new(Event::TRACE_REPORT).traced(Trace::new(&format!("{IS_THERE}{role}")))
     }
@@ -90,7 +90,7 @@ pub(crate) fn answered(frame: &Frame) -> Option<u64> {
     answer.receivers.filter(|_| is_ours)
 }
 
-/// A TraceReport with what is told beside the trace.
+/// The part of a TraceReport that answers questions.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 struct Answers {

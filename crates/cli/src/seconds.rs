@@ -12,6 +12,8 @@ impl FromStr for Seconds {
 
     fn from_str(text: &str) -> Result<Self, &'static str> {
         match text.parse::<f64>() {
+            // `from_secs_f64` panics for negative and very large numbers and for NaN. None of them
+            // is in this range.
             Ok(seconds) if (0.001..=31_536_000.0).contains(&seconds) => {
                 Ok(Self(Duration::from_secs_f64(seconds)))
             }

@@ -289,7 +289,7 @@ mod tests {
                 (None, None),
                 (Some("two\n"), Some("WATCHDOG=1\nSTATUS=two\\n\n")),
             ] {
-                // What was sent before has been sent by now, and now it hangs.
+                // The pulse has sent everything from before, and now waits for an answer.
                 asks.recv().unwrap();
                 heard.set_nonblocking(true).unwrap();
                 assert_eq!(
@@ -304,7 +304,7 @@ mod tests {
             }
             asks.recv().unwrap();
             drop(end);
-            // An answer at the end is none.
+            // An answer that comes after the end is not passed on.
             answer.send(Some("three")).unwrap();
         });
         heard.set_nonblocking(true).unwrap();

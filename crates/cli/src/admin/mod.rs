@@ -74,7 +74,7 @@ fn with_port(text: &str) -> Result<Address, String> {
 /// Makes a snapshot of a daemon.
 pub(crate) type Figures = Box<dyn Fn() -> Result<Snapshot, String> + Send + Sync>;
 
-/// What the pages show of a daemon in addition to its figures.
+/// The facts about a daemon that the pages show in addition to its figures.
 #[derive(Debug)]
 pub(crate) struct About {
     /// The subcommand.

@@ -1,5 +1,4 @@
-//! What the main thread notes for the pages: reloads, and how long certificates are
-//! valid.
+//! Notes of the main thread for the pages: reloads, and how long certificates are valid.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};

@@ -400,9 +400,12 @@ fn is_authority(name: &str) -> bool {
     name.eq_ignore_ascii_case("ca")
 }
 
-/// The file of a certificate: beside the authority's, and never one of them.
+/// The name of a certificate's file. The names of the authority's own files, `ca` and `crl`, are
+/// refused.
 fn file_name(name: &str) -> Result<String, Failure> {
+    // Some file systems do not tell capital letters from small ones.
     let is_taken = is_authority(name) || name.eq_ignore_ascii_case("crl");
+    // A name with a dot in front would make a hidden file.
     if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) || is_taken {
         return Err(Failure::usage(format_args!("{name:?} cannot be a file's name")));
     }
@@ -559,7 +562,7 @@ fn role_names(roles: Role) -> Vec<String> {
     roles.iter().map(|role| role.to_string()).collect()
 }
 
-/// What is known of the private key in a file with certificates.
+/// The state of the private key in a file with certificates.
 enum Key {
     None,
     Matches,

@@ -277,7 +277,7 @@ fn example(command: &Command, daemon: Name) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// What a flag is for, in lines that begin with `#`.
+/// The help text of a flag, in lines that begin with `#`.
 fn comment(arg: &Arg) -> String {
     let help = arg.get_long_help().or_else(|| arg.get_help());
     let help = help.map(ToString::to_string).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The subcommands but `agent`, which small nodes have alone. Each file has `Args`, its
-//! command line, and `run`.
+//! All subcommands except `agent`, which is built alone for small nodes. Each file has `Args`,
+//! its command line, and `run`.
 //!
 //! | file | subcommand |
 //! |---|---|

@@ -523,13 +523,14 @@ fn one_of(role: Role) -> String {
     role.to_string().replace(',', " or ")
 }
 
-/// What an error frame means for a client that sends as `role`, in words.
+/// The meaning of an error frame for a client that sends as `role`, in words.
 fn refusal(frame: &Frame, role: Role) -> Failure {
     let told = match frame.kind() == ErrorCode::INVALID_FRAME_TYPE {
         true => frame.payload::<InvalidFrameType>().ok(),
         false => None,
     };
     let Some(told) = told else {
+        // The error of a command is one line.
         let text = String::from_utf8_lossy(frame.payload_bytes())
             .trim()
             .replace('\n', ", ");

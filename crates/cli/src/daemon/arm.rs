@@ -4,7 +4,7 @@ use crossbeam_channel::{Receiver, Select, SelectedOperation};
 
 use crate::failure::Failure;
 
-/// What the loop does after a message.
+/// The next step of the loop after a message.
 pub(crate) enum Next {
     Continue,
     /// The daemon ends.

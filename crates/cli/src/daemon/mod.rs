@@ -1,5 +1,5 @@
-//! What all daemons do in the same way: they tell where they are, read their files
-//! again, and end in order. One loop, on the main thread, does this for all of them.
+//! The loop that all daemons share. It runs on the main thread: it prints where the daemon
+//! listens, reads the files again when they change, and ends the daemon in order.
 //!
 //! ```text
 //!  SIGINT, SIGTERM ─▶ Stop ─────────────────────▶ the end
@@ -79,7 +79,7 @@ pub(crate) struct Presence<'a> {
     pub(crate) json: bool,
     pub(crate) admin: &'a AdminArgs,
     pub(crate) figures: Figures,
-    /// What the daemon does, in a few words, for the service manager. See
+    /// Gives the daemon's work in a few words, for the service manager. See
     /// [`ServiceManager::ready`].
     pub(crate) status: Box<dyn Fn() -> Option<String> + Send>,
 }

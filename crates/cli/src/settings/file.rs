@@ -73,7 +73,7 @@ fn entries(text: &str, problems: &mut Vec<Problem>) -> Vec<Entry> {
         problems,
         entries: Vec::new(),
     };
-    // The entries before an error of YAML itself count: what is wrong in them is told as well.
+    // The entries before an error of YAML are kept, so that their problems are reported as well.
     if let Err(problem) = reader.file() {
         reader.problems.push(problem);
     }

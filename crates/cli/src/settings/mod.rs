@@ -104,7 +104,7 @@ pub(crate) enum Refused {
     Words(Box<clap::Error>),
     File {
         path: PathBuf,
-        /// At least one.
+        /// The problems, of which there is at least one.
         problems: Vec<Problem>,
         /// The settings without the entries that are wrong, if they are valid.
         rest: Option<Box<Read>>,
@@ -114,7 +114,7 @@ pub(crate) enum Refused {
 /// The most problems that are reported: a file with more is not a settings file.
 pub(super) const MOST_PROBLEMS: usize = 100;
 
-/// What clap has read, and the settings of a daemon.
+/// The matches of clap, and the settings of a daemon.
 pub(crate) type Read = (ArgMatches, Settings);
 
 /// Reads a command line as `command` defines it, and the file that it names.
@@ -160,6 +160,7 @@ impl<'a> Daemon<'a> {
     /// None for the other subcommands, which have no such file.
     fn of(command: &'a Command, words: &'a [OsString], matches: &ArgMatches) -> Option<Self> {
         let given = innermost(matches).clone();
+        // This fails for a subcommand that has no such flag.
         let file = given.try_get_one::<PathBuf>(CONFIG_FILE).ok()?.cloned();
         let (mut names, mut at) = (Vec::new(), matches);
         while let Some((name, inner)) = at.subcommand() {
@@ -226,6 +227,8 @@ impl<'a> Daemon<'a> {
             let entry = entries.iter().find(|(entry, _)| entry.key == key);
             let id = arg.get_id().as_str();
             let origin = match (leaf.value_source(id)?, entry) {
+                // Entries stand on this command line as words. A key that the user gave as a flag
+                // has no entry any more.
                 (ValueSource::CommandLine, Some((entry, _))) => Origin::File(entry.at),
                 (ValueSource::CommandLine, None) => Origin::Flag,
                 (ValueSource::EnvVariable, _) => Origin::Environment,

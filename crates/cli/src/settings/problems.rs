@@ -44,6 +44,7 @@ impl Problems {
         };
         self.of("cert", cert.map(check));
         let Some(ca) = ca else { return };
+        // The authority is read alone first, so that its faults are not reported for the lists.
         match Trust::load(ca) {
             Ok(_) => self.of("crl", Some(crl.trust(ca))),
             Err(e) => self.of("ca", Some(Err::<(), _>(e.into()))),

@@ -11,12 +11,12 @@ use crate::failure::Failure;
 use crate::output::reader_is_gone;
 use crate::signals::Stop;
 
-/// Between two looks at a list that changes, and at whether the output is still read.
+/// The time between two looks at a list that changes, and at whether the output is still read.
 const PACE: Duration = Duration::from_millis(500);
 
 /// Connects, and again whenever it has to. Calls `each` with the changes that have come, and
-/// every half second without any. Returns once a signal comes, or nobody reads the standard
-/// output any more.
+/// every half second without any. Returns once a signal comes, or once the reader of the
+/// standard output has gone.
 ///
 /// # Errors
 /// The controller has ended for good, or `each` failed.

@@ -1,5 +1,4 @@
-//! What the lists, commands and events print for programs: one JSON value a
-//! line.
+//! The JSON of lists, commands and events: one value a line.
 
 use std::time::{Duration, SystemTime};
 

@@ -128,6 +128,8 @@ impl Named {
                 printable(&self.who)
             ))),
             several => {
+                // A server may have thousands of sessions, and five UUIDs show which ones these
+                // are.
                 let few = several.iter().take(5).map(|uuid| printable(uuid.as_str()));
                 Err(Failure::new(format!(
                     "{} UUIDs begin with {}: {}{}",

@@ -19,7 +19,7 @@ use crate::signals::Stop;
 
 /// How long the instance's node may take to answer, unless --timeout is given.
 const OPENING: Duration = Duration::from_secs(10);
-/// Between two looks at whether the output is still read.
+/// The time between two looks at whether the output is still read.
 const LOOK: Duration = Duration::from_millis(500);
 /// A longer line is printed in pieces as JSON, in bytes.
 const LONGEST_LINE: usize = 64 * 1024;
@@ -235,12 +235,15 @@ fn escaped(held: &mut Vec<u8>, bytes: &[u8]) -> String {
     while let Some(chunk) = chunks.next() {
         let (mut text, mut invalid) = (chunk.valid(), chunk.invalid());
         if chunks.peek().is_none() {
+            // Without a length, the error says that the character is cut short and not that it is
+            // wrong.
             if str::from_utf8(invalid).is_err_and(|e| e.error_len().is_none()) {
                 held.extend(invalid);
                 invalid = &[];
             } else if invalid.is_empty()
                 && let Some(before) = text.strip_suffix('\r')
             {
+                // The line feed that belongs to it may come with the next bytes.
                 held.push(b'\r');
                 text = before;
             }

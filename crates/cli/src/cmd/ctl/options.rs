@@ -68,6 +68,7 @@ impl Options {
 
     /// The client of a program that ends once it has done its work.
     pub(super) fn client(&self, stop: &Stop) -> Result<ClientConfig, Failure> {
+        // A program that ends soon does not read its files a second time.
         let (config, _) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
         Ok(config.backoff(BACKOFF).first_attempts(ATTEMPTS))
     }

@@ -274,8 +274,8 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Progress on the standard error, if that is a terminal: a bar for several things,
-/// or after a second what is known of a single one.
+/// Progress on the standard error, if that is a terminal: a bar for several things; for a single
+/// one its state, after a second.
 pub(super) struct Progress {
     bar: ProgressBar,
     several: bool,

@@ -78,6 +78,8 @@ impl<'a> Operator<'a> {
             };
             let frame = match event {
                 Ok(ClientEvent::Frame(frame)) => frame,
+                // The answer was for the session that has ended. A new one would wait for it in
+                // vain.
                 Ok(ClientEvent::Disconnected { reason, .. }) => {
                     return Err(Failure::new(format!(
                         "the session ended before the answer: {reason}"

@@ -21,7 +21,7 @@ pub(super) const NODES: Columns<View, Node> = &[
     ("instances", |view, node| format!("{} of {} run", running(view, node), node.instances.len())),
 ];
 
-/// What `describe` shows of a node, before its instances.
+/// The lines of `describe` about a node, before its instances.
 #[rustfmt::skip]
 pub(super) const NODE: Columns<View, Node> = &[
     ("host", |_, node| node.stats.hostname.clone()),
@@ -48,7 +48,7 @@ pub(super) const INSTANCES: Columns<View, Instance> = &[
     ("volumes", |_, instance| joined(instance.stats.volumes.iter().map(|volume| short(volume.as_str())))),
 ];
 
-/// What `describe` shows of an instance.
+/// The lines of `describe` about an instance.
 #[rustfmt::skip]
 pub(super) const INSTANCE: Columns<View, Instance> = &[
     ("name", |_, instance| instance.stats.name.clone()),
@@ -210,10 +210,12 @@ pub(crate) fn instance_state(view: &View, instance: &Instance) -> String {
 }
 
 pub(crate) fn short(uuid: &str) -> String {
+    // The first group of a UUID. Commands take it in place of the whole.
     uuid.chars().take(8).collect()
 }
 
 pub(crate) fn host(name: &str) -> String {
+    // A long name would push the columns behind it off the screen.
     name.chars().take(20).collect()
 }
 

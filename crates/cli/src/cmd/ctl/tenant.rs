@@ -132,6 +132,8 @@ fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
 fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: i64) -> Result<(), Failure> {
     let uuid = uuid_of(&entry.concentrator_uuid)?;
     let (ip, _) = entry.concentrator_ip.split_once('/').unwrap_or_default();
+    // The server and the files of certificates are not named here: the agent gives them to a
+    // concentrator through its environment. The state is below the directory of the instance.
     let command = [
         "ssntp",
         "cnci",
@@ -235,7 +237,8 @@ fn show(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
     say(session.controller.look(|view| tables::tenant(view, &entry)))
 }
 
-/// Gives each of these instances the network of a tenant: an address of its own, or this one.
+/// Gives each of these instances the network of a tenant, and an address there: `ip`, or one that
+/// the scheduler chooses.
 pub(super) fn join(
     options: &Options,
     stop: &Stop,
@@ -243,6 +246,7 @@ pub(super) fn join(
     ip: Option<Ipv4Addr>,
     starts: &mut [StartPayload],
 ) -> Result<(), Failure> {
+    // One session for all questions, because there may be 10,000 instances.
     let operator = Operator::open(options, stop)?;
     for StartPayload { start, .. } in starts {
         let mut question = question(TenantAction::Lease, name);

@@ -75,6 +75,7 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
     }
     let mut orders = Vec::new();
     for start in starts {
+        // Up to 10,000 STARTs may wait for room in the queue.
         if stop.requested() {
             return Err(stop.interrupted());
         }
@@ -172,6 +173,7 @@ const NEXT_STATES: Choices<NextState> = &[
 pub(super) fn evacuate(options: &Options, stop: &Stop, args: &EvacuateArgs) -> Result<(), Failure> {
     let deadline = args.deadline.unwrap_or(0);
     let mut session = Session::open_told(options, stop)?;
+    // The node may use all of this time before it says that it is empty.
     session.allow(Duration::from_secs(deadline.into()));
     let node = find(&session, |view| view.find_node(&args.node))?;
     let moved = args.moves.then(|| Moves::begin(&session, node));

@@ -204,7 +204,8 @@ impl WorkloadArgs {
         Ok(workload)
     }
 
-    /// The tenant whose network it has, and its address in it if it is to have that one.
+    /// The name of the tenant whose network the workload gets, and its address there if the user
+    /// has chosen one.
     pub(super) fn network(&self) -> Option<(&str, Option<Ipv4Addr>)> {
         let name = self.tenant.as_deref()?;
         // A UUID only marks the instance as a tenant's. A name stands for a tenant of the
@@ -240,7 +241,8 @@ fn called(name: &str, number: u32, count: u32) -> String {
 }
 
 impl Workload {
-    /// The node that it asks for, if it does: a UUID or the beginning of one.
+    /// The node that the workload asks for: a UUID or the beginning of one. `None` if it asks for
+    /// no node.
     pub(super) fn node(&self) -> Option<&str> {
         let node = self.payload.start.requirements.node_id.as_str();
         (!node.is_empty()).then_some(node)
@@ -359,8 +361,8 @@ impl Keys {
     }
 }
 
-/// Which of the documents is the command is found by its key alone, as
-/// scheduler and agents find it.
+/// Used to find the document of the command by its key alone, as the scheduler and the agents
+/// find it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Rooted {

@@ -289,7 +289,7 @@ impl<'a> Walk<'a> {
         Some(())
     }
 
-    /// A byte whose lowest bit means something, and two that mean nothing.
+    /// A byte whose lowest bit is a flag, and two reserved bytes.
     fn flag(&mut self, name: &str) -> Option<()> {
         let flag = self.byte(name)?;
         self.text(if flag & 1 == 1 { "yes" } else { "no" }.to_owned());

@@ -69,8 +69,8 @@ pub(crate) struct Args {
 const PACE: Duration = Duration::from_secs(1);
 
 impl Args {
-    /// If there is a table, it stands still after each step, for no longer in all than
-    /// the demo is to last.
+    /// How long the table stands still after each step. All these pauses together take no longer
+    /// than --seconds. Zero if there is no table.
     fn pace(&self, screen: &Screen) -> Duration {
         let steps = u32::try_from(STEPS.len()).unwrap_or(u32::MAX);
         let most = self

@@ -20,7 +20,7 @@ use crate::signals::Stop;
 const FIRST_LINE: Duration = Duration::from_secs(20);
 /// How long a process may take to end after SIGTERM.
 const END: Duration = Duration::from_secs(5);
-/// Between two looks at whether it has ended or printed its line.
+/// The time between two looks at whether a process has ended or printed its line.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// The children, in the order in which they were started. The files of each are in
@@ -87,6 +87,8 @@ impl Processes {
         name: &str,
         words: impl Iterator<Item = W>,
     ) -> Result<Command, Failure> {
+        // The output goes to files and not to pipes: nobody reads on during the steps, and a pipe
+        // that is full would stop the child.
         let file = |end| File::create(self.file(name, end)).map_err(|e| cannot_start(name, &e));
         let mut command = Command::new(program()?);
         command

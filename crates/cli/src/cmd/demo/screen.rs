@@ -14,8 +14,8 @@ use crate::cmd::table::{Columns, table};
 use crate::failure::Failure;
 use crate::output::{Output, printable};
 
-/// How many rows of each table are shown: more than a terminal is high cannot
-/// be drawn over.
+/// How many rows of each table are shown. The number is small, because lines that have scrolled
+/// off the top of a terminal cannot be drawn over.
 const MOST_ROWS: usize = 12;
 
 pub(super) struct Screen {

@@ -1,4 +1,4 @@
-//! What the demo does, and what has to be seen of it.
+//! The steps of the demo, and the state that each of them must lead to.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -23,11 +23,12 @@ use crate::signals::Stop;
 pub(super) struct Step {
     /// The sentence that is printed once all of it is seen. What ctl prints follows it.
     says: &'static str,
-    /// The words of ctl. A name in braces stands for [what is known](Demo::words) only then.
+    /// The words of ctl. A name in braces is replaced by a value that is [known](Demo::words) only
+    /// when the step runs.
     does: &'static [&'static str],
     /// The exit code that ctl has to end with.
     code: i32,
-    /// What the demo's own controller has to see after that.
+    /// The condition that the demo's own controller has to see after that.
     expects: fn(&View) -> bool,
 }
 
@@ -48,9 +49,10 @@ const FAILS_ONCE: &str = "test -e ran && exec sleep 1000; touch ran; exit 3";
 const RUN_IN: &str = r#"cd "$0" && exec "$1" $2"#;
 const CNCI: &str = "cnci --connect {address} --ca ca.pem --cert cnci.pem --uuid {cnci} --tenant {tenant} \
                     --ip 10.0.0.33 --state cnci";
+// RFC 5737 reserves this address for documentation.
 const PUBLIC_IP: &str = "198.51.100.20";
 
-/// All that is to be seen before everything is deleted, but for the trace of a START.
+/// All steps before everything is deleted, except the trace of a START.
 #[rustfmt::skip] // A table: what it says, what it does, what is expected.
 pub(super) const STEPS: &[Step] = &[
     step("the cluster has a configuration", &["configure", "configuration.yaml"]),
@@ -94,7 +96,8 @@ pub(super) const STEPS: &[Step] = &[
     Step { code: 3, ..step("the job has ended by itself", &["wait", "job"]) },
     Step {
         code: 1,
-        // The node's next STATS may still list it, and later steps count what is listed.
+        // web, database, batch, the concentrator and the job. The node's next STATS may still list
+        // the failed instance, and later steps count what is listed.
         expects: |view| view.instances().count() == 5,
         ..step("a program that is not there does not start:", &["start", "--", "/no/such/program"])
     },
@@ -147,7 +150,7 @@ pub(super) struct Demo<'a> {
     pub(super) stop: &'a Stop,
     /// Everything is being deleted: no signal ends a wait.
     pub(super) is_ending: bool,
-    /// It gives no commands: it sees what becomes of those of ctl.
+    /// This controller gives no commands. It sees the results of the commands of ctl.
     pub(super) controller: Controller,
     pub(super) changes: Receiver<Change>,
     address: String,
@@ -275,7 +278,7 @@ impl<'a> Demo<'a> {
         self.processes.ctl(words, TRACEPARENT)
     }
 
-    /// The words with what is known now for the names in braces.
+    /// The words, with the names in braces replaced by the values that are known now.
     fn words(&self, words: &[&str]) -> Vec<String> {
         let on_node = |view: &View| on_node_of_web(view).map(|i| (i.node, i.uuid)).collect::<Vec<_>>();
         let on_node = self.controller.look(on_node);
@@ -311,6 +314,7 @@ impl<'a> Demo<'a> {
         let reported = |view: &View| view.traces().find(of_start).cloned();
         let trace = self.see("the trace of a START is reported", reported)?;
         match trace.nodes.len() {
+            // The three hops are ctl, the scheduler and the agent of the node.
             3.. => self.show(&format!(
                 "the way of a frame, {:?}:\n{}",
                 trace.label,

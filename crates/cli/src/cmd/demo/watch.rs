@@ -11,7 +11,7 @@ use crate::failure::Failure;
 
 /// How long one thing may take to be seen.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Between two looks at a process, whose end is no change.
+/// The time between two looks at a process, because its end makes no change in the cluster.
 const LOOK: Duration = Duration::from_millis(10);
 /// How long the table stands between two drawings.
 const REDRAW: Duration = Duration::from_millis(250);

@@ -189,8 +189,8 @@ fn wanted_by(flag: &str, what: Store, values: &[String]) -> Result<Wanted, Failu
     })
 }
 
-/// The policies of `--resolve`: an argument that is no URI is the class of the
-/// one that follows.
+/// The policies of `--resolve`: an argument that does not begin with a slash is the class of the
+/// URI that follows.
 fn policies(arguments: &[String]) -> Result<Vec<Wanted>, Failure> {
     let mut wanted = Vec::new();
     let mut subject: Option<Name> = None;

@@ -1,5 +1,5 @@
-//! What `ssntp server --dev` makes: an authority to throw away, a certificate for
-//! the server, one for all clients, and the context that names them.
+//! The files of `ssntp server --dev`: an authority to throw away, a certificate for the server,
+//! one for all clients, and the context that names them.
 
 use std::fs;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ const CLIENT: Role = Role::from_bits(
     Role::CONTROLLER.bits() | Role::AGENT.bits() | Role::NETAGENT.bits() | Role::CNCIAGENT.bits(),
 );
 
-/// The files, and what is in them.
+/// The directory of the files, and the server's credentials from them.
 pub(super) struct Dev {
     pub(super) directory: PathBuf,
     identity: Identity,

@@ -1,5 +1,5 @@
-//! What a server does with frames in addition to filtering and forwarding: it answers
-//! senders that ask how many sessions got a frame, and prints frames.
+//! The work of a server besides filtering and forwarding: it answers senders that ask how many
+//! sessions got a frame, and prints frames.
 //!
 //! ```text
 //!  dispatcher ── Application ── Shown ─▶ 1,024 frames ─▶ main thread ─▶ standard output

@@ -41,8 +41,8 @@ struct Kept {
 }
 
 impl Asked {
-    /// Keeps a request until it is answered, under the number that is returned,
-    /// and gives back those that there is no room for any more.
+    /// Keeps a request until it is answered. Returns its number, and the oldest requests if they
+    /// had to make room for it.
     pub(super) fn keep(&self, request: Request) -> (u64, Vec<Request>) {
         let mut kept = lock(&self.0);
         kept.last += 1;

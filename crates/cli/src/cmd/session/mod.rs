@@ -63,7 +63,8 @@ const BACKOFF: Backoff = Backoff {
     factor: 2.0,
     cap: Duration::from_secs(5),
 };
-/// Between two looks at whether the output is still read, and why no session stands.
+/// The time between two looks at whether the output is still read, and at the reason why no
+/// session stands.
 const LOOK: Duration = Duration::from_millis(200);
 /// How long the last frames may take to leave.
 const FLUSH: Duration = Duration::from_secs(30);
@@ -152,8 +153,8 @@ impl Session<'_> {
                 let mut shown = line::request(&request, &self.operands);
                 let (number, pushed_out) = self.asked.keep(request);
                 for old in pushed_out {
-                    // A reply that does not leave is missed by an asker who has waited
-                    // for long, if it waits at all.
+                    // If the refusal cannot be sent, the client that asked waits until its own
+                    // time limit.
                     let _ = self.client.refuse(&old, "queue_full");
                 }
                 shown["request"] = number.into();
