@@ -9,7 +9,7 @@ use std::env;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Blocks of so many bytes are mapped, and go back as soon as they are free. Buffers of
+/// Blocks of at least this many bytes are mapped, and go back as soon as they are free. Buffers of
 /// received frames have 80 KiB; everything that a session keeps is shorter.
 const THRESHOLD: &str = "65536";
 

@@ -392,7 +392,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Waits for the first session, for at most so long.
+    /// Waits for the first session. Fails if there is none within `limit`.
     pub(crate) fn connect(&mut self, limit: Seconds) -> Result<(), Failure> {
         let limit = Duration::from(limit);
         match self.wait(Some(limit))? {

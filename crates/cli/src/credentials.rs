@@ -214,7 +214,7 @@ impl Lifetime {
         days_left(self.end, now)
     }
 
-    /// Whether there is a warning so many days ahead. A list that is replaced every
+    /// Whether there is a warning this many days ahead. A list that is replaced every
     /// month always has less than 30 days left, so there are warnings only in the last
     /// third of a list's lifetime.
     fn warns_at(&self, days: u32) -> bool {

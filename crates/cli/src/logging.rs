@@ -207,7 +207,7 @@ enum Style {
 }
 
 impl Style {
-    /// A message as a line, of at most so many bytes of message, or of JSON.
+    /// A message as a line. The message, or the JSON object, has at most `most` bytes.
     fn line(self, level: Level, target: &str, said: &str, most: usize) -> String {
         let said = cut(said, most);
         match self {
@@ -440,7 +440,7 @@ fn grouped(number: u64) -> String {
     }
 }
 
-/// The beginning of a text that has at most so many bytes.
+/// The beginning of a text: at most `most` bytes, without a part of a character.
 fn cut(text: &str, most: usize) -> &str {
     let mut end = text.len().min(most);
     while !text.is_char_boundary(end) {

@@ -1,5 +1,5 @@
-//! SIGINT and SIGTERM end a program in order. A program that does not end in time, since it
-//! waits at a pipe for example, is ended by force.
+//! SIGINT and SIGTERM end a program in order. A program that does not end in time, for
+//! example because it waits at a pipe, is ended by force.
 
 use std::ffi::c_int;
 use std::sync::Arc;

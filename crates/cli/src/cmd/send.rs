@@ -348,7 +348,7 @@ impl Sending<'_> {
         }
     }
 
-    /// Takes what comes for so long.
+    /// Takes events for this long.
     fn pause(&mut self, time: Duration) -> Result<(), Failure> {
         let began = now();
         while self.take_one(time.saturating_sub(began.elapsed()))? {}
@@ -381,7 +381,7 @@ impl Sending<'_> {
         Ok(())
     }
 
-    /// Waits until every question is answered, for at most so long.
+    /// Waits until every question is answered, but not longer than `limit`.
     fn await_answers(&mut self, limit: Duration) -> Result<(), Failure> {
         let began = now();
         while self.answers.len() < self.asked && self.take_one(limit.saturating_sub(began.elapsed()))? {}
@@ -463,7 +463,7 @@ impl Sending<'_> {
         Ok(())
     }
 
-    /// Takes the next event. False if none comes for so long.
+    /// Takes the next event. Returns false if none comes within `limit`.
     fn take_one(&mut self, limit: Duration) -> Result<bool, Failure> {
         match self.watch.wait(Some(limit))? {
             Waited::Event(event) => self.take(event).map(|()| true),

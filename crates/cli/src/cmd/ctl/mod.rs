@@ -8,10 +8,10 @@
 //!   verbs: order, wait, report      lists: tables, JSON, --watch     events
 //! ```
 //!
-//! A command that fails prints why, in words, and the exit code is 1. SIGINT
-//! and SIGTERM end each of them at once: what goes on until a signal comes
-//! (`events`, `--watch`) with 0, all others with 130 and 143, since it is unknown what
-//! becomes of the command.
+//! A command that fails prints the reason, and its exit code is 1. SIGINT and SIGTERM end every
+//! command at once. The exit code of `events` and of lists with `--watch`, which run until a
+//! signal comes, is 0 then. That of all others is 130 or 143, because it is not known whether
+//! the command was carried out.
 //!
 //! | file | holds |
 //! |---|---|

@@ -72,8 +72,8 @@ impl ServerTls {
         let acceptor = match &self.tls_ca {
             Some(ca) => {
                 let trust = self.crl.trust(ca, &mut lifetimes)?;
-                // Certificates that a plain `openssl x509 -req` makes have X.509 version 1. Agents
-                // of OpFlex use them, so they are accepted.
+                // A plain `openssl x509 -req` makes certificates of X.509 version 1. They have no
+                // roles and names, and OpFlex needs none: the signature and the lifetime count.
                 Acceptor::mutual_of_any_version(&identity, &trust)
             }
             None => Acceptor::server_only(&identity),
