@@ -189,6 +189,8 @@ impl Goal {
                 // Instances that do not end even when they are killed keep no evacuation
                 // from its end.
                 let hung = alive().filter(|i| i.state == InstanceState::Hung).count();
+                // Both: STATS say MAINTENANCE as soon as EVACUATE has come, while instances
+                // still run.
                 let is_empty = hung == alive().count() && *status == NodeStatus::Maintenance;
                 let text = match hung {
                     0 => format!("node {uuid} is empty, and in maintenance"),
@@ -308,6 +310,7 @@ impl Goal {
     pub(super) fn refused(&self, failure: &Failure, view: &View) -> Option<u8> {
         let fits = failure.error == ErrorCode::INVALID_FRAME_TYPE && failure.command == self.command;
         let is_away = !self.is_for_a_node() || self.node(view).is_none_or(|node| !node.connected);
+        // `not_connected` fits a command best whose node is not connected.
         fits.then(|| u8::from(failure.reason == "not_connected" && is_away))
     }
 

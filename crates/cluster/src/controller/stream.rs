@@ -20,7 +20,8 @@ use ssntp::proto::{
 /// The most events that wait to be received: all pieces that the credit allows, each of which
 /// costs at least 29 bytes, and the beginning and the end.
 const PIECES: usize = MAX_STREAM_CREDIT as usize / 29 + 2;
-/// Credit is given back when this much was received.
+/// Credit is given back when this much was received: half of all, so that the node can go on
+/// sending while the credit is on its way.
 const GIVE_BACK: u32 = MAX_STREAM_CREDIT / 2;
 
 /// Which output of an instance is asked for.
@@ -172,6 +173,7 @@ impl Controller {
         let id = Uuid::new_v4();
         let (sender, events) = bounded(PIECES);
         let streams = Arc::clone(&self.shared.streams);
+        // Before OpenStream is sent, so that no answer can come too early.
         streams.insert(id, sender);
         let stream = OutputStream {
             id,
@@ -233,7 +235,7 @@ impl Streams {
         }
     }
 
-    /// Whether it still stood.
+    /// Forgets a stream; returns whether it was still open.
     fn forget(&self, id: Uuid) -> bool {
         lock(&self.open).remove(&id).is_some()
     }

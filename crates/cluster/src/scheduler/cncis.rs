@@ -126,6 +126,7 @@ impl Cncis {
             return;
         }
         self.tenant_count += usize::from(is_new);
+        // The newest event counts: a TenantRemoved replaces the TenantAdded before it.
         let told = Told {
             is_added,
             agent_ip: tenant.agent_ip.clone(),
@@ -206,6 +207,7 @@ impl Scheduler {
             return self.reject_report(cx, from, frame, &format_args!("of agent {}", tenant.agent_uuid));
         }
         let to = (tenant.concentrator_uuid.clone(), Role::CNCIAGENT);
+        // If the concentrator is away, this fails, and the event is told when it returns.
         let is_heard = relay::forward(cx, &mut self.log, from, frame, Ok(to)).is_ok();
         // A concentrator that has got TenantRemoved needs nothing more.
         if !is_added && is_heard {

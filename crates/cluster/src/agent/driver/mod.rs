@@ -388,7 +388,7 @@ impl LaunchFault {
         named.map_or("launch", |(_, name)| name)
     }
 
-    /// The fault of that name; one that isn't known is any other.
+    /// The fault of that name; an unknown name, from another version, counts as `Launch`.
     fn named(name: &str) -> Self {
         let fault = Self::ALL.iter().find(|(_, known)| *known == name);
         fault.map_or(Self::Launch, |(fault, _)| *fault)

@@ -78,7 +78,7 @@ pub(crate) enum RecordAfter {
 }
 
 impl Record {
-    /// Whether it tells of the run that a START made.
+    /// Whether it is the record of the run that a START made, while that runs.
     pub(crate) fn is_first_run(&self) -> bool {
         self.first_run && self.phase == RecordPhase::Running
     }
@@ -92,7 +92,8 @@ impl Record {
         }
     }
 
-    /// How long ago it was written; if that was before the machine was booted, at least.
+    /// How long ago it was written. If the machine was booted since, this is the time since
+    /// then, and the true age is longer.
     pub(super) fn age(&self) -> Duration {
         let since = match self.written_boot == boot_id() {
             true => self.written_uptime,
@@ -118,6 +119,7 @@ impl Record {
             pid: handle.pid,
             start_time: handle.start_time,
             boot_id: handle.boot_id.clone(),
+            // Only a record that has never seen a run is `Starting`.
             first_run: self.phase == RecordPhase::Starting,
             exit_code: -1,
             started: self.started,

@@ -29,7 +29,8 @@ use super::super::{Exit, LaunchError, LaunchFault};
 const VERSION: u32 = 1;
 /// The length of the file, and the longest line.
 pub(super) const LINE: usize = 512;
-/// The longest explanation of a failed run.
+/// The longest explanation of a failed run, in bytes: it leaves room in the file for the words
+/// before it and for the second line.
 const MAX_WHY: usize = 400;
 /// The file's name in the run's directory.
 const FILE: &str = "state";
