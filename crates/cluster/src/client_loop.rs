@@ -26,11 +26,11 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// How long the last frames may take to leave when the loop ends.
 const LAST_FRAMES: Duration = Duration::from_millis(300);
 
-/// What a loop feeds: it reacts to one event at a time, on the loop's thread.
+/// A service that a loop feeds: it reacts to one event at a time, on the loop's thread.
 pub(crate) trait Service {
-    /// What its owner asks for.
+    /// A request of its owner.
     type Request: Send + 'static;
-    /// What its workers have done.
+    /// An outcome of its workers.
     type Outcome: Send + 'static;
 
     /// Reacts to an event, and sends what it has to send.
@@ -40,7 +40,7 @@ pub(crate) trait Service {
     fn deadline(&self) -> Option<Instant>;
 }
 
-/// What a service reacts to.
+/// An event that a service reacts to.
 #[derive(Debug)]
 pub(crate) enum Event<R, O> {
     /// The loop begins.

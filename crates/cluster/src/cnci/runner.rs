@@ -60,7 +60,7 @@ impl CnciConfig {
         self
     }
 
-    /// What moves the packets. Default: [`TablesOnly`].
+    /// The data plane, which moves the packets. Default: [`TablesOnly`].
     #[must_use]
     pub fn data_plane(mut self, plane: impl DataPlane + 'static) -> Self {
         self.plane = Box::new(plane);

@@ -39,7 +39,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 type Reply = Result<Shown, OrderError>;
 
-/// What the controller's threads share.
+/// The state that the controller's threads share.
 #[derive(Debug)]
 pub(super) struct Shared {
     state: Mutex<State>,

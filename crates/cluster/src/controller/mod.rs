@@ -406,6 +406,7 @@ impl Controller {
     /// Ends the controller and waits for its threads. Every order that still
     /// waits settles with [`OrderError::Ended`]. A second call does nothing.
     pub fn close(&self) {
+        // The client ends first: that disconnects the events, which ends the feeder.
         self.client.close();
         let mut feeder = self.feeder.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(feeder) = feeder.take() {

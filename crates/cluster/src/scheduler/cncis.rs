@@ -1,9 +1,9 @@
-//! What connected concentrators have reported, for controllers that connect later: otherwise
-//! these could not show the concentrators, nor find the one that serves an address.
+//! The reports of connected concentrators, for controllers that connect later: otherwise these
+//! could not show the concentrators, nor find the one that serves an address.
 //!
-//! And what agents tell concentrators about tenants. A concentrator that was away is told
-//! what it missed when it returns: each agent's tenants are remembered as long as the agent
-//! is connected, and a TenantRemoved until the concentrator has got it.
+//! The tenants that agents report to concentrators, too. A concentrator that was away is told
+//! what it missed when it returns: each agent's tenants are remembered as long as the agent is
+//! connected, and a TenantRemoved until the concentrator has got it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -39,7 +39,7 @@ struct Tenant {
     subnet: Subnet,
 }
 
-/// What an agent has told of a tenant.
+/// The last report of an agent about a tenant.
 #[derive(Debug)]
 struct Told {
     is_added: bool,
@@ -52,7 +52,8 @@ struct Told {
 #[derive(Debug, Default)]
 pub(super) struct Cncis {
     by_uuid: HashMap<Uuid, Cnci>,
-    /// By agent, what it has told concentrators, and some may not have got.
+    /// By agent, the tenants that it has reported; some concentrators may not have got the
+    /// reports.
     tenants: HashMap<Uuid, BTreeMap<Tenant, Told>>,
     /// How many these are in all.
     tenant_count: usize,

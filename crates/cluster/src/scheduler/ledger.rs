@@ -148,7 +148,7 @@ impl Book {
                 if self.lines != usize::MAX {
                     warn!(target: "ssntp::scheduler", "{path}: {e}: a restart may forget instances");
                 }
-                // What is in the file now is not known.
+                // A part of the text may be in the file, so the next write replaces all of it.
                 self.lines = usize::MAX;
             }
         }

@@ -235,7 +235,8 @@ impl Scheduler {
         self.placement.suspend(node, Suspension::Refusing);
         let back = self.try_place(cx, None, Waiting { nodes, ..start });
         self.placement.resume(node, Suspension::Refusing);
-        // What it said of its room was not so. Its READY follows every START.
+        // The node has less room than its READY said. A new READY follows every START, also a
+        // refused one.
         self.placement.await_ready(node);
         back.is_none()
     }

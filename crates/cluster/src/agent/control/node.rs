@@ -1,4 +1,4 @@
-//! What the node reports of itself: status, capacity, STATS, tenants.
+//! The reports of the node on itself: status, capacity, STATS, tenants.
 //!
 //! Capacity comes from the machine, or from the agent's settings:
 //!
@@ -430,7 +430,7 @@ fn needs(instance: &Instance) -> Needs {
         .unwrap_or_default()
 }
 
-/// What is available without the promised part; unknown stays unknown.
+/// The available part without the promised one; an unknown value stays unknown.
 fn less(available: i64, promised: i64) -> i64 {
     match available {
         ..0 => -1,

@@ -56,7 +56,7 @@ use super::{
 };
 use ssntp::payload::{Start, VmType};
 
-/// Where programs are searched if the agent itself has no `PATH`.
+/// The `PATH` of programs if the agent itself has none.
 pub(super) const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Runs instances as processes. See the module's source for what a process

@@ -38,7 +38,7 @@ pub(crate) struct Record {
     pub(crate) restarts_in_row: u32,
     /// It has ended, and its restart policy is to start it again.
     pub(crate) restart_due: bool,
-    /// What a command wants once it has ended.
+    /// The step that a command asked for after the end of the instance.
     pub(crate) after: RecordAfter,
     /// When it was written: the boot, and the seconds since then. The time of day may jump.
     pub(crate) written_boot: String,
@@ -58,7 +58,7 @@ pub(crate) enum RecordPhase {
     Stopped,
 }
 
-/// What a command wants of an instance that is to end.
+/// The step that follows the end of an instance, as a command asks for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum RecordAfter {
@@ -167,7 +167,7 @@ pub(crate) fn millis(at: SystemTime) -> u64 {
 pub(crate) struct NodeRecord {
     /// It is being evacuated, or was.
     pub(crate) maintenance: bool,
-    /// What comes once it is evacuated.
+    /// The next state of the machine, once the node is evacuated.
     pub(crate) next_state: NextState,
     /// It was taken out of service on the node itself.
     pub(crate) offline: bool,

@@ -89,6 +89,8 @@ impl Pool {
                 for ((driver, subject), (_, usage)) in all.zip(&usages) {
                     self.limit_disk(&**driver, subject, usage);
                 }
+                // Without a state directory there are no instances, and any file system will
+                // do.
                 let disk = self.store.as_ref().map_or("/".as_ref(), |store| store.root());
                 let facts = Facts::read(disk);
                 self.done(Done::Measured { facts, usages });
@@ -324,7 +326,7 @@ impl Pool {
     }
 }
 
-/// What the instances of one driver use.
+/// Measures the instances of one driver.
 pub(in crate::agent) fn measure(
     (driver, subjects): &(Arc<dyn Driver>, Vec<Measurable>),
 ) -> Vec<(Uuid, Usage)> {

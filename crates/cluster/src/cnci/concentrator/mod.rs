@@ -1,4 +1,4 @@
-//! What each frame changes in the tables, and its answer.
+//! The changes that each frame makes in the tables, and its answer.
 //!
 //! ```text
 //!            ┌ TenantAdded, TenantRemoved, RefreshCNCI ─▶ carried out, without an answer

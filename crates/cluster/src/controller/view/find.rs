@@ -27,6 +27,7 @@ impl View {
     /// # Errors
     /// [`FindError`].
     pub fn find_instance(&self, text: &str) -> Result<Uuid, FindError> {
+        // Names come first: a name may look like the beginning of a UUID.
         let called = |instance: &&Instance| !text.is_empty() && instance.stats.name == text;
         let matches: Vec<_> = self.instances.values().filter(called).map(|i| i.uuid).collect();
         let text = text.to_owned();

@@ -1,5 +1,4 @@
-//! What a search looks through: trees with the room of the nodes, and the node that was used
-//! last.
+//! The data of a search: trees with the room of the nodes, and the node that was used last.
 
 use ssntp::Role;
 use ssntp::payload::Ready;

@@ -76,6 +76,7 @@ pub(super) fn image(user_data: &[u8], meta_data: &[u8]) -> Option<Vec<u8>> {
     }
 
     let mut image = boot_record(per_cluster, fat_sectors, total)?;
+    // Twice: the format keeps a copy of the table.
     image.extend_from_slice(&fat.0);
     image.extend_from_slice(&fat.0);
     image.extend(root);

@@ -36,7 +36,7 @@ impl Output {
         }
     }
 
-    /// Takes a piece of what was written; whether there may be more.
+    /// Takes a piece of the output; returns whether there may be more.
     pub(super) fn take(&mut self) -> bool {
         let Some(pipe) = &mut self.pipe else { return false };
         let mut piece = [0; PIECE];

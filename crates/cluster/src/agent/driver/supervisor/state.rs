@@ -35,7 +35,7 @@ const MAX_WHY: usize = 400;
 /// The file's name in the run's directory.
 const FILE: &str = "state";
 
-/// What became of a run so far.
+/// The state of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// Nothing of it has run: it waits for its handle to be written down.
