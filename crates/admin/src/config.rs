@@ -57,6 +57,7 @@ impl AdminConfig {
         let listeners = listeners.map_err(failed)?;
         let local = |listener: &Listener| listener.local_address().is_none_or(|at| is_local(&at));
         let doors: Vec<_> = listeners.iter().map(local).collect();
+        // Judged by the addresses that were bound, because a host name may stand for any address.
         if doors.contains(&false) && self.tls.is_none() {
             return Err(AdminError::Open(self.address.clone()));
         }

@@ -73,6 +73,7 @@ impl Door {
     }
 
     fn answer(&self, stream: &Arc<Limited>, newcomer: &Newcomer) -> io::Result<()> {
+        // A listener that is not known counts as one that other hosts reach, which asks for TLS.
         let is_local = self.local.get(newcomer.listener()).copied().unwrap_or(false);
         let (mut halves, is_let_in) = match is_local {
             true => (plain(Arc::clone(stream) as _, self.pool.clone()), Ok(())),
@@ -83,6 +84,8 @@ impl Door {
         let may_see = |request: Request| {
             is_let_in?;
             match newcomer.peer() {
+                // Only a browser on this host could be misled: it cannot open a Unix socket, and
+                // the other addresses ask for a certificate.
                 PeerAddress::Ip(_) if is_local => self.check_host(&request)?,
                 _ => {}
             }
@@ -91,6 +94,8 @@ impl Door {
         let answer = match request.and_then(may_see) {
             Ok(request) => self.pages.answer(&request),
             Err(refused) => {
+                // The other refusals are mistakes of a client that may see the pages. They are not
+                // worth a line.
                 if refused.code == 403 {
                     let _ = self.say(newcomer, "refused", &refused.why);
                 }
@@ -105,6 +110,8 @@ impl Door {
         halves.transmit.transmit(&parts)?;
         halves.transmit.finish()?;
         halves.transmit.idle();
+        // The client has the answer, so its memory and its permit are free before the rest of the
+        // input is awaited.
         drop((parts, answer.permit));
         stream.begin(LINGER);
         drain(&**stream, LINGER);
@@ -128,6 +135,8 @@ impl Door {
             _ => Role::NONE,
         };
         let why = || format!("the certificate's role is {roles}, it must be {}", self.roles);
+        // A wrong role does not fail the handshake, so that the client can read the reason in an
+        // answer.
         let is_let_in = match self.roles.is_empty() || roles.intersects(self.roles) {
             true => Ok(()),
             false => Err(Refused::new(403, why())),
@@ -151,7 +160,7 @@ impl Door {
         }
     }
 
-    /// Logs a client that was refused, so often at most as the limit allows.
+    /// Logs that a client was refused. A limit on such lines keeps clients from filling a disk.
     fn say(&self, newcomer: &Newcomer, what: &'static str, why: impl std::fmt::Display) -> io::Error {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         let more = log.admit((), what, now());

@@ -44,6 +44,8 @@ impl Request {
     pub(super) fn parse(input: &[u8]) -> Result<Option<Self>, Refused> {
         let mut headers = [EMPTY_HEADER; HEADERS];
         let mut head = httparse::Request::new(&mut headers);
+        // Bytes behind the limit are not looked at, so a head that is too long is refused however
+        // much of it has arrived.
         match head.parse(&input[..input.len().min(HEAD)]) {
             Ok(Status::Complete(_)) => {}
             Ok(Status::Partial) if input.len() < HEAD => return Ok(None),
@@ -72,7 +74,7 @@ impl Request {
             .iter()
             .filter(|header| header.name.eq_ignore_ascii_case("host"));
         let (host, second) = (hosts.next(), hosts.next());
-        // RFC 9112, section 3.2.
+        // RFC 9112, section 3.2: a request of HTTP/1.1 has exactly one Host. HTTP/1.0 may have none.
         if second.is_some() || host.is_none() && head.version == Some(1) {
             return Err(Refused::new(400, "exactly one Host header is needed"));
         }
@@ -126,6 +128,8 @@ impl Answer {
             405 => "Allow: GET, HEAD\r\n",
             _ => "",
         };
+        // `no-store`, because figures are old a second later. `nosniff`, because the answer has
+        // text that clients choose, and a browser must not take it for a script.
         format!(
             "HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n{allow}Cache-Control: no-store\r\n\
              X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n",

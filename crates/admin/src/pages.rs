@@ -77,6 +77,8 @@ impl Pages {
         if request.path == "/sessions" {
             return self.sessions(request);
         }
+        // An unknown parameter is an error and not ignored: a filter with a misspelt name would
+        // show everything. Names are cut in the answer, because the client chooses their length.
         if let Some((name, _)) = request.query.first() {
             return Err(Refused::new(400, format!("the page has no parameter {name:.64}")));
         }

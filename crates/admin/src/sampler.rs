@@ -50,12 +50,16 @@ impl Figures {
                 return Err("the server of these pages is stopping".into());
             }
             let now = now();
+            // An error also counts for a second, so that a source that fails is not called more
+            // often than one that works.
             if let Some((at, found)) = &state.found
                 && now.saturating_duration_since(*at) < MAX_AGE
             {
                 return found.clone();
             }
             let Ok(left) = left(deadline) else {
+                // The call may have begun long before this page came, and the longer time tells the
+                // reader more.
                 let asked = state
                     .asked
                     .map_or(PATIENCE, |at| now.saturating_duration_since(at));
@@ -64,6 +68,8 @@ impl Figures {
                     asked.as_secs_f64()
                 ));
             };
+            // One call serves all pages: a page that comes during a call waits for the result of
+            // that call.
             if !state.wanted && state.asked.is_none() {
                 state.wanted = true;
                 self.changed.notify_all();

@@ -47,7 +47,9 @@ impl Snapshot {
             .iter()
             .map(|session| row(session.clone(), figures.taken));
         snapshot.sessions = rows.collect();
+        // A page of sessions goes on behind a key, so the rows stand in the order of their keys.
         snapshot.sessions.sort_unstable_by_key(|row| row.key);
+        // The figures have the session that ended last at their end, and the page begins with it.
         snapshot.closed = figures.closed.iter().rev().cloned().map(closed).collect();
         snapshot
     }

@@ -97,7 +97,7 @@ pub(crate) struct Args {
     json: bool,
     #[command(flatten)]
     network: NetworkArgs,
-    // Last, for its heading counts for what follows.
+    // Last, because its heading stands above every flag that follows.
     #[command(flatten)]
     policy: PolicyArgs,
 }
@@ -157,6 +157,7 @@ impl PolicyArgs {
             policy.directories.clone_from(&self.directories);
         }
         if let Some(mb) = self.instance_disk {
+            // 0 on the command line lifts the limit, also one that the file sets.
             policy.disk_mb = Some(mb).filter(|mb| *mb > 0);
         }
         policy.mem_mb = self.instance_mem.or(policy.mem_mb);
@@ -199,6 +200,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let (mut daemon, toggle) = Daemon::install_with(settings, signal_hook::consts::SIGUSR1)?;
     let (client, renewal) = args.connection.config_as(ROLES, daemon.stop())?;
     let mut client = client.tracing(true);
+    // --uuid wins over the UUID that is kept in --state.
     if let Some(state) = &args.state
         && !args.connection.has_uuid()
     {
@@ -209,6 +211,8 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .max_instances(args.max_instances as usize)
         .interval(args.interval.into())
         .grace(args.grace.into());
+    // Each instance has a directory in --state. Without it the agent has no drivers, and only
+    // reports.
     if let Some(state) = &args.state {
         config = config.state(state);
         for driver in &args.driver {
@@ -231,6 +235,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         config = config.disk_mb(mb);
     }
     let agent = Arc::new(Agent::start(config)?);
+    // A weak reference, because the thread that asks for the status would keep the agent alive.
     let client = Arc::downgrade(&agent);
     let figures = admin::of_agent(&agent);
     let status = move || Some(client.upgrade()?.figures()?.client);
@@ -253,6 +258,8 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
                 running.agent.toggle_offline();
                 Ok(Next::Continue)
             }
+            // The thread that takes the signals has ended, so the daemon could not be stopped any
+            // more.
             None => Ok(Next::End),
         }),
     ];
@@ -312,6 +319,7 @@ impl AfterEvacuation {
         let Some(program) = self.program.clone() else {
             return warn!("evacuated; there is no --after-evacuation to run for {next}");
         };
+        // The value comes from the network. Only values that the help names reach the program.
         if !matches!(next, NextState::Shutdown | NextState::Update | NextState::Reboot) {
             return warn!("evacuated; {next} is unknown, and --after-evacuation is not run");
         }
@@ -320,12 +328,14 @@ impl AfterEvacuation {
         if self.running.is_some() {
             return warn!("{} still runs, so it is not run for {next}", program.display());
         }
+        // The standard output is closed to the program, because the lines of the agent may be JSON
+        // that another program reads.
         let mut command = Command::new(&program);
         command
             .arg(next.as_str())
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        // Or it could speak to the service manager in the agent's name.
+        // With these variables the program could speak to the service manager in the agent's name.
         for name in VARIABLES {
             command.env_remove(name);
         }
@@ -336,7 +346,7 @@ impl AfterEvacuation {
         }
     }
 
-    /// Notices its end. Called every two seconds.
+    /// Notices that the program has ended, and logs a failure. Called every two seconds.
     fn look(&mut self) {
         let ended = self
             .running

@@ -97,8 +97,9 @@ impl Args {
     }
 }
 
-/// What clap cannot know of a wrong command line.
+/// A tip for a wrong command line that clap has none for.
 fn tip(error: &clap::Error, words: &[OsString]) -> Option<String> {
+    // The common flags were moved behind the subcommand, so that is the first word.
     let named = words.get(1)?.to_str()?;
     match error.kind() {
         ErrorKind::MissingRequiredArgument if named == "server" => {
@@ -116,12 +117,15 @@ fn tip(error: &clap::Error, words: &[OsString]) -> Option<String> {
 /// Whether a wrong command line of `ssntp ctl` asked for JSON, so that a program reads
 /// the error.
 fn asks_for_json(words: &[OsString]) -> bool {
+    // Behind `--` stands the command of a workload, which may have a --json of its own.
     let mut own = words.iter().skip(1).take_while(|word| *word != "--");
     words.get(1).is_some_and(|word| word == "ctl") && own.any(|word| word == COMMON_SWITCH)
 }
 
 /// The flags that most subcommands have, and may stand before the subcommand
 /// as well: those with a value, and those without.
+// clap itself takes --log and --log-format before the subcommand. They are listed so that the
+// search for the subcommand passes over them.
 const COMMON: [&str; 9] = [
     "--connect",
     "--listen",
@@ -152,10 +156,12 @@ fn common_flags_last(words: Vec<OsString>) -> Vec<OsString> {
             _ => break,
         };
     }
+    // Either nothing is to be moved, or the subcommand is missing, which clap reports.
     if subcommand == 1 || subcommand >= words.len() {
         return words;
     }
     let mut moved = words;
+    // The subcommand goes to the front, and the flags keep their order.
     moved[1..=subcommand].rotate_right(1);
     moved
 }

@@ -1,5 +1,6 @@
-//! The way to a server: from the flags of every subcommand that connects, else from the
-//! environment, else from the user's context. And the wait for a client's events.
+//! The flags of every subcommand that connects: they name a server and the files to connect
+//! with. The values come from the flags, else from the environment, else from the user's
+//! context. [`Watch`] waits for the events of the client that connects so.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -116,6 +117,7 @@ impl ServerArgs {
                 },
                 crl,
             },
+            // Without any address the client takes the names in the CA certificate.
             connect: match self.connect.is_empty() {
                 true => context.connect.parse()?,
                 false => self.connect.clone(),
@@ -133,6 +135,8 @@ impl ServerArgs {
         let mut told = false;
         loop {
             let found = Contexts::load()?.find(self.context.as_deref())?;
+            // If the user has named a file or a context, a missing value is a mistake, which
+            // waiting does not mend.
             if found.is_some() || !says_nothing || began.elapsed() > MAKING {
                 return Ok(found);
             }
@@ -143,6 +147,8 @@ impl ServerArgs {
                 ));
                 told = true;
             }
+            // No message ever comes: the channel is closed by a signal. So this is a sleep that a
+            // signal ends.
             if stop.channel().recv_timeout(LOOK) == Err(RecvTimeoutError::Disconnected) {
                 return Err(stop.interrupted());
             }
@@ -157,6 +163,8 @@ impl ServerArgs {
     /// Makes a context of the flags. File names become absolute, and the files are read, so that
     /// a mistake is reported now and not by the first command.
     pub(crate) fn to_context(&self) -> Result<Context, Failure> {
+        // A relative name in a context counts from the directory of the contexts file. A user who
+        // types one means the directory of the command.
         let whole = |path: &PathBuf| {
             let whole = std::path::absolute(path);
             whole.map_err(|e| Failure::at(path, e))
@@ -216,9 +224,11 @@ pub(crate) struct Renewal {
 }
 
 impl Renewal {
-    /// To be called now and then by a command: renews the client's credentials if the
-    /// files have changed. If they cannot be used, the user is told.
+    /// Renews the client's credentials if the files have changed. If the files cannot be used,
+    /// the user is told. A command calls this every two seconds, see [`looks`].
     pub(crate) fn look(&mut self, client: &ClientHandle) {
+        // The new state of the files counts as read from here on, even if they are unusable. So the
+        // user gets one note for each change and not one every two seconds.
         if self.read.watched.have_changed()
             && let Err(why) = self.files.renew(|identity, trust| client.renew(identity, trust))
         {
@@ -256,7 +266,7 @@ impl Connection {
         problems.credentials(cert.as_ref(), key.as_ref(), ca.as_ref(), crl, roles);
     }
 
-    /// The client's configuration so far, and what it was read from.
+    /// The client's configuration from these flags, and the files that it was read from.
     pub(crate) fn config(&self, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
         self.config_choosing(stop, |held| held)
     }
@@ -276,9 +286,11 @@ impl Connection {
         })
     }
 
-    /// The same for a program that works in `roles` only. It advertises those of them that its
-    /// certificate holds.
+    /// As [`config`](Self::config), for a program that works in `roles` only. It advertises those
+    /// of them that its certificate holds.
     pub(crate) fn config_as(&self, roles: Role, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
+        // If --role is given, the closure below is not called and this stays empty. Then the roles
+        // of --role are compared with `roles` instead.
         let mut held = Role::NONE;
         let (config, renewal) = self.config_choosing(stop, |of_certificate| {
             held = of_certificate;
@@ -306,7 +318,7 @@ impl Connection {
     }
 }
 
-/// What a program waited for.
+/// The result of [`Watch::wait`].
 #[derive(Debug)]
 pub(crate) enum Waited {
     Event(ClientEvent),
@@ -316,8 +328,8 @@ pub(crate) enum Waited {
     TimedOut,
 }
 
-/// What comes from a client, with a word to the user as soon as its server cannot
-/// be reached. Meanwhile its files are looked at.
+/// The events of a client, for a command that shows or awaits them. While no session stands,
+/// the user is told why. If the files of certificates change, they are read again.
 #[derive(Debug)]
 pub(crate) struct Watch<'a> {
     pub(crate) client: &'a Client,
@@ -348,6 +360,8 @@ impl<'a> Watch<'a> {
             Some(event) => Ok(Waited::Event(event)),
             None => Err(closed(client.handle().ended().unwrap_or(ClientError::Closed))),
         };
+        // Signals and files come before the events, because the next step returns at once while
+        // frames wait. A server that sends without a pause would hide both.
         if self.stop.requested() {
             return Ok(Waited::Stopped);
         }
@@ -362,6 +376,8 @@ impl<'a> Watch<'a> {
         }
         let timeout = limit.map_or_else(crossbeam_channel::never, crossbeam_channel::after);
         loop {
+            // There is a reason to tell only while no session stands; with one, this short timer would
+            // only wake the thread for nothing.
             let look = match client.is_connected() {
                 true => crossbeam_channel::never(),
                 false => crossbeam_channel::after(LOOK),
@@ -380,6 +396,8 @@ impl<'a> Watch<'a> {
     pub(crate) fn connect(&mut self, limit: Seconds) -> Result<(), Failure> {
         let limit = Duration::from(limit);
         match self.wait(Some(limit))? {
+            // The first event of a client is `Connected`, or its end, which `wait` has made an
+            // error.
             Waited::Event(_) => Ok(()),
             Waited::Stopped => Err(self.stop.interrupted()),
             Waited::TimedOut => Err(unanswered(&self.client.handle(), "server", limit)),
@@ -387,18 +405,18 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Tells of a server that cannot be reached at once, and again when the reason is
-/// another one.
+/// Tells the user why no session stands: at once, and again only if the reason changes, so
+/// that many failed attempts make one line.
 #[derive(Debug, Default)]
 pub(crate) struct Complaint {
     told: String,
 }
 
 impl Complaint {
-    /// Call it now and then while no session stands.
+    /// Tells the reason if it is new. To be called repeatedly while no session stands.
     pub(crate) fn tell(&mut self, client: &ClientHandle) {
         let why = reasons(&client.failures());
-        // The end of a client is told by its own error.
+        // If the client has ended, the command fails with the client's error, which says more.
         if why.is_empty() || why == self.told || client.ended().is_some() {
             return;
         }

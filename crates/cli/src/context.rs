@@ -39,6 +39,8 @@ const LONGEST: u64 = 1 << 20;
 
 /// The contexts of a user.
 #[derive(Debug, Default, Deserialize, Serialize)]
+// A misspelt key is an error, here and in each context: without the value a command would connect
+// elsewhere, or with another certificate.
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Contexts {
     /// The name of the current context; empty for none.
@@ -100,6 +102,8 @@ impl OneOrSeveral {
 impl Contexts {
     /// Reads the user's file, and the old one. There may be neither.
     pub(crate) fn load() -> Result<Self, Failure> {
+        // A service may run without HOME. It has no contexts then, and needs none if its flags name
+        // all.
         let Some(path) = path() else {
             return Ok(Self::default());
         };
@@ -137,14 +141,17 @@ impl Contexts {
             if let Some(directory) = &directory
                 && !file.is_empty()
             {
+                // `join` leaves an absolute name as it is.
                 *file = directory.join(&*file).to_string_lossy().into_owned();
             }
         }
         Ok(Some(context))
     }
 
-    /// Whether a context that is added is to be the current one: there is none yet.
+    /// Whether no context is the current one, so that the next one that is added becomes it.
     pub(crate) fn has_none(&self) -> bool {
+        // The old file counts as the current context. A new context replaces it only if the user
+        // says so.
         self.current.is_empty() && old_file().is_none()
     }
 
@@ -162,8 +169,11 @@ impl Contexts {
         let path = path()
             .ok_or_else(|| Failure::new("neither HOME nor XDG_CONFIG_HOME says where contexts are kept"))?;
         let directory = path.parent().unwrap_or(Path::new("."));
-        // Held until the file is replaced, or the change of another program would be lost.
+        // The lock is held until the file is replaced, because a change by another program in
+        // between would be lost.
         let _lock = lock(directory)?;
+        // `load` would add the context of the old file, which would then be written into the new
+        // one.
         let mut contexts: Self = read(&path)?.unwrap_or_default();
         change(&mut contexts)?;
         let text = yaml::encode(&contexts).map_err(|e| Failure::at(&path, e))?;
@@ -175,7 +185,10 @@ impl Contexts {
 /// directory is made if it does not exist.
 pub(crate) fn lock(directory: &Path) -> Result<File, Failure> {
     let hold = || {
+        // 0700, as the XDG specification asks.
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        // The lock is on the directory: each change replaces the file, so a lock on the file would
+        // be on one that has no name any more.
         let held = File::open(directory)?;
         rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive)?;
         Ok(held)
@@ -208,6 +221,8 @@ fn path() -> Option<PathBuf> {
 
 fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, Failure> {
     let shown = path.display();
+    // A missing file is normal. It is told apart here, because the error of `input::file` is only
+    // text.
     if fs::metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
         return Ok(None);
     }

@@ -63,6 +63,8 @@ impl CredentialFiles {
             .into_iter()
             .chain(&self.key)
             .chain(&self.crl.crl);
+        // The state of the files is noted before they are read. A file that is replaced in between
+        // then counts as changed, and is read again two looks later.
         let watched = Watched::of(files.cloned().collect());
         let (identity, trust) = self.load()?;
         let mut lifetimes = vec![Lifetime::of_identity(&identity, &self.cert)];
@@ -126,6 +128,8 @@ impl CrlArgs {
             (Some(lists), [_]) => lists,
             _ => RevocationLists::from_pem(&all.join(&b'\n'), &names(&self.crl))?,
         };
+        // The files have up to 16 MiB each and are parsed by now, so they are freed before the next
+        // step takes more.
         drop(all);
         Ok(trust.with_revocation_lists(&lists.enforce_expiry(self.crl_strict))?)
     }
@@ -145,6 +149,8 @@ impl CrlArgs {
                 of: list.issuer.clone(),
                 file: names(&self.crl),
                 since: list.this_update,
+                // A list that names no next update does not go out of date, so there is nothing to
+                // warn of.
                 end: list.next_update?,
             })
         });
@@ -229,7 +235,8 @@ pub(crate) fn days_left(end: SystemTime, now: SystemTime) -> f64 {
     }
 }
 
-/// How many days ahead there are warnings.
+/// The days before the end at which a warning is logged: a month to plan the renewal, a week, a
+/// day, and the end itself.
 const AHEAD: [u32; 4] = [30, 7, 1, 0];
 
 /// The lifetimes, each with the number of warnings that were logged.
@@ -250,11 +257,15 @@ impl Expiry {
             let left = lifetime.days_left(now);
             let due = |days: &u32| left <= f64::from(*days) && lifetime.warns_at(*days);
             let reached = AHEAD.iter().filter(|days| due(days)).count();
+            // A daemon that was started late has passed several marks at once. One warning stands
+            // for all.
             if reached > *told {
                 *told = reached;
                 let Lifetime { file, what, of, .. } = &*lifetime;
                 let when = match left {
                     left if left <= 0.0 => "has expired".to_owned(),
+                    // In the last two days, whole days are too coarse. Less than half an hour would
+                    // be rounded to 0 hours, which reads as if it had expired, so 1 is the least.
                     left if left < 2.0 => format!("expires in {:.0} hours", (left * 24.0).max(1.0)),
                     left => format!("expires in {left:.0} days"),
                 };

@@ -12,10 +12,11 @@ use ssntp_transport::{printable, printable_json};
 
 /// Why a subcommand ends without having done its work.
 ///
-/// It is no [`Error`] itself, so that `?` makes one of any error.
+/// It does not implement [`Error`], because `?` converts every type that does into a
+/// `Failure`, and the compiler would not allow that conversion for `Failure` itself.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// It did not work: exit code 1.
+    /// The command could not do its work: exit code 1.
     Failed(String),
     /// The command line, or a file that it names, is wrong: exit code 2.
     Usage(String),
@@ -27,32 +28,32 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// It did not work: exit code 1.
+    /// The command could not do its work: exit code 1.
     pub(crate) fn new(message: impl Display) -> Self {
         Self::Failed(message.to_string())
     }
 
-    /// It was asked for wrongly: exit code 2.
+    /// The command line, or a file that it names, is wrong: exit code 2.
     pub(crate) fn usage(message: impl Display) -> Self {
         Self::Usage(message.to_string())
     }
 
-    /// It did not work with this file: `FILE: why`, exit code 1.
+    /// The command could not use this file: `FILE: why`, exit code 1.
     pub(crate) fn at(path: &Path, why: impl Display) -> Self {
         Self::new(format_args!("{}: {why}", path.display()))
     }
 
-    /// The system starts no more threads.
+    /// The system refused to start a thread.
     pub(crate) fn thread(error: io::Error) -> Self {
         Self::new(format!("cannot start a thread: {error}"))
     }
 
-    /// Nothing is printed.
+    /// Ends the program with this exit code and prints nothing.
     pub(crate) fn silent(code: u8) -> Self {
         Self::Silent(code)
     }
 
-    /// The same, printed as JSON if `json` is set.
+    /// This failure, printed as JSON if `json` is set.
     pub(crate) fn in_json(self, json: bool) -> Self {
         match json {
             true => Self::Json(Box::new(self)),

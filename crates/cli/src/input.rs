@@ -41,11 +41,14 @@ pub(crate) fn bounded_bytes(from: impl Read, most: u64) -> Result<Vec<u8>, Strin
     }
 }
 
-/// Runs `read` on a thread, so that the main thread also hears of signals and of the server. The channel has room for one message, and is closed when `read`
-/// returns. The thread is never joined: a read of the standard input may wait for ever.
+/// Runs `read` on a thread, so that the main thread can also wait for signals and the server.
+/// The channel has room for one message, and is closed when `read` returns. The thread is never
+/// joined: a read of the standard input may wait for ever.
 pub(crate) fn on_a_thread<T: Send + 'static>(
     read: impl FnOnce(&Sender<T>) + Send + 'static,
 ) -> Result<Receiver<T>, Failure> {
+    // Not more than one, so that input which nobody takes stays in the pipe and holds its writer
+    // up.
     let (to, from) = bounded(1);
     threads::spawn("ssntp-stdin", move || read(&to)).map_err(Failure::thread)?;
     Ok(from)

@@ -46,6 +46,7 @@ const LINE: usize = 4096;
 /// The longest message of a panic in JSON, its backtrace included.
 const PANIC_LINE: usize = 32 << 10;
 /// How long the last lines may take when the program ends.
+// Short beside the 1.8 s that a program may take to end after a signal.
 const LAST_LINES: Duration = Duration::from_millis(500);
 /// How long a thread that panics waits for room: its message must not be dropped.
 const PANIC: Duration = Duration::from_millis(100);
@@ -157,7 +158,7 @@ static LOGGER: Replaceable = Replaceable(RwLock::new(None));
 struct Replaceable(RwLock<Option<Current>>);
 
 struct Current {
-    /// What is logged without a filter.
+    /// The level from which on lines are logged if there is no filter.
     level: &'static str,
     style: Style,
     lines: Option<Lines>,
@@ -185,7 +186,8 @@ impl Log for Replaceable {
     fn flush(&self) {}
 }
 
-/// Whether a file is what systemd has said is its journal's.
+/// Whether a file is the stream that systemd has connected to its journal: JOURNAL_STREAM holds
+/// the device and the inode of that stream.
 fn is_journal(file: &File) -> bool {
     let (Ok(named), Ok(metadata)) = (std::env::var("JOURNAL_STREAM"), file.metadata()) else {
         return false;
@@ -193,7 +195,7 @@ fn is_journal(file: &File) -> bool {
     named == format!("{}:{}", metadata.dev(), metadata.ino())
 }
 
-/// What a line looks like.
+/// The look of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Style {
     Text,
@@ -226,7 +228,7 @@ impl Style {
         }
     }
 
-    /// What has several lines, and is printable.
+    /// A text of one or several lines that is printable already, as lines of the log.
     fn lines(self, text: &str) -> String {
         match self {
             Self::Text => text.to_owned(),
@@ -236,7 +238,7 @@ impl Style {
         }
     }
 
-    /// What was left out before, if anything was.
+    /// The note about lines that were left out; empty if there were none.
     fn told(self, left_out: u64) -> String {
         let told = told(left_out);
         match self {
@@ -247,7 +249,7 @@ impl Style {
     }
 }
 
-/// As `sd-daemon` has them.
+/// The priority of a level, as sd-daemon(3) numbers them.
 fn priority(level: Level) -> u8 {
     match level {
         Level::Error => 3,
@@ -348,7 +350,7 @@ impl Lines {
     fn put(&self, line: &[u8]) {
         let mut before = 0;
         if !self.queue.is_full() {
-            // What was left out stands where it would have.
+            // The note about lines that were left out stands where those lines would have stood.
             before = self.left_out.swap(0, Ordering::Relaxed);
             let mut text = self.style.told(before).into_bytes();
             text.extend_from_slice(line);
@@ -356,6 +358,7 @@ impl Lines {
                 return;
             }
         }
+        // The note found no room either, so the lines that it counts are counted again.
         self.left_out.fetch_add(before + 1, Ordering::Relaxed);
     }
 
@@ -379,6 +382,8 @@ impl Lines {
             if let Err(SendTimeoutError::Disconnected(_)) = self.queue.send_timeout(text, PANIC) {
                 usual(panic);
             }
+            // The process ends when this hook returns, and the thread that writes the line ends
+            // with it.
             if cfg!(panic = "abort") {
                 self.end(LAST_LINES);
             }
@@ -404,6 +409,7 @@ fn write_lines(lines: &Receiver<Message>, left_out: &AtomicU64, style: Style, mu
         if let Message::Line(line) = &message {
             let _ = to.write_all(line);
         }
+        // The next line may come much later, so the lines that were left out are told now.
         if lines.is_empty() {
             let told = style.told(left_out.swap(0, Ordering::Relaxed));
             let _ = to.write_all(told.as_bytes());

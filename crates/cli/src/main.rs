@@ -9,18 +9,18 @@
 //! | `choice` | flags whose value is one word of a short list |
 //! | `clock` | the clocks |
 //! | `cmd` | the subcommands, one file each |
-//! | `connection` | the flags of whoever connects to a server |
-//! | `context` | what these flags need not say: the user's contexts |
+//! | `connection` | the flags of subcommands that connect to a server |
+//! | `context` | the user's contexts, which give values for flags that are left out |
 //! | `credentials` | the files of certificates, and how long they count |
-//! | `daemon` | what every daemon does beside its work |
+//! | `daemon` | signals, reloads and notices, which every daemon has |
 //! | `failure` | how a subcommand fails: message and exit code |
 //! | `input` | files and the standard input |
-//! | `logging` | the log on the standard error, which nobody waits for |
+//! | `logging` | the log on the standard error, which never blocks a thread that logs |
 //! | `output` | the standard output, which may be closed at any time |
-//! | `receipt` | how a server tells a sender who received a frame |
+//! | `receipt` | how a server tells a sender how many sessions received a frame |
 //! | `seconds` | times on the command line |
-//! | `service_manager` | what systemd is told of a daemon |
-//! | `settings/` | what daemons are told by flags, environment and file |
+//! | `service_manager` | notices to systemd about a daemon |
+//! | `settings/` | the settings of daemons: flags, environment and file |
 //! | `signals` | SIGINT and SIGTERM |
 //! | `watched` | files that are read again when they change |
 
@@ -64,11 +64,13 @@ use self::no_admin as admin;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // Before anything else: a supervisor of an instance is to stay small.
+    // Before anything else: one supervisor runs for each instance, so it must stay small.
     if let Some(code) = ssntp_cluster::agent::driver::supervise() {
         return code;
     }
     let (args, settings) = args::Args::of_this_process();
+    // Before the first thread starts and the first file is opened, because this may replace the
+    // whole process.
     if args.command.serves_many() {
         allocator::give_back();
     }

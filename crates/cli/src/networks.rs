@@ -81,6 +81,8 @@ impl NetworkArgs {
         for ip in &self.name_server {
             config = config.name_server(*ip);
         }
+        // A concentrator runs as an instance and has no flags of this agent. It gets copies of the
+        // files and finds the server through its environment.
         if let Some(certs) = &self.concentrator_certs {
             let reached = connection.server.reach(stop)?;
             let addresses: Vec<_> = reached.connect.iter().map(ToString::to_string).collect();

@@ -74,6 +74,7 @@ pub(crate) fn say_json(value: impl Display) -> Result<(), Failure> {
 /// programs that would otherwise not notice before their next line.
 pub(crate) fn reader_is_gone() -> bool {
     let stdout = io::stdout();
+    // ERR and HUP are reported although they are not asked for; OUT would be true all the time.
     let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
     let at_once = Timespec::default();
     poll(&mut polled, Some(&at_once)).is_ok()

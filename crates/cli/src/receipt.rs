@@ -41,7 +41,7 @@ impl Question {
         let label = frame.trace()?.label();
         match label.strip_prefix(IS_THERE) {
             Some(role) if frame.kind() == Event::TRACE_REPORT => role.parse().ok().map(Self::Sessions),
-            // Behind it may stand which trace the frame is part of.
+            // If the frame is part of a trace, the label names that trace behind the word.
             _ => (label.split_whitespace().next() == Some(RECEIVED)).then_some(Self::Receivers),
         }
     }
@@ -85,6 +85,7 @@ pub(crate) fn answered(frame: &Frame) -> Option<u64> {
     let [answer] = answers.frames.as_slice() else {
         return None;
     };
+    // A TraceReport may be about a trace of some other program.
     let is_ours = answer.label == RECEIVED || answer.label.starts_with(IS_THERE);
     answer.receivers.filter(|_| is_ours)
 }

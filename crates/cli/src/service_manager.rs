@@ -46,19 +46,22 @@ pub(crate) const VARIABLES: [&str; 6] = [
     "LISTEN_FDNAMES",
 ];
 
-/// The service manager that started this process, if one did that wants notices.
+/// The service manager that started this process. If there is none, or it wants no notices,
+/// every call does nothing.
 #[derive(Debug)]
 pub(crate) struct ServiceManager {
     notices: Option<Arc<Notices>>,
     /// How often it wants to hear that the daemon lives.
     watchdog: Option<Duration>,
-    /// The thread that asks, which dropping this joins, and what ends it when it is dropped.
+    /// The thread that asks for the status. Dropping the service manager joins it.
     pulse: Option<JoinHandle<()>>,
+    /// Dropped to end that thread.
     end_of_pulse: Option<Sender<()>>,
 }
 
 impl ServiceManager {
     pub(crate) fn of_this_process() -> Self {
+        // An empty variable counts as one that is not set.
         let variable = |name: &str| {
             let value = env::var_os(name)?.to_string_lossy().into_owned();
             Some(value).filter(|value| !value.is_empty())
@@ -83,6 +86,8 @@ impl ServiceManager {
     /// ended.
     pub(crate) fn ready(&mut self, work: impl Fn() -> Option<String> + Send + 'static) {
         let Some(notices) = &self.notices else { return };
+        // The loss of this notice is a warning, because the service manager then kills the daemon
+        // when its limit for starting has passed.
         if let Err(e) = notices.send("READY=1") {
             warn!("the service manager does not hear that this is ready: {e}");
         }
@@ -103,7 +108,8 @@ impl ServiceManager {
         self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_usec()));
     }
 
-    /// It has read them, or why not: its status says so until the next time.
+    /// The daemon has read its files, or could not: then its status says why until the next
+    /// reload.
     pub(crate) fn reloaded(&self, failure: Option<&str>) {
         if let Some(notices) = &self.notices {
             let status = notices.status(|status| status.trouble = failure.map(str::to_owned));
@@ -111,8 +117,9 @@ impl ServiceManager {
         }
     }
 
-    /// The daemon ends from now on: what it does then is no pulse any more.
+    /// The daemon has begun to end. No status and no sign of life is sent from here on.
     pub(crate) fn stopping(&mut self) {
+        // The pulse ends first, because a STATUS after STOPPING would hide that the daemon stops.
         self.end_of_pulse.take();
         self.tell("STOPPING=1");
     }
@@ -132,18 +139,19 @@ struct Notices {
     status: Mutex<Status>,
 }
 
-/// What the daemon does.
+/// The text that `systemctl status` shows of the daemon.
 #[derive(Debug, Default)]
 struct Status {
     work: String,
     /// Why files that should have been read again were not.
     trouble: Option<String>,
-    /// What was told of it last.
+    /// The text that was sent last, so that an unchanged status is not sent again.
     told: String,
 }
 
 impl Notices {
     fn to(name: &str) -> io::Result<Self> {
+        // An abstract name begins with a zero byte, which the variable has as @.
         let to = match name.strip_prefix('@') {
             Some(name) => SocketAddr::from_abstract_name(name)?,
             None if name.starts_with('/') => SocketAddr::from_pathname(name)?,
@@ -158,13 +166,15 @@ impl Notices {
         })
     }
 
-    /// Addressed anew each time: a service manager may come back at that name.
+    /// The socket is not connected: each datagram names the address, so that a service manager
+    /// that was started again at that name gets the next one.
     fn send(&self, message: &str) -> io::Result<()> {
         self.socket.send_to_addr(message.as_bytes(), &self.to).map(drop)
     }
 
     fn tell(&self, message: &str) {
         if let Err(e) = self.send(message) {
+            // At debug, because the pulse sends again every few seconds and would fill the log.
             debug!("the service manager: {e}");
         }
     }
@@ -178,6 +188,8 @@ impl Notices {
             Some(trouble) => format!("{}; {trouble}", status.work),
             None => status.work.clone(),
         };
+        // Escaped, because a line break would begin a NAME=value line of its own, for example
+        // STOPPING=1.
         let now = printable(&now.chars().take(STATUS).collect::<String>());
         if now == status.told {
             return String::new();
@@ -242,7 +254,7 @@ fn monotonic_usec() -> i64 {
 mod tests {
     use super::*;
 
-    /// A service manager, and who tells it something.
+    /// The socket of a service manager, and notices that are sent to it.
     fn manager(name: &str) -> (UnixDatagram, Notices) {
         let name = format!("ssntp-test-{name}-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();

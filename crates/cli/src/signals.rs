@@ -68,8 +68,12 @@ impl Stop {
         let signals = Signals::new(stopping.iter().copied().chain(further));
         let mut signals = signals.map_err(|e| Failure::new(format!("cannot handle signals: {e}")))?;
         let handle = signals.handle();
+        // No message goes through these two channels: their ends are dropped, which wakes every
+        // receiver.
         let (stop, stopped) = bounded(0);
         let (ending, ended) = bounded::<()>(0);
+        // One place is enough: a program that has not yet acted on a signal acts once for all of
+        // them.
         let channels = further.map(|_| bounded(1));
         let arrived = channels.each_ref().map(|(_, arrived)| arrived.clone());
         let arrive = channels.map(|(arrive, _)| arrive);
@@ -84,6 +88,8 @@ impl Stop {
                     continue;
                 }
                 is_told = true;
+                // Stored before the channel is closed, because a program that sees it closed asks
+                // for the number.
                 came.store(u8::try_from(signal).unwrap_or(0), Ordering::Release);
                 break;
             }
@@ -93,6 +99,8 @@ impl Stop {
             if let Some(patience) = patience.filter(|_| is_told)
                 && ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout)
             {
+                // A daemon that was told to stop has done what it was for, so a service manager
+                // sees success.
                 let code = if is_command { exit_code(&came) } else { 0 };
                 std::process::exit(code.into());
             }
@@ -118,7 +126,7 @@ impl Stop {
         self.stopped.try_recv() == Err(TryRecvError::Disconnected)
     }
 
-    /// How a command fails that a signal has ended.
+    /// The failure of a command that a signal has ended.
     pub(crate) fn interrupted(&self) -> Failure {
         Failure::silent(exit_code(&self.signal))
     }
@@ -131,6 +139,8 @@ fn exit_code(signal: &AtomicU8) -> u8 {
 
 impl Drop for Stop {
     fn drop(&mut self) {
+        // The thread waits for `ending` after a signal, and for the handle before one. Both end, so
+        // the join below does not wait.
         self.ending.take();
         self.handle.close();
         if let Some(thread) = self.thread.take() {

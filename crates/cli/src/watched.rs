@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The time between two looks.
+/// The time between two looks. A changed file is in force within about two of these.
 pub(crate) const LOOK: Duration = Duration::from_secs(2);
 
 /// Files, with their state when they were read last and when they were looked at last.
@@ -24,6 +24,8 @@ pub(crate) struct Watched {
 /// The state of a file: device, inode, size, and the times of its last changes. Links
 /// are followed, so a link that points to another file is another state. The time of
 /// the last change of owner or mode is included, since it may make a file readable.
+// i128 holds inode numbers, which are unsigned, and times before 1970. Of an error only the kind is
+// kept, because errors cannot be compared.
 pub(crate) type Stamp = Result<[i128; 5], io::ErrorKind>;
 
 impl Watched {
@@ -34,7 +36,7 @@ impl Watched {
         Self { paths, read, seen }
     }
 
-    /// The same, and one more file, if there is one.
+    /// These files, and one more if there is one.
     pub(crate) fn and(self, path: Option<PathBuf>) -> Self {
         self.with(Self::of(path.into_iter().collect()))
     }
@@ -52,14 +54,16 @@ impl Watched {
         *self = Self::of(std::mem::take(&mut self.paths));
     }
 
-    /// Whether files have changed since they were read, and not since the last look.
-    /// Then they count as read.
+    /// Whether files have changed since they were read, but not since the last look. If so, they
+    /// count as read from here on.
     pub(crate) fn have_changed(&mut self) -> bool {
         let now = stamps(&self.paths);
         // A file that changes between two looks is still being written.
         let is_quiet = now == self.seen;
         self.seen = now;
         let have_changed = is_quiet && self.seen != self.read;
+        // This also holds for files that turn out to be unusable: they would be read every two
+        // seconds otherwise.
         if have_changed {
             self.read.clone_from(&self.seen);
         }

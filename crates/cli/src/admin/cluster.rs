@@ -25,7 +25,7 @@ pub(crate) fn of_scheduler(server: ServerHandle) -> Figures {
     })
 }
 
-/// The pages of an agent, which they do not keep alive.
+/// The pages of an agent. They have a weak reference and do not keep the agent alive.
 pub(crate) fn of_agent(agent: &Arc<Agent>) -> Figures {
     let agent = Arc::downgrade(agent);
     Box::new(move || {
@@ -44,7 +44,7 @@ pub(crate) fn of_agent(agent: &Arc<Agent>) -> Figures {
     })
 }
 
-/// The pages of a concentrator, which they do not keep alive.
+/// The pages of a concentrator. They have a weak reference and do not keep it alive.
 pub(crate) fn of_cnci(cnci: &Arc<Cnci>) -> Figures {
     let cnci = Arc::downgrade(cnci);
     Box::new(move || {
@@ -94,6 +94,8 @@ const SCHEDULER: &[Metric<SchedulerFigures>] = &[
         |f| one(f.invalid_frames)),
 ];
 
+// Each status and each state has a series at all times, because Prometheus does not take an absent
+// series for 0.
 const STATUSES: [&str; 4] = ["READY", "FULL", "OFFLINE", "MAINTENANCE"];
 const STATES: [&str; 6] = [
     "launching",

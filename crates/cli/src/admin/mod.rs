@@ -62,6 +62,7 @@ pub(crate) struct AdminArgs {
 fn with_port(text: &str) -> Result<Address, String> {
     let address = text.parse::<Address>().map_err(|e| e.to_string())?;
     let is_port = |end: &str| !end.is_empty() && end.bytes().all(|byte| byte.is_ascii_digit());
+    // An IPv6 address alone also ends with digits behind a colon.
     let has_port =
         text.parse::<IpAddr>().is_err() && text.rsplit_once(':').is_some_and(|(_, end)| is_port(end));
     match has_port || text.starts_with("unix:") {
@@ -103,6 +104,8 @@ impl AdminArgs {
             return Ok(Pages::default());
         };
         let roles = match self.admin_ca {
+            // An authority for the pages alone issues certificates for nothing else, so each of
+            // them will do.
             Some(_) => Role::NONE,
             None => Role::CONTROLLER,
         };

@@ -59,6 +59,7 @@ pub(crate) fn of_opflex(server: ServerHandle) -> Figures {
 fn row(session: SessionInfo) -> Row {
     let key = session.connection.0;
     let show = move || serde_json::to_value(&session).unwrap_or_default();
+    // OpFlex has neither the UUIDs nor the roles of SSNTP.
     Row::new(key, None, Role::NONE, show)
 }
 

@@ -212,7 +212,7 @@ fn make(args: Ca) -> Result<(), Failure> {
         .key(args.key)
         .days(args.days);
     request.hosts = args.hosts;
-    // Looked for first: an RSA key takes seconds to make.
+    // Looked for before the key is made, because an RSA key takes seconds.
     let present = ["ca.pem", "ca.key"].map(|name| args.dir.join(name));
     if let Some(path) = present.iter().find(|path| path.exists() && !args.force) {
         return Err(exists(path));
@@ -227,7 +227,7 @@ fn make(args: Ca) -> Result<(), Failure> {
     say(made(&args.dir.join("ca.pem"), &info.subject, info))
 }
 
-/// What is said of a new certificate.
+/// The line about a new certificate.
 fn made(path: &Path, what: &str, info: &CertificateInfo) -> String {
     let (path, key, until) = (path.display(), &info.key, info.not_after_text());
     format!("{path}: {what}, {key} key, valid until {until}")
@@ -306,6 +306,7 @@ fn trust_before(ca: &Path, lists: &[PathBuf]) -> Result<Trust, Failure> {
     if crl.is_empty() && beside.symlink_metadata().is_ok() {
         crl.push(beside);
     }
+    // Also a list that is out of date names certificates that must not be renewed.
     let crl_strict = false;
     CrlArgs { crl, crl_strict }.trust(ca)
 }
@@ -322,12 +323,12 @@ fn renew_authority(authority: &Authority, args: &Renew) -> Result<(), Failure> {
     say(format_args!("{made}, serial {}", info.serial))
 }
 
-/// How long the list counts that a renewal signs.
+/// The days for which a list that a renewal signs is valid: the default of `cert revoke`.
 const LIST_DAYS: u32 = 30;
 
 fn revoke(args: &Revoke) -> Result<(), Failure> {
     let authority = authority(&args.dir)?;
-    // All of them are found before one of them is revoked.
+    // All certificates are found before the first is revoked, so that a wrong name revokes none.
     let mut revoked = Vec::new();
     for text in &args.certificates {
         let serial = serial(&authority, &args.dir, text)?;
@@ -390,7 +391,7 @@ fn serial(authority: &Authority, directory: &Path, text: &str) -> Result<Serial,
     })
 }
 
-/// Whether a file is meant, and not the certificate of that name.
+/// Whether the text is a path, and not the name of a certificate.
 fn is_path(text: &str) -> bool {
     text.contains('/') || text.ends_with(".pem")
 }
@@ -457,7 +458,7 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
     output.flush()
 }
 
-/// What is shown of a certificate, at a time.
+/// The lines about a certificate, whose validity is judged at the time that is given.
 #[rustfmt::skip] // A table: one row a line.
 const CERTIFICATE: Columns<SystemTime, CertificateInfo> = &[
     ("subject", |_, info| info.subject.clone()),
@@ -473,7 +474,7 @@ const CERTIFICATE: Columns<SystemTime, CertificateInfo> = &[
     ("sha256", |_, info| info.fingerprint.clone().unwrap_or_default()),
 ];
 
-/// What is shown of a revocation list, before its entries.
+/// The lines about a revocation list, before its entries.
 #[rustfmt::skip]
 const LIST: Columns<SystemTime, RevocationList> = &[
     ("issuer", |_, list| list.issuer.clone()),

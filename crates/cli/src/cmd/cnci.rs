@@ -56,6 +56,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let connection = &args.connection;
     let connects = connection.server.says_something() || connection.has_uuid();
+    // Any value that only a running concentrator needs shows that the user wants to run one. So
+    // --state alone prints the tables.
     let runs = connects || args.tenant.is_some() || args.ip.is_some();
     match &args.state {
         Some(state) if args.show || !runs => show(state, args.json),
@@ -86,6 +88,7 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
         ));
     };
     let mut daemon = Daemon::install(settings)?;
+    // The cluster knows a concentrator by the UUID of its instance, so a random one would be of no use.
     if !connection.settles_uuid(daemon.stop())? {
         return Err(Failure::usage(
             "--uuid is needed: the UUID of the concentrator's instance",

@@ -96,8 +96,8 @@ impl Name {
         }
     }
 
-    /// What an example says, since a daemon does not run without it, or not as a
-    /// service.
+    /// The values that an example sets, because the daemon does not run without them, or not as
+    /// a service. All others stand there as comments.
     fn needs(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Server => &[
@@ -123,6 +123,7 @@ impl Name {
                 ("ca", "/etc/ssntp/ca.pem"),
                 ("cert", "/etc/ssntp/cnci.pem"),
                 ("tenant", "00000000-0000-4000-8000-000000000000"),
+                // RFC 5737 reserves this address for examples.
                 ("ip", "192.0.2.10"),
                 ("state", "/var/lib/ssntp/cnci"),
             ],
@@ -134,7 +135,7 @@ impl Name {
         }
     }
 
-    /// What the daemon itself finds wrong, of what clap has read for the program.
+    /// The problems that the daemon itself finds in values that clap has accepted.
     fn problems(self, whole: &ArgMatches) -> Result<Problems, clap::Error> {
         let Some((_, own)) = whole.subcommand() else {
             return Ok(Problems::default());
@@ -148,7 +149,7 @@ impl Name {
         })
     }
 
-    /// Reads what the daemon would be started with.
+    /// Reads the settings as the daemon would if it were started with this file and these flags.
     fn read(self, command: &Command, file: Option<&Path>, more: &[OsString]) -> Result<Read, Refused> {
         let mut words = vec![OsString::from("ssntp")];
         words.extend(self.words().iter().map(OsString::from));
@@ -206,6 +207,7 @@ fn check(command: &Command, args: &Check) -> Result<(), Failure> {
 fn wrong(command: &Command, daemon: Name, file: &Path, more: &[OsString]) -> Result<Vec<Problem>, Failure> {
     let (mut wrong, read) = match daemon.read(command, Some(file), more) {
         Ok(read) => (Vec::new(), Some(read)),
+        // The keys that could be read are checked as well, so that one run shows every problem.
         Err(Refused::File { problems, rest, .. }) => (problems, rest.map(|rest| *rest)),
         Err(refused @ Refused::Words(_)) => return Err(refused.failure()),
     };
@@ -242,7 +244,7 @@ const SETTINGS: Columns<(), Setting> = &[
 /// The longest line of a comment in an example.
 const WIDTH: usize = 78;
 
-/// A file with every key of the daemon. What it does not need stands in comments.
+/// A file with every key of the daemon. Keys that the daemon does not need stand in comments.
 fn example(command: &Command, daemon: Name) -> Result<String, Failure> {
     let name = daemon.words().join(" ");
     let flags = Flags::of(command, daemon.words());

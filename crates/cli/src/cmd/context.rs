@@ -61,6 +61,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Add(add) => self::add(&add),
         Command::Use { name } => Contexts::change(|contexts| {
+            // This includes the context of the older file, which a user may choose as well.
             let all = Contexts::load()?;
             if !all.contexts.contains_key(&name) {
                 return Err(all.unknown(&name));

@@ -90,6 +90,8 @@ pub(crate) fn request(args: &Args) -> Result<(), Failure> {
     };
     let stop = Stop::install_for_commands()?;
     let (config, renewal) = args.connection.config(&stop)?;
+    // After a lost connection it is unknown whether the request was carried out, so it is not sent
+    // again.
     let client = Client::start(config.operands(operands).reconnect(false))?;
     Watch::new(&client, &stop, renewal).connect(args.timeout)?;
     // Asked on a thread of its own, so that a signal ends the wait.
@@ -106,7 +108,8 @@ pub(crate) fn request(args: &Args) -> Result<(), Failure> {
                 output.bytes(reply.payload_bytes())?;
                 return output.flush();
             }
-            // A full channel of events would hold up the answer.
+            // The events are taken although nobody needs them: the answer could not get past a
+            // channel of events that is full.
             recv(client.events()) -> event => if event.is_err() {
                 return Err(closed(client.handle().ended().unwrap_or(ClientError::Closed)));
             },
@@ -127,7 +130,8 @@ pub(crate) fn answer(args: &AnswerArgs) -> Result<(), Failure> {
                 note(format_args!("{} connected to {}", client.uuid(), server.name()));
             }
             Waited::Event(ClientEvent::Request(request)) if request.kind() == kind => {
-                // An asker that has gone, or waits no more, misses the answer.
+                // If the client that asked has gone or no longer waits, the answer is lost, which
+                // harms nobody.
                 let _ = match run(args, &request, &stop) {
                     Ok(said) => client.reply(&request, said),
                     Err(why) => client.refuse(&request, &why),
@@ -152,6 +156,7 @@ fn run(args: &AnswerArgs, request: &Request, stop: &Stop) -> Result<Vec<u8>, Str
         .env("SSNTP_FROM", request.from().to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
+        // A group of its own, so that the programs that it starts can be killed with it.
         .process_group(0)
         .spawn();
     let mut child = child.map_err(|e| format!("{program}: {e}"))?;
@@ -164,6 +169,7 @@ fn run(args: &AnswerArgs, request: &Request, stop: &Stop) -> Result<Vec<u8>, Str
     let (said, printed) = bounded(1);
     let write = move || stdin.map(|mut stdin| stdin.write_all(&payload));
     let read = move || {
+        // By default no peer takes a longer payload, so a longer output could not be sent.
         let bytes = stdout.map(|out| input::bounded_bytes(out, u64::from(DEFAULT_MAX_PAYLOAD)));
         let _ = said.send(bytes.unwrap_or_else(|| Err("no output".into())));
     };
@@ -176,6 +182,7 @@ fn run(args: &AnswerArgs, request: &Request, stop: &Stop) -> Result<Vec<u8>, Str
         default(limit) => Err(format!("{program}: it ran for more than {} s", limit.as_secs_f64())),
     };
     let printed = started.map_err(|e| e.to_string()).and(printed);
+    // Before any error is returned, because a child that is not waited for stays a zombie.
     let ended = end(&mut child, printed.is_err(), deadline);
     let printed = printed?;
     match ended {
@@ -195,6 +202,8 @@ fn end(child: &mut Child, kill: bool, deadline: Instant) -> io::Result<ExitStatu
         pause();
     }
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    // An error means that the group has ended by itself. The wait takes the exit status in any
+    // case.
     let _ = group.map(|group| kill_process_group(group, Signal::KILL));
     child.wait()
 }

@@ -103,10 +103,10 @@ pub(super) fn head(operands: &Operands, frame: &Frame, from: Option<Sender>) -> 
     )
 }
 
-/// Who sent a frame, and as what.
+/// The sender of a frame: its UUID and its roles.
 pub(super) type Sender = (Uuid, Role);
 
-/// The time of day in UTC, to a millisecond: what is printed is read by people.
+/// The time of day in UTC, to a millisecond, which is enough for people.
 fn clock() -> String {
     let now = timestamp::format(nanoseconds(wall_clock()));
     let time = now.split_once('T').map_or("", |(_, time)| time);
@@ -176,6 +176,7 @@ pub(super) fn to_json(operands: &Operands, frame: &Frame, from: Option<Sender>) 
     }
     if let Some(trace) = frame.trace() {
         let stamp = |nanos: u64| {
+            // A node that noted no time has 0 in the trace.
             if nanos == 0 {
                 String::new()
             } else {

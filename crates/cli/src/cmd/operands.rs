@@ -54,6 +54,7 @@ const COLUMNS: Columns<(Filter, Rules), FrameKind> = &[
     ("number", |_, kind| format!("{:#04x}", kind.operand)),
     ("from", |(filter, _), kind| match kind.is_handshake() {
         true => "the handshake".into(),
+        // A kind that no client may send comes from the server alone.
         false => whom(senders(filter, *kind), "the scheduler"),
     }),
     ("to", |(_, rules), kind| match rules.receivers(*kind) {
@@ -62,7 +63,7 @@ const COLUMNS: Columns<(Filter, Rules), FrameKind> = &[
     }),
 ];
 
-/// The operand of that name, which is the protocol's or one of --application.
+/// Finds the operand with this name: one of the protocol, or one of --application.
 pub(super) fn kind(operands: &Operands, text: &str) -> Result<FrameKind, Failure> {
     let kind = operands.kind(text);
     kind.map_err(|e| Failure::usage(format!("{e}; `ssntp operands` shows all")))

@@ -19,6 +19,7 @@ use crate::seconds::Seconds;
 use crate::settings::{ConfigFile, Problems, Settings};
 
 /// How long a node may leave out of its STATS a workload that it was given.
+// Twice the interval at which agents send STATS by default.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// Run the scheduler of a cluster: it takes commands, chooses nodes, and forwards

@@ -154,7 +154,7 @@ fn sender_role(held: Role, kind: FrameKind) -> Role {
     if may_send.is_empty() { held } else { may_send }
 }
 
-/// What the frames carry.
+/// The payloads of the frames: the same for all, or a line of the input for each.
 enum Payloads {
     Same(Bytes, u64),
     Lines(Receiver<Result<Bytes, Failure>>),
@@ -168,6 +168,8 @@ impl Payloads {
         let payload = match (&args.payload, &args.text) {
             (Some(path), _) => input::named(path)?,
             (None, Some(text)) => {
+                // Many programs read the file that is named so, with or without an @. This one does
+                // not, so the user gets a hint.
                 let file = text.strip_prefix('@').unwrap_or(text);
                 if Path::new(file).is_file() {
                     note(format_args!(
@@ -189,13 +191,13 @@ struct Sending<'a> {
     kind: FrameKind,
     /// Its name, which --application may give it.
     name: String,
-    /// What the frames are part of.
+    /// The trace that the frames are part of.
     parent: Option<TraceParent>,
-    /// Whether the server has answered a question, so that it answers others, too.
+    /// Whether the server has answered a question. It then answers others, too.
     tells: bool,
     /// How many frames have asked how many sessions received them.
     asked: usize,
-    /// What the server has said to those.
+    /// The answers of the server about those frames.
     answers: Vec<u64>,
     /// How many frames were sent, and how many of them the server is known to have taken.
     sent: u64,
@@ -224,6 +226,8 @@ impl Sending<'_> {
                 },
             };
             if let Some(rate) = self.args.rate {
+                // Counted from the first frame and not from the one before, so that delays do not
+                // add up.
                 #[expect(clippy::cast_precision_loss, reason = "a pace need not be exact")]
                 let due = Duration::try_from_secs_f64(sent as f64 / rate).unwrap_or(Duration::MAX);
                 self.pause(due.saturating_sub(began.elapsed()))?;
@@ -288,7 +292,7 @@ impl Sending<'_> {
             self.asked += 1;
             self.await_answers(limit.saturating_sub(began.elapsed()))?;
             let there = self.answers.pop();
-            // It is no answer to a frame that was sent.
+            // The question was about a role and not about a frame that was sent.
             self.asked -= 1;
             match there {
                 None if !self.tells => return Err(self.does_not_tell()),
@@ -468,7 +472,7 @@ impl Sending<'_> {
         }
     }
 
-    /// Says what is known.
+    /// Prints how many sessions received the frames, as far as the server has told.
     fn report(&self) -> Result<(), Failure> {
         let (kind, sent) = (&self.name, self.sent);
         let receivers = self.answers.iter().min().copied();

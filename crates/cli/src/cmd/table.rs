@@ -83,6 +83,7 @@ pub(crate) fn sheet_line(name: &str, text: &str) -> String {
 /// terminal.
 fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    // A pseudo-terminal whose size was never set has width 0.
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 

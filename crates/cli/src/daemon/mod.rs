@@ -67,7 +67,7 @@ pub(crate) trait Service {
     fn look(&mut self) {}
 }
 
-/// What others see of a daemon while it runs.
+/// The parts of a daemon that users, programs and the service manager see while it runs.
 pub(crate) struct Presence<'a> {
     /// The subcommand, for `/info`.
     pub(crate) name: &'static str,
@@ -192,6 +192,9 @@ impl Daemon {
             notes: self.notes.clone(),
         };
         let credentials = read.credentials.clone();
+        // The pages answer before the first line is printed, because a program that has read the
+        // line may ask them at once. The service manager comes last: it then starts what depends on
+        // this daemon.
         self.pages = presence.admin.start(about, credentials, presence.figures)?;
         for (text, value) in presence.lines {
             lone_line(text, presence.json.then(|| value.to_string()))?;
@@ -204,7 +207,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// The loop alone, for what has no pages.
+    /// Runs the loop alone, for a program without pages and first lines.
     ///
     /// # Errors
     /// An arm failed.
@@ -216,12 +219,15 @@ impl Daemon {
     ) -> Result<(), Failure> {
         self.watched = read.watched.and(self.settings.file()).with(self.pages.watched());
         self.expect(read.lifetimes);
+        // Clones, because the selection borrows the channels while the loop calls methods that
+        // change `self`.
         let (stop, hang_ups, looks) = (
             self.stop.channel().clone(),
             self.hang_ups.clone(),
             self.looks.clone(),
         );
         loop {
+            // Made anew for each message, because an arm may have been removed.
             let mut select = Select::new();
             let (at_stop, at_hang_up, at_look) =
                 (select.recv(&stop), select.recv(&hang_ups), select.recv(&looks));
@@ -230,6 +236,7 @@ impl Daemon {
             let ready = select.select();
             match ready.index() {
                 at if at == at_stop => {
+                    // crossbeam panics if an operation that was selected is not completed.
                     let _ = ready.recv(&stop);
                     return Ok(());
                 }
@@ -252,9 +259,11 @@ impl Daemon {
         }
     }
 
-    /// SIGHUP: has the service read its files. If that fails, the reason is logged, and
-    /// the service goes on as before.
+    /// On SIGHUP, lets the service read its files. If that fails, the reason is logged, and the
+    /// service goes on as before.
     fn hang_up(&mut self, service: &mut impl Service) {
+        // Or the next look would report the change that made the user send the signal, and reload
+        // again.
         self.watched.read_now();
         if let Err(why) = self.reload(service) {
             log::warn!("SIGHUP: not reloaded: {why}");
@@ -270,6 +279,7 @@ impl Daemon {
         });
         let have_changed = self.watched.have_changed();
         if have_changed || failing.is_some_and(|looks| looks >= LOOKS_TO_RETRY) {
+            // `reload` puts the new result in its place.
             let before = self.last_reload.take();
             if let Err(why) = self.reload(service) {
                 // The same reason for the same files is logged once.
@@ -288,14 +298,19 @@ impl Daemon {
         self.failing = done.is_err().then_some(0);
         self.note(done.clone());
         if done.is_ok() {
+            // At warn, which is the level of a daemon by default: the operator who changed a file
+            // waits for this line.
             log::warn!("read its files again");
         }
         done
     }
 
     fn read_again<S: Service>(&mut self, service: &mut S) -> Result<(), Failure> {
-        // Stamped before it is read, so that a change meanwhile is not missed.
+        // The state of the files is noted before they are read, so that a change meanwhile is seen
+        // at the next look.
         let others = self.pages.watched().and(self.settings.file());
+        // Whatever may fail comes first, so that a failure leaves the daemon as it was. The pages
+        // and the log change only after the service has taken the files.
         let (args, settings) = self.settings.read_again()?.unzip();
         let read = service.reload(args)?;
         if let Some((identity, trust)) = &read.credentials {
@@ -320,6 +335,8 @@ impl Daemon {
 
     fn expect(&mut self, lifetimes: Vec<crate::credentials::Lifetime>) {
         self.notes.lifetimes(lifetimes.clone());
+        // All warnings are due again after a reload, so a file that was not renewed is named once
+        // more.
         self.expiry = Expiry::of(lifetimes);
         self.warn();
     }

@@ -230,6 +230,7 @@ impl<'a> Reader<'a, '_> {
 fn position(marker: &Marker) -> Position {
     Position {
         line: marker.line(),
+        // The parser counts lines from 1, but columns from 0.
         column: marker.col() + 1,
     }
 }

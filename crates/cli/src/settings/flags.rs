@@ -60,6 +60,7 @@ impl Flags {
         if self.named(&written).is_some() {
             return Some(written);
         }
+        // clap looks for similar flags only while it refuses an unknown one.
         let asked = ["ssntp".to_owned(), format!("--{written}")];
         let error = self.0.clone().try_get_matches_from(asked).err()?;
         let Some(ContextValue::String(found)) = error.get(ContextKind::SuggestedArg) else {
@@ -119,6 +120,7 @@ fn words(arg: &Arg, entry: &Entry) -> Result<Vec<OsString>, Vec<(Position, Strin
     // The number of values of one flag, as three of `--resolve-ident A B C`.
     let together = arg.get_num_args().map_or(1, |number| number.min_values());
     if together < 2 {
+        // In one word, so that a value which begins with a dash is not taken for a flag.
         let word = |value: &Scalar| format!("{flag}={}", value.text).into();
         return Ok(entry.values.iter().map(word).collect());
     }

@@ -47,12 +47,13 @@ pub(crate) struct ConfigFile {
     config_file: Option<PathBuf>,
 }
 
-/// Its id among clap's arguments.
+/// The id of that flag among clap's arguments.
 const CONFIG_FILE: &str = "config_file";
 
 /// The flag of all daemons that says what is logged. Each reload puts it in force.
 pub(crate) const LOG: &str = "log";
-/// The keys that keep clients or frames out, and whose defaults keep out nobody.
+/// The keys that keep clients or frames out. By default they keep out none, so a reload that
+/// finds one of them missing warns.
 const PROTECTING: [&str; 4] = ["allow", "crl", "crl-strict", "filter"];
 
 /// The settings of a daemon, with their origins. Empty for other subcommands.
@@ -96,7 +97,7 @@ pub(crate) struct Problem {
     pub(crate) what: String,
 }
 
-/// Why nothing is started.
+/// The reason why nothing is started.
 #[derive(Debug)]
 pub(crate) enum Refused {
     /// The command line is wrong, or asks for help.
@@ -121,7 +122,7 @@ pub(crate) fn read(command: &Command, words: &[OsString]) -> Result<Read, Refuse
     let whole = command.clone().try_get_matches_from(words);
     let daemon = match &whole {
         Ok(matches) => Daemon::of(command, words, matches),
-        // The file may have the missing flag.
+        // The file may set the flag that is missing on the command line.
         Err(e) if e.kind() == ErrorKind::MissingRequiredArgument => {
             // Read without errors only to learn the name of the file. It is read again below.
             let rest = command.clone().ignore_errors(true).try_get_matches_from(words);

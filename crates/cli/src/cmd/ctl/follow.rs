@@ -1,4 +1,4 @@
-//! What goes on until a signal comes: `events`, and the lists with `--watch`.
+//! The loop of commands that run until a signal comes: `events`, and the lists with `--watch`.
 
 use std::time::Duration;
 
@@ -44,6 +44,8 @@ pub(super) fn follow(
             }
             recv(changes) -> change => Some(change.map_err(|_| ended())?),
         };
+        // A program that prints only when something changes would otherwise outlive its reader for
+        // hours.
         if reader_is_gone() {
             return Ok(());
         }

@@ -44,7 +44,7 @@ pub(super) struct InstancesArgs {
     pub(super) state: Option<InstanceState>,
 }
 
-/// What is listed, and which of it.
+/// The list to show, with its filters.
 #[derive(Debug)]
 pub(super) enum What {
     Nodes(Option<String>),
@@ -99,7 +99,7 @@ fn watch(options: &Options, stop: &Stop, what: &What) -> Result<(), Failure> {
             }
         }
         told |= controller.wait_complete(Duration::ZERO);
-        // Where changes come fast, the list is shown at the pace of the calls without any.
+        // While changes come fast, the list is shown at the pace of the calls without changes.
         if !told || !changes.is_empty() {
             return Ok(());
         }
@@ -129,6 +129,8 @@ fn over(text: &str) -> String {
     let mut screen = String::from("\x1b[H");
     for line in text.lines() {
         screen.push_str(line);
+        // Each line clears only its own rest. Clearing the whole screen first would make it
+        // flicker.
         screen.push_str("\x1b[K\n");
     }
     screen.push_str("\x1b[J");

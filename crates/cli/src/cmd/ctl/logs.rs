@@ -1,4 +1,4 @@
-//! `ssntp ctl logs`: what an instance has written, and writes.
+//! `ssntp ctl logs`: prints the output of an instance.
 
 use std::io::{self, IsTerminal, Write};
 use std::str;
@@ -100,6 +100,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
             Err(_) => return Err(Failure::new(StreamError::Overrun)),
         }
         patience = options.limit();
+        // An instance that is followed may write nothing for hours.
         late = match args.follow {
             true => crossbeam_channel::never(),
             false => crossbeam_channel::after(patience),
@@ -115,12 +116,12 @@ struct Printer {
     json: Option<Uuid>,
 }
 
-/// How one output is printed, and what of it has to wait for more.
+/// How one output is printed, with the bytes that wait for the rest of a character or a line.
 enum Form {
     AsItIs,
-    /// For a terminal: what is waited for is the rest of a character.
+    /// For a terminal. The bytes begin a character whose rest has not come yet.
     Escaped(Vec<u8>),
-    /// As JSON: what is waited for is the rest of a line; and whether something
+    /// As JSON. The bytes begin a line whose end has not come yet. The flag says whether output
     /// may be missing before it.
     Lines(Vec<u8>, bool),
 }
@@ -169,7 +170,7 @@ impl Printer {
         }
     }
 
-    /// Prints what has waited for more.
+    /// Prints the bytes that still wait for the rest of a character or a line.
     fn finish(&mut self) -> Result<(), Failure> {
         for (output, form) in [
             (Outputs::STDOUT, &mut self.stdout),
@@ -207,7 +208,7 @@ fn first_line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((line, rest.get(1..).unwrap_or_default()))
 }
 
-/// The object of what was held, of which nothing is held any more.
+/// The object of the held bytes. None are held afterwards.
 fn line_of(
     instance: Option<Uuid>,
     output: Outputs,

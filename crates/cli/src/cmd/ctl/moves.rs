@@ -1,5 +1,5 @@
-//! What becomes of the instances of a node that is evacuated with `--move`: each is
-//! told of, whether it runs elsewhere or not.
+//! `ssntp ctl evacuate --move`: reports for each instance of the node whether it runs on
+//! another node, or why it does not.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use super::session::Session;
 use crate::failure::Failure;
 use crate::output::{printable, say, say_json};
 
-/// How long a signal may have to wait.
+/// The time between two looks at the instances, in case no change is reported.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What was alive on the node when it was evacuated.
+/// The instances that were alive on the node when it was evacuated.
 pub(super) struct Moves {
     node: Uuid,
     waiting: BTreeSet<Uuid>,
@@ -26,7 +26,7 @@ pub(super) struct Moves {
 }
 
 impl Moves {
-    /// Before the command is given, so that nothing said of it is missed.
+    /// To be called before the command is given, so that no report about it is missed.
     pub(super) fn begin(session: &Session<'_>, node: Uuid) -> Self {
         let changes = session.controller.subscribe();
         let waiting = session.controller.look(|view| {
@@ -40,8 +40,8 @@ impl Moves {
         }
     }
 
-    /// Once the node is empty: waits until each is known to run elsewhere, or not
-    /// to.
+    /// To be called once the node is empty. Waits until each instance is known to run elsewhere,
+    /// or not to.
     pub(super) fn finish(mut self, session: &Session<'_>) -> Result<(), Failure> {
         let total = self.waiting.len();
         let mut stayed = 0;
@@ -54,6 +54,7 @@ impl Moves {
                     view.instance(*uuid)
                         .map(|instance| (instance.node, instance.state.clone()))
                 });
+                // A short workload may have run and ended on the other node before this look.
                 found.filter(|(node, state)| {
                     *node != self.node && matches!(state, InstanceState::Active | InstanceState::Exited)
                 })
@@ -109,7 +110,7 @@ fn tell(session: &Session<'_>, instance: Uuid, moved: Result<Uuid, &str>) -> Res
     }
 }
 
-/// What the scheduler says, in words.
+/// The reason that the scheduler gives, in words.
 fn why(reason: &str) -> &str {
     match reason {
         "not_moved_persistent" => "it is persistent, and its node keeps it",

@@ -29,9 +29,9 @@ pub(super) struct Options {
 /// so that users read its reason: 60 s held, and 90 s on a node.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// How long the scheduler is tried before a program that has one thing to do
-/// gives up: ten rounds, in between some seven seconds at most. Once it was
-/// there it may come back, for as long as the command is waited for.
+/// The rounds of attempts after which a program with one thing to do gives up, if it never had
+/// a session. The pauses between ten rounds take some seven seconds. After a first session the
+/// program connects again for as long as its command may take.
 const ATTEMPTS: u32 = 10;
 const BACKOFF: Backoff = Backoff {
     initial: Duration::from_millis(100),

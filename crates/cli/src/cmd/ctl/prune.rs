@@ -1,4 +1,4 @@
-//! `ssntp ctl prune`: deletes what has ended.
+//! `ssntp ctl prune`: deletes instances that have ended.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -55,6 +55,8 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
 }
 
 fn is_over(view: &View, instance: &Instance) -> bool {
+    // Without current reports of the node the state may be out of date, and the instance may run
+    // again.
     let current = view.node(instance.node).is_some_and(|node| node.is_current());
     current && instance.state == InstanceState::Exited
 }

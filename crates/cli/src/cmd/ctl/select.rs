@@ -19,7 +19,7 @@ pub(super) struct Selection {
 }
 
 impl Selection {
-    /// The instances that it means.
+    /// The instances that match every filter.
     pub(super) fn of<'a>(
         &'a self,
         view: &'a View,
@@ -49,7 +49,7 @@ pub(super) fn instance_state(text: &str) -> Result<InstanceState, String> {
     }
 }
 
-/// What `ssntp ctl nodes` shows as a node's status, in small letters or large.
+/// The status of a node as `ssntp ctl nodes` shows it, in small letters or large.
 pub(super) fn status(text: &str) -> Result<String, String> {
     let known = || NodeStatus::ALL.iter().map(NodeStatus::as_str).chain(["gone"]);
     match known().find(|known| known.eq_ignore_ascii_case(text)) {

@@ -31,10 +31,11 @@ const TELL_AFTER: Duration = Duration::from_secs(1);
 /// How long a node is waited for that could take a START: as long as an agent in
 /// the longest pause between two attempts takes, which is 30 s.
 const NODE: Duration = Duration::from_secs(40);
-/// How long commands may take to leave.
+/// How long commands may take to leave this process.
 const LEAVING: Duration = Duration::from_secs(10);
 
-/// Waits until a client has a session with its server, and tells the user why not.
+/// Waits until a client has a session with its server. Meanwhile it tells the user why there is
+/// none.
 pub(super) fn await_session(
     client: &ClientHandle,
     server: &str,
@@ -55,7 +56,7 @@ pub(super) fn await_session(
     Ok(())
 }
 
-/// A controller and the signals.
+/// A connected controller for one command, with its time limit and the signals.
 pub(super) struct Session<'a> {
     pub(super) controller: Controller,
     pub(super) stop: &'a Stop,
@@ -90,8 +91,8 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Waits so much longer for what may take that long, unless the user has said
-    /// for how long to wait.
+    /// Raises the time limit for a command that may take this much longer. A limit that the user
+    /// gave stays.
     pub(super) fn allow(&mut self, time: Duration) {
         if !self.is_strict {
             self.limit += time;
@@ -101,6 +102,8 @@ impl<'a> Session<'a> {
     /// Connects, and waits until the scheduler has told of all nodes.
     pub(super) fn open_told(options: &Options, stop: &'a Stop) -> Result<Self, Failure> {
         let session = Self::open(options, stop)?;
+        // After this time the command goes on with the nodes that are known. If it names another
+        // one, that is an error of its own.
         for _ in 0..TELLING.as_millis() / LOOK.as_millis() {
             if session.controller.wait_complete(LOOK) {
                 break;
@@ -180,7 +183,7 @@ impl<'a> Session<'a> {
             [] => Ok(()),
             [only] if total == 1 => Err(Failure::new(only)),
             several => {
-                // A program has read them already.
+                // With --json, a program has read every failure already.
                 for text in several.iter().filter(|_| !self.json) {
                     crate::output::note(format_args!("ssntp: {text}"));
                 }
@@ -189,9 +192,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Waits for orders to settle. Where the user has not said for how long, those
-    /// whose instances are being started are waited for as long as that goes on:
-    /// the scheduler answers them.
+    /// Waits for orders to settle. If the user gave no time limit, an order whose instance is
+    /// being started is waited for while its node works on it, because the scheduler answers it
+    /// in the end.
     fn each(
         &self,
         mut orders: Vec<Order>,
@@ -218,9 +221,9 @@ impl<'a> Session<'a> {
                 progress.tell(|| order.progress());
             }
             crossbeam_channel::select! {
-                // Those that have come together are looked at together.
+                // One look at the orders serves all changes that have come together.
                 recv(changes) -> _ => while changes.try_recv().is_ok() {},
-                // What is lost with a session is no change.
+                // An order that is lost with its session makes no change, so it is looked at.
                 recv(tick) -> _ => {},
                 recv(self.stop.channel()) -> _ => return Err(self.stop.interrupted()),
                 recv(timeout) -> _ => {
@@ -247,7 +250,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Waits until the commands have left.
+    /// Waits until the commands have left this process.
     fn leave(&self, orders: &[Order]) -> Result<(), Failure> {
         let mut looks = LEAVING.as_millis() / LOOK.as_millis();
         while !self.controller.flush(LOOK) {

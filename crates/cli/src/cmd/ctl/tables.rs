@@ -240,7 +240,7 @@ pub(crate) fn with_unit(number: i64, unit: &str) -> String {
     }
 }
 
-/// What is free, of how much.
+/// The free part of a total, both in MB, as a text in GB.
 pub(crate) fn share(free: i64, total: i64) -> String {
     if free < 0 || total <= 0 {
         return "-".into();

@@ -107,6 +107,7 @@ fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
     question.entry = TenantEntry {
         tenant_uuid: new_id(),
         subnet: args.subnet.clone(),
+        // 0 lets the scheduler choose a free key.
         key: args.key.unwrap_or_default(),
         concentrator_uuid: args.uuid.map_or_else(new_id, Id::from),
         concentrator_ip: args.concentrator.clone(),
@@ -194,6 +195,8 @@ const ANNOUNCED: Duration = Duration::from_secs(30);
 
 fn delete(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
     let entry = one(ask(options, stop, question(TenantAction::Show, name))?)?;
+    // If instances still have addresses, the scheduler refuses the deletion below, and they need
+    // the concentrator.
     if entry.addresses.is_empty() {
         let uuid = uuid_of(&entry.concentrator_uuid)?;
         let session = Session::open_told(options, stop)?;

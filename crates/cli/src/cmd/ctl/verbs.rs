@@ -320,7 +320,7 @@ fn public_ip<'a>(
     Ok((session, command))
 }
 
-/// The concentrator that a public address is a matter of, and its tenant.
+/// The concentrator that handles a public address, and its tenant.
 fn concentrator(view: &View, args: &PublicIpArgs) -> Result<(Uuid, Id), Failure> {
     let tenant = args.tenant.as_deref().map(Id::from);
     if let Some(text) = &args.cnci {

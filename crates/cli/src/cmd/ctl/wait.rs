@@ -46,7 +46,7 @@ enum What {
     Ended,
 }
 
-/// What became of an instance that is waited for.
+/// The end of the wait for an instance.
 #[derive(Debug)]
 enum Outcome {
     Running { node: Uuid },
@@ -95,6 +95,8 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         });
     }
     match (gone, failed) {
+        // An instance that is gone counts more than one that has failed: nothing can be said of its
+        // end.
         (true, _) => Err(Failure::silent(1)),
         (false, true) => Err(Failure::silent(WORKLOAD_FAILED)),
         (false, false) => Ok(()),

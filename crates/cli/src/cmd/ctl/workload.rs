@@ -1,4 +1,4 @@
-//! What `ssntp ctl start` starts: a command from the command line, or a file.
+//! The workload of `ssntp ctl start`: a command from the command line, or a file.
 //!
 //! A file is a START as the protocol has it, or less than that:
 //!
@@ -149,7 +149,7 @@ fn parse_env(text: &str) -> Result<Vec<(String, String)>, (usize, &'static str)>
 /// A workload before each of its instances has a UUID.
 pub(super) struct Workload {
     payload: StartPayload,
-    /// Whether the UUID in it is the one to use.
+    /// Whether the payload names the UUID. If not, each instance gets a new one.
     named: bool,
     count: u32,
 }
@@ -207,6 +207,8 @@ impl WorkloadArgs {
     /// The tenant whose network it has, and its address in it if it is to have that one.
     pub(super) fn network(&self) -> Option<(&str, Option<Ipv4Addr>)> {
         let name = self.tenant.as_deref()?;
+        // A UUID only marks the instance as a tenant's. A name stands for a tenant of the
+        // scheduler, which has a network.
         Uuid::try_parse(name).is_err().then_some((name, self.ip))
     }
 
@@ -220,7 +222,7 @@ impl WorkloadArgs {
         if start.labels.len() > MAX_LABELS {
             return Err(Failure::usage(format!("more than {MAX_LABELS} labels")));
         }
-        // The last one's is the longest.
+        // The last instance has the longest name, so the others fit if it does.
         let name = called(&start.name, workload.count, workload.count);
         match name.is_empty() {
             true => Ok(()),
@@ -229,7 +231,7 @@ impl WorkloadArgs {
     }
 }
 
-/// The name of one of so many.
+/// The name of one of `count` instances. A number is added only if there are several.
 fn called(name: &str, number: u32, count: u32) -> String {
     match name.is_empty() || count == 1 {
         true => name.to_owned(),
@@ -372,6 +374,7 @@ struct Identified {
 }
 
 fn parse(file: &[u8]) -> Result<Workload, String> {
+    // A START has the command, user data and meta data, and nothing more.
     let documents: Vec<_> = yaml::documents(file).take(3).collect();
     let rooted = documents.iter().position(|document| {
         let keys = yaml::decode::<BTreeMap<String, IgnoredAny>>(document.bytes);

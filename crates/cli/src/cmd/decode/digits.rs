@@ -39,6 +39,8 @@ impl<R: BufRead> Digits<R> {
                 continue;
             }
             let is_x = |next: &io::Result<u8>| matches!(next, Ok(b'x' | b'X'));
+            // Only at the beginning of a word, because 0x inside one is a byte 0 and a wrong
+            // character.
             if std::mem::take(&mut self.at_begin) && c == b'0' && self.text.next_if(is_x).is_some() {
                 self.taken += 1;
                 continue;
@@ -63,6 +65,7 @@ impl<R: BufRead> Digits<R> {
     }
 
     fn invalid(&self, what: &str) -> io::Error {
+        // `taken` counts the wrong character as well.
         let at = self.taken.saturating_sub(1);
         let text = format!("offset {at:#x} of the digits: {what}");
         io::Error::new(io::ErrorKind::InvalidData, text)

@@ -56,6 +56,7 @@ impl Frame {
             };
             let mut lines = value.lines();
             let first = lines.next().unwrap_or_default();
+            // 20 columns hold the longest name, "node 31 received".
             output.line(format_args!("  {:#08x}  {:<20} {first}", field.at, field.name))?;
             for line in lines {
                 output.line(format_args!("  {:8}  {:20} {line}", "", ""))?;
@@ -71,6 +72,7 @@ impl Frame {
         let mut fields = Map::new();
         for field in &self.fields {
             let value = json!({ "offset": field.at, "length": field.len, "value": field.value });
+            // Programs such as jq name members without quotes only if they have no blanks.
             fields.insert(field.name.replace(' ', "_"), value);
         }
         let problem = |problem: &Problem| json!({ "offset": problem.at, "problem": problem.what });

@@ -36,7 +36,8 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::signals::Stop;
 
-/// After so many problems the input is no frames: a device named by mistake.
+/// After this many problems the input does not hold frames, for example because a device was
+/// named by mistake. Their texts are all kept until the end.
 const MAX_PROBLEMS: usize = 1000;
 
 /// Name every field of frames
@@ -85,6 +86,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         }
         problems.extend(frame.problems);
     }
+    // The frames come before the error line, also if both go to one terminal.
     output.flush()?;
     let more = problems.len().saturating_sub(1);
     match problems.first() {
@@ -112,6 +114,8 @@ impl Frames {
     fn of(mut source: Box<dyn BufRead>) -> io::Result<Self> {
         let begin = source.fill_buf()?.first();
         let is_text = begin.is_some_and(|c| c.is_ascii_hexdigit() || c.is_ascii_whitespace());
+        // `Digits` gives one byte for each read. The buffer around it serves only to tell the end
+        // of the input from another frame, which `next` has to know before it walks.
         Ok(Self {
             source: match is_text {
                 true => Box::new(BufReader::new(Digits::new(source))),

@@ -45,6 +45,8 @@ impl<'a> Walk<'a> {
     pub(super) fn frame_at(at: usize, source: &'a mut dyn BufRead) -> Walked {
         let mut walk = Self::new(source, at);
         let lost = walk.frame().is_none();
+        // All bytes that were read count, also those behind a fault: the offsets of the next frames
+        // begin there.
         walk.frame.len = walk.seen - at;
         Walked {
             frame: walk.frame,
@@ -58,6 +60,7 @@ impl<'a> Walk<'a> {
             source,
             at,
             seen: at,
+            // The input may be a pipe, so its end is not known; only parts of a frame have an end.
             end: usize::MAX,
             within: "the input",
             frame: Frame {
@@ -98,10 +101,13 @@ impl<'a> Walk<'a> {
         if kind.is_handshake() {
             self.handshake(kind)?;
         } else {
+            // The length of the payload stands before the trace block, and the payload behind it.
             let announced = self.number("payload length")?;
             if flag {
                 self.trace()?;
             }
+            // A wrong length is reported at the place of the length field, which follows four
+            // single bytes.
             self.payload(start + 4, announced)?;
         }
         Some(())
@@ -147,6 +153,7 @@ impl<'a> Walk<'a> {
     /// length, so it is unknown where the next frame begins.
     fn announced(&mut self, length_at: usize, part: &str, announced: u32, most: usize) -> Option<Vec<u8>> {
         let len = usize::try_from(announced).unwrap_or(usize::MAX);
+        // Compared before anything is read: the field can announce 4 GiB.
         if len > most {
             return self.fail(
                 length_at,
@@ -175,6 +182,8 @@ impl<'a> Walk<'a> {
         let end = self.at + bytes.len();
         let mut inside = Walk::new(&mut bytes, self.at);
         (inside.end, inside.within) = (end, within);
+        // Both walks note fields and problems in the same frame. What the inner walk counts as read
+        // was counted here when the part was read.
         std::mem::swap(&mut inside.frame, &mut self.frame);
         let _ = walk(&mut inside);
         self.frame = inside.frame;
@@ -269,7 +278,7 @@ impl<'a> Walk<'a> {
         Some(())
     }
 
-    /// A byte that says which outputs.
+    /// A byte whose bits name the outputs of an instance.
     fn outputs(&mut self, name: &str) -> Option<()> {
         let at = self.at;
         let outputs = Outputs(self.byte(name)?);
@@ -309,6 +318,7 @@ impl<'a> Walk<'a> {
 
     /// Takes bytes for a field that is then noted by the caller.
     fn take(&mut self, name: &str, len: usize) -> Option<Vec<u8>> {
+        // Bytes behind the end of the part belong to the next part, which must still find them.
         let bytes = self.read(len.min(self.end - self.at));
         if bytes.len() < len {
             let (within, there) = (self.within, bytes.len());
@@ -319,8 +329,8 @@ impl<'a> Walk<'a> {
         Some(bytes)
     }
 
-    /// So many bytes, or fewer if the input ends. A length that is only announced
-    /// costs no memory.
+    /// Reads this many bytes, or fewer if the input ends. The memory grows with the bytes that
+    /// arrive, so a length that is only announced costs none.
     fn read(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
         if let Err(error) = (&mut *self.source).take(len as u64).read_to_end(&mut bytes) {
@@ -382,7 +392,7 @@ impl<'a> Walk<'a> {
         });
     }
 
-    /// How people see the field that was noted last.
+    /// Sets the text that people see for the field that was noted last.
     fn text(&mut self, text: String) {
         if let Some(last) = self.frame.fields.last_mut() {
             last.text = Some(text);

@@ -196,7 +196,7 @@ pub(super) fn end_of(child: &mut Child, deadline: Instant) -> bool {
     false
 }
 
-/// Sleeps for a moment, where no event would wake a wait.
+/// Sleeps for 5 ms, in waits for things that send no event.
 pub(in crate::cmd) fn pause() {
     let never = crossbeam_channel::never::<()>();
     let _: Result<(), RecvTimeoutError> = never.recv_timeout(LOOK);

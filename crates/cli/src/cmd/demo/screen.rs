@@ -1,5 +1,5 @@
-//! What the demo shows: on a terminal a live table under the steps that have
-//! been seen; elsewhere a line for each step and each change.
+//! The output of the demo: on a terminal a live table under the steps that have been seen;
+//! elsewhere a line for each step and each change.
 
 use std::io::IsTerminal;
 use std::time::Instant;
@@ -39,7 +39,7 @@ impl Screen {
         self.live
     }
 
-    /// A step that has been seen. Lines after the first are its details.
+    /// Prints a step that has been seen. Lines after the first are its details.
     pub(super) fn step(&mut self, text: &str) -> Result<(), Failure> {
         let time = self.began.elapsed().as_secs_f64();
         let mut lines = text.lines().map(printable);
@@ -59,7 +59,7 @@ impl Screen {
         output.flush()
     }
 
-    /// A change, if there is no table that shows it.
+    /// Prints a change, unless there is a table that shows it.
     pub(super) fn change(&mut self, change: &Change) -> Result<(), Failure> {
         let shown = matches!(
             change,

@@ -124,7 +124,7 @@ impl Args {
         problems
     }
 
-    /// Whether it goes on once everything is answered.
+    /// Whether the program keeps running once every request is answered.
     pub(super) fn stays(&self) -> bool {
         self.watch || self.serve.is_given()
     }
@@ -218,6 +218,8 @@ fn policies(arguments: &[String]) -> Result<Vec<Wanted>, Failure> {
 pub(super) fn run(args: Args) -> Result<(), Failure> {
     let stays = args.stays();
     let mut daemon = match stays {
+        // Without settings a reload reads the TLS files alone: no other flag of an element can
+        // change while it runs.
         true => Daemon::install(crate::settings::Settings::default())?,
         false => Daemon::install_for_trying()?,
     };
@@ -279,6 +281,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             }
         })
     };
+    // A reference that is dropped tells the element, so this comes before the element ends.
     drop(references);
     element.stop();
     result
@@ -294,7 +297,7 @@ fn print_event(event: &ElementEvent, as_json: bool) -> Result<(), Failure> {
     output.flush()
 }
 
-/// What a reload reads again.
+/// The parts of a policy element that a reload needs: the element, and its TLS files.
 struct Running<'a> {
     element: &'a PolicyElement,
     tls: ClientTls,
@@ -312,11 +315,12 @@ impl Service for Running<'_> {
     }
 }
 
-/// Waits until everything is answered, and all servers are there or the time
-/// is over. False when a signal came.
+/// Waits until every request is answered, and every server is connected or the time limit has
+/// passed. Returns false if a signal came first.
 fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result<bool, Failure> {
     let end = crossbeam_channel::after(limit);
-    // An answer to a declaration is no event.
+    // An answer to a declaration makes no event, so the count of what is unanswered is looked at
+    // again and again.
     let look = crossbeam_channel::tick(Duration::from_millis(20));
     let mut last = None;
     loop {
@@ -330,6 +334,8 @@ fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result
             recv(stop.channel()) -> _ => return Ok(false),
             recv(look) -> _ => continue,
             recv(end) -> _ => {
+                // Some servers cannot be reached, but those that can have answered everything. More
+                // time would bring the missing servers only, so this is a success.
                 if unanswered == 0 && health != Health::Down {
                     return Ok(true);
                 }
@@ -358,7 +364,7 @@ fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result
     }
 }
 
-/// Prints what came; with `follow`, the other policies behind it.
+/// Prints the objects that were asked for; with `follow`, also the policies that they refer to.
 fn show(element: &PolicyElement, wanted: &[Wanted], follow: bool, as_json: bool) -> Result<(), Failure> {
     let mut output = Output::new();
     let (mut missing, mut shown) = (Vec::new(), HashSet::new());
@@ -406,7 +412,8 @@ fn print_once(
     }
 }
 
-/// The objects of a file as one list for each topmost one.
+/// Groups the objects of a file: each list begins with an object that is below none of the
+/// objects before it, and goes on with the objects below it. A declaration is one such list.
 fn subtrees(objects: Vec<ManagedObject>) -> Vec<Vec<ManagedObject>> {
     let mut trees: Vec<Vec<ManagedObject>> = Vec::new();
     for object in objects {

@@ -71,7 +71,7 @@ impl Args {
         }
     }
 
-    /// Whether it runs as a daemon, whose warnings go to the log.
+    /// Whether this command runs until it is stopped. Then its warnings are logged by default.
     pub(crate) fn serves(&self) -> bool {
         match &self.command {
             Command::Serve(_) => true,

@@ -95,11 +95,14 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     config.control = args.control;
     config.inspector = args.inspector.socket();
     config.max_connections = args.max_connections.map(|n| n as usize);
+    // The source checks the files against the same model as the server, because only the source can
+    // name the file in an error.
     let schema = config.schema.clone();
     let mut source = args.policy.map(|path| Source::new(path, schema));
     if let Some(source) = &mut source {
         config.policy = source.read()?.unwrap_or_default();
     }
+    // Looked up before the server starts, because a running server writes this file.
     let kept = config.keep.clone().filter(|path| path.exists());
     let server = Server::start(config)?;
     let handle = server.handle();
@@ -142,18 +145,19 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     done
 }
 
-/// What a reload reads again.
+/// The parts of a server that a reload needs, and the state of its policy files.
 struct Running<'a> {
     server: &'a Server,
     source: Option<Source>,
     /// The revision that policy got from the files, if it did.
     revision: Option<u64>,
-    /// Whether the policy is to be read at the next look.
+    /// Whether the policy files are read at the next look, changed or not.
     is_due: bool,
     tls: ServerTls,
 }
 
-/// Says which of two policies is in force.
+/// Logs that the kept policy is in force and not that of --policy. If the files of --policy are
+/// newer, this is a warning, because their author probably expects them in force.
 fn tell_of_kept(kept: &Path, source: &Source) {
     // The latest changes may still be in the file beside it.
     let mut edits = kept.as_os_str().to_owned();
@@ -182,15 +186,16 @@ impl Service for Running<'_> {
         if let Some(acceptor) = acceptor {
             self.server.renew(acceptor)?;
         }
-        // Not here: a fault in a policy file must not stop the renewal of certificates.
+        // The policy is read at the next look and not here, because a fault in a policy file must
+        // not stop the renewal of certificates.
         self.is_due = true;
         Ok(read)
     }
 }
 
 impl Running<'_> {
-    /// Reads the policy again if its files have changed, or after a reload. Returns how
-    /// that went.
+    /// Reads the policy again if its files have changed, or after a reload. Returns the result,
+    /// or `None` if there was nothing to read.
     fn look(&mut self) -> Option<Result<(), String>> {
         let has_changed = self.source.as_mut()?.has_changed();
         if !has_changed && !std::mem::take(&mut self.is_due) {
@@ -216,6 +221,8 @@ impl Running<'_> {
             log::info!("{path}: read again: its contents are the same");
             return Ok(());
         };
+        // The revision moves with each change, so another one means that the policy was changed
+        // through the control socket since the files were read. Those changes are lost now.
         if self.revision != Some(revision(self.server)?) {
             log::warn!("{path}: has changed and replaces all policy, also what was changed otherwise");
         }

@@ -92,7 +92,7 @@ pub(super) fn reports(args: ReportArgs) -> Result<(), Failure> {
     output.flush()
 }
 
-/// The last interval of each length.
+/// Prints the latest interval of each length; the older ones are in the JSON output only.
 fn print_numbers(output: &mut Output, name: &str, rows: &Value) -> Result<(), Failure> {
     for row in rows.as_array().into_iter().flatten() {
         let Some(last) = row["intervals"].as_array().and_then(|all| all.last()) else {
@@ -141,7 +141,7 @@ pub(super) fn agents(args: AgentArgs) -> Result<(), Failure> {
     print_rows(&args.control, agents, &columns)
 }
 
-/// Prints a line for each, or a table of some of their members.
+/// Prints each row as a line of JSON, or all rows as a table with these members as columns.
 fn print_rows(control: &ControlArgs, rows: Vec<Value>, columns: &[&str]) -> Result<(), Failure> {
     let mut output = Output::new();
     if control.json {
@@ -163,9 +163,10 @@ fn print_rows(control: &ControlArgs, rows: Vec<Value>, columns: &[&str]) -> Resu
     output.flush()
 }
 
-/// A member as people read it: of counts by method, their sum.
+/// The text of one member in a table. For counts by method, it is their sum.
 fn cell(row: &Value, column: &str) -> String {
     let member = match column {
+        // The heading is shorter than the name of the member, so that ten columns fit on a screen.
         "resolved" => "endpoint_resolves",
         other => other,
     };

@@ -18,7 +18,8 @@ use crate::watched::{Stamp, stamp};
 /// have found the same, because a program may still be writing.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
-/// The most files of a directory.
+/// The most files of a directory. All are looked at every second, and a directory that was named
+/// by mistake may have many more.
 const FILES: usize = 10_000;
 
 /// Policy in files, and their state when they were read last.
@@ -60,7 +61,8 @@ impl Source {
     /// A file cannot be used; the error names it.
     pub(super) fn read(&mut self) -> Result<Option<Vec<ManagedObject>>, Failure> {
         let failed = |e: io::Error| Failure::new(format!("{}: {e}", self.path.display()));
-        // Stamped before reading: a file that is written meanwhile counts as changed.
+        // The state of the files is noted before they are read, so that a file that is written
+        // meanwhile counts as changed.
         self.seen = stamps(&self.path);
         self.read = stamps(&self.path);
         let mut objects = Vec::new();
@@ -80,6 +82,8 @@ impl Source {
             }
             objects.extend(of_file);
         }
+        // Only now, when every file was read and is right: until then the contents in force are the
+        // old ones.
         let digest = Some(digest.finish());
         let is_new = std::mem::replace(&mut self.digest, digest) != digest;
         Ok(is_new.then_some(objects))
@@ -98,6 +102,7 @@ impl Source {
     /// To be called every [`LOOK`].
     pub(super) fn has_changed(&mut self) -> bool {
         let now = stamps(&self.path);
+        // A file that has changed since the last look may still be written to.
         let is_quiet = now == self.seen;
         self.seen = now;
         is_quiet && self.seen != self.read
@@ -115,7 +120,7 @@ fn stamps(path: &Path) -> Stamps {
     Ok(files.into_iter().map(stamped).collect())
 }
 
-/// The file, or those of the directory whose names end as those of policy do, in
+/// The file, or the files of the directory whose names end with `.json`, `.yaml` or `.yml`, in
 /// the order of their names.
 fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !fs::metadata(path)?.is_dir() {
@@ -134,6 +139,8 @@ fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
             files.push(path.join(name));
         }
     }
+    // The system lists a directory in any order. The digest, and the order of the objects, must be
+    // the same for the same files.
     files.sort_unstable();
     Ok(files)
 }

@@ -42,6 +42,7 @@ impl ServerTls {
         match (&self.tls_cert, &self.tls_ca) {
             (Some(cert), Some(ca)) => Ok(Some((
                 self.key.identity(cert)?,
+                // The lifetimes of these files are in the list of the acceptor already.
                 self.crl.trust(ca, &mut Vec::new())?,
             ))),
             _ => Ok(None),
@@ -71,6 +72,8 @@ impl ServerTls {
         let acceptor = match &self.tls_ca {
             Some(ca) => {
                 let trust = self.crl.trust(ca, &mut lifetimes)?;
+                // Certificates that a plain `openssl x509 -req` makes have X.509 version 1. Agents
+                // of OpFlex use them, so they are accepted.
                 Acceptor::mutual_of_any_version(&identity, &trust)
             }
             None => Acceptor::server_only(&identity),
@@ -125,6 +128,7 @@ impl KeyArgs {
     fn identity(&self, cert: &Path) -> Result<Identity, Failure> {
         let passphrase = self.tls_passphrase_file.as_ref().map(|path| {
             let text = fs::read(path).map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
+            // Editors end the line, and its end is not a part of the passphrase.
             let line = text.split(|byte| matches!(byte, b'\r' | b'\n')).next();
             Ok::<_, Failure>(line.unwrap_or_default().to_vec())
         });

@@ -14,7 +14,7 @@ use crate::context::{self, Context, Contexts, OneOrSeveral};
 use crate::credentials::FilesRead;
 use crate::failure::Failure;
 
-/// What the context is called.
+/// The name of the context.
 pub(super) const CONTEXT: &str = "dev";
 /// Where the server listens by default. A number, since `localhost` is two addresses
 /// on many hosts, and one of them may be missing.
@@ -43,7 +43,7 @@ impl Dev {
             .ok_or_else(|| Failure::new("neither HOME nor XDG_DATA_HOME says where to keep certificates"))?;
         let directory = base.join("dev");
         let _lock = context::lock(&directory)?;
-        // It may have been made by hand.
+        // The user may have made the directory by hand, with another mode.
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o700))
             .map_err(|e| Failure::at(&directory, e))?;
         let is_new = match certificates(&directory) {
@@ -71,8 +71,8 @@ impl Dev {
         (self.identity.clone(), self.trust.clone(), read)
     }
 
-    /// Makes the context for a server at these addresses; whether it is the current
-    /// one then.
+    /// Makes the context for a server at these addresses. Returns whether it is the current one
+    /// then.
     pub(super) fn name(&self, addresses: &[Address]) -> Result<bool, Failure> {
         let file = |name| self.directory.join(name).to_string_lossy().into_owned();
         let context = Context {
@@ -114,7 +114,7 @@ pub(super) fn check_local(address: &Address) -> Result<(), Failure> {
     }
 }
 
-/// A context is used from any directory.
+/// An address whose path is absolute, because a context is used from any directory.
 fn absolute(address: &Address) -> String {
     match address {
         Address::Unix(path) => {
@@ -125,7 +125,8 @@ fn absolute(address: &Address) -> String {
     }
 }
 
-/// Whether all files are there, and good for what they are for.
+/// Returns `Some` if all files exist, and both certificates are valid and have the roles that
+/// they need.
 fn certificates(directory: &Path) -> Option<()> {
     let trust = Trust::load(directory.join("ca.pem")).ok()?;
     for (name, roles) in [("server.pem", Role::SERVER), ("client.pem", CLIENT)] {
@@ -138,8 +139,8 @@ fn certificates(directory: &Path) -> Option<()> {
     Some(())
 }
 
-/// Makes them. An authority that is still good issues again, so that what it has
-/// issued for others stays good, too.
+/// Makes the files. An authority that is still valid issues again, so that other certificates
+/// that a user has made with it stay valid.
 fn make(directory: &Path) -> Result<(), Failure> {
     let issue = |authority: &Authority| {
         for (name, roles) in [("server.pem", Role::SERVER), ("client.pem", CLIENT)] {

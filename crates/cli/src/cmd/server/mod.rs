@@ -194,6 +194,8 @@ impl Args {
         let filter = allows
             .into_iter()
             .fold(filter, |filter, (kind, role)| filter.allow(kind, role));
+        // The user registered the operand to have it sent, so a filter that lets nobody send it is
+        // a mistake.
         let mut own = operands.applications();
         if let Some((_, name)) = own.find(|(kind, _)| senders(&filter, *kind).is_empty()) {
             return Err(Failure::usage(format!(
@@ -227,12 +229,14 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         true => Daemon::install_for_trying()?,
         false => Daemon::install(settings)?,
     };
+    // Before the server listens and before any file is made.
     for address in args.listen.iter().filter(|_| args.dev) {
         dev::check_local(address)?;
     }
     let rules = args.rules()?;
     let dev = args.dev.then(Dev::prepare).transpose()?;
-    // Stamped before the configuration is read, so that a change meanwhile is noticed.
+    // The state of the file is noted before the configuration is read, so that a change meanwhile
+    // is noticed.
     let configuration_file = args.watched();
     let (identity, trust, mut read) = match (&dev, args.files()) {
         (Some(dev), _) => dev.read(),
@@ -435,6 +439,7 @@ impl Running<'_> {
     /// protocol configures.
     fn take_configuration(&self, yaml: Vec<u8>) -> Result<(), Failure> {
         self.server.handle().with(move |cx| {
+            // A file that was only touched must not make every client configure itself again.
             if *cx.configuration() == yaml {
                 return Ok(0);
             }

@@ -1,4 +1,4 @@
-//! The lines that are read, and what is done about each.
+//! The thread that reads lines and carries them out.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, Read};
@@ -79,7 +79,7 @@ pub(super) struct Input {
     asked: Arc<Asked>,
     operands: Operands,
     timeout: Duration,
-    /// A word for each request that may be asked; its thread gives it back.
+    /// A message for each request that may still be asked. The thread of a request gives it back.
     free: (Sender<()>, Receiver<()>),
 }
 
@@ -116,12 +116,14 @@ impl Input {
         let failed = |e| Failure::new(format!("standard input: {e}"));
         loop {
             let mut line = Vec::new();
+            // One byte more than is allowed tells a long line from one that just fits.
             let got = (&mut stdin).take(MAX_LINE + 1).read_until(b'\n', &mut line);
             if got.map_err(failed)? == 0 {
                 break;
             }
             if line.len() as u64 > MAX_LINE && line.last() != Some(&b'\n') {
                 drop(line);
+                // The rest of the line is passed over, or it would be read as a line of its own.
                 stdin.skip_until(b'\n').map_err(failed)?;
                 let why = format!("the line is longer than {MAX_LINE} bytes");
                 write(&answer(&Id::None, Err(Error::new("long_line", why))))?;
@@ -129,11 +131,11 @@ impl Input {
                 self.take(&line)?;
             }
         }
-        // Each request is answered, by its time limit at last.
+        // Waits until no request is under way. Each has a time limit, so this ends.
         for _ in 0..MAX_REQUESTS {
             let _ = self.free.1.recv();
         }
-        // It ends early when the client does.
+        // If the client ends, this wait ends early.
         self.client.flush(FLUSH);
         Ok(())
     }
@@ -153,7 +155,7 @@ impl Input {
         }
     }
 
-    /// Whether it is done already.
+    /// Carries out a line. Returns false for a request, whose own thread writes the answer.
     fn act(&self, line: Line) -> Result<bool, Error> {
         match line {
             Line::Send {
@@ -233,6 +235,7 @@ impl Input {
             let reply = asked.and_then(|left| Ok(client.request_to(whom, frame, left)?));
             // If the output is no longer read, the main thread notices that itself.
             let _ = write(&answer(&id, reply.map(Some)));
+            // In this order: once every message is back, no thread of a request holds the client.
             drop(client);
             let _ = free.try_send(());
         };

@@ -1,4 +1,4 @@
-//! What stands in a line, read and written.
+//! The JSON of a line, read and written.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -47,7 +47,7 @@ pub(super) enum Line {
     },
 }
 
-/// What an answer is known by.
+/// The id that a program gives a line. The answer to the line repeats it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(untagged)]
 pub(super) enum Id {
@@ -70,7 +70,7 @@ impl Line {
                 Err((Id::None, Error::new("bad_line", why)))
             }
             Err(e) => {
-                // It may say at least whose answer this is.
+                // The id may be readable all the same, and tells the program which line failed.
                 #[derive(Deserialize)]
                 struct Named {
                     #[serde(default)]
@@ -99,7 +99,7 @@ impl Id {
     }
 }
 
-/// Why what a line asks for was not done.
+/// The reason why a line was not carried out.
 #[derive(Debug)]
 pub(super) struct Error {
     code: &'static str,
@@ -138,7 +138,7 @@ impl From<RequestError> for Error {
             RequestError::Ended => "ended",
             RequestError::Disconnected => "disconnected",
             RequestError::TimedOut(_) => "timed_out",
-            // What the other side has said, as it was said.
+            // The other side chose these words for the program, so they go through unchanged.
             RequestError::Refused(why) => return Self::new("refused", why),
             _ => "failed",
         };

@@ -98,7 +98,7 @@ fn hold(args: &Args) -> Result<(), Failure> {
     .run(&stop, &ended)
 }
 
-/// What the main thread does.
+/// The state of the main thread, which writes the events.
 struct Session<'a> {
     client: &'a Client,
     asked: &'a Asked,
@@ -109,7 +109,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Writes what comes until the input ends, or a signal comes.
+    /// Writes the events until the input ends or a signal comes.
     fn run(&mut self, stop: &Stop, ended: &Receiver<Result<(), Failure>>) -> Result<(), Failure> {
         let events = self.client.events();
         let looks = connection::looks();
@@ -136,7 +136,7 @@ impl Session<'_> {
             }
         }
         self.client.close();
-        // What had arrived before.
+        // Events that had arrived before the client was closed.
         for event in self.client.events() {
             if !matches!(event, ClientEvent::Closed(_)) {
                 self.tell(event)?;
