@@ -156,6 +156,7 @@ impl OutputStream {
 
 impl Drop for OutputStream {
     fn drop(&mut self) {
+        // A stream that has ended already needs no end.
         if self.streams.forget(self.id) {
             // If it cannot be sent, the end of the session does the same.
             let _ = self.client.try_send(close_stream(self.id));
@@ -270,6 +271,7 @@ impl Streams {
     /// not been opened.
     pub(super) fn refused(&self, frame: &Frame) {
         let mut open = lock(&self.open);
+        // Every frame but those of streams passes here, so the cheap checks come first.
         if open.is_empty() || frame.kind() != ErrorCode::INVALID_FRAME_TYPE {
             return;
         }

@@ -104,6 +104,7 @@ impl Cncis {
 
     pub(super) fn disconnected(&mut self, session: &SessionInfo) {
         self.by_uuid.remove(&session.uuid());
+        // An agent reports its tenants again in each session.
         let tenants = self.tenants.remove(&session.uuid());
         self.tenant_count -= tenants.map_or(0, |tenants| tenants.len());
     }
@@ -116,6 +117,7 @@ impl Cncis {
             &tenant.agent_ip,
             &tenant.concentrator_ip,
         ];
+        // Agents choose these texts, and they are kept for as long as the session lasts.
         if words.iter().any(|word| word.len() > MAX_WORD) {
             return;
         }

@@ -35,6 +35,7 @@ struct Telling {
 
 impl Controllers {
     pub(super) fn join(&mut self, session: &SessionInfo) {
+        // The line is one of sessions: a controller that reconnects stands at its end.
         self.line.push((session.id(), session.uuid()));
     }
 

@@ -412,6 +412,7 @@ impl LaunchError {
     /// An error of the system, about `what`: a full disk is a full node.
     pub fn io(what: impl fmt::Display, error: &io::Error) -> Self {
         let fault = match error.kind() {
+            // For `full_cn` the scheduler tries other nodes.
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => LaunchFault::Full,
             _ => LaunchFault::Launch,
         };

@@ -125,6 +125,7 @@ impl Record {
             started: self.started,
             restarts: self.restarts,
             restarts_in_row: self.restarts_in_row,
+            // The end of the run before, and the command that asked for it, count no more.
             ..Self::default()
         }
     }
@@ -143,6 +144,8 @@ impl Record {
             restarts: self.restarts,
             restarts_in_row: self.restarts_in_row,
             after: self.after,
+            // The process has ended, so its number is not kept: it may become that of another
+            // one.
             ..Self::default()
         }
     }
@@ -150,6 +153,7 @@ impl Record {
 
 /// The seconds since the machine was booted, with those that it slept.
 fn uptime() -> u64 {
+    // An `Instant` could not be compared with that of a former agent.
     let text = fs::read_to_string("/proc/uptime").unwrap_or_default();
     let seconds = text.split('.').next().and_then(|seconds| seconds.parse().ok());
     seconds.unwrap_or(0)

@@ -68,6 +68,7 @@ impl Concentrator {
         if let Some(other) = others.next().filter(|_| !ip.private_ip.is_empty()) {
             return Err(format!("{} has {} already", ip.private_ip, other.public_ip));
         }
+        // The data plane comes first, so that the tables never have an address that it refused.
         self.plane.assign(&ip)?;
         self.commit(
             |tables| tables.insert_public_ip(ip.clone()),

@@ -59,6 +59,7 @@ impl View {
     pub fn find_volume(&self, text: &str) -> Result<Id, FindError> {
         let attached = self.instances.values().flat_map(|i| &i.stats.volumes);
         let attached: BTreeSet<&Id> = attached.collect();
+        // The name of a volume need not be a UUID; then only the whole name finds it.
         if let Some(whole) = attached.iter().find(|volume| **volume == text) {
             return Ok((*whole).clone());
         }

@@ -124,6 +124,8 @@ impl Qmp {
                     "the machine does not answer",
                 ));
             }
+            // Set for each read, so that a machine that sends single bytes stays within the
+            // limit.
             self.stream.set_read_timeout(Some(left))?;
             let mut buffer = [0; 4096];
             match self.stream.read(&mut buffer) {

@@ -70,7 +70,9 @@ impl State {
                 u8::from(exit.out_of_memory)
             ),
             Self::Failed(error) => {
+                // A line end in the text would end the line early.
                 let why = error.why.replace(char::is_control, " ");
+                // The text is cut between two characters, because readers want UTF-8.
                 let end = (0..=MAX_WHY).rev().find(|end| why.is_char_boundary(*end));
                 let why = why.get(..end.unwrap_or(0)).unwrap_or(&why);
                 format!(
