@@ -156,7 +156,7 @@ impl OutputStream {
 
 impl Drop for OutputStream {
     fn drop(&mut self) {
-        // A stream that has ended already needs no end.
+        // A stream that has ended already needs no CloseStream.
         if self.streams.forget(self.id) {
             // If it cannot be sent, the end of the session does the same.
             let _ = self.client.try_send(close_stream(self.id));

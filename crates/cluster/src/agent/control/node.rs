@@ -247,7 +247,7 @@ impl Control {
                 instance.usage = usage;
             }
         }
-        // READY goes to the scheduler before the STATS, which go to all controllers.
+        // The status comes before the STATS, as at the beginning of a session.
         if self.is_news() {
             self.announce(true);
         }
