@@ -26,11 +26,11 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// How long the last frames may take to leave when the loop ends.
 const LAST_FRAMES: Duration = Duration::from_millis(300);
 
-/// What a loop feeds: it reacts to one event at a time, on the loop's thread.
+/// A service that a loop feeds: it reacts to one event at a time, on the loop's thread.
 pub(crate) trait Service {
-    /// What its owner asks for.
+    /// A request of its owner.
     type Request: Send + 'static;
-    /// What its workers have done.
+    /// An outcome of its workers.
     type Outcome: Send + 'static;
 
     /// Reacts to an event, and sends what it has to send.
@@ -40,7 +40,7 @@ pub(crate) trait Service {
     fn deadline(&self) -> Option<Instant>;
 }
 
-/// What a service reacts to.
+/// An event that a service reacts to.
 #[derive(Debug)]
 pub(crate) enum Event<R, O> {
     /// The loop begins.
@@ -63,7 +63,7 @@ pub(crate) enum Event<R, O> {
 #[derive(Debug)]
 pub(crate) struct Uplink {
     pub(crate) client: Client,
-    /// All frames go to one server.
+    /// One key is enough, because all frames go to one scheduler.
     log: LogLimit<()>,
 }
 
@@ -116,7 +116,7 @@ impl<R: Send + 'static> ClientLoop<R> {
             drop(service);
             uplink.client.close();
             if let Some(why) = why {
-                // The owner may not want to know.
+                // The owner may have dropped the receiver.
                 let _ = ending.send(why);
             }
         })?;
@@ -131,6 +131,7 @@ impl<R: Send + 'static> ClientLoop<R> {
     /// Hands a request over without waiting; false if too many wait.
     pub(crate) fn request(&self, request: R) -> bool {
         let requests = self.requests.as_ref();
+        // A loop that has ended drops the request; that is no lack of room.
         requests.is_some_and(|requests| !requests.try_send(request).is_err_and(|e| e.is_full()))
     }
 
@@ -163,6 +164,7 @@ fn run<S: Service>(
 ) -> Option<ClientError> {
     service.handle(uplink, Event::Begun);
     loop {
+        // Asked after each event, because any event may change it.
         let due = service.deadline().map_or_else(never, at);
         let event = select! {
             recv(uplink.client.events()) -> event => match event {

@@ -187,6 +187,7 @@ fn disk_mb(path: &Path) -> Option<(i64, i64)> {
 /// The addresses by which other hosts may reach this one, and the MAC addresses of their
 /// interfaces. Tunnels have none.
 fn networks() -> Vec<NodeNetwork> {
+    // A sorted map, so that the order is the same at each call: IPv4 comes first.
     let (mut addresses, mut macs) = (BTreeMap::new(), HashMap::new());
     for found in getifaddrs().into_iter().flatten() {
         let interface = found.interface_name;
@@ -209,6 +210,7 @@ fn networks() -> Vec<NodeNetwork> {
             ip: ip.to_string(),
             mac: macs
                 .get(&interface)
+                // The kernel says zeros for an interface that has no MAC address.
                 .filter(|mac| **mac != [0; 6])
                 .map_or_else(String::new, |mac| mac.map(|byte| format!("{byte:02x}")).join(":")),
         })

@@ -107,11 +107,12 @@ impl Kind {
 /// The failure of a command; none if the command has no failure.
 pub(crate) fn failure(command: Command, mut subject: CommandSubject, refused: &Refused) -> Option<Frame> {
     subject.detail = excerpt(&refused.why).to_string();
-    // Its sender may have made it of any length.
+    // The sender chose the id, and a failure must not repeat one of any length.
     if subject.command_id.len() > MAX_COMMAND_ID {
         subject.command_id = String::new();
     }
-    // Some failures have another word for the same, or none of their own.
+    // Each failure has its own list of words in the protocol. Some have another word for the
+    // same reason, others none for it: they get the word that comes nearest.
     let word = match (command, refused.word) {
         (Command::RESTART, "image_failure" | "full_cn" | "no_answer") => "launch_failure",
         (Command::ATTACH_VOLUME, "no_answer") => "attach_failure",

@@ -37,7 +37,7 @@ impl std::fmt::Display for Subnet {
     }
 }
 
-/// The TenantRemoved of what was told by TenantAdded.
+/// The TenantRemoved that takes back a TenantAdded.
 pub(crate) fn removed(tenant: &TenantAdded) -> TenantRemoved {
     let tenant = tenant.clone();
     TenantRemoved {

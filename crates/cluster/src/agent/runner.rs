@@ -218,6 +218,8 @@ impl Agent {
             && !settings.drivers.is_empty()
             && let Some(closed) = settings.policy.closed(store.root())
         {
+            // Otherwise each START would fail, and the reason would be found only in its
+            // failure.
             return Err(AgentError::Closed(closed.to_owned()));
         }
         let network = config.network.map(Networks::open).transpose();
@@ -251,6 +253,8 @@ impl Agent {
             let (node, stored) = store
                 .load()
                 .map_err(|e| AgentError::State(store.root().to_owned(), e))?;
+            // Before the loop takes its first frame, so that a START of an instance that is
+            // here is refused.
             control.adopt(node, stored, now());
             control.restore_networks();
         }
@@ -331,14 +335,15 @@ fn open(root: &Path, volumes: Option<&Path>) -> Result<Store, AgentError> {
         make_dirs(volumes, PASSABLE).map_err(at_volumes)?;
     }
     let store = Store::open(root, volumes).map_err(at_root)?;
+    // Only a warning: instances that run still have to be reported and ended.
     if let Err(e) = store.check_writable() {
         warn!("{}: {e}: nothing can be started", root.display());
     }
     Ok(store)
 }
 
-/// The order of the fields is that in which they are dropped: workers use the drivers,
-/// which `control` drops.
+/// The fields are dropped in this order: the workers end before `control` drops the drivers
+/// that they use.
 struct Runner {
     workers: Workers,
     streams: Streams,
@@ -383,6 +388,8 @@ impl Service for Runner {
 impl Runner {
     fn act(&mut self, uplink: &mut Uplink) {
         loop {
+            // Again and again, because a frame that cannot be sent is an input, and may cause
+            // actions.
             let actions = self.control.take_actions();
             if actions.is_empty() {
                 return;

@@ -24,7 +24,7 @@ pub struct SteppedConfig {
     pub node: Uuid,
     /// The role of the agent's session: AGENT, NETAGENT or both.
     pub role: Role,
-    /// What the node is said to be.
+    /// The facts that the node reports.
     pub facts: Facts,
     /// The most instances of the node.
     pub max_instances: usize,
@@ -117,6 +117,7 @@ impl SteppedAgent {
                     Action::Send(frame) => frames.push(frame),
                     Action::Job(job) => inputs.extend(self.work(job).map(Input::Done)),
                     Action::Stream(StreamOrder::Open { open, .. }) => {
+                        // Refused, so that the controller does not wait for output.
                         let text = "this node keeps no logs";
                         let ended = StreamEnded::new(open.stream, StreamEndReason::NOT_SUPPORTED, text);
                         frames.push(ended.frame());

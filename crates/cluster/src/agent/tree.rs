@@ -27,8 +27,9 @@ use rustix::path::Arg;
 
 use super::driver::User;
 
-/// How many files are counted before the space they take counts as unknown, which bounds
-/// the time of a measurement, and how deep; each level costs a descriptor.
+/// The most files that a measurement counts, and the most levels that it descends, each of
+/// which costs a descriptor. Beyond that the space counts as unknown, so that a measurement
+/// ends in time.
 const MAX_FILES: usize = 200_000;
 const MAX_DEPTH: usize = 64;
 
@@ -96,6 +97,7 @@ fn flatten(root: &OwnedFd, name: &CStr, names: &mut u64, progress: &mut bool) ->
         if is_dots(name) {
             continue;
         }
+        // Linux answers EISDIR for a directory, other systems EPERM.
         let removed = match unlinkat(&dir, name, AtFlags::empty()) {
             Err(Errno::ISDIR | Errno::PERM) => move_up(&dir, name, root, names),
             other => other,
@@ -169,6 +171,7 @@ pub(super) fn give(path: &Path, user: User) -> io::Result<()> {
     if fstat(&root)?.st_uid == user.uid {
         return Ok(());
     }
+    // Closed to others before its files change hands.
     fchmod(&root, Mode::RWXU)?;
     let mut dirs = vec![Dir::new(root)?];
     while let Some(dir) = dirs.last_mut() {
@@ -238,7 +241,7 @@ pub(super) fn disk_usage(path: &Path) -> io::Result<Option<u64>> {
         if files > MAX_FILES {
             return Ok(None);
         }
-        // It may be gone since.
+        // The file may have been removed since the directory was read.
         let Ok(stat) = statat(fd, name, AtFlags::SYMLINK_NOFOLLOW) else {
             continue;
         };

@@ -1,4 +1,4 @@
-//! What moves the packets of a tenant.
+//! The data plane, which moves the packets of a tenant.
 
 use std::fmt;
 

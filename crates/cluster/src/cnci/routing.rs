@@ -120,6 +120,7 @@ impl Routing {
 
     fn cut(&mut self, way: Way) -> Result<(), String> {
         let name = tunnel_name(way.key);
+        // The tunnel is out of the map already, so these checks are about the other ones.
         if !self.uses_node(way.node) {
             tools::nft(&format!("delete element ip ssntp nodes {{ {} }}", way.node))?;
         }
@@ -139,6 +140,11 @@ impl Routing {
 
     /// The whole filter and the address maps. nft replaces the table in one step.
     fn table(&self) -> String {
+        // `add` comes before `delete`, because nft fails to delete a table that does not exist.
+        // Packets of the tunnels are not tracked: they are neither translated nor judged by
+        // their connection, so tracking would only cost. An instance may not send such packets
+        // itself, nor reach the nodes: it could reach into the tunnels of others. Instances
+        // without a public address leave with the address of the concentrator.
         let nodes: BTreeSet<_> = self.tunnels.values().map(|way| way.node.to_string()).collect();
         let nodes = elements(nodes.into_iter());
         let inward = elements(
@@ -213,6 +219,8 @@ table ip ssntp {{
         let all = Underlay::addresses()?;
         let of_device = all.into_iter().filter(|link| link.ifname == underlay.device);
         let addresses = of_device.flat_map(|link| link.addr_info);
+        // Public addresses are added with this prefix; the address of the interface itself has
+        // the prefix of its network.
         let single = addresses.filter(|address| address.prefixlen == 32);
         let parsed = single.filter_map(|address| address.local.parse().ok());
         Ok(parsed.filter(|ip| *ip != underlay.ip).collect())
@@ -224,7 +232,8 @@ impl DataPlane for Routing {
         "VXLAN and nftables"
     }
 
-    /// What is there and right is not touched, so packets of others go on.
+    /// Tunnels and addresses that are there and right are not touched, so packets of others go
+    /// on.
     fn restore(&mut self, tables: &Tables) -> Result<(), String> {
         for tunnel in &tables.tunnels {
             // A tunnel that was never possible is in the tables all the same.
@@ -237,6 +246,7 @@ impl DataPlane for Routing {
             let (public, private) = pair(ip)?;
             self.public.insert(public, private);
         }
+        // The filter comes before tunnels and forwarding, so that no packet passes without it.
         tools::nft(&self.table()).map_err(|why| format!("nft, which needs CAP_NET_ADMIN: {why}"))?;
         set("ipv4/ip_forward", "1")?;
         set("ipv4/conf/all/send_redirects", "0")?;
@@ -286,6 +296,8 @@ impl DataPlane for Routing {
         let name = name_of(tunnel);
         match self.tunnels.get(&name) {
             Some(there) if *there == way => return Ok(()),
+            // The node has another address or key now: the old entry would send packets to
+            // nobody.
             Some(_) => self.remove_tunnel(tunnel)?,
             None => {}
         }
@@ -347,6 +359,7 @@ impl DataPlane for Routing {
         if public == self.underlay.ip {
             return Err(format!("{public} is the concentrator's own address"));
         }
+        // The address belongs to another private address so far.
         if self.public.contains_key(&public) {
             self.release(ip)?;
         }

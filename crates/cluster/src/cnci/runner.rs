@@ -27,10 +27,10 @@ use ssntp::proto::Frame;
 /// The most answers that wait for a session. Beyond that the oldest are dropped: the
 /// scheduler that asked for them has not been connected for long, and will ask again.
 const MAX_HELD: usize = 1024;
-/// When answers are sent again for which the client had no room.
+/// The pause before answers are sent again that the client had no room for.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// What a concentrator is made from.
+/// The settings of a concentrator.
 #[derive(Debug)]
 pub struct CnciConfig {
     client: ClientConfig,
@@ -60,7 +60,7 @@ impl CnciConfig {
         self
     }
 
-    /// What moves the packets. Default: [`TablesOnly`].
+    /// The data plane, which moves the packets. Default: [`TablesOnly`].
     #[must_use]
     pub fn data_plane(mut self, plane: impl DataPlane + 'static) -> Self {
         self.plane = Box::new(plane);
@@ -237,6 +237,7 @@ impl Service for Runner {
             Event::Begun | Event::Due => {}
             Event::Connected => {
                 // The scheduler hears first which concentrator speaks.
+                // In reverse, because each one goes to the front.
                 for frame in self.concentrator.announcement().into_iter().rev() {
                     self.held.push_front(frame);
                 }

@@ -77,6 +77,7 @@ impl Tables {
 
     pub(super) fn insert_tunnel(&mut self, tunnel: Tunnel) {
         let key = |t: &Tunnel| (t.agent_uuid.clone(), t.subnet.clone());
+        // The list is kept in this order, also in the file.
         match self.tunnels.binary_search_by_key(&key(&tunnel), key) {
             Ok(at) => self.tunnels[at] = tunnel,
             Err(at) => self.tunnels.insert(at, tunnel),

@@ -23,7 +23,7 @@ const MOST_ORDERS: usize = 65_536;
 /// The most changes that may wait for a subscriber: one STATS of a node with some thousand
 /// instances can cause as many.
 const MOST_CHANGES: usize = 16_384;
-/// If the scheduler has told a new controller nothing new for so long, it has told it all.
+/// After this long without news, a new controller counts as told everything.
 const QUIET: Duration = Duration::from_millis(300);
 /// The same once all nodes have been heard: only the events since the STATS of the last
 /// node are still to come, and they follow at once.
@@ -34,17 +34,17 @@ const SHORT_QUIET: Duration = Duration::from_millis(20);
 /// lists it soon. Later sessions do not extend the time: otherwise a scheduler that is
 /// restarted again and again would put the answer off for ever.
 const LOST: Duration = Duration::from_secs(90);
-/// When a START that could not be judged then is looked at again.
+/// The pause before another look at a START that could not be judged at that time.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 type Reply = Result<Shown, OrderError>;
 
-/// What the controller's threads share.
+/// The state that the controller's threads share.
 #[derive(Debug)]
 pub(super) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// They have their own lock, because output of instances changes nothing else.
+    /// The streams have their own lock, because output of instances changes nothing else.
     pub(super) streams: Arc<Streams>,
 }
 
@@ -61,7 +61,7 @@ struct State {
     /// When the session began, or the latest node was heard for the first time in it.
     news: Instant,
     ended: Option<ClientError>,
-    /// All frames come from one server.
+    /// One key is enough, because all frames come from one scheduler.
     log: LogLimit<()>,
 }
 
@@ -140,9 +140,13 @@ impl Shared {
         self.update(|state| {
             state.view.connected(configuration);
             state.news = now();
+            // Before `await_starts`: the STARTs of all sessions before this one are to be
+            // looked for.
             state.session += 1;
             state.await_starts(now());
             let State { view, orders, .. } = state;
+            // CONNECTED carries the configuration, so it shows what became of a CONFIGURE whose
+            // session was lost.
             let is_configure = |order: &&Pending| order.goal.command == Command::CONFIGURE;
             settle(orders, |order| {
                 let order = Some(order).filter(is_configure)?;
@@ -227,6 +231,7 @@ impl Shared {
         if let Some(reason) = &state.ended {
             return Err(CommandError::Send(SendFault::Ended(reason.clone())));
         }
+        // Each change visits every order, so their number bounds the time of a change, too.
         if state.orders.len() >= MOST_ORDERS {
             return Err(CommandError::TooManyOrders(MOST_ORDERS));
         }
@@ -289,6 +294,8 @@ impl State {
                 _ => {}
             }
             let Self { view, orders, .. } = self;
+            // Orders settle first, so a subscriber that hears of a change finds its order
+            // settled.
             settle(orders, |order| order.goal.shown(&change, view).map(Ok));
             self.publish(&change);
         }

@@ -160,6 +160,7 @@ impl Goal {
             ..
         } = &self.about;
         let seen = self.instance(view);
+        // The last state of a node that has left says nothing of its present one.
         let node = self.node(view).filter(|node| node.connected);
         let has_volume = |seen: &Instance| seen.stats.volumes.iter().any(|listed| same(volume, listed));
         let cnci = self.about.concentrator_uuid.uuid();
@@ -170,6 +171,7 @@ impl Goal {
             Command::STOP if seen.is_some_and(|seen| seen.state == InstanceState::Exited) => {
                 (true, stopped(instance))
             }
+            // STOP deletes an instance that is not persistent, so its absence counts, too.
             Command::STOP | Command::DELETE => {
                 let is_gone = seen.is_none_or(|seen| seen.state == InstanceState::Deleted);
                 let instance = instance.uuid()?;
@@ -189,6 +191,8 @@ impl Goal {
                 // Instances that do not end even when they are killed keep no evacuation
                 // from its end.
                 let hung = alive().filter(|i| i.state == InstanceState::Hung).count();
+                // Both: STATS say MAINTENANCE as soon as EVACUATE has come, while instances
+                // still run.
                 let is_empty = hung == alive().count() && *status == NodeStatus::Maintenance;
                 let text = match hung {
                     0 => format!("node {uuid} is empty, and in maintenance"),
@@ -197,6 +201,7 @@ impl Goal {
                 (is_empty, text)
             }
             Command::RESTORE => (
+                // A full node is in service, too.
                 matches!(node?.status, NodeStatus::Ready | NodeStatus::Full),
                 format!("node {} is back in service", node?.uuid),
             ),
@@ -240,6 +245,7 @@ impl Goal {
                 ending: None,
             }),
             (Command::STOP, C::InstanceStopped { instance, .. }) => done(true, stopped(instance)),
+            // A DELETE with `stop` is answered by this event in place of InstanceDeleted.
             (_, C::InstanceStopped { instance, .. }) => done(self.leaves, stopped(instance)),
             (_, C::NodeDisconnected { node, .. }) => {
                 done(self.leaves, format!("node {node} is empty, and has left"))
@@ -308,6 +314,7 @@ impl Goal {
     pub(super) fn refused(&self, failure: &Failure, view: &View) -> Option<u8> {
         let fits = failure.error == ErrorCode::INVALID_FRAME_TYPE && failure.command == self.command;
         let is_away = !self.is_for_a_node() || self.node(view).is_none_or(|node| !node.connected);
+        // `not_connected` fits a command best whose node is not connected.
         fits.then(|| u8::from(failure.reason == "not_connected" && is_away))
     }
 

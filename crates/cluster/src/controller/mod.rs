@@ -370,6 +370,7 @@ impl Controller {
     /// Registers the order before the frame goes out, so that no answer can come too early.
     fn send(&self, mut frame: Frame) -> Result<Order, CommandError> {
         let goal = Goal::of(&frame);
+        // CONFIGURE has no subject; its label is its name alone.
         let label = format!("{} {}", frame.kind(), goal.subject())
             .trim_end()
             .to_owned();
@@ -387,6 +388,7 @@ impl Controller {
                 None => Trace::new(&order.label),
             });
         }
+        // If this fails, `order` is dropped, which ends its registration.
         let sent = self.client.send(frame);
         sent.map_err(|e| CommandError::Send(e.fault().clone()))?;
         Ok(order)
@@ -406,6 +408,7 @@ impl Controller {
     /// Ends the controller and waits for its threads. Every order that still
     /// waits settles with [`OrderError::Ended`]. A second call does nothing.
     pub fn close(&self) {
+        // The client ends first: that disconnects the events, which ends the feeder.
         self.client.close();
         let mut feeder = self.feeder.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(feeder) = feeder.take() {

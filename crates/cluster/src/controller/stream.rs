@@ -20,7 +20,8 @@ use ssntp::proto::{
 /// The most events that wait to be received: all pieces that the credit allows, each of which
 /// costs at least 29 bytes, and the beginning and the end.
 const PIECES: usize = MAX_STREAM_CREDIT as usize / 29 + 2;
-/// Credit is given back when this much was received.
+/// Credit is given back when this much was received: half of all, so that the node can go on
+/// sending while the credit is on its way.
 const GIVE_BACK: u32 = MAX_STREAM_CREDIT / 2;
 
 /// Which output of an instance is asked for.
@@ -155,6 +156,7 @@ impl OutputStream {
 
 impl Drop for OutputStream {
     fn drop(&mut self) {
+        // A stream that has ended already needs no CloseStream.
         if self.streams.forget(self.id) {
             // If it cannot be sent, the end of the session does the same.
             let _ = self.client.try_send(close_stream(self.id));
@@ -172,6 +174,7 @@ impl Controller {
         let id = Uuid::new_v4();
         let (sender, events) = bounded(PIECES);
         let streams = Arc::clone(&self.shared.streams);
+        // Before OpenStream is sent, so that no answer can come too early.
         streams.insert(id, sender);
         let stream = OutputStream {
             id,
@@ -233,7 +236,7 @@ impl Streams {
         }
     }
 
-    /// Whether it still stood.
+    /// Forgets a stream; returns whether it was still open.
     fn forget(&self, id: Uuid) -> bool {
         lock(&self.open).remove(&id).is_some()
     }
@@ -268,6 +271,7 @@ impl Streams {
     /// not been opened.
     pub(super) fn refused(&self, frame: &Frame) {
         let mut open = lock(&self.open);
+        // Every frame but those of streams passes here, so the cheap checks come first.
         if open.is_empty() || frame.kind() != ErrorCode::INVALID_FRAME_TYPE {
             return;
         }

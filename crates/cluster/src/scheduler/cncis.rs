@@ -1,9 +1,9 @@
-//! What connected concentrators have reported, for controllers that connect later: otherwise
-//! these could not show the concentrators, nor find the one that serves an address.
+//! The reports of connected concentrators, for controllers that connect later: otherwise these
+//! could not show the concentrators, nor find the one that serves an address.
 //!
-//! And what agents tell concentrators about tenants. A concentrator that was away is told
-//! what it missed when it returns: each agent's tenants are remembered as long as the agent
-//! is connected, and a TenantRemoved until the concentrator has got it.
+//! The tenants that agents report to concentrators, too. A concentrator that was away is told
+//! what it missed when it returns: each agent's tenants are remembered as long as the agent is
+//! connected, and a TenantRemoved until the concentrator has got it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -39,7 +39,7 @@ struct Tenant {
     subnet: Subnet,
 }
 
-/// What an agent has told of a tenant.
+/// The last report of an agent about a tenant.
 #[derive(Debug)]
 struct Told {
     is_added: bool,
@@ -52,7 +52,8 @@ struct Told {
 #[derive(Debug, Default)]
 pub(super) struct Cncis {
     by_uuid: HashMap<Uuid, Cnci>,
-    /// By agent, what it has told concentrators, and some may not have got.
+    /// By agent, the tenants that it has reported; some concentrators may not have got the
+    /// reports.
     tenants: HashMap<Uuid, BTreeMap<Tenant, Told>>,
     /// How many these are in all.
     tenant_count: usize,
@@ -103,6 +104,7 @@ impl Cncis {
 
     pub(super) fn disconnected(&mut self, session: &SessionInfo) {
         self.by_uuid.remove(&session.uuid());
+        // An agent reports its tenants again in each session.
         let tenants = self.tenants.remove(&session.uuid());
         self.tenant_count -= tenants.map_or(0, |tenants| tenants.len());
     }
@@ -115,6 +117,7 @@ impl Cncis {
             &tenant.agent_ip,
             &tenant.concentrator_ip,
         ];
+        // Agents choose these texts, and they are kept for as long as the session lasts.
         if words.iter().any(|word| word.len() > MAX_WORD) {
             return;
         }
@@ -126,6 +129,7 @@ impl Cncis {
             return;
         }
         self.tenant_count += usize::from(is_new);
+        // The newest event counts: a TenantRemoved replaces the TenantAdded before it.
         let told = Told {
             is_added,
             agent_ip: tenant.agent_ip.clone(),
@@ -206,6 +210,7 @@ impl Scheduler {
             return self.reject_report(cx, from, frame, &format_args!("of agent {}", tenant.agent_uuid));
         }
         let to = (tenant.concentrator_uuid.clone(), Role::CNCIAGENT);
+        // If the concentrator is away, this fails, and the event is told when it returns.
         let is_heard = relay::forward(cx, &mut self.log, from, frame, Ok(to)).is_ok();
         // A concentrator that has got TenantRemoved needs nothing more.
         if !is_added && is_heard {

@@ -116,6 +116,8 @@ impl Commands {
                 && (failed.instance_uuid.is_empty() || Some(sent.instance) == instance)
                 && (failed.volume_uuid.is_empty() || same(&sent.subject.volume_uuid, &failed.volume_uuid))
         };
+        // A node carries out the commands for an instance in order, so the oldest one is
+        // answered first.
         let (id, _) = self.of(node).find(is_it)?;
         self.remove(id)
     }
@@ -143,6 +145,8 @@ impl Commands {
             return;
         }
         let phases: HashMap<_, _> = listed.iter().map(|(id, state)| (*id, state)).collect();
+        // Reading the volumes means reading all of the STATS, so it is done only if a command
+        // needs it.
         let volumes = match self.of(node).any(|(_, sent)| is_of_volume(sent.command)) {
             true => volumes_of(frame),
             false => HashMap::new(),
@@ -158,6 +162,8 @@ impl Commands {
                     .any(|volume| same(volume, &sent.subject.volume_uuid))
             };
             let is_done = match sent.command {
+                // An instance that is not persistent is deleted by STOP, so a missing one has
+                // stopped, too.
                 Command::STOP => phase.is_none_or(|phase| phase == Phase::Ended),
                 Command::DELETE => phase.is_none(),
                 Command::RESTART => state == Some(&InstanceState::Active),
@@ -174,6 +180,8 @@ impl Commands {
         for id in moved {
             if let Some(sent) = self.sent.get_mut(&id) {
                 self.due.remove(&(sent.deadline, id));
+                // The node is at work on it. But a node that hangs in this state must not put
+                // off the answer for ever.
                 sent.deadline = (now + self.limits.quiet).min(sent.given + self.limits.most);
                 self.due.insert((sent.deadline, id));
             }

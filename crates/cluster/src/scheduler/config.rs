@@ -58,9 +58,12 @@ impl Default for SchedulerConfig {
             in_flight: 1 << 20,
             starts: StartLimits {
                 quiet: Duration::from_secs(60),
+                // Longer than the ten minutes that the QEMU driver gives to the copy of an
+                // image.
                 most: Duration::from_secs(900),
                 absence: Duration::from_secs(15),
             },
+            // The default interval of the agents of this crate.
             stats_interval: Duration::from_secs(30),
             configuration: Bytes::new(),
             configuration_file: None,

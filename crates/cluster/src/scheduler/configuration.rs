@@ -145,6 +145,8 @@ impl Configuration {
                 let result = self.keeper.as_ref()?.result()?;
                 match (self.being_written.take()?, result) {
                     (Written::Proposed(proposal), Ok(())) => {
+                        // The file has a newer configuration now, which stands for the one that
+                        // was gone back to.
                         self.behind = false;
                         return Some(self.adopt(proposal));
                     }
@@ -154,7 +156,9 @@ impl Configuration {
                 }
             }
             let (yaml, written) = match self.next.take() {
+                // Without a file nothing has to be written first.
                 Some(proposal) if self.file.is_none() => return Some(self.adopt(proposal)),
+                // The file has it already, so only the answer is due.
                 Some(proposal) if *proposal.yaml() == self.current && !self.behind => {
                     return Some(Outcome::Adopted(proposal));
                 }

@@ -9,11 +9,11 @@ use super::{ControllerMode, Scheduler, limited};
 use ssntp::server::{Context, SessionId, SessionInfo};
 use ssntp_transport::LogLimit;
 
-/// A new controller gets the nodes' last STATS while no more than this waits in its queue.
-/// All STATS together may be more than the queue holds.
+/// A new controller is sent the last STATS of the nodes only while its queue holds no more than
+/// this, because the STATS of all nodes may be more than the queue can hold.
 const TELL_FRAMES: u64 = 4096;
 const TELL_BYTES: u64 = 4 << 20;
-/// How long it then gets to read a part of them.
+/// How long a controller with a full queue gets to read before the next STATS are sent.
 const TELL_AGAIN: Duration = Duration::from_millis(10);
 
 /// The controllers in the order in which they connected.
@@ -35,10 +35,12 @@ struct Telling {
 
 impl Controllers {
     pub(super) fn join(&mut self, session: &SessionInfo) {
+        // The line is one of sessions: a controller that reconnects stands at its end.
         self.line.push((session.id(), session.uuid()));
     }
 
     pub(super) fn leave(&mut self, cx: &Context<'_>, session: &SessionInfo, log: &mut LogLimit<Uuid>) {
+        // Remembered, so that a line is logged only if the first place changes hands.
         let master = self.line.first().copied();
         self.line.retain(|(id, _)| *id != session.id());
         self.telling.retain(|telling| telling.session != session.id());
@@ -79,6 +81,7 @@ impl Telling {
         loop {
             let waiting = cx.counters(self.to);
             let busy = waiting.is_none_or(|c| c.frames_waiting > TELL_FRAMES || c.bytes_waiting > TELL_BYTES);
+            // A controller that has left has no counters: it needs nothing more.
             if busy {
                 return waiting.is_some();
             }

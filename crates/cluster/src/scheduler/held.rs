@@ -71,6 +71,7 @@ impl HeldStarts {
     }
 
     pub(super) fn take(&mut self, at: usize) -> Option<Waiting> {
+        // From anywhere in the queue: a READY may fit a later START only.
         let held = self.queue.remove(at)?;
         self.bytes -= held.start.frame.encoded_len();
         Some(held.start)

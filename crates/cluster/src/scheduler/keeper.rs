@@ -1,5 +1,5 @@
-//! The thread that writes the configuration file: a disk may take seconds, and the dispatcher
-//! must not wait for it.
+//! The thread that writes a file of the scheduler, the configuration or the table of tenants: a
+//! disk may take seconds, and the dispatcher must not wait for it.
 //!
 //! ```text
 //!  dispatcher ── a configuration ──▶ ssntp-config: writes the file, waits for the disk
@@ -30,8 +30,9 @@ impl Keeper {
     /// Starts the thread. It takes the server that it wakes from the second channel, because
     /// the server starts later.
     pub(super) fn start(path: PathBuf) -> io::Result<(Self, Sender<ServerHandle>)> {
-        // One configuration is given at a time, and one more when the scheduler is dropped.
-        // So two places are enough, and neither side ever finds a channel full.
+        // A file is given only after the result of the one before was taken, and one more when
+        // the scheduler is dropped. So two places are enough, and neither side ever finds a
+        // channel full.
         let (work, given) = bounded::<Bytes>(2);
         let (results, done) = bounded(2);
         let (server, servers) = bounded::<ServerHandle>(1);
@@ -57,7 +58,8 @@ impl Keeper {
         Ok((keeper, server))
     }
 
-    /// Hands a configuration over. The result of the previous one must have been taken.
+    /// Hands over the new content of the file. The result of the previous one must have been
+    /// taken.
     pub(super) fn write(&self, yaml: Bytes) {
         if let Some(work) = &self.work {
             let _ = work.send(yaml);

@@ -30,7 +30,8 @@ const LOCK: &str = "lock";
 const MOST_WAITING: usize = 65_536;
 /// The most changes that are written at once.
 const BATCH: usize = 4096;
-/// How many lines may count no more before the file is written anew, beside as many as count.
+/// How many outdated lines the file may have, besides as many as there are instances, before it
+/// is written anew.
 const SLACK: usize = 10_000;
 
 /// An instance, and the node that has it; none once it is gone.
@@ -60,6 +61,8 @@ impl Ledger {
         let mut book = Book {
             path,
             owners: owners.clone(),
+            // The first write replaces the file, so that a torn last line does not spoil the
+            // next one.
             lines: usize::MAX,
         };
         // Tells now whether it can be written.
@@ -82,6 +85,7 @@ impl Ledger {
         if is_full && !self.is_behind {
             warn!(target: "ssntp::scheduler", "the disk of --state is too slow: a restart may forget instances");
         }
+        // The log says it once, until there is room again.
         self.is_behind = is_full;
     }
 }
@@ -126,6 +130,7 @@ impl Book {
     fn serve(&mut self, changes: &Receiver<Change>) {
         while let Ok(first) = changes.recv() {
             let mut text = String::new();
+            // Many changes are written at once, because each write waits for the disk.
             for (instance, node) in std::iter::once(first).chain(changes.try_iter().take(BATCH)) {
                 let _ = match node {
                     Some(node) => writeln!(text, "{instance} {node}"),
@@ -139,10 +144,11 @@ impl Book {
             }
             if let Err(e) = self.write(&text) {
                 let path = self.path.display();
+                // One line in the log for a disk that keeps failing.
                 if self.lines != usize::MAX {
                     warn!(target: "ssntp::scheduler", "{path}: {e}: a restart may forget instances");
                 }
-                // What is in the file now is not known.
+                // A part of the text may be in the file, so the next write replaces all of it.
                 self.lines = usize::MAX;
             }
         }

@@ -137,9 +137,10 @@ use ssntp::server::{
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt_bytes;
 
-/// A time limit that is looked at so much later was over during a pause of the scheduler.
+/// If the scheduler looks at a time limit this long after it was over, it was paused meanwhile.
 const LATE: Duration = Duration::from_secs(2);
-/// How long the scheduler then takes what its clients have sent, before time limits count.
+/// How long after a pause the scheduler takes what its clients have sent, before time limits
+/// count again.
 const CATCH_UP: Duration = Duration::from_secs(2);
 
 /// Writes a log line that a peer can cause, unless that peer has caused too many of its kind:
@@ -243,6 +244,7 @@ impl Scheduler {
         let of_tenants = self.tenants.start().map_err(ServerError::Thread)?;
         let server = Server::start(self.serve_with(server), self)?;
         for keeper in keeper.into_iter().chain(of_tenants) {
+            // The channel has room for the one handle, so this does not block.
             let _ = keeper.send(server.handle());
         }
         Ok(server)

@@ -90,6 +90,8 @@ impl Moves {
         };
         self.forget(start.instance);
         self.added += 1;
+        // Looking at all entries takes as long as there are entries, so it is spread over many
+        // additions: half as many as entries, or an eighth if the memory is full.
         let is_due = self.added > 1024 + self.given.len() / 2;
         if is_due || (self.bytes + given.bytes() > MOST_BYTES && self.added > self.given.len() / 8) {
             self.leave_out_gone(instances);
@@ -218,19 +220,23 @@ impl Scheduler {
         instance: Uuid,
         refused: &PendingStart,
     ) -> bool {
+        // It never ran there, so there is nothing to move.
         self.moves.cancel(instance, Some(refused.allocation.node));
         let Some((controller, frame)) = self.moves.take(instance).filter(|_| refused.nodes < MOST_NODES)
         else {
             return false;
         };
+        // With the time of its arrival, so that the figures count the whole wait.
         let Ok(start) = Waiting::read(controller, frame, refused.received) else {
             return false;
         };
         let (node, nodes) = (refused.allocation.node, refused.nodes);
+        // Only during this search: the node may take other STARTs.
         self.placement.suspend(node, Suspension::Refusing);
         let back = self.try_place(cx, None, Waiting { nodes, ..start });
         self.placement.resume(node, Suspension::Refusing);
-        // What it said of its room was not so. Its READY follows every START.
+        // The node has less room than its READY said. A new READY follows every START, also a
+        // refused one.
         self.placement.await_ready(node);
         back.is_none()
     }

@@ -111,6 +111,7 @@ impl Nodes {
     /// Keeps an event of an instance for new controllers.
     pub(super) fn instance_event(&mut self, uuid: Uuid, event: &Frame) {
         if let Some(node) = self.by_uuid.get_mut(&uuid)
+            // Beyond the bound nothing is lost for long: the next STATS tell the same.
             && node.since.len() < MAX_EVENTS
             && event.payload_bytes().len() <= MAX_EVENT
         {
@@ -142,6 +143,7 @@ impl Nodes {
             self.due.remove(&(before, uuid));
         }
         self.due.insert((due, uuid));
+        // `due` is none exactly while the node is stale.
         self.stale -= usize::from(before.is_none());
         before.is_none()
     }
@@ -187,13 +189,14 @@ impl Nodes {
             ..told.unwrap_or_default()
         };
         let frame = Frame::of(&stats);
+        // New controllers are told of the stale node in the same way.
         node.last_stats = Some(frame.clone());
         Some((uuid, frame))
     }
 }
 
-/// A copy of a frame to keep: its own payload is a piece of a longer read, which would be
-/// kept as a whole.
+/// A copy of a frame to keep: the payload of the frame is a piece of a longer read, and would
+/// keep all of that in memory.
 pub(super) fn detached(frame: &Frame) -> Frame {
     Frame::with_payload(frame.kind(), Bytes::copy_from_slice(frame.payload_bytes()))
 }
@@ -221,6 +224,7 @@ impl Scheduler {
             since: Vec::new(),
             status: None,
             interval,
+            // A node that never sends STATS becomes stale, too.
             due: Some(due),
         };
         for frame in &node.announced {

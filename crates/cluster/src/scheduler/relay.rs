@@ -87,10 +87,12 @@ impl Scheduler {
         }
         match Command(frame.kind().operand) {
             Command::EVACUATE => {
+                // A READY that the node sent before it got EVACUATE may still be on its way.
                 self.placement.suspend(node, Suspension::Evacuating);
                 if frame.payload().is_ok_and(|evacuate: Evacuate| evacuate.moves) {
                     self.begin_move(cx, from, node);
                 }
+                // Held STARTs that waited for this node look for another one.
                 self.node_changed(cx, node);
             }
             Command::RESTORE => {
@@ -116,6 +118,7 @@ pub(super) fn forward(
         Refused::from(e)
     })?;
     let directory = cx.directory();
+    // A client of another role must not get a command that it cannot know.
     let session = id.uuid().and_then(|uuid| directory.session(uuid));
     let Some(to) = session.filter(|session| session.role().intersects(role)) else {
         let id = excerpt(&id);

@@ -125,6 +125,7 @@ impl Scheduler {
             }
             return;
         }
+        // Checked first: a report on an instance of another node would free its UUID.
         let Some(subject) = self.its_own(cx, from, frame) else {
             return;
         };
@@ -132,6 +133,8 @@ impl Scheduler {
         match event {
             Event::INSTANCE_DELETED | Event::INSTANCE_STOPPED => {
                 if let Some(instance) = subject.instance_uuid.uuid() {
+                    // The event was forwarded above, so the failures and STARTs that it causes
+                    // follow it.
                     self.commands.ended(from.uuid(), instance);
                     let is_kept = event == Event::INSTANCE_STOPPED;
                     if let Some(received) = self.instances.over(instance, is_kept) {
@@ -186,7 +189,8 @@ impl Scheduler {
         let failed = instance.map(|instance| self.instances.failed(instance, node, &failure.reason));
         match failed {
             Some(StartFailed::Answer(given)) => {
-                // Its agent may not repeat it, because it launches what it has read long ago.
+                // The agent may not repeat the id, because it launches what it has read long
+                // ago. It is read before `place_again` takes the START out of `moves`.
                 let command_id = instance.map_or_else(String::new, |id| self.moves.command_id(id));
                 let is_refused = matches!(
                     failure.reason,
@@ -214,6 +218,7 @@ impl Scheduler {
                     self.node_changed(cx, node);
                 }
             }
+            // Nothing is known of its START, so a controller may still wait for this answer.
             Some(StartFailed::Unknown) | None => forward(cx, from, frame),
             Some(StartFailed::Repeated) => debug!(target: "ssntp::scheduler", "{from}: StartFailure again"),
             Some(StartFailed::Foreign) => self.reject_report(cx, from, frame, &failure.instance_uuid),
@@ -298,6 +303,7 @@ fn without(frame: &Frame, foreign: &HashSet<Uuid>) -> Option<Frame> {
     let mut stats: Stats = frame.payload().ok()?;
     let is_own = |id: &Id| id.uuid().is_none_or(|uuid| !foreign.contains(&uuid));
     stats.instances.retain(|listed| is_own(&listed.instance_uuid));
+    // `Frame::of` below makes STATS, whatever the frame was.
     debug_assert_eq!(frame.kind(), Command::STATS);
     let rest = Frame::of(&stats);
     Some(match frame.trace() {

@@ -70,6 +70,7 @@ impl Scheduler {
         from: Option<&SessionInfo>,
         mut start: Waiting,
     ) -> Option<(Waiting, StartFailureReason)> {
+        // Checked before an allocation is taken from a node.
         if self.instances.is_full() {
             limited!(warn, self.log, cx, start.from, "too many in flight";
                 "START of {}: too many are in flight", start.instance);
@@ -109,6 +110,7 @@ impl Scheduler {
         debug!(target: "ssntp::scheduler", "START of {}: {reason}", start.instance);
         self.starts.failed(reason.word(), start.received, cx.now());
         self.instances.refused(start.instance);
+        // An address that was leased for the instance is free again.
         self.tenant_instance_gone(start.instance);
         answers::to_controllers(cx, &start.failure(reason));
     }
@@ -124,9 +126,12 @@ impl Scheduler {
         match send(cx, from, allocation.node, &start.frame) {
             Ok(()) => {
                 debug!(target: "ssntp::scheduler", "START of {} goes to {}", start.instance, allocation.node);
+                // The deadline depends on how often this node reports.
                 let interval = self.nodes.interval(allocation.node);
                 self.starts.given += 1;
                 self.instances.give(&start, allocation, interval, cx.now());
+                // After `give`, because what belongs to no instance is forgotten when room is
+                // made.
                 self.moves.keep(&start, &self.instances);
                 None
             }
@@ -176,6 +181,7 @@ impl Scheduler {
                 at += 1;
                 continue;
             }
+            // The sender is left out of the search, as in `try_place`.
             let from = held.start.from;
             match self.placement.place(needs, Some(from)) {
                 Verdict::Wait(other) => {

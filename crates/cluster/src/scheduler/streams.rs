@@ -85,6 +85,7 @@ impl Streams {
 
     fn insert(&mut self, id: Uuid, stream: Stream) {
         self.opened += 1;
+        // At both ends, because either session may end first.
         for end in [stream.controller, stream.node] {
             self.of_session.entry(end.session).or_default().insert(id);
         }
@@ -233,6 +234,7 @@ impl Scheduler {
             Event::STREAM_DATA => {
                 let data = StreamData::decode(frame.payload_bytes());
                 let left = data.and_then(|data| stream.credit.checked_sub(data.cost()));
+                // A piece beyond the credit is not passed on: it ends the stream below.
                 stream.credit = left.unwrap_or(stream.credit);
                 left.is_some()
             }
@@ -286,6 +288,7 @@ impl Scheduler {
             return;
         }
         let streams = self.streams.by_id.iter();
+        // The refusal names no stream. A version without streams refuses all of them.
         let opened = streams.filter(|(_, stream)| stream.node.session == node.id());
         let opened: Vec<_> = opened.map(|(id, stream)| (*id, stream.controller.uuid)).collect();
         for (id, controller) in opened {

@@ -64,7 +64,7 @@ struct Waiting {
     answer: Answer,
 }
 
-/// What is in the file.
+/// The content of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 struct Table {

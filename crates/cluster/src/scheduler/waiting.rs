@@ -50,6 +50,7 @@ impl Waiting {
             restart: start.restart,
             from,
             received: now,
+            // `give` counts each node that it is sent to.
             nodes: 0,
             stays: stays(&start),
             restarts: start.restart_policy != RestartPolicy::Never,
@@ -84,6 +85,7 @@ fn stays(start: &Start) -> Option<&'static str> {
     // A volume that is made on the node and goes with the instance can be made elsewhere.
     let moves =
         |storage: &Storage| storage.boot || storage.id.is_empty() || (storage.local && storage.ephemeral);
+    // A persistent instance keeps its disk, which is on that node.
     if start.persistence != Persistence::Unset {
         Some(PERSISTENT)
     } else if !start.storage.iter().all(moves) {

@@ -63,7 +63,7 @@ fn a_server_has_its_allocator_give_memory_back() {
     let environment = std::fs::read(Path::new("/proc").join(server.program.id()).join("environ")).unwrap();
     let environment = String::from_utf8_lossy(&environment);
     assert!(
-        environment.contains("MALLOC_MMAP_THRESHOLD_=65536\0"),
+        environment.contains("MALLOC_MMAP_THRESHOLD_=131072\0"),
         "{environment}"
     );
 }

@@ -253,7 +253,7 @@ pub(crate) struct LaunchJob {
 pub(crate) enum Origin {
     /// A START, as it was received; its remains are removed when it fails.
     Start(Bytes),
-    /// An instance that was there before, and what is new in it.
+    /// An instance that was here before, with the changes of a RESTART if it has any.
     Again(Option<Box<Restart>>),
 }
 
@@ -295,7 +295,7 @@ enum Life {
     Active,
     Terminating(Ending),
     Stopped(Next),
-    /// What it goes back to if it can't be removed.
+    /// It is being removed. If that fails, it is stopped again, with this next step.
     Removing(Next),
 }
 
@@ -450,10 +450,10 @@ struct Failed {
 /// Counters for the agent's figures.
 #[derive(Debug, Default)]
 struct Tally {
-    /// STARTs whose instance runs, and those that failed, by the reason.
+    /// STARTs whose instance was started, and those that failed, by the reason.
     starts: u64,
     failures: BTreeMap<&'static str, u64>,
-    /// By policy.
+    /// Restarts by the restart policy of an instance.
     restarts: u64,
 }
 

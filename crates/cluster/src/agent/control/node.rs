@@ -1,4 +1,4 @@
-//! What the node reports of itself: status, capacity, STATS, tenants.
+//! The reports of the node on itself: status, capacity, STATS, tenants.
 //!
 //! Capacity comes from the machine, or from the agent's settings:
 //!
@@ -247,7 +247,7 @@ impl Control {
                 instance.usage = usage;
             }
         }
-        // READY goes to the scheduler before the STATS, which go to all controllers.
+        // The status comes before the STATS, as at the beginning of a session.
         if self.is_news() {
             self.announce(true);
         }
@@ -430,7 +430,7 @@ fn needs(instance: &Instance) -> Needs {
         .unwrap_or_default()
 }
 
-/// What is available without the promised part; unknown stays unknown.
+/// The available part without the promised one; an unknown value stays unknown.
 fn less(available: i64, promised: i64) -> i64 {
     match available {
         ..0 => -1,

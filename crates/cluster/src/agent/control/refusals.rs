@@ -1,4 +1,4 @@
-//! What is refused before a driver is asked.
+//! Checks of a START that no driver is asked for.
 
 use std::net::IpAddr;
 

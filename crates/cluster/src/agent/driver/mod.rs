@@ -79,14 +79,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// It could not be ended.
     fn kill(&self, running: &Running) -> io::Result<()>;
 
-    /// What became of an instance that a former agent launched.
+    /// Finds out whether an instance that a former agent launched still runs, or how it ended.
     fn find(&self, running: &Running) -> Found;
 
     /// A run of an instance whose record was lost.
     fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId>;
 
-    /// What each instance uses now, in the same order. It is called for STATS, at each
-    /// interval.
+    /// Measures what each instance uses now; the result has the same order. It is called for
+    /// STATS, at each interval.
     fn measure(&self, instances: &[Measurable]) -> Vec<Usage>;
 
     /// Forgets what it keeps of an instance that was removed.
@@ -261,7 +261,7 @@ pub struct Measurable {
     pub mem_mb: i64,
 }
 
-/// What became of an instance.
+/// The state in which an instance of a former agent was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     /// It runs.
@@ -317,7 +317,7 @@ impl fmt::Display for Exit {
     }
 }
 
-/// What an instance uses; -1 if unknown.
+/// The resources that an instance uses; -1 if unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Memory in MB.
@@ -357,7 +357,7 @@ pub struct LaunchError {
     pub why: String,
 }
 
-/// What kept an instance from starting.
+/// The reason why an instance did not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LaunchFault {
@@ -367,7 +367,7 @@ pub enum LaunchFault {
     Image,
     /// The node has no room any more.
     Full,
-    /// It couldn't be wired.
+    /// Its network could not be set up.
     Network,
     /// Anything else.
     Launch,
@@ -388,7 +388,7 @@ impl LaunchFault {
         named.map_or("launch", |(_, name)| name)
     }
 
-    /// The fault of that name; one that isn't known is any other.
+    /// The fault of that name; an unknown name, from another version, counts as `Launch`.
     fn named(name: &str) -> Self {
         let fault = Self::ALL.iter().find(|(_, known)| *known == name);
         fault.map_or(Self::Launch, |(fault, _)| *fault)
@@ -412,6 +412,7 @@ impl LaunchError {
     /// An error of the system, about `what`: a full disk is a full node.
     pub fn io(what: impl fmt::Display, error: &io::Error) -> Self {
         let fault = match error.kind() {
+            // For `full_cn` the scheduler tries other nodes.
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => LaunchFault::Full,
             _ => LaunchFault::Launch,
         };
@@ -429,7 +430,7 @@ pub struct VolumeError {
     pub why: String,
 }
 
-/// What kept a volume from being attached or detached.
+/// The reason why a volume was not attached or detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VolumeFault {

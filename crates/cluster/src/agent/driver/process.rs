@@ -56,7 +56,7 @@ use super::{
 };
 use ssntp::payload::{Start, VmType};
 
-/// Where programs are searched if the agent itself has no `PATH`.
+/// The `PATH` of programs if the agent itself has none.
 pub(super) const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Runs instances as processes. See the module's source for what a process
@@ -175,7 +175,7 @@ impl Driver for ProcessDriver {
         self.supervisors.forget(place.instance());
     }
 
-    /// The link that records it is all there is to it.
+    /// Does nothing: the process finds the volume by the link that records it.
     fn attach(&self, _: &InstanceDir, _: Option<&RunId>, _: &Volume) -> Result<(), VolumeError> {
         Ok(())
     }
@@ -240,6 +240,7 @@ fn within(directories: Option<&[PathBuf]>, work: &Path) -> Option<Vec<PathBuf>> 
 /// and refuses a file that has another name elsewhere.
 pub(crate) fn give(path: &Path, user: User) -> io::Result<()> {
     let mut options = OpenOptions::new();
+    // NONBLOCK, because opening a FIFO would wait for its writer.
     options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
     let file = options.read(true).open(path)?;
     let metadata = file.metadata()?;

@@ -123,7 +123,7 @@ impl Store {
         fs::remove_file(&path)
     }
 
-    /// Where an instance lives.
+    /// The directory of an instance.
     pub(crate) fn place(&self, instance: Uuid) -> InstanceDir {
         place(&self.root, instance)
     }
@@ -451,7 +451,7 @@ impl Store {
     }
 }
 
-/// Where an instance lives in the state directory `root`.
+/// The directory of an instance in the state directory `root`.
 pub(crate) fn place(root: &Path, instance: Uuid) -> InstanceDir {
     InstanceDir::new(instance, root.join(INSTANCES).join(instance.to_string()))
 }

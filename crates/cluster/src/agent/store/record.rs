@@ -38,7 +38,7 @@ pub(crate) struct Record {
     pub(crate) restarts_in_row: u32,
     /// It has ended, and its restart policy is to start it again.
     pub(crate) restart_due: bool,
-    /// What a command wants once it has ended.
+    /// The step that a command asked for after the end of the instance.
     pub(crate) after: RecordAfter,
     /// When it was written: the boot, and the seconds since then. The time of day may jump.
     pub(crate) written_boot: String,
@@ -58,7 +58,7 @@ pub(crate) enum RecordPhase {
     Stopped,
 }
 
-/// What a command wants of an instance that is to end.
+/// The step that follows the end of an instance, as a command asks for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum RecordAfter {
@@ -78,7 +78,7 @@ pub(crate) enum RecordAfter {
 }
 
 impl Record {
-    /// Whether it tells of the run that a START made.
+    /// Whether it is the record of the run that a START made, while that runs.
     pub(crate) fn is_first_run(&self) -> bool {
         self.first_run && self.phase == RecordPhase::Running
     }
@@ -92,7 +92,8 @@ impl Record {
         }
     }
 
-    /// How long ago it was written; if that was before the machine was booted, at least.
+    /// How long ago it was written. If the machine was booted since, this is the time since
+    /// then, and the true age is longer.
     pub(super) fn age(&self) -> Duration {
         let since = match self.written_boot == boot_id() {
             true => self.written_uptime,
@@ -118,11 +119,13 @@ impl Record {
             pid: handle.pid,
             start_time: handle.start_time,
             boot_id: handle.boot_id.clone(),
+            // Only a record that has never seen a run is `Starting`.
             first_run: self.phase == RecordPhase::Starting,
             exit_code: -1,
             started: self.started,
             restarts: self.restarts,
             restarts_in_row: self.restarts_in_row,
+            // The end of the run before, and the command that asked for it, count no more.
             ..Self::default()
         }
     }
@@ -141,6 +144,8 @@ impl Record {
             restarts: self.restarts,
             restarts_in_row: self.restarts_in_row,
             after: self.after,
+            // The process has ended, so its number is not kept: it may become that of another
+            // one.
             ..Self::default()
         }
     }
@@ -148,6 +153,7 @@ impl Record {
 
 /// The seconds since the machine was booted, with those that it slept.
 fn uptime() -> u64 {
+    // An `Instant` could not be compared with that of a former agent.
     let text = fs::read_to_string("/proc/uptime").unwrap_or_default();
     let seconds = text.split('.').next().and_then(|seconds| seconds.parse().ok());
     seconds.unwrap_or(0)
@@ -165,7 +171,7 @@ pub(crate) fn millis(at: SystemTime) -> u64 {
 pub(crate) struct NodeRecord {
     /// It is being evacuated, or was.
     pub(crate) maintenance: bool,
-    /// What comes once it is evacuated.
+    /// The next state of the machine, once the node is evacuated.
     pub(crate) next_state: NextState,
     /// It was taken out of service on the node itself.
     pub(crate) offline: bool,

@@ -36,7 +36,7 @@ use ssntp_transport::threads;
 
 /// The most streams: what a scheduler opens to one node.
 const MOST: usize = 64;
-/// How often logs that are followed are looked at.
+/// The pause between two looks at logs that are followed.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long the thread may take to end: a disk may not answer.
 const LAST_READ: Duration = Duration::from_millis(500);
@@ -128,6 +128,7 @@ impl Streams {
                 }
             }
         }
+        // Set under the lock, so the thread cannot miss it between its look and its sleep.
         asked.changed = true;
         drop(asked);
         self.shared.news.notify_one();
@@ -168,6 +169,7 @@ impl Table {
         let mut readers: BTreeMap<Uuid, Served> = BTreeMap::new();
         let mut outlook = Outlook::Waits;
         while let Some(wanted) = self.next(outlook) {
+            // Closes the files of streams that are over.
             readers.retain(|stream, _| wanted.contains_key(stream));
             outlook = Outlook::Waits;
             for (stream, wanted) in wanted {
@@ -220,6 +222,8 @@ impl Table {
             Ok(()) => {}
             Err(e) if matches!(e.fault(), SendFault::Full) => {
                 let frame = e.into_frame();
+                // The bytes were read from the log already, so the frame is kept until there is
+                // room.
                 served.unsent = Some(Outgoing { frame, cost, is_last });
                 return Outlook::LookAgain;
             }
@@ -233,6 +237,8 @@ impl Table {
         if is_last {
             asked.streams.remove(&stream);
         } else if let Some(wanted) = asked.streams.get_mut(&stream) {
+            // Taken from the table and not from the copy, because credit may have come
+            // meanwhile.
             wanted.credit = wanted.credit.saturating_sub(cost);
         }
         Outlook::GoesOn

@@ -89,6 +89,8 @@ impl Pool {
                 for ((driver, subject), (_, usage)) in all.zip(&usages) {
                     self.limit_disk(&**driver, subject, usage);
                 }
+                // Without a state directory there are no instances, and any file system will
+                // do.
                 let disk = self.store.as_ref().map_or("/".as_ref(), |store| store.root());
                 let facts = Facts::read(disk);
                 self.done(Done::Measured { facts, usages });
@@ -117,6 +119,8 @@ impl Pool {
                 place: store.place(instance),
                 handle: handle.clone(),
             }),
+            // A START that failed leaves nothing behind. An instance that was there before
+            // keeps its files.
             (Err(_), Some(store)) if matches!(job.origin, Origin::Start(_)) => {
                 if let Err(e) = store.remove(instance, &made) {
                     warn!("instance {instance}: what is left of it can't be removed: {e}");
@@ -159,6 +163,8 @@ impl Pool {
             .enclose(&place, user)
             .map_err(|e| LaunchError::io(place.dir().display(), &e))?;
         if matches!(job.origin, Origin::Again(_)) {
+            // An instance that was killed for its size must not be started again with the same
+            // files.
             let measured = self.too_large(&place);
             if let Some(why) = measured.map_err(|e| LaunchError::io(place.work().display(), &e))? {
                 return Err(LaunchError::new(LaunchFault::Full, why));
@@ -166,6 +172,8 @@ impl Pool {
         }
         let ephemeral = ephemeral(&job.payload.start);
         for (volume, make) in &job.volumes {
+            // Only a volume that this launch makes may be deleted if it fails: one that exists
+            // holds data.
             if *make
                 && store.volume(*volume).is_some_and(|volume| !volume.path.exists())
                 && ephemeral.contains(volume)
@@ -249,6 +257,7 @@ impl Pool {
                 }
             })
         } else {
+            // The instance must let go of it first: without the link, another one could get it.
             driver.detach(&place, handle, &volume)?;
             store.unlink(&place, op.volume).map_err(state)
         }
@@ -317,7 +326,7 @@ impl Pool {
     }
 }
 
-/// What the instances of one driver use.
+/// Measures the instances of one driver.
 pub(in crate::agent) fn measure(
     (driver, subjects): &(Arc<dyn Driver>, Vec<Measurable>),
 ) -> Vec<(Uuid, Usage)> {

@@ -53,7 +53,9 @@ use ssntp_transport::threads;
 /// How long a job may take before it counts as slow, and holds no place any more.
 /// Launching a process takes some 20 ms; only images and disks take longer.
 const SLOW: Duration = Duration::from_secs(1);
-/// How long the workers may take for the remaining jobs when the agent ends.
+/// How long the workers may take for the remaining jobs when the agent ends. With the time for
+/// the last frames (300 ms) and for the last read of a log (500 ms), it makes the two seconds
+/// that [`Agent`](super::Agent) promises.
 const LAST_JOBS: Duration = Duration::from_millis(1200);
 
 /// The queue of a job. Jobs with the same key are done one after the other.
@@ -145,7 +147,7 @@ struct Queues {
     jobs: HashMap<Key, VecDeque<Job>>,
     busy: HashSet<Key>,
     crews: [Hands; Crew::ALL.len()],
-    /// Under way.
+    /// Launches that are under way, so that they can be cancelled when the agent ends.
     launches: HashMap<Uuid, Cancel>,
     /// Held by each worker; `None` once no others are to be started.
     alive: Option<Sender<()>>,
@@ -214,6 +216,7 @@ impl Workers {
         let mut queues = self.shared.queues();
         let queue = queues.jobs.entry(key).or_default();
         queue.push_back(job);
+        // With jobs before it, the worker that does them passes the queue on.
         if queue.len() == 1
             && !queues.busy.contains(&key)
             && let Some(crew) = queues.pass_on(key)
@@ -295,6 +298,7 @@ impl Pool {
             shared.work(crew);
         })?;
         queues.crews[crew as usize].threads += 1;
+        // Threads come and go with the load, so the handles of ended ones would pile up.
         queues.threads.retain(|worker| !worker.is_finished());
         queues.threads.push(worker);
         Ok(())
@@ -306,6 +310,7 @@ impl Pool {
             let mut queues = self.queues();
             queues.busy.remove(&key);
             queues.crews[crew as usize].begun.remove(&key);
+            // A job for the same crew is taken by this thread itself, in its next round.
             if let Some(other) = queues.pass_on(key)
                 && other != crew
             {
@@ -327,6 +332,7 @@ impl Pool {
         loop {
             let hands = &mut queues.crews[crew as usize];
             let now = now();
+            // Slow jobs hold no place, so the number of threads may exceed that of places.
             let quick = |begun: &&Instant| now.saturating_duration_since(**begun) < SLOW;
             let has_place = hands.begun.values().filter(quick).count() < crew.places();
             if has_place && let Some(key) = hands.ready.pop_front() {
@@ -349,6 +355,7 @@ impl Pool {
             // A job under way may never end, so only waiting jobs keep a thread.
             let is_over = queues.stop && queues.jobs.values().all(VecDeque::is_empty);
             let hands = &mut queues.crews[crew as usize];
+            // More idle threads than places would have nothing to do.
             if is_over || hands.idle >= crew.places() {
                 return None;
             }

@@ -1,4 +1,4 @@
-//! What each frame changes in the tables, and its answer.
+//! The changes that each frame makes in the tables, and its answer.
 //!
 //! ```text
 //!            ┌ TenantAdded, TenantRemoved, RefreshCNCI ─▶ carried out, without an answer
@@ -44,7 +44,7 @@ pub(super) struct Concentrator {
     tables: Tables,
     plane: Box<dyn DataPlane>,
     keep: Keep,
-    /// Everything comes from one server.
+    /// One key is enough, because all frames come from one scheduler.
     log: LogLimit<()>,
 }
 
@@ -65,6 +65,7 @@ impl Concentrator {
         tables.ip = ip.to_string();
         tables.data_plane = plane.name().to_owned();
         keep(&tables)?;
+        // After the tables were saved: with a disk that cannot be used nothing is changed.
         plane.restore(&tables).map_err(io::Error::other)?;
         info!("{uuid}: data plane: {}", plane.name());
         Ok(Self {
@@ -215,6 +216,7 @@ impl Concentrator {
             }
             subnet(&peer.subnet)?;
         }
+        // The same list again must not disturb the tunnels.
         if peers != self.tables.peers {
             if let Some(more) = self.log.admit((), "peers", now()) {
                 info!("{}: {} peers{more}", self.uuid, peers.len());

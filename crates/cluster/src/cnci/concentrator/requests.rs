@@ -38,6 +38,7 @@ impl Concentrator {
             private_ip: private_ip.clone(),
             vnic_mac,
         };
+        // A controller that did not get the answer asks again, and gets it.
         if self.tables.public_ip(address) != Some(&ip) {
             self.assign_new(address, ip).map_err(|why| {
                 Refused::new("assign_failure", format!("{public_ip} is not assigned: {why}"))
@@ -60,12 +61,14 @@ impl Concentrator {
         if let Some(owner) = owner.filter(|owner| **owner != ip.instance_uuid) {
             return Err(format!("instance {owner} has it"));
         }
+        // A private address can be translated to one public address only.
         let is_other =
             |other: &&PublicIp| other.public_ip != ip.public_ip && other.private_ip == ip.private_ip;
         let mut others = self.tables.public_ips.iter().filter(is_other);
         if let Some(other) = others.next().filter(|_| !ip.private_ip.is_empty()) {
             return Err(format!("{} has {} already", ip.private_ip, other.public_ip));
         }
+        // The data plane comes first, so that the tables never have an address that it refused.
         self.plane.assign(&ip)?;
         self.commit(
             |tables| tables.insert_public_ip(ip.clone()),
@@ -122,6 +125,7 @@ impl Concentrator {
         change: impl FnOnce(&mut Tables),
         undo: impl FnOnce(&mut dyn DataPlane) -> Result<(), String>,
     ) -> Result<(), String> {
+        // A copy is simple, and the tables of one tenant are small.
         let before = self.tables.clone();
         change(&mut self.tables);
         let Err(e) = (self.keep)(&self.tables) else {

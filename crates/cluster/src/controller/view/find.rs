@@ -27,6 +27,7 @@ impl View {
     /// # Errors
     /// [`FindError`].
     pub fn find_instance(&self, text: &str) -> Result<Uuid, FindError> {
+        // Names come first: a name may look like the beginning of a UUID.
         let called = |instance: &&Instance| !text.is_empty() && instance.stats.name == text;
         let matches: Vec<_> = self.instances.values().filter(called).map(|i| i.uuid).collect();
         let text = text.to_owned();
@@ -58,6 +59,7 @@ impl View {
     pub fn find_volume(&self, text: &str) -> Result<Id, FindError> {
         let attached = self.instances.values().flat_map(|i| &i.stats.volumes);
         let attached: BTreeSet<&Id> = attached.collect();
+        // The name of a volume need not be a UUID; then only the whole name finds it.
         if let Some(whole) = attached.iter().find(|volume| **volume == text) {
             return Ok((*whole).clone());
         }

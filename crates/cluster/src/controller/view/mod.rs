@@ -1,4 +1,4 @@
-//! What a controller knows of the cluster, as a value: frames in, changes out. No I/O, no
+//! A controller's knowledge of the cluster, as a value: frames in, changes out. No I/O, no
 //! clock.
 //!
 //! ```text
@@ -60,7 +60,7 @@ const MOST_NODES: usize = 65_536;
 /// most, and half a kilobyte without labels and volumes.
 const MOST_INSTANCES: usize = 1 << 20;
 
-/// What a controller knows of the cluster.
+/// A controller's knowledge of the cluster.
 ///
 /// ```
 /// use std::time::UNIX_EPOCH;

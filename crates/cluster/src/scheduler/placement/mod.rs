@@ -237,6 +237,8 @@ impl Placement {
             roles,
             hostname: String::new(),
             seat: 0,
+            // Nothing is known of its room yet, so a START that finds no other node waits for
+            // its READY.
             state: State::Waiting,
             suspended: BTreeSet::new(),
             room: Room::UNKNOWN,
@@ -266,6 +268,7 @@ impl Placement {
     /// moment, or has less room than it said. False, and nothing changes, if the node takes
     /// no START anyway.
     pub fn await_ready(&mut self, uuid: Uuid) -> bool {
+        // A node that is full, offline or in maintenance stays so: nobody waits for its READY.
         let is_open = self.find(uuid).is_some_and(|node| node.state() != State::Closed);
         if is_open {
             self.change(uuid, |node| node.state = State::Waiting);
@@ -275,6 +278,8 @@ impl Placement {
 
     /// A node has said READY.
     pub fn ready(&mut self, uuid: Uuid, ready: &Ready) {
+        // A number for each READY, so that `take_back` recognises an allocation from an older
+        // one.
         self.reports += 1;
         let report = self.reports;
         self.change(uuid, |node| {
@@ -311,9 +316,11 @@ impl Placement {
             return;
         };
         let hostname = match hostname.len() <= MAX_HOSTNAME {
+            // Host names are the same in either case.
             true => hostname.to_ascii_lowercase(),
             false => String::new(),
         };
+        // A READY mostly repeats the name, and the trees then need no change.
         let Some(node) = self.slots[slot].as_mut().filter(|node| node.hostname != hostname) else {
             return;
         };
@@ -375,6 +382,8 @@ impl Placement {
         }
         self.change(allocation.node, |node| {
             node.state = State::Ready;
+            // With the strict policy the allocation is 0, and only the state goes back: the
+            // START had made the node wait for its next READY.
             node.room = node.room.plus(allocation.mem_mb, allocation.disk_mb);
         });
         true
@@ -424,6 +433,7 @@ impl Placement {
 
     /// Takes the allocation of a START from the node in `slot`.
     fn allocate(&mut self, slot: usize, needs: &Needs) -> Option<Allocation> {
+        // The next search begins after this node, so that STARTs spread over all nodes.
         self.rings.of_mut(needs.network_node).last = slot;
         let policy = self.policy;
         let node = self.slots.get_mut(slot)?.as_mut()?;
@@ -470,6 +480,7 @@ impl Placement {
     }
 
     fn leave_host(&mut self, hostname: &str, seat: usize) {
+        // A node without a name has no entry here, so nothing is removed for it.
         let host = self.by_hostname.get_mut(hostname);
         if host.is_some_and(|host| host.leave(seat)) {
             self.by_hostname.remove(hostname);

@@ -1,5 +1,4 @@
-//! What a search looks through: trees with the room of the nodes, and the node that was used
-//! last.
+//! The data of a search: trees with the room of the nodes, and the node that was used last.
 
 use ssntp::Role;
 use ssntp::payload::Ready;
@@ -9,7 +8,7 @@ use ssntp::payload::Ready;
 pub(super) enum State {
     /// It takes a START.
     Ready,
-    /// It will say READY when it takes the next one.
+    /// It will say READY when it can take the next START.
     Waiting,
     /// It is full, offline or in maintenance.
     Closed,
@@ -47,6 +46,7 @@ impl Rings {
     pub(super) fn set(&mut self, roles: Role, at: usize, state: State, room: Room) {
         let room_as = |wanted| if state == wanted { room } else { Room::NONE };
         for ring in self.of_roles(roles) {
+            // A node is in one tree only; in the other one its slot holds nothing.
             ring.ready.set(at, room_as(State::Ready));
             ring.waiting.set(at, room_as(State::Waiting));
         }
@@ -165,7 +165,7 @@ impl Tree {
         while at > 1 {
             at /= 2;
             let most = self.most[2 * at].most(self.most[2 * at + 1]);
-            // Then no ancestor changes either.
+            // If this maximum stays the same, no ancestor changes either.
             if self.most[at] == most {
                 return;
             }
@@ -175,6 +175,7 @@ impl Tree {
 
     fn grow(&mut self, slot: usize) {
         let old = std::mem::take(&mut self.most);
+        // A power of two makes all leaves equally deep, which `descend` relies on.
         let leaves = (slot + 1).next_power_of_two();
         self.most = vec![Room::NONE; 2 * leaves];
         let kept = &old[old.len() / 2..];
@@ -187,12 +188,15 @@ impl Tree {
     /// The first slot that fits after `last`, wrapping round, except `except`.
     fn first_after(&self, last: usize, wanted: Room, except: Option<usize>) -> Option<usize> {
         let leaves = self.leaves();
+        // The slot that was used last may lie beyond the leaves of this tree, which grows with
+        // the nodes it holds.
         let start = (last + 1).min(leaves);
         self.first_within(start, leaves, wanted, except)
             .or_else(|| self.first_within(0, start, wanted, except))
     }
 
     fn first_within(&self, from: usize, to: usize, wanted: Room, except: Option<usize>) -> Option<usize> {
+        // Entry 1 is the root.
         let found = self.descend(1, 0, self.leaves(), (from, to), wanted)?;
         match except {
             Some(except) if found == except => self.descend(1, 0, self.leaves(), (found + 1, to), wanted),

@@ -32,7 +32,7 @@ const OVERHEAD_MB: i64 = 512;
 /// The most code that software emulation keeps translated, in MB: otherwise
 /// it would be up to a gigabyte for each machine.
 const TRANSLATED_MB: u32 = 128;
-/// Where systems keep an EFI firmware that is one file.
+/// The places in which systems keep an EFI firmware that is one file.
 const FIRMWARE: [(&str, &str); 5] = [
     ("x86_64", "/usr/share/ovmf/OVMF.fd"),
     ("x86_64", "/usr/share/OVMF/OVMF.fd"),
@@ -243,8 +243,8 @@ pub(super) fn device_of(volume: Uuid) -> String {
     format!("d{}", volume.simple())
 }
 
-/// What the instance sees as the volume's serial number: the beginning of its
-/// name, since there is room for 20 characters.
+/// The serial number of a volume, as the instance sees it: the beginning of the volume's name,
+/// because there is room for 20 characters.
 pub(super) fn serial_of(volume: Uuid) -> String {
     let name = volume.to_string();
     name.get(..20).unwrap_or(&name).to_owned()

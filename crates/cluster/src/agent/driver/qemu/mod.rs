@@ -141,7 +141,7 @@ impl QemuDriver {
         self
     }
 
-    /// Where programs are looked for, in place of `PATH`.
+    /// Sets the directories in which programs are looked for, in place of `PATH`.
     #[cfg(test)]
     fn path(mut self, path: impl Into<OsString>) -> Self {
         self.path = Some(path.into());
@@ -447,7 +447,7 @@ fn no_disk_at(volume: &Path) -> String {
     format!("there is no disk.img in the volume {}", volume.display())
 }
 
-/// Where the disks of a machine are.
+/// The directory of a machine's disks.
 fn disks_of(place: &InstanceDir) -> PathBuf {
     place.dir().join("disks")
 }

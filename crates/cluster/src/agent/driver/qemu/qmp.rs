@@ -39,9 +39,9 @@ const MAX_LINE: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Qmp {
     stream: UnixStream,
-    /// Read, and not used yet.
+    /// Bytes that were read and are not a whole line yet.
     read: Vec<u8>,
-    /// The devices that the machine said are gone, since the last look.
+    /// The devices that the machine has reported as deleted on this connection.
     deleted: Vec<String>,
 }
 
@@ -84,6 +84,8 @@ impl Qmp {
     /// Waits until the machine says that a device is gone.
     pub(super) fn await_deleted(&mut self, device: &str, within: Duration) -> io::Result<()> {
         let limit = now() + within;
+        // The event may have come before the answer to `device_del`, so earlier ones count,
+        // too.
         while !self.deleted.iter().any(|deleted| deleted == device) {
             self.line(limit)?;
         }
@@ -122,6 +124,8 @@ impl Qmp {
                     "the machine does not answer",
                 ));
             }
+            // Set for each read, so that a machine that sends single bytes stays within the
+            // limit.
             self.stream.set_read_timeout(Some(left))?;
             let mut buffer = [0; 4096];
             match self.stream.read(&mut buffer) {

@@ -22,7 +22,8 @@ const MIN_CLUSTERS: usize = 512;
 const ROOT_ENTRIES: usize = 16;
 /// A volume that is mounted as a hard disk.
 const MEDIA: u8 = 0xf8;
-/// The first day that this format knows.
+/// The first day that this format knows, 1980-01-01: a fixed day, so that the bytes are always
+/// the same.
 const DATE: [u8; 2] = [0x21, 0x00];
 /// The last cluster of a file.
 const LAST: u16 = 0xfff;
@@ -51,6 +52,7 @@ pub(super) fn image(user_data: &[u8], meta_data: &[u8]) -> Option<Vec<u8>> {
     let mut fat = Fat::new(fat_sectors * SECTOR);
     let mut root = entry(LABEL, 0x08, 0, 0).to_vec();
     let mut data = Vec::new();
+    // The format numbers clusters from 2.
     let mut next = 2u16;
     for (short, long, bytes) in files {
         let count = u16::try_from(bytes.len().div_ceil(per_cluster * SECTOR)).ok()?;
@@ -74,6 +76,7 @@ pub(super) fn image(user_data: &[u8], meta_data: &[u8]) -> Option<Vec<u8>> {
     }
 
     let mut image = boot_record(per_cluster, fat_sectors, total)?;
+    // Twice: the format keeps a copy of the table.
     image.extend_from_slice(&fat.0);
     image.extend_from_slice(&fat.0);
     image.extend(root);
@@ -126,7 +129,7 @@ fn entry(name: &[u8; 11], attributes: u8, cluster: u16, len: u32) -> [u8; 32] {
 /// The entry before a file's own that gives its name as it is. Both names
 /// fit into one such entry.
 fn long_name(name: &str, short: &[u8; 11]) -> [u8; 32] {
-    // The name, its end, and nothing.
+    // The format wants the name, a zero, and 0xffff up to the end.
     let mut units = name.encode_utf16().chain([0]).chain(std::iter::repeat(0xffff));
     let mut entry = [0; 32];
     entry[0] = 0x41; // the first, and the last

@@ -16,7 +16,7 @@ const FOLDER: &str = "ssntp";
 /// The period over which CPU time is shared out, in microseconds.
 const PERIOD_USEC: u64 = 100_000;
 
-/// Where groups can be made.
+/// The hierarchies in which groups can be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cgroups {
     /// Nowhere.
@@ -63,7 +63,7 @@ impl Cgroups {
             Self::Unified(folder) => {
                 fs::create_dir_all(folder)?;
                 if let Some(parent) = folder.parent() {
-                    // Mostly they are on already, and then this may be refused.
+                    // The controllers are mostly on already, and then this may be refused.
                     share(parent);
                 }
                 share(folder);
@@ -133,7 +133,7 @@ impl Cgroups {
         for group in self.groups(instance) {
             let _ = fs::remove_dir(&group);
             if let Some(folder) = group.parent() {
-                // The last one takes the folder with it.
+                // The folder can be removed only with its last group.
                 let _ = fs::remove_dir(folder);
             }
         }
@@ -196,7 +196,7 @@ impl Cgroups {
             .into_iter()
             .map(|folder| folder.join(instance.to_string()))
             .collect();
-        // `cpu` and `cpuacct` are often the same hierarchy.
+        // `cpu` and `cpuacct` are often the same hierarchy, and so the same directory.
         groups.dedup();
         groups.into_iter()
     }

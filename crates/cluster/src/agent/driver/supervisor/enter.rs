@@ -141,7 +141,7 @@ fn own_resolver(file: &Path) -> rustix::io::Result<()> {
         return Ok(());
     }
     unshare(CloneFlags::CLONE_NEWNS).map_err(|e| rustix::io::Errno::from_raw_os_error(e as i32))?;
-    // What is mounted from here on is seen by the program alone.
+    // Mounts that are made from here on are seen by the program alone.
     mount_change(
         "/",
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,

@@ -36,7 +36,7 @@ impl Output {
         }
     }
 
-    /// Takes a piece of what was written; whether there may be more.
+    /// Takes a piece of the output; returns whether there may be more.
     pub(super) fn take(&mut self) -> bool {
         let Some(pipe) = &mut self.pipe else { return false };
         let mut piece = [0; PIECE];
@@ -83,6 +83,7 @@ impl Log {
             name,
             file: None,
             length: 0,
+            // Half of the limit, because there are two files: this one and the one before.
             most: (limit / 2).max(PIECE as u64),
         };
         log.open_file(OFlags::empty())?;
@@ -113,6 +114,7 @@ impl Log {
             // It could not be made anew before: there may be room by now.
             let _ = self.open_file(OFlags::empty());
         } else if self.length + bytes.len() as u64 > self.most {
+            // Before the piece is written, so that neither file is ever longer than its half.
             self.begin_anew();
         }
         if let Some(file) = &mut self.file {

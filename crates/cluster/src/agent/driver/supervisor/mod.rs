@@ -369,8 +369,8 @@ impl Supervisors {
         Ok(handle)
     }
 
-    /// The order for a supervisor. Also makes the control group; if that fails, the instance
-    /// runs without its limits.
+    /// The order for a supervisor. Also makes the control group; if that fails, only resource
+    /// limits bound the instance.
     fn order(&self, program: Program<'_>) -> Result<Order, LaunchError> {
         let (cgroups, instance) = (&self.inner.cgroups, program.place.instance());
         let bytes = u64::try_from(program.mem_mb).unwrap_or(0).saturating_mul(MB);
@@ -480,8 +480,8 @@ impl Supervisors {
         Ok(())
     }
 
-    /// What became of a run that a former agent launched. If the system does not say whether
-    /// it lives, it counts as running, and the watch finds out.
+    /// Finds out whether a run that a former agent launched still lives. If the system does not
+    /// say, it counts as running, and the watch finds out.
     pub(super) fn find(&self, running: &Running) -> Found {
         let same_boot = running.handle.boot_id == self.inner.boot_id;
         let state = run_of(&running.place).ok().and_then(State::read);
@@ -654,7 +654,8 @@ fn user_of(user: User) -> (Uid, Gid) {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What they hold is whole at any moment.
+    // Each change of these maps is one call, so a thread that panicked has left none half
+    // done, and a poisoned lock can be used.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -80,6 +80,7 @@ impl Order {
         if length > MAX_ORDER {
             return Err(invalid());
         }
+        // The length was checked before memory is reserved.
         let mut order = vec![0; length];
         from.read_exact(&mut order)?;
         let order: Self = serde_json::from_slice(&order)?;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
-/// What matters of `/proc/PID/stat`.
+/// The fields of `/proc/PID/stat` that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stat {
     pub(super) pid: i32,
@@ -47,8 +47,8 @@ pub(super) fn life(pid: i32, start_time: u64) -> Life {
     match stat(pid) {
         Ok(stat) if stat.start_time == start_time && !stat.ended => Life::Alive,
         Ok(_) => Life::Dead,
-        // Reading the file of a process that has ended since it was opened gives ESRCH.
         Err(e) if e.kind() == io::ErrorKind::NotFound => Life::Dead,
+        // Reading the file of a process that has ended since it was opened gives ESRCH.
         Err(e) if e.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => Life::Dead,
         Err(_) => Life::Unknown,
     }
@@ -160,7 +160,7 @@ pub(super) fn signal(stat: &Stat, signal: Signal) {
     }
 }
 
-/// What tells this boot from others; empty where the kernel doesn't say.
+/// The kernel's id of this boot; empty if the kernel gives none.
 pub(in crate::agent) fn boot_id() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     id.map(|id| id.trim().to_owned()).unwrap_or_default()

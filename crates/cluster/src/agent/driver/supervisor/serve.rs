@@ -210,7 +210,7 @@ impl Supervisor {
         // It holds the ends of the pipes, which only the run is to hold.
         drop(command);
         self.leader = Some(Pid::from_child(&child));
-        // What goes wrong here shows in how that process ends.
+        // If this fails, the process cannot read its order, and ends with an error.
         let _ = self.order.write(&ours);
         // The rest of it may be large.
         self.order.arguments = Vec::new();
@@ -267,7 +267,7 @@ impl Supervisor {
         self.finish(state);
     }
 
-    /// Takes notice of processes that ended; whether there are none left.
+    /// Takes notice of processes that ended; returns whether none is left.
     fn reap(&mut self, end: &mut Option<(WaitStatus, SystemTime)>) -> bool {
         loop {
             match wait(WaitOptions::NOHANG) {

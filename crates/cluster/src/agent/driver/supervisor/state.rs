@@ -29,12 +29,13 @@ use super::super::{Exit, LaunchError, LaunchFault};
 const VERSION: u32 = 1;
 /// The length of the file, and the longest line.
 pub(super) const LINE: usize = 512;
-/// The longest explanation of a failed run.
+/// The longest explanation of a failed run, in bytes: it leaves room in the file for the words
+/// before it and for the second line.
 const MAX_WHY: usize = 400;
 /// The file's name in the run's directory.
 const FILE: &str = "state";
 
-/// What became of a run so far.
+/// The state of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// Nothing of it has run: it waits for its handle to be written down.
@@ -69,7 +70,9 @@ impl State {
                 u8::from(exit.out_of_memory)
             ),
             Self::Failed(error) => {
+                // A line end in the text would end the line early.
                 let why = error.why.replace(char::is_control, " ");
+                // The text is cut between two characters, because readers want UTF-8.
                 let end = (0..=MAX_WHY).rev().find(|end| why.is_char_boundary(*end));
                 let why = why.get(..end.unwrap_or(0)).unwrap_or(&why);
                 format!(

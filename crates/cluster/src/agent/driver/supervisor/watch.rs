@@ -127,8 +127,8 @@ impl Inbox {
         }
     }
 
-    /// Waits until there is something to look at, and reads what was said: all
-    /// that matters is whether the other end was closed.
+    /// Waits for news, and reads the lines of supervisors. Their content does not matter: only
+    /// a connection that was closed does.
     fn wait(&self, watched: &mut [Watched]) {
         let looks = watched
             .iter()
