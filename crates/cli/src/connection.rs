@@ -110,7 +110,8 @@ impl ServerArgs {
             files: CredentialFiles {
                 ca: path(&self.ca, &context.ca, "ca", "SSNTP_CA")?,
                 cert: path(&self.cert, &context.cert, "cert", "SSNTP_CERT")?,
-                // A key belongs to its certificate.
+                // A key belongs to its certificate, so the context's key is not used with another
+                // --cert.
                 key: match self.cert {
                     Some(_) => self.key.clone(),
                     None => Some(context.key).filter(|key| !key.is_empty()).map(PathBuf::from),

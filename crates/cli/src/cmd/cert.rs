@@ -194,6 +194,8 @@ struct Verify {
 
 /// Runs `ssntp cert`.
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    // A signal does not interrupt the writing of a key or a list. If the program has to be ended by
+    // force, its exit code says that it was not done.
     let _stop = Stop::install_for_commands()?;
     match args.command {
         Command::Ca(ca) => make(ca),

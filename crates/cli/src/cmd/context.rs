@@ -57,6 +57,7 @@ struct Add {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    // A signal does not interrupt a change of the file.
     let _stop = Stop::install()?;
     match args.command {
         Command::Add(add) => self::add(&add),
@@ -127,6 +128,7 @@ const COLUMNS: Columns<Contexts, (String, Context)> = &[
 
 fn remove(name: &str) -> Result<(), Failure> {
     Contexts::change(|contexts| {
+        // No other context takes its place, so that no command goes to another server unnoticed.
         if contexts.current == name {
             contexts.current.clear();
         }

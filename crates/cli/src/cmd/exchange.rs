@@ -137,6 +137,7 @@ pub(crate) fn answer(args: &AnswerArgs) -> Result<(), Failure> {
                     Err(why) => client.refuse(&request, &why),
                 };
             }
+            // Every request is answered, because the client that asks waits for an answer.
             Waited::Event(ClientEvent::Request(request)) => {
                 let _ = client.refuse(&request, "unsupported");
             }

@@ -58,6 +58,8 @@ pub(crate) struct Args {
 
 /// Runs `ssntp decode`.
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    // After a signal the program may read and print for 1.8 s more. If the input then has not
+    // ended, the program ends by force, with exit code 0.
     let _stop = Stop::install()?;
     let is_stdin = args.file.as_os_str() == "-";
     let name = match is_stdin {

@@ -159,7 +159,7 @@ struct Running<'a> {
 /// Logs that the kept policy is in force and not that of --policy. If the files of --policy are
 /// newer, this is a warning, because their author probably expects them in force.
 fn tell_of_kept(kept: &Path, source: &Source) {
-    // The latest changes may still be in the file beside it.
+    // The latest changes may be in the file of edits beside it and not yet in the kept file itself.
     let mut edits = kept.as_os_str().to_owned();
     edits.push(".edits");
     let last = [kept, Path::new(&edits)].into_iter().filter_map(modified).max();

@@ -80,6 +80,7 @@ pub(super) fn reports(args: ReportArgs) -> Result<(), Failure> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     for mut report in reports {
         let object = ManagedObject::deserialize(report["object"].take()).map_err(Failure::new)?;
+        // The clock may have been set back since the report arrived.
         let age = (now.as_secs_f64() - report["arrived"].as_f64().unwrap_or_default()).max(0.0);
         let (element, count) = (report["element"].as_str().unwrap_or("-"), &report["count"]);
         let times = if *count == 1 { "time" } else { "times" };
