@@ -363,7 +363,8 @@ impl DataPlane for Routing {
         if self.public.contains_key(&public) {
             self.release(ip)?;
         }
-        tools::ip(&format!("addr add {public}/32 dev {}\n", self.underlay.device))?;
+        // "replace", because the address is there already if the rules failed last time.
+        tools::ip(&format!("addr replace {public}/32 dev {}\n", self.underlay.device))?;
         tools::nft(&format!(
             "add element ip ssntp inward {{ {public} : {private} }}\n\
              add element ip ssntp outward {{ {private} : {public} }}"

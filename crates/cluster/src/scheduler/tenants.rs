@@ -211,7 +211,11 @@ impl TenantTable {
             tenant_uuid: uuid("tenant_uuid", &entry.tenant_uuid)?,
             subnet: subnet(&entry.subnet).map_err(invalid)?,
             key: match entry.key {
-                0 => self.free_key()?,
+                // A controller that asks again has not learnt the key that was chosen.
+                0 => match self.table.tenants.get(name) {
+                    Some(there) => there.key,
+                    None => self.free_key()?,
+                },
                 key @ 1..=MAX_KEY => key,
                 key => return Err(invalid(format!("the key {key} is larger than {MAX_KEY}"))),
             },
@@ -501,6 +505,7 @@ mod tests {
         assert_eq!(key(add("c", 3, 0)), Ok(2), "the first free one");
         assert_eq!(key(add("d", 4, 0)), Ok(4));
         assert_eq!(key(add("a", 1, 1)), Ok(1), "asked again");
+        assert_eq!(key(add("d", 4, 0)), Ok(4), "asked again, without the key");
         let mut why = |change: &dyn Fn(&mut Tenant)| {
             let mut asked = add("e", 9, 0);
             change(&mut asked);
