@@ -221,4 +221,28 @@ mod tests {
             assert_eq!(common_flags_last(words(line)), words(same), "{line}");
         }
     }
+
+    /// clap gives the value of such a flag to the command above as well, which may read
+    /// another type from it and panic.
+    #[test]
+    fn no_flag_has_the_name_of_a_flag_of_all_commands_above_it() {
+        fn check(command: &clap::Command, above: &[clap::Id]) {
+            let mut global = above.to_vec();
+            for arg in command.get_arguments() {
+                assert!(
+                    !above.contains(arg.get_id()),
+                    "{}: {}",
+                    command.get_name(),
+                    arg.get_id()
+                );
+                if arg.is_global_set() {
+                    global.push(arg.get_id().clone());
+                }
+            }
+            for below in command.get_subcommands() {
+                check(below, &global);
+            }
+        }
+        check(&command(), &[]);
+    }
 }

@@ -364,7 +364,10 @@ impl DataPlane for Routing {
             self.release(ip)?;
         }
         // "replace", because the address is there already if the rules failed last time.
-        tools::ip(&format!("addr replace {public}/32 dev {}\n", self.underlay.device))?;
+        tools::ip(&format!(
+            "addr replace {public}/32 dev {}\n",
+            self.underlay.device
+        ))?;
         tools::nft(&format!(
             "add element ip ssntp inward {{ {public} : {private} }}\n\
              add element ip ssntp outward {{ {private} : {public} }}"

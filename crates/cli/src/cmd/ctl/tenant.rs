@@ -58,7 +58,7 @@ struct AddArgs {
     concentrator: String,
     /// The key of its tunnels, which no other tenant has [default: a free one]
     #[arg(long, value_name = "K", value_parser = value_parser!(u32).range(1..=i64::from(MAX_KEY)))]
-    key: Option<u32>,
+    network_key: Option<u32>,
     /// The UUID of its concentrator: that of the concentrator's certificate [default: a
     /// new one]
     #[arg(long, value_name = "UUID")]
@@ -108,7 +108,7 @@ fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
         tenant_uuid: new_id(),
         subnet: args.subnet.clone(),
         // 0 lets the scheduler choose a free key.
-        key: args.key.unwrap_or_default(),
+        key: args.network_key.unwrap_or_default(),
         concentrator_uuid: args.uuid.map_or_else(new_id, Id::from),
         concentrator_ip: args.concentrator.clone(),
         ..TenantEntry::default()

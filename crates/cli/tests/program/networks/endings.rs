@@ -11,7 +11,8 @@ fn what_stands_goes_on_when_a_part_is_killed_and_nothing_is_left() {
     let Some(mut rig) = Rig::new() else { return };
     assert!(rig.refused("tenant show blue").contains("no tenant"));
     rig.tenant("blue", 33);
-    let again = rig.refused("tenant add red --subnet 172.16.0.0/24 --concentrator 10.77.0.34/24 --key 1");
+    let again =
+        rig.refused("tenant add red --subnet 172.16.0.0/24 --concentrator 10.77.0.34/24 --network-key 1");
     assert!(again.contains("tenant blue has this key"), "{again}");
     let (a, b) = (rig.start("blue", "a"), rig.start("blue", "b"));
     let mut stream = a.connect(&b);
