@@ -39,6 +39,9 @@ struct Sent {
     command: Command,
     subject: CommandSubject,
     instance: Uuid,
+    /// Whether the instance was known when the command was sent. If it was not, then STATS
+    /// that lack it may be older than the command, and the node's failure is the answer.
+    is_known: bool,
     node: Uuid,
     given: Instant,
     deadline: Instant,
@@ -65,8 +68,8 @@ impl Commands {
         }
     }
 
-    /// A command was forwarded to a node.
-    pub(super) fn sent(&mut self, node: Uuid, instance: Uuid, frame: &Frame, now: Instant) {
+    /// A command was forwarded to a node. `is_known` is whether its instance was known.
+    pub(super) fn sent(&mut self, node: Uuid, instance: Uuid, is_known: bool, frame: &Frame, now: Instant) {
         let command = Command(frame.kind().operand);
         if !is_tracked(command) || self.sent.len() >= MOST {
             return;
@@ -81,6 +84,7 @@ impl Commands {
                 ..CommandSubject::of(frame)
             },
             instance,
+            is_known,
             node,
             given: now,
             deadline,
@@ -164,8 +168,8 @@ impl Commands {
             let is_done = match sent.command {
                 // An instance that is not persistent is deleted by STOP, so a missing one has
                 // stopped, too.
-                Command::STOP => phase.is_none_or(|phase| phase == Phase::Ended),
-                Command::DELETE => phase.is_none(),
+                Command::STOP => phase.map_or(sent.is_known, |phase| phase == Phase::Ended),
+                Command::DELETE => phase.is_none() && sent.is_known,
                 Command::RESTART => state == Some(&InstanceState::Active),
                 Command::ATTACH_VOLUME => has_volume(),
                 _ => !has_volume(),

@@ -83,7 +83,7 @@ impl Scheduler {
         }
         let Some(node) = node else { return };
         if let Some(instance) = instance {
-            self.commands.sent(node, instance, frame, cx.now());
+            self.commands.sent(node, instance, has.is_some(), frame, cx.now());
         }
         match Command(frame.kind().operand) {
             Command::EVACUATE => {

@@ -268,6 +268,27 @@ fn what_stats_or_an_event_show_is_the_answer() {
 }
 
 #[test]
+fn stats_from_before_a_command_for_an_instance_that_is_gone_do_not_answer_it() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    for (command, asked, error, failed) in commands(node.uuid) {
+        if !matches!(command, Command::STOP | Command::DELETE) {
+            continue;
+        }
+        controller.send_text(command, &asked);
+        node.expect(command);
+        // The node has sent these before it received the command.
+        node.send_payload(&stats(node.uuid, &[]));
+        controller.expect(Command::STATS);
+        node.send_text(error, &failed);
+        let frame = controller.expect(error);
+        let text = String::from_utf8(frame.payload_bytes().to_vec()).unwrap();
+        assert!(text.contains("no_instance"), "{text}");
+    }
+}
+
+#[test]
 fn a_command_that_its_node_does_not_answer_is_answered_at_its_deadline() {
     let quiet = Duration::from_millis(100);
     let cluster = Cluster::new(SchedulerConfig::new().start_time(quiet, quiet * 2));
