@@ -655,7 +655,13 @@ fn a_supervisor_passes_over_what_it_does_not_know() {
 fn a_supervisor_is_the_file_that_it_was_started_from() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
     let program = stage.path("ssntp");
-    fs::copy(env!("CARGO_BIN_EXE_ssntp"), &program).unwrap();
+    // Copied by another process: while this one had the file open for writing, a child that
+    // another test starts could inherit that, and a file that is written to cannot be run.
+    let copied = Command::new("cp")
+        .arg(env!("CARGO_BIN_EXE_ssntp"))
+        .arg(&program)
+        .status();
+    assert!(copied.unwrap().success());
     stage.driver = driver(Confinement::ResourceLimits).supervisor(&program);
     let removed = program.clone();
     let handle = stage.try_launch(&["sh", "-c", "echo up; exec sleep 1000"], &mut |_| {
