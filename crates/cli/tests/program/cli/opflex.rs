@@ -710,8 +710,12 @@ fn a_policy_that_was_put_outlives_reloads_and_files_that_are_only_touched() {
     assert_eq!(shown(), "put");
     end(server, Signal::TERM);
 
-    // Edited while the server was down: the kept policy is in force, and that is said.
+    // Edited while the server was down: the kept policy is in force, and that is said. A file
+    // system counts time in steps of some milliseconds, and the server wrote its file just now.
     write("policy.json", &object("edited"));
+    let kept = fs::metadata(dir.join("kept.json")).unwrap().modified().unwrap();
+    let edited = fs::File::options().write(true).open(dir.join("policy.json"));
+    edited.unwrap().set_modified(kept + Duration::from_secs(1)).unwrap();
     let server = serve();
     until_written(
         &dir.join("errors"),
