@@ -9,6 +9,7 @@ mod cert;
 mod cnci;
 mod credentials;
 mod decode;
+mod exchange;
 mod logs;
 mod machine;
 mod memory;

@@ -15,28 +15,28 @@ use ssntp::pki::{Identity, Trust};
 use tempfile::TempDir;
 
 /// How long anything may take before a test fails.
-const LIMIT: Duration = Duration::from_secs(30);
+pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
 /// A running `ssntp`. Dropping it kills it.
-struct Program {
-    child: Child,
-    out: Receiver<String>,
-    err: Receiver<String>,
+pub(super) struct Program {
+    pub(super) child: Child,
+    pub(super) out: Receiver<String>,
+    pub(super) err: Receiver<String>,
 }
 
 /// How one ended.
-struct Ended {
-    code: Option<i32>,
-    out: Vec<String>,
-    err: Vec<String>,
+pub(super) struct Ended {
+    pub(super) code: Option<i32>,
+    pub(super) out: Vec<String>,
+    pub(super) err: Vec<String>,
 }
 
 impl Program {
-    fn start(directory: &Path, line: &str) -> Self {
+    pub(super) fn start(directory: &Path, line: &str) -> Self {
         Self::with_input(directory, line, b"")
     }
 
-    fn with_input(directory: &Path, line: &str, input: &[u8]) -> Self {
+    pub(super) fn with_input(directory: &Path, line: &str, input: &[u8]) -> Self {
         let mut child = command(directory, line).stdin(Stdio::piped()).spawn().unwrap();
         // It need not read it.
         let _ = child.stdin.take().unwrap().write_all(input);
@@ -46,12 +46,12 @@ impl Program {
     }
 
     /// The next line of its standard output.
-    fn line(&self) -> String {
+    pub(super) fn line(&self) -> String {
         self.out.recv_timeout(LIMIT).expect("it printed nothing")
     }
 
     /// Waits for a line on its standard error that begins so.
-    fn error_line(&self, begin: &str) -> String {
+    pub(super) fn error_line(&self, begin: &str) -> String {
         loop {
             let line = self.err.recv_timeout(LIMIT);
             let line = line.unwrap_or_else(|_| panic!("it did not say: {begin}"));
@@ -61,27 +61,27 @@ impl Program {
         }
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(super) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).unwrap();
         kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
     }
 
     /// Waits for its end.
-    fn end(mut self) -> Ended {
+    pub(super) fn end(mut self) -> Ended {
         let (out, err) = (rest(&self.out), rest(&self.err));
         let code = self.child.wait().unwrap().code();
         Ended { code, out, err }
     }
 
     /// Waits for its end, which has to be a good one.
-    fn succeed(self) -> Vec<String> {
+    pub(super) fn succeed(self) -> Vec<String> {
         let ended = self.end();
         assert_eq!(ended.code, Some(0), "{:?}", ended.err);
         ended.out
     }
 
     /// Waits for its end with this code, and its one line about it.
-    fn fail(self, code: i32) -> String {
+    pub(super) fn fail(self, code: i32) -> String {
         let mut ended = self.end();
         assert_eq!(ended.code, Some(code), "{:?}", ended.err);
         assert_eq!(ended.err.len(), 1, "{:?}", ended.err);
@@ -98,7 +98,7 @@ impl Drop for Program {
     }
 }
 
-fn command(directory: &Path, line: &str) -> Command {
+pub(super) fn command(directory: &Path, line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
     command
         .args(line.split_whitespace())
@@ -110,7 +110,7 @@ fn command(directory: &Path, line: &str) -> Command {
     command
 }
 
-fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
+pub(super) fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         for line in BufReader::new(pipe).lines() {
@@ -123,7 +123,7 @@ fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
 }
 
 /// Every line until the pipe is closed.
-fn rest(lines: &Receiver<String>) -> Vec<String> {
+pub(super) fn rest(lines: &Receiver<String>) -> Vec<String> {
     let deadline = Instant::now() + LIMIT;
     let mut rest = Vec::new();
     loop {
@@ -136,10 +136,10 @@ fn rest(lines: &Receiver<String>) -> Vec<String> {
 }
 
 /// A directory with an authority and a certificate for each role used here.
-struct Place(TempDir);
+pub(super) struct Place(pub(super) TempDir);
 
 impl Place {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let place = Self(tempfile::tempdir().unwrap());
         place.succeed("cert ca --dir .");
         for role in ["server", "agent", "controller"] {
@@ -148,24 +148,24 @@ impl Place {
         place
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn start(&self, line: &str) -> Program {
+    pub(super) fn start(&self, line: &str) -> Program {
         Program::start(self.0.path(), line)
     }
 
-    fn succeed(&self, line: &str) -> Vec<String> {
+    pub(super) fn succeed(&self, line: &str) -> Vec<String> {
         self.start(line).succeed()
     }
 
-    fn fail(&self, line: &str, code: i32) -> String {
+    pub(super) fn fail(&self, line: &str, code: i32) -> String {
         self.start(line).fail(code)
     }
 
     /// A server on loopback that sends STATS to controllers, and its address.
-    fn server(&self, flags: &str) -> (Program, String) {
+    pub(super) fn server(&self, flags: &str) -> (Program, String) {
         let server = self.start(&format!(
             "server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem --forward STATS=controller {flags}"
         ));
@@ -176,14 +176,14 @@ impl Place {
     }
 
     /// A controller that listens and is connected.
-    fn listener(&self, address: &str, flags: &str) -> Program {
+    pub(super) fn listener(&self, address: &str, flags: &str) -> Program {
         let listener = self.start(&format!("listen {} {flags}", connect(address, "controller")));
         listener.error_line("connected to ");
         listener
     }
 
     /// An agent that sends STATS.
-    fn send(&self, address: &str, flags: &str, input: &[u8]) -> Program {
+    pub(super) fn send(&self, address: &str, flags: &str, input: &[u8]) -> Program {
         let line = format!(
             "send {} --type COMMAND --operand STATS {flags}",
             connect(address, "agent")
@@ -193,7 +193,7 @@ impl Place {
 }
 
 /// The flags that connect somewhere as somebody.
-fn connect(address: &str, role: &str) -> String {
+pub(super) fn connect(address: &str, role: &str) -> String {
     format!("--connect {address} --ca ca.pem --cert {role}.pem")
 }
 
@@ -683,47 +683,6 @@ fn a_payload_that_is_the_name_of_a_file_is_sent_with_a_hint() {
             sent.err
         );
     }
-}
-
-/// A program at a shell asks, and another one answers with what a program prints.
-#[test]
-fn requests_are_asked_and_answered_at_a_shell() {
-    let place = Place::new();
-    let own = "--application 0x81=QUERY:request";
-    let (_server, at) = place.server(&format!("{own} --forward QUERY=agent"));
-    let answer = |program: &[&str]| {
-        let to = connect(&at, "agent");
-        let mut words = command(place.0.path(), &format!("answer QUERY {own} {to} --limit 1 --"));
-        let mut child = words.args(program).spawn().unwrap();
-        let out = lines(child.stdout.take().unwrap());
-        let err = lines(child.stderr.take().unwrap());
-        let uuid = err.recv_timeout(LIMIT).unwrap();
-        let uuid = uuid.split(' ').next().unwrap().to_owned();
-        (Program { child, out, err }, uuid)
-    };
-    let ask = |more: &str| place.start(&format!("request {} {more}", connect(&at, "controller")));
-    let shout = r#"printf '%s from %s' "$(tr a-z A-Z)" "$SSNTP_FROM""#;
-    let (program, uuid) = answer(&["sh", "-c", shout]);
-    let said = ask(&format!("QUERY four {own} --to {uuid}")).succeed();
-    assert!(
-        said[0].starts_with("FOUR from ") && said[0].len() == "FOUR from ".len() + 36,
-        "{said:?}"
-    );
-    // The server's rule finds the client; a number needs no name.
-    assert!(ask("COMMAND/0x81 five").succeed()[0].starts_with("FIVE from "));
-    drop(program);
-
-    for (program, why) in [
-        (&["sh", "-c", "echo no; exit 3"][..], "sh: exit status: 3"),
-        (&["sleep", "1000"], "sleep: it ran for more than 1 s"),
-        (&["./no-such-program"], "./no-such-program: No such file"),
-    ] {
-        let (_program, uuid) = answer(program);
-        let refused = ask(&format!("COMMAND/0x81 --to {uuid}")).fail(1);
-        assert!(refused.contains(why), "{refused}");
-    }
-    let why = ask("STATS").fail(2);
-    assert!(why.contains("STATS is no request"), "{why}");
 }
 
 /// As other tools write them: the certificate in one file, the key in another one.
