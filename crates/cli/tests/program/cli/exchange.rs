@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 
-use super::session::{LIMIT, Place, Program, command, connect, lines};
+use super::place::{LIMIT, Place, Program, command, connect, lines};
 
 /// An `ssntp answer` that is connected, and its UUID.
 fn answer(place: &Place, at: &str, flags: &str, program: &[&str]) -> (Program, String) {
