@@ -715,7 +715,10 @@ fn a_policy_that_was_put_outlives_reloads_and_files_that_are_only_touched() {
     write("policy.json", &object("edited"));
     let kept = fs::metadata(dir.join("kept.json")).unwrap().modified().unwrap();
     let edited = fs::File::options().write(true).open(dir.join("policy.json"));
-    edited.unwrap().set_modified(kept + Duration::from_secs(1)).unwrap();
+    edited
+        .unwrap()
+        .set_modified(kept + Duration::from_secs(1))
+        .unwrap();
     let server = serve();
     until_written(
         &dir.join("errors"),
