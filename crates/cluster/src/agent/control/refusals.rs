@@ -45,7 +45,9 @@ pub(super) fn check_networking(start: &Start, network: Option<&Networks>) -> Res
     match network {
         Some(network) => drop(network.attachment(start)?),
         None if matches!(Attachment::of(start), Ok(Some(Attachment::Tenant(_)))) => {
-            return Err("this node has no tenants' networks (its agent runs without --network tenants)".into());
+            return Err(
+                "this node has no tenants' networks (its agent runs without --network tenants)".into(),
+            );
         }
         None => {}
     }
