@@ -42,6 +42,7 @@
 //! | `node` | NodeConnected, NodeDisconnected |
 //! | `trace_report` | TraceReport |
 //! | `sessions` | ListSessions, Sessions |
+//! | `draining` | Draining |
 //! | `kick` | Kick, Kicked, ListBans, Bans, Unban, Unbanned |
 //! | `tenants` | Tenant, Tenants |
 //! | `failure` | StartFailure and the other failures of commands |
@@ -72,6 +73,7 @@
 mod configure;
 mod content;
 mod delete;
+mod draining;
 mod evacuate;
 mod failure;
 mod id;
@@ -109,6 +111,7 @@ pub use self::configure::{
 };
 pub use self::content::Content;
 pub use self::delete::Delete;
+pub use self::draining::Draining;
 pub use self::evacuate::{Evacuate, NextState};
 pub use self::failure::*;
 pub use self::id::Id;

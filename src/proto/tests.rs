@@ -230,7 +230,7 @@ fn every_operand_has_its_number_and_name() {
         ),
         (
             3,
-            "StreamOpened StreamData StreamEnded Sessions Kicked Bans Unbanned Tenants",
+            "StreamOpened StreamData StreamEnded Sessions Kicked Bans Unbanned Tenants Draining",
         ),
     ];
     for (frame_type, names) in ours {
