@@ -4,6 +4,8 @@
 #![expect(
     clippy::disallowed_types,
     clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::panic,
     reason = "the peers of the client under test"
 )]
 
