@@ -42,6 +42,8 @@
 //! | `wire` | [`Wire`]: the network of an instance that is being launched |
 //! | `tools` | `ip` and `nft` as child processes |
 
+#[cfg(test)]
+pub(crate) mod alone;
 mod attachment;
 pub(crate) mod links;
 mod node;
@@ -49,8 +51,7 @@ pub(crate) mod tools;
 mod wire;
 
 pub use self::attachment::MAX_KEY;
-pub(crate) use self::attachment::subnet;
-pub(crate) use self::attachment::{gateway, mac_of};
+pub(crate) use self::attachment::{Attachment, gateway, mac_of, subnet};
 pub(crate) use self::node::Networks;
 pub use self::node::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig};
 pub(crate) use self::wire::RESOLVER;
