@@ -38,10 +38,11 @@ pub trait DataPlane: Send + fmt::Debug {
     /// The reason; it is logged, and the table has the peers all the same.
     fn set_peers(&mut self, peers: &[CnciPeer]) -> Result<(), String>;
 
-    /// Gives a public address to an instance.
+    /// Gives a public address to an instance, or another private address to one that it has.
     ///
     /// # Errors
-    /// The reason; the command fails with `assign_failure`.
+    /// The reason; the command fails with `assign_failure`, and the address leads where it led
+    /// before.
     fn assign(&mut self, ip: &PublicIp) -> Result<(), String>;
 
     /// Takes a public address back.

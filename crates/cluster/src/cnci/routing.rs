@@ -7,6 +7,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::Ipv4Net;
+use log::warn;
 use serde::Deserialize;
 
 use super::plane::DataPlane;
@@ -114,28 +115,47 @@ impl Routing {
         self.tunnels.values().any(|way| way.key == key)
     }
 
+    fn uses_entry(&self, way: Way) -> bool {
+        let mut ways = self.tunnels.values();
+        ways.any(|other| (other.key, other.node) == (way.key, way.node))
+    }
+
     fn uses_node(&self, node: Ipv4Addr) -> bool {
         self.tunnels.values().any(|way| way.node == node)
     }
 
-    fn cut(&mut self, way: Way) -> Result<(), String> {
-        let name = tunnel_name(way.key);
-        // The tunnel is out of the map already, so these checks are about the other ones.
-        if !self.uses_node(way.node) {
-            tools::nft(&format!("delete element ip ssntp nodes {{ {} }}", way.node))?;
-        }
+    /// Makes what a new tunnel needs and the others have not made.
+    fn wire(&self, way: Way) -> Result<(), String> {
         if !self.uses_key(way.key) {
-            delete(&[name]);
-            return Ok(());
+            self.make(way)?;
         }
-        if self
-            .tunnels
-            .values()
-            .any(|other| (other.key, other.node) == (way.key, way.node))
-        {
-            return Ok(());
+        tools::nft(&format!("add element ip ssntp nodes {{ {} }}", way.node))?;
+        match self.uses_entry(way) {
+            true => Ok(()),
+            false => {
+                let name = tunnel_name(way.key);
+                tools::bridge(&format!("fdb append {ALL} dev {name} dst {}\n", way.node))
+            }
         }
-        tools::bridge(&format!("fdb del {ALL} dev {name} dst {}\n", way.node))
+    }
+
+    /// Removes what only this tunnel needs. The tunnel is not in the map, so the checks are
+    /// about the other ones. A step that fails does not keep the others from being taken.
+    fn cut(&self, way: Way) -> Result<(), String> {
+        let name = tunnel_name(way.key);
+        let node = match self.uses_node(way.node) {
+            true => Ok(()),
+            false => tools::nft(&format!("delete element ip ssntp nodes {{ {} }}", way.node)),
+        };
+        let entry = match (self.uses_key(way.key), self.uses_entry(way)) {
+            (false, _) => {
+                delete(&[name]);
+                Ok(())
+            }
+            (true, true) => Ok(()),
+            (true, false) => tools::bridge(&format!("fdb del {ALL} dev {name} dst {}\n", way.node)),
+        };
+        node.and(entry)
     }
 
     /// The whole filter and the address maps. nft replaces the table in one step.
@@ -239,12 +259,15 @@ impl DataPlane for Routing {
             // A tunnel that was never possible is in the tables all the same.
             match Way::of(tunnel) {
                 Ok(way) => drop(self.tunnels.insert(name_of(tunnel), way)),
-                Err(why) => log::warn!("node {}: {why}", tunnel.agent_uuid),
+                Err(why) => warn!("node {}: {why}", tunnel.agent_uuid),
             }
         }
         for ip in &tables.public_ips {
-            let (public, private) = pair(ip)?;
-            self.public.insert(public, private);
+            // A concentrator that only kept tables has assigned addresses that lead nowhere.
+            match pair(ip) {
+                Ok((public, private)) => drop(self.public.insert(public, private)),
+                Err(why) => warn!("public address {:?}: {why}", ip.public_ip),
+            }
         }
         // The filter comes before tunnels and forwarding, so that no packet passes without it.
         tools::nft(&self.table()).map_err(|why| format!("nft, which needs CAP_NET_ADMIN: {why}"))?;
@@ -317,16 +340,10 @@ impl DataPlane for Routing {
         {
             return Err(format!("{} has another key than {}", way.subnet, way.key));
         }
-        if !self.uses_key(way.key) {
-            self.make(way)?;
-        }
-        tools::nft(&format!("add element ip ssntp nodes {{ {} }}", way.node))?;
-        let device = tunnel_name(way.key);
-        let has_entry = others
-            .clone()
-            .any(|other| (other.key, other.node) == (way.key, way.node));
-        if !has_entry {
-            tools::bridge(&format!("fdb append {ALL} dev {device} dst {}\n", way.node))?;
+        if let Err(why) = self.wire(way) {
+            // A half of a tunnel would be in the way of the next attempt.
+            let _ = self.cut(way);
+            return Err(why);
         }
         self.tunnels.insert(name, way);
         Ok(())
@@ -359,18 +376,18 @@ impl DataPlane for Routing {
         if public == self.underlay.ip {
             return Err(format!("{public} is the concentrator's own address"));
         }
-        // The address belongs to another private address so far.
-        if self.public.contains_key(&public) {
-            self.release(ip)?;
-        }
-        // "replace", because the address is there already if the rules failed last time.
+        // "replace", because the address is there already if the rules failed last time, or if
+        // it leads to another private address so far.
         tools::ip(&format!(
             "addr replace {public}/32 dev {}\n",
             self.underlay.device
         ))?;
+        let former = self.public.get(&public);
+        let former = former.map(|former| unmap(public, *former)).unwrap_or_default();
         tools::nft(&format!(
-            "add element ip ssntp inward {{ {public} : {private} }}\n\
-             add element ip ssntp outward {{ {private} : {public} }}"
+            "{former}\
+             add element ip ssntp inward {{ {public} : {private} }}\n\
+             add element ip ssntp outward {{ {private} : {public} }}\n"
         ))?;
         self.public.insert(public, private);
         Ok(())
@@ -381,10 +398,7 @@ impl DataPlane for Routing {
         let Some(private) = self.public.get(&public).copied() else {
             return Ok(());
         };
-        tools::nft(&format!(
-            "delete element ip ssntp inward {{ {public} }}\n\
-             delete element ip ssntp outward {{ {private} }}"
-        ))?;
+        tools::nft(&unmap(public, private))?;
         tools::ip(&format!("addr del {public}/32 dev {}\n", self.underlay.device))?;
         self.public.remove(&public);
         Ok(())
@@ -393,6 +407,14 @@ impl DataPlane for Routing {
 
 fn name_of(tunnel: &Tunnel) -> (Id, String) {
     (tunnel.agent_uuid.clone(), tunnel.subnet.clone())
+}
+
+/// The commands that take a public address from a private one.
+fn unmap(public: Ipv4Addr, private: Ipv4Addr) -> String {
+    format!(
+        "delete element ip ssntp inward {{ {public} }}\n\
+         delete element ip ssntp outward {{ {private} }}\n"
+    )
 }
 
 fn pair(ip: &PublicIp) -> Result<(Ipv4Addr, Ipv4Addr), String> {
@@ -407,4 +429,88 @@ fn parse(ip: &str) -> Result<Ipv4Addr, String> {
 fn set(name: &str, value: &str) -> Result<(), String> {
     let path = format!("/proc/sys/net/{name}");
     fs::write(&path, value).map_err(|e| format!("{path}: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::alone::alone;
+
+    fn routing() -> Routing {
+        Routing::open("10.0.0.1".parse().unwrap()).unwrap()
+    }
+
+    fn tunnel(node: &str) -> Tunnel {
+        Tunnel {
+            agent_uuid: node.into(),
+            agent_ip: node.into(),
+            subnet: "172.16.0.0/24".into(),
+            key: 1,
+        }
+    }
+
+    fn public(private: &str) -> PublicIp {
+        PublicIp {
+            public_ip: "10.0.0.200".into(),
+            private_ip: private.into(),
+            ..PublicIp::default()
+        }
+    }
+
+    fn listed(what: &str) -> String {
+        let words: Vec<_> = what.split(' ').collect();
+        let json: serde_json::Value = tools::nft_json(&words).unwrap();
+        json.to_string()
+    }
+
+    #[test]
+    fn a_tunnel_that_failed_halfway_is_made_at_the_next_attempt() {
+        alone(|| {
+            let mut routing = routing();
+            routing.restore(&Tables::default()).unwrap();
+            // Without the table, the node cannot be admitted once the device is made.
+            tools::nft("delete table ip ssntp").unwrap();
+            assert!(routing.add_tunnel(&tunnel("10.0.0.7")).is_err());
+            assert_eq!(links().unwrap().len(), 0);
+            tools::nft(&routing.table()).unwrap();
+            routing.add_tunnel(&tunnel("10.0.0.7")).unwrap();
+            routing.add_tunnel(&tunnel("10.0.0.8")).unwrap();
+            assert!(listed("list set ip ssntp nodes").contains("10.0.0.8"));
+            routing.remove_tunnel(&tunnel("10.0.0.7")).unwrap();
+            assert_eq!(links().unwrap().len(), 1);
+            routing.remove_tunnel(&tunnel("10.0.0.8")).unwrap();
+            assert_eq!(links().unwrap().len(), 0);
+        });
+    }
+
+    #[test]
+    fn tables_of_a_concentrator_that_moved_no_packets_are_restored() {
+        alone(|| {
+            let tables = Tables {
+                tunnels: vec![tunnel("10.0.0.7"), tunnel("nowhere")],
+                public_ips: vec![public(""), public("172.16.0.5")],
+                ..Tables::default()
+            };
+            routing().restore(&tables).unwrap();
+            assert!(listed("list map ip ssntp outward").contains("172.16.0.5"));
+        });
+    }
+
+    #[test]
+    fn an_address_leads_to_another_instance_in_one_step() {
+        alone(|| {
+            let mut routing = routing();
+            routing.restore(&Tables::default()).unwrap();
+            routing.add_tunnel(&tunnel("10.0.0.7")).unwrap();
+            for private in ["172.16.0.5", "172.16.0.6", "172.16.0.5"] {
+                routing.assign(&public(private)).unwrap();
+                let maps = listed("list map ip ssntp inward") + &listed("list map ip ssntp outward");
+                assert_eq!(maps.matches(private).count(), 2, "{maps}");
+                assert_eq!(maps.matches("172.16.0.").count(), 2, "{maps}");
+            }
+            routing.release(&public("")).unwrap();
+            assert!(!listed("list map ip ssntp inward").contains("172.16"));
+            assert_eq!(routing.addresses().unwrap(), BTreeSet::new());
+        });
+    }
 }

@@ -94,7 +94,8 @@ pub enum Change {
         #[serde(skip)]
         ending: Option<Ending>,
     },
-    /// A node no longer has an instance.
+    /// A node no longer has an instance, or the view has forgotten the node, because its
+    /// history is full of nodes that left later.
     InstanceGone {
         /// The instance.
         instance: Uuid,

@@ -159,8 +159,9 @@ impl Shared {
     fn offline(&self, reason: String, at: SystemTime) {
         self.streams.end(&StreamError::Lost);
         self.update(|state| {
-            state.view.disconnected(at);
-            state.take(vec![Change::Offline { reason }]);
+            let mut changes = state.view.disconnected(at);
+            changes.push(Change::Offline { reason });
+            state.take(changes);
         });
     }
 

@@ -42,6 +42,8 @@
 //! | `wire` | [`Wire`]: the network of an instance that is being launched |
 //! | `tools` | `ip` and `nft` as child processes |
 
+#[cfg(test)]
+pub(crate) mod alone;
 mod attachment;
 pub(crate) mod links;
 mod node;

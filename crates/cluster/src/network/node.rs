@@ -642,27 +642,13 @@ fn overlaps(a: Ipv4Net, b: Ipv4Net) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use nix::sched::{CloneFlags, unshare};
     use ssntp::payload::Networking;
 
+    use super::super::alone;
     use super::*;
 
-    /// Does something in a network namespace of its own, which ends with it. Without the right
-    /// or the tools it says so and does nothing.
     fn alone(act: impl FnOnce(Networks) + Send + 'static) {
-        let made = move || {
-            if let Err(e) = unshare(CloneFlags::CLONE_NEWNET) {
-                return eprintln!("skipped: no network namespace: {e}");
-            }
-            let ready = tools::ip(
-                "link add u0 type bridge\naddr add 10.0.0.1/24 dev u0\nlink set u0 up\nlink set lo up\n",
-            );
-            match ready.and_then(|()| Networks::open(NetworkConfig::new("u0"))) {
-                Ok(networks) => act(networks),
-                Err(why) => eprintln!("skipped: {why}"),
-            }
-        };
-        std::thread::Builder::new().spawn(made).unwrap().join().unwrap();
+        alone::alone(|| act(Networks::open(NetworkConfig::new("u0")).unwrap()));
     }
 
     fn attachment(networks: &Networks, key: u32, ip: &str) -> Result<Attachment, String> {

@@ -175,16 +175,19 @@ impl Concentrator {
             subnet,
             key: added.subnet_key,
         };
-        // Agents report their tenants again in each session.
+        let made = self.plane.add_tunnel(&tunnel);
+        // Agents report their tenants again in each session. The tables have this tunnel, but
+        // the data plane may have failed to make it.
         if self.tables.tunnels.contains(&tunnel) {
+            self.check_plane(made);
             return Ok(None);
         }
         if let Some(more) = self.log.admit((), "tunnel", now()) {
             let (node, subnet) = (excerpt(&tunnel.agent_uuid), &tunnel.subnet);
             info!("{}: tunnel to {node} for {subnet}{more}", self.uuid);
         }
-        let made = self.plane.add_tunnel(&tunnel);
-        // The table has the tunnel even if the data plane fails: the next start restores it.
+        // The table has the tunnel even if the data plane fails: the next TenantAdded or the
+        // next start makes it.
         self.tables.insert_tunnel(tunnel);
         self.settle(made);
         Ok(None)
@@ -230,11 +233,15 @@ impl Concentrator {
 
     /// Saves what an event has changed. Events have no answer, so a fault is only logged.
     fn settle(&mut self, plane: Result<(), String>) {
-        if let Err(why) = plane {
-            self.complain("data plane", format_args!("the data plane: {why}"));
-        }
+        self.check_plane(plane);
         if let Err(e) = (self.keep)(&self.tables) {
             self.complain("tables", format_args!("the tables can't be saved: {e}"));
+        }
+    }
+
+    fn check_plane(&mut self, plane: Result<(), String>) {
+        if let Err(why) = plane {
+            self.complain("data plane", format_args!("the data plane: {why}"));
         }
     }
 

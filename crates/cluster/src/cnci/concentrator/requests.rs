@@ -68,11 +68,15 @@ impl Concentrator {
         if let Some(other) = others.next().filter(|_| !ip.private_ip.is_empty()) {
             return Err(format!("{} has {} already", ip.private_ip, other.public_ip));
         }
+        let former = self.tables.public_ip(address).cloned();
         // The data plane comes first, so that the tables never have an address that it refused.
         self.plane.assign(&ip)?;
         self.commit(
             |tables| tables.insert_public_ip(ip.clone()),
-            |plane| plane.release(&ip),
+            |plane| match &former {
+                Some(former) => plane.assign(former),
+                None => plane.release(&ip),
+            },
         )
     }
 
@@ -132,9 +136,8 @@ impl Concentrator {
             return Ok(());
         };
         self.tables = before;
-        if let Err(why) = undo(&mut *self.plane) {
-            self.complain("data plane", format_args!("the data plane: {why}"));
-        }
+        let undone = undo(&mut *self.plane);
+        self.check_plane(undone);
         Err(format!("the tables can't be saved: {e}"))
     }
 

@@ -52,7 +52,7 @@ impl DataPlane for Fake {
         self.call(format!("peers {}", peers.len()))
     }
     fn assign(&mut self, ip: &PublicIp) -> Result<(), String> {
-        self.call(format!("assign {}", ip.public_ip))
+        self.call(format!("assign {} to {}", ip.public_ip, ip.private_ip))
     }
     fn release(&mut self, ip: &PublicIp) -> Result<(), String> {
         self.call(format!("release {}", ip.public_ip))
@@ -212,8 +212,8 @@ fn tunnels_and_peers_come_and_go() {
     assert_eq!(stage.send(&added("172.16.0.0/24")), []);
     assert_eq!(
         stage.calls(),
-        ["add 172.16.1.0/24", "add 172.16.0.0/24"],
-        "told again: nothing new"
+        ["add 172.16.1.0/24", "add 172.16.0.0/24", "add 172.16.0.0/24"],
+        "told again: the data plane has it, or makes it now"
     );
     let subnets = |stage: &Stage| -> Vec<String> {
         stage
@@ -266,6 +266,39 @@ fn tunnels_and_peers_come_and_go() {
 }
 
 #[test]
+fn an_address_keeps_its_private_one_if_the_new_one_cannot_be_saved() {
+    let mut stage = Stage::new();
+    let public = "198.51.100.20";
+    assert_eq!(stage.assign_reason(&assign(ONE, public, "172.16.0.5")), None);
+    stage.calls();
+    stage.full.store(true, Ordering::Relaxed);
+    let reason = stage.assign_reason(&assign(ONE, public, "172.16.0.6"));
+    assert_eq!(reason.as_deref(), Some("assign_failure"));
+    assert_eq!(
+        stage.calls(),
+        [
+            "assign 198.51.100.20 to 172.16.0.6",
+            "assign 198.51.100.20 to 172.16.0.5"
+        ]
+    );
+    let ips = &stage.concentrator.tables.public_ips;
+    assert_eq!(ips[0].private_ip, "172.16.0.5");
+}
+
+#[test]
+fn a_tunnel_that_failed_is_made_when_it_is_asked_for_again() {
+    let mut stage = Stage::new();
+    stage.refuse.store(true, Ordering::Relaxed);
+    stage.send(&added("172.16.0.0/24"));
+    stage.refuse.store(false, Ordering::Relaxed);
+    stage.calls();
+    // Nothing of it changes the tables, so the disk is not needed.
+    stage.full.store(true, Ordering::Relaxed);
+    assert_eq!(stage.send(&added("172.16.0.0/24")), []);
+    assert_eq!(stage.calls(), ["add 172.16.0.0/24"]);
+}
+
+#[test]
 fn events_that_make_no_sense_are_refused() {
     let mut stage = Stage::new();
     let rows: [fn(&mut TenantAdded); 5] = [
@@ -304,7 +337,7 @@ fn public_addresses_are_assigned_and_released() {
     let first = assign(ONE, "198.51.100.20", "172.16.0.5");
     assert_eq!(stage.assign_reason(&first), None);
     assert_eq!(stage.assign_reason(&first), None, "confirmed again");
-    assert_eq!(stage.calls(), ["assign 198.51.100.20"]);
+    assert_eq!(stage.calls(), ["assign 198.51.100.20 to 172.16.0.5"]);
     let assign_failure = Some("assign_failure".to_owned());
     assert_eq!(
         stage.assign_reason(&assign(TWO, "198.51.100.20", "172.16.0.6")),

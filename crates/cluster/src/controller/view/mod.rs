@@ -198,8 +198,10 @@ impl View {
         self.configuration = configuration;
     }
 
-    /// The session is lost: the present state of the nodes is unknown.
-    pub fn disconnected(&mut self, now: SystemTime) {
+    /// The session is lost: the present state of the nodes is unknown. Gives the changes: the
+    /// instances of nodes that the history has no room for are gone.
+    pub fn disconnected(&mut self, now: SystemTime) -> Vec<Change> {
+        let mut changes = Vec::new();
         self.online = false;
         let connected: Vec<_> = self
             .nodes
@@ -209,8 +211,9 @@ impl View {
             .map(|n| n.uuid)
             .collect();
         for node in connected {
-            self.node_left(node, now);
+            self.node_left(node, now, &mut changes);
         }
+        changes
     }
 
     /// Takes in a frame, and gives the changes that it causes.
@@ -314,7 +317,7 @@ impl View {
         let Some(uuid) = event.node_uuid.uuid() else {
             return;
         };
-        self.node_left(uuid, now);
+        self.node_left(uuid, now, changes);
         changes.push(Change::NodeDisconnected {
             node: uuid,
             node_type: event.node_type.clone(),
@@ -342,7 +345,7 @@ impl View {
         Some(node)
     }
 
-    fn node_left(&mut self, uuid: Uuid, now: SystemTime) {
+    fn node_left(&mut self, uuid: Uuid, now: SystemTime, changes: &mut Vec<Change>) {
         let Some(node) = self.nodes.get_mut(&uuid) else {
             return;
         };
@@ -363,7 +366,7 @@ impl View {
             && let Some(node) = self.nodes.remove(&forgotten)
         {
             for instance in node.instances {
-                self.instances.remove(&instance);
+                self.instance_gone(instance, forgotten, changes);
             }
         }
     }
@@ -406,16 +409,7 @@ impl View {
             }
         }
         for instance in before.difference(&after) {
-            // If another node has listed it since, it is not gone.
-            let moved = self.instances.get(instance).is_none_or(|i| i.node != uuid);
-            if !moved {
-                self.instances.remove(instance);
-                changes.push(Change::InstanceGone {
-                    instance: *instance,
-                    node: uuid,
-                });
-                self.forget_cnci(*instance, changes);
-            }
+            self.instance_gone(*instance, uuid, changes);
         }
         if let Some(node) = self.nodes.get_mut(&uuid) {
             node.instances = after;
@@ -450,7 +444,14 @@ impl View {
                     state: fresh.state.clone(),
                 });
                 match other {
-                    Entry::Occupied(mut known) => drop(known.insert(fresh)),
+                    Entry::Occupied(mut known) => {
+                        // An instance is in the set of one node only, so that it is not gone
+                        // when the other node no longer lists it, or is forgotten.
+                        let before = known.insert(fresh).node;
+                        if let Some(before) = self.nodes.get_mut(&before) {
+                            before.instances.remove(&uuid);
+                        }
+                    }
                     Entry::Vacant(place) => {
                         place.insert(fresh);
                     }
@@ -481,6 +482,13 @@ impl View {
             known.since = now;
         }
         known.stats = fresh.stats;
+    }
+
+    /// Removes an instance that its node no longer lists, or that is forgotten with its node.
+    fn instance_gone(&mut self, instance: Uuid, node: Uuid, changes: &mut Vec<Change>) {
+        self.instances.remove(&instance);
+        changes.push(Change::InstanceGone { instance, node });
+        self.forget_cnci(instance, changes);
     }
 
     /// Removes an instance; gives the node that had it.

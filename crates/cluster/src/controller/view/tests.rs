@@ -81,6 +81,49 @@ fn an_instance_is_where_it_was_listed_last() {
 }
 
 #[test]
+fn an_instance_that_moved_belongs_to_its_new_node_alone() {
+    let mut view = View::new(1);
+    let here = |node| stats(node, &[(INSTANCE, InstanceState::Active)]);
+    take(&mut view, &here(NODE));
+    take(&mut view, &here(OTHER));
+    assert_eq!(
+        (view.instances_of(NODE).count(), view.instances_of(OTHER).count()),
+        (0, 1)
+    );
+    // The history is one node long, so the node that left first is forgotten.
+    take(&mut view, &disconnected(NODE));
+    take(&mut view, &stats(CNCI, &[]));
+    assert_eq!(take(&mut view, &disconnected(CNCI)), ["node_disconnected"]);
+    assert!(view.node(NODE).is_none(), "it is forgotten");
+    assert_eq!(view.instance(INSTANCE).unwrap().node, OTHER);
+}
+
+#[test]
+fn instances_that_are_forgotten_with_their_node_are_told_as_gone() {
+    let forgetful = || {
+        let mut view = View::new(0);
+        take(&mut view, &stats(NODE, &[(CNCI, InstanceState::Active)]));
+        let added = ConcentratorInstanceAdded {
+            instance_uuid: CNCI.into(),
+            ..ConcentratorInstanceAdded::default()
+        };
+        take(&mut view, &added);
+        view
+    };
+    let mut view = forgetful();
+    assert_eq!(
+        take(&mut view, &disconnected(NODE)),
+        ["instance_gone", "cnci_gone", "node_disconnected"]
+    );
+    assert_eq!((view.instances().count(), view.cncis().count()), (0, 0));
+    // The end of the session is the end of all its nodes.
+    assert_eq!(
+        told(forgetful().disconnected(UNIX_EPOCH)),
+        ["instance_gone", "cnci_gone"]
+    );
+}
+
+#[test]
 fn an_instance_that_is_listed_twice_counts_once() {
     let mut view = View::default();
     let twice = stats(
