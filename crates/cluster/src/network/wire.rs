@@ -6,9 +6,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::process::geteuid;
 use uuid::Uuid;
 
-use super::attachment::Attachment;
+use super::attachment::{Attachment, Interface, mac_of};
+use super::links::port_name;
+use super::made::{End, Namespace};
 use super::node::Networks;
 use crate::agent::driver::{InstanceDir, LaunchError, LaunchFault, User, give};
 
@@ -22,6 +25,17 @@ pub struct Wire {
     instance: Uuid,
     network: Arc<Networks>,
     to: Attachment,
+}
+
+/// The interface of a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tap {
+    /// The name of the tap on the host.
+    pub interface: String,
+    /// The MAC address of the interface in the machine.
+    pub mac: String,
+    /// The largest packet.
+    pub mtu: u16,
 }
 
 impl Wire {
@@ -39,8 +53,42 @@ impl Wire {
     /// # Errors
     /// The fault is [`LaunchFault::Network`].
     pub fn connect(&self, pid: i32) -> Result<(), LaunchError> {
-        let made = self.network.attach(self.instance, &self.to, pid);
-        made.map_err(|why| LaunchError::new(LaunchFault::Network, why))
+        let made = Namespace::of(pid).and_then(|namespace| match &self.to {
+            Attachment::Tenant(port) => self
+                .network
+                .attach(self.instance, port, End::Process(namespace)),
+            Attachment::Underlay(interface) => {
+                self.network
+                    .attach_underlay(self.instance, interface, &namespace)
+            }
+        });
+        made.map_err(failed)
+    }
+
+    /// Makes a tap that a machine's user can open, in this process's own network namespace. It
+    /// stays until the agent hears that the instance has ended.
+    ///
+    /// # Errors
+    /// The fault is [`LaunchFault::Network`].
+    pub fn tap(&self, user: Option<User>) -> Result<Tap, LaunchError> {
+        let Attachment::Tenant(port) = &self.to else {
+            return Err(failed("a concentrator is a process, not a machine".into()));
+        };
+        let Interface { ip, mac, .. } = &port.interface;
+        if *mac != mac_of(*ip) {
+            let own = mac_of(*ip);
+            return Err(failed(format!(
+                "vnic_mac {mac}: the concentrator gives {ip} to the machine with {own} only"
+            )));
+        }
+        let uid = user.map_or_else(|| geteuid().as_raw(), |user| user.uid);
+        let made = self.network.attach(self.instance, port, End::Machine(uid));
+        made.map_err(failed)?;
+        Ok(Tap {
+            interface: port_name(self.instance),
+            mac: mac.clone(),
+            mtu: self.network.config().mtu,
+        })
     }
 
     /// Whether the instance may administer the network of its namespace: a concentrator does.
@@ -85,6 +133,10 @@ impl Wire {
         }
         Ok(env)
     }
+}
+
+fn failed(why: String) -> LaunchError {
+    LaunchError::new(LaunchFault::Network, why)
 }
 
 fn copy(from: &Path, to: &Path, user: Option<User>) -> std::io::Result<()> {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use crate::agent::driver::{LaunchError, LaunchFault};
-use crate::network::Networks;
+use crate::network::{Attachment, Networks};
 use crate::refusal::Refused;
 use crate::subnet::{Subnet, is_mac};
 use ssntp::payload::{Networking, Start};
@@ -42,8 +42,13 @@ pub(super) fn unsupported(start: &Start) -> Option<String> {
 
 /// Refuses a network that can't be set up. `network` is the node's, if it has tenants' networks.
 pub(super) fn check_networking(start: &Start, network: Option<&Networks>) -> Result<(), String> {
-    if let Some(network) = network {
-        network.attachment(start)?;
+    match network {
+        Some(network) => drop(network.attachment(start)?),
+        // What says less than that is for concentrators that only keep tables.
+        None if matches!(Attachment::of(start), Ok(Some(_))) => {
+            return Err("its agent has no networks of tenants (--network tenants)".into());
+        }
+        None => {}
     }
     let Networking {
         vnic_mac,

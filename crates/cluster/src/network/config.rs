@@ -1,0 +1,81 @@
+//! The settings of the networks of a node.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+/// The default of [`NetworkConfig::mtu`]: VXLAN takes 50 bytes of the usual 1500.
+pub const DEFAULT_MTU: u16 = 1450;
+/// The default of [`NetworkConfig::port`], the registered port of VXLAN.
+pub const DEFAULT_PORT: u16 = 4789;
+
+/// The settings of the networks of a node.
+#[derive(Clone, Debug)]
+pub struct NetworkConfig {
+    pub(super) underlay: String,
+    pub(super) mtu: u16,
+    pub(super) port: u16,
+    pub(super) name_servers: Vec<IpAddr>,
+    pub(super) concentrator_env: Vec<(String, String)>,
+    pub(super) concentrator_files: Vec<(String, PathBuf)>,
+    pub(super) concentrator_certs: Option<(String, PathBuf)>,
+}
+
+impl NetworkConfig {
+    /// Networks whose tunnels begin at this address of the node, or at the first IPv4 address
+    /// of this interface.
+    pub fn new(underlay: impl Into<String>) -> Self {
+        Self {
+            underlay: underlay.into(),
+            mtu: DEFAULT_MTU,
+            port: DEFAULT_PORT,
+            name_servers: Vec::new(),
+            concentrator_env: Vec::new(),
+            concentrator_files: Vec::new(),
+            concentrator_certs: None,
+        }
+    }
+
+    /// The largest packet of an instance. Default: [`DEFAULT_MTU`].
+    #[must_use]
+    pub fn mtu(mut self, mtu: u16) -> Self {
+        self.mtu = mtu;
+        self
+    }
+
+    /// The UDP port of the tunnels, the same in the whole cluster. Default: [`DEFAULT_PORT`].
+    #[must_use]
+    pub fn port(mut self, port: u16) -> Self {
+        self.port = port;
+        self
+    }
+
+    /// Adds a name server for the instances. Default: none.
+    #[must_use]
+    pub fn name_server(mut self, ip: IpAddr) -> Self {
+        self.name_servers.push(ip);
+        self
+    }
+
+    /// Adds a variable to the environment of concentrators that this node runs.
+    #[must_use]
+    pub fn concentrator_env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.concentrator_env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Adds a variable that names a file: each concentrator gets a copy of the file, which its
+    /// user alone can read, and the variable names the copy.
+    #[must_use]
+    pub fn concentrator_file(mut self, name: impl Into<String>, file: impl Into<PathBuf>) -> Self {
+        self.concentrator_files.push((name.into(), file.into()));
+        self
+    }
+
+    /// As [`concentrator_file`](Self::concentrator_file), with a file for each concentrator:
+    /// the one in this directory that is called UUID.pem.
+    #[must_use]
+    pub fn concentrator_certs(mut self, name: impl Into<String>, directory: impl Into<PathBuf>) -> Self {
+        self.concentrator_certs = Some((name.into(), directory.into()));
+        self
+    }
+}
