@@ -22,14 +22,9 @@
 //! there are, and a request waits for it for at most a second. So requests cost a
 //! dispatcher one call a second, and a dispatcher that hangs is seen as a 503.
 //!
-//! | limit | value | when it is reached |
-//! |---|---|---|
-//! | connections | 32 | the one that has waited longest for its client, and for 20 ms at least, is cut |
-//! | the head of a request | 8 KiB, 64 headers, 2 s with the TLS handshake | 431, 400, or the connection ends |
-//! | the body of a request | none is read | – |
-//! | requests of a connection | one | it ends with its answer |
-//! | an answer | 10 s; 1,000 sessions, a MiB | the connection ends; the rest is on the next page |
-//! | answers with more than 100 sessions, or with those that ended | two | 503 |
+//! Connections, heads and the time of both are bounded as [`http`] says. In addition an answer
+//! has at most 1,000 sessions and a MiB, and the rest is on the next page; answers with more than
+//! 100 sessions, or with those that ended, are two at a time, and further ones get 503.
 //!
 //! Only GET and HEAD are supported. At loopback addresses and Unix sockets, everybody
 //! who can connect sees the pages; other addresses need mutual TLS and a certificate
@@ -58,46 +53,35 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `config` | [`AdminConfig`], [`AdminError`] |
+//! | `http/` | the server under the pages, which other services use, too |
 //! | `snapshot` | what pages show: [`Snapshot`], [`Row`] |
 //! | `metrics` | tables of metrics, and their text |
 //! | `server`, `client` | tables and rows for a server, for a client and the process |
-//! | `sampler` | the thread that calls the source, and its last result |
+//! | `sampler` | [`Sampler`]: the thread that calls a source, and its last result |
 //! | `pages` | a path to its page |
-//! | `http` | a request's head, and an answer |
-//! | `connection` | one connection, from its TLS handshake to its end |
-//! | `limited` | a stream with a deadline |
 
 mod client;
-mod config;
-mod connection;
-mod http;
-mod limited;
+pub mod http;
 mod metrics;
 mod pages;
 mod sampler;
 mod server;
 mod snapshot;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
-pub use self::config::{AdminConfig, AdminError};
-use self::connection::Door;
+use self::http::Http;
+pub use self::http::{AdminConfig, AdminError};
 pub use self::metrics::{Labels, Metric, Metrics, Samples, Value, by, counter, gauge, histogram, one};
 use self::pages::Pages;
-use self::sampler::Sampler;
+pub use self::sampler::{Sample, Sampled, Sampler};
 pub use self::snapshot::{Row, Snapshot};
 use ssntp::pki::{Identity, Trust};
-use ssntp_transport::tls::Acceptor;
-use ssntp_transport::{Acceptance, Address, Newcomer};
+use ssntp_transport::Address;
 
 /// The target of the log lines.
 const LOG: &str = "ssntp_admin";
-
-/// How many connections are served at a time. Each has a thread, and an answer of at most a
-/// hundred KiB but for two of them; a scrape takes one for some milliseconds.
-const CONNECTIONS: usize = 32;
 
 /// The pages of a process.
 ///
@@ -107,11 +91,10 @@ const CONNECTIONS: usize = 32;
 /// them; it waits for a call of the source that is under way.
 #[derive(Debug)]
 pub struct Admin {
-    addresses: Vec<Address>,
-    acceptor: Arc<Mutex<Option<Acceptor>>>,
     pages: Arc<Pages>,
-    acceptance: Option<Acceptance>,
-    sampler: Option<Sampler>,
+    // Dropped in this order: the sampler's thread ends after those that wait for it.
+    http: Http,
+    sampler: Sampler<Snapshot>,
 }
 
 impl Admin {
@@ -124,40 +107,23 @@ impl Admin {
         config: AdminConfig,
         source: impl Fn() -> Result<Snapshot, String> + Send + Sync + 'static,
     ) -> Result<Self, AdminError> {
-        let (listeners, doors) = config.listen()?;
-        let addresses = listeners.iter().filter_map(|l| l.local_address()).collect();
-        let acceptor = config.tls.as_ref().map(|(i, t)| acceptor(i, t)).transpose()?;
-        let acceptor = Arc::new(Mutex::new(acceptor));
-        let sampler = Sampler::start(Box::new(source)).map_err(AdminError::Thread)?;
-        let pages = Arc::new(Pages::new(sampler.figures()));
-        let mut admin = Self {
-            addresses,
-            acceptor: Arc::clone(&acceptor),
+        let sampler = Sampler::start("ssntp-figures", pages::MAX_AGE, source).map_err(AdminError::Thread)?;
+        let pages = Arc::new(Pages::new(sampler.sampled()));
+        Ok(Self {
             pages: Arc::clone(&pages),
-            acceptance: None,
-            sampler: Some(sampler),
-        };
-        // From here on, dropping `admin` ends what runs already.
-        let door = Door::new(doors, acceptor, config.roles, config.host(), pages);
-        let serve = Box::new(move |newcomer: &Arc<Newcomer>| door.serve(newcomer));
-        let acceptance = Acceptance::start_brief(listeners, "admin", LOG, CONNECTIONS, serve);
-        admin.acceptance = Some(acceptance.map_err(AdminError::Thread)?);
-        Ok(admin)
+            http: Http::start(&config, "admin", LOG, pages)?,
+            sampler,
+        })
     }
 
     /// The bound addresses, with the port that the system chose.
     pub fn addresses(&self) -> &[Address] {
-        &self.addresses
+        self.http.addresses()
     }
 
     /// The beginning of each page's address: `http://127.0.0.1:9100`, `unix:/run/s.sock`.
     pub fn urls(&self) -> Vec<String> {
-        let url = |address: &Address| match address {
-            Address::Unix(_) => address.to_string(),
-            _ if config::is_local(address) => format!("http://{address}"),
-            _ => format!("https://{address}"),
-        };
-        self.addresses.iter().map(url).collect()
+        self.http.urls()
     }
 
     /// Takes another certificate and other authorities, for connections from now on.
@@ -166,12 +132,7 @@ impl Admin {
     /// # Errors
     /// [`AdminError::Tls`]; the old ones stay.
     pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), AdminError> {
-        let new = acceptor(identity, trust)?;
-        let mut current = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(current) = &mut *current {
-            *current = new;
-        }
-        Ok(())
+        self.http.renew(identity, trust)
     }
 
     /// From now on `/readyz` answers that the process is stopping.
@@ -188,20 +149,8 @@ impl Admin {
 impl Drop for Admin {
     fn drop(&mut self) {
         // Connections that wait for figures are told that there will be none.
-        if let Some(sampler) = &self.sampler {
-            sampler.close();
-        }
-        if let Some(acceptance) = self.acceptance.take() {
-            acceptance.stop();
-        }
-        if let Some(sampler) = self.sampler.take() {
-            sampler.join();
-        }
+        self.sampler.close();
     }
-}
-
-fn acceptor(identity: &Identity, trust: &Trust) -> Result<Acceptor, AdminError> {
-    Acceptor::mutual(identity, trust).map_err(AdminError::Tls)
 }
 
 #[expect(

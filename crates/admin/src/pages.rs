@@ -4,19 +4,20 @@ use std::fmt::Write;
 use std::iter::Peekable;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::client::PROCESS;
-use super::http::{Answer, JSON, Refused, Request};
+use super::http::{Answer, JSON, Limits, Refused, Reply, Request, Service};
 use super::metrics::{Metric, TEXT, gauge, one};
-use super::sampler::{Figures, MAX_AGE};
-use super::{Metrics, Row, now};
+use super::{Metrics, Row, Sampled, Snapshot, now};
 use ssntp::Role;
 use ssntp_transport::ProcessFigures;
 
+/// How old the figures of a page may be. So the source is called at most once in this time.
+pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
 /// The most sessions of one answer.
 const MOST_SESSIONS: usize = 1000;
 /// The sessions of an answer to a request without `limit`. An answer with more is a large one.
@@ -47,7 +48,7 @@ const INDEX: &str = "\
 /// Every page.
 #[derive(Debug)]
 pub(super) struct Pages {
-    figures: Arc<Figures>,
+    figures: Arc<Sampled<Snapshot>>,
     process: Mutex<Option<(Instant, ProcessFigures)>>,
     stopping: AtomicBool,
     /// Each large answer has a clone.
@@ -55,7 +56,7 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    pub(super) fn new(figures: Arc<Figures>) -> Self {
+    pub(super) fn new(figures: Arc<Sampled<Snapshot>>) -> Self {
         Self {
             figures,
             process: Mutex::default(),
@@ -68,11 +69,6 @@ impl Pages {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Answers a request. Blocks for at most a second.
-    pub(super) fn answer(&self, request: &Request) -> Answer {
-        self.page(request).unwrap_or_else(Answer::from)
-    }
-
     fn page(&self, request: &Request) -> Result<Answer, Refused> {
         if request.path == "/sessions" {
             return self.sessions(request);
@@ -82,10 +78,10 @@ impl Pages {
         if let Some((name, _)) = request.query.first() {
             return Err(Refused::new(400, format!("the page has no parameter {name:.64}")));
         }
-        let snapshot = || self.figures.snapshot();
+        let snapshot = || self.figures.sample();
         let unavailable = |why| Refused::new(503, why);
         Ok(match request.path.as_str() {
-            "/" => Answer::new(200, "text/plain; charset=utf-8", INDEX.into()),
+            "/" => Answer::new(200, "text/plain; charset=utf-8", INDEX),
             "/metrics" => self.metrics(),
             "/healthz" => match snapshot() {
                 Err(why) => Answer::json(503, &json!({ "status": "unavailable", "why": why })),
@@ -126,7 +122,7 @@ impl Pages {
     fn metrics(&self) -> Answer {
         let mut metrics = Metrics::default();
         self.process(&mut metrics);
-        let snapshot = self.figures.snapshot();
+        let snapshot = self.figures.sample();
         metrics.add(ANSWERING, &snapshot.is_ok());
         if let Ok(now) = snapshot {
             metrics.extend(&now.metrics);
@@ -151,7 +147,7 @@ impl Pages {
             true => Some(self.permit()?),
             false => None,
         };
-        let snapshot = self.figures.snapshot().map_err(|why| Refused::new(503, why))?;
+        let snapshot = self.figures.sample().map_err(|why| Refused::new(503, why))?;
         let rows = &snapshot.sessions;
         let matching = rows.iter().filter(|row| {
             asked.role.is_none_or(|role| row.role.intersects(role))
@@ -183,6 +179,19 @@ impl Pages {
             )),
             false => Ok(permit),
         }
+    }
+}
+
+impl Service for Pages {
+    fn limits(&self) -> Limits {
+        Limits {
+            methods: "GET, HEAD",
+            body: 0,
+        }
+    }
+
+    fn reply(&self, request: &Request) -> Reply {
+        self.page(request).unwrap_or_else(Answer::from).into()
     }
 }
 

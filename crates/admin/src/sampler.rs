@@ -1,48 +1,53 @@
-//! A thread that calls the application's function for a [`Snapshot`] of its figures (the
-//! *source*), and the last result of that function, which all pages share.
+//! A thread that calls a function of the application (the *source*), and the last result of that
+//! function, which all pages share.
 
+use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{Snapshot, now};
+use super::now;
 use ssntp_transport::{after, left, threads};
 
-/// How old the figures of a page may be. So the source is called at most once in this time.
-pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
 /// How long a page waits for the source.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The function of the application that makes a snapshot.
-pub(super) type Source = dyn Fn() -> Result<Snapshot, String> + Send + Sync;
 /// A result of the source, or why there is none, for people.
-type Sample = Result<Arc<Snapshot>, String>;
+pub type Sample<T> = Result<Arc<T>, String>;
 
 /// The last result of the source.
-#[derive(Debug)]
-pub(super) struct Figures {
-    state: Mutex<State>,
-    /// Notified when a page wants a snapshot, when the source has returned, and on close.
+pub struct Sampled<T> {
+    /// How old a result may be. So the source is called at most once in this time.
+    max_age: Duration,
+    state: Mutex<State<T>>,
+    /// Notified when a page wants a sample, when the source has returned, and on close.
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    /// A page waits for a snapshot, and the source has not been called for it yet.
+struct State<T> {
+    /// A page waits for a sample, and the source has not been called for it yet.
     wanted: bool,
     /// When the current call of the source began. None if there is none.
     asked: Option<Instant>,
     /// The last result of the source, and when the source returned it.
-    found: Option<(Instant, Sample)>,
+    found: Option<(Instant, Sample<T>)>,
     closed: bool,
 }
 
-impl Figures {
-    /// Returns a snapshot that is at most [`MAX_AGE`] old. Waits for the source for at most
-    /// [`PATIENCE`]. The error says why there is no snapshot.
-    pub(super) fn snapshot(&self) -> Sample {
+impl<T> fmt::Debug for Sampled<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sampled")
+            .field("max_age", &self.max_age)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> Sampled<T> {
+    /// Returns a sample that is at most as old as the sampler says. Waits for the source for at
+    /// most a second. The error says why there is no sample.
+    pub fn sample(&self) -> Sample<T> {
         let deadline = after(now(), PATIENCE);
         let mut state = self.lock();
         loop {
@@ -53,7 +58,7 @@ impl Figures {
             // An error also counts for a second, so that a source that fails is not called more
             // often than one that works.
             if let Some((at, found)) = &state.found
-                && now.saturating_duration_since(*at) < MAX_AGE
+                && now.saturating_duration_since(*at) < self.max_age
             {
                 return found.clone();
             }
@@ -79,8 +84,8 @@ impl Figures {
         }
     }
 
-    /// Calls the source whenever a snapshot is wanted, until this is closed.
-    fn run(&self, source: &Source) {
+    /// Calls the source whenever a sample is wanted, until this is closed.
+    fn run(&self, source: impl Fn() -> Result<T, String>) {
         let mut state = self.lock();
         loop {
             if state.closed {
@@ -94,13 +99,13 @@ impl Figures {
             drop(state);
             // A panic in the application's function must not end this thread: the next
             // call may succeed.
-            let found = catch_unwind(AssertUnwindSafe(source));
+            let found = catch_unwind(AssertUnwindSafe(&source));
             let found = found
                 .unwrap_or_else(|_| Err("the application's function for these pages panicked".into()))
                 .map(Arc::new);
             state = self.lock();
             state.asked = None;
-            // The old snapshot may be large, so it is dropped without the lock.
+            // The old sample may be large, so it is dropped without the lock.
             let before = state.found.replace((now(), found));
             self.changed.notify_all();
             drop(state);
@@ -109,44 +114,68 @@ impl Figures {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The thread that calls the source.
+/// The thread that calls the source. Dropping it waits for a call of the source that is under
+/// way.
 #[derive(Debug)]
-pub(super) struct Sampler {
-    figures: Arc<Figures>,
-    thread: JoinHandle<()>,
+pub struct Sampler<T> {
+    sampled: Arc<Sampled<T>>,
+    thread: Option<JoinHandle<()>>,
 }
 
-impl Sampler {
-    pub(super) fn start(source: Box<Source>) -> io::Result<Self> {
-        let figures = Arc::new(Figures {
-            state: Mutex::default(),
+impl<T: Send + Sync + 'static> Sampler<T> {
+    /// Starts the thread. `source` is called at most once in `max_age`, and only while somebody
+    /// wants its result.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(
+        name: &'static str,
+        max_age: Duration,
+        source: impl Fn() -> Result<T, String> + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let state = State {
+            wanted: false,
+            asked: None,
+            found: None,
+            closed: false,
+        };
+        let sampled = Arc::new(Sampled {
+            max_age,
+            state: Mutex::new(state),
             changed: Condvar::new(),
         });
-        let of_thread = Arc::clone(&figures);
-        let thread = threads::spawn("ssntp-figures", move || of_thread.run(&*source))?;
-        Ok(Self { figures, thread })
+        let of_thread = Arc::clone(&sampled);
+        let thread = threads::spawn(name, move || of_thread.run(source))?;
+        let thread = Some(thread);
+        Ok(Self { sampled, thread })
+    }
+}
+
+impl<T> Sampler<T> {
+    /// The results.
+    pub fn sampled(&self) -> Arc<Sampled<T>> {
+        Arc::clone(&self.sampled)
     }
 
-    pub(super) fn figures(&self) -> Arc<Figures> {
-        Arc::clone(&self.figures)
-    }
-
-    /// Ends all waits for a snapshot at once. The thread ends as soon as the source has
+    /// Ends all waits for a sample at once. The thread ends as soon as the source has
     /// returned.
-    pub(super) fn close(&self) {
-        self.figures.lock().closed = true;
-        self.figures.changed.notify_all();
+    pub fn close(&self) {
+        self.sampled.lock().closed = true;
+        self.sampled.changed.notify_all();
     }
+}
 
-    /// Closes this and waits until the thread has ended.
-    pub(super) fn join(self) {
+impl<T> Drop for Sampler<T> {
+    fn drop(&mut self) {
         self.close();
-        let _ = self.thread.join();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -156,15 +185,17 @@ mod tests {
 
     use super::*;
 
+    const MAX_AGE: Duration = Duration::from_secs(1);
+
     /// Makes a sampler whose source sends a message to `asked` for each call, and returns once
     /// `hold` is closed.
-    fn counting(asked: Sender<()>, hold: Receiver<()>) -> Sampler {
+    fn counting(asked: Sender<()>, hold: Receiver<()>) -> Sampler<()> {
         let source = move || {
             asked.send(()).unwrap();
             let _ = hold.recv();
-            Ok(Snapshot::default())
+            Ok(())
         };
-        Sampler::start(Box::new(source)).unwrap()
+        Sampler::start("t", MAX_AGE, source).unwrap()
     }
 
     #[test]
@@ -172,11 +203,11 @@ mod tests {
         let (asked, questions) = bounded(1000);
         let sampler = counting(asked, bounded(0).1);
         let began = now();
-        let figures = sampler.figures();
+        let figures = sampler.sampled();
         let threads = (0..8).map(|_| {
             let figures = Arc::clone(&figures);
             threads::spawn("t", move || {
-                (0..100).for_each(|_| drop(figures.snapshot().unwrap()))
+                (0..100).for_each(|_| drop(figures.sample().unwrap()))
             })
             .unwrap()
         });
@@ -185,7 +216,7 @@ mod tests {
         // One more for each second that this host took.
         let most = 1 + began.elapsed().as_secs();
         assert!(questions.len() as u64 <= most, "{}", questions.len());
-        sampler.join();
+        drop(sampler);
     }
 
     #[test]
@@ -193,14 +224,14 @@ mod tests {
         let (asked, _questions) = bounded(10);
         let (held, hold) = bounded(0);
         let sampler = counting(asked, hold);
-        let why = sampler.figures().snapshot().unwrap_err();
+        let why = sampler.sampled().sample().unwrap_err();
         assert!(why.contains("has not answered for"), "{why}");
         drop(held);
-        let figures = sampler.figures();
-        while figures.snapshot().is_err() {}
-        sampler.join();
+        let figures = sampler.sampled();
+        while figures.sample().is_err() {}
+        drop(sampler);
         assert_eq!(
-            figures.snapshot().unwrap_err(),
+            figures.sample().unwrap_err(),
             "the server of these pages is stopping"
         );
     }

@@ -75,6 +75,11 @@ fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
     paths.iter().map(|path| stamp(path)).collect()
 }
 
+/// When these files were changed last, in nanoseconds since 1970. `None` if none could be looked at.
+pub(crate) fn modified<'a>(stamps: impl Iterator<Item = &'a Stamp>) -> Option<i128> {
+    stamps.flatten().map(|[.., changed, _]| *changed).max()
+}
+
 pub(crate) fn stamp(path: &Path) -> Stamp {
     let found = fs::metadata(path).map_err(|e| e.kind())?;
     let nanoseconds = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);

@@ -11,7 +11,7 @@ use crate::client::event::Facts;
 use crate::client::handle::lock;
 use crate::client::uplink::{Obstacle, Uplink};
 use ssntp_transport::pki::CertificateInfo;
-use ssntp_transport::{Limits, Outbox, Outgoing, PeerAddress, Role, Transmit, Tried};
+use ssntp_transport::{Limits, Outbox, Outgoing, PeerAddress, Role, Transmit};
 
 /// What may happen to an uplink.
 #[derive(Clone, Copy, Debug)]
@@ -59,20 +59,6 @@ impl Transmit for Wire {
         }
         Ok(())
     }
-
-    fn try_transmit(&mut self, _: &Outgoing) -> Tried {
-        Tried::Not
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn finish(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn idle(&mut self) {}
 }
 
 fn write(outbox: &Outbox) {

@@ -97,14 +97,7 @@ const SCHEDULER: &[Metric<SchedulerFigures>] = &[
 // Each status and each state has a series at all times, because Prometheus does not take an absent
 // series for 0.
 const STATUSES: [&str; 4] = ["READY", "FULL", "OFFLINE", "MAINTENANCE"];
-const STATES: [&str; 6] = [
-    "launching",
-    "active",
-    "terminating",
-    "hung",
-    "stopped",
-    "removing",
-];
+const STATES: [&str; 6] = ["launching", "active", "terminating", "hung", "exited", "removing"];
 
 #[rustfmt::skip]
 const AGENT: &[Metric<AgentFigures>] = &[

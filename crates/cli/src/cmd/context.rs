@@ -8,7 +8,6 @@ use crate::connection::ServerArgs;
 use crate::context::{self, Context, Contexts};
 use crate::failure::Failure;
 use crate::output::{say, say_json};
-use crate::signals::Stop;
 
 /// Name a server and how to reach it, so that commands need no options
 ///
@@ -57,8 +56,6 @@ struct Add {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    // A signal does not interrupt a change of the file.
-    let _stop = Stop::install()?;
     match args.command {
         Command::Add(add) => self::add(&add),
         Command::Use { name } => Contexts::change(|contexts| {

@@ -1,10 +1,10 @@
 //! `ssntp request` and `ssntp answer`: requests of an application, at a shell.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use crossbeam_channel::bounded;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -177,34 +177,36 @@ fn run(args: &AnswerArgs, request: &Request, stop: &Stop) -> Result<Vec<u8>, Str
     let started = threads::spawn("ssntp-write", write).and_then(|_| threads::spawn("ssntp-read", read));
     let limit = Duration::from(args.limit);
     let deadline = now() + limit;
-    let printed = crossbeam_channel::select! {
-        recv(printed) -> bytes => bytes.unwrap_or_else(|_| Err("its output cannot be read".into())),
-        recv(stop.channel()) -> _ => Err("stopping".into()),
-        default(limit) => Err(format!("{program}: it ran for more than {} s", limit.as_secs_f64())),
-    };
-    let printed = started.map_err(|e| e.to_string()).and(printed);
-    // Before any error is returned, because a child that is not waited for stays a zombie.
-    let ended = end(&mut child, printed.is_err(), deadline);
-    let printed = printed?;
-    match ended {
-        Ok(status) if status.success() => Ok(printed),
-        Ok(status) => Err(format!("{program}: {status}")),
-        Err(e) => Err(format!("{program}: {e}")),
-    }
-}
-
-/// Waits for the end of a program that has closed its output. At the deadline, or at once if
-/// `kill` is set, it is killed with its group.
-fn end(child: &mut Child, kill: bool, deadline: Instant) -> io::Result<ExitStatus> {
-    while !kill && now() < deadline {
-        if let Some(status) = child.try_wait()? {
-            return Ok(status);
+    let stopping = || "stopping".to_owned();
+    let too_long = || format!("{program}: it ran for more than {} s", limit.as_secs_f64());
+    let wait = || {
+        started.map_err(|e| e.to_string())?;
+        let printed = crossbeam_channel::select! {
+            recv(printed) -> bytes => bytes.unwrap_or_else(|_| Err("its output cannot be read".into()))?,
+            recv(stop.channel()) -> _ => return Err(stopping()),
+            default(limit) => return Err(too_long()),
+        };
+        // A program that has closed its output may still run.
+        loop {
+            match child.try_wait() {
+                Ok(Some(status)) => return Ok((printed, status)),
+                Ok(None) if stop.requested() => return Err(stopping()),
+                Ok(None) if now() >= deadline => return Err(too_long()),
+                Ok(None) => pause(),
+                Err(e) => return Err(format!("{program}: {e}")),
+            }
         }
-        pause();
+    };
+    let ended = wait();
+    if ended.is_err() {
+        let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        // An error means that the group has ended by itself.
+        let _ = group.map(|group| kill_process_group(group, Signal::KILL));
+        // A child that is not waited for stays a zombie.
+        let _ = child.wait();
     }
-    let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    // An error means that the group has ended by itself. The wait takes the exit status in any
-    // case.
-    let _ = group.map(|group| kill_process_group(group, Signal::KILL));
-    child.wait()
+    match ended? {
+        (printed, status) if status.success() => Ok(printed),
+        (_, status) => Err(format!("{program}: {status}")),
+    }
 }

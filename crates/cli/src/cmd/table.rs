@@ -40,7 +40,7 @@ pub(crate) fn list<'a, X, T: 'a>(columns: Columns<X, T>, x: &X, rows: impl Itera
     let table = table(std::io::stdout().is_terminal(), columns, x, rows);
     let text = table.trim_fmt();
     let widest = text.lines().map(|line| line.chars().count()).max();
-    match terminal_width().is_none_or(|width| widest.unwrap_or(0) <= width) {
+    match terminal_size().is_none_or(|(width, _)| widest.unwrap_or(0) <= width) {
         true => text,
         false => records(&table),
     }
@@ -79,12 +79,12 @@ pub(crate) fn sheet_line(name: &str, text: &str) -> String {
     format!("  {name:<11} {text}\n")
 }
 
-/// How many characters fit into a line of the terminal; `None` if the standard output is not a
-/// terminal.
-fn terminal_width() -> Option<usize> {
+/// How many characters fit into a line of the terminal, and how many lines into it; `None` if the
+/// standard output is not a terminal.
+pub(crate) fn terminal_size() -> Option<(usize, usize)> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
     // A pseudo-terminal whose size was never set has width 0.
-    Some(usize::from(size.ws_col)).filter(|width| *width > 0)
+    Some((size.ws_col.into(), size.ws_row.into())).filter(|(width, _)| *width > 0)
 }
 
 #[cfg(test)]

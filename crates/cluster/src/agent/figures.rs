@@ -17,7 +17,7 @@ pub struct AgentFigures {
     /// `MAINTENANCE`; `None` before the first one.
     pub status: Option<&'static str>,
     /// Instances by state: `launching`, `active`, `terminating`, `hung` (killed,
-    /// and still there), `stopped`, `removing`.
+    /// and still there), `exited`, `removing`.
     pub instances: BTreeMap<&'static str, usize>,
     /// The node's limits.
     pub limits: AgentLimits,

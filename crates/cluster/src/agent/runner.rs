@@ -403,7 +403,10 @@ impl Runner {
                         info!("{}: evacuated; next is {next}", uplink.client.uuid());
                         // The agent's thread must not wait for its owner.
                         if self.evacuations.try_send(next).is_err() {
-                            warn!("{}: nobody takes what is next", uplink.client.uuid());
+                            warn!(
+                                "{}: {EVACUATIONS} results of evacuations wait to be received; this one is dropped",
+                                uplink.client.uuid()
+                            );
                         }
                     }
                     Action::Send(frame) => {

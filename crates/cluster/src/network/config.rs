@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use uuid::Uuid;
+
 /// The default of [`NetworkConfig::mtu`]: VXLAN takes 50 bytes of the usual 1500.
 pub const DEFAULT_MTU: u16 = 1450;
 /// The default of [`NetworkConfig::port`], the registered port of VXLAN.
@@ -16,8 +18,8 @@ pub struct NetworkConfig {
     pub(super) port: u16,
     pub(super) name_servers: Vec<IpAddr>,
     pub(super) concentrator_env: Vec<(String, String)>,
-    pub(super) concentrator_files: Vec<(String, PathBuf)>,
-    pub(super) concentrator_certs: Option<(String, PathBuf)>,
+    concentrator_files: Vec<(String, Vec<PathBuf>)>,
+    concentrator_certs: Option<(String, PathBuf)>,
 }
 
 impl NetworkConfig {
@@ -63,11 +65,17 @@ impl NetworkConfig {
         self
     }
 
-    /// Adds a variable that names a file: each concentrator gets a copy of the file, which its
-    /// user alone can read, and the variable names the copy.
+    /// Adds a variable that names a file: each concentrator gets a copy of these files in one,
+    /// which its user alone can read, and the variable names the copy. A copy is replaced when
+    /// its files have changed.
     #[must_use]
-    pub fn concentrator_file(mut self, name: impl Into<String>, file: impl Into<PathBuf>) -> Self {
-        self.concentrator_files.push((name.into(), file.into()));
+    pub fn concentrator_file(
+        mut self,
+        name: impl Into<String>,
+        files: impl IntoIterator<Item = PathBuf>,
+    ) -> Self {
+        self.concentrator_files
+            .push((name.into(), files.into_iter().collect()));
         self
     }
 
@@ -77,5 +85,15 @@ impl NetworkConfig {
     pub fn concentrator_certs(mut self, name: impl Into<String>, directory: impl Into<PathBuf>) -> Self {
         self.concentrator_certs = Some((name.into(), directory.into()));
         self
+    }
+
+    /// The files that a concentrator gets: the variable, and what its copy is made of.
+    pub(super) fn files_of(&self, concentrator: Uuid) -> impl Iterator<Item = (String, Vec<PathBuf>)> {
+        let own = move |(name, directory): &(String, PathBuf)| {
+            let file = directory.join(format!("{concentrator}.pem"));
+            (name.clone(), vec![file])
+        };
+        let certificate = self.concentrator_certs.as_ref().map(own);
+        self.concentrator_files.iter().cloned().chain(certificate)
     }
 }

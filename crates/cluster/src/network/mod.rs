@@ -57,8 +57,7 @@ pub(crate) mod tools;
 mod wire;
 
 pub use self::attachment::MAX_KEY;
-pub(crate) use self::attachment::{Attachment, subnet};
-pub(crate) use self::attachment::{gateway, mac_of};
+pub(crate) use self::attachment::{Attachment, gateway, mac_of, subnet};
 pub use self::config::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig};
 pub(crate) use self::node::Networks;
 pub(crate) use self::wire::RESOLVER;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs::File;
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ipnet::Ipv4Net;
@@ -17,6 +18,7 @@ use super::filter::{Filter, table, way};
 use super::links::{GROUP, Link, TunnelData, Underlay, bridge_name, delete, links, port_name, tunnel_name};
 use super::made::{End, Made, Namespace, Net, Part, Port};
 use super::tools;
+use super::wire::renew;
 
 /// The networks of the tenants of a node.
 ///
@@ -215,6 +217,13 @@ impl Networks {
         let stats = made.nets.iter().map(of_net).collect();
         self.settle(&made, &links)?;
         Ok(stats)
+    }
+
+    /// Brings the copies of certificates that concentrators of this node have up to date.
+    pub(crate) fn renew_concentrators(&self, place: impl Fn(Uuid) -> PathBuf) {
+        for concentrator in self.made().concentrators.keys() {
+            renew(&self.config, *concentrator, &place(*concentrator));
+        }
     }
 
     /// Makes the filter again if somebody has changed it, as a reload of the host's own rules

@@ -106,7 +106,12 @@ fn batch_of(command: &mut Command, how: &str, batch: &str) -> Result<(), String>
 fn run(command: &mut Command, input: &str) -> Result<Vec<u8>, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let failed = |e: io::Error| format!("{name}: {e}");
+    // The tools need nothing else of this program's environment, which has settings of its
+    // allocator.
+    let path = std::env::var_os("PATH").map(|path| ("PATH", path));
     let mut child = command
+        .env_clear()
+        .envs(path)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -166,4 +171,19 @@ fn read(from: Option<impl Read>, _end: Sender<Infallible>) -> Vec<u8> {
         let _ = from.take(MOST).read_to_end(&mut bytes);
     }
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tool_gets_nothing_of_the_environment_but_the_path() {
+        let printed = run(Command::new("env").env("MALLOC_TRIM_THRESHOLD_", "131072"), "").unwrap();
+        let printed = String::from_utf8(printed).unwrap();
+        assert!(
+            printed.starts_with("PATH=") && printed.lines().count() == 1,
+            "{printed}"
+        );
+    }
 }

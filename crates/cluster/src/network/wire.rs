@@ -2,14 +2,18 @@
 
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use log::debug;
 use rustix::process::geteuid;
+use ssntp_transport::replace;
 use uuid::Uuid;
 
 use super::attachment::{Attachment, Interface, mac_of};
+use super::config::NetworkConfig;
 use super::links::port_name;
 use super::made::{End, Namespace};
 use super::node::Networks;
@@ -121,14 +125,12 @@ impl Wire {
             .iter()
             .map(|(name, value)| (name.into(), value.into()))
             .collect();
-        let own = |(name, directory): &(String, PathBuf)| {
-            let file = directory.join(format!("{}.pem", self.instance));
-            (name.clone(), file)
-        };
-        let files = config.concentrator_files.iter().cloned();
-        for (name, from) in files.chain(config.concentrator_certs.as_ref().map(own)) {
-            let to = place.dir().join(name.to_ascii_lowercase());
-            copy(&from, &to, user).map_err(|e| LaunchError::io(from.display(), &e))?;
+        for (name, from) in config.files_of(self.instance) {
+            let to = copy_in(place.dir(), &name);
+            let content = joined(&from).map_err(|e| LaunchError::io(&name, &e))?;
+            replace(&to, &content)
+                .and_then(|()| user.map_or(Ok(()), |user| give(&to, user)))
+                .map_err(|e| LaunchError::io(to.display(), &e))?;
             env.push((name.into(), to.into()));
         }
         Ok(env)
@@ -139,11 +141,35 @@ fn failed(why: String) -> LaunchError {
     LaunchError::new(LaunchFault::Network, why)
 }
 
-fn copy(from: &Path, to: &Path, user: Option<User>) -> std::io::Result<()> {
-    let content = fs::read(from)?;
-    ssntp_transport::replace(to, &content)?;
-    match user {
-        Some(user) => give(to, user),
-        None => Ok(()),
+/// Brings the files of a concentrator that runs up to date, in its directory; it reads them
+/// again by itself.
+pub(super) fn renew(config: &NetworkConfig, concentrator: Uuid, directory: &Path) {
+    for (name, from) in config.files_of(concentrator) {
+        let to = copy_in(directory, &name);
+        let renewed = joined(&from).and_then(|content| match fs::read(&to) {
+            Ok(there) if there == content => Ok(()),
+            // The new file has the owner of the former one.
+            Ok(_) => replace(&to, &content),
+            Err(e) => Err(e),
+        });
+        if let Err(e) = renewed {
+            // A certificate that is not there yet is no reason to fill the log.
+            debug!("concentrator {concentrator}: {name}: {e}");
+        }
     }
+}
+
+fn copy_in(directory: &Path, name: &str) -> PathBuf {
+    directory.join(name.to_ascii_lowercase())
+}
+
+/// The content of all these files.
+fn joined(files: &[PathBuf]) -> io::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    for file in files {
+        let content = fs::read(file).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", file.display())))?;
+        all.extend(content);
+        all.push(b'\n');
+    }
+    Ok(all)
 }

@@ -25,7 +25,7 @@ use super::keeper::Keeper;
 use super::{Scheduler, SchedulerError, limited};
 use ssntp::Role;
 use ssntp::payload::Configure;
-use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
+use ssntp::payload::MAX_READ_LEN;
 use ssntp::proto::{Command, ErrorCode, Frame};
 use ssntp::server::{Context, ServerHandle, SessionInfo};
 use ssntp_transport::LogLimit;
@@ -42,9 +42,8 @@ pub(super) struct Configuration {
     /// The controller that sent it; none if the scheduler began with it.
     sender: Option<Uuid>,
     previous: Option<(Bytes, Option<Uuid>)>,
-    file: Option<PathBuf>,
-    /// Writes the file. None without a file, and before the start.
-    keeper: Option<Keeper>,
+    /// Writes the file, if there is one.
+    keeper: Keeper,
     being_written: Option<Written>,
     /// The newest CONFIGURE, while another one is being written.
     next: Option<Proposal>,
@@ -86,8 +85,7 @@ impl Configuration {
             current: yaml,
             sender: None,
             previous: None,
-            file: None,
-            keeper: None,
+            keeper: Keeper::default(),
             being_written: None,
             next: None,
             behind: false,
@@ -112,19 +110,14 @@ impl Configuration {
         }
         // The file is replaced by a rename, which would replace a symbolic link, not its
         // target.
-        configuration.file = Some(fs::canonicalize(&path).unwrap_or(path));
+        configuration.keeper = Keeper::of(fs::canonicalize(&path).unwrap_or(path));
         Ok(configuration)
     }
 
     /// Starts the thread that writes the file, if there is a file. It wakes the server whose
     /// handle it is given.
     pub(super) fn start(&mut self) -> io::Result<Option<Sender<ServerHandle>>> {
-        let Some(path) = self.file.clone() else {
-            return Ok(None);
-        };
-        let (keeper, server) = Keeper::start(path)?;
-        self.keeper = Some(keeper);
-        Ok(Some(server))
+        self.keeper.start()
     }
 
     /// The configuration that CONNECTED carries.
@@ -134,7 +127,7 @@ impl Configuration {
 
     /// Whether the thread has finished, and [`proceed`](Self::proceed) has something to do.
     pub(super) fn is_due(&self) -> bool {
-        self.keeper.as_ref().is_some_and(Keeper::is_done)
+        self.keeper.is_done()
     }
 
     /// Takes the result of the thread, and gives it the next configuration. Gives an outcome
@@ -142,7 +135,7 @@ impl Configuration {
     fn proceed(&mut self) -> Option<Outcome> {
         loop {
             if self.being_written.is_some() {
-                let result = self.keeper.as_ref()?.result()?;
+                let result = self.keeper.result()?;
                 match (self.being_written.take()?, result) {
                     (Written::Proposed(proposal), Ok(())) => {
                         // The file has a newer configuration now, which stands for the one that
@@ -157,13 +150,13 @@ impl Configuration {
             }
             let (yaml, written) = match self.next.take() {
                 // Without a file nothing has to be written first.
-                Some(proposal) if self.file.is_none() => return Some(self.adopt(proposal)),
+                Some(proposal) if !self.keeper.has_file() => return Some(self.adopt(proposal)),
                 // The file has it already, so only the answer is due.
                 Some(proposal) if *proposal.yaml() == self.current && !self.behind => {
                     return Some(Outcome::Adopted(proposal));
                 }
                 Some(proposal) => (proposal.yaml().clone(), Written::Proposed(proposal)),
-                None if self.behind && self.file.is_some() => {
+                None if self.behind && self.keeper.has_file() => {
                     // Tried once. If it fails, the file keeps the refused configuration, but the
                     // cluster runs with the previous one.
                     self.behind = false;
@@ -171,14 +164,7 @@ impl Configuration {
                 }
                 None => return None,
             };
-            let Some(keeper) = &self.keeper else {
-                let e = io::Error::other("the scheduler was not started by its own start");
-                return Some(match written {
-                    Written::Proposed(proposal) => Outcome::Refused(proposal, e),
-                    Written::GoneBackTo => Outcome::Behind(e),
-                });
-            };
-            keeper.write(yaml);
+            self.keeper.write(yaml);
             self.being_written = Some(written);
         }
     }
@@ -216,8 +202,8 @@ impl Drop for Configuration {
     fn drop(&mut self) {
         let next = self.next.take().map(|proposal| proposal.yaml().clone());
         let last = next.or_else(|| self.behind.then(|| self.current.clone()));
-        if let (Some(keeper), Some(yaml)) = (&self.keeper, last) {
-            keeper.write(yaml);
+        if let Some(yaml) = last {
+            self.keeper.write(yaml);
         }
     }
 }
@@ -327,7 +313,7 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     }
     let mut yaml = Vec::new();
     // One byte more than the limit, so that the check sees that it is too long.
-    let limit = MAX_DOCUMENT_LEN as u64 + 1;
+    let limit = MAX_READ_LEN as u64 + 1;
     File::open(path)?.take(limit).read_to_end(&mut yaml)?;
     Ok(Some(yaml))
 }

@@ -18,29 +18,55 @@ use ssntp::server::ServerHandle;
 use ssntp_transport::replace;
 use ssntp_transport::threads;
 
-/// The writing thread. Dropping it waits until all that it was given is on the disk.
-#[derive(Debug)]
+/// A file, and the thread that writes it. Dropping it waits until all that it was given is on
+/// the disk.
+#[derive(Debug, Default)]
 pub(super) struct Keeper {
-    work: Option<Sender<Bytes>>,
+    file: Option<PathBuf>,
+    writer: Option<Writer>,
+    /// The result of a content that the thread was not given.
+    failed: Option<io::Error>,
+}
+
+#[derive(Debug)]
+struct Writer {
+    work: Sender<Bytes>,
     done: Receiver<io::Result<()>>,
-    thread: Option<JoinHandle<()>>,
+    thread: JoinHandle<()>,
 }
 
 impl Keeper {
-    /// Starts the thread. It takes the server that it wakes from the second channel, because
-    /// the server starts later.
-    pub(super) fn start(path: PathBuf) -> io::Result<(Self, Sender<ServerHandle>)> {
-        // A file is given only after the result of the one before was taken, and one more when
-        // the scheduler is dropped. So two places are enough, and neither side ever finds a
-        // channel full.
+    /// A keeper of this file, whose thread has not started.
+    pub(super) fn of(file: PathBuf) -> Self {
+        Self {
+            file: Some(file),
+            writer: None,
+            failed: None,
+        }
+    }
+
+    /// Whether there is a file; otherwise nothing is to be written.
+    pub(super) fn has_file(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Starts the thread, if there is a file. It takes the server that it wakes from the
+    /// channel, because the server starts later.
+    pub(super) fn start(&mut self) -> io::Result<Option<Sender<ServerHandle>>> {
+        let Some(path) = self.file.clone() else {
+            return Ok(None);
+        };
+        // A content is given only after the result of the one before was taken, and one more
+        // when the scheduler is dropped. So two places are enough, and neither side ever finds
+        // a channel full.
         let (work, given) = bounded::<Bytes>(2);
         let (results, done) = bounded(2);
         let (server, servers) = bounded::<ServerHandle>(1);
         let write = move || {
-            // The server has started before the first configuration is given.
+            // The server has started before the first content is given.
             let mut server = None;
-            for yaml in given {
-                let _ = results.send(replace(&path, &yaml));
+            for content in given {
+                let _ = results.send(replace(&path, &content));
                 server = server.or_else(|| servers.recv().ok());
                 if let Some(server) = &server {
                     // If the dispatcher is too busy to take a call, it looks for the result
@@ -50,36 +76,44 @@ impl Keeper {
             }
         };
         let thread = threads::spawn("ssntp-config", write)?;
-        let keeper = Self {
-            work: Some(work),
-            done,
-            thread: Some(thread),
-        };
-        Ok((keeper, server))
+        self.writer = Some(Writer { work, done, thread });
+        Ok(Some(server))
     }
 
     /// Hands over the new content of the file. The result of the previous one must have been
-    /// taken.
-    pub(super) fn write(&self, yaml: Bytes) {
-        if let Some(work) = &self.work {
-            let _ = work.send(yaml);
+    /// taken, unless the scheduler ends.
+    pub(super) fn write(&mut self, content: Bytes) {
+        match &self.writer {
+            Some(writer) => {
+                let _ = writer.work.send(content);
+            }
+            None => self.fail(io::Error::other("the scheduler was not started by its own start")),
         }
     }
 
+    /// In place of [`write`](Self::write), if there is no content: its result is this error.
+    pub(super) fn fail(&mut self, why: io::Error) {
+        self.failed = Some(why);
+    }
+
     pub(super) fn is_done(&self) -> bool {
-        !self.done.is_empty()
+        let writer = self.writer.as_ref();
+        self.failed.is_some() || writer.is_some_and(|writer| !writer.done.is_empty())
     }
 
     /// The result, if the writing is done.
-    pub(super) fn result(&self) -> Option<io::Result<()>> {
-        self.done.try_recv().ok()
+    pub(super) fn result(&mut self) -> Option<io::Result<()>> {
+        match self.failed.take() {
+            Some(why) => Some(Err(why)),
+            None => self.writer.as_ref()?.done.try_recv().ok(),
+        }
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        self.work = None;
-        if let Some(thread) = self.thread.take() {
+        if let Some(Writer { work, thread, .. }) = self.writer.take() {
+            drop(work);
             let _ = thread.join();
         }
     }

@@ -85,8 +85,9 @@ impl Ledger {
         if is_full && !self.is_behind {
             warn!(target: "ssntp::scheduler", "the disk of --state is too slow: a restart may forget instances");
         }
-        // The log says it once, until there is room again.
-        self.is_behind = is_full;
+        // The log says it once, until half of the queue is free: a disk that always keeps it
+        // nearly full would fill the log.
+        self.is_behind = is_full || (self.is_behind && changes.len() > MOST_WAITING / 2);
     }
 }
 
@@ -174,6 +175,28 @@ impl Book {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_queue_that_is_nearly_full_is_told_of_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (changes, given) = bounded(MOST_WAITING);
+        let mut ledger = Ledger {
+            changes: Some(changes),
+            thread: None,
+            is_behind: false,
+            _lock: File::create(dir.path().join(LOCK)).unwrap(),
+        };
+        let mut keep = |count: usize| {
+            (0..count).for_each(|_| ledger.keep(Uuid::nil(), None));
+            ledger.is_behind
+        };
+        assert!(!keep(MOST_WAITING));
+        assert!(keep(1));
+        given.recv().unwrap();
+        assert!(keep(1), "it is full again, which was said");
+        given.try_iter().take(MOST_WAITING / 2 + 1).for_each(drop);
+        assert!(!keep(1));
+    }
 
     #[test]
     fn what_was_kept_is_there_after_a_restart_and_a_torn_line_says_nothing() {

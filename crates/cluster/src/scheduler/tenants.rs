@@ -6,17 +6,17 @@
 //! ```
 //!
 //! The table is kept in a file beside the configuration. A change is answered once it is on
-//! the disk; one that could not be written is taken back. Without a configuration file the
-//! table is lost when the scheduler ends.
+//! the disk. The table keeps a change that could not be written, and the next change is written
+//! together with it. Without a configuration file the table is lost when the scheduler ends.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use bytes::Bytes;
 use crossbeam_channel::Sender;
-use log::{debug, warn};
+use log::debug;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -48,8 +48,8 @@ pub(super) struct TenantTable {
     table: Table,
     /// The tenant and address of each instance that has one.
     instances: BTreeMap<Uuid, (String, Ipv4Addr)>,
-    file: Option<PathBuf>,
-    keeper: Option<Keeper>,
+    /// Writes the file, if there is one.
+    keeper: Keeper,
     /// Answers to changes that the file does not have yet.
     waiting: VecDeque<Waiting>,
     /// How many of `waiting` the write under way includes; `None` if there is no write.
@@ -113,26 +113,20 @@ impl TenantTable {
             let addresses = record.addresses.iter();
             addresses.map(move |(ip, instance)| (*instance, (name.clone(), *ip)))
         });
-        Ok(Self {
-            instances: leases.collect(),
-            table,
-            file: Some(file),
-            ..Self::default()
-        })
+        let mut tenants = Self::default();
+        tenants.instances = leases.collect();
+        tenants.table = table;
+        tenants.keeper = Keeper::of(file);
+        Ok(tenants)
     }
 
     /// Starts the thread that writes the file, if there is a file.
     pub(super) fn start(&mut self) -> io::Result<Option<Sender<ServerHandle>>> {
-        let Some(path) = self.file.clone() else {
-            return Ok(None);
-        };
-        let (keeper, server) = Keeper::start(path)?;
-        self.keeper = Some(keeper);
-        Ok(Some(server))
+        self.keeper.start()
     }
 
     pub(super) fn is_due(&self) -> bool {
-        self.keeper.as_ref().is_some_and(Keeper::is_done)
+        self.keeper.is_done()
     }
 
     /// Does what a Tenant asks for. Gives the answer, and whether the table has changed.
@@ -351,36 +345,29 @@ impl TenantTable {
 
     /// Gives the thread the table, if it has changed and the thread is free.
     fn write(&mut self) {
-        if self.being_written.is_some() || !self.is_changed {
+        if self.being_written.is_some() || !self.is_changed || !self.keeper.has_file() {
             return;
         }
-        let Some(keeper) = &self.keeper else { return };
         match summed(&self.table) {
-            Ok(bytes) => {
-                keeper.write(Bytes::from(bytes));
-                // All that wait now are in these bytes. Those that come later need the next
-                // write.
-                self.being_written = Some(self.waiting.len());
-                self.is_changed = false;
-            }
-            Err(e) => warn!(target: "ssntp::scheduler", "the tenants cannot be written: {e}"),
+            Ok(bytes) => self.keeper.write(Bytes::from(bytes)),
+            Err(e) => self.keeper.fail(io::Error::other(e)),
         }
+        // All that wait now are in these bytes. Those that come later need the next write.
+        self.being_written = Some(self.waiting.len());
+        self.is_changed = false;
     }
 
-    /// The answers that a finished write allows. Begins the next write.
-    fn proceed(&mut self) -> Vec<Waiting> {
-        let Some(result) = self.keeper.as_ref().and_then(Keeper::result) else {
-            return Vec::new();
-        };
+    /// The answers that a finished write allows, and how it went. Begins the next write.
+    fn proceed(&mut self) -> Option<(Vec<Waiting>, io::Result<()>)> {
+        let result = self.keeper.result()?;
         // Answers are sent in the order of the changes, so the first `count` are the written
         // ones.
         let count = self.being_written.take().unwrap_or_default();
         let Err(e) = result else {
             let done = self.waiting.drain(..count.min(self.waiting.len())).collect();
             self.write();
-            return done;
+            return Some((done, Ok(())));
         };
-        warn!(target: "ssntp::scheduler", "the tenants cannot be written: {e}");
         // The table keeps the changes: a key that was given out must not be given to another
         // tenant. The next change is written together with them; until then there is no
         // second attempt, which would keep a full disk busy.
@@ -390,7 +377,16 @@ impl TenantTable {
             waiting.answer.reason = Refusal::NotSaved;
             waiting.answer.detail = format!("it may be lost, the file cannot be written: {e}");
         }
-        done
+        Some((done, Err(e)))
+    }
+}
+
+impl Drop for TenantTable {
+    /// Writes the changes that still wait before the thread ends.
+    fn drop(&mut self) {
+        // The thread writes this content after the one that it has.
+        self.being_written = None;
+        self.write();
     }
 }
 
@@ -417,7 +413,7 @@ impl Scheduler {
         }
         // A question that was asked before may not be on the disk yet either.
         let is_behind = self.tenants.is_changed || self.tenants.being_written.is_some();
-        if self.tenants.keeper.is_none() || !(has_changed || (changes && is_behind)) {
+        if !self.tenants.keeper.has_file() || !(has_changed || (changes && is_behind)) {
             return tell(cx, from, &answer);
         }
         self.tenants.waiting.push_back(Waiting {
@@ -440,7 +436,13 @@ impl Scheduler {
 
     /// Answers what has been written.
     pub(super) fn proceed_with_tenants(&mut self, cx: &mut Context<'_>) {
-        for Waiting { to, answer } in self.tenants.proceed() {
+        let Some((done, result)) = self.tenants.proceed() else {
+            return;
+        };
+        if let Err(e) = result {
+            limited!(warn, self.log, cx, cx.uuid(), "tenants"; "the tenants cannot be written: {e}");
+        }
+        for Waiting { to, answer } in done {
             tell(cx, &to, &answer);
         }
     }
@@ -613,5 +615,33 @@ mod tests {
         assert!(again.release(Uuid::from_u128(1)));
         std::fs::write(&path, "tenants: {}\n").unwrap();
         assert!(TenantTable::load(&configuration).is_err(), "it has no checksum");
+    }
+
+    #[test]
+    fn changes_that_wait_are_written_when_the_scheduler_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let configuration = dir.path().join("cluster.yaml");
+        let mut table = TenantTable::load(&configuration).unwrap();
+        // No server is handed over, so nothing takes a result and begins the next write.
+        drop(table.start().unwrap());
+        for (name, number) in [("a", 1), ("b", 2)] {
+            table.handle(&add(name, number, 0)).unwrap();
+            table.is_changed = true;
+            table.write();
+        }
+        assert!(table.is_changed, "the first write is under way");
+        let written = table.table.clone();
+        drop(table);
+        assert_eq!(TenantTable::load(&configuration).unwrap().table, written);
+    }
+
+    #[test]
+    fn a_file_that_nothing_writes_is_not_said_to_be_saved() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut table = TenantTable::load(&dir.path().join("cluster.yaml")).unwrap();
+        table.is_changed = true;
+        table.write();
+        assert!(table.is_due());
+        assert!(table.proceed().is_some_and(|(_, result)| result.is_err()));
     }
 }

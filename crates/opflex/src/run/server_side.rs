@@ -378,8 +378,8 @@ mod tests {
     use crate::run::now as clock;
     use crate::server::Settings;
     use ssntp_transport::dispatch::{DispatchEvent, Runner, Settings as Running};
+    use ssntp_transport::memory;
     use ssntp_transport::{Budget, Credit, Limits as Queue, Outbox, Outgoing, PATIENCE, Transmit};
-    use ssntp_transport::{Tried, memory};
 
     /// A server without threads.
     struct Bench {
@@ -464,20 +464,6 @@ mod tests {
             parts.for_each(|part| self.0.lock().unwrap().extend_from_slice(part));
             Ok(())
         }
-
-        fn try_transmit(&mut self, _: &Outgoing) -> Tried {
-            Tried::Not
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-
-        fn finish(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-
-        fn idle(&mut self) {}
     }
 
     const IDENTITY: &str = r#"{"id":["send_identity",1],"method":"send_identity","params":[{"proto_version":"1.0","name":"pe","domain":"test","my_role":["policy_element"]}]}"#;

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
     use crate::outbox::tests::long;
     use crate::socket::{Duplex, memory};
-    use crate::stream::{BufferPool, Outgoing, Transmit, Tried, plain};
+    use crate::stream::{BufferPool, Outgoing, Transmit, plain};
 
     /// Items of as many bytes as their first byte says, in units of 10,000 bytes; 255 is a
     /// fault.
@@ -285,19 +285,9 @@ mod tests {
         fn transmit(&mut self, _: &[Outgoing]) -> io::Result<()> {
             Ok(())
         }
-        fn try_transmit(&mut self, _: &Outgoing) -> Tried {
-            Tried::Not
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-        fn finish(&mut self) -> io::Result<()> {
-            Ok(())
-        }
         fn count_in(&mut self, written: Arc<AtomicU64>) {
             self.0.set(written).unwrap();
         }
-        fn idle(&mut self) {}
     }
 
     #[test]

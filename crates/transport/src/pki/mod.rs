@@ -92,8 +92,7 @@ pub use self::inspect::CertificateInfo;
 pub use self::issue::{Authority, Issued};
 pub use self::kept::KeptCertificate;
 pub use self::list::{RevocationList, RevocationReason, Revoked, Serial};
-pub use self::provider::provider;
-pub use self::provider::ticketer;
+pub use self::provider::{provider, sha256, ticketer};
 #[cfg(feature = "issue")]
 pub use self::renew::{RenewalRequest, Renewed};
 #[cfg(feature = "issue")]

@@ -33,8 +33,9 @@ pub fn ticketer() -> Result<Arc<dyn ProducesTickets>, rustls::Error> {
     Err(rustls::Error::General(Error::NoProvider.to_string()))
 }
 
-/// The SHA-256 digest, through the hash that the TLS suites bring along.
-pub(super) fn sha256(data: &[u8]) -> Option<Vec<u8>> {
+/// The SHA-256 digest, through the hash that the TLS suites bring along. `None` if the crate was
+/// built without cryptography.
+pub fn sha256(data: &[u8]) -> Option<Vec<u8>> {
     let provider = provider().ok()?;
     let hash = provider
         .cipher_suites

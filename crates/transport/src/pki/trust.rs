@@ -141,6 +141,19 @@ impl Trust {
         })))
     }
 
+    /// A trust in the authorities of both, with the revocation lists of this one.
+    ///
+    /// # Errors
+    /// As [`with_revocation_lists`](Self::with_revocation_lists).
+    pub fn and(&self, other: &Self) -> Result<Self, Error> {
+        let both = [self, other].map(|trust| trust.authorities().to_vec()).concat();
+        let joined = Self::new(both).map_err(Error::content("the authorities"))?;
+        match &self.0.revocation {
+            Some(revocation) => joined.with_revocation_lists(revocation.lists()),
+            None => Ok(joined),
+        }
+    }
+
     /// The revocation lists that count, with their facts.
     pub fn revocation_lists(&self) -> &[RevocationList] {
         let revocation = self.0.revocation.as_ref();

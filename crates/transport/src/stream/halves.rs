@@ -34,6 +34,9 @@ pub struct Received {
 }
 
 /// The sending direction. Only its holder writes to the socket.
+///
+/// Whoever keeps nothing back between two calls, and leaves everything to the writer, needs
+/// [`transmit`](Self::transmit) alone.
 pub trait Transmit: Send + fmt::Debug {
     /// Sends everything in `batch` in order, in as few writes as it can, after
     /// the rest of what was begun before. Blocks until the system has taken all
@@ -45,20 +48,27 @@ pub trait Transmit: Send + fmt::Debug {
 
     /// Sends as much of one short item as the system takes without waiting, and gives
     /// buffers back. Never blocks. An error of the stream is left to the next call.
-    fn try_transmit(&mut self, item: &Outgoing) -> Tried;
+    fn try_transmit(&mut self, item: &Outgoing) -> Tried {
+        let _ = item;
+        Tried::Not
+    }
 
     /// Sends the rest of an item that was begun, and the bytes that the receiving side left
     /// for the socket.
     ///
     /// # Errors
     /// As [`transmit`](Self::transmit).
-    fn flush(&mut self) -> io::Result<()>;
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Tells the peer of the end of this side.
     ///
     /// # Errors
     /// As [`transmit`](Self::transmit).
-    fn finish(&mut self) -> io::Result<()>;
+    fn finish(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Counts the bytes that the system takes from now on in `written`, also those of an
     /// item that it has taken in part. A stream that does not count is judged by whole
@@ -68,7 +78,7 @@ pub trait Transmit: Send + fmt::Debug {
     }
 
     /// Gives buffers back, because nothing is to be sent for now.
-    fn idle(&mut self);
+    fn idle(&mut self) {}
 }
 
 /// The longest item that is sent in place of the writer: two TLS records. The writer sends

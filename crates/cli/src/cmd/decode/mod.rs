@@ -34,7 +34,6 @@ use self::frame::Frame;
 use self::walk::Walk;
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::signals::Stop;
 
 /// After this many problems the input does not hold frames, for example because a device was
 /// named by mistake. Their texts are all kept until the end.
@@ -58,9 +57,6 @@ pub(crate) struct Args {
 
 /// Runs `ssntp decode`.
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    // After a signal the program may read and print for 1.8 s more. If the input then has not
-    // ended, the program ends by force, with exit code 0.
-    let _stop = Stop::install()?;
     let is_stdin = args.file.as_os_str() == "-";
     let name = match is_stdin {
         true => "standard input".to_owned(),
@@ -87,6 +83,10 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             false => frame.print(count, &mut output)?,
         }
         problems.extend(frame.problems);
+        if is_stdin {
+            // The next frame may take long to come, and a signal ends the program at once.
+            output.flush()?;
+        }
     }
     // The frames come before the error line, also if both go to one terminal.
     output.flush()?;

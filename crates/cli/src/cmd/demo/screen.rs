@@ -10,13 +10,9 @@ use ssntp_cluster::controller::{Change, Instance, Node, View};
 use crate::cmd::ctl::tables::{
     host, instance_state, node_status, node_type, or_dash, running, share, short, with_unit,
 };
-use crate::cmd::table::{Columns, table};
+use crate::cmd::table::{Columns, table, terminal_size};
 use crate::failure::Failure;
 use crate::output::{Output, printable};
-
-/// How many rows of each table are shown. The number is small, because lines that have scrolled
-/// off the top of a terminal cannot be drawn over.
-const MOST_ROWS: usize = 12;
 
 pub(super) struct Screen {
     live: bool,
@@ -85,8 +81,9 @@ impl Screen {
             return Ok(());
         }
         let mut text = self.erase();
-        let nodes = top(NODES, view, view.nodes());
-        let table = format!("{nodes}\n{}\n", top(INSTANCES, view, view.instances()));
+        // Lines that have scrolled off the top of a terminal cannot be drawn over.
+        let (_, height) = terminal_size().unwrap_or((80, 24));
+        let table = tables(view, height);
         text.push_str(&table);
         self.drawn = table.lines().count();
         self.print(&text)
@@ -128,12 +125,51 @@ const INSTANCES: Columns<View, Instance> = &[
     ("memory", |_, instance| with_unit(instance.stats.memory_usage_mb, " MB")),
 ];
 
+/// Both tables, in fewer than `height` lines if there is room for a row of each.
+fn tables(view: &View, height: usize) -> String {
+    let (nodes, instances) = rows(height, view.nodes().count(), view.instances().count());
+    let nodes = top(NODES, view, view.nodes(), nodes);
+    format!("{nodes}\n{}\n", top(INSTANCES, view, view.instances(), instances))
+}
+
+/// How many nodes and how many instances are shown. Instances get the room that nodes leave.
+fn rows(height: usize, nodes: usize, instances: usize) -> (usize, usize) {
+    // The heading, three lines around it and the rows, and the line that says how many more there
+    // are; and the line below with the cursor.
+    let room = height.saturating_sub(2 * 5 + 1);
+    let half = room / 2;
+    let nodes = nodes.min(half.max(room.saturating_sub(instances))).max(1);
+    (nodes, room.saturating_sub(nodes).max(1))
+}
+
 /// A table of the first rows, with a line that says how many more there are.
-fn top<'a, T: 'a>(columns: Columns<View, T>, view: &View, mut rows: impl Iterator<Item = &'a T>) -> Table {
-    let mut table = table(true, columns, view, rows.by_ref().take(MOST_ROWS));
+fn top<'a, T: 'a>(
+    columns: Columns<View, T>,
+    view: &View,
+    mut rows: impl Iterator<Item = &'a T>,
+    most: usize,
+) -> Table {
+    let mut table = table(true, columns, view, rows.by_ref().take(most));
     let more = rows.count();
     if more > 0 {
         table.add_row([format!("{more} more")]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_tables_fit_into_the_terminal() {
+        for (height, nodes, instances, shown) in [
+            (24, 40, 40, (6, 7)),
+            (24, 3, 40, (3, 10)),
+            (24, 40, 2, (11, 2)),
+            (10, 40, 40, (1, 1)),
+        ] {
+            assert_eq!(rows(height, nodes, instances), shown);
+        }
+    }
 }

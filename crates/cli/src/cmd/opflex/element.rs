@@ -112,7 +112,7 @@ struct Wanted {
 impl Args {
     pub(super) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        problems.of("tls", Some(self.tls.connector()));
+        problems.of("tls", Some(self.tls.read()));
         problems.of("resolve", Some(self.wanted()));
         for (key, file) in [
             ("start-policy", &self.start_policy),
@@ -414,7 +414,9 @@ fn print_once(
 
 /// Groups the objects of a file: each list begins with an object that is below none of the
 /// objects before it, and goes on with the objects below it. A declaration is one such list.
-fn subtrees(objects: Vec<ManagedObject>) -> Vec<Vec<ManagedObject>> {
+fn subtrees(mut objects: Vec<ManagedObject>) -> Vec<Vec<ManagedObject>> {
+    // The file may have an object before the one that it is below.
+    objects.sort_by(|one, other| one.uri.cmp(&other.uri));
     let mut trees: Vec<Vec<ManagedObject>> = Vec::new();
     for object in objects {
         match trees
@@ -490,4 +492,24 @@ fn print_change(output: &mut Output, what: Store, change: &ObjectChange) -> Resu
     output.line(printable(&text))?;
     let object = change.object.as_ref();
     object.map_or(Ok(()), |object| print_properties(output, object))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_object_is_declared_with_what_is_below_it_whatever_their_order_in_the_file() {
+        let uris = ["/a/b/", "/c/", "/a.b/", "/a/", "/c/d/"];
+        let object = |uri| serde_json::from_value(json!({"subject": "A", "uri": uri, "properties": []}));
+        let objects = uris.map(|uri| object(uri).unwrap());
+        let trees = subtrees(objects.into());
+        let trees: Vec<Vec<_>> = trees
+            .iter()
+            .map(|tree| tree.iter().map(|object| object.uri.as_str()).collect())
+            .collect();
+        assert_eq!(trees, [vec!["/a.b/"], vec!["/a/", "/a/b/"], vec!["/c/", "/c/d/"]]);
+    }
 }

@@ -12,7 +12,7 @@ use ssntp_opflex::run::ServerConfig;
 use super::identity::IdentityArgs;
 use super::load_model;
 use super::local::InspectorArgs;
-use super::source::{LOOK, Source, modified};
+use super::source::{LOOK, Source};
 use super::tls::ServerTls;
 use crate::admin::{self, AdminArgs};
 use crate::credentials::FilesRead;
@@ -20,6 +20,7 @@ use crate::daemon::server::listening;
 use crate::daemon::{Arms, Daemon, Next, Presence, Service, on};
 use crate::failure::Failure;
 use crate::settings::{ConfigFile, Problems, Settings};
+use crate::watched::{modified, stamp};
 
 /// Serve policy, register endpoints and keep state reports
 ///
@@ -73,7 +74,7 @@ pub(super) struct Args {
 impl Args {
     pub(super) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        problems.of("tls-cert", Some(self.tls.acceptor()));
+        problems.of("tls-cert", Some(self.tls.read()));
         let schema = self.model.as_deref().map(load_model).transpose();
         let read = |schema| self.policy.clone().map(|path| Source::new(path, schema).read());
         match schema {
@@ -162,9 +163,9 @@ fn tell_of_kept(kept: &Path, source: &Source) {
     // The latest changes may be in the file of edits beside it and not yet in the kept file itself.
     let mut edits = kept.as_os_str().to_owned();
     edits.push(".edits");
-    let last = [kept, Path::new(&edits)].into_iter().filter_map(modified).max();
+    let last = modified([kept, Path::new(&edits)].map(stamp).iter());
     let (kept, given) = (kept.display(), source.path().display());
-    if last.is_some_and(|last| source.is_newer_than(last)) {
+    if last.is_some() && source.modified() > last {
         log::warn!(
             "{given} is newer than the policy kept in {kept}, which is in force: `ssntp opflex policy reload` replaces it"
         );

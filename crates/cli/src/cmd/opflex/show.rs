@@ -1,16 +1,14 @@
 //! `ssntp opflex endpoints`, `reports`, `sessions` and `agents`: show the state of a
 //! running server.
 
-use std::io::IsTerminal;
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use comfy_table::{Table, presets};
 use serde::Deserialize;
 use serde_json::Value;
 use ssntp_opflex::model::{ManagedObject, Uri};
 
 use super::control::ControlArgs;
 use super::printing::print_with_note;
+use crate::clock::{since_1970, wall_clock};
+use crate::cmd::table::{self, Columns};
 use crate::failure::Failure;
 use crate::output::{Output, printable};
 
@@ -76,8 +74,7 @@ pub(super) fn reports(args: ReportArgs) -> Result<(), Failure> {
         }
         return output.flush();
     }
-    #[expect(clippy::disallowed_methods, reason = "the age of a report is shown")]
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = since_1970(wall_clock());
     for mut report in reports {
         let object = ManagedObject::deserialize(report["object"].take()).map_err(Failure::new)?;
         // The clock may have been set back since the report arrived.
@@ -110,72 +107,60 @@ fn print_numbers(output: &mut Output, name: &str, rows: &Value) -> Result<(), Fa
 
 pub(super) fn sessions(args: SessionArgs) -> Result<(), Failure> {
     let sessions = args.control.connect()?.sessions().map_err(Failure::new)?;
-    let columns = [
-        "connection",
-        "name",
-        "roles",
-        "location",
-        "seconds",
-        "policies",
-        "endpoints",
-        "resolved",
-        "updates",
-        "refused",
-    ];
-    print_rows(&args.control, sessions, &columns)
+    print_rows(&args.control, sessions, SESSIONS)
 }
 
 pub(super) fn agents(args: AgentArgs) -> Result<(), Failure> {
     let agents = args.control.connect()?.agents().map_err(Failure::new)?;
-    let columns = [
-        "name",
-        "connected",
-        "sessions",
-        "requests",
-        "refused",
-        "unavailable",
-        "updates",
-        "update_errors",
-        "bytes_received",
-        "bytes_sent",
-    ];
-    print_rows(&args.control, agents, &columns)
+    print_rows(&args.control, agents, AGENTS)
 }
 
-/// Prints each row as a line of JSON, or all rows as a table with these members as columns.
-fn print_rows(control: &ControlArgs, rows: Vec<Value>, columns: &[&str]) -> Result<(), Failure> {
+const SESSIONS: Columns<(), Value> = &[
+    ("connection", |(), row| cell(&row["connection"])),
+    ("name", |(), row| cell(&row["name"])),
+    ("roles", |(), row| cell(&row["roles"])),
+    ("location", |(), row| cell(&row["location"])),
+    ("seconds", |(), row| cell(&row["seconds"])),
+    ("policies", |(), row| cell(&row["policies"])),
+    ("endpoints", |(), row| cell(&row["endpoints"])),
+    ("resolved", |(), row| cell(&row["endpoint_resolves"])),
+    ("updates", |(), row| cell(&row["updates"])),
+    ("refused", |(), row| cell(&row["refused"])),
+];
+
+const AGENTS: Columns<(), Value> = &[
+    ("name", |(), row| cell(&row["name"])),
+    ("connected", |(), row| cell(&row["connected"])),
+    ("sessions", |(), row| cell(&row["sessions"])),
+    ("requests", |(), row| cell(&row["requests"])),
+    ("refused", |(), row| cell(&row["refused"])),
+    ("unavailable", |(), row| cell(&row["unavailable"])),
+    ("updates", |(), row| cell(&row["updates"])),
+    ("update_errors", |(), row| cell(&row["update_errors"])),
+    ("bytes_received", |(), row| cell(&row["bytes_received"])),
+    ("bytes_sent", |(), row| cell(&row["bytes_sent"])),
+];
+
+/// Prints each row as a line of JSON, or all rows as a table.
+fn print_rows(control: &ControlArgs, rows: Vec<Value>, columns: Columns<(), Value>) -> Result<(), Failure> {
     let mut output = Output::new();
     if control.json {
         for row in rows {
             output.json(row)?;
         }
-        return output.flush();
+    } else {
+        output.line(table::list(columns, &(), rows.iter()))?;
     }
-    let mut table = Table::new();
-    table.load_style(match std::io::stdout().is_terminal() {
-        true => presets::UTF8_FULL_CONDENSED,
-        false => presets::NOTHING,
-    });
-    table.set_header(columns.iter().copied());
-    for row in &rows {
-        table.add_row(columns.iter().map(|column| cell(row, column)));
-    }
-    output.line(table)?;
     output.flush()
 }
 
 /// The text of one member in a table. For counts by method, it is their sum.
-fn cell(row: &Value, column: &str) -> String {
-    let member = match column {
-        // The heading is shorter than the name of the member, so that ten columns fit on a screen.
-        "resolved" => "endpoint_resolves",
-        other => other,
-    };
-    match &row[member] {
+fn cell(value: &Value) -> String {
+    match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => printable(text),
+        Value::String(text) => text.clone(),
         Value::Array(texts) => {
-            let texts: Vec<_> = texts.iter().filter_map(Value::as_str).map(printable).collect();
+            let texts: Vec<_> = texts.iter().filter_map(Value::as_str).collect();
             texts.join(" ")
         }
         Value::Object(counts) => {

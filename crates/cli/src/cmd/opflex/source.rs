@@ -6,13 +6,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use ssntp_opflex::model::{ManagedObject, Schema};
 
 use super::load;
 use crate::failure::Failure;
-use crate::watched::{Stamp, stamp};
+use crate::watched::{self, Stamp, stamp};
 
 /// How often the files are checked. After a change they are read only once two checks
 /// have found the same, because a program may still be writing.
@@ -63,11 +63,12 @@ impl Source {
         let failed = |e: io::Error| Failure::new(format!("{}: {e}", self.path.display()));
         // The state of the files is noted before they are read, so that a file that is written
         // meanwhile counts as changed.
-        self.seen = stamps(&self.path);
-        self.read = stamps(&self.path);
+        let files = stamps(&self.path);
+        self.read = files.as_ref().map(Vec::clone).map_err(io::Error::kind);
+        self.seen.clone_from(&self.read);
         let mut objects = Vec::new();
         let mut digest = DefaultHasher::new();
-        for file in files(&self.path).map_err(failed)? {
+        for (file, _) in files.map_err(failed)? {
             let of_file = load(&file, |text, format| {
                 text.hash(&mut digest);
                 ManagedObject::read_all(text, format)
@@ -89,19 +90,15 @@ impl Source {
         Ok(is_new.then_some(objects))
     }
 
-    /// Whether a file is newer than a time.
-    pub(super) fn is_newer_than(&self, time: SystemTime) -> bool {
-        let files = files(&self.path).unwrap_or_default();
-        files
-            .iter()
-            .filter_map(|file| modified(file))
-            .any(|changed| changed > time)
+    /// When the files that were read had changed last, in nanoseconds since 1970.
+    pub(super) fn modified(&self) -> Option<i128> {
+        watched::modified(self.read.iter().flatten().map(|(_, stamp)| stamp))
     }
 
     /// Whether the files have changed since they were read, and not since the last call.
     /// To be called every [`LOOK`].
     pub(super) fn has_changed(&mut self) -> bool {
-        let now = stamps(&self.path);
+        let now = stamps(&self.path).map_err(|e| e.kind());
         // A file that has changed since the last look may still be written to.
         let is_quiet = now == self.seen;
         self.seen = now;
@@ -109,15 +106,13 @@ impl Source {
     }
 }
 
-/// When a file was changed last.
-pub(super) fn modified(path: &Path) -> Option<SystemTime> {
-    fs::metadata(path).ok()?.modified().ok()
-}
-
-fn stamps(path: &Path) -> Stamps {
-    let stamped = |path: PathBuf| (path.clone(), stamp(&path));
-    let files = files(path).map_err(|e| e.kind())?;
-    Ok(files.into_iter().map(stamped).collect())
+/// The files at the path, each with its state.
+fn stamps(path: &Path) -> io::Result<Vec<(PathBuf, Stamp)>> {
+    let stamped = |path: PathBuf| {
+        let stamp = stamp(&path);
+        (path, stamp)
+    };
+    Ok(files(path)?.into_iter().map(stamped).collect())
 }
 
 /// The file, or the files of the directory whose names end with `.json`, `.yaml` or `.yml`, in

@@ -36,49 +36,30 @@ pub(super) struct ServerTls {
 }
 
 impl ServerTls {
-    /// The certificate of the pages of `--admin` and the authority that they trust, if
-    /// both are given.
-    fn credentials(&self) -> Result<Option<(Identity, Trust)>, Failure> {
-        match (&self.tls_cert, &self.tls_ca) {
-            (Some(cert), Some(ca)) => Ok(Some((
-                self.key.identity(cert)?,
-                // The lifetimes of these files are in the list of the acceptor already.
-                self.crl.trust(ca, &mut Vec::new())?,
-            ))),
-            _ => Ok(None),
-        }
-    }
-
-    /// The acceptor, and what else was read, to be watched from now on.
+    /// The acceptor for clients, and what else was read, to be watched from now on. The pages of
+    /// `--admin` use the certificate and the authority, if both are given.
     pub(super) fn read(&self) -> Result<(Option<Acceptor>, FilesRead), Failure> {
-        let watched = Watched::of(self.key.paths(&self.tls_cert, &self.tls_ca, &self.crl));
-        let (acceptor, lifetimes) = self.acceptor()?;
-        let credentials = self.credentials()?;
-        let read = FilesRead {
-            watched,
-            lifetimes,
-            credentials,
+        let mut read = FilesRead {
+            watched: Watched::of(self.key.paths(&self.tls_cert, &self.tls_ca, &self.crl)),
+            ..FilesRead::default()
         };
-        Ok((acceptor, read))
-    }
-
-    /// The acceptor for clients, and the lifetimes of the certificates that were read.
-    pub(super) fn acceptor(&self) -> Result<(Option<Acceptor>, Vec<Lifetime>), Failure> {
         let Some(cert) = &self.tls_cert else {
-            return Ok((None, Vec::new()));
+            return Ok((None, read));
         };
         let identity = self.key.identity(cert)?;
-        let mut lifetimes = vec![Lifetime::of_identity(&identity, cert)];
+        read.lifetimes.push(Lifetime::of_identity(&identity, cert));
         let acceptor = match &self.tls_ca {
             Some(ca) => {
-                let trust = self.crl.trust(ca, &mut lifetimes)?;
+                let trust = self.crl.trust(ca, &mut read.lifetimes)?;
                 // A plain `openssl x509 -req` makes certificates of X.509 version 1. They have no
                 // roles and names, and OpFlex needs none: the signature and the lifetime count.
-                Acceptor::mutual_of_any_version(&identity, &trust)
+                let acceptor = Acceptor::mutual_of_any_version(&identity, &trust);
+                read.credentials = Some((identity, trust));
+                acceptor
             }
             None => Acceptor::server_only(&identity),
         };
-        Ok((Some(acceptor.map_err(Failure::new)?), lifetimes))
+        Ok((Some(acceptor.map_err(Failure::new)?), read))
     }
 }
 
@@ -164,22 +145,25 @@ pub(super) struct ClientTls {
 }
 
 impl ClientTls {
-    /// The connector to servers, and the lifetimes of the certificates that were read.
-    pub(super) fn connector(&self) -> Result<(Option<Connector>, Vec<Lifetime>), Failure> {
-        let mut lifetimes = Vec::new();
+    /// The connector to servers, and what else was read, to be watched from now on.
+    pub(super) fn read(&self) -> Result<(Option<Connector>, FilesRead), Failure> {
+        let mut read = FilesRead {
+            watched: Watched::of(self.key.paths(&self.tls_cert, &self.tls_ca, &self.crl)),
+            ..FilesRead::default()
+        };
         if !self.tls {
-            return Ok((None, lifetimes));
+            return Ok((None, read));
         }
         let mut identity = None;
         if let Some(cert) = &self.tls_cert {
             let own = self.key.identity(cert)?;
-            lifetimes.push(Lifetime::of_identity(&own, cert));
+            read.lifetimes.push(Lifetime::of_identity(&own, cert));
             identity = Some(own);
         }
         let trust = self
             .tls_ca
             .as_deref()
-            .map(|ca| self.crl.trust(ca, &mut lifetimes));
+            .map(|ca| self.crl.trust(ca, &mut read.lifetimes));
         let trust = trust.transpose()?;
         let check = match &trust {
             None => ServerCheck::Nothing,
@@ -187,18 +171,6 @@ impl ClientTls {
             Some(trust) => ServerCheck::Name(trust),
         };
         let connector = Connector::checking(check, identity.as_ref()).map_err(Failure::new)?;
-        Ok((Some(connector), lifetimes))
-    }
-
-    /// The connector, and what else was read, to be watched from now on.
-    pub(super) fn read(&self) -> Result<(Option<Connector>, FilesRead), Failure> {
-        let watched = Watched::of(self.key.paths(&self.tls_cert, &self.tls_ca, &self.crl));
-        let (connector, lifetimes) = self.connector()?;
-        let read = FilesRead {
-            watched,
-            lifetimes,
-            credentials: None,
-        };
-        Ok((connector, read))
+        Ok((Some(connector), read))
     }
 }

@@ -1,6 +1,6 @@
 //! The pages of `--admin`, as curl and Prometheus meet them, and under attack.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -23,10 +23,12 @@ use ssntp::{Role, transport};
 use ssntp_transport::{BufferPool, Outgoing, connect_tcp};
 use tempfile::TempDir;
 
+use super::metrics::check_text;
+
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Certificates of an authority to throw away.
-fn certificates() -> TempDir {
+pub(super) fn certificates() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let authority = Authority::new(&AuthorityRequest::default()).unwrap();
     authority.save(dir.path(), false).unwrap();
@@ -52,7 +54,7 @@ fn ssntp(dir: &Path, line: &str) -> Command {
 }
 
 /// A daemon with pages, and its output.
-struct Daemon {
+pub(super) struct Daemon {
     child: Child,
     output: BufReader<ChildStdout>,
     /// What it says first: where it listens, or who it is.
@@ -86,7 +88,7 @@ impl Daemon {
     }
 
     /// A server, and where it listens.
-    fn server(dir: &Path, more: &str) -> (Self, String) {
+    pub(super) fn server(dir: &Path, more: &str) -> (Self, String) {
         let line = format!("server --ca ca.pem --cert server.pem --listen 127.0.0.1:0 {more}");
         let server = Self::start(dir, &line);
         let address = server.first.strip_prefix("listening at ").unwrap().to_owned();
@@ -125,7 +127,7 @@ impl Daemon {
 
     /// Asks until it says so.
     #[track_caller]
-    fn wait(&self, target: &str, mut will_do: impl FnMut(u16, &str) -> bool) -> (u16, String) {
+    pub(super) fn wait(&self, target: &str, mut will_do: impl FnMut(u16, &str) -> bool) -> (u16, String) {
         let deadline = Instant::now() + LIMIT;
         loop {
             let (code, body) = self.get(target);
@@ -144,7 +146,7 @@ impl Daemon {
 
     /// Ends it in order.
     #[track_caller]
-    fn end(mut self) {
+    pub(super) fn end(mut self) {
         self.signal(Signal::TERM);
         let mut rest = String::new();
         self.output.read_to_string(&mut rest).unwrap();
@@ -190,7 +192,7 @@ fn parts(answer: &str) -> (u16, String) {
     (code, body.to_owned())
 }
 
-fn client(dir: &Path, address: &str, name: &str) -> Client {
+pub(super) fn client(dir: &Path, address: &str, name: &str) -> Client {
     let identity = Identity::load(dir.join(format!("{name}.pem"))).unwrap();
     let trust = Trust::load(dir.join("ca.pem")).unwrap();
     Client::connect(ClientConfig::new(identity, trust).address(address.parse().unwrap())).unwrap()
@@ -590,159 +592,4 @@ fn an_opflex_server_has_pages_of_its_own() {
     assert_eq!(server.json("/info")["daemon"], "opflex");
     check_text(&server.get("/metrics").1);
     server.end();
-}
-
-/// Each metric that a server shows is one that docs/metrics.md lists, with its type,
-/// and both our own grammar and promtool's take the text.
-#[test]
-fn prometheus_reads_the_metrics() {
-    let dir = certificates();
-    let (server, address) = Daemon::server(dir.path(), "--admin 127.0.0.1:0");
-    drop(client(dir.path(), &address, "agent"));
-    let (_, text) = server.wait("/metrics", |_, text| text.contains("ssntp_sessions_ended_total{"));
-    check_text(&text);
-    let promtool = Command::new("promtool")
-        .args(["check", "metrics"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    match promtool {
-        Err(e) => eprintln!("skipped: promtool: {e}"),
-        Ok(mut promtool) => {
-            promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-            let said = promtool.wait_with_output().unwrap();
-            let said = [said.stdout, said.stderr].concat();
-            assert_eq!(String::from_utf8_lossy(&said), "");
-        }
-    }
-    server.end();
-}
-
-/// The grammar of the text format: HELP and TYPE before the samples of a family, each
-/// family once, each series once, and names as Prometheus wants them.
-#[track_caller]
-fn check_text(text: &str) {
-    let documented = documented();
-    let (mut family, mut kind) = (String::new(), String::new());
-    let (mut families, mut series) = (BTreeSet::new(), BTreeSet::new());
-    assert!(text.ends_with('\n'));
-    let mut lines = text.lines();
-    while let Some(line) = lines.next() {
-        if let Some(help) = line.strip_prefix("# HELP ") {
-            let (name, help) = help.split_once(' ').unwrap();
-            let of_type = lines.next().unwrap().strip_prefix("# TYPE ").unwrap();
-            let (same, found) = of_type.split_once(' ').unwrap();
-            assert_eq!(name, same);
-            assert!(!help.is_empty() && families.insert(name.to_owned()), "{line}");
-            (family, kind) = (name.to_owned(), found.to_owned());
-            assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
-            let entry = (kind.clone(), help.to_owned());
-            assert_eq!(documented.get(name), Some(&entry), "docs/metrics.md: {name}");
-            continue;
-        }
-        let (name, value) = line.rsplit_once(' ').unwrap();
-        value.parse::<f64>().unwrap();
-        assert!(series.insert(name.to_owned()), "{name}");
-        let base = name.split('{').next().unwrap();
-        let own = match &kind[..] {
-            "histogram" => ["_sum", "_count", "_bucket"]
-                .map(|end| format!("{family}{end}"))
-                .to_vec(),
-            _ => vec![family.clone()],
-        };
-        assert!(own.iter().any(|own| own == base), "{line} in {family}");
-        if let Some(labels) = name.strip_prefix(base).and_then(|rest| rest.strip_prefix('{')) {
-            let labels = labels.strip_suffix('}').unwrap();
-            for label in labels.split("\",") {
-                let (label, value) = label.split_once("=\"").unwrap();
-                assert!(
-                    label.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'),
-                    "{line}"
-                );
-                assert!(!value.trim_end_matches('"').contains('"'), "{line}");
-            }
-        }
-    }
-}
-
-/// What docs/metrics.md lists: each metric with its type and its meaning.
-fn documented() -> BTreeMap<String, (String, String)> {
-    let page = include_str!("../../../../../docs/metrics.md");
-    let rows = page.lines().filter_map(|line| {
-        let mut cells = line.strip_prefix("| `")?.strip_suffix(" |")?.split(" | ");
-        let name = cells.next()?.split(['`', '{']).next()?;
-        Some((
-            name.to_owned(),
-            (cells.next()?.to_owned(), cells.next()?.to_owned()),
-        ))
-    });
-    rows.filter(|(name, _)| name.starts_with("ssntp_") || name.starts_with("process_"))
-        .collect()
-}
-
-/// The names in the sources, on the page, and in the dashboard are the same ones.
-#[test]
-fn each_metric_is_documented_and_the_dashboard_shows_what_there_is() {
-    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-    let is_of_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-    let mut names = BTreeSet::new();
-    let folders = ["crates/admin/src", "crates/cli/src/admin"];
-    for file in folders
-        .iter()
-        .flat_map(|folder| fs::read_dir(root.join(folder)).unwrap())
-    {
-        let text = fs::read_to_string(file.unwrap().path()).unwrap();
-        for prefix in ["\"ssntp_", "\"process_"] {
-            for (at, _) in text.match_indices(prefix) {
-                let word = &text[at + 1..];
-                let name: String = word.chars().take_while(|c| is_of_name(*c)).collect();
-                if word[name.len()..].starts_with('"') {
-                    names.insert(name);
-                }
-            }
-        }
-    }
-    // The target of the log has a name of the same form.
-    names.remove("ssntp_admin");
-    let documented: BTreeSet<_> = documented().into_keys().collect();
-    assert_eq!(names, documented);
-
-    let dashboard = include_str!("../../../../../docs/grafana-ssntp.json");
-    let dashboard: Value = serde_json::from_str(dashboard).unwrap();
-    let mut shown = 0;
-    for panel in dashboard["panels"].as_array().unwrap() {
-        for target in panel["targets"].as_array().into_iter().flatten() {
-            let expression = target["expr"].as_str().unwrap();
-            for word in expression.split(|c| !is_of_name(c)) {
-                if word.starts_with("ssntp_") || word.starts_with("process_") {
-                    let base = word.strip_suffix("_bucket").unwrap_or(word);
-                    assert!(names.contains(base), "{word} in {expression}");
-                    shown += 1;
-                }
-            }
-        }
-    }
-    assert!(shown > 20, "{shown}");
-
-    // The alerts are those of the pages, and each has its line in the runbook.
-    let rules: Value = serde_yaml(include_str!("../../../../../docs/ssntp.rules.yaml"));
-    let runbook = include_str!("../../../../../docs/runbook.md");
-    let page = include_str!("../../../../../docs/metrics.md");
-    let rules = rules["groups"][0]["rules"].as_array().unwrap();
-    for rule in rules {
-        let (alert, expression) = (rule["alert"].as_str().unwrap(), rule["expr"].as_str().unwrap());
-        assert!(runbook.contains(alert), "{alert}");
-        let is_down = alert == "SsntpDown";
-        assert!(
-            is_down || page.contains(&format!("| `{expression}` |")),
-            "{alert}: {expression}"
-        );
-    }
-    assert_eq!(rules.len(), 10);
-}
-
-/// YAML as JSON.
-fn serde_yaml(text: &str) -> Value {
-    ssntp::payload::yaml::decode(text.as_bytes()).unwrap()
 }

@@ -1,6 +1,5 @@
 //! The program as a user meets it: processes of its own, their output, their
 //! exit codes, and signals.
-//!
 
 mod admin;
 mod agent;
@@ -9,10 +8,13 @@ mod cert;
 mod cnci;
 mod credentials;
 mod decode;
+mod exchange;
 mod logs;
 mod machine;
 mod memory;
+mod metrics;
 mod opflex;
+mod place;
 mod readme;
 mod scheduler;
 mod service_manager;

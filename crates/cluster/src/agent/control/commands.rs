@@ -19,6 +19,7 @@
 //! | | `launch_failure` | the node is OFFLINE, in maintenance or full; or the driver says so |
 //! | | `already_running` | it hasn't ended |
 //! | | `instance_corrupt` | what was known of it is lost |
+//! | | `network_failure` | its networking can't be made sense of, or could not be set up |
 //! | DELETE | `no_instance` | it isn't here, or the node is OFFLINE |
 //! | | `invalid_data` | its record can't be removed, or it may run and this agent has no driver for it: it is still here, as it was |
 //! | AttachVolume, DetachVolume | `no_instance` | it isn't here |

@@ -572,7 +572,7 @@ impl Control {
                 Life::Active => "active",
                 Life::Terminating(Ending::Hung) => "hung",
                 Life::Terminating(_) => "terminating",
-                Life::Stopped(_) => "stopped",
+                Life::Stopped(_) => "exited",
                 Life::Removing(_) => "removing",
             };
             *instances.entry(state).or_default() += 1;

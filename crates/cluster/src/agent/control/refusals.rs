@@ -44,9 +44,10 @@ pub(super) fn unsupported(start: &Start) -> Option<String> {
 pub(super) fn check_networking(start: &Start, network: Option<&Networks>) -> Result<(), String> {
     match network {
         Some(network) => drop(network.attachment(start)?),
-        // What says less than that is for concentrators that only keep tables.
-        None if matches!(Attachment::of(start), Ok(Some(_))) => {
-            return Err("its agent has no networks of tenants (--network tenants)".into());
+        None if matches!(Attachment::of(start), Ok(Some(Attachment::Tenant(_)))) => {
+            return Err(
+                "this node has no tenants' networks (its agent runs without --network tenants)".into(),
+            );
         }
         None => {}
     }

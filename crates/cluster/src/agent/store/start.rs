@@ -26,10 +26,11 @@ pub(crate) fn name_own_volumes(start: &mut Start) {
 /// The START of an instance with what a RESTART says anew.
 pub(crate) fn restarted(start: &Start, restart: Restart) -> Start {
     let mut start = start.clone();
-    let said = &restart.requirements;
-    if said.mem_mb != 0 || said.vcpus != 0 {
-        start.requirements.mem_mb = said.mem_mb;
-        start.requirements.vcpus = said.vcpus;
+    let (needs, said) = (&mut start.requirements, &restart.requirements);
+    for (need, said) in [(&mut needs.mem_mb, said.mem_mb), (&mut needs.vcpus, said.vcpus)] {
+        if said != 0 {
+            *need = said;
+        }
     }
     if restart.persistence.as_str() != "" {
         start.persistence = restart.persistence;

@@ -255,6 +255,21 @@ fn a_start_is_kept_as_it_was_received_also_through_a_restart() {
 }
 
 #[test]
+fn a_restart_changes_what_it_names_and_nothing_else() {
+    let mut start = Start::default();
+    start.requirements.mem_mb = 5;
+    start.requirements.vcpus = 2;
+    let mut restart = Restart::default();
+    restart.requirements.mem_mb = 7;
+    let after = restarted(&start, restart.clone());
+    assert_eq!((after.requirements.mem_mb, after.requirements.vcpus), (7, 2));
+    restart.requirements.mem_mb = 0;
+    restart.requirements.vcpus = 3;
+    let after = restarted(&start, restart);
+    assert_eq!((after.requirements.mem_mb, after.requirements.vcpus), (5, 3));
+}
+
+#[test]
 fn a_start_of_an_older_agent_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), None).unwrap();

@@ -75,6 +75,25 @@ struct Wanted {
     over: bool,
 }
 
+impl Asked {
+    /// Adds a stream. Gives the end of one that there is no room for.
+    fn open(&mut self, wanted: Wanted) -> Option<StreamEnded> {
+        let stream = wanted.open.stream;
+        if self.streams.contains_key(&stream) {
+            // No answer names one of two streams with the same UUID, so a refusal would end the
+            // first one. The scheduler refuses the second one before it comes here.
+            debug!("stream {stream} is open already; it is not opened again");
+            return None;
+        }
+        if self.streams.len() >= MOST {
+            let text = format!("the instance's node has {MOST} streams already");
+            return Some(StreamEnded::new(stream, StreamEndReason::TOO_MANY, text));
+        }
+        self.streams.insert(stream, wanted);
+        None
+    }
+}
+
 impl Streams {
     /// Starts the thread, which sends with that client.
     pub(crate) fn start(client: ClientHandle) -> io::Result<Self> {
@@ -98,21 +117,17 @@ impl Streams {
         let mut asked = self.shared.lock();
         match order {
             StreamOrder::Open { open, place, runs } => {
-                let is_known = asked.streams.contains_key(&open.stream);
-                if is_known || asked.streams.len() >= MOST {
-                    let text = format!("the instance's node has {MOST} streams already");
-                    let ended = StreamEnded::new(open.stream, StreamEndReason::TOO_MANY, text);
-                    // If there is no room for this frame, the controller's limit ends it.
-                    let _ = self.client.try_send(ended.frame());
-                    return;
-                }
                 let wanted = Wanted {
                     open,
                     dir: place.dir().to_owned(),
                     credit: open.credit,
                     over: !runs,
                 };
-                asked.streams.insert(open.stream, wanted);
+                if let Some(ended) = asked.open(wanted) {
+                    // If there is no room for this frame, the controller's limit ends it.
+                    let _ = self.client.try_send(ended.frame());
+                    return;
+                }
             }
             StreamOrder::Credit(credit) => {
                 if let Some(wanted) = asked.streams.get_mut(&credit.stream) {
@@ -282,5 +297,37 @@ impl Outgoing {
             cost: 0,
             is_last: true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ssntp::proto::Outputs;
+
+    #[test]
+    fn a_stream_that_is_open_is_not_ended_by_another_of_its_uuid() {
+        let mut asked = Asked::default();
+        let wanted = |stream, credit| Wanted {
+            open: OpenStream {
+                stream: Uuid::from_u128(stream),
+                instance: Uuid::nil(),
+                outputs: Outputs::BOTH,
+                follow: true,
+                tail: None,
+                credit,
+            },
+            dir: PathBuf::new(),
+            credit,
+            over: false,
+        };
+        for stream in 1..=MOST as u128 {
+            assert!(asked.open(wanted(stream, 7)).is_none());
+        }
+        assert!(asked.open(wanted(1, 8)).is_none());
+        assert_eq!(asked.streams[&Uuid::from_u128(1)].credit, 7);
+        let refused = asked.open(wanted(MOST as u128 + 1, 7)).unwrap();
+        assert_eq!(refused.reason, StreamEndReason::TOO_MANY);
+        assert_eq!(asked.streams.len(), MOST);
     }
 }

@@ -562,7 +562,7 @@ fn what_became_of_starts_is_counted_and_instances_by_state() {
     stage.end(ONE, 0);
     assert_eq!(
         figures(&stage).instances,
-        BTreeMap::from([("launching", 1), ("stopped", 1)])
+        BTreeMap::from([("launching", 1), ("exited", 1)])
     );
     wait_for_restart(&mut stage);
     stage.launched(ONE);

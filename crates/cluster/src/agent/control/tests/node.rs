@@ -384,6 +384,20 @@ fn concentrators_hear_of_their_tenants() {
 }
 
 #[test]
+fn a_node_without_tenants_networks_starts_no_tenants_instance_on_its_own() {
+    let mut stage = Stage::new();
+    let mut start = start(ONE);
+    start.networking.concentrator_ip = "10.1.0.1".into();
+    start.networking.subnet = "172.16.0.0/24".into();
+    start.networking.subnet_key = "7".into();
+    start.networking.private_ip = "172.16.0.5".into();
+    stage.send(&start);
+    let failure: StartFailure = stage.next();
+    assert_eq!(failure.reason, StartFailureReason::NetworkFailure);
+    assert!(failure.detail.contains("--network tenants"), "{}", failure.detail);
+}
+
+#[test]
 fn a_traced_command_is_reported() {
     let mut stage = Stage::new();
     let trace = ssntp::proto::Trace::new("job-1");

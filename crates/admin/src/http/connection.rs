@@ -8,19 +8,23 @@ use std::time::Duration;
 use bytes::Bytes;
 use log::{debug, info};
 
-use super::http::{Answer, Refused, Request};
 use super::limited::Limited;
-use super::pages::Pages;
-use super::{LOG, now};
+use super::message::{Answer, Limits, Refused, Request};
+use super::streams::{Stream, Streams};
+use super::{AdminConfig, Reply, Service};
+use crate::now;
 use ssntp::Role;
 use ssntp::pki::CertificateInfo;
 use ssntp_transport::LogLimit;
+use ssntp_transport::rustls::pki_types::CertificateDer;
 use ssntp_transport::tls::{Acceptor, TlsError};
 use ssntp_transport::{BufferPool, Duplex, Halves, Newcomer, Outgoing, PeerAddress, drain, plain};
 
 /// How long a client may take to send its request, including its TLS handshake: an honest one
 /// sends it at once.
 const ASKING: Duration = Duration::from_secs(2);
+/// How long it may then take to send the body of the request.
+const SENDING: Duration = Duration::from_secs(10);
 /// How long a client may take to read the answer.
 const ANSWERING: Duration = Duration::from_secs(10);
 /// How long the rest of the client's input is read after the answer: closing a socket
@@ -28,34 +32,40 @@ const ANSWERING: Duration = Duration::from_secs(10);
 const LINGER: Duration = Duration::from_secs(1);
 
 /// The state that all connections share.
-#[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct Door<S> {
     /// For each listener, whether only this host can connect to it.
     local: Vec<bool>,
     acceptor: Arc<Mutex<Option<Acceptor>>>,
     roles: Role,
     /// The host name of the address, if it has one.
     host: Option<String>,
-    pages: Arc<Pages>,
+    limits: Limits,
+    service: Arc<S>,
+    streams: Arc<Streams>,
     pool: BufferPool,
+    target: &'static str,
     log: Mutex<LogLimit<()>>,
 }
 
-impl Door {
+impl<S: Service> Door<S> {
     pub(super) fn new(
+        config: &AdminConfig,
         local: Vec<bool>,
         acceptor: Arc<Mutex<Option<Acceptor>>>,
-        roles: Role,
-        host: Option<String>,
-        pages: Arc<Pages>,
+        target: &'static str,
+        service: Arc<S>,
+        streams: Arc<Streams>,
     ) -> Self {
         Self {
             local,
             acceptor,
-            roles,
-            host,
-            pages,
+            roles: config.roles,
+            host: config.host(),
+            limits: service.limits(),
+            service,
+            streams,
             pool: BufferPool::new(),
+            target,
             log: Mutex::default(),
         }
     }
@@ -68,21 +78,21 @@ impl Door {
         };
         let stream = Arc::new(Limited::new(newcomer.stream(), ASKING, stopping));
         if let Err(e) = self.answer(&stream, newcomer) {
-            debug!(target: LOG, "{}: {e}", newcomer.peer());
+            debug!(target: self.target, "{}: {e}", newcomer.peer());
         }
     }
 
     fn answer(&self, stream: &Arc<Limited>, newcomer: &Newcomer) -> io::Result<()> {
         // A listener that is not known counts as one that other hosts reach, which asks for TLS.
         let is_local = self.local.get(newcomer.listener()).copied().unwrap_or(false);
-        let (mut halves, is_let_in) = match is_local {
-            true => (plain(Arc::clone(stream) as _, self.pool.clone()), Ok(())),
+        let (mut halves, proved) = match is_local {
+            true => (plain(Arc::clone(stream) as _, self.pool.clone()), Ok(Vec::new())),
             false => self.secure(stream).map_err(|e| self.say(newcomer, "no TLS", e))?,
         };
-        let request = receive(&mut halves, stream)?;
-        let is_head = matches!(&request, Ok(request) if request.is_head);
-        let may_see = |request: Request| {
-            is_let_in?;
+        let request = self.receive(&mut halves, stream)?;
+        let is_head = matches!(&request, Ok(request) if request.is_head());
+        let may_see = |mut request: Request| {
+            request.chain = proved?;
             match newcomer.peer() {
                 // Only a browser on this host could be misled: it cannot open a Unix socket, and
                 // the other addresses ask for a certificate.
@@ -91,23 +101,43 @@ impl Door {
             }
             Ok(request)
         };
-        let answer = match request.and_then(may_see) {
-            Ok(request) => self.pages.answer(&request),
+        let reply = match request.and_then(may_see) {
+            Ok(request) => self.service.reply(&request),
             Err(refused) => {
                 // The other refusals are mistakes of a client that may see the pages. They are not
                 // worth a line.
                 if refused.code == 403 {
                     let _ = self.say(newcomer, "refused", &refused.why);
                 }
-                Answer::from(refused)
+                Answer::from(refused).into()
             }
         };
+        let (answer, body) = match reply {
+            Reply::Whole(answer) => (answer, None),
+            // HEAD has the head alone.
+            Reply::Parts(answer, _) if is_head => (answer, None),
+            Reply::Parts(answer, body) => match self.streams.place(Arc::clone(stream) as _) {
+                Some(place) => (answer, Some((place, body))),
+                None => {
+                    let why = "as many streams as there may be are open; ask again";
+                    (Answer::from(Refused::new(503, why)), None)
+                }
+            },
+        };
         stream.begin(ANSWERING);
-        let mut parts = vec![Outgoing::whole(Bytes::from(answer.head()), 1)];
+        let head = answer.head(&self.limits, body.is_some());
+        let mut parts = vec![Outgoing::whole(Bytes::from(head), 1)];
         if !is_head && !answer.body.is_empty() {
-            parts.push(Outgoing::whole(Bytes::from(answer.body), 1));
+            parts.push(Outgoing::whole(answer.body, 1));
         }
         halves.transmit.transmit(&parts)?;
+        if let Some((place, body)) = body {
+            // From now on the connection is not cut to make room, and the streams end it at a stop.
+            return match newcomer.admitted() {
+                true => place.run(Stream::new(Arc::clone(stream), halves), body),
+                false => Err(io::ErrorKind::ConnectionAborted.into()),
+            };
+        }
         halves.transmit.finish()?;
         halves.transmit.idle();
         // The client has the answer, so its memory and its permit are free before the rest of the
@@ -118,8 +148,8 @@ impl Door {
         Ok(())
     }
 
-    /// Mutual TLS, and whether the client's certificate has one of the roles.
-    fn secure(&self, stream: &Arc<Limited>) -> Result<(Halves, Result<(), Refused>), TlsError> {
+    /// Mutual TLS, and the client's certificates if its own has one of the roles.
+    fn secure(&self, stream: &Arc<Limited>) -> Result<(Halves, Proved), TlsError> {
         let acceptor = self
             .acceptor
             .lock()
@@ -137,11 +167,11 @@ impl Door {
         let why = || format!("the certificate's role is {roles}, it must be {}", self.roles);
         // A wrong role does not fail the handshake, so that the client can read the reason in an
         // answer.
-        let is_let_in = match self.roles.is_empty() || roles.intersects(self.roles) {
-            true => Ok(()),
+        let proved = match self.roles.is_empty() || roles.intersects(self.roles) {
+            true => Ok(secured.peer),
             false => Err(Refused::new(403, why())),
         };
-        Ok((secured.halves, is_let_in))
+        Ok((secured.halves, proved))
     }
 
     /// Refuses requests of web pages that a browser shows: a foreign page has a foreign
@@ -166,22 +196,40 @@ impl Door {
         let more = log.admit((), what, now());
         drop(log);
         if let Some(more) = more {
-            info!(target: LOG, "{}: {what}: {why}{more}", newcomer.peer());
+            info!(target: self.target, "{}: {what}: {why}{more}", newcomer.peer());
         }
         io::Error::other(what)
     }
-}
 
-/// Receives the head of a request.
-fn receive(halves: &mut Halves, stream: &Limited) -> io::Result<Result<Request, Refused>> {
-    let mut is_over = false;
-    loop {
-        // The request may have arrived with the end of the TLS handshake.
-        match Request::parse(halves.inbox.bytes_mut()) {
-            Ok(Some(request)) => return Ok(Ok(request)),
-            Err(refused) => return Ok(Err(refused)),
-            Ok(None) if is_over => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(None) => is_over = halves.receive_until(stream.deadline())?.end,
+    /// Receives a request.
+    fn receive(&self, halves: &mut Halves, stream: &Limited) -> io::Result<Result<Request, Refused>> {
+        let mut found: Option<(Request, usize)> = None;
+        let mut is_over = false;
+        loop {
+            // The request may have arrived with the end of the TLS handshake.
+            let arrived = halves.inbox.bytes_mut();
+            if found.is_none() {
+                match Request::parse(arrived, &self.limits) {
+                    Ok(Some((request, head, body))) => {
+                        let _ = arrived.split_to(head);
+                        stream.begin(SENDING);
+                        found = Some((request, body));
+                    }
+                    Err(refused) => return Ok(Err(refused)),
+                    Ok(None) => {}
+                }
+            }
+            if let Some((request, body)) = found.as_mut().filter(|(_, body)| arrived.len() >= *body) {
+                request.body = arrived.split_to(*body).freeze();
+                return Ok(Ok(std::mem::take(request)));
+            }
+            if is_over {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            is_over = halves.receive_until(stream.deadline())?.end;
         }
     }
 }
+
+/// The certificates that a client proved, or why it is not let in.
+type Proved = Result<Vec<CertificateDer<'static>>, Refused>;

@@ -1,0 +1,345 @@
+//! The part of HTTP/1.1 that pages need: one request, and one answer, after which the
+//! connection ends.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use httparse::{EMPTY_HEADER, Error, Status};
+use ssntp_transport::rustls::pki_types::CertificateDer;
+
+/// The media type of JSON.
+pub const JSON: &str = "application/json";
+/// The longest head of a request.
+const HEAD: usize = 8 * 1024;
+/// The most headers of a request. Browsers send some twenty.
+const HEADERS: usize = 64;
+
+/// A request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Request {
+    /// The method, in capitals: one of those that the service [supports](Limits::methods).
+    pub method: String,
+    /// The path, without the query, not unescaped.
+    pub path: String,
+    /// The `name=value` pairs of the query, in their order, not unescaped.
+    pub query: Vec<(String, String)>,
+    /// The `Host` header without the port, in lower case.
+    pub host: Option<String>,
+    /// All headers in their order, their names in lower case.
+    pub headers: Vec<(String, String)>,
+    /// The body; always empty for GET and HEAD.
+    pub body: Bytes,
+    /// The certificates that the client proved by TLS, its own first; none in clear.
+    pub chain: Vec<CertificateDer<'static>>,
+}
+
+/// What a service takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The methods, as the `Allow` of an answer names them: `GET, HEAD`.
+    pub methods: &'static str,
+    /// The longest body, in bytes.
+    pub body: usize,
+}
+
+/// An answer that is an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The status code.
+    pub code: u16,
+    /// The reason, a sentence.
+    pub why: String,
+}
+
+impl Refused {
+    /// An error with this status code and reason.
+    pub fn new(code: u16, why: impl Into<String>) -> Self {
+        let why = why.into();
+        Self { code, why }
+    }
+}
+
+impl Request {
+    /// Reads the head of a request: the request without its body, the length of the head, and
+    /// that of the body. `None` means that more bytes are needed.
+    pub(super) fn parse(input: &[u8], limits: &Limits) -> Result<Option<(Self, usize, usize)>, Refused> {
+        let mut headers = [EMPTY_HEADER; HEADERS];
+        let mut head = httparse::Request::new(&mut headers);
+        // Bytes behind the limit are not looked at, so a head that is too long is refused however
+        // much of it has arrived.
+        let length = match head.parse(&input[..input.len().min(HEAD)]) {
+            Ok(Status::Complete(length)) => length,
+            Ok(Status::Partial) if input.len() < HEAD => return Ok(None),
+            Ok(Status::Partial) | Err(Error::TooManyHeaders) => {
+                return Err(Refused::new(431, "the request's head is too long"));
+            }
+            Err(e) => return Err(Refused::new(400, format!("not HTTP/1.1: {e}"))),
+        };
+        let method = head.method.unwrap_or_default();
+        if !limits.methods.split(", ").any(|known| known == method) {
+            let (methods, last) = limits.methods.rsplit_once(", ").unwrap_or(("", limits.methods));
+            let why = format!("only {methods} and {last} are supported");
+            return Err(Refused::new(405, why));
+        }
+        let target = head.path.unwrap_or_default();
+        if !target.starts_with('/') {
+            return Err(Refused::new(400, "the target must begin with /"));
+        }
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let pairs = query.split('&').filter(|pair| !pair.is_empty());
+        let query = pairs.map(|pair| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (name.to_owned(), value.to_owned())
+        });
+        let headers = head.headers.iter().map(|header| {
+            let value = String::from_utf8_lossy(header.value).into_owned();
+            (header.name.to_ascii_lowercase(), value)
+        });
+        let mut request = Self {
+            method: method.to_owned(),
+            path: path.to_owned(),
+            query: query.collect(),
+            headers: headers.collect(),
+            ..Self::default()
+        };
+        // RFC 9112, section 3.2: a request of HTTP/1.1 has exactly one Host. HTTP/1.0 may have none.
+        let host = request.only("host")?;
+        if host.is_none() && head.version == Some(1) {
+            return Err(Refused::new(400, "exactly one Host header is needed"));
+        }
+        request.host = host.map(without_port);
+        let body = request.body_length(limits)?;
+        Ok(Some((request, length, body)))
+    }
+
+    /// Whether the method is HEAD: then the answer has no body.
+    pub fn is_head(&self) -> bool {
+        self.method == "HEAD"
+    }
+
+    /// The value of a header, by its name in lower case; the first one if there are several.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let found = self.headers.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// As [`header`](Self::header), and an error if there are several.
+    fn only(&self, name: &str) -> Result<Option<&str>, Refused> {
+        match self.headers.iter().filter(|(known, _)| known == name).count() {
+            0 | 1 => Ok(self.header(name)),
+            _ if name == "host" => Err(Refused::new(400, "exactly one Host header is needed")),
+            _ => Err(Refused::new(400, format!("there are several {name} headers"))),
+        }
+    }
+
+    fn body_length(&self, limits: &Limits) -> Result<usize, Refused> {
+        if matches!(self.method.as_str(), "GET" | "HEAD") {
+            return Ok(0);
+        }
+        if self.header("transfer-encoding").is_some() {
+            let why = "a body needs a Content-Length; transfer encodings are not supported";
+            return Err(Refused::new(411, why));
+        }
+        let Some(length) = self.only("content-length")? else {
+            return Ok(0);
+        };
+        // `parse` alone would take a sign.
+        let digits = length.bytes().all(|byte| byte.is_ascii_digit());
+        match length.parse() {
+            Ok(length) if digits && length <= limits.body => Ok(length),
+            _ if digits => Err(Refused::new(
+                413,
+                format!("the body is longer than {} bytes", limits.body),
+            )),
+            _ => Err(Refused::new(400, "Content-Length is not a number")),
+        }
+    }
+}
+
+fn without_port(host: &str) -> String {
+    let host = host.trim().to_ascii_lowercase();
+    match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((ip, port)) if port.is_empty() || port.starts_with(':') => ip.to_owned(),
+        // An unclosed `[`: no host matches it.
+        Some(_) => host,
+        None => host.split(':').next().unwrap_or_default().to_owned(),
+    }
+}
+
+/// An answer to a request.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Answer {
+    /// The status code.
+    pub code: u16,
+    /// The media type of the body.
+    pub content_type: &'static str,
+    /// Further headers. Their values must not have line breaks.
+    pub headers: Vec<(&'static str, String)>,
+    /// The body.
+    pub body: Bytes,
+    /// The permit of a large answer, which is given back once the client has the answer.
+    pub permit: Option<Arc<()>>,
+}
+
+impl Answer {
+    /// An answer with this body.
+    pub fn new(code: u16, content_type: &'static str, body: impl Into<Bytes>) -> Self {
+        Self {
+            code,
+            content_type,
+            headers: Vec::new(),
+            body: body.into(),
+            permit: None,
+        }
+    }
+
+    /// An answer with a JSON document.
+    pub fn json(code: u16, value: &serde_json::Value) -> Self {
+        Self::new(code, JSON, format!("{value:#}\n"))
+    }
+
+    /// The same answer with another header. Line breaks and other control characters in its
+    /// value are left out, because the rest of the value would be another header.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        let mut value: String = value.into();
+        value.retain(|c| !c.is_control());
+        self.headers.push((name, value));
+        self
+    }
+
+    /// The head of the answer. The body follows as it is, without a copy. A length is not said
+    /// of a stream, which ends with its connection.
+    pub(super) fn head(&self, limits: &Limits, is_stream: bool) -> String {
+        let mut more = String::new();
+        if self.code == 405 {
+            more = format!("Allow: {}\r\n", limits.methods);
+        }
+        if !is_stream {
+            more += &format!("Content-Length: {}\r\n", self.body.len());
+        }
+        for (name, value) in &self.headers {
+            more += &format!("{name}: {value}\r\n");
+        }
+        // `no-store`, because figures are old a second later. `nosniff`, because the answer has
+        // text that clients choose, and a browser must not take it for a script.
+        format!(
+            "HTTP/1.1 {} {}\r\nContent-Type: {}\r\n{more}Cache-Control: no-store\r\n\
+             X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n",
+            self.code,
+            reason(self.code),
+            self.content_type,
+        )
+    }
+}
+
+impl From<Refused> for Answer {
+    fn from(refused: Refused) -> Self {
+        Self::json(refused.code, &serde_json::json!({ "error": refused.why }))
+    }
+}
+
+fn reason(code: u16) -> &'static str {
+    match code {
+        200 => "OK",
+        303 => "See Other",
+        400 => "Bad Request",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        409 => "Conflict",
+        411 => "Length Required",
+        413 => "Content Too Large",
+        415 => "Unsupported Media Type",
+        422 => "Unprocessable Content",
+        431 => "Request Header Fields Too Large",
+        503 => "Service Unavailable",
+        _ => "Error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGES: Limits = Limits {
+        methods: "GET, HEAD",
+        body: 0,
+    };
+    const ORDERS: Limits = Limits {
+        methods: "GET, PUT",
+        body: 10,
+    };
+
+    fn parse(text: &str) -> Result<Option<Request>, u16> {
+        let parsed = Request::parse(text.as_bytes(), &PAGES);
+        let request = parsed.map_err(|refused| refused.code)?;
+        Ok(request.map(|(request, _, _)| request))
+    }
+
+    #[test]
+    fn a_head_is_read_once_it_is_there_and_what_follows_it_is_left_alone() {
+        let head = "GET /sessions?role=agent&limit=5& HTTP/1.1\r\nHOST: [::1]:9\r\n\r\n";
+        for cut in 0..head.len() {
+            assert_eq!(parse(&head[..cut]), Ok(None), "{cut}");
+        }
+        let request = parse(&format!("{head}GET / HTTP/9")).unwrap().unwrap();
+        assert_eq!(request.path, "/sessions");
+        assert_eq!(request.host.as_deref(), Some("::1"));
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(request.query, [pair("role", "agent"), pair("limit", "5")]);
+        let head = parse("HEAD / HTTP/1.0\r\nhost: A.b:1\r\n\r\n").unwrap().unwrap();
+        assert!(head.is_head());
+        assert_eq!(head.host.as_deref(), Some("a.b"));
+        let odd = parse("GET / HTTP/1.1\r\nHost: [::1]evil.example\r\n\r\n")
+            .unwrap()
+            .unwrap();
+        assert_eq!(odd.host.as_deref(), Some("[::1]evil.example"));
+    }
+
+    #[test]
+    fn what_is_no_request_for_a_page_is_refused() {
+        let long = format!("GET / HTTP/1.1\r\nx: {}", "y".repeat(HEAD));
+        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(HEADERS + 1));
+        for (text, code) in [
+            ("POST / HTTP/1.1\r\n\r\n", 405),
+            ("GET http://a/ HTTP/1.1\r\n\r\n", 400),
+            ("GET / HTTP/1.1\r\n\r\n", 400),
+            ("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+            ("GET / HTTP/2.0\r\n\r\n", 400),
+            ("\u{16}\u{3}\u{1}", 400),
+            (&long, 431),
+            (&many, 431),
+        ] {
+            assert_eq!(parse(text), Err(code), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_body_has_one_length_below_the_limit() {
+        for (headers, length) in [
+            ("", Ok(0)),
+            ("Content-Length: 10\r\n", Ok(10)),
+            ("Content-Length: 11\r\n", Err(413)),
+            ("Content-Length: 99999999999999999999999\r\n", Err(413)),
+            ("Content-Length: +1\r\n", Err(400)),
+            ("Content-Length: 1\r\nContent-Length: 1\r\n", Err(400)),
+            ("Transfer-Encoding: chunked\r\n", Err(411)),
+        ] {
+            let text = format!("PUT / HTTP/1.1\r\nHost: a\r\n{headers}\r\n");
+            let parsed = Request::parse(text.as_bytes(), &ORDERS).map_err(|refused| refused.code);
+            assert_eq!(parsed.map(|parsed| parsed.unwrap().2), length, "{headers}");
+        }
+    }
+
+    #[test]
+    fn a_header_of_an_answer_stays_one_header() {
+        let answer = Answer::new(303, JSON, "").with("Location", "/a\r\nSet-Cookie: b");
+        let head = answer.head(&ORDERS, false);
+        assert!(head.contains("\r\nLocation: /aSet-Cookie: b\r\n"), "{head}");
+        assert!(!Answer::new(200, JSON, "").head(&ORDERS, true).contains("Length"));
+    }
+}

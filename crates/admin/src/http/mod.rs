@@ -1,0 +1,176 @@
+//! A small HTTP/1.1 server: one request a connection, in clear on this host, and by mutual TLS
+//! elsewhere.
+//!
+//! ```text
+//!  client ─▶ NAME-accept ─▶ NAME-shake ── Request ──▶ Service ── Reply ──▶ an answer
+//!                           32 at most                             │
+//!                                                                  └─▶ NAME-stream ─▶ parts
+//!                                                                      as many as the service says
+//! ```
+//!
+//! A [`Service`] makes the answers; the module keeps its clients within limits:
+//!
+//! | limit | value | when it is reached |
+//! |---|---|---|
+//! | connections | 32 | the one that has waited longest for its client, and for 20 ms at least, is cut |
+//! | the head of a request | 8 KiB, 64 headers, 2 s with the TLS handshake | 431, 400, or the connection ends |
+//! | the body of a request | [`Limits::body`], 10 s | 413, or the connection ends |
+//! | requests of a connection | one | it ends with its answer |
+//! | an answer | 10 s | the connection ends |
+//! | streams | [`Service::streams`] | 503 |
+//! | a part of a stream | 10 s | the stream ends |
+//!
+//! | file | holds |
+//! |---|---|
+//! | `config` | [`AdminConfig`], [`AdminError`] |
+//! | `message` | [`Request`], [`Answer`], [`Refused`] |
+//! | `connection` | one connection, from its TLS handshake to its end |
+//! | `streams` | [`Stream`], and the answers that are streams |
+//! | `limited` | a stream of bytes with a deadline |
+
+mod config;
+mod connection;
+mod limited;
+mod message;
+mod streams;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub use self::config::{AdminConfig, AdminError};
+use self::connection::Door;
+pub use self::message::{Answer, JSON, Limits, Refused, Request};
+use self::streams::Streams;
+pub use self::streams::{Body, Stream};
+use ssntp::pki::{Identity, Trust};
+use ssntp_transport::tls::Acceptor;
+use ssntp_transport::{Acceptance, Address, Newcomer};
+
+/// How many connections are served at a time. Each has a thread, and an answer of at most a
+/// hundred KiB but for a few of them; a scrape takes one for some milliseconds.
+const CONNECTIONS: usize = 32;
+
+/// Makes the answers. It is called on the threads of the connections, 32 at most.
+pub trait Service: Send + Sync + 'static {
+    /// The methods and bodies that it takes.
+    fn limits(&self) -> Limits;
+
+    /// How many answers may be streams at a time. Default: none.
+    fn streams(&self) -> usize {
+        0
+    }
+
+    /// Answers a request. It may block, for a few seconds at most.
+    fn reply(&self, request: &Request) -> Reply;
+}
+
+/// The reply to a request.
+pub enum Reply {
+    /// An answer.
+    Whole(Answer),
+    /// An answer whose head is this one's, and whose parts a function sends.
+    Parts(Answer, Body),
+}
+
+impl std::fmt::Debug for Reply {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::Whole(answer) | Self::Parts(answer, _)) = self;
+        answer.fmt(f)
+    }
+}
+
+impl From<Answer> for Reply {
+    fn from(answer: Answer) -> Self {
+        Self::Whole(answer)
+    }
+}
+
+/// A service at its addresses.
+///
+/// # Threads
+/// It owns its threads: one that accepts at each address, one for each connection, and one for
+/// each stream. [`stop`](Self::stop), or dropping it, ends all of them; it waits for calls of
+/// the service that are under way.
+#[derive(Debug)]
+pub struct Http {
+    addresses: Vec<Address>,
+    acceptor: Arc<Mutex<Option<Acceptor>>>,
+    acceptance: Option<Acceptance>,
+    streams: Arc<Streams>,
+}
+
+impl Http {
+    /// Binds the address and serves from then on. Threads are named after `name`, which is also
+    /// the target of the log lines.
+    ///
+    /// # Errors
+    /// [`AdminError`]; then nothing runs.
+    pub fn start(
+        config: &AdminConfig,
+        name: &'static str,
+        log: &'static str,
+        service: Arc<impl Service>,
+    ) -> Result<Self, AdminError> {
+        let (listeners, doors) = config.listen()?;
+        let addresses = listeners.iter().filter_map(|l| l.local_address()).collect();
+        let acceptor = config.tls.as_ref().map(|(i, t)| acceptor(i, t)).transpose()?;
+        let acceptor = Arc::new(Mutex::new(acceptor));
+        let streams = Arc::new(Streams::new(name, service.streams()));
+        let (shared, own) = (Arc::clone(&acceptor), Arc::clone(&streams));
+        let door = Door::new(config, doors, shared, log, service, own);
+        let serve = Box::new(move |newcomer: &Arc<Newcomer>| door.serve(newcomer));
+        let acceptance = Acceptance::start_brief(listeners, name, log, CONNECTIONS, serve);
+        Ok(Self {
+            addresses,
+            acceptor,
+            acceptance: Some(acceptance.map_err(AdminError::Thread)?),
+            streams,
+        })
+    }
+
+    /// The bound addresses, with the port that the system chose.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// The beginning of each page's address: `http://127.0.0.1:9100`, `unix:/run/s.sock`.
+    pub fn urls(&self) -> Vec<String> {
+        let url = |address: &Address| match address {
+            Address::Unix(_) => address.to_string(),
+            _ if config::is_local(address) => format!("http://{address}"),
+            _ => format!("https://{address}"),
+        };
+        self.addresses.iter().map(url).collect()
+    }
+
+    /// Takes another certificate and other authorities, for connections from now on.
+    /// Has no effect if it was started without TLS.
+    ///
+    /// # Errors
+    /// [`AdminError::Tls`]; the old ones stay.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), AdminError> {
+        let new = acceptor(identity, trust)?;
+        let mut current = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(current) = &mut *current {
+            *current = new;
+        }
+        Ok(())
+    }
+
+    /// Ends every connection and every thread.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Http {
+    fn drop(&mut self) {
+        if let Some(acceptance) = self.acceptance.take() {
+            acceptance.stop();
+        }
+        self.streams.stop();
+    }
+}
+
+fn acceptor(identity: &Identity, trust: &Trust) -> Result<Acceptor, AdminError> {
+    Acceptor::mutual(identity, trust).map_err(AdminError::Tls)
+}

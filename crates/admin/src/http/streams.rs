@@ -1,0 +1,154 @@
+//! Answers without an end: each has a thread of its own, and they have a budget of their own
+//! beside the other connections.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::net::Shutdown;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::limited::Limited;
+use ssntp_transport::{Duplex, Halves, Outgoing, threads};
+
+/// How long a client may take to read one part.
+const READING: Duration = Duration::from_secs(10);
+
+/// Sends the parts of one answer. It ends with the connection: see [`Stream::is_over`].
+pub type Body = Box<dyn FnOnce(&mut Stream) + Send>;
+
+/// The connection of an answer that is sent in parts.
+#[derive(Debug)]
+pub struct Stream {
+    limited: Arc<Limited>,
+    halves: Halves,
+}
+
+impl Stream {
+    pub(super) fn new(limited: Arc<Limited>, halves: Halves) -> Self {
+        Self { limited, halves }
+    }
+
+    /// Sends a part. Blocks until the system has taken it, for at most 10 s.
+    ///
+    /// # Errors
+    /// The client is gone, or does not read, or the pages stop: the answer is to end.
+    pub fn send(&mut self, part: impl Into<Bytes>) -> io::Result<()> {
+        self.limited.begin(READING);
+        let part = Outgoing::whole(part.into(), 1);
+        self.halves.transmit.transmit(&[part])?;
+        self.halves.transmit.idle();
+        Ok(())
+    }
+
+    /// Whether the client has ended its side, or the pages stop. A client sends nothing after
+    /// its request, so whatever arrives is an end.
+    pub fn is_over(&self) -> bool {
+        self.limited.is_readable()
+    }
+}
+
+/// The answers under way.
+pub(super) struct Streams {
+    name: &'static str,
+    max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    closed: bool,
+    open: HashMap<u64, Arc<dyn Duplex>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Streams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Streams")
+            .field("max", &self.max)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Streams {
+    pub(super) fn new(name: &'static str, max: usize) -> Self {
+        let state = Mutex::default();
+        Self { name, max, state }
+    }
+
+    /// A place for another answer; `None` while there are as many as there may be, and after
+    /// [`stop`](Self::stop).
+    pub(super) fn place(self: &Arc<Self>, stream: Arc<dyn Duplex>) -> Option<Place> {
+        let mut state = self.lock();
+        if state.closed || state.open.len() >= self.max {
+            return None;
+        }
+        state.next += 1;
+        let id = state.next;
+        state.open.insert(id, stream);
+        let streams = Arc::clone(self);
+        Some(Place { id, streams })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends every answer, and joins its thread.
+    pub(super) fn stop(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        for stream in state.open.values() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        let threads = std::mem::take(&mut state.threads);
+        drop(state);
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A place among the answers under way. Dropping it gives it back.
+pub(super) struct Place {
+    id: u64,
+    streams: Arc<Streams>,
+}
+
+impl Place {
+    /// Sends the answer on a thread of its own.
+    pub(super) fn run(self, mut stream: Stream, body: Body) -> io::Result<()> {
+        let streams = Arc::clone(&self.streams);
+        let name = format!("{}-stream", streams.name);
+        let thread = threads::spawn(name, move || {
+            body(&mut stream);
+            // Without an error there is somebody to whom the end is told.
+            let _ = stream.halves.transmit.finish();
+            drop(stream);
+            drop(self);
+        })?;
+        let mut state = streams.lock();
+        for finished in state.threads.extract_if(.., |thread| thread.is_finished()) {
+            let _ = finished.join();
+        }
+        match state.closed {
+            false => state.threads.push(thread),
+            // A stop that came meanwhile has shut the socket down, but has not seen the thread.
+            true => {
+                drop(state);
+                let _ = thread.join();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.streams.lock().open.remove(&self.id);
+    }
+}

@@ -1,0 +1,121 @@
+//! Services other than the pages: bodies, and answers that are streams.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a test may fail, and has time limits"
+)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ssntp_admin::AdminConfig;
+use ssntp_admin::http::{Answer, Http, Limits, Reply, Request, Service};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Answers a body with itself, and counts in a stream.
+struct Echo;
+
+impl Service for Echo {
+    fn limits(&self) -> Limits {
+        Limits {
+            methods: "GET, PUT",
+            body: 1 << 16,
+        }
+    }
+
+    fn streams(&self) -> usize {
+        1
+    }
+
+    fn reply(&self, request: &Request) -> Reply {
+        let text = "text/plain";
+        if request.path != "/count" {
+            return Answer::new(200, text, request.body.clone()).into();
+        }
+        let body = |stream: &mut ssntp_admin::http::Stream| {
+            let mut next = 0..;
+            while !stream.is_over() && stream.send(format!("{:?}\n", next.next())).is_ok() {}
+        };
+        Reply::Parts(Answer::new(200, text, ""), Box::new(body))
+    }
+}
+
+fn start() -> (Http, String) {
+    let config = AdminConfig::new("127.0.0.1:0".parse().unwrap());
+    let http = Http::start(&config, "echo", "echo", Arc::new(Echo)).unwrap();
+    let address = http.addresses()[0].to_string();
+    (http, address)
+}
+
+fn connect(address: &str, head: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    write!(stream, "{head}\r\nHost: localhost\r\n").unwrap();
+    stream
+}
+
+#[test]
+fn a_body_that_comes_in_pieces_is_given_whole() {
+    let (http, address) = start();
+    let body = "x".repeat(1 << 16);
+    let mut stream = connect(&address, "PUT / HTTP/1.1");
+    write!(stream, "Content-Length: {}\r\n\r\n", body.len()).unwrap();
+    for piece in body.as_bytes().chunks(9973) {
+        stream.write_all(piece).unwrap();
+    }
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.ends_with(&format!("\r\n\r\n{body}")));
+    // A body that is cut is not given at all.
+    let mut stream = connect(&address, "PUT / HTTP/1.1");
+    write!(stream, "Content-Length: 9\r\n\r\nhalf").unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    answer.clear();
+    stream.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "");
+    http.stop();
+}
+
+#[test]
+fn streams_have_places_of_their_own_and_end_with_their_client_or_the_service() {
+    let (http, address) = start();
+    let open = || {
+        let mut stream = connect(&address, "GET /count HTTP/1.1");
+        stream.write_all(b"\r\n").unwrap();
+        let mut stream = BufReader::new(stream);
+        let mut first = String::new();
+        stream.read_line(&mut first).unwrap();
+        (first.contains(" 200 "), stream)
+    };
+    let (is_open, mut first) = open();
+    assert!(is_open);
+    let mut line = String::new();
+    while !line.contains("Some(5)") {
+        line.clear();
+        first.read_line(&mut line).unwrap();
+    }
+    assert!(!open().0, "there is one place");
+    // Other answers do not need it.
+    let mut whole = connect(&address, "GET / HTTP/1.1");
+    whole.write_all(b"\r\n").unwrap();
+    whole.read_to_string(&mut line).unwrap();
+    assert!(line.contains(" 200 OK"));
+    drop(first);
+    let deadline = Instant::now() + LIMIT;
+    let mut second = loop {
+        match open() {
+            (true, stream) => break stream,
+            _ => assert!(Instant::now() < deadline, "the place does not come back"),
+        }
+    };
+    http.stop();
+    // What was sent before is still there; then comes the end.
+    let _ = second.read_to_string(&mut line);
+}

@@ -1,0 +1,68 @@
+//! `ssntp request` and `ssntp answer` as a user meets them.
+
+use rustix::process::Signal;
+
+use super::place::{LIMIT, Place, Program, command, connect, lines};
+
+/// An `ssntp answer` that is connected, and its UUID.
+fn answer(place: &Place, at: &str, flags: &str, program: &[&str]) -> (Program, String) {
+    let to = connect(at, "agent");
+    let mut words = command(place.0.path(), &format!("answer {flags} {to} --"));
+    let mut child = words.args(program).spawn().unwrap();
+    let out = lines(child.stdout.take().unwrap());
+    let err = lines(child.stderr.take().unwrap());
+    let uuid = err.recv_timeout(LIMIT).unwrap();
+    let uuid = uuid.split(' ').next().unwrap().to_owned();
+    (Program { child, out, err }, uuid)
+}
+
+/// A program at a shell asks, and another one answers with what a program prints.
+#[test]
+fn requests_are_asked_and_answered_at_a_shell() {
+    let place = Place::new();
+    let own = "--application 0x81=QUERY:request";
+    let (_server, at) = place.server(&format!("{own} --forward QUERY=agent"));
+    let answer = |program: &[&str]| answer(&place, &at, &format!("QUERY {own} --limit 1"), program);
+    let ask = |more: &str| place.start(&format!("request {} {more}", connect(&at, "controller")));
+    let shout = r#"printf '%s from %s' "$(tr a-z A-Z)" "$SSNTP_FROM""#;
+    let (program, uuid) = answer(&["sh", "-c", shout]);
+    let said = ask(&format!("QUERY four {own} --to {uuid}")).succeed();
+    assert!(
+        said[0].starts_with("FOUR from ") && said[0].len() == "FOUR from ".len() + 36,
+        "{said:?}"
+    );
+    // The server's rule finds the client; a number needs no name.
+    assert!(ask("COMMAND/0x81 five").succeed()[0].starts_with("FIVE from "));
+    drop(program);
+
+    for (program, why) in [
+        (&["sh", "-c", "echo no; exit 3"][..], "sh: exit status: 3"),
+        (&["sleep", "1000"], "sleep: it ran for more than 1 s"),
+        (&["./no-such-program"], "./no-such-program: No such file"),
+    ] {
+        let (_program, uuid) = answer(program);
+        let refused = ask(&format!("COMMAND/0x81 --to {uuid}")).fail(1);
+        assert!(refused.contains(why), "{refused}");
+    }
+    let why = ask("STATS").fail(2);
+    assert!(why.contains("STATS is no request"), "{why}");
+}
+
+/// A program may close its output and go on. It has the standard error of `answer`, which is
+/// closed only once the last process of its group has ended.
+#[test]
+fn a_signal_ends_the_program_that_answers_with_all_that_it_has_started() {
+    let place = Place::new();
+    let (_server, at) = place.server("--application 0x81=QUERY:request --forward QUERY=agent");
+    for begin in ["", "trap '' TERM; "] {
+        let script = format!("{begin}exec >&-; sleep 1000 & echo started >&2; wait; sleep 1000");
+        let (program, _) = answer(&place, &at, "COMMAND/0x81", &["sh", "-c", &script]);
+        let asking = place.start(&format!("request {} COMMAND/0x81", connect(&at, "controller")));
+        program.error_line("started");
+        program.signal(Signal::TERM);
+        let ended = program.end();
+        assert_eq!((ended.code, ended.out.len()), (Some(0), 0), "{:?}", ended.err);
+        let why = asking.fail(1);
+        assert!(why.contains("stopping"), "{why}");
+    }
+}

@@ -1,0 +1,315 @@
+//! Policy in files, what changes it besides, and the model that it has to fit.
+
+use super::*;
+
+#[test]
+fn what_the_model_does_not_allow_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let model = "classes:\n  Group: {properties: {encap: u64}}\n";
+    let object =
+        r#"[{"subject": "Group", "uri": "/Group/g/", "properties": [{"name": "encap", "data": 7}]}]"#;
+    fs::write(dir.join("model.yaml"), model).unwrap();
+    fs::write(dir.join("good.json"), object).unwrap();
+    fs::write(dir.join("bad.json"), object.replace('7', "\"seven\"")).unwrap();
+    let serve = [
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--model",
+        "model.yaml",
+        "--control",
+        "control",
+    ];
+    let why = failure(dir, &[&serve[..], &["--policy", "bad.json"]].concat());
+    assert!(why.contains("\"encap\" of /Group/g/ is not an integer"), "{why}");
+
+    let (server, mut output) = start(dir, &[&serve[..], &["--policy", "good.json"]].concat());
+    let listening = line(&mut output);
+    let address = listening.strip_prefix("listening at ").unwrap();
+    let why = failure(dir, &["policy", "put", "bad.json", "--control", "control"]);
+    assert!(why.contains("\"encap\" of /Group/g/ is not an integer"), "{why}");
+    let why = failure(dir, &["element", "--connect", address, "--declare", "bad.json"]);
+    assert!(
+        why.contains("endpoint_declare") && why.contains("\"encap\" of /Group/g/"),
+        "{why}"
+    );
+    end(server, Signal::TERM);
+    fs::write(dir.join("model.yaml"), "classes:\n  Group: {under: [Spaec]}\n").unwrap();
+    let why = failure(dir, &serve);
+    assert!(why.contains("class Group names the unknown class Spaec"), "{why}");
+}
+
+/// Waits until a program has written something to a file.
+fn until_written(path: &Path, what: &str) {
+    let began = Instant::now();
+    while !fs::read_to_string(path).unwrap_or_default().contains(what) {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "{:?} is not in {:?}",
+            what,
+            fs::read_to_string(path)
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_policy_that_changes_in_its_files_is_read_again_whole_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::create_dir(dir.join("policy")).unwrap();
+    let write = |file: &str, text: &str| {
+        fs::write(dir.join(file), text).unwrap();
+        fs::rename(dir.join(file), dir.join("policy").join(file)).unwrap();
+    };
+    let object = |uri: &str, name: &str| {
+        format!(
+            "[{{\"subject\": \"Group\", \"uri\": \"{uri}\", \"properties\": [{{\"name\": \"name\", \"data\": {name}}}]}}]"
+        )
+    };
+    write("a.json", &object("/a/", "\"a\""));
+    write(
+        "b.yaml",
+        "- {subject: Group, uri: /b/, properties: [{name: name, data: b}]}",
+    );
+    write("notes.txt", "no policy");
+    write(".b.yaml.swp", "no policy");
+    fs::write(
+        dir.join("model.yaml"),
+        "classes: {Group: {properties: {name: string}}}",
+    )
+    .unwrap();
+    let (server, mut output) = {
+        let errors = fs::File::create(dir.join("errors")).unwrap();
+        let arguments = [
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--policy",
+            "policy",
+            "--model",
+            "model.yaml",
+            "--control",
+            "control",
+        ];
+        let mut child = opflex(dir, &arguments)
+            .stdout(Stdio::piped())
+            .stderr(errors)
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        (child, output)
+    };
+    let listening = line(&mut output);
+    let address = listening.strip_prefix("listening at ").unwrap();
+    let (element, mut events) = start(
+        dir,
+        &[
+            "element",
+            "--connect",
+            address,
+            "--resolve",
+            "Group",
+            "/a/",
+            "--watch",
+            "--json",
+        ],
+    );
+    assert_eq!(changed(&mut events, "/a/"), "a");
+    write("a.json", &object("/a/", "\"a2\""));
+    assert_eq!(changed(&mut events, "/a/"), "a2");
+    // What is there is what all files say, or what they said last.
+    write("b.yaml", "- {subject: Group, uri: /b/,");
+    until_written(&dir.join("errors"), "policy/b.yaml: YAML: ");
+    write("a.json", &object("/a/", "\"a3\""));
+    write(
+        "b.yaml",
+        "- {subject: Group, uri: /b/, properties: [{name: name, data: 7}]}",
+    );
+    until_written(
+        &dir.join("errors"),
+        "policy/b.yaml: property \"name\" of /b/ is not a string",
+    );
+    let status = run(dir, &["policy", "status", "--control", "control"]);
+    let status = String::from_utf8(status.stdout).unwrap();
+    assert!(status.ends_with(", 2 objects\n"), "{status}");
+    write(
+        "b.yaml",
+        "- {subject: Group, uri: /b/, properties: [{name: name, data: b2}]}",
+    );
+    assert_eq!(changed(&mut events, "/a/"), "a3");
+    fs::remove_file(dir.join("policy/a.json")).unwrap();
+    assert_eq!(changed(&mut events, "/a/"), Value::Null);
+    end(element, Signal::INT);
+    end(server, Signal::TERM);
+}
+
+#[test]
+fn a_policy_that_was_put_outlives_reloads_and_files_that_are_only_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let object = |name: &str| {
+        format!(
+            "[{{\"subject\": \"Group\", \"uri\": \"/a/\", \"properties\": [{{\"name\": \"name\", \"data\": \"{name}\"}}]}}]"
+        )
+    };
+    let write = |name: &str, text: &str| {
+        fs::write(dir.join("new"), text).unwrap();
+        fs::rename(dir.join("new"), dir.join(name)).unwrap();
+    };
+    let shown = || {
+        let dump = run(dir, &["policy", "dump", "--control", "control"]);
+        let dumped: Value = serde_json::from_slice(&dump.stdout).unwrap();
+        dumped[0]["properties"][0]["data"].clone()
+    };
+    let serve = || {
+        let errors = fs::File::create(dir.join("errors")).unwrap();
+        let mut arguments = vec!["serve", "--listen", "127.0.0.1:0", "--policy", "policy.json"];
+        arguments.extend(["--persist", "kept.json", "--control", "control"]);
+        let mut command = opflex(dir, &arguments);
+        command.env("RUST_LOG", "info");
+        let mut child = command.stdout(Stdio::piped()).stderr(errors).spawn().unwrap();
+        line(&mut BufReader::new(child.stdout.take().unwrap()));
+        child
+    };
+    let hang_up = |server: &Child| kill_process(Pid::from_child(server), Signal::HUP).unwrap();
+
+    write("policy.json", &object("filed"));
+    write("put.json", &object("put"));
+    let server = serve();
+    assert_eq!(shown(), "filed");
+    run(dir, &["policy", "put", "put.json", "--control", "control"]);
+    hang_up(&server);
+    until_written(&dir.join("errors"), "its contents are the same");
+    fs::write(dir.join("errors"), "").unwrap();
+    // The same contents in another file, and then a fault, which hinders nothing else.
+    write("policy.json", &object("filed"));
+    until_written(&dir.join("errors"), "its contents are the same");
+    assert_eq!(shown(), "put");
+    write("policy.json", "[{");
+    fs::write(dir.join("errors"), "").unwrap();
+    hang_up(&server);
+    until_written(&dir.join("errors"), "read its files again");
+    until_written(&dir.join("errors"), "the policy stays as it was");
+    assert_eq!(shown(), "put");
+    end(server, Signal::TERM);
+
+    // Edited while the server was down: the kept policy is in force, and that is said. A file
+    // system counts time in steps of some milliseconds, and the server wrote its file just now.
+    write("policy.json", &object("edited"));
+    let kept = fs::metadata(dir.join("kept.json")).unwrap().modified().unwrap();
+    let edited = fs::File::options().write(true).open(dir.join("policy.json"));
+    edited
+        .unwrap()
+        .set_modified(kept + Duration::from_secs(1))
+        .unwrap();
+    let server = serve();
+    until_written(
+        &dir.join("errors"),
+        "policy.json is newer than the policy kept in kept.json",
+    );
+    assert_eq!(shown(), "put");
+    write("policy.json", &object("again"));
+    until_written(
+        &dir.join("errors"),
+        "replaces all policy, also what was changed otherwise",
+    );
+    until_written(&dir.join("errors"), "1 objects changed");
+    assert_eq!(shown(), "again");
+    end(server, Signal::TERM);
+}
+
+#[test]
+fn a_change_for_another_revision_of_the_policy_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::write(dir.join("one.json"), r#"[{"subject": "Group", "uri": "/a/"}]"#).unwrap();
+    fs::write(dir.join("two.json"), r#"[{"subject": "Group", "uri": "/b/"}]"#).unwrap();
+    let serve = || {
+        let (server, mut output) = start(
+            dir,
+            &[
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--control",
+                "control",
+                "--persist",
+                "kept.json",
+            ],
+        );
+        line(&mut output);
+        server
+    };
+    let server = serve();
+    let policy = |arguments: &[&str]| {
+        let all = [&["policy"][..], arguments, &["--control", "control", "--json"]].concat();
+        lines(dir, &all).remove(0)
+    };
+    let at = |revision: &Value| revision.to_string();
+    let first = policy(&["status"]);
+    assert_eq!(first["objects"], 0);
+    let put = policy(&["put", "one.json", "--if-revision", &at(&first["revision"])]);
+    assert_eq!(put["changed"], 1);
+    assert_eq!(policy(&["status"])["revision"], put["revision"]);
+    for stale in [
+        &["put", "two.json"][..],
+        &["reload", "two.json"],
+        &["delete", "/a/"],
+    ] {
+        let arguments = [
+            &["policy"][..],
+            stale,
+            &["--control", "control", "--if-revision", &at(&first["revision"])],
+        ];
+        let error = failure(dir, &arguments.concat());
+        assert!(error.contains("policy has changed: its revision is "), "{error}");
+    }
+    assert_eq!(policy(&["status"])["objects"], 1);
+    // Nothing changes, and so does the revision.
+    let same = policy(&["put", "one.json", "--if-revision", &at(&put["revision"])]);
+    assert_eq!(
+        (&same["changed"], &same["revision"]),
+        (&0.into(), &put["revision"])
+    );
+    end(server, Signal::TERM);
+    // The revisions of another process are others.
+    let server = serve();
+    let again = policy(&["status"]);
+    assert_eq!(again["objects"], 1);
+    assert!(
+        again["revision"].as_u64() > put["revision"].as_u64(),
+        "{again} {put}"
+    );
+    let deleted = policy(&["delete", "/a/", "--if-revision", &at(&again["revision"])]);
+    assert_eq!(deleted["changed"], 1);
+    end(server, Signal::TERM);
+}
+
+#[test]
+fn a_model_checks_what_is_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let model = r#"{"classes": {"GbpGroup": {"properties": {"name": "string", "id": "u64"}}}}"#;
+    fs::write(dir.join("model.json"), model).unwrap();
+    fs::write(
+        dir.join("bad.json"),
+        r#"[{"subject": "GbpGroup", "uri": "/g/", "properties": [{"name": "id", "data": "seven"}]}]"#,
+    )
+    .unwrap();
+    let arguments = [
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--model",
+        "model.json",
+        "--policy",
+        "bad.json",
+    ];
+    let refused = failure(dir, &arguments);
+    assert!(
+        refused.contains("bad.json: property \"id\" of /g/ is not an integer"),
+        "{refused}"
+    );
+}

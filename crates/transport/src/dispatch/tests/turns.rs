@@ -1,0 +1,89 @@
+//! How the dispatcher's time is given out and measured.
+
+use super::*;
+
+#[test]
+fn a_run_ends_at_its_frames_and_a_rest_has_the_next_one() {
+    let mut world = World::new(Script::default());
+    let [a, b] = [world.run("a"), world.run("b")];
+    world.log();
+    world.read(
+        &a,
+        vec![Step::Note("first"), Step::Frames(300), Step::Note("after")],
+    );
+    world.read(&b, vec![Step::Note("another")]);
+    for _ in 0..2 {
+        world.turn();
+    }
+    assert_eq!(
+        world.log(),
+        [
+            "a: first",
+            "a: 8 frames",
+            "a: 16 frames",
+            "a: 32 frames",
+            "a: 64 frames",
+            "a: 128 frames",
+            "a: 52 frames",
+            "a: after",
+            "b: another",
+        ]
+    );
+    assert!(world.runner.is_idle());
+}
+
+#[test]
+fn a_turn_ends_when_its_time_is_used_up_and_that_is_looked_at_after_each_run() {
+    let mut world = World::new(Script::default());
+    let [a, b] = [world.run("a"), world.run("b")];
+    world.log();
+    world.read(&a, vec![Step::Frames(8), Step::Frames(300)]);
+    world.read(&b, vec![Step::Frames(2)]);
+    let later = Cell::new(Duration::ZERO);
+    for _ in 0..4 {
+        world.runner.turn(world.start, || {
+            later.set(later.get() + Duration::from_micros(800));
+            later.get()
+        });
+    }
+    // Each run takes 1.6 ms, in which the core has a half: it owes more than it has.
+    assert_eq!(
+        world.log(),
+        ["a: 8 frames", "b: 2 frames", "a: 8 frames", "a: 8 frames"]
+    );
+}
+
+#[test]
+fn a_look_sees_who_is_there_who_has_input_and_how_long_all_took() {
+    let mut world = World::new(Script::default());
+    let seen = |world: &mut World| {
+        let (reply, seen) = crossbeam_channel::bounded(1);
+        world.handle(DispatchEvent::Look(Box::new(move |_, view| {
+            let took = [view.dispatcher.waits, view.dispatcher.turns].map(|took| (took.count(), took.sum()));
+            reply
+                .send((view.connections, view.dispatcher.with_input, took))
+                .unwrap();
+        })));
+        seen.try_recv().unwrap()
+    };
+    let nothing = (0, Duration::ZERO);
+    assert_eq!(seen(&mut world), (0, 0, [nothing; 2]));
+    let (peer, _idle) = (world.run("a"), world.run("b"));
+    world.read(&peer, vec![Step::Frames(9)]);
+    let long = Duration::from_micros(500);
+    world.runner.waited(Some(long));
+    world.runner.waited(None);
+    assert_eq!(seen(&mut world), (2, 1, [(1, long), nothing]));
+    let clock = Cell::new(Duration::ZERO);
+    for _ in 0..2 {
+        world
+            .runner
+            .turn(world.start, || clock.replace(clock.get() + long));
+    }
+    world.turn();
+    assert_eq!(
+        seen(&mut world),
+        (2, 0, [(1, long), (2, 4 * long)]),
+        "what a run caused counts, and nobody had the third"
+    );
+}

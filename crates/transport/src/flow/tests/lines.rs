@@ -1,0 +1,340 @@
+//! What waits in which line, who waits with it, and what is dropped.
+
+use super::*;
+
+#[test]
+fn others_may_fill_half_of_a_queue_and_what_is_beyond_waits() {
+    let mut net = Net::new(1 << 40);
+    let [sender, receiver] = [net.peer(8), net.peer(8)];
+    net.send(&sender, &receiver, 4);
+    assert!(!net.waits(&sender));
+    net.send(&sender, &receiver, 1);
+    assert!(net.waits(&sender), "the queue is at its mark");
+    assert_eq!(receiver.outbox.waiting().items, 4);
+    net.send(&sender, &receiver, 2);
+    assert_eq!(net.budget.used(), 7 * MEMORY, "lines and queues are counted");
+    assert!(!write_one(&receiver));
+    assert!(write_one(&receiver), "half of the mark is told");
+    net.flow.room(receiver.id, net.start);
+    assert!(net.waits(&sender), "two find room, one still waits");
+    net.drain(&receiver);
+    assert!(!net.waits(&sender));
+    assert_eq!(receiver.outbox.sent().items, 7);
+    assert_eq!((net.budget.used(), net.flow.next_deadline()), (0, None));
+}
+
+#[test]
+fn who_leaves_its_own_answers_is_held_and_holds_nobody_else() {
+    let mut net = Net::new(1 << 40);
+    let [asker, other] = [net.peer(64), net.peer(4)];
+    let units = usize::try_from(ANSWERS / MEMORY).unwrap();
+    net.send(&asker, &asker, units);
+    assert!(!net.waits(&asker));
+    net.send(&asker, &asker, 1);
+    assert!(net.waits(&asker), "more than a mebibyte is its own");
+    assert!(
+        asker.credit.try_wait().0 == Some(true),
+        "nothing of it is under way"
+    );
+    for _ in 0..8 {
+        net.send(&other, &asker, 1);
+        assert!(!net.waits(&other), "the queue is below its mark");
+    }
+    assert_eq!(net.flow.next_deadline(), None, "nobody waits for it");
+    // Three of the four are before the last half of a mebibyte of answers.
+    assert!(!write_one(&asker) && !write_one(&asker) && write_one(&asker));
+    net.flow.room(asker.id, net.start);
+    assert!(!net.waits(&asker));
+    // Nor does it wait for a writer that has failed.
+    net.send(&asker, &asker, units);
+    assert!(net.waits(&asker));
+    asker.outbox.fail(std::io::ErrorKind::TimedOut.into());
+    net.flow.room(asker.id, net.start);
+    assert!(!net.waits(&asker));
+}
+
+#[test]
+fn answers_wait_for_room_as_everything_does_where_the_queue_is_short() {
+    let mut net = Net::new(1 << 40);
+    let [asker, other] = [net.peer(4), net.peer(4)];
+    net.send(&asker, &asker, 2);
+    assert!(net.waits(&asker), "half of the mark is its own");
+    net.send(&asker, &asker, 2);
+    assert!(net.waits(&asker));
+    assert_eq!(net.flow.next_deadline(), None, "it waits for itself");
+    assert!(net.flow.tick(net.at(5000)).is_empty());
+    net.send(&other, &asker, 1);
+    assert!(net.waits(&other) && net.flow.next_deadline().is_some());
+    net.drain(&asker);
+    assert!(!net.waits(&asker) && !net.waits(&other));
+    assert_eq!((asker.outbox.sent().items, net.flow.next_deadline()), (5, None));
+}
+
+#[test]
+fn a_long_item_needs_no_more_room_than_a_short_one() {
+    let mut net = Net::new(1 << 40);
+    let [long_sender, sender, receiver] = [net.peer(8), net.peer(8), net.peer(8)];
+    net.send(&sender, &receiver, 3);
+    net.send_item(&long_sender, &receiver, long(16 * UNIT));
+    assert!(!net.waits(&long_sender));
+    net.send(&sender, &receiver, 1);
+    assert!(net.waits(&sender));
+    net.drain(&receiver);
+    assert!(!net.waits(&sender));
+}
+
+#[test]
+fn a_limit_of_frames_makes_senders_wait_as_memory_does() {
+    let mut net = Net::new(1 << 40);
+    let few = Limits {
+        frames: 4,
+        ..Limits::default()
+    };
+    let [sender, receiver] = [net.peer(8), net.peer_with(few)];
+    for name in ["a", "b", "c", "d", "e", "f", "g"] {
+        net.send_item(&sender, &receiver, item(name));
+    }
+    assert!(net.waits(&sender));
+    assert_eq!(receiver.outbox.waiting().frames, 2);
+    assert_eq!(net.flow.tick(net.at(1000)), [receiver.id]);
+    assert_eq!(
+        net.drop_overflow(&receiver, false),
+        3,
+        "though hardly any memory is taken"
+    );
+    net.drain(&receiver);
+    assert_eq!(receiver.wire.log(), ["a", "b", "c", "d"]);
+}
+
+#[test]
+fn the_share_of_the_budget_is_a_mark_too() {
+    let mut net = Net::new(6 * MEMORY);
+    let [sender, receiver, other] = [net.peer(100), net.peer(100), net.peer(100)];
+    net.send(&sender, &receiver, 3);
+    assert!(!net.waits(&sender));
+    net.send(&sender, &receiver, 1);
+    assert!(net.waits(&sender), "three wait, three are free: half for each");
+    let told: Vec<_> = (0..3).map(|_| net.tell(&other, long(UNIT))).collect();
+    assert_eq!(
+        told,
+        [Delivery::Taken, Delivery::Taken, Delivery::Overflows],
+        "two are free: one in the queue, and one may always wait"
+    );
+}
+
+#[test]
+fn what_is_sent_to_a_receiver_leaves_in_the_order_in_which_it_was_sent() {
+    let mut net = Net::new(1 << 40);
+    let receiver = net.peer(4);
+    let senders = [net.peer(1), net.peer(1), net.peer(1)];
+    net.send(&senders[0], &receiver, 2);
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        let n = receiver.outbox.waiting().items + name.len() as u64 + u64::from(name.as_bytes()[0]);
+        let sender = &senders[usize::try_from(n % 3).unwrap()];
+        net.send_item(sender, &receiver, item(name));
+        // Whatever a timer, a call or an answer sends comes after that.
+        net.tell(&receiver, item(&name.to_uppercase()));
+        net.send_item(&receiver, &receiver, item(&name.repeat(2)));
+    }
+    assert!(senders.iter().all(|sender| net.waits(sender)));
+    // One more would find room, but what waits comes first.
+    write_one(&receiver);
+    net.tell(&receiver, item("a timer"));
+    net.send_item(&senders[1], &receiver, item("a frame"));
+    net.flow.room(receiver.id, net.start);
+    net.drain(&receiver);
+    let order = "a A aa b B bb c C cc d D dd e E ee f F ff".split(' ');
+    assert!(
+        receiver.wire.log()[2..]
+            .iter()
+            .eq(order.chain(["a timer", "a frame"]))
+    );
+    assert!(!senders.iter().any(|sender| net.waits(sender)));
+}
+
+#[test]
+fn a_sender_in_two_lines_takes_no_turn_before_it_has_left_both() {
+    let mut net = Net::new(1 << 40);
+    let [sender, first, second] = [net.peer(4), net.peer(4), net.peer(4)];
+    net.read(&sender, &["more"]);
+    assert_eq!(net.turn(), Some(sender.id));
+    net.send(&sender, &first, 3);
+    net.send(&sender, &second, 3);
+    assert!(net.flow.take(sender.id).is_none());
+    net.flow.end_turn(sender.id);
+    net.read(&sender, &["even more"]);
+    assert!(net.flow.is_idle());
+    net.drain(&first);
+    assert!(net.waits(&sender) && net.flow.is_idle());
+    net.drain(&second);
+    assert_eq!(net.turn(), Some(sender.id));
+    assert!(net.flow.is_idle(), "it is listed once");
+    assert_eq!(items(net.flow.take(sender.id)), Some("more"));
+}
+
+#[test]
+fn who_leaves_its_line_in_its_own_turn_is_listed_once() {
+    let mut net = Net::new(1 << 40);
+    let [sender, receiver] = [net.peer(4), net.peer(4)];
+    net.read(&sender, &["more"]);
+    assert_eq!(net.turn(), Some(sender.id));
+    net.send(&sender, &receiver, 3);
+    net.drain(&receiver);
+    net.flow.end_turn(sender.id);
+    assert_eq!(net.turn(), Some(sender.id));
+    assert!(net.flow.is_idle());
+}
+
+#[test]
+fn who_waits_is_held_and_goes_on_when_the_receiver_leaves() {
+    let mut net = Net::new(1 << 40);
+    let [sender, receiver] = [net.peer(4), net.peer(4)];
+    net.read(&sender, &["more"]);
+    net.turn();
+    net.send(&sender, &receiver, 4);
+    net.flow.end_turn(sender.id);
+    assert!(net.flow.next_deadline().is_some());
+    assert!(net.flow.remove(receiver.id).is_empty());
+    assert_eq!(net.flow.next_deadline(), None);
+    assert!(!net.waits(&sender));
+    assert_eq!(net.turn(), Some(sender.id));
+    assert_eq!(receiver.outbox.lost(), 2, "what was in its line");
+    assert_eq!(net.budget.used(), 2 * MEMORY + 100, "the line is given back");
+    assert_eq!(net.send_item(&sender, &receiver, item("a")), Delivery::Gone);
+    assert!(net.flow.remove(receiver.id).is_empty(), "twice is once");
+}
+
+#[test]
+fn who_ends_with_grace_gets_its_line_first_and_holds_nobody() {
+    let mut net = Net::new(1 << 40);
+    let [sender, receiver] = [net.peer(4), net.peer(4)];
+    net.send(&sender, &receiver, 4);
+    net.tell(&receiver, item("farewell"));
+    receiver.credit.spend(1);
+    net.flow.arrived(receiver.id, vec!["unread"], 1);
+    assert_eq!(net.flow.end(receiver.id, net.start), ["unread"]);
+    assert!(!net.waits(&sender) && net.flow.next_deadline().is_none());
+    assert!(!receiver.credit.wait(), "its reader is to end");
+    assert_eq!(net.send_item(&sender, &receiver, item("late")), Delivery::Gone);
+    assert!(!receiver.outbox.is_closed());
+    net.drain(&receiver);
+    assert!(receiver.outbox.is_closed() && net.flow.connections() == 1);
+    let log = receiver.wire.log();
+    assert_eq!(
+        (log.len(), &log[4..]),
+        (6, &["farewell".to_owned(), "finish".to_owned()][..])
+    );
+    assert_eq!((receiver.outbox.lost(), net.budget.used()), (0, 0));
+    // One without a line is closed at once, and so is one that cannot send any more.
+    let [idle, lost] = [net.peer(4), net.peer(4)];
+    net.flow.end(idle.id, net.start);
+    net.send(&sender, &lost, 3);
+    lost.outbox.abort();
+    net.flow.end(lost.id, net.start);
+    assert!(idle.outbox.is_closed() && net.flow.connections() == 1);
+    assert_eq!(lost.outbox.lost(), 1);
+}
+
+#[test]
+fn what_a_sender_that_left_has_in_a_line_is_still_delivered() {
+    let mut net = Net::new(1 << 40);
+    let [sender, receiver] = [net.peer(4), net.peer(4)];
+    net.send(&sender, &receiver, 4);
+    net.flow.remove(sender.id);
+    net.drain(&receiver);
+    assert_eq!(receiver.outbox.sent().items, 4);
+}
+
+#[test]
+fn a_receiver_that_is_closed_is_gone_and_its_line_lost() {
+    let mut net = Net::new(1 << 40);
+    let [sender, receiver] = [net.peer(4), net.peer(4)];
+    net.send(&sender, &receiver, 3);
+    receiver.outbox.fail(std::io::ErrorKind::TimedOut.into());
+    net.flow.room(receiver.id, net.start);
+    assert!(!net.waits(&sender));
+    assert_eq!(receiver.outbox.lost(), 1);
+    assert_eq!(net.send_item(&sender, &receiver, long(UNIT)), Delivery::Gone);
+    assert_eq!(net.tell(&receiver, long(9 * UNIT)), Delivery::Gone);
+}
+
+#[test]
+fn what_the_application_sends_waits_up_to_the_limit_and_beyond_it_the_policy_decides() {
+    for (oldest, kept) in [(false, ["a", "b", "c", "d"]), (true, ["a", "b", "e", "f"])] {
+        let mut net = Net::new(1 << 40);
+        let few = Limits {
+            frames: 4,
+            ..Limits::default()
+        };
+        let [sender, receiver] = [net.peer(4), net.peer_with(few)];
+        for name in ["a", "b", "c", "d", "e", "f"] {
+            let over = net.tell(&receiver, item(name)) == Delivery::Overflows;
+            assert_eq!(over, name > "d");
+            assert_eq!(net.drop_overflow(&receiver, oldest), usize::from(over));
+        }
+        assert_eq!(receiver.outbox.gauge().books().dropped, 2);
+        // A sender waits behind it, and what it waits with is not dropped.
+        net.send_item(&sender, &receiver, item("waits"));
+        assert!(net.waits(&sender) && net.flow.overflow(receiver.id).is_none());
+        net.drain(&receiver);
+        assert_eq!(receiver.wire.log(), [&kept[..], &["waits"]].concat());
+        assert_eq!(net.budget.used(), 0);
+    }
+}
+
+#[test]
+fn who_waits_takes_no_room_from_the_application() {
+    let mut net = Net::new(1 << 40);
+    let [sender, receiver] = [net.peer(4), net.peer(4)];
+    net.send(&sender, &receiver, 20);
+    for _ in 0..2 {
+        assert_eq!(net.tell(&receiver, long(UNIT)), Delivery::Taken);
+    }
+    assert_eq!(net.tell(&receiver, item("a")), Delivery::Overflows);
+}
+
+#[test]
+fn one_item_of_the_application_may_always_wait_however_long_it_is() {
+    let mut net = Net::new(1 << 40);
+    let [sender, receiver] = [net.peer(4), net.peer(4)];
+    net.send(&sender, &receiver, 3);
+    assert_eq!(net.tell(&receiver, long(100 * UNIT)), Delivery::Taken);
+    assert_eq!(net.tell(&receiver, item("a")), Delivery::Overflows);
+}
+
+#[test]
+fn no_receiver_meets_the_policy_for_what_others_hoard() {
+    let mut net = Net::new(16 << 20);
+    let [hoarders, honest] = [net.budget.of(b"one certificate"), net.budget.of(b"another")];
+    let limits = Limits::default();
+    let healthy = net.peer_within(limits, honest);
+    for _ in 0..20 {
+        // They ask and ask, and do not read their answers.
+        let hoarder = net.peer_within(limits, hoarders.clone());
+        while !net.waits(&hoarder) {
+            net.send_item(&hoarder, &hoarder, long(30_000));
+        }
+        // What the application tells them may wait as well.
+        for _ in 0..100 {
+            net.tell(&hoarder, long(10_000));
+            net.drop_overflow(&hoarder, true);
+        }
+    }
+    assert!(net.budget.used() < 12 << 20, "{}", net.budget.used());
+    for _ in 0..6 {
+        assert_eq!(net.tell(&healthy, long(40_000)), Delivery::Taken);
+    }
+    net.drain(&healthy);
+    assert_eq!(healthy.outbox.sent().items, 6);
+}
+
+#[test]
+fn at_once_goes_past_the_writer() {
+    let mut net = Net::new(1 << 40);
+    let receiver = net.peer(4);
+    let (now, origin) = (net.start, Origin::Application);
+    net.flow.deliver(origin, receiver.id, item("a"), true, now);
+    net.flow.deliver(origin, receiver.id, item("b"), false, now);
+    Wire::write(&receiver.outbox);
+    assert_eq!(receiver.wire.log(), ["a at once", "b"]);
+}

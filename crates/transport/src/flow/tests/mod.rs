@@ -1,0 +1,162 @@
+//! Flow control without threads: the tests decide when a writer writes.
+
+mod lines;
+mod slow;
+mod turns;
+
+use std::net::Shutdown;
+
+use super::turns::SHARE;
+use super::*;
+use crate::budget::Budget;
+use crate::host::threads;
+use crate::outbox::Limits;
+use crate::outbox::tests::{Wire, item, long};
+use crate::socket::{Duplex, memory};
+use crate::stream::{BufferPool, plain};
+use crate::table::Numbers;
+
+/// As long as a share.
+const TURN: Duration = Duration::from_nanos(SHARE.unsigned_abs());
+
+/// The length of an item that is a batch of its own and takes 256 KiB and a
+/// half of memory at most.
+const UNIT: usize = 256 << 10;
+/// What it takes of a queue.
+const MEMORY: u64 = UNIT as u64 + 128;
+
+/// Connections without threads: their writers write when a test says so.
+struct Net {
+    flow: Flow<&'static str>,
+    numbers: Numbers,
+    budget: Budget,
+    start: Instant,
+}
+
+struct Peer {
+    id: ConnectionId,
+    outbox: Outbox,
+    credit: Arc<Credit>,
+    wire: Wire,
+}
+
+impl Net {
+    fn new(budget: u64) -> Self {
+        let budget = Budget::new(budget);
+        Self {
+            flow: Flow::new(PATIENCE),
+            numbers: Numbers::default(),
+            budget,
+            start: crate::outbox::now(),
+        }
+    }
+
+    /// Whose queue holds so many units; others may fill half of it.
+    fn peer(&mut self, units: u64) -> Peer {
+        self.peer_with(Limits {
+            bytes: units * MEMORY,
+            ..Limits::default()
+        })
+    }
+
+    fn peer_with(&mut self, limits: Limits) -> Peer {
+        self.peer_within(limits, self.budget.clone())
+    }
+
+    fn peer_within(&mut self, limits: Limits, budget: Budget) -> Peer {
+        let id = self.numbers.take();
+        let outbox = Outbox::within(limits, budget);
+        let wire = Wire::default();
+        wire.open(&outbox);
+        let credit = Arc::new(Credit::new(self.budget.clone()));
+        self.flow.insert(id, outbox.clone(), limits, Arc::clone(&credit));
+        Peer {
+            id,
+            outbox,
+            credit,
+            wire,
+        }
+    }
+
+    fn at(&self, millis: u64) -> Instant {
+        self.start + Duration::from_millis(millis)
+    }
+
+    fn send_item(&mut self, from: &Peer, to: &Peer, item: Outgoing) -> Delivery {
+        let now = self.start;
+        self.flow
+            .deliver(Origin::Connection(from.id), to.id, item, false, now)
+    }
+
+    fn send(&mut self, from: &Peer, to: &Peer, units: usize) {
+        for _ in 0..units {
+            assert_eq!(self.send_item(from, to, long(UNIT)), Delivery::Taken);
+        }
+    }
+
+    /// The application sends by itself.
+    fn tell(&mut self, to: &Peer, item: Outgoing) -> Delivery {
+        self.flow
+            .deliver(Origin::Application, to.id, item, false, self.start)
+    }
+
+    /// A writer sends all that waits, and the line moves, until nothing is
+    /// left of either.
+    fn drain(&mut self, to: &Peer) {
+        while Wire::write(&to.outbox) {
+            self.flow.room(to.id, self.start);
+        }
+        assert!(!self.flow.is_waited_for(to.id));
+    }
+
+    /// As the runner does it.
+    fn drop_overflow(&mut self, to: &Peer, oldest: bool) -> usize {
+        let mut dropped = 0;
+        while self.flow.overflow(to.id).is_some() {
+            self.flow.drop_one(to.id, oldest);
+            dropped += 1;
+        }
+        dropped
+    }
+
+    fn waits(&self, sender: &Peer) -> bool {
+        assert_eq!(self.flow.fault(), None);
+        self.flow.is_held(sender.id)
+    }
+
+    fn slow(&self, peer: &Peer) -> bool {
+        self.flow.state(peer.id).is_slow
+    }
+
+    fn read(&mut self, from: &Peer, items: &[&'static str]) {
+        from.credit.spend(100);
+        self.flow.arrived(from.id, items.to_vec(), 100);
+    }
+
+    fn turn(&mut self) -> Option<ConnectionId> {
+        self.flow.next_turn()
+    }
+
+    /// A turn in which each item takes so long. Who had it, and how many items it had.
+    fn whole_turn(&mut self, each: Duration) -> Option<(ConnectionId, u32)> {
+        let (id, mut items) = (self.flow.next_turn()?, 0);
+        while self.flow.take(id).is_some() {
+            self.flow.charge(id, 1, each, Duration::ZERO);
+            items += 1;
+        }
+        self.flow.end_turn(id);
+        Some((id, items))
+    }
+}
+
+fn items<I>(input: Option<Input<I>>) -> Option<I> {
+    match input {
+        Some(Input::Item(item, _)) => Some(item),
+        _ => None,
+    }
+}
+
+/// One unit, for the writer.
+fn write_one(peer: &Peer) -> bool {
+    Wire::step(&peer.outbox).unwrap().unwrap().1
+}

@@ -1,0 +1,192 @@
+//! How long senders wait for a receiver.
+
+use super::*;
+
+#[test]
+fn a_receiver_without_pace_is_slow_after_the_patience_and_not_before() {
+    let mut net = Net::new(1 << 40);
+    let [sender, receiver] = [net.peer(4), net.peer(4)];
+    net.send(&sender, &receiver, 6);
+    assert_eq!(net.flow.next_deadline(), Some(net.start + PATIENCE));
+    assert!(net.flow.tick(net.at(999)).is_empty());
+    assert_eq!(net.flow.tick(net.at(1000)), [receiver.id]);
+    assert!(!net.waits(&sender), "nobody waits for it any more");
+    assert_eq!(net.drop_overflow(&receiver, false), 2);
+    assert_eq!(net.budget.used(), 4 * MEMORY, "its limit");
+    assert_eq!(net.send_item(&sender, &receiver, item("a")), Delivery::Overflows);
+    assert!(!net.waits(&sender));
+}
+
+#[test]
+fn who_was_slow_stays_slow_until_it_has_kept_the_pace_or_taken_everything() {
+    for keeps_the_pace in [false, true] {
+        let mut net = Net::new(1 << 40);
+        let [sender, receiver] = [net.peer(4), net.peer(64)];
+        net.send(&sender, &receiver, 33);
+        net.flow.tick(net.at(1000));
+        assert!(net.slow(&receiver));
+        // It takes a little, and less than half of its mark waits.
+        for second in 2..5 {
+            for _ in 0..7 {
+                write_one(&receiver);
+            }
+            net.flow.room(receiver.id, net.at(second * 1000));
+            net.flow.tick(net.at(second * 1000));
+            assert!(net.slow(&receiver), "less than the pace, in second {second}");
+        }
+        if keeps_the_pace {
+            net.send(&sender, &receiver, 10);
+            for _ in 0..16 {
+                write_one(&receiver);
+            }
+            net.flow.tick(net.at(5000));
+        } else {
+            net.drain(&receiver);
+        }
+        assert!(!net.slow(&receiver));
+        assert_eq!(net.flow.next_deadline(), None, "nobody waits");
+        net.send(&sender, &receiver, 60);
+        assert!(net.waits(&sender), "it is waited for again");
+    }
+}
+
+#[test]
+fn a_slow_receiver_is_looked_at_again_and_without_patience_not_all_the_time() {
+    let mut net = Net::new(1 << 40);
+    net.flow.patience = Duration::ZERO;
+    let [sender, receiver] = [net.peer(4), net.peer(4)];
+    net.send(&sender, &receiver, 3);
+    assert_eq!(net.flow.tick(net.at(1)), [receiver.id]);
+    assert_eq!(net.flow.next_deadline(), Some(net.at(1) + LOOK));
+    assert!(net.flow.tick(net.at(100)).is_empty());
+    assert_eq!(net.flow.tick(net.at(101)), [receiver.id]);
+}
+
+#[test]
+fn a_slow_receiver_takes_no_more_than_its_share_of_the_budget() {
+    let mut net = Net::new(9 * MEMORY);
+    let [sender, receiver] = [net.peer(100), net.peer(100)];
+    net.send(&sender, &receiver, 9);
+    net.flow.tick(net.at(1000));
+    assert_eq!(receiver.outbox.waiting().items, 5);
+    assert_eq!(net.drop_overflow(&receiver, false), 2);
+    assert_eq!(net.budget.used(), 7 * MEMORY, "two in the line, and two are free");
+}
+
+#[test]
+fn a_receiver_with_a_pace_of_bytes_or_frames_is_waited_for_on() {
+    // 16 units are the 4 MiB of a second.
+    for (frames, sent, kept) in [
+        (1, 16, true),
+        (1, 15, false),
+        (20_000, 1, true),
+        (19_999, 1, false),
+    ] {
+        let mut net = Net::new(1 << 40);
+        let [sender, receiver] = [net.peer(4), net.peer(64)];
+        let unit = Outgoing::whole(vec![0; UNIT].into(), frames);
+        for _ in 0..60 {
+            net.send_item(&sender, &receiver, unit.clone());
+        }
+        assert!(net.waits(&sender));
+        for _ in 0..sent {
+            if write_one(&receiver) {
+                net.flow.room(receiver.id, net.start);
+            }
+        }
+        assert_eq!(
+            net.flow.tick(net.at(1000)).is_empty(),
+            kept,
+            "{sent} units of {frames} frames"
+        );
+        assert_eq!(net.waits(&sender), kept);
+        if kept {
+            // The next second begins anew.
+            assert_eq!(net.flow.next_deadline(), Some(net.at(2000)));
+            assert!(net.flow.tick(net.at(1999)).is_empty());
+            assert_eq!(net.flow.tick(net.at(2000)).len(), 1);
+        }
+    }
+}
+
+#[test]
+fn a_frame_that_is_longer_than_a_seconds_worth_counts_as_it_leaves() {
+    for (taken, kept) in [(5 << 20, true), (3 << 20, false)] {
+        let mut net = Net::new(1 << 40);
+        let [sender, receiver] = [net.peer(4), net.peer(4)];
+        let (here, there) = memory::pair();
+        let halves = plain(Arc::new(here), BufferPool::new());
+        receiver.outbox.open(halves.transmit);
+        net.send_item(&sender, &receiver, long(16 << 20));
+        net.send_item(&sender, &receiver, item("behind"));
+        let writer = threads::spawn("writer", {
+            let outbox = receiver.outbox.clone();
+            move || drop(Wire::step(&outbox))
+        })
+        .unwrap();
+        let (mut left, mut buffer) = (taken, vec![0; 64 << 10]);
+        while left > 0 {
+            let most = left.min(buffer.len());
+            left -= there.read(&mut buffer[..most]).unwrap();
+        }
+        // What the system holds counts as taken; it is less than a mebibyte.
+        while receiver.outbox.progress().bytes < taken as u64 {
+            std::thread::yield_now();
+        }
+        assert_eq!(receiver.outbox.sent().items, 0, "it is still at it");
+        assert_eq!(net.flow.tick(net.at(1000)).is_empty(), kept, "{taken} bytes");
+        there.shutdown(Shutdown::Both).unwrap();
+        writer.join().unwrap();
+    }
+}
+
+#[test]
+fn a_late_look_measures_the_whole_wait() {
+    let mut net = Net::new(1 << 40);
+    let [sender, receiver] = [net.peer(4), net.peer(64)];
+    net.send(&sender, &receiver, 33);
+    for _ in 0..16 {
+        write_one(&receiver);
+    }
+    assert_eq!(net.flow.tick(net.at(2000)).len(), 1, "a second's worth in two");
+    let [sender, receiver] = [net.peer(4), net.peer(4)];
+    for _ in 0..3 {
+        net.send_item(&sender, &receiver, Outgoing::whole(vec![0; UNIT].into(), 30_000));
+    }
+    write_one(&receiver);
+    let slow = net.flow.tick(net.at(2000));
+    assert!(slow.contains(&receiver.id), "and not two seconds' frames");
+}
+
+#[test]
+fn a_slow_receiver_still_waits_for_its_own_answers() {
+    let mut net = Net::new(1 << 40);
+    let [asker, other] = [net.peer(4), net.peer(4)];
+    net.send(&other, &asker, 4);
+    net.flow.tick(net.at(1000));
+    assert!(net.slow(&asker));
+    net.send(&asker, &asker, 1);
+    assert!(net.waits(&asker));
+    net.drain(&asker);
+    assert!(!net.waits(&asker) && !net.slow(&asker));
+}
+
+#[test]
+fn each_receiver_has_its_own_deadline_and_they_come_in_order() {
+    let mut net = Net::new(1 << 40);
+    let [sender, first, second] = [net.peer(4), net.peer(2), net.peer(2)];
+    let [leaves, drains] = [net.peer(2), net.peer(2)];
+    for receiver in [&first, &leaves, &drains] {
+        net.send(&sender, receiver, 2);
+    }
+    for _ in 0..2 {
+        let (origin, later) = (Origin::Connection(sender.id), net.at(300));
+        net.flow.deliver(origin, second.id, long(UNIT), false, later);
+    }
+    net.flow.remove(leaves.id);
+    net.drain(&drains);
+    assert_eq!(net.flow.looks.len(), 2);
+    assert_eq!(net.flow.next_deadline(), Some(net.at(1000)));
+    assert_eq!(net.flow.tick(net.at(1000)), [first.id]);
+    assert_eq!(net.flow.next_deadline(), Some(net.at(1300)));
+}

@@ -1,0 +1,274 @@
+//! Whose input is dealt with next, and how much of it.
+
+use super::*;
+
+#[test]
+fn many_that_begin_to_send_delay_a_busy_one_by_a_share_each() {
+    const NEW: u32 = 300;
+    let each = Duration::from_micros(100);
+    let mut net = Net::new(1 << 40);
+    let busy = net.peer(1);
+    net.read(&busy, &["x"; 100_000]);
+    let mut virtual_time = Duration::ZERO;
+    let mut waited = Duration::ZERO;
+    for _ in 0..NEW {
+        // One after the other they begin to send and do not stop.
+        let one = net.peer(1);
+        net.read(&one, &["x"; 10_000]);
+        for _ in 0..10 {
+            let (id, items) = net.whole_turn(each).unwrap();
+            let took = each * items;
+            virtual_time += took;
+            waited = if id == busy.id {
+                Duration::ZERO
+            } else {
+                waited + took
+            };
+            let most = TURN * (NEW + 1);
+            assert!(waited <= most, "{waited:?} of {virtual_time:?} without a turn");
+        }
+    }
+    // And all of them have had some.
+    assert!(
+        net.flow
+            .ways
+            .iter()
+            .all(|(_, way)| way.input[0].items.len() < 100_000)
+    );
+}
+
+#[test]
+fn a_connection_that_sends_less_than_its_share_goes_before_busy_ones() {
+    let each = Duration::from_micros(100);
+    let mut net = Net::new(1 << 40);
+    let busy = [(); 20].map(|()| net.peer(1));
+    for peer in &busy {
+        net.read(peer, &["x"; 10_000]);
+    }
+    for _ in 0..busy.len() {
+        net.whole_turn(each);
+    }
+    let sparse = net.peer(1);
+    for _ in 0..500 {
+        let (id, items) = net.whole_turn(each).unwrap();
+        assert!(items <= 11 && id != sparse.id, "a turn ends with its share");
+        net.read(&sparse, &["x"]);
+        // Its frames use up less than a share for each round of twenty.
+        let first = net.whole_turn(each / 3).unwrap();
+        assert_eq!(first, (sparse.id, 1));
+    }
+}
+
+#[test]
+fn whoever_sends_frames_that_take_many_shares_waits_for_as_many_rounds() {
+    let mut net = Net::new(1 << 40);
+    let [heavy, busy, sparse] = [net.peer(1), net.peer(1), net.peer(1)];
+    net.read(&heavy, &["x"; 1_000]);
+    net.read(&busy, &["x"; 100_000]);
+    for _ in 0..2 {
+        // Both have begun to send, so that they are busy.
+        net.whole_turn(TURN);
+    }
+    let (mut had, mut since_sparse) = ([Duration::ZERO; 2], 0);
+    while had[0] < TURN * 1_000 {
+        let id = net.turn().unwrap();
+        // The longest payload takes ten shares to read, others a tenth of one.
+        let each = if id == heavy.id { TURN * 10 } else { TURN / 10 };
+        let mut items = 0;
+        while net.flow.take(id).is_some() {
+            net.flow.charge(id, 1, each, Duration::ZERO);
+            items += 1;
+        }
+        net.flow.end_turn(id);
+        if id == sparse.id {
+            since_sparse = 0;
+            continue;
+        }
+        had[usize::from(id == busy.id)] += each * items;
+        // It has had its turn before another frame of them was begun.
+        assert!(
+            since_sparse == 0 && (id == busy.id || items == 1),
+            "{since_sparse}"
+        );
+        net.read(&sparse, &["x"]);
+        since_sparse += 1;
+    }
+    let difference = had[0].abs_diff(had[1]);
+    assert!(
+        difference <= TURN * 11,
+        "in the end both have had the same: {had:?}"
+    );
+}
+
+#[test]
+fn busy_connections_share_by_time_bytes_and_frames() {
+    let mut net = Net::new(1 << 40);
+    let [slow, fast] = [net.peer(1), net.peer(1)];
+    for peer in [&slow, &fast] {
+        net.read(peer, &["x"; 100_000]);
+    }
+    let mut had = [0, 0];
+    for _ in 0..1000 {
+        let id = net.turn().unwrap();
+        let (which, each) = if id == slow.id { (0, 50) } else { (1, 10) };
+        while net.flow.take(id).is_some() {
+            // What an item causes counts as well as what it takes.
+            net.flow.charge(
+                id,
+                1,
+                Duration::from_micros(each / 2),
+                Duration::from_micros(each / 2),
+            );
+            had[which] += 1;
+        }
+        net.flow.end_turn(id);
+    }
+    let ratio = f64::from(had[1]) / f64::from(had[0]);
+    assert!((4.5..5.5).contains(&ratio), "{had:?}");
+    // A mebibyte takes four shares, and so do four million frames.
+    let [long, many] = [net.peer(1), net.peer(1)];
+    long.credit.spend(1 << 20);
+    net.flow.arrived(long.id, vec!["x"], 1 << 20);
+    net.read(&many, &["x"]);
+    for (peer, frames) in [(&long, 1), (&many, 4 << 20)] {
+        assert_eq!(net.turn(), Some(peer.id));
+        net.flow.take(peer.id);
+        net.flow.charge(peer.id, frames, Duration::ZERO, Duration::ZERO);
+        assert!(net.flow.take(peer.id).is_none());
+        net.flow.end_turn(peer.id);
+        net.read(peer, &["more"]);
+    }
+    let order: Vec<_> = std::iter::from_fn(|| net.whole_turn(TURN).map(|(id, _)| id))
+        .take(10)
+        .collect();
+    assert!(
+        !order[..6].contains(&long.id) && !order[..6].contains(&many.id),
+        "{order:?}"
+    );
+    assert!(order.contains(&long.id) && order.contains(&many.id), "{order:?}");
+}
+
+#[test]
+fn who_has_gone_takes_nobodys_turn() {
+    let mut net = Net::new(1 << 40);
+    let [gone, stays] = [net.peer(1), net.peer(1)];
+    net.read(&gone, &["1"]);
+    net.read(&stays, &["1"]);
+    assert_eq!(net.flow.remove(gone.id), ["1"]);
+    assert_eq!(net.turn(), Some(stays.id));
+    assert_eq!(net.turn(), None);
+    // Nor one that was busy.
+    let [gone, stays] = [net.peer(1), net.peer(1)];
+    for peer in [&gone, &stays] {
+        net.read(peer, &["x"; 9]);
+        net.whole_turn(TURN);
+    }
+    net.flow.remove(gone.id);
+    assert_eq!(net.turn(), Some(stays.id));
+}
+
+#[test]
+fn a_run_grows_while_it_is_short_and_shrinks_to_what_fits() {
+    let mut net = Net::new(1 << 40);
+    let peer = net.peer(1);
+    let mut run = |frames, dealing, causing| {
+        net.flow.charge(peer.id, frames, dealing, causing);
+        net.flow.ways.get(peer.id).unwrap().run
+    };
+    let (short, none) = (RUN / 4 - Duration::from_nanos(1), Duration::ZERO);
+    assert_eq!(run(FIRST_RUN - 1, short, none), FIRST_RUN, "it was not used up");
+    assert_eq!(run(FIRST_RUN, RUN / 4, none), FIRST_RUN, "it was not short");
+    assert_eq!(
+        run(FIRST_RUN, short, 9 * RUN),
+        2 * FIRST_RUN,
+        "its actions do not count"
+    );
+    assert_eq!(run(FIRST_RUN, RUN, none), 2 * FIRST_RUN, "not too long");
+    assert_eq!(run(2 * FIRST_RUN, 4 * RUN, none), FIRST_RUN / 2);
+    assert_eq!(
+        run(1, 4 * RUN, none),
+        FIRST_RUN / 2,
+        "one frame cannot be divided"
+    );
+    assert_eq!(run(0, 4 * RUN, none), FIRST_RUN / 2);
+    assert_eq!(run(2, Duration::MAX / 2, none), 1);
+    for _ in 0..40 {
+        run(u32::MAX, none, none);
+    }
+    assert_eq!(run(LONGEST_RUN, none, none), LONGEST_RUN);
+}
+
+#[test]
+fn input_comes_in_order_and_its_end_last() {
+    let mut net = Net::new(1 << 40);
+    let peer = net.peer(1);
+    net.read(&peer, &["a", "b"]);
+    net.read(&peer, &[]);
+    net.read(&peer, &["c"]);
+    net.flow.ended(peer.id, EndReason::PeerClosed);
+    assert_eq!(net.turn(), Some(peer.id));
+    assert_eq!(items(net.flow.take(peer.id)), Some("a"));
+    net.flow.put_back(peer.id, "rest of a");
+    assert_eq!(items(net.flow.take(peer.id)), Some("rest of a"));
+    assert_eq!(net.budget.used(), 300);
+    assert_eq!(items(net.flow.take(peer.id)), Some("b"));
+    net.flow.put_back(peer.id, "rest of b");
+    assert_eq!(items(net.flow.take(peer.id)), Some("rest of b"));
+    assert_eq!(
+        net.budget.used(),
+        300,
+        "a batch is paid for once all of it is dealt with"
+    );
+    assert_eq!(items(net.flow.take(peer.id)), Some("c"));
+    assert_eq!(net.budget.used(), 100);
+    assert!(net.flow.has_input(peer.id), "the end");
+    assert!(matches!(
+        net.flow.take(peer.id),
+        Some(Input::End(EndReason::PeerClosed))
+    ));
+    assert!(!net.flow.has_input(peer.id) && net.flow.take(peer.id).is_none());
+    net.flow.end_turn(peer.id);
+    assert!(net.flow.is_idle());
+}
+
+#[test]
+fn a_turn_gives_the_credit_of_finished_batches_back_and_lists_who_has_more() {
+    let mut net = Net::new(1 << 40);
+    let peer = net.peer(1);
+    net.read(&peer, &["a"]);
+    net.read(&peer, &["b", "c"]);
+    assert_eq!(net.turn(), Some(peer.id));
+    net.flow.take(peer.id);
+    assert!(net.flow.has_input(peer.id));
+    net.flow.charge(peer.id, 1, TURN, Duration::ZERO);
+    net.flow.end_turn(peer.id);
+    assert_eq!(net.budget.used(), 100);
+    assert_eq!(net.turn(), Some(peer.id));
+    net.flow.take(peer.id);
+    net.flow.take(peer.id);
+    assert!(!net.flow.has_input(peer.id));
+    net.flow.end_turn(peer.id);
+    assert_eq!((net.turn(), net.budget.used()), (None, 0));
+}
+
+#[test]
+fn who_leaves_gives_its_input_and_credit_back() {
+    let mut net = Net::new(1 << 40);
+    let peer = net.peer(1);
+    net.read(&peer, &["a", "b"]);
+    net.read(&peer, &["c"]);
+    net.turn();
+    net.flow.take(peer.id);
+    peer.credit.spend(7);
+    assert_eq!(net.flow.remove(peer.id), ["b", "c"]);
+    assert!(!peer.credit.wait(), "its reader is to end");
+    assert_eq!(net.budget.used(), 7, "what is on its way");
+    assert_eq!(net.flow.arrived(peer.id, vec!["late"], 7), ["late"]);
+    net.flow.ended(peer.id, EndReason::Local);
+    net.flow.put_back(peer.id, "late");
+    net.flow.end_turn(peer.id);
+    assert!(net.flow.take(peer.id).is_none() && !net.flow.has_input(peer.id));
+    assert_eq!(net.turn(), None);
+    drop(peer);
+    assert_eq!(net.budget.used(), 0);
+}

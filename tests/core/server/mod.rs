@@ -1,0 +1,84 @@
+//! The server as its clients and its application see it.
+
+mod admission;
+mod application;
+mod ends;
+mod routing;
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use ssntp::Role;
+use ssntp::client::{Client, ClientConfig};
+use ssntp::payload::{Stop, StopFailure, StopFailureReason};
+use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
+use ssntp::proto::{Command, Connect, ErrorCode, Event, Frame, FrameKind, FrameType, Header, Status, Trace};
+use ssntp::server::{
+    AdmissionPolicy, Context, Decision, DisconnectReason, Filter, FilterAction, Handler, HeldFrame,
+    RuleError, Rules, SendError, Server, ServerConfig, ServerError, SessionInfo, SlowConsumer,
+};
+use ssntp::transport::Limits;
+use ssntp::transport::memory::MemoryListener;
+use ssntp_test_support::*;
+use uuid::Uuid;
+
+/// Tells the test what the application was told.
+struct Notes(Sender<Note>);
+
+#[derive(Debug)]
+enum Note {
+    Connected(SessionInfo),
+    Disconnected(DisconnectReason),
+    Frame(Uuid, Frame),
+    Expired(HeldFrame),
+}
+
+fn notes() -> (Notes, Receiver<Note>) {
+    let (sender, receiver) = channel();
+    (Notes(sender), receiver)
+}
+
+impl Handler for Notes {
+    fn connected(&mut self, _: &mut Context<'_>, session: &SessionInfo) {
+        let _ = self.0.send(Note::Connected(session.clone()));
+    }
+    fn disconnected(&mut self, _: &mut Context<'_>, _: &SessionInfo, reason: &DisconnectReason) {
+        let _ = self.0.send(Note::Disconnected(reason.clone()));
+    }
+    fn frame(&mut self, _: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
+        let _ = self.0.send(Note::Frame(from.uuid(), frame));
+    }
+    fn expired(&mut self, _: &mut Context<'_>, held: HeldFrame) {
+        let _ = self.0.send(Note::Expired(held));
+    }
+}
+
+fn note(notes: &Receiver<Note>) -> Note {
+    notes.recv_timeout(LIMIT).expect("the application was not told")
+}
+
+/// Waits for a disconnection and says why it was.
+fn disconnected(notes: &Receiver<Note>) -> DisconnectReason {
+    loop {
+        if let Note::Disconnected(reason) = note(notes) {
+            return reason;
+        }
+    }
+}
+
+fn stats_to_controllers(config: ServerConfig) -> ServerConfig {
+    config.rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
+}
+
+fn stats(payload: impl Into<bytes::Bytes>) -> Frame {
+    Frame::with_payload(Command::STATS, payload)
+}
+
+/// A raw first frame, and what comes back before the end.
+fn first_frame(bytes: &[u8], certificate: Role) -> Option<FrameKind> {
+    let server = TestServer::start((), |c| c);
+    let mut peer = server.dial(&identity(certificate));
+    peer.send_bytes(bytes);
+    peer.refusal()
+}

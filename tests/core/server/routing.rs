@@ -1,0 +1,405 @@
+//! Where frames go, and what is answered, rejected and held.
+
+use super::*;
+
+#[test]
+fn frames_are_multicast_by_role_and_never_sent_back() {
+    let server = TestServer::start((), |c| {
+        c.rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER | Role::AGENT))
+    });
+    let mut one = server.connect(Role::CONTROLLER);
+    let mut both = server.connect(Role::CONTROLLER | Role::AGENT);
+    let mut agent = server.connect(Role::AGENT);
+    agent.send(&stats("a: 1\n"));
+    assert_eq!(one.frame(), stats("a: 1\n"));
+    assert_eq!(both.frame(), stats("a: 1\n"));
+    both.send(&stats("b: 2\n"));
+    // Had the first one been sent back or twice, it would come before this.
+    assert_eq!(agent.frame(), stats("b: 2\n"));
+    assert_eq!(one.frame(), stats("b: 2\n"));
+}
+
+#[test]
+fn payloads_of_every_size_are_routed_intact() {
+    let server = TestServer::start((), stats_to_controllers);
+    let mut controller = server.connect(Role::CONTROLLER);
+    let mut agent = server.connect(Role::AGENT);
+    let sizes = [
+        0,
+        1,
+        255,
+        4096,
+        16 * 1024 - 8,
+        16 * 1024,
+        65_535,
+        65_536,
+        1 << 20,
+        16 << 20,
+    ];
+    let frame = |n: usize| stats((0..n).map(|i| (i % 251) as u8).collect::<Vec<_>>());
+    let sender = std::thread::spawn(move || {
+        for size in sizes {
+            agent.send(&frame(size));
+        }
+        agent
+    });
+    for size in sizes {
+        let received = controller.frame();
+        assert!(
+            received == frame(size),
+            "{size} bytes arrived as {}",
+            received.payload_bytes().len()
+        );
+    }
+    sender.join().unwrap();
+}
+
+#[test]
+fn order_holds_over_a_hundred_thousand_frames() {
+    let server = TestServer::start((), stats_to_controllers);
+    let mut controller = server.connect(Role::CONTROLLER);
+    let mut agent = server.connect(Role::AGENT);
+    const COUNT: u32 = 100_000;
+    let sender = std::thread::spawn(move || {
+        for chunk in (0..COUNT).collect::<Vec<_>>().chunks(997) {
+            let bytes: Vec<u8> = chunk
+                .iter()
+                .flat_map(|n| stats(n.to_be_bytes().to_vec()).encode().to_vec())
+                .collect();
+            agent.send_bytes(&bytes);
+        }
+        agent
+    });
+    for n in 0..COUNT {
+        assert_eq!(controller.frame(), stats(n.to_be_bytes().to_vec()));
+    }
+    sender.join().unwrap();
+}
+
+#[test]
+fn bytes_may_come_one_at_a_time() {
+    let server = TestServer::start((), stats_to_controllers);
+    let mut controller = server.connect(Role::CONTROLLER);
+    let mut agent = server.dial(&identity(Role::AGENT));
+    let mut bytes = Connect::new(Role::AGENT, Uuid::new_v4(), false).encode().to_vec();
+    bytes.extend(&stats("x: y\n").encode());
+    for byte in bytes {
+        agent.send_bytes(&[byte]);
+    }
+    assert_eq!(agent.connected().role, Role::SERVER);
+    assert_eq!(controller.frame(), stats("x: y\n"));
+}
+
+#[test]
+fn connected_carries_the_configuration_and_configure_from_a_controller_replaces_it() {
+    let server = TestServer::start((), |c| {
+        c.configuration("configure: {}\n")
+            .configuration_check(|payload| match payload {
+                b"bad" => Err("it is bad".into()),
+                _ => Ok(()),
+            })
+    });
+    let mut controller = server.dial(&identity(Role::CONTROLLER));
+    let uuid = Uuid::new_v4();
+    let connected = controller.handshake(Role::CONTROLLER, uuid, false);
+    assert_eq!(
+        (connected.client, &connected.payload[..]),
+        (uuid, &b"configure: {}\n"[..])
+    );
+    assert_eq!(connected.server, server.handle().uuid());
+    controller.send(&Frame::with_payload(Command::CONFIGURE, "bad"));
+    assert_eq!(
+        controller.frame(),
+        Frame::with_payload(ErrorCode::INVALID_CONFIGURATION, "bad")
+    );
+    controller.send(&Frame::with_payload(Command::CONFIGURE, "new"));
+    // An agent's is none.
+    let mut agent = server.connect(Role::AGENT);
+    agent.send(&Frame::with_payload(Command::CONFIGURE, "agent's"));
+    agent.send_bytes(&[0, 1, 0, 0x7f, 0, 0, 0, 0]);
+    assert_eq!(
+        agent.frame().kind(),
+        ErrorCode::INVALID_FRAME_TYPE,
+        "both have been handled"
+    );
+    controller.send_bytes(&[0, 1, 0, 0x7f, 0, 0, 0, 0]);
+    assert_eq!(controller.frame().kind(), ErrorCode::INVALID_FRAME_TYPE);
+    let payload = server
+        .dial(&identity(Role::AGENT))
+        .handshake(Role::AGENT, Uuid::new_v4(), false)
+        .payload;
+    assert_eq!(payload[..], *b"new");
+}
+
+#[test]
+fn unknown_types_and_operands_are_answered_and_the_session_stays() {
+    let server = TestServer::start((), stats_to_controllers);
+    let mut controller = server.connect(Role::CONTROLLER);
+    let mut agent = server.connect(Role::AGENT);
+    // An unknown ERROR is not answered: the next answer is another's.
+    agent.send_bytes(&[0, 1, 4, 0x7f, 0, 0, 0, 1, 9]);
+    for (frame_type, operand, reason) in [(2, 1, "unsupported_type"), (0, 0x3f, "unsupported_operand")] {
+        agent.send_bytes(&[0, 1, frame_type, operand, 0, 0, 0, 3, 1, 2, 3]);
+        let answer = agent.frame();
+        assert_eq!(answer.kind(), ErrorCode::INVALID_FRAME_TYPE);
+        let payload: ssntp::payload::InvalidFrameType = answer.payload().unwrap();
+        assert_eq!((payload.frame_type, payload.operand), (frame_type, operand));
+        assert_eq!(payload.reason.to_string(), reason);
+    }
+    agent.send(&stats("still here"));
+    assert_eq!(controller.frame(), stats("still here"));
+}
+
+#[test]
+fn protocol_errors_end_the_session_and_what_came_before_is_routed() {
+    let cases: [&[u8]; 6] = [
+        &[1, 1, 1, 1, 0, 0, 0, 0],
+        &[0, 1, 0, 3, 0xff, 0xff, 0xff, 0xff],
+        &[0, 1, 0, 3, 0, 0x10, 0, 1],
+        &[0x80, 1, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0],
+        &Connect::new(Role::AGENT, Uuid::new_v4(), false).encode(),
+        &[0, 1, 1, 0, 0, 0, 0, 1],
+    ];
+    for bytes in cases {
+        let (handler, told) = notes();
+        let server = TestServer::start(handler, |c| stats_to_controllers(c).max_payload(1 << 20));
+        let mut controller = server.connect(Role::CONTROLLER);
+        let mut agent = server.connect(Role::AGENT);
+        let both = [&stats("before").encode()[..], bytes].concat();
+        agent.send_bytes(&both);
+        agent.end();
+        assert_eq!(controller.frame(), stats("before"));
+        assert!(
+            matches!(disconnected(&told), DisconnectReason::Protocol(_)),
+            "{bytes:?}"
+        );
+    }
+}
+
+#[test]
+fn the_filter_rejects_or_drops_what_a_role_may_not_send() {
+    for action in [FilterAction::Reject, FilterAction::Drop] {
+        let server = TestServer::start((), |c| {
+            c.filter(Filter::spec().action(action))
+                .rules(Rules::new().multicast(Command::START, Role::AGENT))
+        });
+        let mut agent = server.connect(Role::AGENT);
+        let mut thief = server.connect(Role::NETAGENT);
+        thief.send(&Frame::with_payload(Command::START, "theirs"));
+        thief.send(&Frame::new(ErrorCode::ASSIGN_PUBLIC_IP_FAILURE));
+        thief.send_bytes(&[0, 1, 2, 0, 0, 0, 0, 0]);
+        let answer = thief.frame();
+        if action == FilterAction::Reject {
+            assert_eq!(
+                answer.payload_bytes()[..],
+                *b"type: 0\noperand: 1\nreason: role_not_allowed\n"
+            );
+            assert_eq!(
+                thief.frame().payload_bytes()[..7],
+                *b"type: 2",
+                "an ERROR is not answered"
+            );
+        } else {
+            assert_eq!(answer.payload_bytes()[..7], *b"type: 2", "a drop is silent");
+        }
+        server
+            .connect(Role::CONTROLLER)
+            .send(&Frame::with_payload(Command::START, "ours"));
+        assert_eq!(agent.frame().payload_bytes()[..], *b"ours");
+        let counters = server.handle().sessions().unwrap();
+        let (_, thief) = counters
+            .iter()
+            .find(|(info, _)| info.role() == Role::NETAGENT)
+            .unwrap();
+        assert_eq!(
+            (
+                thief.frames_received,
+                thief.frames_filtered,
+                thief.frames_unsupported
+            ),
+            (3, 2, 1)
+        );
+    }
+}
+
+#[test]
+fn a_routing_function_forwards_discards_and_queues() {
+    let (handler, told) = notes();
+    let server = TestServer::start(handler, |c| {
+        c.rules(Rules::new().route(
+            Command::STOP,
+            |frame, _from, directory| match &frame.payload_bytes()[..] {
+                b"discard" => Decision::Discard,
+                b"queue" => Decision::Queue,
+                // To everybody: the sender itself is left out.
+                _ => Decision::Forward(directory.sessions().map(SessionInfo::uuid).collect()),
+            },
+        ))
+    });
+    let mut controller = server.connect(Role::CONTROLLER);
+    let mut agent = server.connect(Role::AGENT);
+    for payload in ["discard", "queue", "forward"] {
+        controller.send(&Frame::with_payload(Command::STOP, payload));
+    }
+    assert_eq!(agent.frame().payload_bytes()[..], *b"forward");
+    while !matches!(note(&told), Note::Frame(from, frame)
+        if from == controller.uuid && frame.payload_bytes()[..] == *b"forward")
+    {}
+    let to = agent.uuid;
+    let released = server.handle().with(move |cx| {
+        let held: Vec<_> = cx.held().cloned().collect();
+        assert_eq!(held.len(), 1);
+        (
+            held[0].from,
+            cx.release(held[0].id, &[to]),
+            cx.release(held[0].id, &[to]),
+        )
+    });
+    assert_eq!(released.unwrap(), (controller.uuid, Some(1), None));
+    assert_eq!(agent.frame().payload_bytes()[..], *b"queue");
+}
+
+#[test]
+fn queued_frames_are_bounded_and_expire() {
+    let (handler, told) = notes();
+    let server = TestServer::start(handler, |c| {
+        c.held(1, 1 << 20, Duration::from_millis(50))
+            .rules(Rules::new().route(Command::STOP, |_, _, _| Decision::Queue))
+    });
+    let mut controller = server.connect(Role::CONTROLLER);
+    for payload in ["first", "second"] {
+        controller.send(&Frame::with_payload(Command::STOP, payload));
+    }
+    let mut expired = Vec::new();
+    while expired.len() < 2 {
+        if let Note::Expired(held) = note(&told) {
+            assert_eq!(held.from, controller.uuid);
+            expired.push(held.frame.payload_bytes().to_vec());
+        }
+    }
+    assert_eq!(
+        expired,
+        [b"second".to_vec(), b"first".to_vec()],
+        "there was room for one"
+    );
+}
+
+#[test]
+fn rules_are_validated_and_replaced_at_run_time() {
+    let twice = || {
+        Rules::new()
+            .multicast(Command::STATS, Role::AGENT)
+            .multicast(Command::STATS, Role::AGENT)
+    };
+    let config = ServerConfig::new(identity(Role::SERVER), trust()).listen("127.0.0.1:0".parse().unwrap());
+    let error = Server::start(config.rules(twice()), ()).unwrap_err();
+    assert!(
+        matches!(error, ServerError::Rules(RuleError::Duplicate(_))),
+        "{error}"
+    );
+
+    let server = TestServer::start((), stats_to_controllers);
+    let mut controller = server.connect(Role::CONTROLLER);
+    let mut net = server.connect(Role::NETAGENT);
+    let mut agent = server.connect(Role::AGENT);
+    agent.send(&stats("old"));
+    assert_eq!(controller.frame(), stats("old"));
+    let refused = server.handle().with(move |cx| cx.set_rules(twice())).unwrap();
+    assert!(matches!(refused, Err(RuleError::Duplicate(_))));
+    let new = Rules::new().multicast(Command::STATS, Role::NETAGENT);
+    server.handle().with(|cx| cx.set_rules(new)).unwrap().unwrap();
+    agent.send(&stats("new"));
+    assert_eq!(net.frame(), stats("new"));
+}
+
+#[test]
+fn trace_blocks_are_agreed_stamped_and_stripped() {
+    let server = TestServer::start((), stats_to_controllers);
+    let mut plain = server.connect(Role::CONTROLLER);
+    let mut traced = server.dial(&identity(Role::CONTROLLER));
+    assert!(traced.handshake(Role::CONTROLLER, Uuid::new_v4(), true).trace);
+    let mut agent = server.dial(&identity(Role::AGENT));
+    assert!(agent.handshake(Role::AGENT, Uuid::new_v4(), true).trace);
+    let mut trace = Trace::new("job");
+    trace.stamp_sent(agent.uuid, Role::AGENT, 1);
+    agent.send(&stats("t").traced(trace));
+    assert_eq!(plain.frame(), stats("t"));
+    let frame = traced.frame();
+    let trace = frame.trace().unwrap();
+    assert_eq!((trace.label().as_ref(), trace.nodes().len()), ("job", 2));
+    let hop = trace.nodes()[1];
+    assert_eq!((hop.uuid, hop.role), (server.handle().uuid(), Role::SERVER));
+    assert!(hop.received_at > 1 && hop.sent_at >= hop.received_at);
+    // A malformed block costs the block alone, and is counted.
+    agent.send_bytes(&[0x80, 1, 0, 3, 0, 0, 0, 1, 0, 0, 0, 1, 0xee, b'x']);
+    assert_eq!(traced.frame(), stats("x"));
+    assert_eq!(plain.frame(), stats("x"));
+    let uuid = agent.uuid;
+    let counters = server
+        .handle()
+        .with(move |cx| cx.counters(uuid))
+        .unwrap()
+        .unwrap();
+    assert_eq!(counters.bad_traces, 1);
+}
+
+#[test]
+fn a_server_without_tracing_does_not_agree_on_it() {
+    let server = TestServer::start((), |c| c.tracing(false));
+    let mut peer = server.dial(&identity(Role::AGENT));
+    assert!(!peer.handshake(Role::AGENT, Uuid::new_v4(), true).trace);
+}
+
+#[test]
+fn both_peers_writing_without_reading_do_not_block_the_server() {
+    let server = TestServer::start((), |c| {
+        c.rules(Rules::new().multicast(Command::STATS, Role::AGENT))
+            .queue(Limits {
+                frames: 1 << 20,
+                bytes: 32 << 20,
+            })
+    });
+    let peers = [server.connect(Role::AGENT), server.connect(Role::AGENT)];
+    let writers: Vec<_> = peers
+        .into_iter()
+        .map(|mut peer| {
+            std::thread::spawn(move || {
+                for _ in 0..128 {
+                    peer.send(&stats(vec![3; 64 * 1024]));
+                }
+                peer
+            })
+        })
+        .collect();
+    for writer in writers {
+        let mut peer = writer.join().unwrap();
+        for _ in 0..128 {
+            assert_eq!(peer.frame().payload_bytes().len(), 64 * 1024);
+        }
+    }
+}
+
+#[test]
+fn unknown_kinds_are_never_sent() {
+    let server = TestServer::start((), |c| c);
+    let agent = server.connect(Role::AGENT);
+    let kind = FrameKind::new(FrameType(9), 1);
+    assert_eq!(
+        server.handle().send(agent.uuid, Frame::new(kind)),
+        Err(SendError::Kind(kind))
+    );
+    let header = Header::new(kind, 0);
+    assert_eq!(Header::decode(&header.encode()), Some(header));
+}
+
+#[test]
+fn a_payload_that_no_peer_would_take_is_not_sent() {
+    let server = TestServer::start((), |c| c.max_payload(10));
+    let mut agent = server.connect(Role::AGENT);
+    let too_long = Err(SendError::TooLong { len: 11, limit: 10 });
+    let handle = server.handle();
+    assert_eq!(handle.send(agent.uuid, stats(vec![0; 11])), too_long);
+    assert_eq!(handle.broadcast(stats(vec![0; 11])).map(|_| ()), too_long);
+    handle.send(agent.uuid, stats(vec![0; 10])).unwrap();
+    assert_eq!(agent.frame(), stats(vec![0; 10]));
+}
