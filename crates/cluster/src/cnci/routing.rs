@@ -254,8 +254,16 @@ impl Routing {
         let nodes = nodes.chain(peers.iter().flat_map(Mesh::addresses));
         let nodes: BTreeSet<_> = nodes.map(|ip| ip.to_string()).collect();
         let nodes = elements(nodes.into_iter());
-        let inward = elements(public.iter().map(|(public, private)| format!("{public} : {private}")));
-        let outward = elements(public.iter().map(|(public, private)| format!("{private} : {public}")));
+        let inward = elements(
+            public
+                .iter()
+                .map(|(public, private)| format!("{public} : {private}")),
+        );
+        let outward = elements(
+            public
+                .iter()
+                .map(|(public, private)| format!("{private} : {public}")),
+        );
         let (port, device) = (self.port, &self.underlay.device);
         format!(
             r#"

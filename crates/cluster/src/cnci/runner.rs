@@ -267,7 +267,10 @@ impl Service for Runner {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        Some(self.retry_at.map_or(self.look_at, |retry| retry.min(self.look_at)))
+        Some(
+            self.retry_at
+                .map_or(self.look_at, |retry| retry.min(self.look_at)),
+        )
     }
 }
 

@@ -254,8 +254,7 @@ impl Networks {
             }
         }
         delete(&wrong);
-        let is_there =
-            |name: &String| links.iter().any(|link| link.ifname == *name) && !wrong.contains(name);
+        let is_there = |name: &String| links.iter().any(|link| link.ifname == *name) && !wrong.contains(name);
         // Bridges come first in the order of names.
         for (name, part) in &parts {
             match part {

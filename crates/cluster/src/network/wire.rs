@@ -58,12 +58,9 @@ impl Wire {
     /// The fault is [`LaunchFault::Network`].
     pub fn connect(&self, pid: i32) -> Result<(), LaunchError> {
         let made = Namespace::of(pid).and_then(|namespace| match &self.to {
-            Attachment::Tenant(port) => self
-                .network
-                .attach(self.instance, port, End::Process(namespace)),
+            Attachment::Tenant(port) => self.network.attach(self.instance, port, End::Process(namespace)),
             Attachment::Underlay(interface) => {
-                self.network
-                    .attach_underlay(self.instance, interface, &namespace)
+                self.network.attach_underlay(self.instance, interface, &namespace)
             }
         });
         made.map_err(failed)
@@ -167,7 +164,8 @@ fn copy_in(directory: &Path, name: &str) -> PathBuf {
 fn joined(files: &[PathBuf]) -> io::Result<Vec<u8>> {
     let mut all = Vec::new();
     for file in files {
-        let content = fs::read(file).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", file.display())))?;
+        let content =
+            fs::read(file).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", file.display())))?;
         all.extend(content);
         all.push(b'\n');
     }

@@ -94,7 +94,9 @@ fn what_is_broken_while_the_concentrator_runs_is_made_again() {
         routing.restore(&tables).unwrap();
         let whole = || {
             let entries: Vec<Entry> = tools::bridge_json(&["fdb", "show", "dev", "ssx1"]).unwrap();
-            let nodes = entries.iter().filter_map(|entry| entry.dst.filter(|_| entry.mac == ALL));
+            let nodes = entries
+                .iter()
+                .filter_map(|entry| entry.dst.filter(|_| entry.mac == ALL));
             let nodes: BTreeSet<_> = nodes.map(|ip| ip.to_string()).collect();
             let read = |path: &str| fs::read_to_string(format!("/proc/thread-self/net/{path}")).unwrap();
             let links = links().unwrap();
@@ -129,7 +131,11 @@ fn what_is_broken_while_the_concentrator_runs_is_made_again() {
             "fdb del {ALL} dev ssx1 dst 10.0.0.7\nfdb append {ALL} dev ssx1 dst 10.0.0.9\n"
         ))
         .unwrap();
-        for words in ["flush ruleset", "flush map ip ssntp outward", "flush chain ip ssntp input"] {
+        for words in [
+            "flush ruleset",
+            "flush map ip ssntp outward",
+            "flush chain ip ssntp input",
+        ] {
             tools::nft(words).unwrap();
             routing.look().unwrap();
             assert_eq!(whole(), before, "{words}");
@@ -164,16 +170,36 @@ fn peers_are_reached_through_a_tunnel_of_their_own() {
         assert!(routes().contains("172.16.2.0/24"));
         let rows: [(&[CnciPeer], &str); 4] = [
             (&[peer(2, "172.16.1.0/24")], "lacks this concentrator"),
-            (&[own.clone(), peer(2, "172.16.0.0/25")], "is this concentrator's own"),
-            (&[own.clone(), CnciPeer { tunnel_id: 8, ..peer(2, "172.16.1.0/24") }], "different"),
-            (&[CnciPeer { tunnel_id: 1 << 24, ..own.clone() }], "tunnel_id"),
+            (
+                &[own.clone(), peer(2, "172.16.0.0/25")],
+                "is this concentrator's own",
+            ),
+            (
+                &[
+                    own.clone(),
+                    CnciPeer {
+                        tunnel_id: 8,
+                        ..peer(2, "172.16.1.0/24")
+                    },
+                ],
+                "different",
+            ),
+            (
+                &[CnciPeer {
+                    tunnel_id: 1 << 24,
+                    ..own.clone()
+                }],
+                "tunnel_id",
+            ),
         ];
         for (peers, word) in rows {
             let why = routing.set_peers(peers).unwrap_err();
             assert!(why.contains(word), "{why}");
             assert!(routes().contains("172.16.1.0/24"), "as before: {word}");
         }
-        routing.set_peers(&[own.clone(), peer(3, "172.16.3.0/24")]).unwrap();
+        routing
+            .set_peers(&[own.clone(), peer(3, "172.16.3.0/24")])
+            .unwrap();
         assert!(routes().contains("172.16.3.0/24") && !routes().contains("172.16.2.0/24"));
         assert!(!listed("list set ip ssntp nodes").contains("10.0.0.2\""));
         routing.set_peers(&[own]).unwrap();

@@ -1,8 +1,8 @@
 //! Each test has a network namespace of its own. Without the right or the tools it says so.
 
 use std::collections::BTreeSet;
+use std::io::Read;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use ssntp::payload::Networking;
 
@@ -69,15 +69,12 @@ struct Process(Child);
 
 impl Process {
     fn new() -> Self {
+        // It says a word once it is in its namespace.
         let mut command = Command::new("unshare");
-        command.args(["--net", "sleep", "1000"]).stdin(Stdio::null());
-        let process = Self(command.spawn().unwrap());
-        let late = Instant::now() + Duration::from_secs(60);
-        while Namespace::of(process.pid()).is_ok_and(|namespace| namespace.is_own()) {
-            assert!(Instant::now() < late, "it has no namespace of its own");
-            std::thread::yield_now();
-        }
-        process
+        command.args(["--net", "sh", "-c", "echo; exec sleep 1000"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        Self(child)
     }
 
     fn pid(&self) -> i32 {
@@ -167,7 +164,11 @@ fn what_is_broken_while_the_agent_runs_is_made_again() {
             &|| bridge(&format!("link set {own} nomaster")),
             &|| bridge(&format!("link set {own} type bridge_slave isolated off")),
             &|| bridge(&format!("link set {own} down")),
-            &|| bridge("link del ssx2\nlink add name ssx2 group 21331 type vxlan id 2 local 10.0.0.1 remote 10.0.0.34 dstport 4789"),
+            &|| {
+                bridge(
+                    "link del ssx2\nlink add name ssx2 group 21331 type vxlan id 2 local 10.0.0.1 remote 10.0.0.34 dstport 4789",
+                )
+            },
         ];
         for (number, act) in breaks.iter().enumerate() {
             act();
@@ -202,8 +203,7 @@ fn a_machine_has_a_tap_that_it_can_ask_for_its_address_with() {
         networks.attach(uuid(1), &port(&networks, 1), end).unwrap();
         assert_eq!(names(), of_keys(&[1]));
         let owner = |name: &str| {
-            let shown: Vec<serde_json::Value> =
-                tools::ip_json(&["-d", "link", "show", "dev", name]).unwrap();
+            let shown: Vec<serde_json::Value> = tools::ip_json(&["-d", "link", "show", "dev", name]).unwrap();
             shown[0]["linkinfo"]["info_data"]["user"].to_string()
         };
         assert!(owner(&name(1)).contains("4711"), "{}", owner(&name(1)));
