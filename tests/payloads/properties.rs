@@ -58,6 +58,7 @@ macro_rules! for_every_schema {
             unbanned: Unbanned = "ours_Unbanned";
             tenant: Tenant = "ours_Tenant";
             tenants: Tenants = "ours_Tenants";
+            snapshot_complete: SnapshotComplete = "ours_SnapshotComplete";
         }
     };
 }

@@ -39,5 +39,7 @@ super::operand::operand! {
         0x46 UNBANNED = "Unbanned";
         /// Ours: tenants as they are now.
         0x47 TENANTS = "Tenants";
+        /// Ours: a new controller has been told of all nodes and instances.
+        0x48 SNAPSHOT_COMPLETE = "SnapshotComplete";
     }
 }
