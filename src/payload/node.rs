@@ -1,4 +1,4 @@
-//! NodeConnected, NodeDisconnected and SnapshotComplete (EVENT 0x6, 0x7, 0x48), made by the
+//! NodeConnected, NodeDisconnected and SnapshotComplete (EVENT 0x6, 0x7, 0x49), made by the
 //! scheduler.
 
 use serde::{Deserialize, Serialize};
@@ -41,7 +41,7 @@ alike! {
 
 /// A controller that has connected was told all that the scheduler knew.
 ///
-/// The payload of SnapshotComplete (EVENT 0x48):
+/// The payload of SnapshotComplete (EVENT 0x49):
 ///
 /// ```yaml
 /// snapshot_complete:

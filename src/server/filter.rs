@@ -205,9 +205,9 @@ mod tests {
                 seen += 1;
             }
         }
-        // Not in the table: the handshake's four, and the eight events that
+        // Not in the table: the handshake's four, and the nine events that
         // only the scheduler makes.
-        assert_eq!(FrameKind::all().count(), seen + 12);
+        assert_eq!(FrameKind::all().count(), seen + 13);
         assert!(!filter.allows(Role::ALL, Event::SNAPSHOT_COMPLETE.into()));
         assert!(!filter.allows(Role::ALL, Event::NODE_CONNECTED.into()));
         assert!(!filter.allows(Role::ALL, Event::NODE_DISCONNECTED.into()));

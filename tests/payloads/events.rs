@@ -112,6 +112,8 @@ fn what_operators_ask_and_are_told() {
     assert_eq!(unban.uuid, NODE);
     let unbanned: Unbanned = current(&fixture("ours_Unbanned"));
     assert_eq!(unbanned.reason, OperatorRefusal::NotBanned);
+    let draining: Draining = current(&fixture("ours_Draining"));
+    assert_eq!(draining.within_s, 30);
     let tenant: Tenant = current(&fixture("ours_Tenant"));
     assert_eq!((tenant.action, tenant.entry.key), (TenantAction::Add, 0));
     let tenants: Tenants = current(&fixture("ours_Tenants"));

@@ -220,7 +220,7 @@ fn more_stats_than_a_queue_should_hold_are_told_bit_by_bit() {
         let mut node = cluster.agent(Role::AGENT, &mut [&mut first]);
         node.send_text(
             Command::STATS,
-            &format!("node_uuid: {}\n# {padding}\n", node.uuid),
+            &format!("node_uuid: {}\npadding: {padding}\n", node.uuid),
         );
         first.expect(Command::STATS);
         nodes.push(node);

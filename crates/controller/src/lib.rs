@@ -1,0 +1,21 @@
+//! A controller that remembers: it keeps what should run in a database, and history beside it.
+//!
+//! ```text
+//!              Spec                             Write, and waits
+//!  a user ───────────▶ State of all workloads ──────────────────▶ ssntp-store ─▶ SQLite
+//!                        │                                            │
+//!                        └── what follows for the cluster             └─▶ Follow: rows as they come
+//! ```
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`model`] | workloads, instances, history: values without I/O |
+//! | [`store`] | the database: one thread writes, connections of their own read |
+
+pub mod model;
+pub mod store;
+
+pub use self::model::{Spec, SpecError, StartKeys};
+
+/// The log target of this crate.
+const LOG: &str = "ssntp::controller";

@@ -1,0 +1,483 @@
+//! What a user asks for: a [`Spec`], checked as a whole before anything of it counts.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde_json::Value;
+
+use super::StartKeys;
+use ssntp::payload::{
+    MAX_LABELS, Networking, RawDocument, Requirements, Start, StartPayload, check_label, check_name,
+};
+
+/// The labels that the controller gives each instance: its workload, its slot and the digest of
+/// its template. By them an instance is recognised even if the database was lost.
+pub(crate) const WORKLOAD_LABEL: &str = "ssntp.workload";
+pub(crate) const SLOT_LABEL: &str = "ssntp.slot";
+pub(crate) const TEMPLATE_LABEL: &str = "ssntp.template";
+const OWN_LABELS: usize = 3;
+
+/// The most instances of a workload.
+pub const MAX_COUNT: u32 = 10_000;
+/// The longest name of a workload: a hyphen and a slot follow it in the names of instances.
+const MAX_NAME: usize = 56;
+/// The longest user data, and the longest meta data, in bytes. A frame has room for both.
+const MAX_DATA: usize = 256 << 10;
+/// The longest time of any setting, in seconds: a week.
+const MAX_SECONDS: u32 = 7 * 86_400;
+
+/// What a user asks for, in the words of a file for `ssntp ctl apply`.
+///
+/// ```
+/// use ssntp_controller::Spec;
+/// use ssntp::payload::yaml;
+///
+/// let spec: Spec = yaml::decode(b"{name: web, count: 3, start: {command: [sleep, 1000]}}")?;
+/// spec.check().unwrap();
+/// assert_eq!(spec.update.max_unavailable, 1);
+/// # Ok::<(), yaml::Error>(())
+/// ```
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spec {
+    /// What people call it. Its instances are called `NAME-SLOT`.
+    pub name: String,
+    /// How many instances run. Default: 1.
+    #[serde(default = "one")]
+    pub count: u32,
+    /// Labels of each instance. Default: none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// What each instance is: [`StartKeys`].
+    #[serde(serialize_with = "write_start", deserialize_with = "read_start")]
+    pub start: Start,
+    /// Cloud-init's user data of each instance. Default: none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub user_data: String,
+    /// Cloud-init's meta data of each instance. Default: none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub meta_data: String,
+    /// What becomes of an instance that has ended, or whose node is away.
+    #[serde(default)]
+    pub reschedule: Reschedule,
+    /// How it is found out whether an instance does its work. Default: it does if it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<HealthCheck>,
+    /// How instances of a former version are replaced.
+    #[serde(default)]
+    pub update: Update,
+}
+
+/// What becomes of an instance that has ended, or whose node is away.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Reschedule {
+    /// Whether an instance that has ended is replaced by a new one. Default: always.
+    pub policy: ReschedulePolicy,
+    /// How long a node may be away, in seconds, before its instances are started elsewhere.
+    /// Default: 60, because an agent that was started again may take 30 s to connect.
+    pub grace_s: u32,
+}
+
+/// Whether an instance that has ended is replaced by a new one.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReschedulePolicy {
+    /// However it ended.
+    #[default]
+    Always,
+    /// If it failed; one that has ended with success is done.
+    OnFailure,
+    /// It is not. An instance that is lost with its node is not replaced, either.
+    Never,
+}
+
+/// How it is found out whether an instance does its work: by a connection to a TCP port.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct HealthCheck {
+    /// The port at the address of the instance's node, or of the instance if it has one.
+    pub tcp: u16,
+    /// The time between two checks of an instance, in seconds. Default: 10.
+    #[serde(default = "ten")]
+    pub interval_s: u32,
+    /// How long a check may take, in seconds. Default: 3.
+    #[serde(default = "three")]
+    pub timeout_s: u32,
+    /// After this many failures in a row, the instance is replaced. Default: 3.
+    #[serde(default = "three")]
+    pub failures: u32,
+}
+
+/// How instances of a former version are replaced.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Update {
+    /// How many instances may be missing at a time. Default: 1.
+    pub max_unavailable: u32,
+    /// How long a new instance has to do its work before it counts, in seconds. Default: 5.
+    pub healthy_s: u32,
+    /// How long a step may take, in seconds, before the roll-out goes back. Default: 300.
+    pub deadline_s: u32,
+    /// After this many failures of new instances the roll-out goes back. Default: 3.
+    pub max_failures: u32,
+}
+
+impl Default for Reschedule {
+    fn default() -> Self {
+        let policy = ReschedulePolicy::default();
+        Self { policy, grace_s: 60 }
+    }
+}
+
+impl Default for Update {
+    fn default() -> Self {
+        Self {
+            max_unavailable: 1,
+            healthy_s: 5,
+            deadline_s: 300,
+            max_failures: 3,
+        }
+    }
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn three() -> u32 {
+    3
+}
+
+fn ten() -> u32 {
+    10
+}
+
+/// A mistake in a [`Spec`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpecError {
+    /// The key.
+    pub at: String,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+impl fmt::Display for SpecError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.at, self.why)
+    }
+}
+
+impl std::error::Error for SpecError {}
+
+impl Spec {
+    /// Checks every value.
+    ///
+    /// # Errors
+    /// The first mistake.
+    pub fn check(&self) -> Result<(), SpecError> {
+        let wrong = |at: &str, why: String| {
+            let at = at.to_owned();
+            Err(SpecError { at, why })
+        };
+        if let Err(why) = check_name(&self.name) {
+            return wrong("name", why.into());
+        }
+        if self.name.len() > MAX_NAME {
+            return wrong("name", format!("it has more than {MAX_NAME} bytes"));
+        }
+        if self.count > MAX_COUNT {
+            return wrong("count", format!("it is more than {MAX_COUNT}"));
+        }
+        for (key, value) in &self.labels {
+            if let Err(why) = check_label(key, value) {
+                return wrong("labels", why.into());
+            }
+            if key.starts_with("ssntp.") {
+                return wrong(
+                    "labels",
+                    "keys that begin with ssntp. are the controller's".into(),
+                );
+            }
+        }
+        if self.labels.len() > MAX_LABELS - OWN_LABELS {
+            return wrong(
+                "labels",
+                format!("there are more than {}", MAX_LABELS - OWN_LABELS),
+            );
+        }
+        for (at, data) in [("user_data", &self.user_data), ("meta_data", &self.meta_data)] {
+            if data.len() > MAX_DATA {
+                return wrong(at, format!("it is longer than {} KiB", MAX_DATA >> 10));
+            }
+            if let Err(marker) = RawDocument::new(data.clone().into_bytes()) {
+                return wrong(at, marker.to_string());
+            }
+        }
+        let seconds = [
+            ("reschedule.grace_s", self.reschedule.grace_s, 0),
+            ("update.healthy_s", self.update.healthy_s, 0),
+            ("update.deadline_s", self.update.deadline_s, 1),
+        ];
+        let of_health = self.health.iter().flat_map(|health| {
+            [
+                ("health.interval_s", health.interval_s, 1),
+                ("health.timeout_s", health.timeout_s, 1),
+            ]
+        });
+        for (at, value, least) in seconds.into_iter().chain(of_health) {
+            if !(least..=MAX_SECONDS).contains(&value) {
+                return wrong(at, format!("it is not between {least} and {MAX_SECONDS} s"));
+            }
+        }
+        let counts = [
+            ("update.max_unavailable", self.update.max_unavailable),
+            ("update.max_failures", self.update.max_failures),
+        ];
+        let of_health = self.health.iter().flat_map(|health| {
+            [
+                ("health.failures", health.failures),
+                ("health.tcp", health.tcp.into()),
+            ]
+        });
+        for (at, value) in counts.into_iter().chain(of_health) {
+            if value == 0 {
+                return wrong(at, "it is 0".into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The part of it that makes an instance what it is.
+    pub fn template(&self) -> Template {
+        Template {
+            start: self.start.clone(),
+            labels: self.labels.clone(),
+            user_data: self.user_data.clone(),
+            meta_data: self.meta_data.clone(),
+        }
+    }
+}
+
+/// The part of a [`Spec`] that makes an instance what it is. If it changes, instances are
+/// replaced.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Template {
+    /// As in [`Spec`].
+    #[serde(serialize_with = "write_start", deserialize_with = "read_start")]
+    pub start: Start,
+    /// As in [`Spec`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// As in [`Spec`].
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub user_data: String,
+    /// As in [`Spec`].
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub meta_data: String,
+}
+
+impl Template {
+    /// A number that is the same for the same template in every version of this program: FNV-1a,
+    /// which the hash of the standard library does not promise to be.
+    pub fn digest(&self) -> String {
+        let text = serde_json::to_string(self).unwrap_or_default();
+        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        format!("{hash:016x}")
+    }
+
+    /// The START of an instance.
+    pub fn payload(&self, workload: &str, slot: u32, instance: uuid::Uuid) -> StartPayload {
+        let mut start = self.start.clone();
+        start.instance_uuid = instance;
+        start.name = format!("{workload}-{slot}");
+        start.labels = self.labels.clone();
+        start.labels.extend([
+            (WORKLOAD_LABEL.to_owned(), workload.to_owned()),
+            (SLOT_LABEL.to_owned(), slot.to_string()),
+            (TEMPLATE_LABEL.to_owned(), self.digest()),
+        ]);
+        // The text was checked for markers when it was applied.
+        let raw =
+            |text: &str| (!text.is_empty()).then(|| RawDocument::new(text.to_owned().into_bytes()).ok());
+        StartPayload {
+            start,
+            user_data: raw(&self.user_data).flatten(),
+            meta_data: raw(&self.meta_data).flatten(),
+        }
+    }
+}
+
+fn read_start<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Start, D::Error> {
+    let keys = StartKeys::deserialize(deserializer)?;
+    let one = keys.is_one_instance();
+    let start = keys.start().map_err(de::Error::custom)?;
+    let misplaced = match (one, start.name.is_empty(), start.labels.is_empty()) {
+        (true, ..) => "instance_uuid: the controller chooses the UUIDs of a workload's instances",
+        (_, false, _) => "name: instances are named after the workload, whose name stands beside start",
+        (_, _, false) => "labels: those of a workload stand beside start",
+        _ => return Ok(start),
+    };
+    Err(de::Error::custom(misplaced))
+}
+
+/// Writes the keys that are not what they are by default, so that people see what was asked.
+fn write_start<S: Serializer>(start: &Start, serializer: S) -> Result<S::Ok, S::Error> {
+    use serde::ser::Error;
+
+    // `networking` and `requirements` are maps themselves.
+    let value = serde_json::to_value(start).map_err(S::Error::custom)?;
+    let default = Start {
+        networking: Networking::default(),
+        requirements: Requirements::default(),
+        ..Start::default()
+    };
+    let default = serde_json::to_value(default).map_err(S::Error::custom)?;
+    beyond(value, &default).unwrap_or_default().serialize(serializer)
+}
+
+/// What of a value differs from the default.
+fn beyond(value: Value, default: &Value) -> Option<Value> {
+    match (value, default) {
+        (Value::Object(map), Value::Object(defaults)) => {
+            let differing = map.into_iter().filter_map(|(key, value)| {
+                let value = match defaults.get(&key) {
+                    Some(default) => beyond(value, default)?,
+                    None => value,
+                };
+                Some((key, value))
+            });
+            let differing: serde_json::Map<_, _> = differing.collect();
+            (!differing.is_empty()).then_some(Value::Object(differing))
+        }
+        (value, default) => (value != *default).then_some(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ssntp::payload::yaml;
+
+    fn read(text: &str) -> Result<Spec, String> {
+        let spec: Spec = yaml::decode(text.as_bytes()).map_err(|e| e.to_string())?;
+        spec.check().map_err(|e| e.to_string())?;
+        Ok(spec)
+    }
+
+    #[test]
+    fn what_was_written_is_read_back_the_same() {
+        let spec = read(
+            "name: web\ncount: 3\nlabels: {tier: front}\nuser_data: |\n  #cloud-config\n\
+             start: {command: [sleep, '1000'], mem_mb: 64, node: 5be1, restart_policy: always}\n\
+             health: {tcp: 80}\nreschedule: {policy: on-failure}\n",
+        )
+        .unwrap();
+        let json = serde_json::to_string(&spec).unwrap();
+        assert_eq!(serde_json::from_str::<Spec>(&json).unwrap(), spec);
+        let again = yaml::encode(&spec).unwrap();
+        assert_eq!(yaml::decode::<Spec>(&again).unwrap(), spec);
+        // Defaults are left out, and the UUID, which the controller chooses.
+        assert!(
+            !json.contains("instance_uuid") && !json.contains("networking"),
+            "{json}"
+        );
+        let template = spec.template();
+        let stored = serde_json::to_string(&template).unwrap();
+        assert_eq!(serde_json::from_str::<Template>(&stored).unwrap(), template);
+    }
+
+    #[test]
+    fn the_digest_of_a_template_changes_with_it_and_with_nothing_else() {
+        let text = "name: web\nstart: {command: [a]}\n";
+        let spec = read(text).unwrap();
+        let digest = |spec: &Spec| spec.template().digest();
+        let more = Spec {
+            count: 7,
+            ..spec.clone()
+        };
+        assert_eq!(digest(&more), digest(&spec));
+        assert_ne!(
+            digest(&read("name: web\nstart: {command: [b]}\n").unwrap()),
+            digest(&spec)
+        );
+        // It is compared with the labels of instances that an earlier version of this program
+        // started.
+        assert_eq!(digest(&spec), "5b3f2278988fb1ba");
+    }
+
+    #[test]
+    fn a_start_is_named_and_labelled_and_has_its_documents() {
+        let spec = read("name: web\nlabels: {tier: front}\nuser_data: x\nstart: {command: [a]}\n").unwrap();
+        let payload = spec.template().payload("web", 2, uuid::Uuid::from_u128(7));
+        assert_eq!(payload.start.name, "web-2");
+        let labels = payload.start.labels;
+        assert_eq!(
+            (labels["tier"].as_str(), labels[WORKLOAD_LABEL].as_str()),
+            ("front", "web")
+        );
+        assert_eq!(labels[SLOT_LABEL], "2");
+        assert_eq!(payload.user_data.unwrap().as_text(), Some("x"));
+        assert_eq!(payload.meta_data, None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, why) in [
+            ("count: 1\nstart: {command: [a]}", "name"),
+            ("name: a b\nstart: {command: [a]}", "name: a name has"),
+            ("name: a\ncuont: 1\nstart: {command: [a]}", "cuont"),
+            ("name: a\nstart: {comand: [a]}", "comand"),
+            ("name: a\nstart: {mem_mb: 1}", "nothing to start"),
+            (
+                "name: a\nstart: {command: [a], name: b}",
+                "whose name stands beside start",
+            ),
+            (
+                "name: a\nstart: {command: [a], labels: {b: c}}",
+                "stand beside start",
+            ),
+            (
+                "name: a\nstart: {command: [a], instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001}",
+                "chooses the UUIDs",
+            ),
+            (
+                "name: a\nlabels: {ssntp.workload: b}\nstart: {command: [a]}",
+                "labels: keys",
+            ),
+            (
+                "name: a\ncount: 10001\nstart: {command: [a]}",
+                "count: it is more",
+            ),
+            (
+                "name: a\nuser_data: |\n  a\n  ---\n  b\nstart: {command: [a]}",
+                "user_data: line 2",
+            ),
+            ("name: a\nstart: {command: [a]}\nhealth: {}", "tcp"),
+            (
+                "name: a\nstart: {command: [a]}\nhealth: {tcp: 0}",
+                "health.tcp: it is 0",
+            ),
+            (
+                "name: a\nstart: {command: [a]}\nhealth: {tcp: 1, timeout_s: 0}",
+                "health.timeout_s",
+            ),
+            (
+                "name: a\nstart: {command: [a]}\nupdate: {max_unavailable: 0}",
+                "update.max_unavailable",
+            ),
+            (
+                "name: a\nstart: {command: [a]}\nreschedule: {policy: often}",
+                "often",
+            ),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+        let long = format!("name: {}\nstart: {{command: [a]}}", "a".repeat(57));
+        assert!(read(&long).unwrap_err().contains("56 bytes"));
+    }
+}

@@ -1,0 +1,142 @@
+//! What an instance is, as people write it: the keys of START, and shorter ones.
+//!
+//! ```yaml
+//! command: [sleep, "1000"]    # makes it a process
+//! env: {LANG: C}
+//! mem_mb: 64                  # for requirements.mem_mb
+//! vcpus: 1                    # for requirements.vcpus
+//! node: 5be1c0de              # for requirements.node_id
+//! hostname: rack1-n07         # for requirements.hostname
+//! network_node: false         # for requirements.network_node
+//! persistent: true            # for persistence: all
+//! tenant: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
+//! volumes: [7c9e6679-7425-40de-944b-e07fc1f90ae7]
+//! ```
+//!
+//! A key that is neither is an error: a workload should not start without what was asked.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use uuid::Uuid;
+
+use ssntp::payload::{
+    FwType, Id, Networking, Persistence, Requirements, RestartPolicy, Start, Storage, VmType, check_label,
+    check_name,
+};
+
+/// The keys of START, and the shorter ones.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StartKeys {
+    tenant_uuid: Id,
+    docker_image: String,
+    fw_type: FwType,
+    persistence: Persistence,
+    vm_type: VmType,
+    networking: Networking,
+    storage: Vec<Storage>,
+    requirements: Requirements,
+    restart: bool,
+    restart_policy: RestartPolicy,
+    restart_limit: u32,
+    command: Vec<String>,
+    env: BTreeMap<String, String>,
+    dir: String,
+    name: String,
+    labels: BTreeMap<String, String>,
+    instance_uuid: Option<Uuid>,
+    mem_mb: Option<i64>,
+    vcpus: Option<i64>,
+    node: Option<Id>,
+    hostname: Option<String>,
+    network_node: Option<bool>,
+    persistent: bool,
+    tenant: Option<Id>,
+    volumes: Vec<Id>,
+}
+
+impl StartKeys {
+    /// Whether they name the instance's UUID.
+    pub fn is_one_instance(&self) -> bool {
+        self.instance_uuid.is_some()
+    }
+
+    /// The command that they stand for; its UUID is nil if they name none.
+    ///
+    /// # Errors
+    /// What cannot be started so, with its key.
+    pub fn start(self) -> Result<Start, String> {
+        let mut requirements = self.requirements;
+        if let Some(mem_mb) = self.mem_mb {
+            requirements.mem_mb = mem_mb;
+        }
+        if let Some(vcpus) = self.vcpus {
+            requirements.vcpus = vcpus;
+        }
+        if let Some(node) = self.node {
+            requirements.node_id = node;
+        }
+        if let Some(hostname) = self.hostname {
+            requirements.hostname = hostname;
+        }
+        if let Some(network_node) = self.network_node {
+            requirements.network_node = network_node;
+        }
+        let mut storage = self.storage;
+        storage.extend(self.volumes.into_iter().map(|id| Storage {
+            id,
+            ..Storage::default()
+        }));
+        let start = Start {
+            tenant_uuid: self.tenant.unwrap_or(self.tenant_uuid),
+            instance_uuid: self.instance_uuid.unwrap_or_default(),
+            docker_image: self.docker_image,
+            fw_type: self.fw_type,
+            persistence: match self.persistence {
+                Persistence::Unset if self.persistent => Persistence::All,
+                given => given,
+            },
+            vm_type: match self.vm_type {
+                VmType::Unset if !self.command.is_empty() => VmType::Process,
+                given => given,
+            },
+            networking: self.networking,
+            storage,
+            requirements,
+            restart: self.restart,
+            restart_policy: self.restart_policy,
+            restart_limit: self.restart_limit,
+            command: self.command,
+            env: self.env,
+            dir: self.dir,
+            name: self.name,
+            labels: self.labels,
+        };
+        check(&start)?;
+        Ok(start)
+    }
+}
+
+fn check(start: &Start) -> Result<(), String> {
+    if start.vm_type == VmType::Process && start.command.is_empty() {
+        return Err("command: missing, for a process".into());
+    }
+    let mut labels = start.labels.iter();
+    labels
+        .try_for_each(|(key, value)| check_label(key, value))
+        .map_err(|why| format!("labels: {why}"))?;
+    if !start.name.is_empty() {
+        check_name(&start.name).map_err(|why| format!("name: {why}"))?;
+    }
+    if !start.restart_policy.is_known() {
+        return Err(format!(
+            "restart_policy: {} is neither never, on-failure nor always",
+            start.restart_policy
+        ));
+    }
+    match start.command.is_empty() && start.docker_image.is_empty() && start.storage.is_empty() {
+        true => Err("it names no command, no docker_image and no storage: nothing to start".into()),
+        false => Ok(()),
+    }
+}

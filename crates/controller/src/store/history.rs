@@ -1,0 +1,117 @@
+//! Reading the history, with a connection that cannot write.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags, ToSql, params};
+use uuid::Uuid;
+
+use super::{StoreError, schema};
+use crate::model::{Figures, Row};
+
+/// The most rows of an answer.
+pub(super) const MAX_ROWS: usize = 1000;
+const BUSY: Duration = Duration::from_secs(2);
+
+/// A connection that reads the history. What it sees is what was committed when it looks.
+#[derive(Debug)]
+pub struct History {
+    connection: Connection,
+    file: PathBuf,
+}
+
+/// Which rows are asked for: those that fit everything that is given.
+#[derive(Clone, Debug, Default)]
+pub struct Query {
+    /// Only rows with a higher number.
+    pub after: Option<i64>,
+    /// Only rows with a lower number.
+    pub before: Option<i64>,
+    /// Only rows about this workload.
+    pub workload: Option<String>,
+    /// Only rows about this instance.
+    pub instance: Option<Uuid>,
+    /// Only rows about this node.
+    pub node: Option<Uuid>,
+    /// Only rows of this kind.
+    pub kind: Option<String>,
+    /// At most so many rows, and never more than 1,000.
+    pub limit: usize,
+    /// Whether the newest rows come first.
+    pub newest_first: bool,
+}
+
+impl History {
+    pub(super) fn open(file: &Path) -> Result<Self, StoreError> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let opened = Connection::open_with_flags(file, flags)
+            .and_then(|connection| connection.busy_timeout(BUSY).map(|()| connection));
+        Ok(Self {
+            connection: opened.map_err(|e| StoreError::of(file, e))?,
+            file: file.to_owned(),
+        })
+    }
+
+    /// The rows that fit.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn rows(&self, query: &Query) -> Result<Vec<Row>, StoreError> {
+        let bytes = |uuid: Option<Uuid>| uuid.map(Uuid::into_bytes);
+        let (instance, node) = (bytes(query.instance), bytes(query.node));
+        let conditions: [(&str, &dyn ToSql, bool); 6] = [
+            ("id >", &query.after, query.after.is_some()),
+            ("id <", &query.before, query.before.is_some()),
+            ("workload =", &query.workload, query.workload.is_some()),
+            ("instance =", &instance, instance.is_some()),
+            ("node =", &node, node.is_some()),
+            ("kind =", &query.kind, query.kind.is_some()),
+        ];
+        let mut text = format!("SELECT {} FROM history WHERE 1", schema::COLUMNS);
+        let mut values = Vec::new();
+        for (condition, value, _) in conditions.iter().filter(|(.., is_given)| *is_given) {
+            values.push(*value);
+            text.push_str(&format!(" AND {condition} ?{}", values.len()));
+        }
+        let order = if query.newest_first { "DESC" } else { "ASC" };
+        text.push_str(&format!(
+            " ORDER BY id {order} LIMIT {}",
+            query.limit.min(MAX_ROWS)
+        ));
+        let rows = || {
+            let mut statement = self.connection.prepare(&text)?;
+            statement
+                .query_map(values.as_slice(), schema::row)?
+                .collect::<rusqlite::Result<Vec<_>>>()
+        };
+        rows().map_err(|e| StoreError::of(&self.file, e))
+    }
+
+    /// Figures of a node since a time in milliseconds since 1970, oldest first: at most `most`
+    /// of them, and the newest of those.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn figures(&self, node: Uuid, since: i64, most: usize) -> Result<Vec<Figures>, StoreError> {
+        let found = || {
+            let mut statement = self.connection.prepare(
+                "SELECT at, mem_available, mem_total, disk_available, disk_total, load, instances
+                 FROM figures WHERE node = ?1 AND at >= ?2 ORDER BY at DESC LIMIT ?3",
+            )?;
+            let values = params![node.as_bytes(), since, i64::try_from(most).unwrap_or(i64::MAX)];
+            let found = statement.query_map(values, |row| schema::figures(node, row))?;
+            found.collect::<rusqlite::Result<Vec<_>>>()
+        };
+        let mut found = found().map_err(|e| StoreError::of(&self.file, e))?;
+        found.reverse();
+        Ok(found)
+    }
+
+    /// The number of the last row, also if it was deleted since; 0 before the first.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn last_id(&self) -> Result<i64, StoreError> {
+        schema::last_id(&self.connection).map_err(|e| StoreError::of(&self.file, e))
+    }
+}

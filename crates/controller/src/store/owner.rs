@@ -1,0 +1,150 @@
+//! The thread that writes the database.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crossbeam_channel::Receiver;
+use log::{info, warn};
+use rusqlite::{Connection, params};
+
+use super::{Job, Limits, Shared, StoreError, lock, schema};
+use crate::LOG;
+use crate::model::Row;
+
+/// The most batches of one transaction.
+const MOST_GROUPED: usize = 256;
+/// How often old rows are looked for.
+const PRUNE: Duration = Duration::from_secs(10);
+/// The most rows that are deleted at a time: some milliseconds, for which commits wait.
+const MOST_PRUNED: i64 = 5_000;
+/// After this time only the figures of every tenth minute are kept, and after the other none.
+const THINNED_MS: i64 = 3 * 3_600_000;
+const FIGURES_MS: i64 = 7 * 86_400_000;
+const TEN_MINUTES_MS: i64 = 600_000;
+
+pub(super) struct Owner<'a> {
+    connection: Connection,
+    shared: &'a Shared,
+    limits: Limits,
+    pruned: Instant,
+}
+
+impl<'a> Owner<'a> {
+    pub(super) fn new(connection: Connection, shared: &'a Shared, limits: Limits) -> Self {
+        Self {
+            connection,
+            shared,
+            limits,
+            pruned: now(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// Serves until the store is dropped.
+    pub(super) fn run(mut self, jobs: &Receiver<Job>) {
+        while let Ok(first) = jobs.recv() {
+            let more = jobs.try_iter().take(MOST_GROUPED - 1);
+            let group: Vec<_> = std::iter::once(first).chain(more).collect();
+            self.commit(&group);
+            if self.pruned.elapsed() >= PRUNE {
+                self.pruned = now();
+                if let Err(e) = self.prune(unix_ms()) {
+                    warn!(target: LOG, "history: {}", StoreError::of(&self.shared.file, e));
+                }
+            }
+        }
+    }
+
+    /// Writes a group in one transaction, and answers those who wait.
+    fn commit(&mut self, group: &[Job]) {
+        let mut rows = Vec::new();
+        let written = self.write(group, &mut rows);
+        let outcome = written.map_err(|e| StoreError::of(&self.shared.file, e));
+        let mut failing = lock(&self.shared.failing);
+        match (&outcome, &*failing) {
+            (Err(e), before) if before.as_ref() != Some(e) => warn!(target: LOG, "not written: {e}"),
+            (Ok(_), Some(_)) => info!(target: LOG, "the database is written again"),
+            _ => {}
+        }
+        *failing = outcome.as_ref().err().cloned();
+        drop(failing);
+        if outcome.is_ok() {
+            self.shared.publish(&rows);
+        }
+        for (at, job) in group.iter().enumerate() {
+            let revision = outcome
+                .as_ref()
+                .map(|revisions| revisions.get(at).copied().unwrap_or(0));
+            match &job.reply {
+                // The channel has room for the only reply.
+                Some(reply) => drop(reply.try_send(revision.map_err(StoreError::clone))),
+                None if outcome.is_err() => {
+                    let lost = job.writes.len() as u64;
+                    self.shared.dropped.fetch_add(lost, Ordering::Relaxed);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn write(&mut self, group: &[Job], rows: &mut Vec<Arc<Row>>) -> rusqlite::Result<Vec<i64>> {
+        let at = unix_ms();
+        let transaction = self.connection.transaction()?;
+        let mut revisions = Vec::with_capacity(group.len());
+        for job in group {
+            revisions.push(schema::write(&transaction, &job.writes, at, rows)?);
+        }
+        transaction.commit()?;
+        Ok(revisions)
+    }
+
+    /// Deletes rows that are too old, and the oldest ones while the database is too large.
+    pub(super) fn prune(&self, now: i64) -> rusqlite::Result<()> {
+        let age = i64::try_from(self.limits.age.as_millis()).unwrap_or(i64::MAX);
+        let run =
+            |statement: &str, values: &[&dyn rusqlite::ToSql]| self.connection.execute(statement, values);
+        // By number, because rows are in the order of their times and only numbers are indexed.
+        run(
+            "DELETE FROM history WHERE id < (SELECT min(id) FROM history) + ?1 AND at < ?2",
+            params![MOST_PRUNED, now.saturating_sub(age)],
+        )?;
+        run("DELETE FROM figures WHERE at < ?1", params![now - FIGURES_MS])?;
+        run(
+            "DELETE FROM figures WHERE at < ?1 AND at % ?2 != 0",
+            params![now - THINNED_MS, TEN_MINUTES_MS],
+        )?;
+        let pragma = |name| {
+            self.connection
+                .pragma_query_value(None, name, |row| row.get::<_, i64>(0))
+        };
+        let used = pragma("page_count")?.saturating_sub(pragma("freelist_count")?);
+        let bytes = used.saturating_mul(pragma("page_size")?);
+        if u64::try_from(bytes).unwrap_or(0) > self.limits.bytes {
+            run(
+                "DELETE FROM history WHERE id < (SELECT min(id) FROM history) + ?1",
+                params![MOST_PRUNED],
+            )?;
+            run(
+                "DELETE FROM figures WHERE at < (SELECT min(at) FROM figures) + ?1",
+                params![TEN_MINUTES_MS],
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "how long ago old rows were looked for")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+#[expect(clippy::disallowed_methods, reason = "rows say when they were written")]
+pub(crate) fn unix_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+}

@@ -1,0 +1,293 @@
+//! The tables, their versions, and how each kind of row is written and read.
+//!
+//! Workloads, instances and tokens are JSON documents under their keys: all of them are read at
+//! the start, and no query asks for a part. So a new field needs no new schema.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rusqlite::types::Type;
+use rusqlite::{Connection, OpenFlags, Row as Found, params};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use uuid::Uuid;
+
+use super::{Limits, StoreError, size};
+use crate::model::{Event, Figures, Row, State, Write};
+
+/// The statements that make each version of the schema from the one before.
+const MIGRATIONS: &[&str] = &[
+    "CREATE TABLE workloads (name TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
+     CREATE TABLE instances (uuid BLOB PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
+     CREATE TABLE tokens (id TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
+     CREATE TABLE history (id INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL, kind TEXT NOT NULL,
+         workload TEXT, instance BLOB, node BLOB, text TEXT NOT NULL);",
+    "CREATE INDEX history_workload ON history (workload, id) WHERE workload IS NOT NULL;
+     CREATE INDEX history_instance ON history (instance, id) WHERE instance IS NOT NULL;
+     CREATE INDEX history_node ON history (node, id) WHERE node IS NOT NULL;
+     CREATE TABLE figures (node BLOB NOT NULL, at INTEGER NOT NULL, mem_available INTEGER NOT NULL,
+         mem_total INTEGER NOT NULL, disk_available INTEGER NOT NULL, disk_total INTEGER NOT NULL,
+         load INTEGER NOT NULL, instances INTEGER NOT NULL, PRIMARY KEY (node, at)) WITHOUT ROWID;",
+];
+/// How long a connection waits for another one. Only a checkpoint ever makes it wait.
+const BUSY: Duration = Duration::from_secs(5);
+/// The longest text of a row, in bytes.
+const MAX_TEXT: usize = 4096;
+
+/// Opens the database, checks it, and brings its schema up to date.
+pub(super) fn open(file: &Path, limits: Limits) -> Result<Connection, StoreError> {
+    let is_new = size(file) == 0;
+    let failed = |e| StoreError::of(file, e);
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut connection = Connection::open_with_flags(file, flags).map_err(failed)?;
+    connection.busy_timeout(BUSY).map_err(failed)?;
+    let found: i64 = connection
+        .pragma_query_value(None, "user_version", |row| row.get(0))
+        .map_err(failed)?;
+    let known = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
+    if found > known {
+        let file = file.to_owned();
+        return Err(StoreError::Newer { file, found, known });
+    }
+    if !is_new {
+        check(&connection).map_err(failed)?;
+    }
+    configure(&connection, limits).map_err(failed)?;
+    migrate(&mut connection, found).map_err(failed)?;
+    Ok(connection)
+}
+
+/// A damaged database is found now, and not when a row is missing.
+fn check(connection: &Connection) -> rusqlite::Result<()> {
+    let verdict: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+    match verdict.as_str() {
+        "ok" => Ok(()),
+        _ => Err(rusqlite::Error::FromSqlConversionFailure(
+            0,
+            Type::Text,
+            verdict.into(),
+        )),
+    }
+}
+
+fn configure(connection: &Connection, limits: Limits) -> rusqlite::Result<()> {
+    let bytes = i64::try_from(limits.bytes).unwrap_or(i64::MAX);
+    connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    connection.pragma_update_and_check(None, "journal_size_limit", bytes / 4, |_| Ok(()))?;
+    let page: i64 = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
+    let most = bytes.saturating_mul(2) / page.max(1);
+    connection.pragma_update_and_check(None, "max_page_count", most, |_| Ok(()))
+}
+
+fn migrate(connection: &mut Connection, found: i64) -> rusqlite::Result<()> {
+    let next = (1_i64..).zip(MIGRATIONS).filter(|(version, _)| *version > found);
+    for (version, statements) in next {
+        let transaction = connection.transaction()?;
+        transaction.execute_batch(statements)?;
+        transaction.pragma_update(None, "user_version", version)?;
+        transaction.commit()?;
+    }
+    Ok(())
+}
+
+/// Reads all that is kept but the history.
+pub(super) fn load(connection: &Connection) -> rusqlite::Result<State> {
+    let mut state = State::default();
+    let workloads = documents(connection, "SELECT document FROM workloads", |workload| {
+        Write::Workload(Box::new(workload))
+    })?;
+    let instances = documents(connection, "SELECT document FROM instances", Write::Instance)?;
+    let tokens = documents(connection, "SELECT document FROM tokens", Write::Token)?;
+    let all = workloads.into_iter().chain(instances).chain(tokens);
+    all.for_each(|write| state.take(write));
+    Ok(state)
+}
+
+fn documents<T: DeserializeOwned>(
+    connection: &Connection,
+    query: &str,
+    write: fn(T) -> Write,
+) -> rusqlite::Result<Vec<Write>> {
+    let mut statement = connection.prepare(query)?;
+    let rows = statement.query_map([], |row| {
+        let text: String = row.get(0)?;
+        let document = serde_json::from_str(&text);
+        let damaged =
+            |e: serde_json::Error| rusqlite::Error::FromSqlConversionFailure(0, Type::Text, e.into());
+        document.map(write).map_err(damaged)
+    })?;
+    rows.collect()
+}
+
+/// Writes changes inside a transaction. Each document gets the number of the last row of the
+/// history, which is given, too.
+pub(super) fn write(
+    connection: &Connection,
+    writes: &[Write],
+    at: i64,
+    rows: &mut Vec<Arc<Row>>,
+) -> rusqlite::Result<i64> {
+    let events = writes.iter().filter_map(|write| match write {
+        Write::Event(event) => Some(event),
+        _ => None,
+    });
+    for event in events {
+        rows.push(Arc::new(insert(connection, event, at)?));
+    }
+    let revision = match rows.last() {
+        Some(row) => row.id,
+        None => last_id(connection)?,
+    };
+    for write in writes {
+        match write {
+            Write::Workload(workload) => {
+                let mut workload = workload.clone();
+                workload.revision = revision;
+                put(connection, "workloads", &workload.name, &workload)?;
+            }
+            Write::Instance(instance) => {
+                let mut instance = instance.clone();
+                instance.revision = revision;
+                put(connection, "instances", &instance.uuid, &instance)?;
+            }
+            Write::Token(token) => put(connection, "tokens", &token.id, token)?,
+            Write::WorkloadGone(name) => {
+                run(connection, "DELETE FROM workloads WHERE name = ?1", params![name])?;
+            }
+            Write::InstanceGone(uuid) => {
+                run(
+                    connection,
+                    "DELETE FROM instances WHERE uuid = ?1",
+                    params![uuid.as_bytes()],
+                )?;
+            }
+            Write::TokenGone(id) => run(connection, "DELETE FROM tokens WHERE id = ?1", params![id])?,
+            Write::Figures(figures) => put_figures(connection, figures)?,
+            Write::Event(_) => {}
+        }
+    }
+    Ok(revision)
+}
+
+/// The key of a document.
+trait Key {
+    fn key(&self) -> rusqlite::types::Value;
+}
+
+impl Key for String {
+    fn key(&self) -> rusqlite::types::Value {
+        self.clone().into()
+    }
+}
+
+impl Key for Uuid {
+    fn key(&self) -> rusqlite::types::Value {
+        self.as_bytes().to_vec().into()
+    }
+}
+
+fn put(
+    connection: &Connection,
+    table: &str,
+    key: &impl Key,
+    document: &impl Serialize,
+) -> rusqlite::Result<()> {
+    let text = serde_json::to_string(document);
+    let text = text.map_err(|e| rusqlite::Error::ToSqlConversionFailure(e.into()))?;
+    let statement = format!("INSERT OR REPLACE INTO {table} VALUES (?1, ?2)");
+    run(connection, &statement, params![key.key(), text])
+}
+
+fn run(connection: &Connection, statement: &str, values: &[&dyn rusqlite::ToSql]) -> rusqlite::Result<()> {
+    connection.prepare(statement)?.execute(values).map(drop)
+}
+
+fn insert(connection: &Connection, event: &Event, at: i64) -> rusqlite::Result<Row> {
+    let mut text = event.text.clone();
+    // Peers and users have a say in it.
+    while text.len() > MAX_TEXT {
+        let end = (MAX_TEXT - 3..=MAX_TEXT).rfind(|at| text.is_char_boundary(*at));
+        text.truncate(end.unwrap_or(0));
+    }
+    let bytes = |uuid: Option<Uuid>| uuid.map(Uuid::into_bytes);
+    let mut statement = connection.prepare(
+        "INSERT INTO history (at, kind, workload, instance, node, text) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+    )?;
+    let (instance, node) = (bytes(event.instance), bytes(event.node));
+    let id = statement.insert(params![at, event.kind, event.workload, instance, node, text])?;
+    Ok(Row {
+        id,
+        at,
+        kind: event.kind.to_owned(),
+        workload: event.workload.clone(),
+        instance: event.instance,
+        node: event.node,
+        text,
+    })
+}
+
+/// The columns that [`row`] reads.
+pub(super) const COLUMNS: &str = "id, at, kind, workload, instance, node, text";
+
+pub(super) fn row(found: &Found<'_>) -> rusqlite::Result<Row> {
+    let uuid = |at| Ok::<_, rusqlite::Error>(found.get::<_, Option<[u8; 16]>>(at)?.map(Uuid::from_bytes));
+    Ok(Row {
+        id: found.get(0)?,
+        at: found.get(1)?,
+        kind: found.get(2)?,
+        workload: found.get(3)?,
+        instance: uuid(4)?,
+        node: uuid(5)?,
+        text: found.get(6)?,
+    })
+}
+
+/// The number of the last row, also if it was deleted since.
+pub(super) fn last_id(connection: &Connection) -> rusqlite::Result<i64> {
+    let mut statement = connection.prepare("SELECT max(seq) FROM sqlite_sequence WHERE name = 'history'")?;
+    Ok(statement
+        .query_row([], |row| row.get::<_, Option<i64>>(0))?
+        .unwrap_or(0))
+}
+
+fn put_figures(connection: &Connection, figures: &Figures) -> rusqlite::Result<()> {
+    let Figures {
+        node,
+        at,
+        mem_available_mb,
+        mem_total_mb,
+        disk_available_mb,
+        disk_total_mb,
+        load,
+        instances,
+    } = figures;
+    run(
+        connection,
+        "INSERT OR REPLACE INTO figures VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+        params![
+            node.as_bytes(),
+            at,
+            mem_available_mb,
+            mem_total_mb,
+            disk_available_mb,
+            disk_total_mb,
+            load,
+            instances
+        ],
+    )
+}
+
+pub(super) fn figures(node: Uuid, found: &Found<'_>) -> rusqlite::Result<Figures> {
+    Ok(Figures {
+        node,
+        at: found.get(0)?,
+        mem_available_mb: found.get(1)?,
+        mem_total_mb: found.get(2)?,
+        disk_available_mb: found.get(3)?,
+        disk_total_mb: found.get(4)?,
+        load: found.get(5)?,
+        instances: found.get(6)?,
+    })
+}

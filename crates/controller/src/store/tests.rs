@@ -1,0 +1,458 @@
+//! The database as its users see it: what was committed is there again, faults are named, and
+//! nothing grows without a bound.
+
+use super::*;
+use crate::model::{Event, Figures, Instance, InstanceState, Spec, Token};
+use rusqlite::params;
+use uuid::Uuid;
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn event(text: &str) -> Write {
+    Write::Event(Event {
+        kind: "node",
+        node: Some(Uuid::from_u128(5)),
+        text: text.to_owned(),
+        ..Event::default()
+    })
+}
+
+fn instance(number: u128) -> Instance {
+    Instance {
+        uuid: Uuid::from_u128(number),
+        workload: "web".into(),
+        slot: 1,
+        version: 1,
+        node: None,
+        state: InstanceState::Starting,
+        wanted: true,
+        ending: String::new(),
+        attempt: 0,
+        since: 7,
+        revision: 0,
+    }
+}
+
+fn texts(history: &History, query: &Query) -> Vec<String> {
+    let limit = if query.limit == 0 { 1000 } else { query.limit };
+    let query = Query {
+        limit,
+        ..query.clone()
+    };
+    history
+        .rows(&query)
+        .unwrap()
+        .into_iter()
+        .map(|row| row.text)
+        .collect()
+}
+
+#[test]
+fn what_was_committed_is_there_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, state) = Store::open(dir.path(), Limits::default()).unwrap();
+    assert_eq!(state, State::default());
+    let spec: Spec = serde_json::from_str(r#"{"name": "web", "start": {"command": ["a"]}}"#).unwrap();
+    let workload = crate::model::Workload {
+        name: "web".into(),
+        spec,
+        version: 1,
+        stable: None,
+        versions: Vec::new(),
+        rollout: crate::model::Rollout::default(),
+        deleting: false,
+        revision: 0,
+    };
+    let token = Token {
+        id: "t".into(),
+        hash: "h".into(),
+        write: true,
+        name: "n".into(),
+        created: 1,
+        expires: None,
+    };
+    let revision = store.commit(vec![
+        event("one"),
+        event("two"),
+        Write::Workload(workload.clone().into()),
+        Write::Instance(instance(1)),
+        Write::Instance(instance(2)),
+        Write::Token(token.clone()),
+    ]);
+    assert_eq!(revision, Ok(2));
+    // A change without an event has the number of the last one before it.
+    assert_eq!(store.commit(vec![Write::InstanceGone(Uuid::from_u128(1))]), Ok(2));
+    drop(store);
+
+    let (store, state) = Store::open(dir.path(), Limits::default()).unwrap();
+    assert_eq!(state.workloads["web"].revision, 2);
+    assert_eq!(state.workloads["web"].spec, workload.spec);
+    let found = &state.instances[&Uuid::from_u128(2)];
+    assert_eq!((found.revision, found.since), (2, 7));
+    assert_eq!(state.instances.len(), 1);
+    assert_eq!(*state.tokens["t"], token);
+    drop(store.commit(vec![
+        Write::WorkloadGone("web".into()),
+        Write::TokenGone("t".into()),
+    ]));
+    drop(store);
+    let (_, state) = Store::open(dir.path(), Limits::default()).unwrap();
+    assert!(state.workloads.is_empty() && state.tokens.is_empty());
+}
+
+#[test]
+fn a_second_controller_cannot_open_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Store::open(dir.path(), Limits::default()).unwrap();
+    let second = Store::open(dir.path(), Limits::default()).unwrap_err();
+    assert_eq!(second, StoreError::InUse(dir.path().join(FILE)));
+    assert!(
+        second
+            .to_string()
+            .contains("controller.db: another controller uses it")
+    );
+    drop(first);
+    Store::open(dir.path(), Limits::default()).unwrap();
+}
+
+#[test]
+fn history_is_read_by_what_it_is_about() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(dir.path(), Limits::default()).unwrap();
+    let about = |workload: &str, text: &str| {
+        Write::Event(Event {
+            kind: "running",
+            workload: Some(workload.into()),
+            instance: Some(Uuid::from_u128(9)),
+            text: text.into(),
+            ..Event::default()
+        })
+    };
+    let writes = vec![
+        event("a"),
+        about("web", "b"),
+        about("db", "c"),
+        event(&"é".repeat(5000)),
+    ];
+    store.commit(writes).unwrap();
+    let history = store.reading().history().unwrap();
+    let some = Query::default();
+    let web = Query {
+        workload: Some("web".into()),
+        ..some.clone()
+    };
+    assert_eq!(texts(&history, &web), ["b"]);
+    let instance = Query {
+        instance: Some(Uuid::from_u128(9)),
+        newest_first: true,
+        ..some.clone()
+    };
+    assert_eq!(texts(&history, &instance), ["c", "b"]);
+    let node = Query {
+        node: Some(Uuid::from_u128(5)),
+        before: Some(4),
+        ..some.clone()
+    };
+    assert_eq!(texts(&history, &node), ["a"]);
+    let kind = Query {
+        kind: Some("running".into()),
+        after: Some(2),
+        limit: 1,
+        ..some
+    };
+    assert_eq!(texts(&history, &kind), ["c"]);
+    let rows = history.rows(&Query {
+        after: Some(3),
+        limit: 9,
+        ..Query::default()
+    });
+    assert_eq!(
+        rows.unwrap()[0].text.len(),
+        4096,
+        "a text is cut, at the end of a character"
+    );
+    assert_eq!(history.last_id(), Ok(4));
+}
+
+#[test]
+fn a_follower_gets_each_row_once_also_if_it_is_slow() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(dir.path(), Limits::default()).unwrap();
+    let mut written = 0;
+    let mut write = |count: usize| {
+        for _ in 0..count {
+            written += 1;
+            store.commit(vec![event(&written.to_string())]).unwrap();
+        }
+    };
+    let batch = (0..2500).map(|_| event("early")).collect();
+    store.commit(batch).unwrap();
+    let mut follow = store.reading().follow(Some(10)).unwrap();
+    let mut next = || follow.next(LONG).unwrap().unwrap();
+    assert_eq!(next().id, 11);
+    (12..=2500).for_each(|id| assert_eq!(next().id, id));
+    write(3);
+    assert_eq!((next().id, next().text.as_str()), (2501, "2"));
+    // More than its queue holds, while it does not look.
+    store.commit((0..3000).map(|_| event("late")).collect()).unwrap();
+    (2503..=5503).for_each(|id| assert_eq!(next().id, id));
+    write(1);
+    assert_eq!(next().id, 5504);
+    assert_eq!(follow.next(Duration::ZERO), Ok(None));
+    let mut live = store.reading().follow(None).unwrap();
+    assert_eq!(live.next(Duration::ZERO), Ok(None));
+    store.note(vec![event("noted")]);
+    assert_eq!(live.next(LONG).unwrap().unwrap().text, "noted");
+    let reading = store.reading();
+    drop(store);
+    assert_eq!(live.next(LONG), Err(StoreError::Closed));
+    assert!(reading.follow(None).unwrap().next(LONG).is_err());
+}
+
+#[test]
+fn a_database_of_a_later_version_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(Store::open(dir.path(), Limits::default()).unwrap());
+    let connection = Connection::open(dir.path().join(FILE)).unwrap();
+    connection.pragma_update(None, "user_version", 99).unwrap();
+    drop(connection);
+    let error = Store::open(dir.path(), Limits::default()).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            StoreError::Newer {
+                found: 99,
+                known: 2,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("controller.db: it has the schema 99"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_database_of_an_earlier_version_is_brought_up_to_date() {
+    let dir = tempfile::tempdir().unwrap();
+    let connection = Connection::open(dir.path().join(FILE)).unwrap();
+    // As the first schema was, with an instance in it.
+    connection
+        .execute_batch(
+            "CREATE TABLE workloads (name TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
+             CREATE TABLE instances (uuid BLOB PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
+             CREATE TABLE tokens (id TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
+             CREATE TABLE history (id INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL,
+                 kind TEXT NOT NULL, workload TEXT, instance BLOB, node BLOB, text TEXT NOT NULL);
+             INSERT INTO history (at, kind, text) VALUES (1, 'node', 'old');
+             PRAGMA user_version = 1;",
+        )
+        .unwrap();
+    let document = serde_json::to_string(&instance(3)).unwrap();
+    let key = Uuid::from_u128(3).into_bytes();
+    connection
+        .execute("INSERT INTO instances VALUES (?1, ?2)", params![key, document])
+        .unwrap();
+    drop(connection);
+    let (store, state) = Store::open(dir.path(), Limits::default()).unwrap();
+    assert_eq!(*state.instances[&Uuid::from_u128(3)], instance(3));
+    assert_eq!(
+        texts(&store.reading().history().unwrap(), &Query::default()),
+        ["old"]
+    );
+}
+
+#[test]
+fn a_damaged_database_is_named_and_left_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(dir.path(), Limits::default()).unwrap();
+    let writes = (0..2000)
+        .map(|number| Write::Instance(instance(number)))
+        .collect();
+    store.commit(writes).unwrap();
+    drop(store);
+    let file = dir.path().join(FILE);
+    let mut bytes = fs::read(&file).unwrap();
+    let half = bytes.len() / 2;
+    bytes[half..half + 8192].fill(0x55);
+    fs::write(&file, &bytes).unwrap();
+    let error = Store::open(dir.path(), Limits::default()).unwrap_err();
+    assert!(
+        error.to_string().contains("controller.db: it is damaged"),
+        "{error}"
+    );
+    assert_eq!(fs::read(&file).unwrap(), bytes);
+    // No database at all.
+    fs::write(
+        &file,
+        "this is a text, and it is longer than the header of a database".repeat(9),
+    )
+    .unwrap();
+    let error = Store::open(dir.path(), Limits::default()).unwrap_err();
+    assert!(
+        error.to_string().contains("controller.db: it is damaged"),
+        "{error}"
+    );
+    // A document that this program has not written.
+    fs::remove_file(&file).unwrap();
+    drop(Store::open(dir.path(), Limits::default()).unwrap());
+    let connection = Connection::open(&file).unwrap();
+    connection
+        .execute("INSERT INTO workloads VALUES ('a', '{}')", [])
+        .unwrap();
+    drop(connection);
+    let error = Store::open(dir.path(), Limits::default()).unwrap_err();
+    assert!(error.to_string().contains("missing field `name`"), "{error}");
+}
+
+#[test]
+fn a_full_database_refuses_says_so_and_goes_on_when_there_is_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits {
+        bytes: 64 * 4096,
+        ..Limits::default()
+    };
+    let (store, _) = Store::open(dir.path(), limits).unwrap();
+    let token = |number: usize| {
+        Write::Token(Token {
+            id: number.to_string(),
+            hash: "h".repeat(2000),
+            write: false,
+            name: String::new(),
+            created: 0,
+            expires: None,
+        })
+    };
+    let mut kept = 0;
+    let error = loop {
+        match store.commit(vec![token(kept)]) {
+            Ok(_) => kept += 1,
+            Err(e) => break e,
+        }
+        assert!(kept < 1000, "twice the limit is the end");
+    };
+    assert!(
+        error
+            .to_string()
+            .contains("controller.db: there is no room for it"),
+        "{error}"
+    );
+    assert_eq!(store.failing(), Some(error));
+    // Reading goes on.
+    assert_eq!(store.reading().history().unwrap().last_id(), Ok(0));
+    let room = (0..kept / 2)
+        .map(|number| Write::TokenGone(number.to_string()))
+        .collect();
+    store.commit(room).unwrap();
+    assert_eq!(store.failing(), None);
+    store.commit(vec![token(kept)]).unwrap();
+    drop(store);
+    let (_, state) = Store::open(dir.path(), limits).unwrap();
+    assert_eq!(
+        state.tokens.len(),
+        kept - kept / 2 + 1,
+        "nothing that was refused is there"
+    );
+}
+
+#[test]
+fn a_database_that_cannot_be_written_refuses() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(dir.path(), Limits::default()).unwrap();
+    drop(store);
+    let file = dir.path().join(FILE);
+    let limits = Limits::default();
+    let connection = schema::open(&file, limits).unwrap();
+    // A right that is missing does not keep root from writing. This does.
+    connection.pragma_update(None, "query_only", true).unwrap();
+    let shared = Arc::new(Shared {
+        file,
+        followers: Mutex::new(Some(Vec::new())),
+        failing: Mutex::new(None),
+        dropped: AtomicU64::new(0),
+    });
+    let (jobs, received) = bounded(9);
+    let thread = start(connection, received, Arc::clone(&shared), limits).unwrap();
+    let store = Store {
+        shared,
+        jobs: Some(jobs),
+        thread: Some(thread),
+        _lock: File::open(dir.path()).unwrap(),
+    };
+    let error = store.commit(vec![event("a")]).unwrap_err();
+    assert!(
+        error.to_string().contains("controller.db: it cannot be written"),
+        "{error}"
+    );
+    assert_eq!(store.failing(), Some(error));
+    store.note(vec![event("b"), event("c")]);
+    store.commit(Vec::new()).unwrap_err();
+    assert_eq!(store.dropped(), 2);
+}
+
+#[test]
+fn the_history_is_bounded_by_age_and_by_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join(FILE);
+    let limits = Limits {
+        age: Duration::from_secs(100),
+        bytes: 1 << 20,
+    };
+    drop(Store::open(dir.path(), limits).unwrap());
+    let connection = schema::open(&file, limits).unwrap();
+    let mut rows = Vec::new();
+    let day = 86_400_000;
+    schema::write(
+        &connection,
+        &[event("old"), event("old")],
+        10 * day - 100_001,
+        &mut rows,
+    )
+    .unwrap();
+    schema::write(&connection, &[event("new")], 10 * day - 99_999, &mut rows).unwrap();
+    let figures = |at| {
+        Write::Figures(Figures {
+            node: Uuid::from_u128(5),
+            at,
+            mem_available_mb: 1,
+            mem_total_mb: 2,
+            disk_available_mb: 3,
+            disk_total_mb: 4,
+            load: 5,
+            instances: 6,
+        })
+    };
+    let minute = 60_000;
+    // Older than a week, older than three hours, and new.
+    let times = [2 * day, 9 * day, 9 * day + minute, 10 * day - minute].map(figures);
+    schema::write(&connection, &times, 0, &mut rows).unwrap();
+    let shared = Shared {
+        file: file.clone(),
+        followers: Mutex::new(None),
+        failing: Mutex::new(None),
+        dropped: AtomicU64::new(0),
+    };
+    let owner = owner::Owner::new(connection, &shared, limits);
+    owner.prune(10 * day).unwrap();
+    let history = History::open(&file).unwrap();
+    assert_eq!(texts(&history, &Query::default()), ["new"]);
+    let kept = history.figures(Uuid::from_u128(5), 0, 9).unwrap();
+    assert_eq!(
+        kept.iter().map(|f| f.at).collect::<Vec<_>>(),
+        [9 * day, 10 * day - minute]
+    );
+    let last = history.figures(Uuid::from_u128(5), 0, 1).unwrap();
+    assert_eq!((last[0].at, last[0].instances), (10 * day - minute, 6));
+
+    // 400 rows of 4 KiB are more than a MiB.
+    let many: Vec<_> = (0..400).map(|_| event(&"x".repeat(4096))).collect();
+    schema::write(owner.connection(), &many, 10 * day, &mut rows).unwrap();
+    owner.prune(10 * day).unwrap();
+    assert!(
+        texts(&history, &Query::default()).is_empty(),
+        "at most 5,000 are deleted at a time"
+    );
+    assert_eq!(history.last_id(), Ok(403), "numbers are not used again");
+}
