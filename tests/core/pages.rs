@@ -161,6 +161,7 @@ fn each_payload_has_an_example_that_is_one() {
         read::<Unbanned>,
         read::<Tenants>,
         read::<Draining>,
+        read::<SnapshotComplete>,
         read::<InvalidFrameType>,
         read::<StartFailure>,
         read::<StopFailure>,

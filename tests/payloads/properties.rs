@@ -60,6 +60,7 @@ macro_rules! for_every_schema {
             tenant: Tenant = "ours_Tenant";
             tenants: Tenants = "ours_Tenants";
             draining: Draining = "ours_Draining";
+            snapshot_complete: SnapshotComplete = "ours_SnapshotComplete";
         }
     };
 }
