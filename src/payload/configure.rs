@@ -8,7 +8,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::yaml::{self, ErrorKind, Segment};
-use super::{Error, Payload, kind, payload, read, refusal};
+use super::{Error, MAX_READ_LEN, Payload, kind, payload, read, refusal};
 use crate::proto::FrameKind;
 
 const ROOT: &str = "configure";
@@ -165,7 +165,7 @@ impl Configure {
     /// # Errors
     /// As [`decode`](Payload::decode) and [`validate`](Self::validate).
     pub fn decode_valid(payload: &[u8]) -> Result<Self, Error> {
-        let (configure, tree): (Self, _) = read(payload, Some(ROOT))?;
+        let (configure, tree): (Self, _) = read(payload, Some(ROOT), MAX_READ_LEN)?;
         configure.check().map_err(|error| tree.locate(error))?;
         Ok(configure)
     }

@@ -13,7 +13,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::names::names;
-use super::{Error, Id, Payload, payload, yaml};
+use super::{Error, Id, MAX_READ_LEN, Payload, payload, yaml};
 use crate::proto::{Command, Frame};
 
 /// What all failures of commands share: a subject and a reason.
@@ -69,7 +69,9 @@ impl CommandSubject {
         // Only START has more than one document.
         let mut found: Vec<_> = yaml::documents(command.payload_bytes())
             .take(3)
-            .filter_map(|document| yaml::decode::<BTreeMap<String, Self>>(document.bytes).ok())
+            .filter_map(|document| {
+                yaml::decode_within::<BTreeMap<String, Self>>(document.bytes, MAX_READ_LEN).ok()
+            })
             .flat_map(BTreeMap::into_values)
             .filter(|subject| *subject != Self::default())
             .collect();

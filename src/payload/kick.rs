@@ -64,7 +64,7 @@ pub struct Kicked {
     pub ban_s: u64,
 }
 
-payload!(Kicked = Event::KICKED, under "kicked");
+payload!(Kicked = Event::KICKED, under "kicked", up to super::yaml::MAX_DOCUMENT_LEN);
 
 /// An operator asks for the bans, a page at a time.
 ///
@@ -113,7 +113,7 @@ pub struct Bans {
     pub entries: Vec<BanEntry>,
 }
 
-payload!(Bans = Event::BANS, under "bans");
+payload!(Bans = Event::BANS, under "bans", up to super::yaml::MAX_DOCUMENT_LEN);
 
 /// One ban in [`Bans`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -42,6 +42,7 @@
 //! | `node` | NodeConnected, NodeDisconnected |
 //! | `trace_report` | TraceReport |
 //! | `sessions` | ListSessions, Sessions |
+//! | `draining` | Draining |
 //! | `kick` | Kick, Kicked, ListBans, Bans, Unban, Unbanned |
 //! | `tenants` | Tenant, Tenants |
 //! | `failure` | StartFailure and the other failures of commands |
@@ -67,11 +68,13 @@
 //! default; unknown keys are ignored; a text with known values keeps a value
 //! that isn't known. Numbers are whole; sizes are in MB (10^6 bytes or 2^20,
 //! as the sender counts) unless the field says otherwise. How YAML is read,
-//! written and limited is told in [`yaml`].
+//! written and limited is told in [`yaml`]; most payloads have a limit of their own,
+//! [`MAX_READ_LEN`].
 
 mod configure;
 mod content;
 mod delete;
+mod draining;
 mod evacuate;
 mod failure;
 mod id;
@@ -109,6 +112,7 @@ pub use self::configure::{
 };
 pub use self::content::Content;
 pub use self::delete::Delete;
+pub use self::draining::Draining;
 pub use self::evacuate::{Evacuate, NextState};
 pub use self::failure::*;
 pub use self::id::Id;
@@ -116,7 +120,7 @@ pub use self::instance::{ConcentratorInstanceAdded, InstanceDeleted, InstanceSto
 pub use self::invalid_frame_type::{InvalidFrameType, InvalidFrameTypeReason};
 pub use self::kick::{BanEntry, Bans, Kick, Kicked, ListBans, OperatorRefusal, Unban, Unbanned};
 pub use self::label::{MAX_LABEL, MAX_LABELS, check_label, check_name};
-pub use self::node::{NodeConnected, NodeDisconnected, NodeType};
+pub use self::node::{NodeConnected, NodeDisconnected, NodeType, SnapshotComplete};
 pub use self::public_ip::{AssignPublicIp, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp};
 pub use self::ready::{Maintenance, Ready};
 pub use self::refresh_cnci::{CnciPeer, RefreshCnci};
@@ -133,6 +137,15 @@ pub use self::trace_report::{FrameTrace, NodeTrace, TraceReport};
 pub use self::volume::{AttachVolume, DetachVolume};
 pub use self::workload::{FwType, Networking, Persistence, Requirements};
 use crate::proto::FrameKind;
+
+/// The longest payload of the protocol that is read, in bytes (64 KiB). STATS, TraceReport
+/// and the answers to an operator's questions hold lists, and may be as long as
+/// [`yaml::MAX_DOCUMENT_LEN`]. Of a START this limits the command, and not the documents that
+/// follow it.
+// A server reads most payloads on the one thread that serves everybody. A whole mebibyte holds
+// it up for 35 ms and more, this for about two. The longer ones are for other threads, but for
+// STATS, of which `StatsSummary` skims what a scheduler needs.
+pub const MAX_READ_LEN: usize = 64 << 10;
 
 /// A schema of the protocol: the content of one kind of frame, which can always
 /// be written. Types of an application are [`Content`].
@@ -199,15 +212,16 @@ impl Error {
     }
 }
 
-/// Reads the only document of a payload, under its key `root` where the
-/// schema has one.
+/// Reads the only document of a payload, of at most `limit` bytes, under its key `root`
+/// where the schema has one.
 fn read<'a, T: DeserializeOwned>(
     payload: &'a [u8],
     root: Option<&str>,
+    limit: usize,
 ) -> Result<(T, yaml::Tree<'a>), Error> {
     // The tree is returned as well: it knows the position of a field that is missing, and it
     // can be read once more for an older form.
-    let tree = yaml::Tree::parse(payload, 1)?;
+    let tree = yaml::Tree::parse(payload, 1, limit)?;
     Ok((tree.decode(root)?, tree))
 }
 
@@ -233,17 +247,18 @@ fn refusal(root: Option<&str>, path: &[&str], kind: yaml::ErrorKind) -> yaml::Er
 }
 
 /// Implements [`Payload`] for a schema that serde reads and writes: its frame, the key
-/// that wraps it, the fields that must not be empty, and a function that completes it by
-/// an older form.
+/// that wraps it, its longest payload if that is not [`MAX_READ_LEN`], the fields that must
+/// not be empty, and a function that completes it by an older form.
 macro_rules! payload {
-    ($name:ident = $operand:ident::$constant:ident $(, under $root:literal)? $(, requires $($field:ident),+)? $(; completed by $complete:expr)?) => {
+    ($name:ident = $operand:ident::$constant:ident $(, under $root:literal)? $(, up to $limit:path)? $(, requires $($field:ident),+)? $(; completed by $complete:expr)?) => {
         impl $crate::payload::Payload for $name {
             const KIND: $crate::proto::FrameKind = $crate::payload::kind!($operand::$constant);
 
             fn decode(payload: &[u8]) -> Result<Self, $crate::payload::Error> {
                 let root = None$(.or(Some($root)))?;
+                let limit = None$(.or(Some($limit)))?.unwrap_or($crate::payload::MAX_READ_LEN);
                 #[allow(unused, reason = "used if a field is required, or an older form is read")]
-                let (mut value, tree): (Self, _) = $crate::payload::read(payload, root)?;
+                let (mut value, tree): (Self, _) = $crate::payload::read(payload, root, limit)?;
                 $(($complete)(&mut value, tree.decode(root)?);)?
                 $($(
                     // serde takes an empty text for a required one, and a field that is missing

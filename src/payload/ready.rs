@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::yaml::ErrorKind;
-use super::{Error, Id, NodeNetwork, Payload, kind, payload, read, refusal};
+use super::{Error, Id, MAX_READ_LEN, NodeNetwork, Payload, kind, payload, read, refusal};
 use crate::proto::FrameKind;
 
 /// A node takes commands, and what it can hold.
@@ -82,7 +82,7 @@ impl Payload for Maintenance {
 
     fn decode(payload: &[u8]) -> Result<Self, Error> {
         // An empty payload is read as an empty value, which is `None`.
-        let (ready, tree): (Option<Ready>, _) = read(payload, None)?;
+        let (ready, tree): (Option<Ready>, _) = read(payload, None, MAX_READ_LEN)?;
         if ready.as_ref().is_some_and(|ready| ready.node_uuid.is_empty()) {
             let missing = refusal(None, &["node_uuid"], ErrorKind::Missing);
             return Err(tree.locate(missing).into());

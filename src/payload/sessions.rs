@@ -69,7 +69,7 @@ pub struct Sessions {
     pub entries: Vec<SessionEntry>,
 }
 
-payload!(Sessions = Event::SESSIONS, under "sessions");
+payload!(Sessions = Event::SESSIONS, under "sessions", up to super::yaml::MAX_DOCUMENT_LEN);
 
 /// One session in [`Sessions`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -16,7 +16,9 @@ use super::label::{read_labels, read_name};
 use super::names::names;
 use super::workload::{Older, is_default};
 use super::yaml::{self, ErrorKind, Position, Tree};
-use super::{Error, FwType, Id, Networking, Payload, Persistence, Requirements, kind, refusal, write};
+use super::{
+    Error, FwType, Id, MAX_READ_LEN, Networking, Payload, Persistence, Requirements, kind, refusal, write,
+};
 use crate::proto::FrameKind;
 
 const ROOT: &str = "start";
@@ -297,13 +299,13 @@ fn find_command<'a>(
     let mut broken = None;
     let mut first_broken = None;
     for (index, document) in documents.enumerate() {
-        let short = document.bytes.len() <= yaml::MAX_DOCUMENT_LEN;
+        let short = document.bytes.len() <= MAX_READ_LEN;
         // User data may be long and is rarely YAML. A search for five bytes costs little, and
         // the parser would cost much.
         if index > 0 && short && !document.bytes.windows(5).any(|bytes| bytes == b"start") {
             continue;
         }
-        match Tree::parse(document.bytes, document.line) {
+        match Tree::parse(document.bytes, document.line, MAX_READ_LEN) {
             Ok(tree) if tree.has_key(ROOT) => return Ok((index, read_command(&tree)?)),
             Ok(_) => {}
             Err(error) if begins_command(document.bytes) => broken = broken.or(Some(error)),

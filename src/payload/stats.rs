@@ -76,7 +76,7 @@ pub struct Stats {
     pub instances: Vec<InstanceStats>,
 }
 
-payload!(Stats = Command::STATS, requires node_uuid);
+payload!(Stats = Command::STATS, up to super::yaml::MAX_DOCUMENT_LEN, requires node_uuid);
 
 impl Default for Stats {
     fn default() -> Self {

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::id::parse_uuid;
-use super::{Error, Id, InstanceState, yaml};
+use super::{Error, Id, InstanceState, MAX_READ_LEN, yaml};
 
 /// Whose STATS they are, how often they come, and which instances there are.
 ///
@@ -42,14 +42,15 @@ impl StatsSummary {
     /// in, line by line, only these values are read, which takes a small part
     /// of the time that all of it would. Where that finds a value, all of it
     /// has that one too, or is refused: a duplicate key among what is skipped
-    /// is not noticed. Every other document is read as a whole.
+    /// is not noticed. A document in another form is read as a whole, if it has at most
+    /// [`MAX_READ_LEN`] bytes.
     ///
     /// # Errors
-    /// As [`yaml::decode`].
+    /// As [`yaml::decode`]; a document in another form is too long.
     pub fn read(payload: &[u8]) -> Result<Self, Error> {
         match Lines::of(payload).and_then(|mut lines| lines.summary()) {
             Some(summary) => Ok(summary),
-            None => Ok(yaml::decode::<Whole>(payload)?.into()),
+            None => Ok(yaml::decode_within::<Whole>(payload, MAX_READ_LEN)?.into()),
         }
     }
 }
@@ -269,19 +270,20 @@ fn is_scalar(value: &str) -> bool {
 /// Whether a value is text or a number that is written without quotes, and of
 /// characters that mean nothing in YAML where they stand.
 fn is_plain(value: &str) -> bool {
-    // Most other characters begin something else: an anchor, a tag, a list, a comment.
-    if !value.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '-' || c == '/') {
+    // These begin something else: an anchor, a tag, a list, a comment.
+    if value.starts_with(|c: char| " ?:,[]{}#&*!|>'\"%@`".contains(c)) {
         return false;
     }
-    let mut before = 0;
-    for byte in value.bytes() {
-        let means_something = matches!((before, byte), (b':', b' ') | (b' ', b'#'));
-        if means_something || !(b' '..=b'~').contains(&byte) {
+    let mut before = '\0';
+    for character in value.chars() {
+        let means_something = matches!((before, character), (':', ' ') | (' ', '#'));
+        // The last three are a mark at the beginning of a file, and ends of lines in YAML 1.1.
+        if means_something || character.is_control() || "\u{feff}\u{2028}\u{2029}".contains(character) {
             return false;
         }
-        before = byte;
+        before = character;
     }
-    !matches!(before, b':' | b' ') && !value.starts_with("- ") && value != "-"
+    !matches!(before, '\0' | ':' | ' ') && !value.starts_with("- ") && value != "-"
 }
 
 /// A value that is text without escapes, and is not read as nothing.
@@ -294,7 +296,7 @@ fn text(value: &str) -> Option<&str> {
     let is_text = match between('"').or_else(|| between('\'')) {
         // Only the whole reader knows escapes.
         Some(quoted) => return (!quoted.contains(['\\', '\''])).then_some(quoted),
-        None => is_plain(value) && !matches!(value, "null" | "Null" | "NULL"),
+        None => is_plain(value) && !matches!(value, "null" | "Null" | "NULL" | "~"),
     };
     is_text.then_some(value)
 }

@@ -79,7 +79,7 @@ pub struct Tenants {
     pub entries: Vec<TenantEntry>,
 }
 
-payload!(Tenants = Event::TENANTS, under "tenants");
+payload!(Tenants = Event::TENANTS, under "tenants", up to super::yaml::MAX_DOCUMENT_LEN);
 
 /// A tenant and its network.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -32,7 +32,7 @@ pub struct TraceReport {
     pub frames: Vec<FrameTrace>,
 }
 
-payload!(TraceReport = Event::TRACE_REPORT);
+payload!(TraceReport = Event::TRACE_REPORT, up to super::yaml::MAX_DOCUMENT_LEN);
 
 impl TraceReport {
     /// The report of the frames that carry a trace.

@@ -130,8 +130,9 @@ fn long_documents_are_refused_unread() {
     assert_eq!(refusal("1,000,000 instances", &list), too_long(list.len()));
     let scalar = format!("hostname: {}", "x".repeat(64 << 20));
     assert_eq!(refusal("a scalar of 64 MiB", &scalar), too_long(scalar.len()));
-    let start = format!("start:\n  dir: {}", "x".repeat(2 << 20));
-    let error = soon("START of 2 MiB", &start, Start::decode).unwrap_err();
+    // A START may have longer documents behind its command.
+    let start = format!("start:\n  dir: {}", "x".repeat(MAX_READ_LEN));
+    let error = soon("a command of 64 KiB", &start, Start::decode).unwrap_err();
     assert_eq!((error.line(), error.is_malformed()), (Some(1), true));
 
     // At the limit a scalar is only long.
@@ -142,6 +143,47 @@ fn long_documents_are_refused_unread() {
         refusal("a byte more", &format!("{longest}x")),
         too_long(MAX_DOCUMENT_LEN + 1)
     );
+}
+
+#[test]
+fn what_is_read_on_the_thread_that_serves_everybody_is_short() {
+    let most = MAX_NODES / 16;
+    let error = |document: &str| match soon("READY", document, Ready::decode).unwrap_err() {
+        Error::Document(error) => error.kind().clone(),
+        error => panic!("{error}"),
+    };
+    // A short document stands for a long one by its aliases.
+    let list = vec!["a"; 1000].join(",");
+    let document = format!("a: &a [{list}]\nb: [{}]\n", vec!["*a"; 90].join(","));
+    let what = "keys and values";
+    assert_eq!(error(&document), ErrorKind::TooMany { what, limit: most });
+    let document = format!(
+        "a: &a {}\nb: [{}]\n",
+        "x".repeat(10_000),
+        vec!["*a"; 90].join(",")
+    );
+    assert!(matches!(error(&document), ErrorKind::TooMany { .. }));
+    // What a command names is read even if the command cannot be, but not at any length.
+    let long = format!("start:\n  instance_uuid: x\n  dir: {}", "x".repeat(MAX_READ_LEN));
+    let command = ssntp::Frame::with_payload(ssntp::proto::Command::START, long);
+    assert_eq!(CommandSubject::of(&command), CommandSubject::default());
+}
+
+#[test]
+fn long_stats_are_skimmed_and_not_read_as_a_whole() {
+    let instance = "- instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001\n  state: active\n";
+    let labels = "  labels:\n    owner: (müller) & co\n    rack: _7\n    zone: ~\n    level: .5\n";
+    let plain = format!(
+        "node_uuid: n\ninstances:\n{}",
+        format!("{instance}{labels}").repeat(2_000)
+    );
+    let read = soon("STATS as they are written", &plain, StatsSummary::read).unwrap();
+    assert_eq!(read.instances.len(), 2_000);
+    let other = plain.replacen("state: active", "state: !!str active", 1);
+    let error = soon("STATS of another form", &other, StatsSummary::read).unwrap_err();
+    assert!(error.to_string().contains("more than 65536"), "{error}");
+    let short = other[..MAX_READ_LEN].rsplit_once("\n-").unwrap().0;
+    assert!(StatsSummary::read(short.as_bytes()).is_ok());
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::fmt::Debug;
 
 use proptest::prelude::*;
 use serde_yaml::Value;
+use ssntp::payload::yaml::{ErrorKind, MAX_DOCUMENT_LEN};
 use ssntp::payload::*;
 
 use super::*;
@@ -58,6 +59,8 @@ macro_rules! for_every_schema {
             unbanned: Unbanned = "ours_Unbanned";
             tenant: Tenant = "ours_Tenant";
             tenants: Tenants = "ours_Tenants";
+            draining: Draining = "ours_Draining";
+            snapshot_complete: SnapshotComplete = "ours_SnapshotComplete";
         }
     };
 }
@@ -306,6 +309,38 @@ fn harmless_to_every_schema(bytes: &[u8]) {
             Configure::decode_valid(bytes).is_ok()
         );
     }
+}
+
+#[test]
+fn a_schema_has_the_short_limit_unless_it_holds_lists() {
+    fn limit<T: Payload + Debug>(lists: &mut Vec<&'static str>, name: &'static str) {
+        let refused = |len: usize| T::decode("x".repeat(len).as_bytes()).unwrap_err();
+        let is_refused_at = |limit| match refused(limit + 1) {
+            Error::Document(e) => {
+                *e.kind()
+                    == ErrorKind::TooLong {
+                        len: limit + 1,
+                        limit,
+                    }
+            }
+            error => panic!("{error}"),
+        };
+        if !is_refused_at(MAX_READ_LEN) {
+            assert!(is_refused_at(MAX_DOCUMENT_LEN), "{name}");
+            lists.push(name);
+        }
+    }
+
+    let mut lists = Vec::new();
+    macro_rules! each {
+        ($($test:ident: $schema:ty = $fixture:literal;)*) => { $( limit::<$schema>(&mut lists, stringify!($schema)); )* };
+    }
+    for_every_schema!(each);
+    assert_eq!(
+        lists,
+        ["Stats", "TraceReport", "Sessions", "Kicked", "Bans", "Tenants"],
+        "a server reads none of them as a whole on the thread that serves everybody"
+    );
 }
 
 /// Pieces of YAML, of schemas, and of neither.

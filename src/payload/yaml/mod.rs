@@ -88,5 +88,10 @@ pub const MAX_ALIASES: usize = 100;
 /// # Errors
 /// See [`ErrorKind`].
 pub fn decode<T: DeserializeOwned>(document: &[u8]) -> Result<T, Error> {
-    Tree::parse(document, 1)?.decode(None)
+    decode_within(document, MAX_DOCUMENT_LEN)
+}
+
+/// Reads one document of at most `limit` bytes.
+pub(super) fn decode_within<T: DeserializeOwned>(document: &[u8], limit: usize) -> Result<T, Error> {
+    Tree::parse(document, 1, limit)?.decode(None)
 }

@@ -18,12 +18,12 @@ pub(crate) struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    /// Reads a document that begins in line `line` of its payload.
-    pub(crate) fn parse(document: &'a [u8], line: usize) -> Result<Self, Error> {
+    /// Reads a document of at most `limit` bytes that begins in line `line` of its payload.
+    pub(crate) fn parse(document: &'a [u8], line: usize, limit: usize) -> Result<Self, Error> {
         let start = Position { line, column: 1 };
         // Checked first, because everything below takes time by the length.
-        if document.len() > MAX_DOCUMENT_LEN {
-            let (len, limit) = (document.len(), MAX_DOCUMENT_LEN);
+        if document.len() > limit {
+            let len = document.len();
             return Err(Error::new(ErrorKind::TooLong { len, limit }).at(start));
         }
         let text = std::str::from_utf8(document).map_err(|error| {
@@ -44,6 +44,7 @@ impl<'a> Tree<'a> {
         let mut builder = Builder {
             parser: Parser::new_from_str_with_options(text, options),
             first_line: line,
+            limit,
             anchors: HashMap::new(),
             aliases: 0,
             spent: Spent::default(),
@@ -184,6 +185,8 @@ struct Anchored<'a> {
 struct Builder<'a> {
     parser: Parser<'a, StrInput<'a>>,
     first_line: usize,
+    /// The longest document, in bytes.
+    limit: usize,
     anchors: HashMap<usize, Anchored<'a>>,
     aliases: usize,
     spent: Spent,
@@ -314,12 +317,15 @@ impl<'a> Builder<'a> {
     fn spend(&mut self, nodes: usize, text: usize, position: Position) -> Result<(), Error> {
         self.spent.nodes += nodes;
         self.spent.text += text;
-        if self.spent.nodes > MAX_NODES {
-            return Err(too_many("keys and values", MAX_NODES).at(position));
+        // Less of a shorter limit: by aliases, a short document could take as long to read as
+        // the longest one.
+        let most = MAX_NODES * self.limit / MAX_DOCUMENT_LEN;
+        if self.spent.nodes > most {
+            return Err(too_many("keys and values", most).at(position));
         }
         // Without aliases it never comes to twice the document: the worst
         // escape makes three bytes of two.
-        let limit = 2 * MAX_DOCUMENT_LEN;
+        let limit = 2 * self.limit;
         if self.spent.text > limit {
             return Err(too_many("bytes of text, with what aliases stand for", limit).at(position));
         }

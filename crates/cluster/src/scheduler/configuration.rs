@@ -25,7 +25,7 @@ use super::keeper::Keeper;
 use super::{Scheduler, SchedulerError, limited};
 use ssntp::Role;
 use ssntp::payload::Configure;
-use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
+use ssntp::payload::MAX_READ_LEN;
 use ssntp::proto::{Command, ErrorCode, Frame};
 use ssntp::server::{Context, ServerHandle, SessionInfo};
 use ssntp_transport::LogLimit;
@@ -313,7 +313,7 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     }
     let mut yaml = Vec::new();
     // One byte more than the limit, so that the check sees that it is too long.
-    let limit = MAX_DOCUMENT_LEN as u64 + 1;
+    let limit = MAX_READ_LEN as u64 + 1;
     File::open(path)?.take(limit).read_to_end(&mut yaml)?;
     Ok(Some(yaml))
 }

@@ -16,7 +16,8 @@
 //! ```
 //!
 //! All state is plain fields on the dispatcher thread, and the time comes from the server.
-//! The scheduler never waits for a peer, and reads YAML of at most [`MAX_DOCUMENT_LEN`].
+//! The scheduler never waits for a peer, and reads no payload of more than [`MAX_READ_LEN`]
+//! as a whole: of longer STATS it skims which instances there are.
 //! Writing the configuration file would block, so it has a thread of its own.
 //!
 //! # What the protocol leaves open
@@ -128,7 +129,7 @@ use self::streams::Streams;
 use self::tenants::TenantTable;
 use ssntp::Role;
 #[cfg(doc)]
-use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
+use ssntp::payload::MAX_READ_LEN;
 use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameType, Status};
 use ssntp::server::{
     Context, DisconnectReason, Filter, Handler, Rules, Server, ServerConfig, ServerError, SessionInfo,

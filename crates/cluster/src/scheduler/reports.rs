@@ -16,8 +16,8 @@ use super::placement::Suspension;
 use super::{Scheduler, limited};
 use ssntp::Role;
 use ssntp::payload::{
-    Delete, DeleteFailure, DeleteFailureReason, Id, StartFailure, StartFailureReason, Stats, StatsSummary,
-    yaml,
+    Delete, DeleteFailure, DeleteFailureReason, Id, MAX_READ_LEN, StartFailure, StartFailureReason, Stats,
+    StatsSummary, yaml,
 };
 use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameType};
 use ssntp::server::{Context, SessionInfo};
@@ -97,7 +97,8 @@ impl Scheduler {
             }
         }
         forward(cx, from, &passed);
-        self.nodes.keep_stats(node, &passed);
+        let own = told.instances.len() - report.foreign.len().min(told.instances.len());
+        self.nodes.keep_stats(node, &passed, own);
         // Failures follow the STATS that explain them.
         for received in report.started {
             self.starts.started(received, now);
@@ -298,8 +299,14 @@ fn forward(cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
     let _ = cx.forward_all(from, Role::CONTROLLER, frame);
 }
 
-/// STATS without some of their instances. Keys that this version does not know are lost.
+/// STATS without some of their instances; none if they are too long for that. Keys that this
+/// version does not know are lost.
 fn without(frame: &Frame, foreign: &HashSet<Uuid>) -> Option<Frame> {
+    // Reading and writing the longest STATS would hold everybody up for tens of milliseconds,
+    // each time that a node sends them.
+    if frame.payload_bytes().len() > MAX_READ_LEN {
+        return None;
+    }
     let mut stats: Stats = frame.payload().ok()?;
     let is_own = |id: &Id| id.uuid().is_none_or(|uuid| !foreign.contains(&uuid));
     stats.instances.retain(|listed| is_own(&listed.instance_uuid));

@@ -60,6 +60,47 @@ fn a_connection_that_sends_less_than_its_share_goes_before_busy_ones() {
 }
 
 #[test]
+fn whoever_sends_frames_that_take_many_shares_waits_for_as_many_rounds() {
+    let mut net = Net::new(1 << 40);
+    let [heavy, busy, sparse] = [net.peer(1), net.peer(1), net.peer(1)];
+    net.read(&heavy, &["x"; 1_000]);
+    net.read(&busy, &["x"; 100_000]);
+    for _ in 0..2 {
+        // Both have begun to send, so that they are busy.
+        net.whole_turn(TURN);
+    }
+    let (mut had, mut since_sparse) = ([Duration::ZERO; 2], 0);
+    while had[0] < TURN * 1_000 {
+        let id = net.turn().unwrap();
+        // The longest payload takes ten shares to read, others a tenth of one.
+        let each = if id == heavy.id { TURN * 10 } else { TURN / 10 };
+        let mut items = 0;
+        while net.flow.take(id).is_some() {
+            net.flow.charge(id, 1, each, Duration::ZERO);
+            items += 1;
+        }
+        net.flow.end_turn(id);
+        if id == sparse.id {
+            since_sparse = 0;
+            continue;
+        }
+        had[usize::from(id == busy.id)] += each * items;
+        // It has had its turn before another frame of them was begun.
+        assert!(
+            since_sparse == 0 && (id == busy.id || items == 1),
+            "{since_sparse}"
+        );
+        net.read(&sparse, &["x"]);
+        since_sparse += 1;
+    }
+    let difference = had[0].abs_diff(had[1]);
+    assert!(
+        difference <= TURN * 11,
+        "in the end both have had the same: {had:?}"
+    );
+}
+
+#[test]
 fn busy_connections_share_by_time_bytes_and_frames() {
     let mut net = Net::new(1 << 40);
     let [slow, fast] = [net.peer(1), net.peer(1)];
