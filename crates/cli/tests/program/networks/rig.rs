@@ -367,6 +367,16 @@ impl Instance {
             .success()
     }
 
+    /// What a command in the instance's network says, with root's rights.
+    pub fn says(&self, program: &str, words: &[&str]) -> String {
+        output(within(&format!("/proc/{}/ns/net", self.pid), program).args(words))
+    }
+
+    /// The same for another process.
+    pub fn like(&self, pid: i32) -> Self {
+        Self { pid, ..self.clone() }
+    }
+
     /// A file as the instance's program sees it.
     pub fn reads(&self, path: &str) -> String {
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid)).unwrap();
