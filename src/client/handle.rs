@@ -278,6 +278,8 @@ pub(super) struct ClientState {
     pub(super) max_payload: u32,
     pub(super) operands: Operands,
     pub(super) requests: Mutex<Outstanding>,
+    /// Held by each request that this client has received and not yet dropped.
+    pub(super) asked: Arc<()>,
     pub(super) send_timeout: Option<Duration>,
     pub(super) uplink: Uplink,
     pub(super) resumption: bool,

@@ -49,6 +49,7 @@ use super::operators::is_of_operators;
 use super::routing::{Rule, RuleTable};
 use super::sessions::{Session, SessionId, SessionInfo, Sessions};
 use super::tally::Tally;
+use crate::payload::Draining;
 use crate::proto::{
     Command, Connect, Connected, ErrorCode, Frame, Item, Refusal, Run, ServerHandshake, answer_to_unsupported,
 };
@@ -59,7 +60,7 @@ use ssntp_transport::Role;
 use ssntp_transport::dispatch::{Action, Core, Drops, Origin};
 use ssntp_transport::excerpt;
 use ssntp_transport::pki::{CertificateDer, CertificateInfo, Fault, KeptCertificate};
-use ssntp_transport::{ConnectionId, EndReason, Gauge, Load, Outgoing, PeerAddress, Table};
+use ssntp_transport::{ConnectionId, EndReason, Gauge, Load, Outgoing, PeerAddress, Table, after};
 
 /// A client that asks to be admitted.
 #[derive(Debug)]
@@ -96,6 +97,10 @@ const MAX_ASKING: usize = 1024;
 /// that runs slow causes no busy waiting, and one that is set ahead is noticed within the
 /// hour.
 const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3600)];
+
+/// How much longer than it says a draining server waits: a client that leaves first awaits the
+/// answers to its requests, for at most 5 s, and then sends what waits.
+const LEAVING: Duration = Duration::from_secs(6);
 
 /// How many certificates are looked at before something else may be done.
 const LOOKS_IN_A_ROW: usize = 256;
@@ -138,6 +143,8 @@ pub(super) struct State {
     pub(super) expired: Vec<HeldFrame>,
     /// Dropped when the server stops, which ends `Server::wait`.
     pub(super) open: Option<Sender<Infallible>>,
+    /// Until when clients may leave before the server stops.
+    draining: Option<Instant>,
     pub(super) now: Instant,
     /// The time of day, as it was told last.
     pub(super) wall: SystemTime,
@@ -201,6 +208,7 @@ impl ServerCore {
             departed: Vec::new(),
             expired: Vec::new(),
             open: Some(open),
+            draining: None,
             now,
             wall: SystemTime::UNIX_EPOCH,
             generation: 0,
@@ -394,6 +402,10 @@ impl Core for ServerCore {
                 }
             });
         }
+        if self.state.draining.is_some() && self.state.sessions.len() == 0 {
+            self.state.draining = None;
+            actions.push(Action::Stop);
+        }
     }
 
     fn next_deadline(&mut self) -> Option<Instant> {
@@ -402,14 +414,22 @@ impl Core for ServerCore {
         let panic = guard(|| self.timer = self.handler.next_timer());
         self.state.note_panic("next_timer", panic);
         let look = self.state.sessions.next_look().map(|(at, _)| at);
-        [self.state.held.next_expiry(), self.timer, look]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            self.state.held.next_expiry(),
+            self.timer,
+            look,
+            self.state.draining,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
+            if core.state.draining.take_if(|at| *at <= now).is_some() {
+                core.state.actions.push(Action::Stop);
+            }
             while let Some(held) = core.state.held.expire(now) {
                 core.state.tally.expired += 1;
                 core.guarded("expired", |handler, cx| handler.expired(cx, held));
@@ -568,7 +588,7 @@ impl State {
             .and_then(|id| self.sessions.get(id));
         let standing = Standing {
             server: self.environment.uuid,
-            stopping: self.open.is_none(),
+            stopping: self.open.is_none() || self.draining.is_some(),
             maximum: self.max_sessions,
             sessions: standing,
             of_certificate: self.certificates.sessions_of(certificate),
@@ -687,6 +707,18 @@ impl State {
         self.push(id, ErrorCode::CONNECTION_FAILURE.into(), item);
         self.end(id, reason, false);
         true
+    }
+
+    /// Asks every client to leave, and stops the server when all have left or their time is over.
+    pub(super) fn drain(&mut self, within: Duration) {
+        info!(target: "ssntp::server", "draining: clients have {} s to leave", within.as_secs_f64());
+        self.draining = Some(after(self.now, within.saturating_add(LEAVING)));
+        let draining = Frame::of(&Draining {
+            within_s: within.as_secs(),
+        });
+        for id in self.sessions.ids() {
+            self.push(id, draining.kind(), outgoing(&draining, false));
+        }
     }
 
     pub(super) fn disconnect(&mut self, uuid: Uuid) -> bool {

@@ -91,7 +91,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, TrySendError};
 use log::{info, warn};
@@ -264,8 +264,14 @@ impl Server {
         self.handle.credentials()
     }
 
+    /// A channel that is disconnected once the server begins to stop, for `select!`. It never
+    /// has a message.
+    pub fn stopping(&self) -> &Receiver<Infallible> {
+        &self.stopping
+    }
+
     /// Blocks until somebody stops the server ([`ServerHandle::stop`],
-    /// [`Context::stop`]), then ends it as [`stop`](Self::stop) does: for
+    /// [`ServerHandle::drain`], [`Context::stop`]), then ends it as [`stop`](Self::stop) does: for
     /// programs that do nothing else.
     pub fn wait(self) {
         // Nothing is ever sent in this channel. The receive fails, and so ends
@@ -394,6 +400,20 @@ impl ServerHandle {
         if self.post(|cx| cx.stop()) == Err(SendError::Busy) && !dispatch::is_dispatcher() {
             let _ = self.events.send(DispatchEvent::Stop);
         }
+    }
+
+    /// Asks every client to leave within that time, and stops the server when all have left, at
+    /// the latest 6 s after that time. Returns at once. Newcomers are refused meanwhile, so that
+    /// clients go to another server, or come back after a restart.
+    ///
+    /// A client that knows the event Draining leaves at a random moment: it awaits the answers to
+    /// its requests, sends what waits, and ends its session in order, so that no frame is lost.
+    /// Any other client is served until the server stops. Whole seconds count.
+    ///
+    /// # Errors
+    /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
+    pub fn drain(&self, within: Duration) -> Result<(), SendError> {
+        self.with(move |cx| cx.drain(within))
     }
 
     /// Queues a frame for one entity.
