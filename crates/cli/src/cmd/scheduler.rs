@@ -178,7 +178,11 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         Some(()) => Err(Failure::new("this scheduler has led, and its lease is over")),
         None => Ok(Next::Closed),
     });
-    let ended = daemon.run(presence, read, &mut running, vec![lost]);
+    let mut ended = daemon.run(presence, read, &mut running, vec![lost]);
+    // Clients of a leader have nowhere to go until it has given its lease back.
+    if ended.is_ok() && membership.is_none() {
+        ended = daemon.drain(&server, args.admission.drain());
+    }
     // In this order, so that the next leader finds its clients free.
     server.stop();
     drop(membership);
