@@ -21,8 +21,8 @@ pub mod store;
 
 pub use self::daemon::{Config, Daemon, Handle, Health, Snapshot, StartError};
 pub use self::model::{Figures, Row, Spec, SpecError, StartKeys, State};
-pub use self::reconcile::{Applied, Refused, RolloutOrder, Status};
-pub use self::store::{Limits, Query};
+pub use self::reconcile::{Applied, Changed, Difference, Refused, RolloutOrder, Status};
+pub use self::store::{History, Limits, Query};
 
 /// The log target of this crate.
 const LOG: &str = "ssntp::controller";
