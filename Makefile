@@ -26,8 +26,8 @@ test: ## all tests
 test-again: ## every test program N=20 times beside a load, to find tests that fail now and then
 	.ci/test-again $(N)
 
-simulate: ## 100,000 seeds of the simulation, or SSNTP_SEEDS=n of them
-	SSNTP_SEEDS=$${SSNTP_SEEDS:-100000} $(CARGO) test --profile simulate -p ssntp-cluster --test simulation -- --nocapture
+simulate: ## 100,000 seeds of each simulation, or SSNTP_SEEDS=n of them
+	SSNTP_SEEDS=$${SSNTP_SEEDS:-100000} $(CARGO) test --profile simulate -p ssntp-cluster -p ssntp-controller -p ssntp-engine --test simulation -- --nocapture
 
 check: ## format, lints, every feature alone
 	$(CARGO) fmt --check

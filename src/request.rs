@@ -13,6 +13,7 @@
 //! whom it asked.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -32,6 +33,8 @@ pub struct Request {
     pub(super) id: u64,
     /// With the application's content alone.
     pub(super) frame: Frame,
+    /// Shared by all requests that a client has received and whose application still has them.
+    pub(super) _under_way: Option<Arc<()>>,
 }
 
 impl Request {
@@ -41,6 +44,7 @@ impl Request {
             from: exchange.peer,
             id: exchange.id,
             frame: bare(frame),
+            _under_way: None,
         }
     }
 

@@ -339,6 +339,11 @@ pub enum DisconnectReason {
     /// meanwhile waits for that.
     #[error("the certificate was renewed, and is shown in another session")]
     Renewed,
+    /// The server is about to stop and has asked its clients to leave, and this client
+    /// ended the session in order. It connects to another server, or to this one when it
+    /// is there again. What is sent meanwhile waits for that.
+    #[error("the server is about to stop")]
+    Draining,
     /// The client was renewed, and does not trust the server's certificate any
     /// more. This is why.
     #[error("the server is not trusted any more: {0}")]

@@ -25,7 +25,8 @@ pub enum ClientEvent {
     /// Somebody asks this client, by a frame that is registered as a request:
     /// answer with [`ClientHandle::reply`](super::ClientHandle::reply) or
     /// [`refuse`](super::ClientHandle::refuse), from whatever thread, or the
-    /// asker waits for as long as it likes.
+    /// asker waits for as long as it likes. Drop it then: a client that is to end its
+    /// session in order waits, for at most 5 s, until no request is left.
     Request(Request),
     /// The session is over.
     Disconnected {

@@ -1,6 +1,7 @@
 //! What the reader of a session does with what the server sends.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use log::{debug, warn};
@@ -8,14 +9,17 @@ use log::{debug, warn};
 use super::handle::{ClientState, lock};
 use super::inbound::Inbound;
 use super::{ClientEvent, DisconnectReason, LOG};
-use crate::payload::InvalidFrameType;
+use crate::payload::{Draining, InvalidFrameType};
 use crate::proto::{
-    Command, ErrorCode, Exchange, Frame, FrameKind, HEADER_LEN, Item, Run, Step, answer_to_bad_exchange,
-    answer_to_unsupported,
+    Command, ErrorCode, Event, Exchange, Frame, FrameKind, HEADER_LEN, Item, Run, Step,
+    answer_to_bad_exchange, answer_to_unsupported,
 };
 use crate::request::Request;
 use crate::wire::outgoing;
 use ssntp_transport::{EndReason, Outbox, Sink};
+
+/// The longest time, in seconds, within which a client is asked to leave.
+const A_DAY: u64 = 86_400;
 
 /// Hands frames to the application.
 pub(super) struct SessionSink {
@@ -23,31 +27,45 @@ pub(super) struct SessionSink {
     outbox: Outbox,
     /// Told why the session is over; disconnected once its threads are.
     over: Sender<DisconnectReason>,
+    /// Told within what time the server asks this client to leave.
+    drains: Sender<Duration>,
     /// What the server ended the session with, where it did.
     refused: Option<ErrorCode>,
 }
 
 impl SessionSink {
-    pub(super) fn new(state: Arc<ClientState>, outbox: Outbox, over: Sender<DisconnectReason>) -> Self {
+    pub(super) fn new(
+        state: Arc<ClientState>,
+        outbox: Outbox,
+        over: Sender<DisconnectReason>,
+        drains: Sender<Duration>,
+    ) -> Self {
         Self {
             state,
             outbox,
             over,
+            drains,
             refused: None,
         }
     }
 
     fn run(&mut self, run: &Run, inbound: &mut Inbound) -> bool {
+        // The application is told by the reason of the end, and not by a frame.
         if self.is_refusal(run.kind()) {
             return false;
         }
         if run.kind() == Command::CONFIGURE
+            // Each replaces the one before it.
             && let Some(latest) = run.frames().last()
         {
             self.state.configure(latest.payload_bytes());
         }
         if run.kind() == ErrorCode::INVALID_FRAME_TYPE {
             run.frames().for_each(|frame| self.refused_kind(&frame));
+        }
+        if run.kind() == Event::DRAINING {
+            run.frames().for_each(|frame| self.drain(&frame));
+            return true;
         }
         let asks = self.state.operands.is_request(run.kind());
         for frame in run.frames() {
@@ -73,7 +91,10 @@ impl SessionSink {
             return true;
         };
         if exchange.step == Step::Request {
-            let request = Request::new(&exchange, &frame);
+            let request = Request {
+                _under_way: Some(Arc::clone(&self.state.asked)),
+                ..Request::new(&exchange, &frame)
+            };
             return inbound.deliver(ClientEvent::Request(request), frame.encoded_len());
         }
         lock(&self.state.requests).settle(exchange.peer, &exchange, &frame);
@@ -89,10 +110,20 @@ impl SessionSink {
         }
     }
 
+    /// Passes on that the server asks its clients to leave. The first time that it names counts.
+    fn drain(&self, frame: &Frame) {
+        if let Ok(draining) = frame.payload::<Draining>() {
+            let _ = self
+                .drains
+                .try_send(Duration::from_secs(draining.within_s.min(A_DAY)));
+        }
+    }
+
     /// Tells the server what is wrong with a frame. Where the queue is full the
     /// answer is left out: waiting for a server that does not read would block
     /// its own reader.
     fn answer(&self, answer: &Frame) {
+        // It is lost if the queue is full: the reader must not wait for its own writer.
         let _ = self.outbox.push(outgoing(answer, false));
     }
 
@@ -102,6 +133,10 @@ impl SessionSink {
         }
         if frame.kind() == Command::CONFIGURE {
             self.state.configure(frame.payload_bytes());
+        }
+        if frame.kind() == Event::DRAINING {
+            self.drain(&frame);
+            return true;
         }
         if self.state.operands.is_request(frame.kind()) {
             return self.exchange(frame, inbound);

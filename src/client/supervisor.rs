@@ -19,6 +19,9 @@
 //!  Connected                             what waited goes out first
 //! ```
 //!
+//! A client that a draining server asks to leave does the same at a random moment, with
+//! Disconnected { Draining }, and tries each of its servers.
+//!
 //! Two sessions never stand side by side: a server can let the second take the
 //! first over only where both certificates are bound to the UUID by one authority
 //! (docs/admission.md), and it would leave what the first has sent and nobody has
@@ -30,6 +33,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, at, never};
 use log::{debug, info, warn};
 
+use super::config::random_share;
 use super::credentials::{self, Credentials};
 use super::dial::{Dialer, Established, say_goodbye};
 use super::handle::{ClientState, Counts, lock, now};
@@ -112,6 +116,7 @@ impl Supervisor {
             max_payload: config.max_payload,
             operands: config.operands.clone(),
             requests: Mutex::new(Outstanding::new(config.max_requests)),
+            asked: Arc::default(),
             send_timeout: config.send_timeout,
             uplink: Uplink::new(uuid.uuid, config.role, config.offline, config.queue),
             resumption: config.resumption,
@@ -177,7 +182,9 @@ impl Supervisor {
                     return ClientError::Aborted { server };
                 }
                 reason if !self.config.reconnect => return ClientError::Disconnected(reason),
-                DisconnectReason::Renewed => {
+                DisconnectReason::Renewed | DisconnectReason::Draining => {
+                    // The old session ended in order, so what is sent meanwhile waits a little for
+                    // the next one, as if there were no gap.
                     self.gap = Some(deadline(GAP));
                     continue;
                 }
@@ -203,6 +210,8 @@ impl Supervisor {
         let mut rounds = 0;
         loop {
             let mut errors = Vec::new();
+            // Before each round, so that credentials that were renewed during the pause are used
+            // at once.
             self.adopt_news();
             for at in 0..self.servers.len() {
                 if let Some(error) = &self.servers[at].ruled_out {
@@ -223,6 +232,7 @@ impl Supervisor {
                     }
                 }
             }
+            // New credentials may mend what ruled a server out.
             if self.servers.iter().all(|server| server.ruled_out.is_some()) {
                 if self.adopt_news() {
                     continue;
@@ -253,6 +263,7 @@ impl Supervisor {
     fn dial(&mut self, at: usize) -> Result<Established, DialError> {
         let target = &self.servers[at].target;
         let newest = self.dialer.dial(target, &self.credentials.connector);
+        // The server has only no room at present, so the new certificate is tried again soon.
         let for_now = matches!(&newest, Err(error) if matches!(&error.fault, DialFault::Refused(refusal) if refusal.may_retry()));
         let (established, identity) = match newest {
             Ok(established) => (established, self.credentials.identity.clone()),
@@ -293,6 +304,7 @@ impl Supervisor {
         let not_after = self.credentials.identity.info().not_after_text();
         info!(target: LOG, "{}: renewed: the certificate is valid until {not_after}", self.name());
         for server in &mut self.servers {
+            // They were ruled out with the former credentials.
             server.ruled_out = None;
         }
     }
@@ -321,6 +333,8 @@ impl Supervisor {
             });
         }
         self.tell_invalid();
+        // A server that was reached once is there: its fault is somebody's mistake of today, such
+        // as an expired certificate. One that was never reached may be a mistake in our settings.
         if error.fault.may_retry() || self.servers[at].known && error.fault.may_be_mended() {
             warn!(target: LOG, "{}: cannot connect to {error}", self.name());
         } else {
@@ -364,7 +378,8 @@ impl Supervisor {
         info!(target: LOG, "{}: connected to {server}", self.name());
 
         let (tell, over) = crossbeam_channel::bounded(1);
-        let sink = SessionSink::new(Arc::clone(&self.state), outbox.clone(), tell);
+        let (drain, drains) = crossbeam_channel::bounded(1);
+        let sink = SessionSink::new(Arc::clone(&self.state), outbox.clone(), tell, drain);
         let decoder = Decoder::new(
             self.state.max_payload,
             server.tracing(),
@@ -400,17 +415,19 @@ impl Supervisor {
         }
         drop(inbound);
 
-        let mut reason = self.stand(&over, &chain, &name);
-        if reason == DisconnectReason::Renewed {
+        let is_in_order = |reason: &DisconnectReason| {
+            matches!(reason, DisconnectReason::Renewed | DisconnectReason::Draining)
+        };
+        let mut reason = self.stand(&over, drains, &chain, &name);
+        if is_in_order(&reason) {
             self.state.hold_requests(true);
             reason = self.await_answers(&over).unwrap_or(reason);
         }
-        let renewed = reason == DisconnectReason::Renewed;
         // How long the server may take to deal with what it was sent, and to end
         // its side. One that is a stranger now gets no new frame, and hardly time;
         // one whose certificate is revoked gets nothing at all.
         let ending = match &reason {
-            DisconnectReason::Renewed => Some(self.config.write_timeout),
+            reason if is_in_order(reason) => Some(self.config.write_timeout),
             DisconnectReason::Certificate(_) if self.is_revoked => Some(Duration::ZERO),
             DisconnectReason::Certificate(_) => Some(LINGER),
             _ => None,
@@ -440,7 +457,7 @@ impl Supervisor {
         }
         let aborted = reason == DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED);
         let retrying = self.config.reconnect && !aborted;
-        match renewed {
+        match is_in_order(&reason) {
             true => info!(target: LOG, "{}: disconnected: {reason}", self.name()),
             false => warn!(target: LOG, "{}: disconnected: {reason}", self.name()),
         }
@@ -451,7 +468,8 @@ impl Supervisor {
         // A server that ended its side may still receive; any other one that
         // this client has ended the session with does not deserve the wait.
         let limit = match reason {
-            DisconnectReason::PeerClosed | DisconnectReason::Renewed => self.config.write_timeout,
+            DisconnectReason::PeerClosed => self.config.write_timeout,
+            _ if is_in_order(&reason) => self.config.write_timeout,
             _ => LINGER,
         };
         crossbeam_channel::select! {
@@ -468,9 +486,15 @@ impl Supervisor {
     fn stand(
         &mut self,
         over: &Receiver<DisconnectReason>,
+        mut drains: Receiver<Duration>,
         chain: &[CertificateDer<'static>],
         name: &str,
     ) -> DisconnectReason {
+        // A client that does not connect again stays until the server ends.
+        if !self.config.reconnect {
+            drains = never();
+        }
+        let mut leave = never();
         loop {
             let due = self
                 .move_at
@@ -480,6 +504,14 @@ impl Supervisor {
                 recv(over) -> reason => return reason.unwrap_or_else(|_| reader_ended()),
                 recv(self.state.cancel.done()) -> _ => return DisconnectReason::Closed,
                 recv(due) -> _ => return DisconnectReason::Renewed,
+                recv(leave) -> _ => return DisconnectReason::Draining,
+                recv(drains) -> within => {
+                    // Closed is what the channel is after the first message, and when the session's
+                    // reader has ended.
+                    drains = never();
+                    // At random, so that not all clients come to another server at once.
+                    leave = within.map_or_else(|_| never(), |within| at(deadline(within.mul_f64(random_share()))));
+                }
                 recv(self.news) -> _ => {
                     self.adopt();
                     if let Some((why, revoked)) = self.credentials.connector.objection(chain, name) {
@@ -505,11 +537,14 @@ impl Supervisor {
         });
     }
 
-    /// Waits until the requests under way are answered. Some, where the session
-    /// is over before.
+    /// Waits until the requests under way, in both directions, are answered. Some, where the
+    /// session is over before.
     fn await_answers(&self, over: &Receiver<DisconnectReason>) -> Option<DisconnectReason> {
         let until = deadline(ANSWERS);
-        while !lock(&self.state.requests).is_idle() && now() < until {
+        let is_idle = || lock(&self.state.requests).is_idle() && Arc::strong_count(&self.state.asked) == 1;
+        // It looks every few milliseconds, because an answer is rare at such a moment and a signal
+        // for it would cost each other answer.
+        while !is_idle() && now() < until {
             crossbeam_channel::select! {
                 recv(over) -> reason => {
                     self.state.hold_requests(false);
@@ -525,6 +560,7 @@ impl Supervisor {
     /// Lets a session that is closed send what waits, and part from the
     /// server, within the grace.
     fn part(&self, link: Link, over: &Receiver<DisconnectReason>) {
+        // The queue is sent first: what `send` has taken before a close is to arrive.
         link.close();
         let deadline = deadline(self.config.grace);
         // The channel gives the reason, where there is one, and then ends when

@@ -42,6 +42,7 @@
 //! | `node` | NodeConnected, NodeDisconnected |
 //! | `trace_report` | TraceReport |
 //! | `sessions` | ListSessions, Sessions |
+//! | `draining` | Draining |
 //! | `kick` | Kick, Kicked, ListBans, Bans, Unban, Unbanned |
 //! | `tenants` | Tenant, Tenants |
 //! | `failure` | StartFailure and the other failures of commands |
@@ -73,6 +74,7 @@
 mod configure;
 mod content;
 mod delete;
+mod draining;
 mod evacuate;
 mod failure;
 mod id;
@@ -110,6 +112,7 @@ pub use self::configure::{
 };
 pub use self::content::Content;
 pub use self::delete::Delete;
+pub use self::draining::Draining;
 pub use self::evacuate::{Evacuate, NextState};
 pub use self::failure::*;
 pub use self::id::Id;
@@ -117,7 +120,7 @@ pub use self::instance::{ConcentratorInstanceAdded, InstanceDeleted, InstanceSto
 pub use self::invalid_frame_type::{InvalidFrameType, InvalidFrameTypeReason};
 pub use self::kick::{BanEntry, Bans, Kick, Kicked, ListBans, OperatorRefusal, Unban, Unbanned};
 pub use self::label::{MAX_LABEL, MAX_LABELS, check_label, check_name};
-pub use self::node::{NodeConnected, NodeDisconnected, NodeType};
+pub use self::node::{NodeConnected, NodeDisconnected, NodeType, SnapshotComplete};
 pub use self::public_ip::{AssignPublicIp, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp};
 pub use self::ready::{Maintenance, Ready};
 pub use self::refresh_cnci::{CnciPeer, RefreshCnci};

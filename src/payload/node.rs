@@ -1,7 +1,10 @@
-//! NodeConnected and NodeDisconnected (EVENT 0x6, 0x7), made by the scheduler.
+//! NodeConnected, NodeDisconnected and SnapshotComplete (EVENT 0x6, 0x7, 0x49), made by the
+//! scheduler.
+
+use serde::{Deserialize, Serialize};
 
 use super::names::names;
-use super::{Id, alike};
+use super::{Id, alike, payload};
 
 alike! {
     {
@@ -35,6 +38,29 @@ alike! {
     NodeDisconnected = Event::NODE_DISCONNECTED,
     under "node_disconnected";
 }
+
+/// A controller that has connected was told all that the scheduler knew.
+///
+/// The payload of SnapshotComplete (EVENT 0x49):
+///
+/// ```yaml
+/// snapshot_complete:
+///   nodes: 3
+///   reporting: 2
+///   instances: 41
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SnapshotComplete {
+    /// The nodes that are connected, as of the beginning of the session; default: 0.
+    pub nodes: u64,
+    /// The nodes whose last STATS were sent. The others have just connected; default: 0.
+    pub reporting: u64,
+    /// The instances that these STATS list; default: 0.
+    pub instances: u64,
+}
+
+payload!(SnapshotComplete = Event::SNAPSHOT_COMPLETE, under "snapshot_complete");
 
 names! {
     /// What a node is for.

@@ -230,7 +230,8 @@ fn every_operand_has_its_number_and_name() {
         ),
         (
             3,
-            "StreamOpened StreamData StreamEnded Sessions Kicked Bans Unbanned Tenants",
+            "StreamOpened StreamData StreamEnded Sessions Kicked Bans Unbanned Tenants Draining \
+             SnapshotComplete",
         ),
     ];
     for (frame_type, names) in ours {
@@ -239,7 +240,7 @@ fn every_operand_has_its_number_and_name() {
             assert_eq!(FrameKind::new(FrameType(frame_type), operand).name(), Some(name));
         }
     }
-    let mut count = 2 * 8;
+    let mut count = 8 + 10;
     for (frame_type, names) in table {
         for (operand, name) in (0u8..).zip(names) {
             let kind = FrameKind::new(FrameType(frame_type), operand);

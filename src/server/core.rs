@@ -51,6 +51,7 @@ use super::operators::is_of_operators;
 use super::routing::{Rule, RuleTable};
 use super::sessions::{Session, SessionId, SessionInfo, Sessions};
 use super::tally::Tally;
+use crate::payload::Draining;
 use crate::proto::{
     Command, Connect, ErrorCode, Frame, Item, Refusal, Run, ServerHandshake, answer_to_unsupported,
 };
@@ -61,7 +62,7 @@ use ssntp_transport::Role;
 use ssntp_transport::dispatch::{Action, Core, DistantChange, Drops, Origin};
 use ssntp_transport::excerpt;
 use ssntp_transport::pki::{CertificateDer, CertificateInfo, Fault, KeptCertificate};
-use ssntp_transport::{ConnectionId, EndReason, Gauge, Limits, Load, Outgoing, PeerAddress, Table};
+use ssntp_transport::{ConnectionId, EndReason, Gauge, Limits, Load, Outgoing, PeerAddress, Table, after};
 
 /// A client that asks to be admitted.
 #[derive(Debug)]
@@ -112,6 +113,10 @@ const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3600)]
 /// sessions fits into the other half.
 const LINK_QUEUE: u64 = 16 << 20;
 
+/// How much longer than it says a draining server waits: a client that leaves first awaits the
+/// answers to its requests, for at most 5 s, and then sends what waits.
+const LEAVING: Duration = Duration::from_secs(6);
+
 /// How many certificates are looked at before something else may be done.
 const LOOKS_IN_A_ROW: usize = 256;
 
@@ -154,6 +159,8 @@ pub(super) struct State {
     pub(super) expired: Vec<HeldFrame>,
     /// Dropped when the server stops, which ends `Server::wait`.
     pub(super) open: Option<Sender<Infallible>>,
+    /// Until when clients may leave before the server stops.
+    draining: Option<Instant>,
     pub(super) now: Instant,
     /// The time of day, as it was told last.
     pub(super) wall: SystemTime,
@@ -220,6 +227,7 @@ impl ServerCore {
             departed: Vec::new(),
             expired: Vec::new(),
             open: Some(open),
+            draining: None,
             now,
             wall: SystemTime::UNIX_EPOCH,
             generation: 0,
@@ -314,6 +322,8 @@ impl Core for ServerCore {
                 Arrival::Session(request) => request.generation,
                 Arrival::Link(request) => request.generation,
             };
+            // Sessions that stood when the credentials were replaced have been looked at. This one
+            // would come too late for that look.
             if generation < core.state.generation {
                 return Err(Refusal::Busy("the server's certificates were replaced meanwhile"));
             }
@@ -322,6 +332,8 @@ impl Core for ServerCore {
                 Arrival::Link(request) => return core.state.admit_link(id, request, gauge),
             };
             let replaced = core.state.judge(&request, standing)?;
+            // The application is asked last: it never sees a newcomer that the rules refuse.
+            // Whoever is replaced still stands if it says no.
             core.consent(&request)?;
             Ok(core.state.admit(SessionId(id), request, gauge, replaced))
         })
@@ -333,6 +345,7 @@ impl Core for ServerCore {
                 return;
             }
             if !told {
+                // The application has not heard of it, so it is not told of its end either.
                 if let Some(session) = core.state.sessions.remove(SessionId(id)) {
                     core.state.tally.gone(&session.counters());
                 }
@@ -396,6 +409,8 @@ impl Core for ServerCore {
         };
         let frames = item.frames();
         self.at(now, actions, |core| {
+            // Whatever is sent until this call returns holds this session back, also what the
+            // handler sends to others.
             core.state.origin = Origin::Connection(id);
             core.deal_with(SessionId(id), item);
             core.state.origin = Origin::Application;
@@ -458,22 +473,36 @@ impl Core for ServerCore {
                 }
             });
         }
+        if self.state.draining.is_some() && self.state.sessions.len() == 0 {
+            self.state.draining = None;
+            actions.push(Action::Stop);
+        }
     }
 
     fn next_deadline(&mut self) -> Option<Instant> {
         self.timer = None;
+        // Asked each time, because anything that the handler was told may have changed its answer.
         let panic = guard(|| self.timer = self.handler.next_timer());
         self.state.note_panic("next_timer", panic);
         let look = self.state.sessions.next_look().map(|(at, _)| at);
         let beat = self.state.links.next_beat();
-        [self.state.held.next_expiry(), self.timer, look, beat]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            self.state.held.next_expiry(),
+            self.timer,
+            look,
+            self.state.draining,
+            beat,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
+            if core.state.draining.take_if(|at| *at <= now).is_some() {
+                core.state.actions.push(Action::Stop);
+            }
             while let Some(held) = core.state.held.expire(now) {
                 core.state.tally.expired += 1;
                 core.guarded("expired", |handler, cx| handler.expired(cx, held));
@@ -485,6 +514,7 @@ impl Core for ServerCore {
                     _ => break,
                 }
             }
+            // Taken, so that it is called once for each time that the handler has named.
             if core.timer.take_if(|at| *at <= now).is_some() {
                 core.guarded("timer", |handler, cx| handler.timer(cx));
             }
@@ -493,7 +523,9 @@ impl Core for ServerCore {
 
     fn stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
+            // First, so that what it sends joins the lines of sessions that still stand.
             core.guarded("stopping", |handler, cx| handler.stopping(cx));
+            // From here on newcomers are refused, and nobody is left who could take a place.
             core.state.open = None;
             for id in core.state.links.table.ids() {
                 core.state.end_link(id, End::Closing, "the server stops");
@@ -514,6 +546,7 @@ impl ServerCore {
             address: request.address,
             certificate: &request.certificate,
         };
+        // A panic must not let anybody in, and must not send anybody away for good.
         let mut verdict = Err(Refusal::postpone("it panicked"));
         self.guarded("admit", |handler, cx| verdict = handler.admit(cx, &newcomer));
         verdict
@@ -543,10 +576,12 @@ impl ServerCore {
             Item::Unsupported(_) => 0,
         };
         self.state.tally.received(kind, frames, bytes as u64);
+        // Before the filter: a client that leaves needs no permission.
         if kind == ErrorCode::CONNECTION_FAILURE || kind == ErrorCode::CONNECTION_ABORTED {
             let reason = DisconnectReason::PeerRefused(ErrorCode(kind.operand));
             return self.state.end(id, reason, false);
         }
+        // Before the filter, because a request that is refused needs an answer that names it.
         if self.state.environment.operands.is_request(kind) {
             return self.exchange(&info, item);
         }
@@ -584,6 +619,7 @@ impl ServerCore {
         match self.state.rules.get(run.kind()) {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
+                // One item for all receivers. They share its bytes, and nothing is encoded again.
                 let item = Outgoing::whole(run.wire().clone(), run.len());
                 self.state.fan_out(info.id, role, run.kind(), |_| item.clone());
                 self.state.send_to_remote_role(Some(info.uuid), role, || Bundle::from(run));
@@ -595,6 +631,8 @@ impl ServerCore {
             }
             None => {}
         }
+        // After the rules, so that what the handler sends arrives behind the frame that it
+        // answers.
         self.guarded("frame", |handler, cx| handler.run(cx, info, run));
     }
 
@@ -630,7 +668,7 @@ impl State {
             .and_then(|id| self.sessions.get(id));
         let standing = Standing {
             server: self.environment.uuid,
-            stopping: self.open.is_none(),
+            stopping: self.open.is_none() || self.draining.is_some(),
             maximum: self.max_sessions,
             sessions: standing.saturating_sub(self.links.table.len()),
             of_certificate: self.certificates.sessions_of(certificate),
@@ -657,6 +695,8 @@ impl State {
             bad_traces,
         } = request;
         if let Some(old) = replaced {
+            // At once: a client that comes back has most likely lost that connection, and must not
+            // wait until what is queued there is sent to nobody.
             self.end(old, DisconnectReason::Replaced, true);
         }
         let environment = &self.environment;
@@ -704,6 +744,7 @@ impl State {
         let Some(session) = self.sessions.remove(id) else {
             return;
         };
+        // Nobody else can answer what was asked of it.
         self.asking.cancel(Some(session.info.uuid));
         self.actions.push(Action::End { id: id.0, abort });
         // A session that ends before the application was told that it stands
@@ -748,9 +789,22 @@ impl State {
             return self.end_link(id.0, End::Refused, &reason.to_string());
         }
         let item = outgoing(&Frame::new(ErrorCode::CONNECTION_FAILURE), false);
+        // Before the end, after which nothing can be sent to it any more.
         self.push(id, ErrorCode::CONNECTION_FAILURE.into(), item);
         self.end(id, reason, false);
         true
+    }
+
+    /// Asks every client to leave, and stops the server when all have left or their time is over.
+    pub(super) fn drain(&mut self, within: Duration) {
+        info!(target: "ssntp::server", "draining: clients have {} s to leave", within.as_secs_f64());
+        self.draining = Some(after(self.now, within.saturating_add(LEAVING)));
+        let draining = Frame::of(&Draining {
+            within_s: within.as_secs(),
+        });
+        for id in self.sessions.ids() {
+            self.push(id, draining.kind(), outgoing(&draining, false));
+        }
     }
 
     pub(super) fn disconnect(&mut self, uuid: Uuid) -> bool {

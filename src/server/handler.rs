@@ -1,7 +1,7 @@
 //! What an application implements, and what it may do from there.
 
 use std::any::Any;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use uuid::Uuid;
@@ -323,6 +323,12 @@ impl Context<'_> {
     /// does. Returns at once.
     pub fn stop(&mut self) {
         self.state.actions.push(Action::Stop);
+    }
+
+    /// Asks every client to leave within that time, and then stops the server, as
+    /// [`ServerHandle::drain`](super::ServerHandle::drain) does. Returns at once.
+    pub fn drain(&mut self, within: Duration) {
+        self.state.drain(within);
     }
 
     /// The cluster configuration that the next CONNECTED carries.

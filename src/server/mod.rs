@@ -93,7 +93,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, TrySendError};
 use log::{info, warn};
@@ -154,6 +154,8 @@ impl Server {
     /// [`ServerError`]; nothing runs then.
     pub fn start(mut config: ServerConfig, handler: impl Handler) -> Result<Self, ServerError> {
         config.check()?;
+        // Before anything is opened: a server that could not keep what it promises is not to
+        // start.
         let room = Room::claim(config.max_handshakes, config.max_sessions, "ssntp::server")
             .map_err(ServerError::TooManySessions)?;
         let max_sessions = room.sessions;
@@ -176,6 +178,8 @@ impl Server {
                  queue_budget is below max_payload, {max_payload}"
             );
         }
+        // Nothing is sent in it. Whoever waits for the server sees that the core has dropped its
+        // end.
         let (stopped, stopping) = crossbeam_channel::bounded(0);
         let handler = Box::new(handler);
         let core = ServerCore::new(
@@ -280,8 +284,14 @@ impl Server {
         self.handle.credentials()
     }
 
+    /// A channel that is disconnected once the server begins to stop, for `select!`. It never
+    /// has a message.
+    pub fn stopping(&self) -> &Receiver<Infallible> {
+        &self.stopping
+    }
+
     /// Blocks until somebody stops the server ([`ServerHandle::stop`],
-    /// [`Context::stop`]), then ends it as [`stop`](Self::stop) does: for
+    /// [`ServerHandle::drain`], [`Context::stop`]), then ends it as [`stop`](Self::stop) does: for
     /// programs that do nothing else.
     pub fn wait(self) {
         // Nothing is ever sent in this channel. The receive fails, and so ends
@@ -303,6 +313,8 @@ impl Drop for Server {
         // dispatcher takes events until it finds the last one.
         let _ = events.send(DispatchEvent::Stop);
         if let Some(acceptance) = self.acceptance.take() {
+            // Between the two events: newcomers that were admitted before the stop still need the
+            // dispatcher, and after this there are no more of them.
             acceptance.stop();
         }
         if let Some(dialler) = self.dialler.take() {
@@ -419,6 +431,20 @@ impl ServerHandle {
         if self.post(|cx| cx.stop()) == Err(SendError::Busy) && !dispatch::is_dispatcher() {
             let _ = self.events.send(DispatchEvent::Stop);
         }
+    }
+
+    /// Asks every client to leave within that time, and stops the server when all have left, at
+    /// the latest 6 s after that time. Returns at once. Newcomers are refused meanwhile, so that
+    /// clients go to another server, or come back after a restart.
+    ///
+    /// A client that knows the event Draining leaves at a random moment: it awaits the answers to
+    /// its requests, sends what waits, and ends its session in order, so that no frame is lost.
+    /// Any other client is served until the server stops. Whole seconds count.
+    ///
+    /// # Errors
+    /// [`SendError::Stopped`], [`SendError::OnDispatcher`].
+    pub fn drain(&self, within: Duration) -> Result<(), SendError> {
+        self.with(move |cx| cx.drain(within))
     }
 
     /// Queues a frame for one entity.

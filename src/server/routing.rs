@@ -100,8 +100,9 @@ impl Rules {
         // What is told is told to controllers; what a peer did not understand is
         // between the two of them, a stream is its controller's alone, whom only a
         // scheduler knows, and operators are answered by the server itself. Who asks about
-        // tenants is answered by the scheduler alone.
-        let not_told: [FrameKind; 8] = [
+        // tenants is answered by the scheduler alone, which also says when a controller has
+        // been told everything.
+        let not_told: [FrameKind; 10] = [
             ErrorCode::INVALID_FRAME_TYPE.into(),
             ErrorCode::INVALID_CONFIGURATION.into(),
             ErrorCode::CONNECTION_FAILURE.into(),
@@ -110,6 +111,8 @@ impl Rules {
             Event::STREAM_DATA.into(),
             Event::STREAM_ENDED.into(),
             Event::TENANTS.into(),
+            Event::SNAPSHOT_COMPLETE.into(),
+            Event::DRAINING.into(),
         ];
         for kind in FrameKind::all() {
             let told = kind == Command::STATS || kind.frame_type != FrameType::COMMAND;

@@ -661,3 +661,37 @@ fn an_application_forwards_to_others_and_only_what_a_session_may_carry() {
     let [_, to, other] = members.map(|member| (member.id, 1));
     assert_eq!(sends(&actions), [to, to, other, other]);
 }
+
+#[test]
+fn a_draining_server_asks_everybody_to_leave_and_stops_when_they_have_or_their_time_is_over() {
+    for leave in [true, false] {
+        let mut rig = Rig::new((), |c| c);
+        let (agent, controller) = (rig.connect(Role::AGENT), rig.connect(Role::CONTROLLER));
+        let mut actions = Vec::new();
+        rig.call(&mut actions, |cx| cx.drain(Duration::from_secs(30)));
+        rig.core.settle(rig.now, &mut actions);
+        assert_eq!(sends(&actions), [(agent.id, 1), (controller.id, 1)]);
+        let refused = rig.admit(Role::AGENT, Limits::default(), &mut Vec::new());
+        assert!(matches!(refused, Err(Refusal::Busy(_))));
+        rig.pass(Duration::from_secs(35));
+        assert!(
+            rig.tick().is_empty(),
+            "clients have some more time to end in order"
+        );
+        if leave {
+            for (member, stops) in [(&agent, false), (&controller, true)] {
+                let mut actions = Vec::new();
+                rig.core
+                    .ended(member.id, EndReason::PeerClosed, rig.now, &mut actions);
+                rig.core.settle(rig.now, &mut actions);
+                let is_stop = |action: &Action| matches!(action, Action::Stop);
+                assert_eq!(actions.iter().any(is_stop), stops);
+            }
+        } else {
+            assert_eq!(rig.core.next_deadline(), Some(rig.now + Duration::from_secs(1)));
+            rig.pass(Duration::from_secs(1));
+            assert!(matches!(rig.tick()[..], [Action::Stop]));
+        }
+        assert!(rig.tick().is_empty());
+    }
+}

@@ -160,6 +160,8 @@ fn each_payload_has_an_example_that_is_one() {
         read::<Bans>,
         read::<Unbanned>,
         read::<Tenants>,
+        read::<Draining>,
+        read::<SnapshotComplete>,
         read::<InvalidFrameType>,
         read::<StartFailure>,
         read::<StopFailure>,

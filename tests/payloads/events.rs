@@ -112,11 +112,18 @@ fn what_operators_ask_and_are_told() {
     assert_eq!(unban.uuid, NODE);
     let unbanned: Unbanned = current(&fixture("ours_Unbanned"));
     assert_eq!(unbanned.reason, OperatorRefusal::NotBanned);
+    let draining: Draining = current(&fixture("ours_Draining"));
+    assert_eq!(draining.within_s, 30);
     let tenant: Tenant = current(&fixture("ours_Tenant"));
     assert_eq!((tenant.action, tenant.entry.key), (TenantAction::Add, 0));
     let tenants: Tenants = current(&fixture("ours_Tenants"));
     assert_eq!(tenants.entries[0].addresses[0].ip, "172.16.0.2");
     assert!(!tenants.reason.is_known());
+    let complete: SnapshotComplete = current(&fixture("ours_SnapshotComplete"));
+    assert_eq!(
+        (complete.nodes, complete.reporting, complete.instances),
+        (3, 2, 41)
+    );
     // An answer has to be found again.
     let without = ListSessions::decode(b"list_sessions:\n  after: 1\n").unwrap_err();
     assert_eq!(without.path(), "list_sessions.id");

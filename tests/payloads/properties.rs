@@ -59,6 +59,8 @@ macro_rules! for_every_schema {
             unbanned: Unbanned = "ours_Unbanned";
             tenant: Tenant = "ours_Tenant";
             tenants: Tenants = "ours_Tenants";
+            draining: Draining = "ours_Draining";
+            snapshot_complete: SnapshotComplete = "ours_SnapshotComplete";
         }
     };
 }

@@ -124,6 +124,12 @@ impl ServiceManager {
         self.tell("STOPPING=1");
     }
 
+    /// The daemon may take that long to end, and 10 s more, whatever the limit of its unit is.
+    pub(crate) fn stops_within(&self, limit: Duration) {
+        let limit = limit.saturating_add(Duration::from_secs(10));
+        self.tell(&format!("EXTEND_TIMEOUT_USEC={}", limit.as_micros()));
+    }
+
     fn tell(&self, message: &str) {
         if let Some(notices) = &self.notices {
             notices.tell(message);

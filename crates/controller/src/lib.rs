@@ -10,9 +10,11 @@
 //! | module | holds |
 //! |---|---|
 //! | [`model`] | workloads, instances, history: values without I/O |
+//! | [`reconcile`] | what follows for the cluster, as a pure core |
 //! | [`store`] | the database: one thread writes, connections of their own read |
 
 pub mod model;
+pub mod reconcile;
 pub mod store;
 
 pub use self::model::{Spec, SpecError, StartKeys};

@@ -5,6 +5,7 @@
 
 mod closing;
 mod connecting;
+mod draining;
 mod frames;
 mod renewing;
 mod sending;

@@ -39,5 +39,9 @@ super::operand::operand! {
         0x46 UNBANNED = "Unbanned";
         /// Ours: tenants as they are now.
         0x47 TENANTS = "Tenants";
+        /// Ours: the server is about to stop.
+        0x48 DRAINING = "Draining";
+        /// Ours: a new controller has been told of all nodes and instances.
+        0x49 SNAPSHOT_COMPLETE = "SnapshotComplete";
     }
 }

@@ -272,12 +272,14 @@ pub fn payload_yaml(data: &[u8]) {
         read::<Unbanned>,
         read::<Tenant>,
         read::<Tenants>,
+        read::<Draining>,
+        read::<SnapshotComplete>,
     ];
     let [schema, document @ ..] = data else { return };
     READERS[usize::from(*schema) % SCHEMAS](document);
 }
 
-const SCHEMAS: usize = 45;
+const SCHEMAS: usize = 47;
 
 const COMMAND: &[u8] = b"start: {instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001}\n";
 

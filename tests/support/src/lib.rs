@@ -9,11 +9,13 @@
     clippy::expect_used,
     clippy::panic,
     clippy::disallowed_methods,
+    clippy::disallowed_types,
     clippy::cast_possible_truncation,
     reason = "tests; each test binary uses its own part"
 )]
 
 pub mod bodies;
+pub mod etcd;
 pub mod peers;
 
 use std::sync::{Arc, OnceLock};

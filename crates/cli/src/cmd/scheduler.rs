@@ -155,6 +155,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         files,
     };
     daemon.run(presence, read, &mut running, Vec::new())?;
+    daemon.drain(&server, args.admission.drain())?;
     server.stop();
     Ok(())
 }

@@ -22,12 +22,13 @@ mod arm;
 pub(crate) mod server;
 
 use std::ffi::c_int;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Select, tick};
 use serde_json::{Value, json};
 use signal_hook::consts::SIGHUP;
 use ssntp::client::ClientFigures;
+use ssntp::server::Server;
 use ssntp::transport::Address;
 use uuid::Uuid;
 
@@ -204,6 +205,23 @@ impl Daemon {
         self.serve(read, service, arms)?;
         self.manager.stopping();
         self.pages.stopping();
+        Ok(())
+    }
+
+    /// Lets the clients of a server leave before it stops; a further signal ends the wait.
+    ///
+    /// # Errors
+    /// Signals cannot be handled.
+    pub(crate) fn drain(&mut self, server: &Server, within: Duration) -> Result<(), Failure> {
+        if !within.is_zero() && server.handle().drain(within).is_ok() {
+            // The signal that has come would end the program by force.
+            self.stop = Stop::install()?;
+            self.manager.stops_within(within);
+            crossbeam_channel::select! {
+                recv(server.stopping()) -> _ => {}
+                recv(self.stop.channel()) -> _ => {}
+            }
+        }
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! Flags and texts of the daemons that are servers.
 
 use std::path::Path;
+use std::time::Duration;
 
 use clap::value_parser;
 use serde_json::{Value, json};
@@ -30,12 +31,22 @@ pub(crate) struct Admission {
     /// handshake is a full one
     #[arg(long)]
     no_resumption: bool,
+    /// When the server is told to stop, ask clients to leave within so many seconds, each at a
+    /// random moment, and stop when they have; a second signal stops the server at once, and so
+    /// does 0
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    drain: u32,
     /// The server's UUID [default: the one in its certificate, else a random one]
     #[arg(long)]
     uuid: Option<Uuid>,
 }
 
 impl Admission {
+    /// How long clients may take to leave at a stop.
+    pub(crate) fn drain(&self) -> Duration {
+        Duration::from_secs(self.drain.into())
+    }
+
     /// The configuration with these flags. `bound` is whether clients need a certificate that
     /// is bound to their UUID.
     pub(crate) fn apply(&self, mut config: ServerConfig, bound: bool) -> ServerConfig {

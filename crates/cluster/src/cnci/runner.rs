@@ -30,6 +30,9 @@ const MAX_HELD: usize = 1024;
 /// The pause before answers are sent again that the client had no room for.
 const RETRY: Duration = Duration::from_millis(200);
 
+/// How often the data plane is looked at.
+const LOOK: Duration = Duration::from_secs(30);
+
 /// The settings of a concentrator.
 #[derive(Debug)]
 pub struct CnciConfig {
@@ -150,6 +153,7 @@ impl Cnci {
             concentrator,
             held: VecDeque::new(),
             retry_at: None,
+            look_at: now() + LOOK,
             _lock: lock,
         };
         let inner = ClientLoop::<_>::start("ssntp-cnci", client, runner, never());
@@ -225,6 +229,8 @@ struct Runner {
     held: VecDeque<Frame>,
     /// When they are sent again; none without a session, whose beginning sends them.
     retry_at: Option<Instant>,
+    /// When the data plane is looked at again.
+    look_at: Instant,
     _lock: Option<File>,
 }
 
@@ -234,8 +240,11 @@ impl Service for Runner {
 
     fn handle(&mut self, uplink: &mut Uplink, event: Event<Sender<CnciFigures>, Infallible>) {
         match event {
-            Event::Begun | Event::Due => {}
+            Event::Begun => {}
+            Event::Due if now() < self.look_at => {}
+            Event::Due => self.look(),
             Event::Connected => {
+                self.look();
                 // The scheduler hears first which concentrator speaks.
                 // In reverse, because each one goes to the front.
                 for frame in self.concentrator.announcement().into_iter().rev() {
@@ -258,11 +267,19 @@ impl Service for Runner {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.retry_at
+        Some(
+            self.retry_at
+                .map_or(self.look_at, |retry| retry.min(self.look_at)),
+        )
     }
 }
 
 impl Runner {
+    fn look(&mut self) {
+        self.concentrator.look();
+        self.look_at = now() + LOOK;
+    }
+
     fn figures(&self, uplink: &Uplink) -> CnciFigures {
         let tables = self.concentrator.tables();
         CnciFigures {

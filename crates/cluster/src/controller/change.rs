@@ -40,6 +40,15 @@ pub enum Change {
         #[serde(skip)]
         count: u64,
     },
+    /// The scheduler has told all that it knew when the session began.
+    SnapshotComplete {
+        /// The nodes that are connected.
+        nodes: u64,
+        /// Those of them that have sent STATS.
+        reporting: u64,
+        /// The instances that these STATS list.
+        instances: u64,
+    },
     /// A node has connected, or is connected at the beginning of a session.
     NodeConnected {
         /// The node.
@@ -188,6 +197,7 @@ impl Change {
             Self::Offline { .. } => "offline",
             Self::Ended { .. } => "ended",
             Self::Missed { .. } => "missed",
+            Self::SnapshotComplete { .. } => "snapshot_complete",
             Self::NodeConnected { .. } => "node_connected",
             Self::NodeDisconnected { .. } => "node_disconnected",
             Self::NodeStatus { .. } => "node_status",
@@ -219,6 +229,14 @@ impl fmt::Display for Change {
             Self::Offline { reason } => write!(f, "disconnected: {reason}"),
             Self::Ended { reason } => f.write_str(reason),
             Self::Missed { count } => write!(f, "{count} changes were missed"),
+            Self::SnapshotComplete {
+                nodes,
+                reporting,
+                instances,
+            } => write!(
+                f,
+                "all is told: {nodes} nodes, of which {reporting} have sent STATS, with {instances} instances"
+            ),
             Self::NodeConnected { node, node_type } => {
                 write!(f, "{} {node} is connected", Kind(node_type))
             }

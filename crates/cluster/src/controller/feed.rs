@@ -23,11 +23,11 @@ const MOST_ORDERS: usize = 65_536;
 /// The most changes that may wait for a subscriber: one STATS of a node with some thousand
 /// instances can cause as many.
 const MOST_CHANGES: usize = 16_384;
-/// After this long without news, a new controller counts as told everything.
+/// How long after the last news nodes are waited for that have connected and not sent STATS.
 const QUIET: Duration = Duration::from_millis(300);
-/// The same once all nodes have been heard: only the events since the STATS of the last
-/// node are still to come, and they follow at once.
-const SHORT_QUIET: Duration = Duration::from_millis(20);
+/// After this long without news, a scheduler that sends no SnapshotComplete counts as having
+/// told everything.
+const LONG_QUIET: Duration = Duration::from_secs(2);
 
 /// How long after the end of its session a START that no node shows is lost. The new
 /// session may be with the same scheduler, which holds a START for a minute; then a node
@@ -216,8 +216,11 @@ impl Shared {
     /// Waits until the scheduler has told a new session all that it knows.
     pub(super) fn wait_complete(&self, deadline: Instant) -> bool {
         let complete = |view: &View, quiet: Duration| {
-            let enough = if view.is_complete() { SHORT_QUIET } else { QUIET };
-            if view.is_online() && quiet >= enough {
+            let enough = match view.is_told() {
+                true => QUIET,
+                false => LONG_QUIET,
+            };
+            if view.is_complete() || (view.is_online() && quiet >= enough) {
                 return Ok(());
             }
             Err(enough.saturating_sub(quiet).max(Duration::from_millis(1)))

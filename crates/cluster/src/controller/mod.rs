@@ -38,10 +38,10 @@
 //!
 //! # A new session
 //! At the beginning of a session the scheduler announces every node, and then sends the last
-//! STATS of each and the events of its instances since; nothing marks the end.
-//! [`Controller::wait_complete`] assumes the end when every announced node has sent STATS and
-//! nothing new has come for 20 ms; or after 300 ms if some nodes have not sent STATS, because
-//! they have only just connected, or if there is no node at all.
+//! STATS of each and the events of its instances since. SnapshotComplete marks the end:
+//! [`Change::SnapshotComplete`], and [`View::is_told`]. [`Controller::wait_complete`] also waits
+//! for the first STATS of nodes that have only just connected, until nothing new has come for
+//! 300 ms. With a scheduler that sends no SnapshotComplete it waits for 2 s without news.
 //!
 //! # Failures of others
 //! Every controller gets every failure. A failure of another controller's command settles an
@@ -203,8 +203,8 @@ impl Controller {
             .wait(deadline, |view, _| look(view).ok_or(Duration::MAX))
     }
 
-    /// Waits until the scheduler has told a new session all that it knows, for at most
-    /// `limit`; false if it has not.
+    /// Waits until the scheduler has told a new session all that it knows, and each node has
+    /// sent STATS or nothing new has come for 300 ms. Gives false after `limit`.
     pub fn wait_complete(&self, limit: Duration) -> bool {
         self.shared.wait_complete(feed::now() + limit)
     }

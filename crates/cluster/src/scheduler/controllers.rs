@@ -6,6 +6,8 @@ use uuid::Uuid;
 
 use super::nodes::Nodes;
 use super::{ControllerMode, Scheduler, limited};
+use ssntp::payload::SnapshotComplete;
+use ssntp::proto::Frame;
 use ssntp::server::{Context, SessionId, SessionInfo};
 use ssntp_transport::LogLimit;
 
@@ -24,13 +26,14 @@ pub(super) struct Controllers {
     tell_at: Option<Instant>,
 }
 
-/// The nodes of which a controller has not been told yet.
+/// The nodes of which a controller has not been told yet, and what it will be told at the end.
 #[derive(Debug)]
 struct Telling {
     session: SessionId,
     to: Uuid,
     /// They are taken from the end; their order means nothing.
     nodes: Vec<Uuid>,
+    complete: SnapshotComplete,
 }
 
 impl Controllers {
@@ -86,9 +89,17 @@ impl Telling {
                 return waiting.is_some();
             }
             let Some(node) = self.nodes.pop() else {
+                // If it fails, the session has ended.
+                let _ = cx.send(self.to, &Frame::of(&self.complete));
                 return false;
             };
-            for frame in nodes.stats(node) {
+            // The node may have left meanwhile.
+            let Some((instances, frames)) = nodes.stats(node) else {
+                continue;
+            };
+            self.complete.reporting += 1;
+            self.complete.instances += instances as u64;
+            for frame in frames {
                 if cx.send(self.to, frame).is_err() {
                     return false;
                 }
@@ -99,7 +110,7 @@ impl Telling {
 
 impl Scheduler {
     /// Tells a new controller of every node and every concentrator, and sends each node's last
-    /// STATS with the events of its instances since.
+    /// STATS with the events of its instances since. Then it says that this was all.
     pub(super) fn tell_of_nodes(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         let to = session.uuid();
         if self.mode == ControllerMode::Master {
@@ -118,6 +129,10 @@ impl Scheduler {
             session: session.id(),
             to,
             nodes: self.nodes.with_stats().collect(),
+            complete: SnapshotComplete {
+                nodes: self.nodes.count() as u64,
+                ..SnapshotComplete::default()
+            },
         };
         if telling.some(cx, &self.nodes) {
             self.controllers.telling.push(telling);

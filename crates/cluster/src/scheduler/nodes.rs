@@ -57,6 +57,8 @@ pub(super) struct Node {
     /// controller.
     announced: Vec<Frame>,
     last_stats: Option<Frame>,
+    /// How many instances those STATS list.
+    instances: usize,
     /// InstanceDeleted and InstanceStopped since those STATS, at most [`MAX_EVENTS`].
     since: Vec<Frame>,
     status: Option<Status>,
@@ -101,11 +103,16 @@ impl Nodes {
         self.by_uuid.iter().filter_map(known)
     }
 
-    /// The last STATS of a node, and the events of its instances since.
-    pub(super) fn stats(&self, uuid: Uuid) -> impl Iterator<Item = &Frame> {
-        let node = self.by_uuid.get(&uuid);
-        node.into_iter()
-            .flat_map(|node| node.last_stats.iter().chain(&node.since))
+    /// The last STATS of a node, with the number of their instances, and the events of its
+    /// instances since; none if it has left.
+    pub(super) fn stats(&self, uuid: Uuid) -> Option<(usize, impl Iterator<Item = &Frame>)> {
+        let node = self.by_uuid.get(&uuid)?;
+        Some((node.instances, node.last_stats.iter().chain(&node.since)))
+    }
+
+    /// The number of connected nodes.
+    pub(super) fn count(&self) -> usize {
+        self.by_uuid.len()
     }
 
     /// Keeps an event of an instance for new controllers.
@@ -149,8 +156,9 @@ impl Nodes {
     }
 
     /// Remembers the last STATS of a node for new controllers.
-    pub(super) fn keep_stats(&mut self, uuid: Uuid, stats: &Frame) {
+    pub(super) fn keep_stats(&mut self, uuid: Uuid, stats: &Frame, instances: usize) {
         if let Some(node) = self.by_uuid.get_mut(&uuid) {
+            node.instances = instances;
             node.last_stats = Some(detached(stats));
             // These STATS show what the events have told.
             node.since.clear();
@@ -221,6 +229,7 @@ impl Scheduler {
         let node = Node {
             announced: types.into_iter().map(announce).collect(),
             last_stats: None,
+            instances: 0,
             since: Vec::new(),
             status: None,
             interval,

@@ -97,7 +97,8 @@ impl Scheduler {
             }
         }
         forward(cx, from, &passed);
-        self.nodes.keep_stats(node, &passed);
+        let own = told.instances.len() - report.foreign.len().min(told.instances.len());
+        self.nodes.keep_stats(node, &passed, own);
         // Failures follow the STATS that explain them.
         for received in report.started {
             self.starts.started(received, now);

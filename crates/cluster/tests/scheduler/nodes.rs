@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use ssntp::Role;
 use ssntp::payload::{
-    ConcentratorInstanceAdded, NodeConnected, NodeDisconnected, NodeType, PublicIpAssigned,
-    PublicIpUnassigned,
+    ConcentratorInstanceAdded, InstanceDeleted, NodeConnected, NodeDisconnected, NodeType, PublicIpAssigned,
+    PublicIpUnassigned, SnapshotComplete,
 };
 use ssntp::proto::{Command, Event, Frame};
 use uuid::Uuid;
@@ -113,6 +113,44 @@ fn a_new_controller_is_told_of_every_node_and_its_last_stats() {
 }
 
 #[test]
+fn a_controller_is_told_once_that_it_has_been_told_all() {
+    let cluster = Cluster::strict();
+    let mut first = cluster.controller();
+    let complete: SnapshotComplete = first.recv_any().payload().unwrap();
+    assert_eq!(complete, SnapshotComplete::default());
+    let mut one = cluster.agent(Role::AGENT, &mut [&mut first]);
+    let mut other = cluster.agent(Role::AGENT, &mut [&mut first]);
+    let _silent = cluster.agent(Role::AGENT, &mut [&mut first]);
+    let [a, b, c] = [1, 2, 3].map(Uuid::from_u128);
+    for (node, instances) in [(&mut one, &[a, b][..]), (&mut other, &[c, a])] {
+        let said = stats(node.uuid, instances);
+        node.send_payload(&said);
+        first.expect(Command::STATS);
+    }
+    one.send_payload(&InstanceDeleted {
+        instance_uuid: b.into(),
+    });
+    first.expect(Event::INSTANCE_DELETED);
+
+    let mut second = cluster.controller();
+    let mut before = 0;
+    let complete: SnapshotComplete = loop {
+        match second.recv_any() {
+            frame if frame.kind() == Event::SNAPSHOT_COMPLETE => break frame.payload().unwrap(),
+            _ => before += 1,
+        }
+    };
+    assert_eq!(before, 3 + 2 + 1, "NodeConnected, STATS and the event since");
+    // The other node's `a` belongs to the first one, so its STATS are passed on without it.
+    assert_eq!(
+        (complete.nodes, complete.reporting, complete.instances),
+        (3, 2, 3)
+    );
+    second.expect_nothing();
+    first.expect_nothing();
+}
+
+#[test]
 fn a_new_controller_is_told_of_connected_concentrators_and_their_addresses() {
     let cluster = Cluster::strict();
     let mut first = cluster.controller();
@@ -192,7 +230,9 @@ fn more_stats_than_a_queue_should_hold_are_told_bit_by_bit() {
         second.expect(Event::NODE_CONNECTED);
     }
     for _ in 0..12 {
-        second.expect(Command::STATS);
+        assert_eq!(second.recv_any().kind(), Command::STATS);
     }
+    let complete: SnapshotComplete = second.recv_any().payload().unwrap();
+    assert_eq!((complete.nodes, complete.reporting), (12, 12));
     second.expect_nothing();
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use ssntp::Role;
-use ssntp::proto::{Command, Event, Frame, FrameKind, Run, Status};
+use ssntp::proto::{Command, Event, Frame, FrameKind, FrameType, Operands, Run, Status};
 use ssntp::server::{
     Context, Decision, DisconnectReason, Filter, Handler, HeldFrame, Rules, SessionId, SessionInfo,
 };
@@ -49,6 +49,14 @@ impl Mark {
     }
 }
 
+/// A question to another entity or to the server, which begins with an exchange and has no
+/// mark.
+pub(super) const QUERY: FrameKind = FrameKind::new(FrameType::COMMAND, 0x90);
+
+pub(super) fn operands() -> Operands {
+    Operands::new().request(QUERY, "QUERY").unwrap()
+}
+
 /// The UUID of an entity of the simulation.
 pub(super) fn uuid(number: u32) -> Uuid {
     Uuid::from_u128(0x5000 + u128::from(number))
@@ -77,6 +85,8 @@ pub(super) struct Log {
     pub(super) told: u64,
     /// The scheduler repeats to a new controller what agents said last.
     pub(super) inexact: bool,
+    /// The server sends frames without marks: questions, answers, and what ends a session.
+    pub(super) unmarked: bool,
     panics: u32,
 }
 

@@ -137,6 +137,9 @@ pub enum InstanceState {
     Failed,
     /// It has ended with success.
     Done,
+    /// The scheduler does not have it. It is remembered for an hour, and deleted if a node lists
+    /// it after all.
+    Lost,
 }
 
 /// A token with which a browser or a program may use the API.

@@ -323,6 +323,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         arms.push(on(ended, |_, _| Ok(Next::End)));
     }
     daemon.run(presence, read, &mut running, arms)?;
+    daemon.drain(&server, args.admission.drain())?;
     server.stop();
     Ok(())
 }

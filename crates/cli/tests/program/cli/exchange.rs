@@ -66,3 +66,48 @@ fn a_signal_ends_the_program_that_answers_with_all_that_it_has_started() {
         assert!(why.contains("stopping"), "{why}");
     }
 }
+
+/// The client that answers goes to the other server, and what is under way is answered before.
+#[test]
+fn a_server_that_drains_loses_no_request_and_its_clients_go_elsewhere() {
+    let place = Place::new();
+    let own = "--application 0x81=QUERY:request --forward QUERY=agent";
+    let (first, at) = place.server(&format!("{own} --drain 1"));
+    let (_second, other) = place.server(own);
+    let flags = format!("COMMAND/0x81 --connect {at}");
+    // It works until the file is there.
+    let script = "echo started >&2; until test -e go; do sleep 0.05; done; echo done";
+    let (program, _) = answer(&place, &other, &flags, &["sh", "-c", script]);
+    let ask = |at: &str| place.start(&format!("request {} COMMAND/0x81", connect(at, "controller")));
+    let asking = ask(&at);
+    program.error_line("started");
+    first.signal(Signal::TERM);
+    std::fs::write(place.path("go"), "").unwrap();
+    assert_eq!(asking.succeed(), ["done"]);
+    let elsewhere = program.err.recv_timeout(LIMIT).unwrap();
+    assert!(
+        elsewhere.ends_with(&format!("connected to {other}")),
+        "{elsewhere}"
+    );
+    assert_eq!(ask(&other).succeed(), ["done"]);
+    first.succeed();
+}
+
+#[test]
+fn a_second_signal_stops_a_server_that_drains() {
+    let place = Place::new();
+    let (server, at) = place.server("--drain 86400");
+    let listener = place.listener(&at, "");
+    server.signal(Signal::TERM);
+    // A newcomer is refused once the server drains.
+    loop {
+        let why = place.send(&at, "--timeout 1", b"").end().err.join(" ");
+        if why.contains("ConnectionFailure") {
+            break;
+        }
+        assert!(why.is_empty() || why.contains("sent"), "{why}");
+    }
+    server.signal(Signal::TERM);
+    server.succeed();
+    drop(listener);
+}

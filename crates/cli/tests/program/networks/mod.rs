@@ -6,8 +6,10 @@
 //! |---|---|
 //! | `isolation` | who reaches whom, and who must not |
 //! | `endings` | what goes on when a part is killed, and what is left in the kernel |
+//! | `machines` | a virtual machine in the network of its tenant |
 //! | `rig` | the cluster, and its end whatever happens |
 
 mod endings;
 mod isolation;
+mod machines;
 mod rig;

@@ -28,6 +28,8 @@ const HOSTS: [(&str, u8); 5] = [("s", 1), ("a", 11), ("b", 12), ("k", 20), ("o",
 pub struct Rig {
     pub dir: TempDir,
     prefix: String,
+    /// The flags of agents that are started from now on.
+    pub agent_flags: &'static str,
     programs: Vec<(&'static str, Program)>,
     authority: Option<Authority>,
 }
@@ -56,6 +58,7 @@ impl Rig {
         let rig = Self {
             dir: tempfile::tempdir().unwrap(),
             prefix: format!("ssntp-{}-{number}-", std::process::id()),
+            agent_flags: "--users agent",
             programs: Vec::new(),
             authority: None,
         };
@@ -114,6 +117,14 @@ impl Rig {
         self
     }
 
+    /// A file for all users, which may execute it.
+    pub fn write(&self, name: &str, content: &[u8]) {
+        let path = self.dir.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    }
+
     fn namespace(&self, host: &str) -> String {
         format!("{}{host}", self.prefix)
     }
@@ -160,11 +171,11 @@ impl Rig {
         let dir = self.dir.path().to_owned();
         let (name, more) = match host {
             "k" => ("netagent", "--concentrator-certs certs"),
-            _ => ("agent", "--users agent --name-server 192.0.2.53"),
+            _ => ("agent", self.agent_flags),
         };
         let words = format!(
             "{name} --connect 10.77.0.1:8888 --ca ca.pem --cert {name}.pem --state state-{host} \
-             --network tenants --underlay u0 --interval 2 {more}"
+             --network tenants --underlay u0 --interval 2 --name-server 192.0.2.53 {more}"
         );
         let mut command = self.on(host, "bin/ssntp");
         command.env(
@@ -244,7 +255,14 @@ impl Rig {
     /// Starts an instance of a tenant on a host; it answers with its name.
     pub fn start(&self, tenant: &str, host: &str) -> Instance {
         let node = self.node(host);
-        let said = self.done(&format!("start --tenant {tenant} --node {node} -- sleep 1000"));
+        let instance = self.start_with(tenant, host, &format!("--node {node} -- sleep 1000"));
+        serve(instance.pid, format!("{tenant} {}", instance.uuid));
+        instance
+    }
+
+    /// Starts an instance with these words, which lead to that host.
+    pub fn start_with(&self, tenant: &str, host: &str, words: &str) -> Instance {
+        let said = self.done(&format!("start --tenant {tenant} {words}"));
         let uuid = said.split(' ').nth(1).unwrap().to_owned();
         let shown = self.done(&format!("tenant show {tenant} --json"));
         let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
@@ -253,13 +271,11 @@ impl Rig {
             .iter()
             .find(|address| address["instance"] == *uuid)
             .unwrap();
-        let instance = Instance {
+        Instance {
             ip: address["ip"].as_str().unwrap().parse().unwrap(),
             pid: self.pid(host, &uuid),
             uuid,
-        };
-        serve(instance.pid, format!("{tenant} {}", instance.uuid));
-        instance
+        }
     }
 
     /// The process of an instance that runs on a host.

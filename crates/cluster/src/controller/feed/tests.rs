@@ -725,16 +725,36 @@ fn a_session_is_complete_when_all_have_been_heard_or_nothing_new_comes() {
         ..NodeConnected::default()
     });
     assert!(!told.shared.wait_complete(soon()), "no STATS yet");
-    assert!(told.shared.wait_complete(now() + 10 * QUIET), "nothing new comes");
     told.stats(NodeStatus::Ready, &[]);
-    assert!(told.shared.wait_complete(now() + QUIET));
-    let begun = now();
-    told.frame(&InstanceDeleted {
-        instance_uuid: INSTANCE.into(),
+    assert!(!told.shared.wait_complete(soon()), "events may follow");
+    let changes = told.shared.subscribe();
+    told.frame(&SnapshotComplete {
+        nodes: 1,
+        reporting: 1,
+        instances: 0,
     });
-    assert!(told.shared.wait_complete(begun + QUIET));
+    assert_eq!(
+        changes.recv().unwrap().to_string(),
+        "all is told: 1 nodes, of which 1 have sent STATS, with 0 instances"
+    );
+    assert!(told.shared.wait_complete(now()), "at once");
+    told.frame(&NodeConnected {
+        node_uuid: Uuid::from_u128(9).into(),
+        ..NodeConnected::default()
+    });
     assert!(
-        begun.elapsed() >= SHORT_QUIET,
-        "what comes right after STATS counts"
+        !told.shared.wait_complete(now()),
+        "another node has sent no STATS"
+    );
+    assert!(
+        told.shared.wait_complete(now() + 100 * QUIET),
+        "nothing new comes"
+    );
+    told.shared.offline("lost".into(), UNIX_EPOCH);
+    told.shared.online("scheduler".into(), None);
+    assert!(!told.shared.wait_complete(soon()), "a new session tells anew");
+    assert!(
+        told.shared.wait_complete(now() + 100 * LONG_QUIET),
+        "a scheduler without this event"
     );
 }

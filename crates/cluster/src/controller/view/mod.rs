@@ -47,7 +47,7 @@ use super::{Change, Failure};
 use ssntp::payload::{
     ConcentratorInstanceAdded, Error, FrameTrace, Id, InstanceDeleted, InstanceState, InstanceStats,
     InstanceStopped, NodeConnected, NodeDisconnected, NodeStatus, NodeType, PublicIpAssigned,
-    PublicIpUnassigned, Stats, TraceReport,
+    PublicIpUnassigned, SnapshotComplete, Stats, TraceReport,
 };
 use ssntp::proto::{Command, Event, Frame, FrameType, Status};
 
@@ -86,12 +86,13 @@ const MOST_INSTANCES: usize = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct View {
     online: bool,
+    /// Whether SnapshotComplete has come in this session.
+    told: bool,
     configuration: Option<Bytes>,
     history: usize,
     nodes: BTreeMap<Uuid, Node>,
-    /// The number of connected nodes, and of those that have not sent STATS since they
-    /// connected. They are counted here so that [`View::is_complete`] visits no node.
-    connected: usize,
+    /// The number of connected nodes that have not sent STATS since they connected. They are
+    /// counted here so that [`View::is_complete`] visits no node.
     unheard: usize,
     /// Disconnected nodes, the one that left first in front.
     gone: VecDeque<Uuid>,
@@ -114,10 +115,10 @@ impl View {
     pub fn new(history: usize) -> Self {
         Self {
             online: false,
+            told: false,
             configuration: None,
             history,
             nodes: BTreeMap::new(),
-            connected: 0,
             unheard: 0,
             gone: VecDeque::new(),
             instances: BTreeMap::new(),
@@ -137,11 +138,15 @@ impl View {
         self.configuration.as_ref()
     }
 
-    /// Whether the picture at the beginning of a session is complete: the scheduler has
-    /// announced at least one node, and each has sent STATS since the session began. The
-    /// scheduler announces all nodes before it sends the last STATS of each.
+    /// Whether the scheduler has said in this session that it has told all that it knows. An
+    /// instance that is not in the view then is not known to the scheduler either.
+    pub fn is_told(&self) -> bool {
+        self.told
+    }
+
+    /// Whether all [is told](Self::is_told), and each connected node has sent STATS.
     pub fn is_complete(&self) -> bool {
-        self.online && self.connected > 0 && self.unheard == 0
+        self.told && self.unheard == 0
     }
 
     /// Every node in the order of the UUIDs, including disconnected ones.
@@ -195,6 +200,7 @@ impl View {
     /// scheduler will tell of every node again.
     pub fn connected(&mut self, configuration: Option<Bytes>) {
         self.online = true;
+        self.told = false;
         self.configuration = configuration;
     }
 
@@ -203,6 +209,7 @@ impl View {
     pub fn disconnected(&mut self, now: SystemTime) -> Vec<Change> {
         let mut changes = Vec::new();
         self.online = false;
+        self.told = false;
         let connected: Vec<_> = self
             .nodes
             .values()
@@ -256,6 +263,15 @@ impl View {
         // memory.
         bounds::check(frame)?;
         match Event(frame.kind().operand) {
+            Event::SNAPSHOT_COMPLETE => {
+                let complete: SnapshotComplete = frame.payload()?;
+                self.told = true;
+                changes.push(Change::SnapshotComplete {
+                    nodes: complete.nodes,
+                    reporting: complete.reporting,
+                    instances: complete.instances,
+                });
+            }
             Event::NODE_CONNECTED => self.node_connected(&frame.payload()?, now, changes),
             Event::NODE_DISCONNECTED => self.node_disconnected(&frame.payload()?, now, changes),
             Event::INSTANCE_DELETED => {
@@ -337,7 +353,6 @@ impl View {
             // state.
             node.heard = false;
             node.since = now;
-            self.connected += 1;
             self.unheard += 1;
             // It is back, so it must not be forgotten as one that left.
             self.gone.retain(|gone| *gone != uuid);
@@ -354,7 +369,6 @@ impl View {
             return;
         }
         node.connected = false;
-        self.connected -= 1;
         // A node that left without STATS no longer keeps the picture incomplete.
         self.unheard -= usize::from(!node.heard);
         node.heard = false;

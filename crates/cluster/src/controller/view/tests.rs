@@ -142,6 +142,11 @@ fn a_node_that_has_left_is_shown_as_it_was() {
     let mut view = View::default();
     view.connected(None);
     take(&mut view, &connected(NODE));
+    assert_eq!(
+        take(&mut view, &SnapshotComplete::default()),
+        ["snapshot_complete"]
+    );
+    assert!(view.is_told());
     assert!(!view.is_complete(), "no STATS yet");
     take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)]));
     assert!(view.is_complete());
@@ -165,8 +170,9 @@ fn without_a_session_no_node_is_known_to_be_connected() {
     view.connected(None);
     assert!(!view.is_complete(), "nobody has been told of yet");
     take(&mut view, &connected(NODE));
-    assert!(!view.is_complete());
     take(&mut view, &stats(NODE, &[]));
+    assert!(!view.is_complete(), "more may follow");
+    take(&mut view, &SnapshotComplete::default());
     assert!(view.is_complete());
 }
 

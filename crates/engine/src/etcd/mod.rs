@@ -1,0 +1,429 @@
+//! etcd 3.4 or later, by its gateway from JSON over HTTP/1.1 to its own protocol.
+//!
+//! ```text
+//!  Request ─▶ path, JSON ─▶ the kept connection ─ fails ─▶ endpoint 1 ─▶ 2 ─▶ 3 ─▶ Away
+//!                                │                            │
+//!                             Answer ◀────────────────────────┘
+//! ```
+//!
+//! A request may go to several endpoints until one answers. That is right because a request
+//! that is done twice has the effect of one: see [`Request::Put`]. A lease that is granted
+//! twice is kept alive once, and the other one ends.
+
+mod http;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use std::time::Instant;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde_json::{Value, json};
+use ssntp_transport::tls::Connector;
+use ssntp_transport::{Address, after, deadline, excerpt, left};
+
+use self::http::{Connection, ODD, Reply};
+use crate::engine::{Answer, Engine, EngineError, Entry, Kept, Lease, Request, When};
+use crate::machine::CALL;
+
+/// The most keys of a cluster: members, a leader and documents.
+const KEYS: usize = 4096;
+/// etcd's own port for clients.
+const PORT: u16 = 2379;
+
+/// The addresses of an etcd, read from `etcd://HOST[:PORT][,HOST[:PORT]…]`. The default port
+/// is 2379.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoints(Vec<Address>);
+
+impl FromStr for Endpoints {
+    type Err = EndpointsError;
+
+    fn from_str(text: &str) -> Result<Self, EndpointsError> {
+        let bad = |why: String| EndpointsError(text.to_owned(), why);
+        let list = text
+            .strip_prefix("etcd://")
+            .ok_or_else(|| bad("it does not begin with etcd://".into()))?;
+        let endpoint = |one: &str| {
+            // A name, or an IPv6 address in brackets, without a port.
+            let is_bare = !one.contains(':') || one.ends_with(']');
+            let address = match is_bare && !one.is_empty() {
+                true => format!("{one}:{PORT}").parse(),
+                false => one.parse::<Address>(),
+            };
+            match address.map_err(|e| bad(e.to_string()))? {
+                Address::Tcp { host, port } if !host.is_empty() && port != 0 => {
+                    Ok(Address::Tcp { host, port })
+                }
+                _ => Err(bad(format!("{one:?} is not HOST:PORT"))),
+            }
+        };
+        list.split(',').map(endpoint).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl fmt::Display for Endpoints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Vec<_> = self.0.iter().map(Address::to_string).collect();
+        write!(f, "etcd://{}", all.join(","))
+    }
+}
+
+/// The text is not [`Endpoints`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} names no etcd: {1}")]
+pub struct EndpointsError(String, String);
+
+/// A user of etcd. Its `Debug` leaves the password out.
+#[derive(Clone, PartialEq, Eq)]
+pub struct User {
+    /// The name.
+    pub name: String,
+    /// The password.
+    pub password: String,
+}
+
+impl fmt::Debug for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("User")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How to reach an etcd, and which of its keys belong to the cluster.
+#[derive(Clone, Debug)]
+pub struct EtcdConfig {
+    /// Where it is. The endpoints are tried in this order.
+    pub endpoints: Endpoints,
+    /// TLS to it; with none, requests go in clear.
+    pub tls: Option<Connector>,
+    /// Name and password, if it asks for them.
+    pub user: Option<User>,
+    /// The name of the cluster. All of its keys begin with `/ssntp/NAME/`.
+    pub cluster: String,
+}
+
+/// A client of an etcd.
+///
+/// # Threads
+/// One thread owns it. Each call blocks for at most [`CALL`], which includes looking names
+/// up, connecting, and trying further endpoints.
+#[derive(Debug)]
+pub struct Etcd {
+    config: EtcdConfig,
+    prefix: String,
+    /// The endpoint that answered last.
+    at: usize,
+    connection: Option<Connection>,
+    /// What stands for name and password until etcd forgets it.
+    token: Option<String>,
+}
+
+impl Etcd {
+    /// A client, which connects when it is asked first.
+    pub fn new(config: EtcdConfig) -> Self {
+        Self {
+            prefix: format!("/ssntp/{}/", config.cluster),
+            config,
+            at: 0,
+            connection: None,
+            token: None,
+        }
+    }
+
+    /// Asks, with name and password if they are needed.
+    fn call(&mut self, path: &str, body: &Value) -> Result<Value, EngineError> {
+        let deadline = deadline(CALL);
+        let mut is_fresh = false;
+        loop {
+            if let (Some(user), None) = (&self.config.user, &self.token) {
+                let body = json!({ "name": user.name, "password": user.password });
+                let reply = self.post("/v3/auth/authenticate", &body, deadline)?;
+                match answer(&reply) {
+                    Ok(given) => {
+                        self.token = given["token"]
+                            .as_str()
+                            .filter(|text| is_word(text))
+                            .map(str::to_owned)
+                    }
+                    // An etcd that asks nobody for a password takes everybody. So the same
+                    // settings serve before and after authentication is turned on.
+                    Err((_, why)) if why.contains("authentication is not enabled") => {
+                        self.token = Some(String::new())
+                    }
+                    Err((_, why)) => return Err(EngineError::Credentials(why)),
+                }
+                if self.token.is_none() {
+                    return Err(EngineError::Answer("it gives no token for a password".into()));
+                }
+                is_fresh = true;
+            }
+            let reply = self.post(path, body, deadline)?;
+            match answer(&reply) {
+                Ok(value) => return Ok(value),
+                // Tokens end after some minutes, and with the etcd that gave them.
+                Err((code, why)) if is_about_token(code, &why) && self.config.user.is_some() && !is_fresh => {
+                    self.token = None;
+                }
+                Err((code, why)) => return Err(failure(code, why)),
+            }
+        }
+    }
+
+    /// Sends a request to one endpoint after the other until one answers.
+    fn post(&mut self, path: &str, body: &Value, deadline: Instant) -> Result<Reply, EngineError> {
+        let body = body.to_string();
+        let token = self.token.clone().filter(|token| !token.is_empty());
+        let mut failures = Vec::new();
+        let count = self.config.endpoints.0.len();
+        let mut tried = 0;
+        while tried < count {
+            let at = (self.at + tried) % count;
+            let Some(address) = self.config.endpoints.0.get(at) else {
+                break;
+            };
+            // An endpoint that does not answer leaves half of the time to the others.
+            let share = match left(deadline) {
+                Ok(left) if tried + 1 < count => after(deadline - left, left / 2),
+                Ok(_) => deadline,
+                Err(_) => break,
+            };
+            let kept = self.connection.take();
+            let was_used = kept.as_ref().is_some_and(|connection| connection.is_used);
+            let sent = match kept {
+                Some(connection) => Ok(connection),
+                None => Connection::open(address, self.config.tls.as_ref(), share),
+            };
+            let sent = sent.and_then(|mut connection| {
+                let reply = connection.post(path, token.as_deref(), &body, share)?;
+                Ok((connection, reply))
+            });
+            match sent {
+                Ok((connection, reply)) => {
+                    self.connection = Some(connection).filter(|_| reply.stays);
+                    self.at = at;
+                    match unavailable(&reply) {
+                        Some(why) => failures.push(format!("{address}: {why}")),
+                        None => return Ok(reply),
+                    }
+                    self.connection = None;
+                }
+                // It was closed while it was not in use, which says nothing of the endpoint.
+                Err(e) if was_used && e.kind() != io::ErrorKind::TimedOut => continue,
+                Err(e) if e.kind() == ODD => {
+                    return Err(EngineError::Answer(format!("{address}: {e}")));
+                }
+                Err(e) if ssntp_transport::is_timeout(&e) => {
+                    failures.push(format!("{address} does not answer"))
+                }
+                Err(e) => failures.push(format!("{address}: {e}")),
+            }
+            tried += 1;
+        }
+        // The next call begins with another endpoint, and gives it the longer share.
+        self.at = (self.at + 1) % count.max(1);
+        Err(EngineError::Away(failures.join("; ")))
+    }
+
+    fn key(&self, name: &str) -> String {
+        BASE64.encode(format!("{}{name}", self.prefix))
+    }
+
+    fn put(
+        &mut self,
+        name: &str,
+        value: &[u8],
+        lease: Option<Lease>,
+        when: When,
+    ) -> Result<Answer, EngineError> {
+        let key = self.key(name);
+        let mut put = json!({ "key": key, "value": BASE64.encode(value) });
+        if let Some(Lease(lease)) = lease {
+            put["lease"] = lease.to_string().into();
+        }
+        let compare = match when {
+            When::Always => json!([]),
+            When::Absent => {
+                json!([{ "key": key, "target": "CREATE", "result": "EQUAL", "create_revision": "0" }])
+            }
+            When::At(at) => {
+                json!([{ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": at.to_string() }])
+            }
+        };
+        let body = json!({
+            "compare": compare,
+            "success": [{ "request_put": put }],
+            "failure": [{ "request_range": { "key": key } }],
+        });
+        let answer = self.call("/v3/kv/txn", &body)?;
+        if answer["succeeded"].as_bool() == Some(true) {
+            return Ok(Answer::Put(revision(&answer)?));
+        }
+        let found = &answer["responses"][0]["response_range"]["kvs"][0];
+        let found = (!found.is_null()).then(|| entry(found)).transpose()?;
+        Ok(match found {
+            // It was done by a request whose answer was lost.
+            Some(entry) if entry.value == value && entry.lease == lease => Answer::Put(entry.modified),
+            found => Answer::Differs(found),
+        })
+    }
+
+    fn read(&mut self) -> Result<Answer, EngineError> {
+        let mut end = self.prefix.clone();
+        end.pop();
+        // `0` is the character behind the slash: the range is all keys with the prefix.
+        end.push('0');
+        let body = json!({ "key": self.key(""), "range_end": BASE64.encode(end), "limit": KEYS.to_string() });
+        let answer = self.call("/v3/kv/range", &body)?;
+        if answer["more"].as_bool() == Some(true) {
+            return Err(EngineError::Refused(format!(
+                "the cluster has more than {KEYS} keys"
+            )));
+        }
+        let mut entries = BTreeMap::new();
+        for found in answer["kvs"].as_array().into_iter().flatten() {
+            let key = String::from_utf8(bytes(&found["key"])?).map_err(|_| odd("a key is no text"))?;
+            let name = key
+                .strip_prefix(&self.prefix)
+                .ok_or_else(|| odd("a key was not asked for"))?;
+            entries.insert(name.to_owned(), entry(found)?);
+        }
+        let revision = revision(&answer)?;
+        Ok(Answer::Kept(Kept { revision, entries }))
+    }
+}
+
+impl Engine for Etcd {
+    fn ask(&mut self, request: &Request) -> Result<Answer, EngineError> {
+        match request {
+            Request::Grant(time) => {
+                let answer = self.call("/v3/lease/grant", &json!({ "TTL": time.as_secs().to_string() }))?;
+                match signed(&answer["ID"]) {
+                    Some(id) => Ok(Answer::Granted(Lease(id))),
+                    None => Err(odd("a lease has no number")),
+                }
+            }
+            Request::KeepAlive(Lease(id)) => {
+                let answer = self.call("/v3/lease/keepalive", &json!({ "ID": id.to_string() }))?;
+                // A lease that is over has no time left, which JSON leaves out.
+                Ok(Answer::Alive(
+                    signed(&answer["result"]["TTL"]).is_some_and(|left| left > 0),
+                ))
+            }
+            Request::Revoke(Lease(id)) => {
+                match self.call("/v3/lease/revoke", &json!({ "ID": id.to_string() })) {
+                    Ok(_) | Err(EngineError::NoLease) => Ok(Answer::Revoked),
+                    Err(e) => Err(e),
+                }
+            }
+            Request::Put {
+                key,
+                value,
+                lease,
+                when,
+            } => self.put(key, value, *lease, *when),
+            Request::Read => self.read(),
+        }
+    }
+}
+
+/// The JSON of an answer, or the code and the text of an error.
+fn answer(reply: &Reply) -> Result<Value, (i64, String)> {
+    let value = serde_json::from_slice::<Value>(&reply.body).unwrap_or_default();
+    if reply.status == 200 && value.is_object() && value.get("error").is_none() {
+        return Ok(value);
+    }
+    // A failure within a stream of answers is an object of its own.
+    let error = value
+        .get("error")
+        .filter(|error| error.is_object())
+        .unwrap_or(&value);
+    let text = error["message"].as_str().or(error["error"].as_str());
+    let why = text.map_or_else(
+        || format!("HTTP status {}", reply.status),
+        |text| excerpt(text).to_string(),
+    );
+    let code = error["code"].as_i64().or(error["grpc_code"].as_i64());
+    Err((code.unwrap_or(-1), why))
+}
+
+/// Why another endpoint may do better: this one has no majority, or no leader yet.
+fn unavailable(reply: &Reply) -> Option<String> {
+    let (code, why) = answer(reply).err()?;
+    let is_away = code == code::UNAVAILABLE || code == code::DEADLINE || code < 0 && reply.status >= 500;
+    is_away.then_some(why)
+}
+
+/// The codes of gRPC that etcd answers with.
+mod code {
+    pub(super) const INVALID: i64 = 3;
+    pub(super) const DEADLINE: i64 = 4;
+    pub(super) const NOT_FOUND: i64 = 5;
+    pub(super) const DENIED: i64 = 7;
+    pub(super) const EXHAUSTED: i64 = 8;
+    pub(super) const UNAVAILABLE: i64 = 14;
+    pub(super) const UNAUTHENTICATED: i64 = 16;
+}
+
+fn is_about_token(code: i64, why: &str) -> bool {
+    code == code::UNAUTHENTICATED || why.contains("invalid auth token") || is_without_name(code, why)
+}
+
+/// How etcd says that it wants a name and a password.
+fn is_without_name(code: i64, why: &str) -> bool {
+    code == code::INVALID && why.contains("user name is empty")
+}
+
+fn failure(code: i64, why: String) -> EngineError {
+    match code {
+        code::NOT_FOUND if why.contains("lease not found") => EngineError::NoLease,
+        code::EXHAUSTED => EngineError::Full(why),
+        code::DENIED | code::UNAUTHENTICATED => EngineError::Credentials(why),
+        code if is_without_name(code, &why) => {
+            EngineError::Credentials("it asks for a name and a password".into())
+        }
+        // Neither etcd nor its gateway said so.
+        code if code < 0 => EngineError::Answer(why),
+        _ => EngineError::Refused(why),
+    }
+}
+
+fn entry(found: &Value) -> Result<Entry, EngineError> {
+    let number = |name: &str| signed(&found[name]).and_then(|n| u64::try_from(n).ok());
+    Ok(Entry {
+        value: bytes(&found["value"])?,
+        created: number("create_revision").ok_or_else(|| odd("a key has no revision"))?,
+        modified: number("mod_revision").ok_or_else(|| odd("a key has no revision"))?,
+        lease: signed(&found["lease"]).filter(|lease| *lease != 0).map(Lease),
+    })
+}
+
+fn revision(answer: &Value) -> Result<u64, EngineError> {
+    let revision = signed(&answer["header"]["revision"]).and_then(|n| u64::try_from(n).ok());
+    revision.ok_or_else(|| odd("an answer has no revision"))
+}
+
+/// A number of 64 bits, which JSON has as text.
+fn signed(value: &Value) -> Option<i64> {
+    value
+        .as_str()
+        .map_or_else(|| value.as_i64(), |text| text.parse().ok())
+}
+
+/// An empty value is left out of JSON.
+fn bytes(value: &Value) -> Result<Vec<u8>, EngineError> {
+    let text = value.as_str().unwrap_or_default();
+    BASE64.decode(text).map_err(|_| odd("a value is not in base64"))
+}
+
+/// Whether a token can be put into a header as it is.
+fn is_word(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+fn odd(why: &str) -> EngineError {
+    EngineError::Answer(why.to_owned())
+}

@@ -1,0 +1,221 @@
+//! The thread `ssntp-engine`.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use ssntp_transport::threads;
+
+use crate::engine::{Engine, EngineError};
+use crate::machine::{CALL, Join, Machine, Next, View};
+
+/// How long leaving may take: a call that is under way, and two leases given back.
+const LEAVING: Duration = Duration::from_secs(2);
+
+/// A process that takes part. Dropping it leaves the cluster.
+///
+/// # Threads
+/// One thread, `ssntp-engine`, is the only one that waits for the engine. Dropping this joins
+/// it, for three seconds at most if the engine is away.
+#[derive(Debug)]
+pub struct Membership {
+    /// Has a message when `seen` has changed.
+    wake: Option<Sender<()>>,
+    /// The highest token that was seen elsewhere.
+    seen: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+    view: Arc<Mutex<View>>,
+}
+
+impl Membership {
+    /// Enters the cluster, and goes on on a thread. Blocks until the process is a member, or
+    /// the engine has failed to answer once. `told` is called on that thread whenever the view
+    /// has changed, and must not wait.
+    ///
+    /// # Errors
+    /// What the engine said, so that a wrong address or password is noticed at the start. The
+    /// thread could not be started.
+    pub fn start(
+        mut engine: Box<dyn Engine>,
+        join: Join,
+        mut told: impl FnMut(&View) + Send + 'static,
+    ) -> Result<Self, EngineError> {
+        let mut machine = Machine::new(join);
+        while !machine.is_member() {
+            step(&mut machine, &mut *engine);
+            if let Some((_, why)) = &machine.view().away {
+                return Err(why.clone());
+            }
+        }
+        let view = Arc::new(Mutex::new(machine.view().clone()));
+        let (wake, woken) = bounded(1);
+        let seen = Arc::new(AtomicU64::new(0));
+        told(machine.view());
+        let shared = Arc::clone(&view);
+        let changed = move |view: &View| {
+            *shared.lock().unwrap_or_else(PoisonError::into_inner) = view.clone();
+            told(view);
+        };
+        let elsewhere = Arc::clone(&seen);
+        let body = move || serve(machine, engine, &woken, &elsewhere, changed);
+        let thread = threads::spawn("ssntp-engine", body);
+        Ok(Self {
+            wake: Some(wake),
+            seen,
+            thread: Some(thread.map_err(|e: io::Error| EngineError::Refused(format!("no thread: {e}")))?),
+            view,
+        })
+    }
+
+    /// The cluster as it was last seen. Does not wait for the engine.
+    pub fn view(&self) -> View {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Tells it a token that was seen elsewhere: see [`Machine::saw`].
+    pub fn saw(&self, token: u64) {
+        if self.seen.fetch_max(token, Ordering::Relaxed) < token
+            && let Some(wake) = &self.wake
+        {
+            // If a message waits already, it serves for this token, too.
+            let _ = wake.try_send(());
+        }
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.wake = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(
+    mut machine: Machine,
+    mut engine: Box<dyn Engine>,
+    woken: &Receiver<()>,
+    seen: &AtomicU64,
+    mut changed: impl FnMut(&View),
+) {
+    let mut shown = View::default();
+    loop {
+        let at = step(&mut machine, &mut *engine);
+        if *machine.view() != shown {
+            shown.clone_from(machine.view());
+            changed(&shown);
+        }
+        match woken.recv_deadline(at) {
+            Ok(()) => machine.saw(seen.load(Ordering::Relaxed)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    machine.leave();
+    let end = now() + LEAVING;
+    while now() < end && step(&mut machine, &mut *engine) <= now() {}
+}
+
+/// Asks what the machine wants, and returns when it wants something again.
+fn step(machine: &mut Machine, engine: &mut dyn Engine) -> Instant {
+    match machine.next(now()) {
+        Next::Ask(request) => {
+            let sent = now();
+            let answer = engine.ask(&request);
+            machine.answered(&request, sent, now(), answer);
+            sent
+        }
+        Next::At(at) => at,
+        Next::Left => now() + 10 * CALL,
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the machine is told the time")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Member;
+    use crate::memory::MemoryEngine;
+    use uuid::Uuid;
+
+    /// Waits for a view, and says which one came last if none is as it is to be.
+    fn wait(views: &Receiver<View>, is_it: impl Fn(&View) -> bool) -> View {
+        let mut last = None;
+        while let Ok(view) = views.recv_timeout(Duration::from_secs(60)) {
+            if is_it(&view) {
+                return view;
+            }
+            last = Some(view);
+        }
+        panic!("not in time: {last:?}");
+    }
+
+    fn start(engine: &MemoryEngine, uuid: u128) -> Result<(Membership, Receiver<View>), EngineError> {
+        let member = Member {
+            uuid: Uuid::from_u128(uuid),
+            incarnation: 1,
+            addresses: vec!["host:1".to_owned()],
+            version: "1".to_owned(),
+        };
+        let (views, told) = crossbeam_channel::unbounded();
+        let join = Join { member, leads: true };
+        let tell = move |view: &View| drop(views.send(view.clone()));
+        Membership::start(Box::new(engine.clone()), join, tell).map(|membership| (membership, told))
+    }
+
+    #[test]
+    fn an_engine_that_does_not_serve_is_an_error_at_the_start() {
+        let engine = MemoryEngine::new();
+        for why in [
+            EngineError::Away("nobody".to_owned()),
+            EngineError::Full("no space".to_owned()),
+            EngineError::Credentials("wrong".to_owned()),
+        ] {
+            engine.fail(Some(why.clone()));
+            assert_eq!(start(&engine, 1).unwrap_err(), why);
+        }
+        engine.fail(None);
+        assert!(start(&engine, 1).is_ok());
+    }
+
+    #[test]
+    fn whoever_leaves_is_replaced_at_once_and_an_engine_may_be_away_for_a_while() {
+        let engine = MemoryEngine::new();
+        let (first, views) = start(&engine, 1).unwrap();
+        let leading = wait(&views, |view| view.acts(now()).is_some());
+        let (second, others) = start(&engine, 2).unwrap();
+        assert_eq!(second.view().members.len(), 2);
+        let following = wait(&others, |view| view.leader.is_some());
+        assert_eq!((following.leader, following.acting), (leading.leader, None));
+        drop(first);
+        let left = now();
+        let leading = wait(&others, |view| view.acts(now()).is_some());
+        assert!(leading.leader.unwrap().token > following.leader.unwrap().token);
+        println!("the next one leads {:?} after the first has left", left.elapsed());
+        engine.fail(Some(EngineError::Full("full".to_owned())));
+        let away = wait(&others, |view| view.away.is_some());
+        assert_eq!((away.leader, away.members.len()), (leading.leader, 1));
+        engine.fail(None);
+        wait(&others, |view| view.away.is_none() && view.acts(now()).is_some());
+    }
+
+    #[test]
+    fn a_token_that_was_seen_elsewhere_ends_a_leader_with_a_lower_one() {
+        let engine = MemoryEngine::new();
+        let (membership, views) = start(&engine, 1).unwrap();
+        let leading = wait(&views, |view| view.acts(now()).is_some());
+        let seen = leading.leader.unwrap().token + 1;
+        membership.saw(seen);
+        wait(&views, |view| view.acting.is_none());
+        let again = wait(&views, |view| view.acting.is_some());
+        assert!(again.leader.unwrap().token > seen);
+    }
+}

@@ -1,0 +1,378 @@
+//! The client of etcd: against a real one, where there is one, and against a peer that
+//! answers what a test says.
+
+#![expect(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "the peers of the client under test"
+)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use ssntp_engine::{Answer, Engine, EngineError, Etcd, EtcdConfig, Kept, Lease, Request, User, When};
+use ssntp_test_support::etcd::EtcdProcess;
+use ssntp_test_support::{authority, identity};
+use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
+use ssntp_transport::tls::{Connector, ServerCheck};
+use ssntp_transport::{Role, threads};
+
+fn client(join: &str) -> Etcd {
+    Etcd::new(config(join))
+}
+
+fn config(join: &str) -> EtcdConfig {
+    EtcdConfig {
+        endpoints: join.parse().unwrap(),
+        tls: None,
+        user: None,
+        cluster: "test".to_owned(),
+    }
+}
+
+fn put(key: &str, value: &str, lease: Option<Lease>, when: When) -> Request {
+    let (key, value) = (key.to_owned(), value.as_bytes().to_vec());
+    Request::Put {
+        key,
+        value,
+        lease,
+        when,
+    }
+}
+
+/// Asks a real etcd, which on a busy machine may need more than the time of one call.
+fn ask(engine: &mut dyn Engine, request: &Request) -> Result<Answer, EngineError> {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        match engine.ask(request) {
+            Err(EngineError::Away(_)) if Instant::now() < end => {}
+            answer => return answer,
+        }
+    }
+}
+
+fn read(engine: &mut dyn Engine) -> Kept {
+    match ask(engine, &Request::Read).unwrap() {
+        Answer::Kept(kept) => kept,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn grant(engine: &mut dyn Engine, seconds: u64) -> Lease {
+    match ask(engine, &Request::Grant(Duration::from_secs(seconds))).unwrap() {
+        Answer::Granted(lease) => lease,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn leases_conditions_and_revisions_are_those_of_etcd() {
+    let Some(etcd) = EtcdProcess::start(1) else { return };
+    let mut engine = client(&etcd.join());
+    assert_eq!(read(&mut engine).entries.len(), 0);
+    let lease = grant(&mut engine, 60);
+    let mine = put("leader", "me", Some(lease), When::Absent);
+    let Ok(Answer::Put(first)) = ask(&mut engine, &mine) else {
+        panic!("not put")
+    };
+    assert_eq!(
+        ask(&mut engine, &mine),
+        Ok(Answer::Put(first)),
+        "done once, and told twice"
+    );
+    let other = ask(&mut engine, &put("leader", "you", None, When::Absent)).unwrap();
+    assert!(
+        matches!(&other, Answer::Differs(Some(entry)) if entry.value == b"me" && entry.lease == Some(lease))
+    );
+
+    // Another cluster's keys are not seen, also where one name begins as the other.
+    let mut others = Etcd::new(EtcdConfig {
+        cluster: "test2".to_owned(),
+        ..config(&etcd.join())
+    });
+    assert_eq!(read(&mut others).entries.len(), 0);
+    let kept = read(&mut engine);
+    let entry = &kept.entries["leader"];
+    assert_eq!(
+        (kept.entries.len(), entry.created, entry.modified),
+        (1, first, first)
+    );
+    assert_eq!(kept.revision, first);
+
+    // A document names the revision that it was made on.
+    let Ok(Answer::Put(at)) = ask(&mut engine, &put("documents/d", "1", None, When::Always)) else {
+        panic!("not put")
+    };
+    let changed = ask(&mut engine, &put("documents/d", "2", None, When::At(at))).unwrap();
+    assert!(matches!(changed, Answer::Put(later) if later > at));
+    let refused = ask(&mut engine, &put("documents/d", "3", None, When::At(at))).unwrap();
+    assert!(matches!(refused, Answer::Differs(Some(entry)) if entry.value == b"2" && entry.created == at));
+
+    assert_eq!(
+        ask(&mut engine, &Request::KeepAlive(lease)),
+        Ok(Answer::Alive(true))
+    );
+    assert_eq!(ask(&mut engine, &Request::Revoke(lease)), Ok(Answer::Revoked));
+    assert_eq!(ask(&mut engine, &Request::Revoke(lease)), Ok(Answer::Revoked));
+    assert_eq!(
+        ask(&mut engine, &Request::KeepAlive(lease)),
+        Ok(Answer::Alive(false))
+    );
+    assert_eq!(ask(&mut engine, &mine), Err(EngineError::NoLease));
+    assert_eq!(read(&mut engine).entries.len(), 1, "the document alone");
+}
+
+#[test]
+fn a_wrong_password_is_named_and_a_right_one_serves_before_and_after_it_is_needed() {
+    let Some(etcd) = EtcdProcess::start(1) else { return };
+    let with = |name: &str, password: &str| {
+        let user = User {
+            name: name.to_owned(),
+            password: password.to_owned(),
+        };
+        Etcd::new(EtcdConfig {
+            user: Some(user),
+            ..config(&etcd.join())
+        })
+    };
+    let mut early = with("root", "secret");
+    read(&mut early);
+    for (path, body) in [
+        ("/v3/auth/user/add", r#"{"name":"root","password":"secret"}"#),
+        ("/v3/auth/role/add", r#"{"name":"root"}"#),
+        ("/v3/auth/user/grant", r#"{"user":"root","role":"root"}"#),
+        ("/v3/auth/user/add", r#"{"name":"guest","password":"guest"}"#),
+        ("/v3/auth/enable", "{}"),
+    ] {
+        let answer = etcd.post(0, path, body);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+    }
+    read(&mut early);
+    read(&mut with("root", "secret"));
+    for (mut engine, why) in [
+        (with("root", "wrong"), "authentication failed"),
+        (with("nobody", "secret"), "authentication failed"),
+        (with("guest", "guest"), "permission denied"),
+        (client(&etcd.join()), "name and a password"),
+    ] {
+        let refused = ask(&mut engine, &Request::Read).unwrap_err();
+        let EngineError::Credentials(text) = &refused else {
+            panic!("{refused:?}")
+        };
+        assert!(text.contains(why) && !text.contains("secret"), "{text}");
+    }
+}
+
+#[test]
+fn an_etcd_with_certificates_is_asked_over_tls() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = authority();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let request = CertificateRequest::new(Role::SERVER).host("127.0.0.1".parse().unwrap());
+    let issued = authority.issue(&request).unwrap();
+    let further = [
+        format!("--cert-file={}", file("cert.pem", issued.certificate_pem())),
+        format!("--key-file={}", file("key.pem", issued.key_pem())),
+        format!(
+            "--trusted-ca-file={}",
+            file("ca.pem", authority.certificate_pem())
+        ),
+        "--client-cert-auth".to_owned(),
+    ];
+    let Some(etcd) = EtcdProcess::with(1, "https", &further) else {
+        return;
+    };
+    let with = |trust: &Trust, identity: Option<&Identity>| {
+        Etcd::new(EtcdConfig {
+            tls: Some(Connector::checking(ServerCheck::Name(trust), identity).unwrap()),
+            ..config(&etcd.join())
+        })
+    };
+    let mut engine = with(&authority.trust(), Some(&identity(Role::SERVER)));
+    read(&mut engine);
+    let other = Authority::new(&AuthorityRequest::default()).unwrap();
+    for mut refused in [
+        with(&authority.trust(), None),
+        with(&other.trust(), Some(&identity(Role::SERVER))),
+        client(&etcd.join()),
+    ] {
+        let why = refused.ask(&Request::Read).unwrap_err();
+        println!("{why}");
+        assert!(
+            matches!(why, EngineError::Away(_) | EngineError::Answer(_)),
+            "{why:?}"
+        );
+    }
+}
+
+/// Answers each connection with these texts in turn, one for each request, then closes it.
+fn peer(answers: &'static [&'static [&'static str]]) -> (String, std::thread::JoinHandle<Vec<String>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = format!("127.0.0.1:{}", listener.local_addr().unwrap().port());
+    let serve = move || {
+        let mut asked = Vec::new();
+        for answers in answers {
+            let mut stream = BufReader::new(listener.accept().unwrap().0);
+            for answer in *answers {
+                let mut head = String::new();
+                while !head.ends_with("\r\n\r\n") && stream.read_line(&mut head).unwrap() > 0 {}
+                let len = head.split("Content-Length: ").nth(1).unwrap_or("0");
+                let mut body = vec![0; len.trim().parse().unwrap()];
+                stream.read_exact(&mut body).unwrap();
+                asked.push(head + str::from_utf8(&body).unwrap());
+                stream.get_mut().write_all(answer.as_bytes()).unwrap();
+            }
+        }
+        asked
+    };
+    (at, threads::spawn("peer", serve).unwrap())
+}
+
+macro_rules! http {
+    ($status:literal, $len:literal, $body:literal) => {
+        concat!(
+            "HTTP/1.1 ",
+            $status,
+            "\r\nContent-Length: ",
+            $len,
+            "\r\n\r\n",
+            $body
+        )
+    };
+}
+
+const ALIVE: &str = http!("200 OK", "27", r#"{"result":{"TTL":"5"}}     "#);
+const NO_MAJORITY: &str = http!("503 No", "43", r#"{"error":"etcdserver: no leader","code":14}"#);
+const FULL: &str = http!(
+    "429 Full",
+    "58",
+    r#"{"error":"etcdserver: mvcc: space exceeded","code":8}     "#
+);
+const TOKEN: &str = http!("200 OK", "15", r#"{"token":"abc"}"#);
+const OLD_TOKEN: &str = http!(
+    "401 No",
+    "54",
+    r#"{"error":"etcdserver: invalid auth token","code":16}  "#
+);
+
+#[test]
+fn a_connection_that_was_closed_meanwhile_is_made_again() {
+    let (at, peer) = peer(&[&[ALIVE], &[ALIVE, ALIVE]]);
+    let mut engine = client(&format!("etcd://{at}"));
+    for _ in 0..3 {
+        assert_eq!(engine.ask(&Request::KeepAlive(Lease(7))), Ok(Answer::Alive(true)));
+    }
+    let asked = peer.join().unwrap();
+    assert_eq!(asked.len(), 3);
+    assert!(
+        asked[0].starts_with("POST /v3/lease/keepalive HTTP/1.1\r\nHost: "),
+        "{}",
+        asked[0]
+    );
+    assert!(
+        asked[0].ends_with(r#"{"ID":"7"}"#) && !asked[0].contains("Authorization"),
+        "{}",
+        asked[0]
+    );
+}
+
+#[test]
+fn an_endpoint_without_a_majority_is_passed_over_and_a_full_one_is_an_error() {
+    let (first, one) = peer(&[&[NO_MAJORITY]]);
+    let (second, two) = peer(&[&[ALIVE, FULL]]);
+    let mut engine = client(&format!("etcd://{first},{second}"));
+    assert_eq!(engine.ask(&Request::KeepAlive(Lease(7))), Ok(Answer::Alive(true)));
+    let full = engine.ask(&Request::KeepAlive(Lease(7))).unwrap_err();
+    assert!(
+        matches!(&full, EngineError::Full(why) if why.contains("space exceeded")),
+        "{full}"
+    );
+    assert_eq!((one.join().unwrap().len(), two.join().unwrap().len()), (1, 2));
+}
+
+#[test]
+fn a_token_that_etcd_has_forgotten_is_asked_for_again_once() {
+    let (at, peer) = peer(&[&[TOKEN, ALIVE, OLD_TOKEN, TOKEN, ALIVE, OLD_TOKEN, TOKEN, OLD_TOKEN]]);
+    let mut engine = Etcd::new(EtcdConfig {
+        user: Some(User {
+            name: "n".to_owned(),
+            password: "p".to_owned(),
+        }),
+        ..config(&format!("etcd://{at}"))
+    });
+    for _ in 0..2 {
+        assert_eq!(engine.ask(&Request::KeepAlive(Lease(7))), Ok(Answer::Alive(true)));
+    }
+    let refused = engine.ask(&Request::KeepAlive(Lease(7))).unwrap_err();
+    assert!(matches!(refused, EngineError::Credentials(_)), "{refused}");
+    let asked = peer.join().unwrap();
+    assert_eq!(
+        asked
+            .iter()
+            .filter(|text| text.contains("Authorization: abc\r\n"))
+            .count(),
+        5
+    );
+    assert_eq!(
+        asked
+            .iter()
+            .filter(|text| text.contains("/v3/auth/authenticate"))
+            .count(),
+        3
+    );
+}
+
+#[test]
+fn another_program_is_told_from_etcd() {
+    for answer in [
+        "SSH-2.0-OpenSSH_9\r\n",
+        http!("404 Not Found", "9", "Not Found"),
+        http!("200 OK", "6", "<html>"),
+        http!("200 OK", "2", "[]"),
+    ] {
+        let answers: &'static [&'static str] = Box::leak(Box::new([answer]));
+        let (at, peer) = peer(Box::leak(Box::new([answers])));
+        let odd = client(&format!("etcd://{at}")).ask(&Request::Read).unwrap_err();
+        assert!(matches!(odd, EngineError::Answer(_)), "{answer}: {odd:?}");
+        peer.join().unwrap();
+    }
+}
+
+#[test]
+fn an_endpoint_that_hangs_or_is_dead_leaves_time_for_the_others() {
+    // It takes connections and says nothing.
+    let hanging = TcpListener::bind("127.0.0.1:0").unwrap();
+    let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (hangs, dead) = (hanging.local_addr().unwrap().to_string(), dead.to_string());
+    let away = client(&format!("etcd://{hangs},{dead}"))
+        .ask(&Request::Read)
+        .unwrap_err();
+    let EngineError::Away(why) = &away else {
+        panic!("{away:?}")
+    };
+    assert!(
+        why.contains(&format!("{hangs} does not answer")) && why.contains(&dead),
+        "{why}"
+    );
+
+    let Some(etcd) = EtcdProcess::start(2) else { return };
+    let two = etcd.join();
+    let mut engine = client(&format!(
+        "etcd://{hangs},{}",
+        two.strip_prefix("etcd://").unwrap()
+    ));
+    read(&mut engine);
+    // The next call begins with the endpoint that answered.
+    let begin = Instant::now();
+    (0..3).for_each(|_| drop(read(&mut engine)));
+    println!("three readings took {:?}", begin.elapsed());
+    drop(etcd);
+    assert!(matches!(engine.ask(&Request::Read), Err(EngineError::Away(_))));
+}
