@@ -42,7 +42,6 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use rusqlite::Connection;
-use rustix::fs::{FlockOperation, flock};
 
 pub use self::error::{Fault, StoreError};
 pub use self::follow::Follow;
@@ -123,8 +122,10 @@ impl Store {
             .create(directory)
             .map_err(failed)?;
         let lock = File::create(directory.join(LOCK)).map_err(failed)?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| StoreError::InUse(file.clone()))?;
+        ssntp_transport::lock(&lock, "another controller").map_err(|e| match e.kind() {
+            std::io::ErrorKind::WouldBlock => StoreError::InUse(file.clone()),
+            _ => failed(e),
+        })?;
         let mut options = OpenOptions::new();
         drop(
             options
