@@ -432,7 +432,12 @@ impl Environment {
             write_timeout: config.write_timeout,
             pool: ssntp_transport::BufferPool::new(),
             in_force: Mutex::new(Arc::new(InForce {
-                acceptor: acceptor(&config.identity, &config.trust, config.resumption, joins.is_some())?,
+                acceptor: acceptor(
+                    &config.identity,
+                    &config.trust,
+                    config.resumption,
+                    joins.is_some(),
+                )?,
                 credentials: Credentials {
                     identity: config.identity.clone(),
                     trust: config.trust.clone(),

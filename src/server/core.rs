@@ -203,7 +203,11 @@ impl ServerCore {
         now: Instant,
     ) -> Result<Self, super::RuleError> {
         let advertised = environment.joins.as_ref().map(|joins| joins.advertised.clone());
-        let links = Links::new(environment.uuid, environment.incarnation, advertised.unwrap_or_default());
+        let links = Links::new(
+            environment.uuid,
+            environment.incarnation,
+            advertised.unwrap_or_default(),
+        );
         let state = State {
             rules: RuleTable::of(config.rules, &environment.operands)?,
             environment,
@@ -244,7 +248,12 @@ impl ServerCore {
 
     /// Does something with the state at that time, and hands out what is to be
     /// done about it.
-    pub(super) fn at<T>(&mut self, now: Instant, actions: &mut Vec<Action>, act: impl FnOnce(&mut Self) -> T) -> T {
+    pub(super) fn at<T>(
+        &mut self,
+        now: Instant,
+        actions: &mut Vec<Action>,
+        act: impl FnOnce(&mut Self) -> T,
+    ) -> T {
         self.state.now = now;
         std::mem::swap(&mut self.state.actions, actions);
         let result = act(self);
@@ -443,7 +452,10 @@ impl Core for ServerCore {
     fn full(&mut self, to: ConnectionId, newest: Load, now: Instant, actions: &mut Vec<Action>) -> Drops {
         self.at(now, actions, |core| {
             // Frames of a link depend on each other, so none is dropped.
-            match core.state.end_link(to, End::Closing, "it takes too little of what waits for it") {
+            match core
+                .state
+                .end_link(to, End::Closing, "it takes too little of what waits for it")
+            {
                 true => Drops::Newest,
                 false => core.state.overflow(SessionId(to), newest),
             }
@@ -622,7 +634,8 @@ impl ServerCore {
                 // One item for all receivers. They share its bytes, and nothing is encoded again.
                 let item = Outgoing::whole(run.wire().clone(), run.len());
                 self.state.fan_out(info.id, role, run.kind(), |_| item.clone());
-                self.state.send_to_remote_role(Some(info.uuid), role, || Bundle::from(run));
+                self.state
+                    .send_to_remote_role(Some(info.uuid), role, || Bundle::from(run));
             }
             Some(Rule::Function(_)) => {
                 for frame in run.frames() {
@@ -643,7 +656,8 @@ impl ServerCore {
                 let mut fan = Fan::new(frame, &self.state);
                 self.state
                     .fan_out(info.id, role, frame.kind(), |session| fan.for_session(session));
-                self.state.send_to_remote_role(Some(info.uuid), role, || fan.for_link());
+                self.state
+                    .send_to_remote_role(Some(info.uuid), role, || fan.for_link());
             }
             Some(Rule::Function(_)) => self
                 .state

@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use super::config::{Environment, SlowConsumer};
 use super::core::{State, guard};
-use super::federation::Bundle;
 use super::disconnect::DisconnectReason;
+use super::federation::Bundle;
 use super::handler::SendError;
 use super::routing::{Decision, Rule};
 use super::sessions::{Directory, Session, SessionId, SessionInfo};
@@ -70,7 +70,11 @@ impl<'a> Fan<'a> {
         let Some(trace) = frame.trace_mut() else {
             return Bundle::from(&Run::of(&frame));
         };
-        trace.stamp_sent(self.environment.uuid, self.environment.role, unix_nanos_at(self.wall));
+        trace.stamp_sent(
+            self.environment.uuid,
+            self.environment.role,
+            unix_nanos_at(self.wall),
+        );
         Bundle {
             bytes: frame.encode(),
             frames: 1,
@@ -169,12 +173,7 @@ impl State {
 
     /// As [`forward`](Self::forward), but without the check of the kind, so that it also
     /// forwards requests and answers.
-    pub(super) fn forward_any_kind(
-        &mut self,
-        from: Uuid,
-        to: Uuid,
-        frame: &Frame,
-    ) -> Result<(), SendError> {
+    pub(super) fn forward_any_kind(&mut self, from: Uuid, to: Uuid, frame: &Frame) -> Result<(), SendError> {
         self.send_fanned(Some(from), to, &mut Fan::new(frame, self))
     }
 

@@ -211,7 +211,12 @@ impl Server {
             stopping,
         };
         // From here on, dropping `server` ends what runs already.
-        let acceptance = accept::start(listeners, Arc::clone(&environment), room.handshakes, events.clone());
+        let acceptance = accept::start(
+            listeners,
+            Arc::clone(&environment),
+            room.handshakes,
+            events.clone(),
+        );
         let acceptance = acceptance.map_err(ServerError::Thread)?;
         server.handle.occupancy = Some(acceptance.occupancy());
         server.acceptance = Some(acceptance);

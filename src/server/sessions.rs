@@ -373,7 +373,10 @@ mod tests {
         let mut there: Vec<(u64, u32)> = Vec::new();
         let agree = |sessions: &Sessions, there: &[(u64, u32)]| {
             let roster = Roster::empty();
-            let directory = Directory { sessions, roster: &roster };
+            let directory = Directory {
+                sessions,
+                roster: &roster,
+            };
             assert_eq!(
                 (directory.len(), directory.is_empty()),
                 (there.len(), there.is_empty())

@@ -84,8 +84,14 @@ impl Rig {
             bad_traces: Arc::new(AtomicU64::new(0)),
         };
         let standing = self.admitted;
-        self.core
-            .admit(id, Arrival::Session(request), outbox.gauge(), standing, self.now, actions)?;
+        self.core.admit(
+            id,
+            Arrival::Session(request),
+            outbox.gauge(),
+            standing,
+            self.now,
+            actions,
+        )?;
         self.admitted += 1;
         Ok(Member { id, uuid, outbox })
     }

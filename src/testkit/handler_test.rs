@@ -130,9 +130,14 @@ impl HandlerTest {
         };
         let (standing, now) = (self.clients.len(), self.now);
         let mut actions = Vec::new();
-        let verdict = self
-            .core
-            .admit(id, Arrival::Session(request), outbox.gauge(), standing, now, &mut actions);
+        let verdict = self.core.admit(
+            id,
+            Arrival::Session(request),
+            outbox.gauge(),
+            standing,
+            now,
+            &mut actions,
+        );
         self.perform(actions);
         let Grant { info, .. } = verdict?;
         self.clients.insert(id, Client { uuid, outbox });

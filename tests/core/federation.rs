@@ -136,7 +136,9 @@ impl Node {
     /// A client here, which the other nodes know of.
     fn connect(&self, role: Role, others: &[&Node]) -> Peer {
         let peer = self.server.connect(role);
-        others.iter().for_each(|node| drop(node.await_news(&News::Remote(peer.uuid))));
+        others
+            .iter()
+            .for_each(|node| drop(node.await_news(&News::Remote(peer.uuid))));
         peer
     }
 
@@ -146,7 +148,10 @@ impl Node {
 
     fn link_to(&self, other: &Node) -> LinkFigures {
         let links = self.server.handle().links().unwrap();
-        links.into_iter().find(|link| link.server.uuid == other.uuid()).unwrap()
+        links
+            .into_iter()
+            .find(|link| link.server.uuid == other.uuid())
+            .unwrap()
     }
 
     /// Waits until the figures of the link say so.
@@ -209,7 +214,10 @@ fn frames_cross_both_ways_in_order() {
     receive(&mut agent.join().unwrap(), FRAMES);
     // A multicast crosses once, whatever the number of its receivers.
     let figures = two.link_to(&one);
-    assert_eq!((figures.frames_received, figures.frames_astray), (u64::from(FRAMES), 0));
+    assert_eq!(
+        (figures.frames_received, figures.frames_astray),
+        (u64::from(FRAMES), 0)
+    );
 }
 
 #[test]
@@ -235,7 +243,10 @@ fn an_application_sees_and_reaches_sessions_of_other_servers() {
         cx.send(agent_uuid, frame).unwrap();
         let nobody = cx.send(Uuid::nil(), frame);
         assert_eq!(nobody, Err(SendError::NotConnected(Uuid::nil())));
-        (cx.multicast(Role::AGENT | Role::CONTROLLER, frame), cx.broadcast(frame))
+        (
+            cx.multicast(Role::AGENT | Role::CONTROLLER, frame),
+            cx.broadcast(frame),
+        )
     });
     assert_eq!(sent, (Ok(2), Ok(2)));
     for _ in 0..3 {
@@ -406,7 +417,10 @@ fn a_server_that_stops_leaves_no_rows_and_its_links_end() {
     for node in [&two, &three] {
         node.await_news(&News::RemoteGone(agent.uuid));
         node.await_news(&News::Unlinked(uuid));
-        assert_eq!(node.with(|cx| (cx.directory().len(), cx.servers().count())), (0, 1));
+        assert_eq!(
+            node.with(|cx| (cx.directory().len(), cx.servers().count())),
+            (0, 1)
+        );
     }
 }
 
@@ -441,7 +455,10 @@ fn a_session_is_taken_over_from_another_server_by_its_rules() {
     let mut stranger = two.server.dial(&identity(Role::AGENT));
     let got = stranger.try_handshake(Role::AGENT, uuid, false, Default::default());
     assert!(!got);
-    assert_eq!(one.with(move |cx| cx.directory().session(uuid).map(SessionInfo::server)), Some(one.uuid()));
+    assert_eq!(
+        one.with(move |cx| cx.directory().session(uuid).map(SessionInfo::server)),
+        Some(one.uuid())
+    );
 }
 
 #[test]
@@ -494,7 +511,9 @@ fn servers_that_dial_each_other_and_themselves_keep_one_link() {
 /// A connection that offers the protocol of links.
 fn link_stream(node: &Node, identity: &ssntp::pki::Identity) -> std::io::Result<ssntp_transport::Halves> {
     let stream = node.links.connect(Default::default(), Default::default())?;
-    let connector = Connector::mutual(identity, &trust()).unwrap().protocol(b"ssntp-link/1");
+    let connector = Connector::mutual(identity, &trust())
+        .unwrap()
+        .protocol(b"ssntp-link/1");
     let deadline = Instant::now() + LONG;
     let secured = connector.connect(Arc::new(stream), "localhost", &BufferPool::new(), deadline);
     let secured = secured.map_err(std::io::Error::other)?;
@@ -522,7 +541,9 @@ fn who_is_no_server_gets_no_link() {
         assert!(text.contains("and a link needs server or scheduler"), "{text:?}");
     }
     let stranger = ssntp::pki::Authority::new(&Default::default()).unwrap();
-    let stranger = stranger.issue(&ssntp::pki::CertificateRequest::new(Role::SERVER)).unwrap();
+    let stranger = stranger
+        .issue(&ssntp::pki::CertificateRequest::new(Role::SERVER))
+        .unwrap();
     // TLS 1.3 may tell a client only afterwards.
     if let Ok(halves) = link_stream(&node, &stranger.identity()) {
         assert!(last_words(halves).is_empty());
@@ -568,16 +589,31 @@ fn a_wrong_frame_ends_the_link_and_its_reason_is_named() {
     let forward = [&[0; 33][..], &[1, 0, 0, 0, 1], &[0, 1, 0, 1, 0, 0, 0, 9]].concat();
     let cases: [(&str, Vec<Vec<u8>>); 9] = [
         ("the first frame is", vec![vec![0xff; 40]]),
-        ("version 2 of links, this server has 1", vec![hello(2, Uuid::from_u128(5), 1)]),
-        ("its longest payload is 1 bytes", vec![hello(1, Uuid::from_u128(5), 1)]),
+        (
+            "version 2 of links, this server has 1",
+            vec![hello(2, Uuid::from_u128(5), 1)],
+        ),
+        (
+            "its longest payload is 1 bytes",
+            vec![hello(1, Uuid::from_u128(5), 1)],
+        ),
         ("HELLO came out of its turn", vec![good.clone(), good.clone()]),
-        ("change 5 of its sessions came after change 3", vec![good.clone(), snapshot.clone(), gone]),
-        ("0x4c/0xc8 does not belong on a link", vec![good.clone(), link_frame(200, &[])]),
+        (
+            "change 5 of its sessions came after change 3",
+            vec![good.clone(), snapshot.clone(), gone],
+        ),
+        (
+            "0x4c/0xc8 does not belong on a link",
+            vec![good.clone(), link_frame(200, &[])],
+        ),
         (
             "STATS does not belong on a link",
             vec![good.clone(), Frame::new(Command::STATS).encode().to_vec()],
         ),
-        ("FORWARD: the value of its frames", vec![good.clone(), snapshot, link_frame(4, &forward)]),
+        (
+            "FORWARD: the value of its frames",
+            vec![good.clone(), snapshot, link_frame(4, &forward)],
+        ),
         ("HOLD is too short", vec![good, link_frame(5, &[1])]),
     ];
     for (reason, frames) in cases {

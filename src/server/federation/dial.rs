@@ -247,7 +247,11 @@ impl PeerThread {
 
     /// Waits until the link to a server ends, or until it is cancelled. False if there is no link.
     fn wait(&self, server: Uuid) -> bool {
-        let standing = self.environment.joins.as_ref().and_then(|joins| joins.standing(server));
+        let standing = self
+            .environment
+            .joins
+            .as_ref()
+            .and_then(|joins| joins.standing(server));
         let Some(link) = standing else { return false };
         *lock(&self.state) = PeerState::Linked(server);
         select! {
@@ -263,7 +267,9 @@ impl PeerThread {
         let environment = &self.environment;
         let refused = |e: &dyn fmt::Display| NoLink::Refused(e.to_string());
         let (role, max_payload) = (environment.role, environment.max_payload);
-        let look = self.events.look(move |core, _| core.state.links.hello(role, max_payload));
+        let look = self
+            .events
+            .look(move |core, _| core.state.links.hello(role, max_payload));
         let (own, _) = look.ok_or_else(|| refused(&"the server has stopped"))?;
         let in_force = environment.in_force();
         let credentials = &in_force.credentials;
@@ -274,7 +280,12 @@ impl PeerThread {
         let _watch = self.cancel.watch(&stream);
         let address = stream.peer();
         let deadline = deadline(environment.handshake_timeout);
-        let secured = connector.connect(Arc::clone(&stream), self.target.server_name(), &environment.pool, deadline);
+        let secured = connector.connect(
+            Arc::clone(&stream),
+            self.target.server_name(),
+            &environment.pool,
+            deadline,
+        );
         let mut secured = secured.map_err(|e| refused(&e))?;
         if secured.alpn.as_deref() != Some(LINK_PROTOCOL) {
             return Err(refused(&"it takes no links: it runs without peers"));
@@ -297,7 +308,13 @@ impl PeerThread {
             }
         };
         let mut admission = Admission::new(admitted.id, self.events.clone());
-        peer.start(environment, &self.events, admitted, &mut admission, secured.halves);
+        peer.start(
+            environment,
+            &self.events,
+            admitted,
+            &mut admission,
+            secured.halves,
+        );
         Ok(server)
     }
 }

@@ -115,10 +115,16 @@ impl State {
     /// Sends something to the sessions that a FORWARD names. Returns how many they are.
     fn deliver(&mut self, from: Uuid, to: &To, kind: FrameKind, item: &Item) -> usize {
         let ids: Vec<SessionId> = match to {
-            To::Sessions(uuids) => uuids.iter().filter_map(|uuid| self.sessions.id_of(*uuid)).collect(),
+            To::Sessions(uuids) => uuids
+                .iter()
+                .filter_map(|uuid| self.sessions.id_of(*uuid))
+                .collect(),
             To::Role(role) => {
                 let sessions = self.sessions.with_role(*role).map(|session| &session.info);
-                sessions.filter(|info| info.uuid != from).map(|info| info.id).collect()
+                sessions
+                    .filter(|info| info.uuid != from)
+                    .map(|info| info.id)
+                    .collect()
             }
             To::Application => return 0,
         };
@@ -243,7 +249,9 @@ impl Context<'_> {
     /// The servers that there are links to, and whose sessions are known.
     pub fn servers(&self) -> impl Iterator<Item = &Arc<ServerLink>> {
         let links = self.state.links.table.iter();
-        links.filter(|(_, link)| link.linked).map(|(_, link)| &link.server)
+        links
+            .filter(|(_, link)| link.linked)
+            .map(|(_, link)| &link.server)
     }
 
     /// The random number of this start of the server.
@@ -264,7 +272,11 @@ impl Context<'_> {
         if u32::try_from(len).is_ok_and(|len| len > limit) {
             return Err(SendError::TooLong { len, limit });
         }
-        let link = self.state.links.to(server).ok_or(SendError::NotConnected(server))?;
+        let link = self
+            .state
+            .links
+            .to(server)
+            .ok_or(SendError::NotConnected(server))?;
         let token = self.state.links.acting;
         self.state.say(link, &LinkFrame::Tell { token, message });
         Ok(())
@@ -274,7 +286,9 @@ impl Context<'_> {
     /// many they are.
     pub fn tell_all(&mut self, message: &Bytes) -> usize {
         let servers: Vec<_> = self.servers().map(|server| server.uuid).collect();
-        let told = servers.into_iter().filter(|server| self.tell(*server, message.clone()).is_ok());
+        let told = servers
+            .into_iter()
+            .filter(|server| self.tell(*server, message.clone()).is_ok());
         told.count()
     }
 
@@ -298,7 +312,11 @@ impl Context<'_> {
     }
 
     fn pass_bundle(&mut self, server: Uuid, from: &SessionInfo, bundle: Bundle) -> Result<(), SendError> {
-        let link = self.state.links.to(server).ok_or(SendError::NotConnected(server))?;
+        let link = self
+            .state
+            .links
+            .to(server)
+            .ok_or(SendError::NotConnected(server))?;
         let frames = bundle.frames;
         let bytes = self.state.encoded(Some(from.uuid), To::Application, bundle);
         self.state.put(link, bytes, frames, self.state.origin);

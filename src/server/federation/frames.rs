@@ -273,11 +273,7 @@ impl LinkFrame {
                 out.push(*verdict);
             }
             Self::Alive => {}
-            Self::End {
-                end,
-                server,
-                reason,
-            } => {
+            Self::End { end, server, reason } => {
                 out.push(*end as u8);
                 out.extend(server.as_bytes());
                 put_text(&mut out, reason);
@@ -300,10 +296,7 @@ impl LinkFrame {
         let Some(name) = name.copied().filter(|_| kind.frame_type == LINK) else {
             return Err(LinkFault::Kind(kind));
         };
-        let mut fields = Fields {
-            name,
-            bytes: payload,
-        };
+        let mut fields = Fields { name, bytes: payload };
         let frame = match kind.operand {
             0 => Self::Hello(Hello {
                 version: fields.u16()?,
@@ -562,7 +555,13 @@ mod tests {
     }
 
     fn frame() -> impl Strategy<Value = LinkFrame> {
-        let hello = (any::<u16>(), uuid(), any::<[u64; 2]>(), any::<u32>(), "[a-z:0-9]{0,30}");
+        let hello = (
+            any::<u16>(),
+            uuid(),
+            any::<[u64; 2]>(),
+            any::<u32>(),
+            "[a-z:0-9]{0,30}",
+        );
         let to = prop_oneof![
             proptest::collection::vec(uuid(), 0..5).prop_map(To::Sessions),
             (0..=Role::ALL.bits()).prop_map(|role| To::Role(Role::from_bits(role))),
@@ -588,13 +587,16 @@ mod tests {
                     advertised,
                 })
             }),
-            (any::<u64>(), any::<bool>(), proptest::collection::vec(row(), 0..4)).prop_map(
-                |(sequence, is_last, rows)| LinkFrame::Snapshot {
+            (
+                any::<u64>(),
+                any::<bool>(),
+                proptest::collection::vec(row(), 0..4)
+            )
+                .prop_map(|(sequence, is_last, rows)| LinkFrame::Snapshot {
                     sequence,
                     is_last,
                     rows
-                }
-            ),
+                }),
             (any::<u64>(), row()).prop_map(|(sequence, row)| LinkFrame::Connected { sequence, row }),
             (any::<[u64; 2]>(), uuid()).prop_map(|([sequence, number], uuid)| LinkFrame::Gone {
                 sequence,
@@ -696,10 +698,10 @@ mod tests {
         };
         assert_eq!(decode(5, &[0; 7]), "HOLD is too short");
         assert_eq!(decode(10, &[0; 7]), "ALIVE has 7 bytes too many");
-        assert_eq!(decode(11, &[9, 0, 0]), "END: the value of its code is not defined");
         assert_eq!(
-            decode(200, &[]),
-            "a frame 0x4c/0xc8 does not belong on a link"
+            decode(11, &[9, 0, 0]),
+            "END: the value of its code is not defined"
         );
+        assert_eq!(decode(200, &[]), "a frame 0x4c/0xc8 does not belong on a link");
     }
 }

@@ -209,7 +209,10 @@ impl Peer {
         } else if let Some(bound) = self.certificate.uuid.filter(|bound| *bound != hello.uuid) {
             format!("its certificate is bound to {bound}, and it says {}", hello.uuid)
         } else if !hello.role.may_be_advertised_with(self.certificate.roles) {
-            format!("its certificate has the roles {}, and it says {}", self.certificate.roles, hello.role)
+            format!(
+                "its certificate has the roles {}, and it says {}",
+                self.certificate.roles, hello.role
+            )
         } else if hello.max_payload != environment.max_payload {
             let (theirs, own) = (hello.max_payload, environment.max_payload);
             format!("its longest payload is {theirs} bytes, this server's {own}: they have to be the same")
@@ -300,7 +303,10 @@ fn first(kind: FrameKind, payload: Bytes) -> Result<Hello, NoLink> {
             End::Own => NoLink::Own,
             _ => NoLink::Refused(format!("the other server says: {reason}")),
         }),
-        Ok(other) => Err(NoLink::Refused(format!("the first frame is {}, not HELLO", other.name()))),
+        Ok(other) => Err(NoLink::Refused(format!(
+            "the first frame is {}, not HELLO",
+            other.name()
+        ))),
         Err(fault) => Err(NoLink::Refused(fault.to_string())),
     }
 }

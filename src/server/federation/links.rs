@@ -384,7 +384,9 @@ impl State {
             self.end_link(old, End::Duplicate, "a newer link takes its place");
         }
         self.links.see(hello.token);
-        let certificate = self.certificates.take(&request.certificate, request.intermediates);
+        let certificate = self
+            .certificates
+            .take(&request.certificate, request.intermediates);
         self.connections.insert(id, (certificate.clone(), gauge.clone()));
         let (role, address) = (hello.role, request.address);
         let link = LinkState {
@@ -438,7 +440,12 @@ impl State {
             return true;
         }
         info!(target: "ssntp::server", "{server}: link begins");
-        let mut rows: Vec<Row> = self.sessions.iter().filter(|session| session.told).map(row).collect();
+        let mut rows: Vec<Row> = self
+            .sessions
+            .iter()
+            .filter(|session| session.told)
+            .map(row)
+            .collect();
         rows.sort_unstable_by_key(|row| row.number);
         let sequence = self.links.sequence;
         let mut parts = rows.chunks(ROWS).peekable();
@@ -504,7 +511,9 @@ impl State {
             return;
         }
         for id in self.links.table.ids() {
-            let Some(link) = self.links.table.get(id) else { continue };
+            let Some(link) = self.links.table.get(id) else {
+                continue;
+            };
             if self.now.saturating_duration_since(link.heard) > SILENCE {
                 self.end_link(id, End::Closing, "nothing was heard of it for 10 s");
             } else if link.ends.is_some_and(|ends| ends <= self.wall) {
@@ -549,7 +558,10 @@ impl State {
         self.links.news.extend(gone);
         for row in changes.connected {
             self.links.clock = self.links.clock.max(row.rank.stamp);
-            let own = self.sessions.id_of(row.info.uuid).and_then(|id| self.sessions.get(id));
+            let own = self
+                .sessions
+                .id_of(row.info.uuid)
+                .and_then(|id| self.sessions.get(id));
             if let Some(own) = own
                 && (row.rank, row.info.server) > (own.rank, self.environment.uuid)
             {
@@ -609,7 +621,11 @@ impl State {
             sessions: 0,
             of_certificate: 0,
             banned: self.bans.left(uuid, self.now),
-            holder: Some(Holder::new(session.info.id, &session.info.certificate, &certificate)),
+            holder: Some(Holder::new(
+                session.info.id,
+                &session.info.certificate,
+                &certificate,
+            )),
         };
         match self.admission.judge(newcomer, &standing) {
             Ok(old) => {

@@ -41,12 +41,12 @@ mod links;
 mod roster;
 
 pub use self::dial::{Dialler, PeerState};
-pub(crate) use self::frames::{LINK, SLACK};
 pub(super) use self::forward::Bundle;
 pub(super) use self::frames::End;
+pub(crate) use self::frames::{LINK, SLACK};
 pub(super) use self::join::{Joins, claim, serve};
-pub use self::links::{LinkFigures, LinkRequest, ServerLink};
 pub(crate) use self::links::Links;
+pub use self::links::{LinkFigures, LinkRequest, ServerLink};
 pub(crate) use self::roster::{Rank, Roster};
 use ssntp_transport::Target;
 

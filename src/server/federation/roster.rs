@@ -148,7 +148,11 @@ impl Roster {
         let count = match role.bits().count_ones() {
             1 => bits(role).filter_map(|bit| rows.roles.get(bit)).sum(),
             _ if role == Role::ALL => rows.by_uuid.len(),
-            _ => rows.by_uuid.values().filter(|row| row.info.role.intersects(role)).count(),
+            _ => rows
+                .by_uuid
+                .values()
+                .filter(|row| row.info.role.intersects(role))
+                .count(),
         };
         count - usize::from(excepted)
     }
@@ -213,7 +217,10 @@ impl Roster {
         uuid: Uuid,
     ) -> Result<Changes, LinkFault> {
         let rows = self.next(server, sequence, "GONE")?;
-        let is_it = rows.by_uuid.get(&uuid).is_some_and(|row| row.info.id.0.0 == number);
+        let is_it = rows
+            .by_uuid
+            .get(&uuid)
+            .is_some_and(|row| row.info.id.0.0 == number);
         let mut changes = Changes::default();
         if is_it {
             changes.gone.extend(self.remove(server, uuid));
@@ -305,7 +312,11 @@ impl Roster {
     /// Takes out a row that its server has no more. Another server's row may count now.
     fn forget(&mut self, row: &Arc<Remote>) {
         let uuid = row.info.uuid;
-        if !self.by_uuid.get(&uuid).is_some_and(|shown| Arc::ptr_eq(shown, row)) {
+        if !self
+            .by_uuid
+            .get(&uuid)
+            .is_some_and(|shown| Arc::ptr_eq(shown, row))
+        {
             return;
         }
         self.hide(row);
@@ -348,7 +359,10 @@ mod tests {
         assert!(roster.snapshot(A, 7, vec![agent(1)], false).unwrap().is_none());
         assert_eq!(roster.len(), 0, "it is not complete");
         let changes = roster.snapshot(A, 7, vec![agent(2)], true).unwrap().unwrap();
-        assert_eq!((changes.connected.len(), changes.gone.len(), roster.len()), (2, 0, 2));
+        assert_eq!(
+            (changes.connected.len(), changes.gone.len(), roster.len()),
+            (2, 0, 2)
+        );
         assert_eq!(roster.get(Uuid::from_u128(1)).unwrap().info.server(), A);
         let again = roster.snapshot(A, 7, Vec::new(), true);
         assert_eq!(again.unwrap_err(), LinkFault::Turn("SNAPSHOT"));
@@ -360,7 +374,10 @@ mod tests {
     #[test]
     fn a_change_that_is_missing_or_comes_before_the_snapshot_is_a_fault() {
         let mut roster = Roster::empty();
-        assert_eq!(roster.connected(A, 1, agent(1)).unwrap_err(), LinkFault::Turn("CONNECTED"));
+        assert_eq!(
+            roster.connected(A, 1, agent(1)).unwrap_err(),
+            LinkFault::Turn("CONNECTED")
+        );
         roster.snapshot(A, 7, Vec::new(), true).unwrap();
         roster.connected(A, 8, agent(1)).unwrap();
         let gap = LinkFault::Gap { before: 8, got: 10 };
@@ -374,8 +391,12 @@ mod tests {
         let mut roster = Roster::empty();
         let uuid = Uuid::from_u128(1);
         let shown = |roster: &Roster| roster.get(uuid).map(|row| row.info.server());
-        roster.snapshot(A, 0, vec![row(1, 5, 9, Role::AGENT)], true).unwrap();
-        roster.snapshot(B, 0, vec![row(1, 6, 8, Role::CONTROLLER)], true).unwrap();
+        roster
+            .snapshot(A, 0, vec![row(1, 5, 9, Role::AGENT)], true)
+            .unwrap();
+        roster
+            .snapshot(B, 0, vec![row(1, 6, 8, Role::CONTROLLER)], true)
+            .unwrap();
         assert_eq!(shown(&roster), Some(A));
         assert_eq!(roster.with_role(Role::CONTROLLER).count(), 0);
         roster.gone(A, 1, 5, uuid).unwrap();

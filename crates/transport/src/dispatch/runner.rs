@@ -310,8 +310,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
             }
         };
         let credit = Arc::new(Credit::new(self.settings.received.clone()));
-        self.flow
-            .insert(id, outbox.clone(), limits, Arc::clone(&credit));
+        self.flow.insert(id, outbox.clone(), limits, Arc::clone(&credit));
         let admitted = Admitted {
             id,
             outbox,

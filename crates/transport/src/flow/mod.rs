@@ -398,8 +398,7 @@ impl<I> Flow<I> {
         way.outbox.budget().take(item.load().memory());
         // What a distant origin has under way when it is told to wait still arrives here. A line
         // takes as much of that as the receiver may have in all.
-        let is_bounded =
-            !matches!(origin, Origin::Distant { .. }) || way.line.memory() <= way.limits.bytes;
+        let is_bounded = !matches!(origin, Origin::Distant { .. }) || way.line.memory() <= way.limits.bytes;
         let holds = origin != Origin::Application && (is_own || !way.is_slow) && is_bounded;
         let is_first = way.line.is_empty();
         way.line.push_back(Waiting { item, origin, holds });
@@ -444,8 +443,7 @@ impl<I> Flow<I> {
                 *waiting += 1;
                 if *waiting == 1 {
                     let waits = true;
-                    self.distant_changes
-                        .push(DistantChange { link, number, waits });
+                    self.distant_changes.push(DistantChange { link, number, waits });
                 }
             }
             Origin::Application => {}
@@ -483,8 +481,7 @@ impl<I> Flow<I> {
                         if *waiting == 0 {
                             self.distant.remove(&(link, number));
                             let waits = false;
-                            self.distant_changes
-                                .push(DistantChange { link, number, waits });
+                            self.distant_changes.push(DistantChange { link, number, waits });
                         }
                     }
                 }

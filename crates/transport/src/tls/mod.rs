@@ -152,7 +152,10 @@ impl Acceptor {
     #[must_use]
     pub fn protocols(mut self, protocols: &[&[u8]]) -> Self {
         let named: Vec<_> = protocols.iter().map(|name| name.to_vec()).collect();
-        for config in [Some(&mut self.config), self.resuming.as_mut()].into_iter().flatten() {
+        for config in [Some(&mut self.config), self.resuming.as_mut()]
+            .into_iter()
+            .flatten()
+        {
             Arc::make_mut(config).alpn_protocols.clone_from(&named);
         }
         self
