@@ -560,7 +560,7 @@ fn who_is_no_server_gets_no_link() {
     }
 }
 
-/// HELLO as docs/federation.md has it.
+/// HELLO as docs/links.md has it.
 fn hello(version: u16, uuid: Uuid, max_payload: u32) -> Vec<u8> {
     let mut fields = version.to_be_bytes().to_vec();
     fields.extend(uuid.as_bytes());

@@ -1,4 +1,4 @@
-//! What goes over a link, byte by byte (docs/federation.md, "Link frames").
+//! What goes over a link, byte by byte (docs/links.md, "Link frames").
 //!
 //! ```text
 //!  0       1       2      3         4          8
