@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, never};
-use rustix::fs::{FlockOperation, flock};
 use thiserror::Error;
 use uuid::Uuid;
 
@@ -204,12 +203,7 @@ fn lock(state: &Path) -> Result<File, CnciError> {
         fs::create_dir_all(state)?;
         // The directory itself is locked, so that no lock file is left behind.
         let lock = File::open(state)?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| match io::Error::from(e) {
-            e if e.kind() == io::ErrorKind::WouldBlock => {
-                io::Error::new(e.kind(), "another concentrator uses this state directory")
-            }
-            e => e,
-        })?;
+        ssntp_transport::lock(&lock, "another concentrator")?;
         Ok(lock)
     };
     locked().map_err(|e| CnciError::State(state.to_owned(), e))
