@@ -353,7 +353,10 @@ impl LinkFrame {
 
 fn put_text(out: &mut Vec<u8>, text: &str) {
     let whole = text.char_indices().map(|(at, one)| at + one.len_utf8());
-    let end = whole.take_while(|end| *end <= MAX_TEXT).last().unwrap_or_default();
+    let end = whole
+        .take_while(|end| *end <= MAX_TEXT)
+        .last()
+        .unwrap_or_default();
     let text = text.get(..end).unwrap_or_default();
     out.extend(u16::try_from(text.len()).unwrap_or(u16::MAX).to_be_bytes());
     out.extend(text.as_bytes());

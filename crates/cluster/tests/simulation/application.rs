@@ -221,7 +221,12 @@ impl Router {
             note_multicast(log, cx, from, Role::AGENT, mark);
             let _ = cx.forward_all(from, Role::AGENT, frame);
         } else if kind == Status::READY {
-            for _ in 0..mark.to % 4 {
+            // To its sender and to another one in turn, as a timer sends to everybody.
+            let receivers = [Some((from.id(), from.uuid())), receiver.map(|id| (id, target))];
+            for at in 0..mark.to as usize % 4 {
+                let Some((id, to)) = receivers[at % 2] else {
+                    continue;
+                };
                 self.number += 1;
                 let number = self.number;
                 let answer = Mark {
@@ -230,11 +235,8 @@ impl Router {
                     to: 0,
                 };
                 let payload = answer.payload("", frame.payload_bytes().len());
-                if cx
-                    .send(from.uuid(), &Frame::with_payload(Status::FULL, payload))
-                    .is_ok()
-                {
-                    lock().sends(from.id(), HANDLER, number);
+                if cx.send(to, &Frame::with_payload(Status::FULL, payload)).is_ok() {
+                    lock().sends(id, HANDLER, number);
                 }
             }
         } else if kind == Command::RESTART {

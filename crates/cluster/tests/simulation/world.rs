@@ -176,7 +176,7 @@ impl World {
             // Some do not fit into the narrow pipes, so that CONNECTED waits to be read.
             .configuration(vec![b'#'; random.pick(&[0, 0, 0, 400, 5000])])
             .held(3, 10_000, millis(50));
-        let ticks = if random.chance(30) { 5 } else { 0 };
+        let ticks = random.pick(&[0, 0, 0, 0, 0, 0, 5, 5, 40]);
         let (config, application) = if scheduler {
             let scheduler = Scheduler::new(SchedulerConfig::new().held(5, 10_000, millis(100))).unwrap();
             let config = scheduler.serve_with(config);

@@ -108,6 +108,8 @@ impl Rig {
             .unwrap()
             .save(dir.join("scheduler.pem"))
             .unwrap();
+        let list = authority.revocation_list(&[], 1, 30).unwrap();
+        fs::write(dir.join("crl.pem"), list.pem()).unwrap();
         self.authority = Some(authority);
         fs::create_dir(self.dir.path().join("certs")).unwrap();
         self.scheduler();
@@ -170,7 +172,7 @@ impl Rig {
     pub fn agent(&mut self, host: &'static str) {
         let dir = self.dir.path().to_owned();
         let (name, more) = match host {
-            "k" => ("netagent", "--concentrator-certs certs"),
+            "k" => ("netagent", "--concentrator-certs certs --crl crl.pem"),
             _ => ("agent", self.agent_flags),
         };
         let words = format!(
@@ -232,13 +234,18 @@ impl Rig {
     /// A tenant whose concentrator has a certificate of its own.
     pub fn tenant(&self, name: &str, concentrator: u8) {
         let uuid = uuid::Uuid::new_v4();
-        let certs = self.dir.path().join("certs");
-        let request = CertificateRequest::new(Role::CNCIAGENT).uuid(uuid);
-        let issued = self.authority.as_ref().unwrap().issue(&request).unwrap();
-        issued.save(certs.join(format!("{uuid}.pem"))).unwrap();
+        self.certify(uuid);
         self.done(&format!(
             "tenant add {name} --subnet 172.16.0.0/24 --concentrator 10.77.0.{concentrator}/24 --uuid {uuid}"
         ));
+    }
+
+    /// A new certificate for a concentrator.
+    pub fn certify(&self, concentrator: uuid::Uuid) {
+        let certs = self.dir.path().join("certs");
+        let request = CertificateRequest::new(Role::CNCIAGENT).uuid(concentrator);
+        let issued = self.authority.as_ref().unwrap().issue(&request).unwrap();
+        issued.save(certs.join(format!("{concentrator}.pem"))).unwrap();
     }
 
     /// The UUID of the node on a host.
@@ -367,6 +374,16 @@ impl Instance {
             .success()
     }
 
+    /// What a command in the instance's network says, with root's rights.
+    pub fn says(&self, program: &str, words: &[&str]) -> String {
+        output(within(&format!("/proc/{}/ns/net", self.pid), program).args(words))
+    }
+
+    /// The same for another process.
+    pub fn like(&self, pid: i32) -> Self {
+        Self { pid, ..self.clone() }
+    }
+
     /// A file as the instance's program sees it.
     pub fn reads(&self, path: &str) -> String {
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid)).unwrap();
@@ -466,6 +483,6 @@ fn enter<T: Send + 'static>(namespace: String, act: impl FnOnce() -> T + Send + 
 #[track_caller]
 pub fn until(mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
-    wait_for(|| (holds() || begun.elapsed() > Duration::from_secs(25)).then_some(()));
+    wait_for(|| (holds() || begun.elapsed() > Duration::from_secs(55)).then_some(()));
     assert!(holds(), "waited in vain");
 }
