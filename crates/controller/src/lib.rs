@@ -12,10 +12,13 @@
 //! | [`model`] | workloads, instances, history: values without I/O |
 //! | [`reconcile`] | what follows for the cluster, as a pure core |
 //! | [`daemon`] | the thread between the two and the scheduler |
+//! | [`http`] | the API, and pages for people |
 //! | [`store`] | the database: one thread writes, connections of their own read |
 
 pub mod daemon;
+pub mod http;
 pub mod model;
+mod page;
 pub mod reconcile;
 pub mod store;
 

@@ -11,8 +11,7 @@ use ssntp_cluster::cnci::{Cnci, CnciFigures};
 use ssntp_cluster::scheduler::{Scheduler, SchedulerFigures};
 use ssntp_engine::Membership;
 
-use super::Figures;
-use crate::join;
+use super::{Figures, members};
 
 /// The pages of a scheduler.
 pub(crate) fn of_scheduler(server: ServerHandle, membership: Weak<Membership>) -> Figures {
@@ -23,7 +22,7 @@ pub(crate) fn of_scheduler(server: ServerHandle, membership: Weak<Membership>) -
         snapshot.metrics.add(SCHEDULER, &figures);
         let scheduler = json!({ "master": figures.master, "limits": figures.limits });
         snapshot.show("scheduler", scheduler);
-        join::show(&mut snapshot, &membership);
+        members::show(&mut snapshot, &membership);
         Ok(snapshot)
     })
 }
@@ -56,6 +55,15 @@ pub(crate) fn of_cnci(cnci: &Arc<Cnci>) -> Figures {
         let mut snapshot = Snapshot::of_client(&figures.client);
         introduce(&mut snapshot, &cnci.client());
         snapshot.metrics.add(CNCI, &figures);
+        Ok(snapshot)
+    })
+}
+
+/// The pages of a client without figures of its own.
+pub(crate) fn of_client(client: ClientHandle) -> Figures {
+    Box::new(move || {
+        let mut snapshot = Snapshot::of_client(&client.figures());
+        introduce(&mut snapshot, &client);
         Ok(snapshot)
     })
 }
