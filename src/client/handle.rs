@@ -336,6 +336,8 @@ impl ClientState {
         let deadline = deadline(limit);
         let (id, asking, answered) = loop {
             let rung = self.uplink.rung();
+            // The number that was rung comes first, so that a change between the two looks is not
+            // missed.
             let mut requests = lock(&self.requests);
             if !requests.is_held() {
                 break requests.ask(whom, frame)?;
@@ -424,6 +426,8 @@ impl ClientState {
     /// Ends the client from outside: every wait ends at once, the supervisor
     /// sees to the rest.
     pub(super) fn close(&self) {
+        // The order: no further frame is taken, then everybody who waits is woken, then the
+        // application is told.
         let end = self.uplink.end(ClientError::Closed);
         self.cancel.cancel();
         self.cancel_requests();
@@ -466,6 +470,7 @@ impl ClientState {
     /// Keeps a configuration. It is copied, so that it does not keep the
     /// whole buffer alive in which it was received.
     pub(super) fn configure(&self, yaml: &Bytes) {
+        // A copy, because the payload is a piece of a longer read.
         let kept = (!yaml.is_empty()).then(|| Bytes::copy_from_slice(yaml));
         *lock(&self.configuration) = kept;
     }
@@ -542,6 +547,8 @@ impl Counts {
 
     fn read(&self) -> ClientCounters {
         let counted = lock(&self.counted);
+        // What the present session has sent is asked of its queue, so that no counter is touched
+        // for each frame.
         let sent = counted.present.as_ref().map(Outbox::sent).unwrap_or_default();
         ClientCounters {
             sent_frames: counted.counters.sent_frames + sent.frames,

@@ -74,6 +74,8 @@ impl Inbound {
         }
         self.bytes += u64::from(bytes);
         self.ledger.push_back(bytes);
+        // Not for each event: the length of the channel is a look at memory that the application
+        // writes.
         if self.ledger.len() > 2 * self.capacity {
             self.forget_taken();
         }
@@ -96,6 +98,8 @@ impl Inbound {
             if self.done.recv_timeout(look) == Err(crossbeam_channel::RecvTimeoutError::Disconnected) {
                 return false;
             }
+            // The channel tells nobody that its receiver has taken something, so this looks, less
+            // and less often.
             look = (look * 2).min(LONGEST_LOOK);
         }
     }

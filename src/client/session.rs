@@ -50,10 +50,12 @@ impl SessionSink {
     }
 
     fn run(&mut self, run: &Run, inbound: &mut Inbound) -> bool {
+        // The application is told by the reason of the end, and not by a frame.
         if self.is_refusal(run.kind()) {
             return false;
         }
         if run.kind() == Command::CONFIGURE
+            // Each replaces the one before it.
             && let Some(latest) = run.frames().last()
         {
             self.state.configure(latest.payload_bytes());
@@ -121,6 +123,7 @@ impl SessionSink {
     /// answer is left out: waiting for a server that does not read would block
     /// its own reader.
     fn answer(&self, answer: &Frame) {
+        // It is lost if the queue is full: the reader must not wait for its own writer.
         let _ = self.outbox.push(outgoing(answer, false));
     }
 

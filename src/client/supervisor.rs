@@ -183,6 +183,8 @@ impl Supervisor {
                 }
                 reason if !self.config.reconnect => return ClientError::Disconnected(reason),
                 DisconnectReason::Renewed | DisconnectReason::Draining => {
+                    // The old session ended in order, so what is sent meanwhile waits a little for
+                    // the next one, as if there were no gap.
                     self.gap = Some(deadline(GAP));
                     continue;
                 }
@@ -208,6 +210,8 @@ impl Supervisor {
         let mut rounds = 0;
         loop {
             let mut errors = Vec::new();
+            // Before each round, so that credentials that were renewed during the pause are used
+            // at once.
             self.adopt_news();
             for at in 0..self.servers.len() {
                 if let Some(error) = &self.servers[at].ruled_out {
@@ -228,6 +232,7 @@ impl Supervisor {
                     }
                 }
             }
+            // New credentials may mend what ruled a server out.
             if self.servers.iter().all(|server| server.ruled_out.is_some()) {
                 if self.adopt_news() {
                     continue;
@@ -258,6 +263,7 @@ impl Supervisor {
     fn dial(&mut self, at: usize) -> Result<Established, DialError> {
         let target = &self.servers[at].target;
         let newest = self.dialer.dial(target, &self.credentials.connector);
+        // The server has only no room at present, so the new certificate is tried again soon.
         let for_now = matches!(&newest, Err(error) if matches!(&error.fault, DialFault::Refused(refusal) if refusal.may_retry()));
         let (established, identity) = match newest {
             Ok(established) => (established, self.credentials.identity.clone()),
@@ -298,6 +304,7 @@ impl Supervisor {
         let not_after = self.credentials.identity.info().not_after_text();
         info!(target: LOG, "{}: renewed: the certificate is valid until {not_after}", self.name());
         for server in &mut self.servers {
+            // They were ruled out with the former credentials.
             server.ruled_out = None;
         }
     }
@@ -326,6 +333,8 @@ impl Supervisor {
             });
         }
         self.tell_invalid();
+        // A server that was reached once is there: its fault is somebody's mistake of today, such
+        // as an expired certificate. One that was never reached may be a mistake in our settings.
         if error.fault.may_retry() || self.servers[at].known && error.fault.may_be_mended() {
             warn!(target: LOG, "{}: cannot connect to {error}", self.name());
         } else {
@@ -533,6 +542,8 @@ impl Supervisor {
     fn await_answers(&self, over: &Receiver<DisconnectReason>) -> Option<DisconnectReason> {
         let until = deadline(ANSWERS);
         let is_idle = || lock(&self.state.requests).is_idle() && Arc::strong_count(&self.state.asked) == 1;
+        // It looks every few milliseconds, because an answer is rare at such a moment and a signal
+        // for it would cost each other answer.
         while !is_idle() && now() < until {
             crossbeam_channel::select! {
                 recv(over) -> reason => {
@@ -549,6 +560,7 @@ impl Supervisor {
     /// Lets a session that is closed send what waits, and part from the
     /// server, within the grace.
     fn part(&self, link: Link, over: &Receiver<DisconnectReason>) {
+        // The queue is sent first: what `send` has taken before a close is to arrive.
         link.close();
         let deadline = deadline(self.config.grace);
         // The channel gives the reason, where there is one, and then ends when

@@ -121,12 +121,14 @@ impl Uplink {
     /// none, a gap has the limits of a session's outbox, and at any other time the frame is
     /// refused.
     fn take(&self, frame: &Frame, offline: Option<Limits>) -> Result<(), Obstacle> {
+        // The common case takes the lock for reading, so that many threads send at the same time.
         if let State::Up(up) = &*self.read()
             && let Some(result) = self.push(up, frame)
         {
             return result;
         }
         let mut state = self.write();
+        // The supervisor learns later than the link that a session is over.
         state.see_closed_outbox();
         match &mut *state {
             State::Down(waiting) => {
@@ -219,6 +221,7 @@ impl Uplink {
             let taken = outbox.push(item);
             debug_assert!(taken.is_ok(), "it was made large enough");
         }
+        // Only now, so that no frame of another thread overtakes those that have waited.
         *state = State::Up(Up {
             outbox: outbox.clone(),
             server: server.clone(),

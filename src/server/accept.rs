@@ -121,6 +121,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
     }
     // What was put in force since the handshake began decides.
+    // The handshake may have taken ten seconds, in which its credentials were replaced.
     let newest = environment.in_force();
     let is_old = newest.generation() != in_force.generation();
     let objection = || newest.objection(&secured.peer, &certificate, wall_clock());

@@ -91,6 +91,8 @@ impl AdmissionPolicy {
         standing: &Standing,
     ) -> Result<Option<SessionId>, Refusal> {
         let uuid = newcomer.uuid;
+        // First, because the rows below tell some clients to stay away for good, and they are to
+        // come back to the server that is started next.
         if standing.stopping {
             return Err(Refusal::Busy("the server is shutting down"));
         }
@@ -103,6 +105,7 @@ impl AdmissionPolicy {
             None if self.require_bound_uuid => return Err(Refusal::UnboundCertificate),
             _ => {}
         }
+        // A ban is of a UUID, so it comes after the rows that decide whose the UUID is.
         if let Some(left) = standing.banned {
             return Err(Refusal::Banned(left));
         }
@@ -110,10 +113,12 @@ impl AdmissionPolicy {
             match (holder.likeness, newcomer.bound.is_some(), holder.bound) {
                 (Likeness::Same, ..) | (_, true, false) | (Likeness::SameAuthority, true, true) => {}
                 (Likeness::Different, true, true) => return Err(Refusal::OtherAuthority(uuid)),
+                // Otherwise any certificate with the role could end the session of the owner.
                 (_, false, true) => return Err(Refusal::UuidOwned(uuid)),
                 (_, false, false) => return Err(Refusal::UuidInUse(uuid)),
             }
         }
+        // The session that is taken over gives its place up, though its threads end later.
         let freed = usize::from(standing.holder.is_some());
         if standing.sessions >= standing.maximum.saturating_add(freed) {
             return Err(Refusal::SessionLimit(standing.maximum));
@@ -132,6 +137,7 @@ impl AdmissionPolicy {
 
     /// How many of `maximum` sessions one certificate may have.
     pub(super) fn share(&self, maximum: usize) -> usize {
+        // A quarter remains for others, whatever one certificate does that has leaked.
         let most = maximum - maximum.div_ceil(4);
         self.sessions_per_certificate
             .map_or(most, |sessions| sessions.min(most))

@@ -382,6 +382,7 @@ pub struct Environment {
     pub(super) write_timeout: Duration,
     pub(super) pool: ssntp_transport::BufferPool,
     /// Replaced as a whole when the certificates are renewed.
+    // Locked for a clone of the pointer only, so handshakes do not wait for each other.
     in_force: Mutex<Arc<InForce>>,
     resumption: bool,
     /// What newcomers may cause in the log, by host.
@@ -429,6 +430,7 @@ impl Environment {
         // A ticketer of its own: it takes no ticket that was made before.
         let acceptor = Acceptor::mutual(identity, trust)?.resumption(self.resumption)?;
         let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock, so that two renewals at the same time are compared with each other.
         acceptor.check_follows(&in_force.acceptor)?;
         *in_force = Arc::new(InForce {
             acceptor,

@@ -283,10 +283,14 @@ impl Core for ServerCore {
         actions: &mut Vec<Action>,
     ) -> Result<Grant, Refusal> {
         self.at(now, actions, |core| {
+            // Sessions that stood when the credentials were replaced have been looked at. This one
+            // would come too late for that look.
             if request.generation < core.state.generation {
                 return Err(Refusal::Busy("the server's certificates were replaced meanwhile"));
             }
             let replaced = core.state.judge(&request, standing)?;
+            // The application is asked last: it never sees a newcomer that the rules refuse.
+            // Whoever is replaced still stands if it says no.
             core.consent(&request)?;
             Ok(core.state.admit(SessionId(id), request, gauge, replaced))
         })
@@ -295,6 +299,7 @@ impl Core for ServerCore {
     fn admitted(&mut self, id: ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
             if !told {
+                // The application has not heard of it, so it is not told of its end either.
                 if let Some(session) = core.state.sessions.remove(SessionId(id)) {
                     core.state.tally.gone(&session.counters());
                 }
@@ -349,6 +354,8 @@ impl Core for ServerCore {
         };
         let frames = item.frames();
         self.at(now, actions, |core| {
+            // Whatever is sent until this call returns holds this session back, also what the
+            // handler sends to others.
             core.state.origin = Origin::Connection(id);
             core.deal_with(SessionId(id), item);
             core.state.origin = Origin::Application;
@@ -403,6 +410,7 @@ impl Core for ServerCore {
 
     fn next_deadline(&mut self) -> Option<Instant> {
         self.timer = None;
+        // Asked each time, because anything that the handler was told may have changed its answer.
         let panic = guard(|| self.timer = self.handler.next_timer());
         self.state.note_panic("next_timer", panic);
         let look = self.state.sessions.next_look().map(|(at, _)| at);
@@ -432,6 +440,7 @@ impl Core for ServerCore {
                     _ => break,
                 }
             }
+            // Taken, so that it is called once for each time that the handler has named.
             if core.timer.take_if(|at| *at <= now).is_some() {
                 core.guarded("timer", |handler, cx| handler.timer(cx));
             }
@@ -440,7 +449,9 @@ impl Core for ServerCore {
 
     fn stop(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
+            // First, so that what it sends joins the lines of sessions that still stand.
             core.guarded("stopping", |handler, cx| handler.stopping(cx));
+            // From here on newcomers are refused, and nobody is left who could take a place.
             core.state.open = None;
             for id in core.state.sessions.ids() {
                 core.state.end(id, DisconnectReason::Stopped, false);
@@ -458,6 +469,7 @@ impl ServerCore {
             address: request.address,
             certificate: &request.certificate,
         };
+        // A panic must not let anybody in, and must not send anybody away for good.
         let mut verdict = Err(Refusal::postpone("it panicked"));
         self.guarded("admit", |handler, cx| verdict = handler.admit(cx, &newcomer));
         verdict
@@ -486,10 +498,12 @@ impl ServerCore {
             Item::Unsupported(_) => 0,
         };
         self.state.tally.received(kind, frames, bytes as u64);
+        // Before the filter: a client that leaves needs no permission.
         if kind == ErrorCode::CONNECTION_FAILURE || kind == ErrorCode::CONNECTION_ABORTED {
             let reason = DisconnectReason::PeerRefused(ErrorCode(kind.operand));
             return self.state.end(id, reason, false);
         }
+        // Before the filter, because a request that is refused needs an answer that names it.
         if self.state.environment.operands.is_request(kind) {
             return self.exchange(&info, item);
         }
@@ -527,6 +541,7 @@ impl ServerCore {
         match self.state.rules.get(run.kind()) {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
+                // One item for all receivers. They share its bytes, and nothing is encoded again.
                 let item = Outgoing::whole(run.wire().clone(), run.len());
                 self.state.fan_out(info.id, role, run.kind(), |_| item.clone());
             }
@@ -537,6 +552,8 @@ impl ServerCore {
             }
             None => {}
         }
+        // After the rules, so that what the handler sends arrives behind the frame that it
+        // answers.
         self.guarded("frame", |handler, cx| handler.run(cx, info, run));
     }
 
@@ -598,6 +615,8 @@ impl State {
             bad_traces,
         } = request;
         if let Some(old) = replaced {
+            // At once: a client that comes back has most likely lost that connection, and must not
+            // wait until what is queued there is sent to nobody.
             self.end(old, DisconnectReason::Replaced, true);
         }
         let environment = &self.environment;
@@ -640,6 +659,7 @@ impl State {
         let Some(session) = self.sessions.remove(id) else {
             return;
         };
+        // Nobody else can answer what was asked of it.
         self.asking.cancel(Some(session.info.uuid));
         self.actions.push(Action::End { id: id.0, abort });
         // A session that ends before the application was told that it stands
@@ -683,6 +703,7 @@ impl State {
             return false;
         }
         let item = outgoing(&Frame::new(ErrorCode::CONNECTION_FAILURE), false);
+        // Before the end, after which nothing can be sent to it any more.
         self.push(id, ErrorCode::CONNECTION_FAILURE.into(), item);
         self.end(id, reason, false);
         true

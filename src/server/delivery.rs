@@ -85,6 +85,7 @@ impl State {
                 item,
             }
         }));
+        // Once for all receivers, because a look-up for each of a thousand would show.
         self.tally.sent(kind, sent);
     }
 
@@ -98,6 +99,7 @@ impl State {
         let directory = Directory {
             sessions: &self.sessions,
         };
+        // A function that panics discards its frame: any guess at a receiver could be wrong.
         let mut decision = Decision::Discard;
         let panic = guard(|| decision = route(frame, info.uuid, &directory));
         self.note_panic("a routing function", panic);
@@ -185,6 +187,7 @@ impl State {
                         session.info, counters.frames_waiting, counters.bytes_waiting
                     );
                 }
+                // At once, because it does not take what waits for it.
                 self.end(id, DisconnectReason::SlowConsumer, true);
                 self.tally.dropped(newest);
                 return Drops::Newest;
@@ -192,6 +195,7 @@ impl State {
             SlowConsumer::DropNewest => ("newest", Drops::Newest),
             SlowConsumer::DropOldest => ("oldest", Drops::Oldest),
         };
+        // Once for each session: the policy applies to every further frame.
         if first {
             warn!(target: "ssntp::server", "{}: slow consumer: the {what} frames are dropped", session.info);
         }
@@ -286,6 +290,7 @@ impl State {
     /// was refused.
     pub(super) fn configure(&mut self, id: SessionId, frame: &Frame) -> bool {
         let payload = frame.payload_bytes();
+        // A check that panics accepts nothing.
         let mut verdict = Err("its check panicked".to_owned());
         let panic = guard(|| verdict = (self.check)(payload));
         self.note_panic("the configuration check", panic);

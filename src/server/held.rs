@@ -56,6 +56,7 @@ impl Held {
 
     /// Keeps a frame; gives it back where there is no room.
     pub(super) fn keep(&mut self, from: Uuid, frame: Frame, now: Instant) -> Result<HeldId, HeldFrame> {
+        // A frame that finds no room has a name as well, by which the application is told of it.
         self.next += 1;
         let id = HeldId(self.next);
         let held = HeldFrame { id, from, frame };

@@ -149,6 +149,8 @@ impl Server {
     /// [`ServerError`]; nothing runs then.
     pub fn start(mut config: ServerConfig, handler: impl Handler) -> Result<Self, ServerError> {
         config.check()?;
+        // Before anything is opened: a server that could not keep what it promises is not to
+        // start.
         let room = Room::claim(config.max_handshakes, config.max_sessions, "ssntp::server")
             .map_err(ServerError::TooManySessions)?;
         let max_sessions = room.sessions;
@@ -170,6 +172,8 @@ impl Server {
                  queue_budget is below max_payload, {max_payload}"
             );
         }
+        // Nothing is sent in it. Whoever waits for the server sees that the core has dropped its
+        // end.
         let (stopped, stopping) = crossbeam_channel::bounded(0);
         let handler = Box::new(handler);
         let core = ServerCore::new(
@@ -289,6 +293,8 @@ impl Drop for Server {
         // dispatcher takes events until it finds the last one.
         let _ = events.send(DispatchEvent::Stop);
         if let Some(acceptance) = self.acceptance.take() {
+            // Between the two events: newcomers that were admitted before the stop still need the
+            // dispatcher, and after this there are no more of them.
             acceptance.stop();
         }
         let _ = events.send(DispatchEvent::Exit);

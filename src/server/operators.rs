@@ -64,6 +64,7 @@ impl ServerCore {
             return self.state.filtered(info.id, kind, 1);
         }
         let changes = kind == Command::KICK || kind == Command::UNBAN;
+        // Looking is harmless. Changes may be for one of several operators alone.
         if changes && !self.may_kick(info) {
             if let Some(more) = info.may_log(&mut self.state.log, "may not kick", self.state.now) {
                 warn!(target: "ssntp::server", "{info}: {kind} refused: the application does not let it{more}");
@@ -227,6 +228,8 @@ impl State {
             let text = "an operator cannot end its own session";
             return Err((OperatorRefusal::OwnSession, text.into()));
         }
+        // The ban comes before the end of the session, so that its client cannot come back in
+        // between, and nothing has been done if there is no room for the ban.
         let until = self.now.checked_add(ban);
         if let Some(until) = until.filter(|_| !ban.is_zero())
             && !self.bans.add(uuid, by.uuid, self.now, until)

@@ -24,6 +24,7 @@ pub(super) struct Tally {
     /// half of what a lone frame needs besides.
     kinds: Vec<KindTally>,
     pub(super) admitted: u64,
+    // By words that this program knows, so no peer can make the map grow.
     pub(super) ended: BTreeMap<&'static str, u64>,
     pub(super) closed: VecDeque<Arc<Closed>>,
     /// Of sessions that are not in the index any more.
@@ -105,6 +106,7 @@ impl Tally {
         now: Instant,
     ) {
         *self.ended.entry(reason.word()).or_default() += 1;
+        // Clients that connect and leave all the time do not fill the memory.
         if self.closed.len() >= MOST_CLOSED {
             self.closed.pop_front();
         }
@@ -138,6 +140,7 @@ impl Tally {
 pub(super) struct HandshakeTally {
     full: AtomicU64,
     resumed: AtomicU64,
+    // Newcomers have a thread each. A lock for each refusal is little beside its handshake.
     refused: Mutex<BTreeMap<&'static str, u64>>,
 }
 

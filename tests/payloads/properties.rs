@@ -156,7 +156,8 @@ fn any_text() -> impl Strategy<Value = String> {
     )
     .prop_map(String::from_iter);
     let any = proptest::collection::vec(any::<char>(), 0..40).prop_map(String::from_iter);
-    let long = ("[a-z .,]{70,200}", 1_usize..30).prop_map(|(text, times)| text.repeat(times));
+    // A document has some 16 texts, and at most 64 KiB.
+    let long = ("[a-z .,]{70,200}", 1_usize..15).prop_map(|(text, times)| text.repeat(times));
     prop_oneof![3 => odd, 4 => symbols, 3 => any, 1 => long]
 }
 

@@ -46,6 +46,8 @@ mod credentials;
 mod daemon;
 mod failure;
 mod input;
+#[cfg(feature = "full")]
+mod join;
 mod logging;
 mod networks;
 #[cfg(not(feature = "full"))]

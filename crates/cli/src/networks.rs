@@ -26,6 +26,10 @@ pub(crate) struct TunnelArgs {
     #[arg(long, value_name = "PORT", env = "SSNTP_VXLAN_PORT",
         default_value_t = DEFAULT_PORT, value_parser = value_parser!(u16).range(1..))]
     pub(crate) vxlan_port: u16,
+    /// A name server for the instances, from a network node for machines; may be given
+    /// several times, or as SSNTP_NAME_SERVER, joined with commas [default: none]
+    #[arg(long, value_name = "IP", env = "SSNTP_NAME_SERVER", value_delimiter = ',')]
+    pub(crate) name_server: Vec<IpAddr>,
 }
 
 /// The flags of an agent.
@@ -38,9 +42,6 @@ pub(crate) struct NetworkArgs {
     /// [default: the interface of the default route]
     #[arg(long, value_name = "ADDR|IFACE")]
     underlay: Option<String>,
-    /// A name server for the instances; may be given several times [default: none]
-    #[arg(long, value_name = "IP")]
-    name_server: Vec<IpAddr>,
     /// The directory with the certificates and keys of the concentrators that this node
     /// runs: UUID.pem for the concentrator with that UUID, which gets a copy
     #[arg(long, value_name = "DIR")]
@@ -70,8 +71,10 @@ impl NetworkArgs {
             network,
             mtu,
             vxlan_port,
-        } = self.tunnels;
-        if network == NetworkName::None {
+            name_server,
+        } = &self.tunnels;
+        let (mtu, vxlan_port) = (*mtu, *vxlan_port);
+        if *network == NetworkName::None {
             return Ok(None);
         }
         let mut config = NetworkConfig::new(self.underlay.as_deref().unwrap_or_default())
@@ -79,8 +82,12 @@ impl NetworkArgs {
             .port(vxlan_port)
             .concentrator_env("SSNTP_MTU", mtu.to_string())
             .concentrator_env("SSNTP_VXLAN_PORT", vxlan_port.to_string());
-        for ip in &self.name_server {
+        for ip in name_server {
             config = config.name_server(*ip);
+        }
+        if !name_server.is_empty() {
+            let servers: Vec<_> = name_server.iter().map(ToString::to_string).collect();
+            config = config.concentrator_env("SSNTP_NAME_SERVER", servers.join(","));
         }
         // A concentrator runs as an instance and has no flags of this agent. It gets copies of the
         // files and finds the server through its environment.
@@ -89,7 +96,10 @@ impl NetworkArgs {
             let addresses: Vec<_> = reached.connect.iter().map(ToString::to_string).collect();
             config = config
                 .concentrator_certs("SSNTP_CERT", certs)
-                .concentrator_file("SSNTP_CA", &reached.files.ca);
+                .concentrator_file("SSNTP_CA", [reached.files.ca]);
+            if !reached.files.crl.crl.is_empty() {
+                config = config.concentrator_file("SSNTP_CRL", reached.files.crl.crl);
+            }
             if !addresses.is_empty() {
                 config = config.concentrator_env("SSNTP_CONNECT", addresses.join(","));
             }

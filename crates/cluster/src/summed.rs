@@ -33,7 +33,12 @@ pub(crate) fn read_summed<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<O
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(e.to_string()),
     };
-    let text = std::str::from_utf8(&bytes).map_err(|_| "not text".to_owned())?;
+    parse_summed(&bytes).map(Some)
+}
+
+/// Reads the content of such a file. The error says why it cannot be used.
+pub(crate) fn parse_summed<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, String> {
+    let text = std::str::from_utf8(bytes).map_err(|_| "not text".to_owned())?;
     // The last one, because the document itself may contain this text.
     let at = text.rfind(SUM).ok_or("it has no checksum: it is torn")?;
     let (document, sum) = text.split_at(at);
@@ -41,9 +46,7 @@ pub(crate) fn read_summed<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<O
         // Checked before decoding, so that damaged text is never obeyed, even if it is YAML.
         return Err("its checksum is wrong".into());
     }
-    yaml::decode(document.as_bytes())
-        .map(Some)
-        .map_err(|e| e.to_string())
+    yaml::decode(document.as_bytes()).map_err(|e| e.to_string())
 }
 
 /// The line at the end of such a file. For a file that must not be changed it is kept beside

@@ -108,6 +108,9 @@ pub enum EngineError {
     /// It takes no more values. The operator has to give it room.
     #[error("the engine is full: {0}")]
     Full(String),
+    /// The document is not at the revision that the change was made on.
+    #[error("it was changed meanwhile")]
+    Changed,
     /// The lease that a value was to belong to is over.
     #[error("the lease is over")]
     NoLease,

@@ -5,7 +5,7 @@
 //! ```text
 //!  owner's dispatcher ◀── told(&View) ──┐
 //!                                       │ thread ssntp-engine
-//!  owner ── saw(token), drop ────▶ Membership ─▶ Machine ── Request ──▶ dyn Engine
+//!  owner ── saw(token), write, drop ────▶ Membership ─▶ Machine ── Request ──▶ dyn Engine
 //!                                                   ▲                      │ etcd: HTTP/1.1
 //!                                                   └─────── Answer ───────┘ over TLS or TCP
 //! ```
@@ -32,5 +32,5 @@ mod memory;
 pub use self::engine::{Answer, Engine, EngineError, Entry, Kept, Lease, Request, When};
 pub use self::etcd::{Endpoints, EndpointsError, Etcd, EtcdConfig, User};
 pub use self::machine::{Acting, CALL, Document, Join, LEADER_TIME, Leader, Machine, Member, Next, View};
-pub use self::membership::Membership;
+pub use self::membership::{Documents, Membership};
 pub use self::memory::MemoryEngine;

@@ -56,7 +56,7 @@ const LEASE_BITS: u32 = 20;
 
 const LEADER: &str = "leader";
 const MEMBERS: &str = "members/";
-const DOCUMENTS: &str = "documents/";
+pub(crate) const DOCUMENTS: &str = "documents/";
 
 /// A server of the cluster, as all others see it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -9,11 +9,23 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use ssntp_transport::threads;
 
-use crate::engine::{Engine, EngineError};
-use crate::machine::{CALL, Join, Machine, Next, View};
+use crate::engine::{Answer, Engine, EngineError, Request, When};
+use crate::machine::{CALL, DOCUMENTS, Join, Machine, Next, View};
 
 /// How long leaving may take: a call that is under way, and two leases given back.
 const LEAVING: Duration = Duration::from_secs(2);
+/// The most documents that wait to be written. Each has a thread that waits for it.
+const WAITING: usize = 16;
+/// How long a document may wait: for those before it, and for a call that is under way.
+const WRITING: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+enum Order {
+    /// A token was seen elsewhere.
+    Look,
+    Write(Request, Sender<Result<u64, EngineError>>),
+    Leave,
+}
 
 /// A process that takes part. Dropping it leaves the cluster.
 ///
@@ -22,8 +34,7 @@ const LEAVING: Duration = Duration::from_secs(2);
 /// it, for three seconds at most if the engine is away.
 #[derive(Debug)]
 pub struct Membership {
-    /// Has a message when `seen` has changed.
-    wake: Option<Sender<()>>,
+    orders: Sender<Order>,
     /// The highest token that was seen elsewhere.
     seen: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
@@ -51,7 +62,7 @@ impl Membership {
             }
         }
         let view = Arc::new(Mutex::new(machine.view().clone()));
-        let (wake, woken) = bounded(1);
+        let (orders, given) = bounded(WAITING);
         let seen = Arc::new(AtomicU64::new(0));
         told(machine.view());
         let shared = Arc::clone(&view);
@@ -60,10 +71,10 @@ impl Membership {
             told(view);
         };
         let elsewhere = Arc::clone(&seen);
-        let body = move || serve(machine, engine, &woken, &elsewhere, changed);
+        let body = move || serve(machine, engine, &given, &elsewhere, changed);
         let thread = threads::spawn("ssntp-engine", body);
         Ok(Self {
-            wake: Some(wake),
+            orders,
             seen,
             thread: Some(thread.map_err(|e: io::Error| EngineError::Refused(format!("no thread: {e}")))?),
             view,
@@ -77,18 +88,56 @@ impl Membership {
 
     /// Tells it a token that was seen elsewhere: see [`Machine::saw`].
     pub fn saw(&self, token: u64) {
-        if self.seen.fetch_max(token, Ordering::Relaxed) < token
-            && let Some(wake) = &self.wake
-        {
-            // If a message waits already, it serves for this token, too.
-            let _ = wake.try_send(());
+        if self.seen.fetch_max(token, Ordering::Relaxed) < token {
+            // If the queue is full, the thread looks at the token after an order that waits.
+            let _ = self.orders.try_send(Order::Look);
         }
+    }
+
+    /// A handle by which threads write documents.
+    pub fn documents(&self) -> Documents {
+        Documents {
+            orders: self.orders.clone(),
+        }
+    }
+}
+
+/// Writes documents of the cluster. A clone is another handle.
+///
+/// # Threads
+/// [`write`](Self::write) blocks, so a dispatcher must not call it.
+#[derive(Clone, Debug)]
+pub struct Documents {
+    orders: Sender<Order>,
+}
+
+impl Documents {
+    /// Writes a document, and returns the revision that it has then. Blocks until the engine
+    /// has answered, for five seconds at most.
+    ///
+    /// # Errors
+    /// [`EngineError::Changed`] if the condition does not hold, and what the engine said. After
+    /// [`EngineError::Away`] it is open whether it was written.
+    pub fn write(&self, name: &str, text: &[u8], when: When) -> Result<u64, EngineError> {
+        let request = Request::Put {
+            key: format!("{DOCUMENTS}{name}"),
+            value: text.to_vec(),
+            lease: None,
+            when,
+        };
+        let (tell, told) = bounded(1);
+        let late = |_| EngineError::Away("it has too much to do".to_owned());
+        let order = Order::Write(request, tell);
+        self.orders
+            .send_timeout(order, WRITING)
+            .map_err(|_| late(RecvTimeoutError::Timeout))?;
+        told.recv_timeout(WRITING).map_err(late)?
     }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        self.wake = None;
+        let _ = self.orders.send(Order::Leave);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -98,7 +147,7 @@ impl Drop for Membership {
 fn serve(
     mut machine: Machine,
     mut engine: Box<dyn Engine>,
-    woken: &Receiver<()>,
+    orders: &Receiver<Order>,
     seen: &AtomicU64,
     mut changed: impl FnMut(&View),
 ) {
@@ -109,15 +158,25 @@ fn serve(
             shown.clone_from(machine.view());
             changed(&shown);
         }
-        match woken.recv_deadline(at) {
-            Ok(()) => machine.saw(seen.load(Ordering::Relaxed)),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => break,
+        match orders.recv_deadline(at) {
+            Ok(Order::Look) | Err(RecvTimeoutError::Timeout) => {}
+            Ok(Order::Write(request, told)) => {
+                let _ = told.send(write(&mut *engine, &request));
+            }
+            Ok(Order::Leave) | Err(RecvTimeoutError::Disconnected) => break,
         }
+        machine.saw(seen.load(Ordering::Relaxed));
     }
     machine.leave();
     let end = now() + LEAVING;
     while now() < end && step(&mut machine, &mut *engine) <= now() {}
+}
+
+fn write(engine: &mut dyn Engine, request: &Request) -> Result<u64, EngineError> {
+    match engine.ask(request)? {
+        Answer::Put(revision) => Ok(revision),
+        _ => Err(EngineError::Changed),
+    }
 }
 
 /// Asks what the machine wants, and returns when it wants something again.
@@ -205,6 +264,33 @@ mod tests {
         assert_eq!((away.leader, away.members.len()), (leading.leader, 1));
         engine.fail(None);
         wait(&others, |view| view.away.is_none() && view.acts(now()).is_some());
+    }
+
+    #[test]
+    fn a_document_is_written_on_its_revision_and_everybody_reads_it() {
+        let engine = MemoryEngine::new();
+        let (first, _) = start(&engine, 1).unwrap();
+        let (_second, views) = start(&engine, 2).unwrap();
+        let documents = first.documents();
+        let revision = documents.write("d", b"1", When::Absent).unwrap();
+        assert_eq!(
+            documents.write("d", b"2", When::Absent),
+            Err(EngineError::Changed)
+        );
+        let later = documents.write("d", b"2", When::At(revision)).unwrap();
+        assert_eq!(
+            documents.write("d", b"3", When::At(revision)),
+            Err(EngineError::Changed)
+        );
+        let view = wait(&views, |view| {
+            view.documents.get("d").is_some_and(|d| d.revision == later)
+        });
+        assert_eq!(view.documents["d"].text, b"2");
+        drop(first);
+        assert!(matches!(
+            documents.write("d", b"4", When::Always),
+            Err(EngineError::Away(_))
+        ));
     }
 
     #[test]

@@ -120,10 +120,13 @@ impl Budget {
         if let Some(part) = state.parts.get(owner).and_then(Weak::upgrade) {
             return Self(part);
         }
+        // Looked through when the table has doubled, so each owner costs the same on average.
         if state.parts.len() >= state.most_parts {
             state.parts.retain(|_, part| part.strong_count() > 0);
             state.most_parts = 2 * state.parts.len() + 16;
         }
+        // Half: one owner alone, which is the common case, still has most of it, and two who are
+        // greedy do not starve a third.
         let part = Self::with(self.0.limit / 2, self.0.longest, Some(self.clone()));
         state.parts.insert(owner.into(), Arc::downgrade(&part.0));
         part
@@ -178,6 +181,8 @@ impl Budget {
             return;
         }
         let given = |used: u64| {
+            // In a release it stops at 0: a number that wraps would leave everybody the least
+            // share for good.
             debug_assert!(used >= bytes, "more is given back than was taken");
             Some(used.saturating_sub(bytes))
         };
@@ -223,7 +228,10 @@ impl Budget {
                 at += 1;
             }
         }
+        // Without this, owners that each hold a part of a frame could wait for each other for
+        // ever. The one at the front gets all it asks for, beside the bound, and ends.
         if state.ahead == 0 {
+            // Whoever has used up its part comes after those who have not.
             let modest = |waiter: &Waiter| waiter.part.has_room(waiter.asks());
             let next = state.line.iter().position(modest).unwrap_or(0);
             if let Some(waiter) = state.line.remove(next) {

@@ -54,6 +54,7 @@ pub mod flow;
 mod histogram;
 mod host;
 mod link;
+mod lock;
 mod log_limit;
 mod newcomers;
 pub mod outbox;
@@ -76,6 +77,7 @@ pub use self::host::{ProcessFigures, Room, after, deadline, descriptors, left, m
 pub use self::link::{
     Incoming, LastWrites, Link, LinkConfig, Next, Sink, Writing, Wrote, end_reason, silent_peer,
 };
+pub use self::lock::lock;
 pub use self::log_limit::{LogLimit, More};
 pub use self::newcomers::{Acceptance, Newcomer, Occupancy, default_max_handshakes};
 pub use self::outbox::{Gauge, Limits, Outbox, PushError};

@@ -124,6 +124,8 @@ impl<K: Eq + Hash> Peers<K> {
         }
         let owner = owner.map(|owner| self.known.hasher().hash_one(owner));
         match owner.filter(|owner| self.owners.len() < PEERS || self.owners.contains_key(owner)) {
+            // One owner with many names, as a certificate that is bound to no UUID, shares one
+            // allowance, so it silences nobody else.
             Some(owner) => self.owners.entry(owner).or_insert_with(|| Allowance::new(now)),
             None => &mut self.others,
         }

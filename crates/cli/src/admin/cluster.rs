@@ -1,6 +1,6 @@
 //! The pages of a scheduler, an agent and a concentrator.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use serde_json::json;
 use ssntp::client::ClientHandle;
@@ -9,11 +9,13 @@ use ssntp_admin::{Metric, Samples, Snapshot, by, counter, gauge, histogram, one}
 use ssntp_cluster::agent::{Agent, AgentFigures, CrewFigures};
 use ssntp_cluster::cnci::{Cnci, CnciFigures};
 use ssntp_cluster::scheduler::{Scheduler, SchedulerFigures};
+use ssntp_engine::Membership;
 
 use super::Figures;
+use crate::join;
 
 /// The pages of a scheduler.
-pub(crate) fn of_scheduler(server: ServerHandle) -> Figures {
+pub(crate) fn of_scheduler(server: ServerHandle, membership: Weak<Membership>) -> Figures {
     Box::new(move || {
         let figures = server.figures().map_err(|e| e.to_string())?;
         let mut snapshot = Snapshot::of_server(&figures);
@@ -21,6 +23,7 @@ pub(crate) fn of_scheduler(server: ServerHandle) -> Figures {
         snapshot.metrics.add(SCHEDULER, &figures);
         let scheduler = json!({ "master": figures.master, "limits": figures.limits });
         snapshot.show("scheduler", scheduler);
+        join::show(&mut snapshot, &membership);
         Ok(snapshot)
     })
 }

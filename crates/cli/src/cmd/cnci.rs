@@ -101,7 +101,8 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
     }
     if args.tunnels.network == NetworkName::Tenants {
         let plane = Routing::open(ip).map_err(|why| Failure::new(format!("--network tenants: {why}")))?;
-        config = config.data_plane(plane.mtu(args.tunnels.mtu).port(args.tunnels.vxlan_port));
+        let plane = plane.mtu(args.tunnels.mtu).port(args.tunnels.vxlan_port);
+        config = config.data_plane(plane.name_servers(args.tunnels.name_server));
     }
     let cnci = Arc::new(Cnci::start(config)?);
     let client = Arc::downgrade(&cnci);

@@ -1,20 +1,22 @@
 //! `ssntp scheduler`: the server of a cluster.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ssntp::Role;
 use ssntp::server::{Server, ServerConfig};
 use ssntp::transport::Address;
 use ssntp_cluster::scheduler::placement::Policy;
-use ssntp_cluster::scheduler::{ControllerMode, Scheduler, SchedulerConfig};
+use ssntp_cluster::scheduler::{ControllerMode, JoinedScheduler, Scheduler, SchedulerConfig};
 
 use crate::admin::{self, AdminArgs};
 use crate::choice::{Choices, one_of};
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::daemon::server::{Admission, listening, load_configuration, sessions};
-use crate::daemon::{Daemon, Presence, Service};
+use crate::daemon::{Daemon, Next, Presence, Service, on};
 use crate::failure::Failure;
+use crate::join::{self, JoinArgs};
 use crate::seconds::Seconds;
 use crate::settings::{ConfigFile, Problems, Settings};
 
@@ -28,6 +30,10 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Prints one line with its address once it accepts clients. On SIGHUP, and when these
 /// files change, --ca, --cert, --crl and --config-file are read again. Sessions stay,
 /// except those whose certificate is not valid any more.
+///
+/// With --join it is one of several schedulers: one leads and serves, the others send
+/// their clients on until they lead. A scheduler that has lost its lease ends with an
+/// error, and its service manager starts it again.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -55,8 +61,10 @@ pub(crate) struct Args {
     config: Option<PathBuf>,
     /// The directory in which the scheduler keeps which node has which instance: one that
     /// has started again then starts no instance of an absent node a second time
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "join")]
     state: Option<PathBuf>,
+    #[command(flatten)]
+    join: JoinArgs,
     /// How many workloads a node gets for one READY
     #[arg(long, value_parser = one_of(PLACEMENTS), default_value = "strict")]
     placement: Policy,
@@ -114,6 +122,7 @@ impl Args {
         // The scheduler makes the file if there is none.
         let config = self.config.as_deref().filter(|path| path.exists());
         problems.of("config", config.map(load_configuration));
+        self.join.problems(&mut problems);
         problems
     }
 }
@@ -139,7 +148,18 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         server = server.listen(address.clone());
     }
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config or --state: {e}")))?;
-    let server = scheduler.start(server)?;
+    let (server, membership, lost) = match args.join.engine()? {
+        Some(engine) => {
+            let joined = scheduler.start_joined(server, Box::new(engine), args.join.advertise());
+            let JoinedScheduler {
+                server,
+                membership,
+                lost,
+            } = joined.map_err(|e| Failure::new(format!("--join: {e}")))?;
+            (server, Some(Arc::new(membership)), lost)
+        }
+        None => (scheduler.start(server)?, None, crossbeam_channel::never()),
+    };
     let handle = server.handle();
     let presence = Presence {
         name: "scheduler",
@@ -147,17 +167,26 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         lines: vec![listening(server.addresses())],
         json: args.json,
         admin: &args.admin,
-        figures: admin::of_scheduler(server.handle()),
+        figures: admin::of_scheduler(server.handle(), join::weak(membership.as_ref())),
         status: Box::new(move || sessions(&handle)),
     };
     let mut running = Running {
         server: &server,
         files,
     };
-    daemon.run(presence, read, &mut running, Vec::new())?;
-    daemon.drain(&server, args.admission.drain())?;
+    let lost = on(lost, |_: &mut Running<'_>, lost| match lost {
+        Some(()) => Err(Failure::new("this scheduler has led, and its lease is over")),
+        None => Ok(Next::Closed),
+    });
+    let mut ended = daemon.run(presence, read, &mut running, vec![lost]);
+    // Clients of a leader have nowhere to go until it has given its lease back.
+    if ended.is_ok() && membership.is_none() {
+        ended = daemon.drain(&server, args.admission.drain());
+    }
+    // In this order, so that the next leader finds its clients free.
     server.stop();
-    Ok(())
+    drop(membership);
+    ended
 }
 
 /// The part of a scheduler that a reload changes: its certificates. It writes the

@@ -50,12 +50,16 @@
 //! | `tables` | [`Tables`] and what they hold |
 //! | `plane` | [`DataPlane`], [`TablesOnly`] |
 //! | `routing` | [`Routing`] |
+//! | `mesh` | the tunnel between the concentrators of a tenant |
+//! | `leases` | the addresses of machines: dnsmasq |
 //! | `concentrator/` | what each frame changes in the tables: no I/O of its own |
 //! | `runner` | [`Cnci`]: the running concentrator |
 //! | `figures` | [`CnciFigures`]: a snapshot for metrics |
 
 mod concentrator;
 mod figures;
+mod leases;
+mod mesh;
 mod plane;
 mod routing;
 mod runner;

@@ -50,6 +50,15 @@ pub trait DataPlane: Send + fmt::Debug {
     /// # Errors
     /// The reason; the command fails with `release_failure`.
     fn release(&mut self, ip: &PublicIp) -> Result<(), String>;
+
+    /// Makes again what somebody else has changed. Called at the beginning of each session, and
+    /// every 30 s.
+    ///
+    /// # Errors
+    /// The reason; it is logged.
+    fn look(&mut self) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// Moves no packets: only the tables are kept.

@@ -1,5 +1,11 @@
-//! The data plane that moves packets: VXLAN tunnels to nodes, routing between instances,
-//! public addresses.
+//! The data plane that moves packets: VXLAN tunnels to nodes and to the tenant's other
+//! concentrators, routing between instances, public addresses, leases of machines.
+//!
+//! ```text
+//!  each call ── changes ──▶ what is wanted ── difference ──▶ the kernel of this namespace
+//!                                ▲     │
+//!                  taken back ───┘     └── fails
+//! ```
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -10,6 +16,8 @@ use ipnet::Ipv4Net;
 use log::warn;
 use serde::Deserialize;
 
+use super::leases::Leases;
+use super::mesh::Mesh;
 use super::plane::DataPlane;
 use super::tables::{PublicIp, Tables, Tunnel};
 use crate::network::links::{GROUP, Link, TUNNEL, Underlay, delete, links, tunnel_name};
@@ -27,9 +35,18 @@ pub struct Routing {
     underlay: Underlay,
     mtu: u16,
     port: u16,
+    name_servers: Vec<IpAddr>,
+    wanted: Wanted,
+    leases: Leases,
+}
+
+/// What the kernel is to have.
+#[derive(Clone, Debug, Default)]
+struct Wanted {
     /// By node and subnet, as in the tables.
     tunnels: BTreeMap<(Id, String), Way>,
     public: BTreeMap<Ipv4Addr, Ipv4Addr>,
+    peers: Option<Mesh>,
 }
 
 /// A tunnel that was read from the tables.
@@ -43,6 +60,8 @@ struct Way {
 #[derive(Debug, Deserialize)]
 struct Entry {
     mac: String,
+    #[serde(default)]
+    ifname: String,
     #[serde(default)]
     dst: Option<Ipv4Addr>,
 }
@@ -63,6 +82,32 @@ impl Way {
     }
 }
 
+impl Wanted {
+    /// The subnet of each key.
+    ///
+    /// # Errors
+    /// A key or a subnet is there twice.
+    fn subnets(&self) -> Result<BTreeMap<u32, Ipv4Net>, String> {
+        let mut subnets = BTreeMap::new();
+        for Way { key, subnet, .. } in self.tunnels.values() {
+            let there = subnets.insert(*key, *subnet);
+            if let Some(there) = there.filter(|there| there != subnet) {
+                return Err(format!("key {key} is that of {there}, not of {subnet}"));
+            }
+        }
+        let mut keys = BTreeMap::new();
+        for (key, subnet) in &subnets {
+            if let Some(other) = keys.insert(*subnet, *key) {
+                return Err(format!("{subnet} has another key than {other}"));
+            }
+        }
+        match &self.peers {
+            Some(peers) => peers.check(&subnets).map(|()| subnets),
+            None => Ok(subnets),
+        }
+    }
+}
+
 impl Routing {
     /// Looks for the interface with the concentrator's address.
     ///
@@ -73,8 +118,9 @@ impl Routing {
             underlay: Underlay::find(&ip.to_string())?,
             mtu: DEFAULT_MTU,
             port: DEFAULT_PORT,
-            tunnels: BTreeMap::new(),
-            public: BTreeMap::new(),
+            name_servers: Vec::new(),
+            wanted: Wanted::default(),
+            leases: Leases::default(),
         })
     }
 
@@ -92,96 +138,144 @@ impl Routing {
         self
     }
 
-    /// A tunnel device answers ARP for all addresses of its subnet but its own, and sends a
-    /// packet back out where it came from, without telling the sender of a shorter way.
-    fn make(&self, way: Way) -> Result<(), String> {
-        let Way { key, subnet, .. } = way;
-        let (name, local, gateway) = (tunnel_name(key), self.underlay.ip, gateway(subnet));
-        let (mtu, port, mac) = (self.mtu, self.port, mac_of(gateway));
-        tools::ip(&format!(
-            "link add name {name} group {GROUP} address {mac} mtu {mtu} type vxlan id {key} local {local} dstport {port}\n\
-             link set {name} addrgenmode none\n\
-             addr add {gateway}/{} dev {name}\n\
-             link set {name} up\n",
-            subnet.prefix_len()
-        ))?;
-        set(&format!("ipv4/conf/{name}/proxy_arp_pvlan"), "1")?;
-        set(&format!("ipv4/conf/{name}/send_redirects"), "0")?;
-        // The default delays the first packet to each instance by up to 0.8 s.
-        set(&format!("ipv4/neigh/{name}/proxy_delay"), "0")
+    /// The name servers that machines are told of. Default: none.
+    #[must_use]
+    pub fn name_servers(mut self, servers: impl IntoIterator<Item = IpAddr>) -> Self {
+        self.name_servers = servers.into_iter().collect();
+        self
     }
 
-    fn uses_key(&self, key: u32) -> bool {
-        self.tunnels.values().any(|way| way.key == key)
-    }
-
-    fn uses_entry(&self, way: Way) -> bool {
-        let mut ways = self.tunnels.values();
-        ways.any(|other| (other.key, other.node) == (way.key, way.node))
-    }
-
-    fn uses_node(&self, node: Ipv4Addr) -> bool {
-        self.tunnels.values().any(|way| way.node == node)
-    }
-
-    /// Makes what a new tunnel needs and the others have not made.
-    fn wire(&self, way: Way) -> Result<(), String> {
-        if !self.uses_key(way.key) {
-            self.make(way)?;
+    /// Changes what is wanted, and the kernel. If that fails, all is as it was.
+    fn change(&mut self, change: impl FnOnce(&mut Wanted) -> Result<(), String>) -> Result<(), String> {
+        let before = self.wanted.clone();
+        let changed = change(&mut self.wanted).and_then(|()| self.settle());
+        if changed.is_err() {
+            self.wanted = before;
+            let _ = self.settle();
         }
-        tools::nft(&format!("add element ip ssntp nodes {{ {} }}", way.node))?;
-        match self.uses_entry(way) {
-            true => Ok(()),
-            false => {
-                let name = tunnel_name(way.key);
-                tools::bridge(&format!("fdb append {ALL} dev {name} dst {}\n", way.node))
+        changed
+    }
+
+    /// Makes the kernel have what is wanted, and nothing else. Tunnels and addresses that are
+    /// there and right are not touched, so packets of others go on.
+    fn settle(&mut self) -> Result<(), String> {
+        let subnets = self.wanted.subnets()?;
+        // The filter comes before tunnels and forwarding, so that no packet passes without it.
+        tools::nft(&self.table()).map_err(|why| format!("nft, which needs CAP_NET_ADMIN: {why}"))?;
+        set("ipv4/ip_forward", "1")?;
+        set("ipv4/conf/all/send_redirects", "0")?;
+        let links: Vec<Link> = links()?;
+        let local = self.underlay.ip;
+        let mesh = self.wanted.peers.as_ref();
+        let is_right = |link: &&Link| {
+            let data = &link.linkinfo.info_data;
+            link.ifname == tunnel_name(data.id)
+                && data.port == self.port
+                && data.local == local.to_string()
+                && (subnets.contains_key(&data.id) || mesh.is_some_and(|mesh| mesh.is(link)))
+        };
+        let (right, wrong): (Vec<_>, Vec<_>) = links.iter().partition(is_right);
+        delete(&wrong.iter().map(|link| link.ifname.clone()).collect::<Vec<_>>());
+        let has = |name: &str| right.iter().any(|link| link.ifname == name);
+        let (mut batch, mut entries) = (String::new(), String::new());
+        let mut device = |key, own: Ipv4Net, learns: &str| {
+            let (name, mac, ip) = (tunnel_name(key), mac_of(own.addr()), own);
+            let (mtu, port) = (self.mtu, self.port);
+            if !has(&name) {
+                let _ = write!(
+                    batch,
+                    "link add name {name} group {GROUP} address {mac} mtu {mtu} type vxlan id {key} \
+                     local {local} dstport {port} {learns}\n\
+                     link set {name} addrgenmode none\n"
+                );
             }
+            let _ = write!(batch, "addr replace {ip} dev {name}\nlink set {name} up\n");
+            name
+        };
+        for (key, subnet) in &subnets {
+            let own = Ipv4Net::new_assert(gateway(*subnet), subnet.prefix_len());
+            device(*key, own, "learning");
         }
+        if let Some(mesh) = mesh {
+            let name = device(mesh.id, mesh.own.into(), "nolearning");
+            mesh.write(&name, &mut batch, &mut entries);
+        }
+        let (there, device) = (self.addresses()?, &self.underlay.device);
+        let wanted: BTreeSet<_> = self.wanted.public.keys().copied().collect();
+        for public in wanted.difference(&there) {
+            let _ = writeln!(batch, "addr add {public}/32 dev {device}");
+        }
+        for public in there.difference(&wanted) {
+            let _ = writeln!(batch, "addr del {public}/32 dev {device}");
+        }
+        tools::ip(&batch)?;
+        for name in subnets.keys().map(|key| tunnel_name(*key)) {
+            // It answers ARP for all addresses of its subnet but its own, and sends a packet back
+            // out where it came from, without telling the sender of a shorter way.
+            set(&format!("ipv4/conf/{name}/proxy_arp_pvlan"), "1")?;
+            set(&format!("ipv4/conf/{name}/send_redirects"), "0")?;
+            // The default delays the first packet to each instance by up to 0.8 s.
+            set(&format!("ipv4/neigh/{name}/proxy_delay"), "0")?;
+        }
+        let there: Vec<Entry> = tools::bridge_json(&["fdb", "show"])?;
+        let there = there
+            .iter()
+            .filter(|entry| entry.mac == ALL && entry.ifname.starts_with(TUNNEL));
+        let there: BTreeSet<_> = there
+            .filter_map(|entry| Some((entry.ifname.clone(), entry.dst?)))
+            .collect();
+        let ways = self.wanted.tunnels.values();
+        let wanted: BTreeSet<_> = ways.map(|way| (tunnel_name(way.key), way.node)).collect();
+        for (name, node) in wanted.difference(&there) {
+            let _ = writeln!(entries, "fdb append {ALL} dev {name} dst {node}");
+        }
+        for (name, node) in there.difference(&wanted) {
+            let _ = writeln!(entries, "fdb del {ALL} dev {name} dst {node}");
+        }
+        tools::bridge(&entries)?;
+        self.leases
+            .serve(subnets.into_iter(), self.mtu, &self.name_servers);
+        Ok(())
     }
 
-    /// Removes what only this tunnel needs. The tunnel is not in the map, so the checks are
-    /// about the other ones. A step that fails does not keep the others from being taken.
-    fn cut(&self, way: Way) -> Result<(), String> {
-        let name = tunnel_name(way.key);
-        let node = match self.uses_node(way.node) {
-            true => Ok(()),
-            false => tools::nft(&format!("delete element ip ssntp nodes {{ {} }}", way.node)),
-        };
-        let entry = match (self.uses_key(way.key), self.uses_entry(way)) {
-            (false, _) => {
-                delete(&[name]);
-                Ok(())
-            }
-            (true, true) => Ok(()),
-            (true, false) => tools::bridge(&format!("fdb del {ALL} dev {name} dst {}\n", way.node)),
-        };
-        node.and(entry)
-    }
-
-    /// The whole filter and the address maps. nft replaces the table in one step.
+    /// The whole filter and the address maps, which nft replaces in one step. Counters stay.
     fn table(&self) -> String {
-        // `add` comes before `delete`, because nft fails to delete a table that does not exist.
+        // Sets are named twice, because nft fails to flush one that does not exist.
         // Packets of the tunnels are not tracked: they are neither translated nor judged by
         // their connection, so tracking would only cost. An instance may not send such packets
         // itself, nor reach the nodes: it could reach into the tunnels of others. Instances
         // without a public address leave with the address of the concentrator.
-        let nodes: BTreeSet<_> = self.tunnels.values().map(|way| way.node.to_string()).collect();
+        let Wanted {
+            tunnels,
+            public,
+            peers,
+        } = &self.wanted;
+        let nodes = tunnels.values().map(|way| way.node);
+        let nodes = nodes.chain(peers.iter().flat_map(Mesh::addresses));
+        let nodes: BTreeSet<_> = nodes.map(|ip| ip.to_string()).collect();
         let nodes = elements(nodes.into_iter());
         let inward = elements(
-            self.public
+            public
                 .iter()
                 .map(|(public, private)| format!("{public} : {private}")),
         );
         let outward = elements(
-            self.public
+            public
                 .iter()
                 .map(|(public, private)| format!("{private} : {public}")),
         );
         let (port, device) = (self.port, &self.underlay.device);
         format!(
             r#"
-add table ip ssntp
-delete table ip ssntp
+table ip ssntp {{
+  set nodes {{ type ipv4_addr; }}
+  map inward {{ type ipv4_addr : ipv4_addr; }}
+  map outward {{ type ipv4_addr : ipv4_addr; }}
+}}
+flush table ip ssntp
+flush set ip ssntp nodes
+flush map ip ssntp inward
+flush map ip ssntp outward
 table ip ssntp {{
   set nodes {{ type ipv4_addr; {nodes} }}
   map inward {{ type ipv4_addr : ipv4_addr; {inward} }}
@@ -252,169 +346,88 @@ impl DataPlane for Routing {
         "VXLAN and nftables"
     }
 
-    /// Tunnels and addresses that are there and right are not touched, so packets of others go
-    /// on.
     fn restore(&mut self, tables: &Tables) -> Result<(), String> {
         for tunnel in &tables.tunnels {
             // A tunnel that was never possible is in the tables all the same.
-            match Way::of(tunnel) {
-                Ok(way) => drop(self.tunnels.insert(name_of(tunnel), way)),
-                Err(why) => warn!("node {}: {why}", tunnel.agent_uuid),
+            let name = name_of(tunnel);
+            let wanted = Way::of(tunnel).and_then(|way| {
+                self.wanted.tunnels.insert(name.clone(), way);
+                self.wanted.subnets()
+            });
+            if let Err(why) = wanted {
+                warn!("node {}: {why}", tunnel.agent_uuid);
+                self.wanted.tunnels.remove(&name);
             }
         }
         for ip in &tables.public_ips {
             // A concentrator that only kept tables has assigned addresses that lead nowhere.
             match pair(ip) {
-                Ok((public, private)) => drop(self.public.insert(public, private)),
+                Ok((public, private)) => drop(self.wanted.public.insert(public, private)),
                 Err(why) => warn!("public address {:?}: {why}", ip.public_ip),
             }
         }
-        // The filter comes before tunnels and forwarding, so that no packet passes without it.
-        tools::nft(&self.table()).map_err(|why| format!("nft, which needs CAP_NET_ADMIN: {why}"))?;
-        set("ipv4/ip_forward", "1")?;
-        set("ipv4/conf/all/send_redirects", "0")?;
-        let links: Vec<Link> = links()?;
-        let is_right = |link: &&Link| {
-            let data = &link.linkinfo.info_data;
-            link.ifname == tunnel_name(data.id)
-                && data.port == self.port
-                && data.local == self.underlay.ip.to_string()
-                && self.uses_key(data.id)
-        };
-        let (right, wrong): (Vec<_>, Vec<_>) = links.iter().partition(is_right);
-        delete(&wrong.iter().map(|link| link.ifname.clone()).collect::<Vec<_>>());
-        let by_key: BTreeMap<_, _> = self.tunnels.values().map(|way| (way.key, *way)).collect();
-        let mut batch = String::new();
-        for (key, way) in by_key {
-            let name = tunnel_name(key);
-            if !right.iter().any(|link| link.ifname == name) {
-                self.make(way)?;
-            }
-            let there: Vec<Entry> = tools::bridge_json(&["fdb", "show", "dev", &name])?;
-            let there = there.iter().filter(|entry| entry.mac == ALL);
-            let there: BTreeSet<_> = there.filter_map(|entry| entry.dst).collect();
-            let ways = self.tunnels.values().filter(|way| way.key == key);
-            let wanted: BTreeSet<_> = ways.map(|way| way.node).collect();
-            for node in wanted.difference(&there) {
-                let _ = writeln!(batch, "fdb append {ALL} dev {name} dst {node}");
-            }
-            for node in there.difference(&wanted) {
-                let _ = writeln!(batch, "fdb del {ALL} dev {name} dst {node}");
-            }
+        self.settle()?;
+        if let Err(why) = self.set_peers(&tables.peers) {
+            warn!("peers: {why}");
         }
-        tools::bridge(&batch)?;
-        let (there, device) = (self.addresses()?, &self.underlay.device);
-        let mut batch = String::new();
-        for public in self.public.keys().filter(|public| !there.contains(public)) {
-            let _ = writeln!(batch, "addr add {public}/32 dev {device}");
-        }
-        for public in there.iter().filter(|public| !self.public.contains_key(public)) {
-            let _ = writeln!(batch, "addr del {public}/32 dev {device}");
-        }
-        tools::ip(&batch)
+        Ok(())
     }
 
     fn add_tunnel(&mut self, tunnel: &Tunnel) -> Result<(), String> {
         let way = Way::of(tunnel)?;
-        let name = name_of(tunnel);
-        match self.tunnels.get(&name) {
-            Some(there) if *there == way => return Ok(()),
-            // The node has another address or key now: the old entry would send packets to
-            // nobody.
-            Some(_) => self.remove_tunnel(tunnel)?,
-            None => {}
-        }
-        let others = self.tunnels.values();
-        if let Some(other) = others
-            .clone()
-            .find(|other| other.key == way.key && other.subnet != way.subnet)
-        {
-            return Err(format!(
-                "key {} is that of {}, not of {}",
-                way.key, other.subnet, way.subnet
-            ));
-        }
-        if others
-            .clone()
-            .any(|other| other.key != way.key && other.subnet == way.subnet)
-        {
-            return Err(format!("{} has another key than {}", way.subnet, way.key));
-        }
-        if let Err(why) = self.wire(way) {
-            // A half of a tunnel would be in the way of the next attempt.
-            let _ = self.cut(way);
-            return Err(why);
-        }
-        self.tunnels.insert(name, way);
-        Ok(())
+        // The node may have another address or key than before.
+        self.change(|wanted| {
+            wanted.tunnels.insert(name_of(tunnel), way);
+            Ok(())
+        })
     }
 
     fn remove_tunnel(&mut self, tunnel: &Tunnel) -> Result<(), String> {
-        match self.tunnels.remove(&name_of(tunnel)) {
-            Some(way) => self.cut(way),
-            None => Ok(()),
-        }
+        self.wanted.tunnels.remove(&name_of(tunnel));
+        self.settle()
     }
 
     fn set_peers(&mut self, peers: &[CnciPeer]) -> Result<(), String> {
-        match peers.len() {
-            0 => Ok(()),
-            peers => Err(format!(
-                "{peers} peers: concentrators have no tunnels to each other yet"
-            )),
+        let mesh = Mesh::of(peers, self.underlay.ip)?;
+        if let Some(former) = self.wanted.peers.as_ref().filter(|_| self.wanted.peers != mesh) {
+            // Its routes go with it.
+            delete(&[tunnel_name(former.id)]);
         }
+        self.change(|wanted| {
+            wanted.peers = mesh;
+            Ok(())
+        })
     }
 
     fn assign(&mut self, ip: &PublicIp) -> Result<(), String> {
         let (public, private) = pair(ip)?;
-        if !self.tunnels.values().any(|way| way.subnet.contains(&private)) {
-            return Err(format!("{private} is in no subnet of this concentrator"));
-        }
-        if self.public.get(&public) == Some(&private) {
-            return Ok(());
-        }
         if public == self.underlay.ip {
             return Err(format!("{public} is the concentrator's own address"));
         }
-        // "replace", because the address is there already if the rules failed last time, or if
-        // it leads to another private address so far.
-        tools::ip(&format!(
-            "addr replace {public}/32 dev {}\n",
-            self.underlay.device
-        ))?;
-        let former = self.public.get(&public);
-        let former = former.map(|former| unmap(public, *former)).unwrap_or_default();
-        tools::nft(&format!(
-            "{former}\
-             add element ip ssntp inward {{ {public} : {private} }}\n\
-             add element ip ssntp outward {{ {private} : {public} }}\n"
-        ))?;
-        self.public.insert(public, private);
-        Ok(())
+        self.change(|wanted| {
+            if !wanted.tunnels.values().any(|way| way.subnet.contains(&private)) {
+                return Err(format!("{private} is in no subnet of this concentrator"));
+            }
+            wanted.public.insert(public, private);
+            Ok(())
+        })
     }
 
     fn release(&mut self, ip: &PublicIp) -> Result<(), String> {
         let public: Ipv4Addr = parse(&ip.public_ip)?;
-        let Some(private) = self.public.get(&public).copied() else {
-            return Ok(());
-        };
-        tools::nft(&unmap(public, private))?;
-        tools::ip(&format!("addr del {public}/32 dev {}\n", self.underlay.device))?;
-        self.public.remove(&public);
-        Ok(())
+        self.change(|wanted| {
+            wanted.public.remove(&public);
+            Ok(())
+        })
+    }
+
+    fn look(&mut self) -> Result<(), String> {
+        self.settle()
     }
 }
 
 fn name_of(tunnel: &Tunnel) -> (Id, String) {
     (tunnel.agent_uuid.clone(), tunnel.subnet.clone())
-}
-
-/// The commands that take a public address from a private one.
-fn unmap(public: Ipv4Addr, private: Ipv4Addr) -> String {
-    format!(
-        "delete element ip ssntp inward {{ {public} }}\n\
-         delete element ip ssntp outward {{ {private} }}\n"
-    )
 }
 
 fn pair(ip: &PublicIp) -> Result<(Ipv4Addr, Ipv4Addr), String> {
@@ -432,85 +445,4 @@ fn set(name: &str, value: &str) -> Result<(), String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::network::alone::alone;
-
-    fn routing() -> Routing {
-        Routing::open("10.0.0.1".parse().unwrap()).unwrap()
-    }
-
-    fn tunnel(node: &str) -> Tunnel {
-        Tunnel {
-            agent_uuid: node.into(),
-            agent_ip: node.into(),
-            subnet: "172.16.0.0/24".into(),
-            key: 1,
-        }
-    }
-
-    fn public(private: &str) -> PublicIp {
-        PublicIp {
-            public_ip: "10.0.0.200".into(),
-            private_ip: private.into(),
-            ..PublicIp::default()
-        }
-    }
-
-    fn listed(what: &str) -> String {
-        let words: Vec<_> = what.split(' ').collect();
-        let json: serde_json::Value = tools::nft_json(&words).unwrap();
-        json.to_string()
-    }
-
-    #[test]
-    fn a_tunnel_that_failed_halfway_is_made_at_the_next_attempt() {
-        alone(|| {
-            let mut routing = routing();
-            routing.restore(&Tables::default()).unwrap();
-            // Without the table, the node cannot be admitted once the device is made.
-            tools::nft("delete table ip ssntp").unwrap();
-            assert!(routing.add_tunnel(&tunnel("10.0.0.7")).is_err());
-            assert_eq!(links().unwrap().len(), 0);
-            tools::nft(&routing.table()).unwrap();
-            routing.add_tunnel(&tunnel("10.0.0.7")).unwrap();
-            routing.add_tunnel(&tunnel("10.0.0.8")).unwrap();
-            assert!(listed("list set ip ssntp nodes").contains("10.0.0.8"));
-            routing.remove_tunnel(&tunnel("10.0.0.7")).unwrap();
-            assert_eq!(links().unwrap().len(), 1);
-            routing.remove_tunnel(&tunnel("10.0.0.8")).unwrap();
-            assert_eq!(links().unwrap().len(), 0);
-        });
-    }
-
-    #[test]
-    fn tables_of_a_concentrator_that_moved_no_packets_are_restored() {
-        alone(|| {
-            let tables = Tables {
-                tunnels: vec![tunnel("10.0.0.7"), tunnel("nowhere")],
-                public_ips: vec![public(""), public("172.16.0.5")],
-                ..Tables::default()
-            };
-            routing().restore(&tables).unwrap();
-            assert!(listed("list map ip ssntp outward").contains("172.16.0.5"));
-        });
-    }
-
-    #[test]
-    fn an_address_leads_to_another_instance_in_one_step() {
-        alone(|| {
-            let mut routing = routing();
-            routing.restore(&Tables::default()).unwrap();
-            routing.add_tunnel(&tunnel("10.0.0.7")).unwrap();
-            for private in ["172.16.0.5", "172.16.0.6", "172.16.0.5"] {
-                routing.assign(&public(private)).unwrap();
-                let maps = listed("list map ip ssntp inward") + &listed("list map ip ssntp outward");
-                assert_eq!(maps.matches(private).count(), 2, "{maps}");
-                assert_eq!(maps.matches("172.16.0.").count(), 2, "{maps}");
-            }
-            routing.release(&public("")).unwrap();
-            assert!(!listed("list map ip ssntp inward").contains("172.16"));
-            assert_eq!(routing.addresses().unwrap(), BTreeSet::new());
-        });
-    }
-}
+mod tests;

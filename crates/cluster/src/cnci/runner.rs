@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, never};
-use rustix::fs::{FlockOperation, flock};
 use thiserror::Error;
 use uuid::Uuid;
 
@@ -29,6 +28,9 @@ use ssntp::proto::Frame;
 const MAX_HELD: usize = 1024;
 /// The pause before answers are sent again that the client had no room for.
 const RETRY: Duration = Duration::from_millis(200);
+
+/// How often the data plane is looked at.
+const LOOK: Duration = Duration::from_secs(30);
 
 /// The settings of a concentrator.
 #[derive(Debug)]
@@ -150,6 +152,7 @@ impl Cnci {
             concentrator,
             held: VecDeque::new(),
             retry_at: None,
+            look_at: now() + LOOK,
             _lock: lock,
         };
         let inner = ClientLoop::<_>::start("ssntp-cnci", client, runner, never());
@@ -200,12 +203,7 @@ fn lock(state: &Path) -> Result<File, CnciError> {
         fs::create_dir_all(state)?;
         // The directory itself is locked, so that no lock file is left behind.
         let lock = File::open(state)?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| match io::Error::from(e) {
-            e if e.kind() == io::ErrorKind::WouldBlock => {
-                io::Error::new(e.kind(), "another concentrator uses this state directory")
-            }
-            e => e,
-        })?;
+        ssntp_transport::lock(&lock, "another concentrator")?;
         Ok(lock)
     };
     locked().map_err(|e| CnciError::State(state.to_owned(), e))
@@ -225,6 +223,8 @@ struct Runner {
     held: VecDeque<Frame>,
     /// When they are sent again; none without a session, whose beginning sends them.
     retry_at: Option<Instant>,
+    /// When the data plane is looked at again.
+    look_at: Instant,
     _lock: Option<File>,
 }
 
@@ -234,8 +234,11 @@ impl Service for Runner {
 
     fn handle(&mut self, uplink: &mut Uplink, event: Event<Sender<CnciFigures>, Infallible>) {
         match event {
-            Event::Begun | Event::Due => {}
+            Event::Begun => {}
+            Event::Due if now() < self.look_at => {}
+            Event::Due => self.look(),
             Event::Connected => {
+                self.look();
                 // The scheduler hears first which concentrator speaks.
                 // In reverse, because each one goes to the front.
                 for frame in self.concentrator.announcement().into_iter().rev() {
@@ -258,11 +261,19 @@ impl Service for Runner {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.retry_at
+        Some(
+            self.retry_at
+                .map_or(self.look_at, |retry| retry.min(self.look_at)),
+        )
     }
 }
 
 impl Runner {
+    fn look(&mut self) {
+        self.concentrator.look();
+        self.look_at = now() + LOOK;
+    }
+
     fn figures(&self, uplink: &Uplink) -> CnciFigures {
         let tables = self.concentrator.tables();
         CnciFigures {

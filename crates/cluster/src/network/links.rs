@@ -6,8 +6,10 @@ use std::net::Ipv4Addr;
 use ipnet::Ipv4Net;
 use log::warn;
 use serde::Deserialize;
+use uuid::Uuid;
 
 use super::tools;
+use crate::summed::fnv1a;
 
 /// The group of all links that are made here. It and the prefixes of their names tell them
 /// from the host's own.
@@ -15,7 +17,7 @@ pub(crate) const GROUP: u32 = 21_331;
 /// The group of links that are being deleted: one command deletes a group, and the kernel
 /// waits once for all of it instead of once for each link.
 const DOOMED: u32 = 21_332;
-pub(super) const BRIDGE: &str = "ssb";
+const BRIDGE: &str = "ssb";
 pub(crate) const TUNNEL: &str = "ssx";
 pub(super) const PORT: &str = "ssp";
 
@@ -40,6 +42,9 @@ pub(crate) struct Link {
     pub(crate) operstate: String,
     #[serde(default)]
     pub(crate) flags: Vec<String>,
+    /// The bridge that it is a port of.
+    #[serde(default)]
+    pub(crate) master: String,
     #[serde(default)]
     pub(crate) linkinfo: LinkInfo,
     /// Only if statistics were asked for.
@@ -65,6 +70,13 @@ pub(crate) struct Direction {
 pub(crate) struct LinkInfo {
     pub(crate) info_kind: String,
     pub(crate) info_data: TunnelData,
+    pub(crate) info_slave_data: PortData,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct PortData {
+    pub(crate) isolated: bool,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
@@ -147,20 +159,30 @@ pub(crate) fn links() -> Result<Vec<Link>, String> {
     Ok(links.into_iter().filter(is_ours).collect())
 }
 
-/// Deletes links, in one step however many they are.
+/// Deletes links, in as few steps as possible.
 pub(crate) fn delete(names: &[String]) {
-    let mut batch = String::new();
-    for name in names {
-        let _ = writeln!(batch, "link set {name} group {DOOMED}");
-    }
-    if !names.is_empty() {
+    // The kernel may take 20 ms for each bridge, and a step has a time limit.
+    for names in names.chunks(500) {
+        let mut batch = String::new();
+        for name in names {
+            let _ = writeln!(batch, "link set {name} group {DOOMED}");
+        }
         let _ = writeln!(batch, "link del group {DOOMED}");
-    }
-    if let Err(why) = tools::ip_anyway(&batch) {
-        warn!("tenants' networks: links that are not needed: {why}");
+        if let Err(why) = tools::ip_anyway(&batch) {
+            warn!("tenants' networks: links that are not needed: {why}");
+        }
     }
 }
 
 pub(crate) fn tunnel_name(key: u32) -> String {
     format!("{TUNNEL}{key}")
+}
+
+pub(super) fn bridge_name(key: u32) -> String {
+    format!("{BRIDGE}{key}")
+}
+
+/// The name of an interface has at most 15 bytes, so this is a hash of the UUID.
+pub(super) fn port_name(instance: Uuid) -> String {
+    format!("{PORT}{:012x}", fnv1a(instance.as_bytes()) & 0xffff_ffff_ffff)
 }

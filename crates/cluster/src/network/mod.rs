@@ -37,22 +37,28 @@
 //! | file | holds |
 //! |---|---|
 //! | `attachment` | what a START asks for |
+//! | `config` | [`NetworkConfig`] |
+//! | `made` | what the instances of the node need of the kernel |
+//! | `filter` | what ports and tunnels let through |
 //! | `links` | links of the kernel |
-//! | `node` | [`NetworkConfig`]; bridges, tunnels, ports, filters, restore |
+//! | `node` | makes what is needed, and makes again what is missing |
 //! | `wire` | [`Wire`]: the network of an instance that is being launched |
 //! | `tools` | `ip` and `nft` as child processes |
 
 #[cfg(test)]
 pub(crate) mod alone;
 mod attachment;
+mod config;
+mod filter;
 pub(crate) mod links;
+mod made;
 mod node;
 pub(crate) mod tools;
 mod wire;
 
 pub use self::attachment::MAX_KEY;
 pub(crate) use self::attachment::{Attachment, gateway, mac_of, subnet};
+pub use self::config::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig};
 pub(crate) use self::node::Networks;
-pub use self::node::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig};
 pub(crate) use self::wire::RESOLVER;
-pub use self::wire::Wire;
+pub use self::wire::{Tap, Wire};

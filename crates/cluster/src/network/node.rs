@@ -1,10 +1,9 @@
 //! The networks of tenants on a node: bridges, tunnels, the ports of instances, filters.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::fs::{self, File};
-use std::net::{IpAddr, Ipv4Addr};
-use std::os::unix::fs::MetadataExt;
+use std::fs::File;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -14,86 +13,12 @@ use ssntp::payload::{Start, TunnelStats};
 use uuid::Uuid;
 
 use super::attachment::{Attachment, Interface, TenantNet, TenantPort, gateway};
-use super::links::{BRIDGE, GROUP, Link, PORT, TUNNEL, TunnelData, Underlay, delete, links, tunnel_name};
+use super::config::NetworkConfig;
+use super::filter::{Filter, table, way};
+use super::links::{GROUP, Link, TunnelData, Underlay, bridge_name, delete, links, port_name, tunnel_name};
+use super::made::{End, Made, Namespace, Net, Part, Port};
 use super::tools;
-use super::tools::elements;
-use crate::summed::fnv1a;
-
-/// The default of [`NetworkConfig::mtu`]: VXLAN takes 50 bytes of the usual 1500.
-pub const DEFAULT_MTU: u16 = 1450;
-/// The default of [`NetworkConfig::port`], the registered port of VXLAN.
-pub const DEFAULT_PORT: u16 = 4789;
-/// The settings of the networks of a node.
-#[derive(Clone, Debug)]
-pub struct NetworkConfig {
-    underlay: String,
-    mtu: u16,
-    port: u16,
-    pub(super) name_servers: Vec<IpAddr>,
-    pub(super) concentrator_env: Vec<(String, String)>,
-    pub(super) concentrator_files: Vec<(String, PathBuf)>,
-    pub(super) concentrator_certs: Option<(String, PathBuf)>,
-}
-
-impl NetworkConfig {
-    /// Networks whose tunnels begin at this address of the node, or at the first IPv4 address
-    /// of this interface.
-    pub fn new(underlay: impl Into<String>) -> Self {
-        Self {
-            underlay: underlay.into(),
-            mtu: DEFAULT_MTU,
-            port: DEFAULT_PORT,
-            name_servers: Vec::new(),
-            concentrator_env: Vec::new(),
-            concentrator_files: Vec::new(),
-            concentrator_certs: None,
-        }
-    }
-
-    /// The largest packet of an instance. Default: [`DEFAULT_MTU`].
-    #[must_use]
-    pub fn mtu(mut self, mtu: u16) -> Self {
-        self.mtu = mtu;
-        self
-    }
-
-    /// The UDP port of the tunnels, the same in the whole cluster. Default: [`DEFAULT_PORT`].
-    #[must_use]
-    pub fn port(mut self, port: u16) -> Self {
-        self.port = port;
-        self
-    }
-
-    /// Adds a name server for the instances. Default: none.
-    #[must_use]
-    pub fn name_server(mut self, ip: IpAddr) -> Self {
-        self.name_servers.push(ip);
-        self
-    }
-
-    /// Adds a variable to the environment of concentrators that this node runs.
-    #[must_use]
-    pub fn concentrator_env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.concentrator_env.push((name.into(), value.into()));
-        self
-    }
-
-    /// Adds a variable that names a file: each concentrator gets a copy of the file, which its
-    /// user alone can read, and the variable names the copy.
-    #[must_use]
-    pub fn concentrator_file(mut self, name: impl Into<String>, file: impl Into<PathBuf>) -> Self {
-        self.concentrator_files.push((name.into(), file.into()));
-        self
-    }
-
-    /// As [`concentrator_file`](Self::concentrator_file), with a file for each concentrator:
-    /// the one in this directory that is called UUID.pem.
-    #[must_use]
-    pub fn concentrator_certs(mut self, name: impl Into<String>, directory: impl Into<PathBuf>) -> Self {
-        self.concentrator_certs = Some((name.into(), directory.into()));
-        self
-    }
-}
+use super::wire::renew;
 
 /// The networks of the tenants of a node.
 ///
@@ -104,24 +29,6 @@ pub(crate) struct Networks {
     underlay: Underlay,
     config: NetworkConfig,
     made: Mutex<Made>,
-}
-
-/// What is there now.
-#[derive(Debug, Default)]
-struct Made {
-    nets: BTreeMap<u32, Net>,
-    /// The key of each instance with a port.
-    instances: BTreeMap<Uuid, u32>,
-    /// The namespaces of concentrators. An interface there that is a part of the underlay keeps
-    /// its address taken for seconds after the end of its last process, so it is deleted
-    /// before.
-    concentrators: BTreeMap<Uuid, File>,
-}
-
-#[derive(Debug)]
-struct Net {
-    net: TenantNet,
-    ports: BTreeMap<Uuid, Interface>,
 }
 
 impl Networks {
@@ -135,7 +42,7 @@ impl Networks {
             config,
             made: Mutex::default(),
         };
-        let may = tools::nft(&network.table(&Made::default(), Purpose::Trial));
+        let may = tools::nft_check(&network.table(&Made::default()));
         may.map_err(|why| format!("tenants' networks need CAP_NET_ADMIN, ip and nft: {why}"))?;
         info!(
             "tenants' networks: tunnels begin at {} ({})",
@@ -171,21 +78,18 @@ impl Networks {
         }
     }
 
-    /// Gives an instance its interface, in the network namespace of this process.
+    /// Gives an instance its port in the subnet of its tenant.
     ///
     /// # Errors
     /// The reason of a `network_failure`; the instance has no network then.
-    pub(crate) fn attach(&self, instance: Uuid, to: &Attachment, pid: i32) -> Result<(), String> {
-        match to {
-            Attachment::Tenant(port) => self.attach_tenant(instance, port, pid),
-            Attachment::Underlay(interface) => self.attach_underlay(instance, interface, pid),
-        }
-    }
-
-    fn attach_tenant(&self, instance: Uuid, port: &TenantPort, pid: i32) -> Result<(), String> {
+    pub(crate) fn attach(&self, instance: Uuid, to: &TenantPort, end: End) -> Result<(), String> {
         let mut made = self.made();
-        let is_new = made.add(instance, port)?;
-        let wired = self.wire(instance, port, pid, is_new);
+        let port = Port {
+            interface: to.interface.clone(),
+            end: end.clone(),
+        };
+        let is_new = made.add(instance, to, end)?;
+        let wired = self.wire(instance, &port, &to.net, is_new);
         if wired.is_err() {
             self.remove(&mut made, instance);
         }
@@ -193,32 +97,30 @@ impl Networks {
     }
 
     /// The filter comes first: it drops everything of a port that it does not know.
-    fn wire(&self, instance: Uuid, port: &TenantPort, pid: i32, is_new: bool) -> Result<(), String> {
-        let mut commands = format!(
-            "add element bridge ssntp own {{ {} }}\n",
-            element(instance, &port.interface)
-        );
-        if is_new {
-            let _ = writeln!(
-                commands,
-                "add element ip ssntp concentrators {{ {} }}",
-                way(&port.net)
-            );
-        }
-        tools::nft(&commands)?;
+    fn wire(&self, instance: Uuid, port: &Port, net: &TenantNet, is_new: bool) -> Result<(), String> {
+        tools::nft(&elements("add", instance, port, is_new.then_some(net)))?;
         let mut batch = String::new();
         if is_new {
-            self.write_net(&mut batch, &port.net);
+            write_bridge(&mut batch, &bridge_name(net.key));
+            self.write_tunnel(&mut batch, net);
         }
-        self.write_port(&mut batch, instance, port.net.key, &port.interface, pid);
+        self.write_port(&mut batch, &port_name(instance), net.key, port);
         tools::ip(&batch)?;
-        configure(&port.interface, Some(gateway(port.net.subnet)), &namespace(pid)?)
+        configure(port, net)
     }
 
-    /// A concentrator is a neighbour of the node on its underlay.
-    fn attach_underlay(&self, instance: Uuid, interface: &Interface, pid: i32) -> Result<(), String> {
+    /// Gives a concentrator its interface: it is a neighbour of the node on its underlay.
+    ///
+    /// # Errors
+    /// The reason of a `network_failure`.
+    pub(crate) fn attach_underlay(
+        &self,
+        instance: Uuid,
+        interface: &Interface,
+        to: &Namespace,
+    ) -> Result<(), String> {
         let Underlay { device, gateway, .. } = &self.underlay;
-        let (name, mac) = (port_name(instance), &interface.mac);
+        let (name, mac, pid) = (port_name(instance), &interface.mac, to.pid);
         let batch = match self.underlay.is_bridge {
             true => format!(
                 "link add name {name} group {GROUP} type veth peer name eth0 netns {pid} address {mac}\n\
@@ -228,9 +130,9 @@ impl Networks {
                 "link add link {device} name eth0 address {mac} netns {pid} type macvlan mode bridge\n"
             ),
         };
-        let namespace = namespace(pid)?;
+        let namespace = to.open()?;
         tools::ip(&batch)?;
-        let configured = configure(interface, *gateway, &namespace);
+        let configured = set_address(interface, *gateway, &namespace);
         self.made().concentrators.insert(instance, namespace);
         configured
     }
@@ -248,19 +150,11 @@ impl Networks {
             warn!("concentrator {instance}: its interface: {why}");
         }
         let mut doomed = vec![port_name(instance)];
-        if let Some((net, interface, is_last)) = made.take(instance) {
-            let mut commands = format!(
-                "delete element bridge ssntp own {{ {} }}\n",
-                element(instance, &interface)
-            );
+        if let Some((net, port, is_last)) = made.take(instance) {
             if is_last {
-                let _ = writeln!(
-                    commands,
-                    "delete element ip ssntp concentrators {{ {} }}",
-                    way(&net)
-                );
                 doomed.extend([tunnel_name(net.key), bridge_name(net.key)]);
             }
+            let commands = elements("delete", instance, &port, is_last.then_some(&net));
             if let Err(why) = tools::nft(&commands) {
                 warn!("instance {instance}: the filter of its port: {why}");
             }
@@ -269,296 +163,227 @@ impl Networks {
     }
 
     /// Makes the kernel have what these instances need, and nothing else. What is there and
-    /// right is not touched, so connections go on. Each instance comes with a process in its
-    /// namespace.
+    /// right is not touched, so connections go on. Each instance comes with its process.
     ///
     /// # Errors
     /// What could not be made.
     pub(crate) fn restore(&self, instances: &[(Uuid, Attachment, i32)]) -> Result<(), String> {
         let mut made = self.made();
         *made = Made::default();
-        let mut wanted = BTreeSet::new();
-        // An instance that was started before the node had networks uses the host's, which must
-        // not get its address.
-        let instances = instances.iter().filter(|(instance, _, pid)| {
-            let is_alone = !is_own_namespace(*pid);
-            if !is_alone {
-                warn!("instance {instance} uses the host's network until it is started again");
-            }
-            is_alone
-        });
-        let instances: Vec<_> = instances.collect();
-        for (instance, attachment, _) in &instances {
-            wanted.insert(port_name(*instance));
-            if let Attachment::Tenant(port) = attachment {
-                match made.add(*instance, port) {
-                    Ok(_) => {
-                        wanted.extend([bridge_name(port.net.key), tunnel_name(port.net.key)]);
-                    }
-                    Err(why) => warn!("instance {instance}: {why}"),
-                }
-            }
-        }
         let links = links()?;
-        let is_right = |link: &Link| match link.ifname.strip_prefix(TUNNEL).map(str::parse) {
-            Some(Ok(key)) => made.nets.get(&key).is_some_and(|net| {
-                let TunnelData {
-                    id,
-                    local,
-                    remote,
-                    port,
-                } = &link.linkinfo.info_data;
-                (*id, *port) == (key, self.config.port)
-                    && *local == self.underlay.ip.to_string()
-                    && *remote == net.net.concentrator.to_string()
-            }),
-            _ => wanted.contains(&link.ifname),
-        };
-        let (right, wrong): (Vec<_>, Vec<_>) = links.into_iter().partition(is_right);
-        let wrong: Vec<_> = wrong.into_iter().map(|link| link.ifname).collect();
-        delete(&wrong);
-        tools::nft(&self.table(&made, Purpose::Use))?;
-        let has = |name: &str| right.iter().any(|link| link.ifname == name);
-        let mut batch = String::new();
-        for net in made.nets.values().map(|net| &net.net) {
-            if !has(&bridge_name(net.key)) {
-                write_bridge(&mut batch, net.key);
-            }
-            if !has(&tunnel_name(net.key)) {
-                self.write_tunnel(&mut batch, net);
-            }
-        }
-        tools::ip(&batch)?;
-        let mut last = Ok(());
         for (instance, attachment, pid) in instances {
-            let name = port_name(*instance);
-            let restored = match attachment {
-                Attachment::Tenant(port) if !has(&name) => {
-                    let mut batch = String::new();
-                    self.write_port(&mut batch, *instance, port.net.key, &port.interface, *pid);
-                    tools::ip(&batch)
-                        .and_then(|()| namespace(*pid))
-                        .and_then(|namespace| {
-                            configure(&port.interface, Some(gateway(port.net.subnet)), &namespace)
-                        })
-                }
-                // The bridge may be a new one.
-                Attachment::Tenant(port) => {
-                    let mut batch = String::new();
-                    write_master(&mut batch, &name, port.net.key);
-                    tools::ip(&batch)
-                }
-                Attachment::Underlay(_) => namespace(*pid).map(|namespace| {
-                    made.concentrators.insert(*instance, namespace);
-                }),
-            };
-            if let Err(why) = restored {
-                last = Err(format!("instance {instance}: {why}"));
+            if let Err(why) = adopt(&mut made, &links, *instance, attachment, *pid) {
+                warn!("instance {instance}: {why}");
             }
         }
-        last
+        // Replaced even if it is there, because another version may have made it.
+        tools::nft(&self.table(&made))?;
+        made.rules = Filter::read()?.rules;
+        self.settle(&made, &links)
     }
 
-    /// Each tunnel: whether it can carry packets, and what it and its ports have counted. One
-    /// whose links somebody has deleted is made again, and counts as down this time.
+    /// Each tunnel: whether it can carry packets, and what it and its ports have counted. What
+    /// somebody has deleted or changed is made again, and its tunnel counts as down this time.
     ///
     /// # Errors
     /// The kernel does not say, or refuses.
     pub(crate) fn tunnels(&self) -> Result<Vec<TunnelStats>, String> {
-        let made = self.made();
-        if made.nets.is_empty() {
-            return Ok(Vec::new());
-        }
+        let mut made = self.made();
         let underlay: Vec<Link> = tools::ip_json(&["link", "show", "dev", &self.underlay.device])?;
         let is_cut = underlay
             .iter()
             .any(|link| link.operstate == "DOWN" || !link.is_up());
+        let drops = self.keep_filter(&mut made)?;
         let links = links()?;
+        let parts = made.parts();
         let by_name: BTreeMap<_, _> = links.iter().map(|link| (link.ifname.as_str(), link)).collect();
-        let is_whole = |net: &&Net| {
-            let names = [tunnel_name(net.net.key), bridge_name(net.net.key)];
-            names.iter().all(|name| by_name.contains_key(name.as_str()))
+        let is_sound = |name: &String| {
+            let (part, link) = (parts.get(name), by_name.get(name.as_str()));
+            part.zip(link).is_some_and(|(part, link)| part.is_sound(link))
         };
-        for broken in made.nets.values().filter(|net| !is_whole(net)) {
-            self.mend(broken)?;
-        }
-        let drops = drops()?;
         let of_net = |(key, net): (&u32, &Net)| {
-            let tunnel = by_name.get(tunnel_name(*key).as_str());
-            let pair = [tunnel, by_name.get(bridge_name(*key).as_str())];
-            let counted = tunnel.map(|link| (link.stats64.rx.bytes, link.stats64.tx.bytes));
-            let (rx_bytes, tx_bytes) = counted.unwrap_or_default();
-            let ports = net.ports.keys().map(|instance| port_name(*instance));
+            let tunnel = tunnel_name(*key);
+            let stats = by_name.get(tunnel.as_str()).map(|link| &link.stats64);
+            let ports = net.ports.iter().filter(|(_, port)| !port.has_ended());
+            let ports: Vec<_> = ports.map(|(instance, _)| port_name(*instance)).collect();
             TunnelStats {
                 key: *key,
-                up: !is_cut && pair.iter().all(|link| link.is_some_and(|link| link.is_up())),
-                rx_bytes,
-                tx_bytes,
-                drops: ports.filter_map(|port| drops.get(&port)).sum(),
+                drops: ports.iter().filter_map(|port| drops.get(port)).sum(),
+                up: !is_cut && ports.iter().chain([&tunnel, &bridge_name(*key)]).all(is_sound),
+                rx_bytes: stats.map_or(0, |stats| stats.rx.bytes),
+                tx_bytes: stats.map_or(0, |stats| stats.tx.bytes),
             }
         };
-        Ok(made.nets.iter().map(of_net).collect())
+        let stats = made.nets.iter().map(of_net).collect();
+        self.settle(&made, &links)?;
+        Ok(stats)
     }
 
-    /// Makes the bridge and the tunnel of a subnet anew, and connects its ports.
-    fn mend(&self, net: &Net) -> Result<(), String> {
-        let (key, mut batch) = (net.net.key, String::new());
-        warn!("tenants' networks: the tunnel of key {key} is made again");
-        delete(&[tunnel_name(key), bridge_name(key)]);
-        self.write_net(&mut batch, &net.net);
-        for instance in net.ports.keys() {
-            write_master(&mut batch, &port_name(*instance), key);
+    /// Brings the copies of certificates that concentrators of this node have up to date.
+    pub(crate) fn renew_concentrators(&self, place: impl Fn(Uuid) -> PathBuf) {
+        for concentrator in self.made().concentrators.keys() {
+            renew(&self.config, *concentrator, &place(*concentrator));
         }
-        tools::ip(&batch)
+    }
+
+    /// Makes the filter again if somebody has changed it, as a reload of the host's own rules
+    /// does. Gives the drops of each port.
+    fn keep_filter(&self, made: &mut Made) -> Result<BTreeMap<String, u64>, String> {
+        let elements = made.elements().count() + made.nets.len();
+        match Filter::read() {
+            Ok(filter) if (filter.rules, filter.elements) == (made.rules, elements) => Ok(filter.drops),
+            _ => {
+                warn!("tenants' networks: the filters were changed, and are made again");
+                tools::nft(&self.table(made))?;
+                made.rules = Filter::read()?.rules;
+                Ok(BTreeMap::new())
+            }
+        }
+    }
+
+    /// Deletes those links that are not needed or wrong, and makes what is missing.
+    fn settle(&self, made: &Made, links: &[Link]) -> Result<(), String> {
+        let mut parts = made.parts();
+        let (mut wrong, mut batch, mut new) = (Vec::new(), String::new(), Vec::new());
+        for link in links {
+            match parts.get(&link.ifname) {
+                Some(Part::Tunnel(net)) if !self.leads_to(net, link) => wrong.push(link.ifname.clone()),
+                Some(part) if part.is_sound(link) => drop(parts.remove(&link.ifname)),
+                Some(_) => {}
+                None => wrong.push(link.ifname.clone()),
+            }
+        }
+        delete(&wrong);
+        let is_there = |name: &String| links.iter().any(|link| link.ifname == *name) && !wrong.contains(name);
+        // Bridges come first in the order of names.
+        for (name, part) in &parts {
+            match part {
+                Part::Tunnel(net) if is_there(name) => write_master(&mut batch, name, net.key),
+                Part::Port(net, _) if is_there(name) => {
+                    write_master(&mut batch, name, net.key);
+                    write_isolated(&mut batch, name);
+                }
+                Part::Bridge | Part::Concentrator if is_there(name) => {
+                    let _ = writeln!(batch, "link set {name} up");
+                }
+                Part::Bridge => write_bridge(&mut batch, name),
+                Part::Tunnel(net) => self.write_tunnel(&mut batch, net),
+                Part::Port(net, port) => {
+                    // A machine holds on to a tap that was deleted, and gets a new one when it
+                    // is started again.
+                    if matches!(port.end, End::Process(_)) && !port.has_ended() {
+                        self.write_port(&mut batch, name, net.key, port);
+                        new.push((port, *net));
+                    }
+                }
+                Part::Concentrator => {}
+            }
+        }
+        if !parts.is_empty() {
+            info!("tenants' networks: made again: {:?}", parts.keys());
+        }
+        // A process that ends meanwhile does not keep the others from getting their ports.
+        let batched = tools::ip_anyway(&batch);
+        let mut configured = new.into_iter().map(|(port, net)| configure(port, net));
+        batched.and(configured.try_for_each(|configured| configured))
+    }
+
+    /// Whether a tunnel leads to the concentrator of a subnet.
+    fn leads_to(&self, net: &TenantNet, link: &Link) -> bool {
+        let TunnelData {
+            id,
+            local,
+            remote,
+            port,
+        } = &link.linkinfo.info_data;
+        (*id, *port) == (net.key, self.config.port)
+            && *local == self.underlay.ip.to_string()
+            && *remote == net.concentrator.to_string()
     }
 
     fn made(&self) -> MutexGuard<'_, Made> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write_net(&self, batch: &mut String, net: &TenantNet) {
-        write_bridge(batch, net.key);
-        self.write_tunnel(batch, net);
+    fn table(&self, made: &Made) -> String {
+        table(made, self.underlay.ip, self.config.port)
     }
 
     /// Nothing is learned from the tunnel: there is one way out of it, to the concentrator.
     fn write_tunnel(&self, batch: &mut String, net: &TenantNet) {
         let (key, remote) = (net.key, net.concentrator);
         let NetworkConfig { mtu, port, .. } = self.config;
-        let (tunnel, bridge, local) = (tunnel_name(key), bridge_name(key), self.underlay.ip);
+        let (tunnel, local) = (tunnel_name(key), self.underlay.ip);
         let _ = write!(
             batch,
             "link add name {tunnel} group {GROUP} type vxlan id {key} local {local} remote {remote} dstport {port} nolearning\n\
              link set {tunnel} addrgenmode none\n\
-             link set {tunnel} mtu {mtu} master {bridge} up\n"
+             link set {tunnel} mtu {mtu}\n"
         );
+        write_master(batch, &tunnel, key);
     }
 
-    /// A port is isolated: it reaches the tunnel and no other port, so instances of one node
-    /// meet at the concentrator as well.
-    fn write_port(&self, batch: &mut String, instance: Uuid, key: u32, interface: &Interface, pid: i32) {
-        let (name, mac, mtu) = (port_name(instance), &interface.mac, self.config.mtu);
+    fn write_port(&self, batch: &mut String, name: &str, key: u32, port: &Port) {
+        let (mac, mtu) = (&port.interface.mac, self.config.mtu);
+        let _ = match &port.end {
+            End::Process(Namespace { pid, .. }) => writeln!(
+                batch,
+                "link add name {name} type veth peer name eth0 mtu {mtu} address {mac} netns {pid}"
+            ),
+            End::Machine(uid) => writeln!(batch, "tuntap add name {name} mode tap user {uid}"),
+        };
         let _ = write!(
             batch,
-            "link add name {name} mtu {mtu} group {GROUP} type veth peer name eth0 mtu {mtu} address {mac} netns {pid}\n\
-             link set {name} addrgenmode none\n"
+            "link set {name} group {GROUP} mtu {mtu}\nlink set {name} addrgenmode none\n"
         );
-        write_master(batch, &name, key);
-    }
-
-    /// The whole filter. nft replaces a table in one step, so no packet finds it half made.
-    fn table(&self, made: &Made, purpose: Purpose) -> String {
-        let table = match purpose {
-            Purpose::Use => "ssntp",
-            Purpose::Trial => "ssntp_trial",
-        };
-        let ports = made.nets.values().flat_map(|net| &net.ports);
-        let own = elements(ports.map(|(instance, interface)| element(*instance, interface)));
-        let concentrators = elements(made.nets.values().map(|net| way(&net.net)));
-        let (local, udp) = (self.underlay.ip, self.config.port);
-        let text = format!(
-            r#"
-add table ip {table}
-delete table ip {table}
-table ip {table} {{
-  set concentrators {{
-    comment "the address of a concentrator, and the key of its tunnel"
-    typeof ip saddr . @th,96,24
-    {concentrators}
-  }}
-  chain tunnels {{
-    type filter hook input priority -10; policy accept;
-    udp dport {udp} ip daddr {local} ip saddr . @th,96,24 @concentrators accept
-    udp dport {udp} ip daddr {local} counter drop
-  }}
-}}
-add table bridge {table}
-delete table bridge {table}
-table bridge {table} {{
-  set own {{
-    type ifname . ether_addr . ipv4_addr
-    counter
-    {own}
-  }}
-  set drops {{
-    type ifname
-    size 65535
-    flags dynamic
-    counter
-  }}
-  chain port {{
-    ether type ip iifname . ether saddr . ip saddr @own accept
-    ether type arp iifname . ether saddr . arp saddr ip @own arp saddr ether != ff:ff:ff:ff:ff:ff accept
-    add @drops {{ iifname }}
-    counter drop
-  }}
-  chain from_instances {{
-    type filter hook prerouting priority -300; policy accept;
-    iifname "{PORT}*" jump port
-  }}
-  chain to_this_host {{
-    type filter hook input priority 0; policy accept;
-    iifname "{PORT}*" counter drop
-    iifname "{TUNNEL}*" counter drop
-  }}
-}}
-"#
-        );
-        match purpose {
-            Purpose::Use => text,
-            Purpose::Trial => format!("{text}delete table bridge {table}\ndelete table ip {table}\n"),
-        }
+        write_master(batch, name, key);
+        write_isolated(batch, name);
     }
 }
 
-/// What a table is for: filtering, or to find out whether it can be made.
-#[derive(Clone, Copy, Debug)]
-enum Purpose {
-    Use,
-    Trial,
+/// Takes an instance of a former agent over.
+fn adopt(made: &mut Made, links: &[Link], instance: Uuid, to: &Attachment, pid: i32) -> Result<(), String> {
+    let namespace = Namespace::of(pid)?;
+    let end = match namespace.is_own() {
+        false => End::Process(namespace),
+        // A machine. It, or a process that was started before the node had networks, does not get
+        // an address that it has no port for.
+        true if links.iter().any(|link| link.ifname == port_name(instance)) => End::Machine(0),
+        true => return Err("it has no interface of its own until it is started again".into()),
+    };
+    match (to, end) {
+        (Attachment::Underlay(_), End::Process(namespace)) => {
+            made.concentrators.insert(instance, namespace.open()?);
+        }
+        (Attachment::Underlay(_), End::Machine(_)) => {}
+        (Attachment::Tenant(port), end) => drop(made.add(instance, port, end)?),
+    }
+    Ok(())
 }
 
-impl Made {
-    /// Adds an instance; true if it is the first of its subnet.
-    fn add(&mut self, instance: Uuid, port: &TenantPort) -> Result<bool, String> {
-        let TenantPort { interface, net } = port;
-        let is_new = !self.nets.contains_key(&net.key);
-        let there = self.nets.entry(net.key).or_insert_with(|| Net {
-            net: net.clone(),
-            ports: BTreeMap::new(),
-        });
-        if there.net != *net {
-            return Err(format!(
-                "subnet_key {} is taken: tenant {} has it for {} at {}",
-                net.key, there.net.tenant, there.net.subnet, there.net.concentrator
-            ));
-        }
-        let same = |(other, at): &(&Uuid, &Interface)| {
-            **other != instance && (at.ip == interface.ip || at.mac == interface.mac)
-        };
-        if let Some((other, _)) = there.ports.iter().find(same) {
-            return Err(format!("instance {other} has the address {}", interface.ip));
-        }
-        there.ports.insert(instance, interface.clone());
-        self.instances.insert(instance, net.key);
-        Ok(is_new)
-    }
+/// Changes the elements that the filter has because of an instance, and of its subnet if it is
+/// the only one there.
+fn elements(how: &str, instance: Uuid, port: &Port, net: Option<&TenantNet>) -> String {
+    let own = port.elements(instance).join(", ");
+    let way = net.map(|net| format!("{how} element ip ssntp concentrators {{ {} }}\n", way(net)));
+    format!(
+        "{how} element bridge ssntp own {{ {own} }}\n{}",
+        way.unwrap_or_default()
+    )
+}
 
-    /// Removes an instance: its subnet and interface, and whether it was the last of the subnet.
-    fn take(&mut self, instance: Uuid) -> Option<(TenantNet, Interface, bool)> {
-        let key = self.instances.remove(&instance)?;
-        let there = self.nets.get_mut(&key)?;
-        let (interface, net) = (there.ports.remove(&instance)?, there.net.clone());
-        let is_last = there.ports.is_empty();
-        if is_last {
-            self.nets.remove(&key);
+/// Sets the address of a process. A machine asks its concentrator.
+fn configure(port: &Port, net: &TenantNet) -> Result<(), String> {
+    match &port.end {
+        End::Process(namespace) => {
+            set_address(&port.interface, Some(gateway(net.subnet)), &namespace.open()?)
         }
-        Some((net, interface, is_last))
+        End::Machine(_) => Ok(()),
     }
 }
 
 /// Sets the address and the route of `eth0` in an instance's namespace.
-fn configure(interface: &Interface, gateway: Option<Ipv4Addr>, namespace: &File) -> Result<(), String> {
+fn set_address(interface: &Interface, gateway: Option<Ipv4Addr>, namespace: &File) -> Result<(), String> {
     let Interface { ip, subnet, .. } = interface;
     let mut batch = format!(
         "link set lo up\naddr add {ip}/{} dev eth0\nlink set eth0 up\n",
@@ -570,41 +395,18 @@ fn configure(interface: &Interface, gateway: Option<Ipv4Addr>, namespace: &File)
     tools::ip_within(namespace, &batch)
 }
 
-fn namespace(pid: i32) -> Result<File, String> {
-    let path = format!("/proc/{pid}/ns/net");
-    File::open(&path).map_err(|e| format!("{path}: {e}"))
+/// Connects a link to the bridge of its subnet.
+fn write_master(batch: &mut String, link: &str, key: u32) {
+    let _ = writeln!(batch, "link set {link} master {} up", bridge_name(key));
 }
 
-/// Whether a process has the network namespace of this one.
-fn is_own_namespace(pid: i32) -> bool {
-    let inode = |process: &str| fs::metadata(format!("/proc/{process}/ns/net")).map(|found| found.ino());
-    matches!((inode("self"), inode(&pid.to_string())), (Ok(own), Ok(its)) if own == its)
+/// A port is isolated: it reaches the tunnel and no other port, so instances of one node meet at
+/// the concentrator as well.
+fn write_isolated(batch: &mut String, port: &str) {
+    let _ = writeln!(batch, "link set {port} type bridge_slave isolated on");
 }
 
-/// The packets that the filters dropped, by port.
-fn drops() -> Result<BTreeMap<String, u64>, String> {
-    let listed: serde_json::Value = tools::nft_json(&["list", "set", "bridge", "ssntp", "drops"])?;
-    let objects = listed["nftables"].as_array().into_iter().flatten();
-    let elements = objects.flat_map(|object| object["set"]["elem"].as_array().into_iter().flatten());
-    let counted = elements.filter_map(|element| {
-        let element = &element["elem"];
-        let port = element["val"].as_str()?.to_owned();
-        Some((port, element["counter"]["packets"].as_u64()?))
-    });
-    Ok(counted.collect())
-}
-
-/// Connects a port to the bridge of its subnet.
-fn write_master(batch: &mut String, port: &str, key: u32) {
-    let bridge = bridge_name(key);
-    let _ = write!(
-        batch,
-        "link set {port} master {bridge}\nlink set {port} type bridge_slave isolated on\nlink set {port} up\n"
-    );
-}
-
-fn write_bridge(batch: &mut String, key: u32) {
-    let bridge = bridge_name(key);
+fn write_bridge(batch: &mut String, bridge: &str) {
     let _ = write!(
         batch,
         "link add name {bridge} group {GROUP} type bridge mcast_snooping 0\n\
@@ -613,172 +415,9 @@ fn write_bridge(batch: &mut String, key: u32) {
     );
 }
 
-/// The way that packets of a subnet come to this node, as an element of its filter.
-fn way(net: &TenantNet) -> String {
-    format!("{} . {}", net.concentrator, net.key)
-}
-
-fn element(instance: Uuid, interface: &Interface) -> String {
-    format!(
-        "\"{}\" . {} . {}",
-        port_name(instance),
-        interface.mac,
-        interface.ip
-    )
-}
-
-fn bridge_name(key: u32) -> String {
-    format!("{BRIDGE}{key}")
-}
-
-/// The name of an interface has at most 15 bytes, so this is a hash of the UUID.
-fn port_name(instance: Uuid) -> String {
-    format!("{PORT}{:012x}", fnv1a(instance.as_bytes()) & 0xffff_ffff_ffff)
-}
-
 fn overlaps(a: Ipv4Net, b: Ipv4Net) -> bool {
     a.contains(&b) || b.contains(&a)
 }
 
 #[cfg(test)]
-mod tests {
-    use ssntp::payload::Networking;
-
-    use super::super::alone;
-    use super::*;
-
-    fn alone(act: impl FnOnce(Networks) + Send + 'static) {
-        alone::alone(|| act(Networks::open(NetworkConfig::new("u0")).unwrap()));
-    }
-
-    fn attachment(networks: &Networks, key: u32, ip: &str) -> Result<Attachment, String> {
-        let start = Start {
-            tenant_uuid: Uuid::from_u128(key.into()).into(),
-            networking: Networking {
-                subnet: "172.16.0.0/24".into(),
-                subnet_key: key.to_string(),
-                private_ip: ip.into(),
-                concentrator_ip: "10.0.0.33".into(),
-                ..Networking::default()
-            },
-            ..Start::default()
-        };
-        networks.attachment(&start).map(Option::unwrap)
-    }
-
-    fn names() -> BTreeSet<String> {
-        links().unwrap().into_iter().map(|link| link.ifname).collect()
-    }
-
-    #[test]
-    fn restore_makes_the_difference_and_leaves_what_is_right() {
-        alone(|networks| {
-            // No process has this number, so ports are not made, and everything else is.
-            let wanted = |keys: &[u32]| -> Vec<_> {
-                let each = keys.iter().map(|key| {
-                    let attachment = attachment(&networks, *key, "172.16.0.5").unwrap();
-                    (Uuid::from_u128((*key).into()), attachment, i32::MAX)
-                });
-                each.collect()
-            };
-            assert!(networks.restore(&wanted(&[1, 2])).is_err());
-            assert_eq!(names(), ["ssb1", "ssb2", "ssx1", "ssx2"].map(String::from).into());
-            let index =
-                || -> Vec<serde_json::Value> { tools::ip_json(&["link", "show", "dev", "ssx2"]).unwrap() };
-            let before = index()[0]["ifindex"].clone();
-            tools::ip("link add ssx9 group 21331 type bridge\nlink del ssb2\n").unwrap();
-            assert!(networks.restore(&wanted(&[2, 3])).is_err());
-            assert_eq!(names(), ["ssb2", "ssb3", "ssx2", "ssx3"].map(String::from).into());
-            assert_eq!(index()[0]["ifindex"], before, "a tunnel that is right stays");
-            let up: Vec<_> = networks
-                .tunnels()
-                .unwrap()
-                .iter()
-                .map(|t| (t.key, t.up))
-                .collect();
-            assert_eq!(up, [(2, true), (3, true)]);
-            tools::ip("link set ssx3 down\n").unwrap();
-            assert!(!networks.tunnels().unwrap()[1].up);
-            networks.restore(&[]).unwrap();
-            assert_eq!(names(), BTreeSet::new());
-        });
-    }
-
-    #[test]
-    fn a_thousand_tenants_are_made_and_removed() {
-        alone(|networks| {
-            let all: Vec<_> = (1..=1000)
-                .map(|key| {
-                    let attachment = attachment(&networks, key, "172.16.0.5").unwrap();
-                    (Uuid::from_u128(key.into()), attachment, i32::MAX)
-                })
-                .collect();
-            let mut made = networks.made();
-            let mut batch = String::new();
-            for (instance, attachment, _) in &all {
-                let Attachment::Tenant(port) = attachment else {
-                    unreachable!()
-                };
-                assert_eq!(made.add(*instance, port), Ok(true));
-                networks.write_net(&mut batch, &port.net);
-            }
-            drop(made);
-            tools::ip(&batch).unwrap();
-            assert_eq!(names().len(), 2000);
-            networks.restore(&[]).unwrap();
-            assert_eq!(names(), BTreeSet::new());
-        });
-    }
-
-    #[test]
-    fn a_key_is_one_tenants_and_an_address_one_instances() {
-        alone(|networks| {
-            let port = |key, ip| match attachment(&networks, key, ip).unwrap() {
-                Attachment::Tenant(port) => port,
-                Attachment::Underlay(_) => unreachable!(),
-            };
-            let mut made = Made::default();
-            let [one, two] = [1, 2].map(Uuid::from_u128);
-            assert_eq!(made.add(one, &port(1, "172.16.0.5")), Ok(true));
-            assert!(
-                made.add(two, &port(1, "172.16.0.5"))
-                    .unwrap_err()
-                    .contains("has the address")
-            );
-            let mut other = port(1, "172.16.0.6");
-            other.net.tenant = "another".into();
-            assert!(
-                made.add(two, &other)
-                    .unwrap_err()
-                    .contains("subnet_key 1 is taken")
-            );
-            assert_eq!(made.add(two, &port(1, "172.16.0.6")), Ok(false));
-            assert!(!made.take(one).unwrap().2 && made.take(two).unwrap().2);
-            assert!(made.take(one).is_none() && made.nets.is_empty());
-            let start = Start {
-                networking: Networking {
-                    subnet: "10.0.0.0/24".into(),
-                    subnet_key: "5".into(),
-                    private_ip: "10.0.0.9".into(),
-                    concentrator_ip: "10.0.0.33".into(),
-                    ..Networking::default()
-                },
-                ..Start::default()
-            };
-            assert!(
-                networks
-                    .attachment(&start)
-                    .unwrap_err()
-                    .contains("overlaps the underlay")
-            );
-        });
-    }
-
-    #[test]
-    fn what_is_missing_is_named() {
-        alone(|_| {
-            let why = Networks::open(NetworkConfig::new("nowhere")).unwrap_err();
-            assert!(why.contains("nowhere"), "{why}");
-        });
-    }
-}
+mod tests;

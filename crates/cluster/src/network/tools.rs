@@ -83,6 +83,11 @@ pub(crate) fn nft(commands: &str) -> Result<(), String> {
     run(Command::new("nft").args(["-f", "-"]), commands).map(drop)
 }
 
+/// Whether nft and the kernel would take these commands; nothing is changed.
+pub(crate) fn nft_check(commands: &str) -> Result<(), String> {
+    run(Command::new("nft").args(["-c", "-f", "-"]), commands).map(drop)
+}
+
 fn is_about_absence(line: &str) -> bool {
     ["Cannot find device", "No such device", "Command failed"]
         .iter()

@@ -2,13 +2,20 @@
 
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use log::debug;
+use rustix::process::geteuid;
+use ssntp_transport::replace;
 use uuid::Uuid;
 
-use super::attachment::Attachment;
+use super::attachment::{Attachment, Interface, mac_of};
+use super::config::NetworkConfig;
+use super::links::port_name;
+use super::made::{End, Namespace};
 use super::node::Networks;
 use crate::agent::driver::{InstanceDir, LaunchError, LaunchFault, User, give};
 
@@ -22,6 +29,17 @@ pub struct Wire {
     instance: Uuid,
     network: Arc<Networks>,
     to: Attachment,
+}
+
+/// The interface of a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tap {
+    /// The name of the tap on the host.
+    pub interface: String,
+    /// The MAC address of the interface in the machine.
+    pub mac: String,
+    /// The largest packet.
+    pub mtu: u16,
 }
 
 impl Wire {
@@ -39,8 +57,39 @@ impl Wire {
     /// # Errors
     /// The fault is [`LaunchFault::Network`].
     pub fn connect(&self, pid: i32) -> Result<(), LaunchError> {
-        let made = self.network.attach(self.instance, &self.to, pid);
-        made.map_err(|why| LaunchError::new(LaunchFault::Network, why))
+        let made = Namespace::of(pid).and_then(|namespace| match &self.to {
+            Attachment::Tenant(port) => self.network.attach(self.instance, port, End::Process(namespace)),
+            Attachment::Underlay(interface) => {
+                self.network.attach_underlay(self.instance, interface, &namespace)
+            }
+        });
+        made.map_err(failed)
+    }
+
+    /// Makes a tap that a machine's user can open, in this process's own network namespace. It
+    /// stays until the agent hears that the instance has ended.
+    ///
+    /// # Errors
+    /// The fault is [`LaunchFault::Network`].
+    pub fn tap(&self, user: Option<User>) -> Result<Tap, LaunchError> {
+        let Attachment::Tenant(port) = &self.to else {
+            return Err(failed("a concentrator is a process, not a machine".into()));
+        };
+        let Interface { ip, mac, .. } = &port.interface;
+        if *mac != mac_of(*ip) {
+            let own = mac_of(*ip);
+            return Err(failed(format!(
+                "vnic_mac {mac}: the concentrator gives {ip} to the machine with {own} only"
+            )));
+        }
+        let uid = user.map_or_else(|| geteuid().as_raw(), |user| user.uid);
+        let made = self.network.attach(self.instance, port, End::Machine(uid));
+        made.map_err(failed)?;
+        Ok(Tap {
+            interface: port_name(self.instance),
+            mac: mac.clone(),
+            mtu: self.network.config().mtu,
+        })
     }
 
     /// Whether the instance may administer the network of its namespace: a concentrator does.
@@ -73,25 +122,52 @@ impl Wire {
             .iter()
             .map(|(name, value)| (name.into(), value.into()))
             .collect();
-        let own = |(name, directory): &(String, PathBuf)| {
-            let file = directory.join(format!("{}.pem", self.instance));
-            (name.clone(), file)
-        };
-        let files = config.concentrator_files.iter().cloned();
-        for (name, from) in files.chain(config.concentrator_certs.as_ref().map(own)) {
-            let to = place.dir().join(name.to_ascii_lowercase());
-            copy(&from, &to, user).map_err(|e| LaunchError::io(from.display(), &e))?;
+        for (name, from) in config.files_of(self.instance) {
+            let to = copy_in(place.dir(), &name);
+            let content = joined(&from).map_err(|e| LaunchError::io(&name, &e))?;
+            replace(&to, &content)
+                .and_then(|()| user.map_or(Ok(()), |user| give(&to, user)))
+                .map_err(|e| LaunchError::io(to.display(), &e))?;
             env.push((name.into(), to.into()));
         }
         Ok(env)
     }
 }
 
-fn copy(from: &Path, to: &Path, user: Option<User>) -> std::io::Result<()> {
-    let content = fs::read(from)?;
-    ssntp_transport::replace(to, &content)?;
-    match user {
-        Some(user) => give(to, user),
-        None => Ok(()),
+fn failed(why: String) -> LaunchError {
+    LaunchError::new(LaunchFault::Network, why)
+}
+
+/// Brings the files of a concentrator that runs up to date, in its directory; it reads them
+/// again by itself.
+pub(super) fn renew(config: &NetworkConfig, concentrator: Uuid, directory: &Path) {
+    for (name, from) in config.files_of(concentrator) {
+        let to = copy_in(directory, &name);
+        let renewed = joined(&from).and_then(|content| match fs::read(&to) {
+            Ok(there) if there == content => Ok(()),
+            // The new file has the owner of the former one.
+            Ok(_) => replace(&to, &content),
+            Err(e) => Err(e),
+        });
+        if let Err(e) = renewed {
+            // A certificate that is not there yet is no reason to fill the log.
+            debug!("concentrator {concentrator}: {name}: {e}");
+        }
     }
+}
+
+fn copy_in(directory: &Path, name: &str) -> PathBuf {
+    directory.join(name.to_ascii_lowercase())
+}
+
+/// The content of all these files.
+fn joined(files: &[PathBuf]) -> io::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    for file in files {
+        let content =
+            fs::read(file).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", file.display())))?;
+        all.extend(content);
+        all.push(b'\n');
+    }
+    Ok(all)
 }

@@ -15,6 +15,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use crossbeam_channel::Sender;
@@ -22,6 +23,7 @@ use log::{debug, warn};
 use uuid::Uuid;
 
 use super::keeper::Keeper;
+use super::term::{CONFIGURATION, Shared};
 use super::{Scheduler, SchedulerError, limited};
 use ssntp::Role;
 use ssntp::payload::Configure;
@@ -120,6 +122,18 @@ impl Configuration {
         self.keeper.start()
     }
 
+    /// From the start on, the engine has it, and the file a copy.
+    pub(super) fn keep_in(&mut self, shared: &Arc<Shared>) {
+        self.keeper.keep_in(shared, CONFIGURATION);
+    }
+
+    /// Begins with what the engine has.
+    pub(super) fn replace(&mut self, yaml: Bytes) -> Result<(), SchedulerError> {
+        check(&yaml).map_err(|e| SchedulerError::Configuration(None, e))?;
+        self.current = yaml;
+        Ok(())
+    }
+
     /// The configuration that CONNECTED carries.
     pub(super) fn current(&self) -> &Bytes {
         &self.current
@@ -150,13 +164,13 @@ impl Configuration {
             }
             let (yaml, written) = match self.next.take() {
                 // Without a file nothing has to be written first.
-                Some(proposal) if !self.keeper.has_file() => return Some(self.adopt(proposal)),
+                Some(proposal) if !self.keeper.is_durable() => return Some(self.adopt(proposal)),
                 // The file has it already, so only the answer is due.
                 Some(proposal) if *proposal.yaml() == self.current && !self.behind => {
                     return Some(Outcome::Adopted(proposal));
                 }
                 Some(proposal) => (proposal.yaml().clone(), Written::Proposed(proposal)),
-                None if self.behind && self.keeper.has_file() => {
+                None if self.behind && self.keeper.is_durable() => {
                     // Tried once. If it fails, the file keeps the refused configuration, but the
                     // cluster runs with the previous one.
                     self.behind = false;

@@ -1,5 +1,6 @@
-//! The thread that writes a file of the scheduler, the configuration or the table of tenants: a
-//! disk may take seconds, and the dispatcher must not wait for it.
+//! The thread that writes a file of the scheduler, the configuration or the table of tenants, or
+//! a document of the engine: a disk or an engine may take seconds, and the dispatcher must not
+//! wait for it.
 //!
 //! ```text
 //!  dispatcher ── a configuration ──▶ ssntp-config: writes the file, waits for the disk
@@ -8,12 +9,14 @@
 //! ```
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use super::term::Shared;
 use ssntp::server::ServerHandle;
 use ssntp_transport::replace;
 use ssntp_transport::threads;
@@ -23,6 +26,8 @@ use ssntp_transport::threads;
 #[derive(Debug, Default)]
 pub(super) struct Keeper {
     file: Option<PathBuf>,
+    /// The document that the file is a copy of.
+    document: Option<(Arc<Shared>, &'static str)>,
     writer: Option<Writer>,
     /// The result of a content that the thread was not given.
     failed: Option<io::Error>,
@@ -40,22 +45,30 @@ impl Keeper {
     pub(super) fn of(file: PathBuf) -> Self {
         Self {
             file: Some(file),
+            document: None,
             writer: None,
             failed: None,
         }
     }
 
-    /// Whether there is a file; otherwise nothing is to be written.
-    pub(super) fn has_file(&self) -> bool {
-        self.file.is_some()
+    /// From the start on, the content goes to a document of the engine, and from there to the
+    /// file, if there is one.
+    pub(super) fn keep_in(&mut self, shared: &Arc<Shared>, name: &'static str) {
+        self.document = Some((Arc::clone(shared), name));
     }
 
-    /// Starts the thread, if there is a file. It takes the server that it wakes from the
+    /// Whether there is a file or a document; otherwise nothing is to be written.
+    pub(super) fn is_durable(&self) -> bool {
+        self.file.is_some() || self.document.is_some()
+    }
+
+    /// Starts the thread, if there is something to write. It takes the server that it wakes from the
     /// channel, because the server starts later.
     pub(super) fn start(&mut self) -> io::Result<Option<Sender<ServerHandle>>> {
-        let Some(path) = self.file.clone() else {
+        if !self.is_durable() {
             return Ok(None);
-        };
+        }
+        let (file, document) = (self.file.clone(), self.document.clone());
         // A content is given only after the result of the one before was taken, and one more
         // when the scheduler is dropped. So two places are enough, and neither side ever finds
         // a channel full.
@@ -64,9 +77,9 @@ impl Keeper {
         let (server, servers) = bounded::<ServerHandle>(1);
         let write = move || {
             // The server has started before the first content is given.
-            let mut server = None;
+            let (mut server, mut revision) = (None, None);
             for content in given {
-                let _ = results.send(replace(&path, &content));
+                let _ = results.send(write(file.as_deref(), document.as_ref(), &content, &mut revision));
                 server = server.or_else(|| servers.recv().ok());
                 if let Some(server) = &server {
                     // If the dispatcher is too busy to take a call, it looks for the result
@@ -108,6 +121,25 @@ impl Keeper {
             None => self.writer.as_ref()?.done.try_recv().ok(),
         }
     }
+}
+
+fn write(
+    file: Option<&Path>,
+    document: Option<&(Arc<Shared>, &'static str)>,
+    content: &[u8],
+    revision: &mut Option<u64>,
+) -> io::Result<()> {
+    let Some((shared, name)) = document else {
+        return file.map_or(Ok(()), |path| replace(path, content));
+    };
+    shared.write(name, content, revision)?;
+    // The engine has it, so a copy that cannot be written changes nothing.
+    if let Some(path) = file
+        && let Err(e) = replace(path, content)
+    {
+        log::warn!(target: "ssntp::scheduler", "{}: the copy of the {name} cannot be written: {e}", path.display());
+    }
+    Ok(())
 }
 
 impl Drop for Keeper {

@@ -19,7 +19,6 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use log::warn;
-use rustix::fs::{FlockOperation, flock};
 use uuid::Uuid;
 
 use ssntp_transport::{replace, threads};
@@ -54,8 +53,7 @@ impl Ledger {
         fs::create_dir_all(directory)?;
         // A file of its own, because the other one is replaced.
         let lock = File::create(directory.join(LOCK))?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| io::Error::new(io::ErrorKind::WouldBlock, "another scheduler uses it"))?;
+        ssntp_transport::lock(&lock, "another scheduler")?;
         let path = directory.join(FILE);
         let owners = read(&path)?;
         let mut book = Book {

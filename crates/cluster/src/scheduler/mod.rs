@@ -86,6 +86,7 @@
 //! | `configuration` | the configuration of the cluster |
 //! | `tenants` | the tenants whose networks the cluster has: keys, addresses |
 //! | `keeper` | the threads that write the files of both |
+//! | `term` | standing by, leading, and losing the lease, if it is one of several |
 //! | `figures` | [`SchedulerFigures`]: a snapshot for metrics |
 
 mod answers;
@@ -107,6 +108,7 @@ mod reports;
 mod starts;
 mod streams;
 mod tenants;
+mod term;
 mod waiting;
 
 use std::time::{Duration, Instant};
@@ -127,13 +129,15 @@ use self::nodes::Nodes;
 use self::placement::Placement;
 use self::streams::Streams;
 use self::tenants::TenantTable;
+use self::term::Term;
+pub use self::term::{JoinError, JoinedScheduler};
 use ssntp::Role;
 #[cfg(doc)]
 use ssntp::payload::MAX_READ_LEN;
-use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameType, Status};
+use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameType, Refusal, Status};
 use ssntp::server::{
-    Context, DisconnectReason, Filter, Handler, Rules, Server, ServerConfig, ServerError, SessionInfo,
-    SlowConsumer,
+    Context, DisconnectReason, Filter, Handler, Newcomer, Rules, Server, ServerConfig, ServerError,
+    SessionInfo, SlowConsumer,
 };
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt_bytes;
@@ -186,6 +190,8 @@ pub struct Scheduler {
     commands: Commands,
     configuration: Configuration,
     tenants: TenantTable,
+    /// Its part in the cluster, if it is one of several schedulers.
+    term: Option<Term>,
     starts: StartFigures,
     invalid_frames: u64,
     /// When time limits count again after a pause of the scheduler.
@@ -226,6 +232,7 @@ impl Scheduler {
             commands: Commands::new(config.starts),
             configuration,
             tenants,
+            term: None,
             starts: StartFigures::default(),
             invalid_frames: 0,
             resumes: None,
@@ -345,6 +352,13 @@ impl Scheduler {
 }
 
 impl Handler for Scheduler {
+    fn admit(&mut self, cx: &mut Context<'_>, _: &Newcomer<'_>) -> Result<(), Refusal> {
+        match self.serves(cx.now()) {
+            true => Ok(()),
+            false => Err(Refusal::postpone("another scheduler leads, or none")),
+        }
+    }
+
     fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         if session.role().intersects(Role::CONTROLLER) {
             // It joins the line first, because it is told whether it is the master.
@@ -360,7 +374,7 @@ impl Handler for Scheduler {
 
     fn disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
         // At a stop all sessions end at once, so there is no client left to tell.
-        if *reason == DisconnectReason::Stopped {
+        if *reason == DisconnectReason::Stopped || !self.serves(cx.now()) {
             return;
         }
         self.controllers.leave(cx, session, &mut self.log);
@@ -370,6 +384,10 @@ impl Handler for Scheduler {
     }
 
     fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
+        // What comes after the lease is over is the next leader's: these sessions are being ended.
+        if !self.serves(cx.now()) {
+            return;
+        }
         match frame.kind().frame_type {
             FrameType::COMMAND => self.command(cx, from, &frame),
             FrameType::STATUS => self.status(cx, from, &frame),
@@ -378,8 +396,8 @@ impl Handler for Scheduler {
         }
     }
 
-    fn may_kick(&mut self, _: &mut Context<'_>, from: &SessionInfo) -> bool {
-        self.may_command(from)
+    fn may_kick(&mut self, cx: &mut Context<'_>, from: &SessionInfo) -> bool {
+        self.serves(cx.now()) && self.may_command(from)
     }
 
     fn stopping(&mut self, cx: &mut Context<'_>) {
@@ -387,11 +405,15 @@ impl Handler for Scheduler {
     }
 
     fn next_timer(&self) -> Option<Instant> {
+        if self.term.as_ref().is_some_and(|term| !term.is_serving()) {
+            return self.term_due(at_once);
+        }
         [
             // Nothing expires before the scheduler has taken what came during a pause.
             self.next_expiry()
                 .map(|at| self.resumes.map_or(at, |resumes| at.max(resumes))),
             self.controllers.next_telling(),
+            self.term_due(at_once),
             // The keeper has only woken the dispatcher: the timer takes its result.
             (self.configuration.is_due() || self.tenants.is_due()).then(at_once),
         ]
@@ -402,6 +424,10 @@ impl Handler for Scheduler {
 
     fn timer(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
+        self.look_at_term(cx);
+        if !self.serves(now) {
+            return;
+        }
         self.proceed_with_configuration(cx);
         self.proceed_with_tenants(cx);
         if !self.is_catching_up(now) {

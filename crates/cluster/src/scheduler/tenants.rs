@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::Path;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use crossbeam_channel::Sender;
@@ -21,9 +22,10 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::keeper::Keeper;
+use super::term::{Shared, TENANTS};
 use super::{Scheduler, SchedulerError, answers, limited};
 use crate::network::{MAX_KEY, gateway, subnet};
-use crate::summed::{read_summed, summed};
+use crate::summed::{parse_summed, read_summed, summed};
 use ipnet::Ipv4Net;
 use ssntp::payload::{
     Id, Tenant, TenantAction as Action, TenantAddress, TenantEntry, TenantRefusal as Refusal,
@@ -108,16 +110,32 @@ impl TenantTable {
         let file = configuration.with_extension("tenants.yaml");
         let table: Option<Table> =
             read_summed(&file).map_err(|why| SchedulerError::Read(file.clone(), io::Error::other(why)))?;
-        let table = table.unwrap_or_default();
+        let mut tenants = Self::default();
+        tenants.begin(table.unwrap_or_default());
+        tenants.keeper = Keeper::of(file);
+        Ok(tenants)
+    }
+
+    /// From the start on, the engine has it, and the file a copy.
+    pub(super) fn keep_in(&mut self, shared: &Arc<Shared>) {
+        self.keeper.keep_in(shared, TENANTS);
+    }
+
+    /// Begins with what the engine has.
+    pub(super) fn replace(&mut self, text: &[u8]) -> Result<(), SchedulerError> {
+        let table =
+            parse_summed(text).map_err(|why| SchedulerError::Read(TENANTS.into(), io::Error::other(why)))?;
+        self.begin(table);
+        Ok(())
+    }
+
+    fn begin(&mut self, table: Table) {
         let leases = table.tenants.iter().flat_map(|(name, record)| {
             let addresses = record.addresses.iter();
             addresses.map(move |(ip, instance)| (*instance, (name.clone(), *ip)))
         });
-        let mut tenants = Self::default();
-        tenants.instances = leases.collect();
-        tenants.table = table;
-        tenants.keeper = Keeper::of(file);
-        Ok(tenants)
+        self.instances = leases.collect();
+        self.table = table;
     }
 
     /// Starts the thread that writes the file, if there is a file.
@@ -345,7 +363,7 @@ impl TenantTable {
 
     /// Gives the thread the table, if it has changed and the thread is free.
     fn write(&mut self) {
-        if self.being_written.is_some() || !self.is_changed || !self.keeper.has_file() {
+        if self.being_written.is_some() || !self.is_changed || !self.keeper.is_durable() {
             return;
         }
         match summed(&self.table) {
@@ -413,7 +431,7 @@ impl Scheduler {
         }
         // A question that was asked before may not be on the disk yet either.
         let is_behind = self.tenants.is_changed || self.tenants.being_written.is_some();
-        if !self.tenants.keeper.has_file() || !(has_changed || (changes && is_behind)) {
+        if !self.tenants.keeper.is_durable() || !(has_changed || (changes && is_behind)) {
             return tell(cx, from, &answer);
         }
         self.tenants.waiting.push_back(Waiting {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use ssntp::Role;
 use ssntp::payload::Payload;
 use ssntp::pki::Identity;
-use ssntp::proto::{Connected, ErrorCode, Event, Frame, FrameKind, FrameType};
+use ssntp::proto::{Connect, Connected, ErrorCode, Event, Frame, FrameKind, FrameType};
 use ssntp::transport::memory::{Faults, MemoryListener};
 use uuid::Uuid;
 
@@ -43,6 +43,24 @@ impl Client {
             connected,
             peer,
         }
+    }
+
+    /// Connects, unless the scheduler sends it away.
+    pub fn try_connect(listener: &MemoryListener, role: Role) -> Option<Self> {
+        let stream = listener.connect(Faults::default(), Faults::default()).unwrap();
+        let mut peer = Peer::over(Arc::new(stream), &identity(role));
+        let uuid = Uuid::new_v4();
+        peer.send_bytes(&Connect::new(role, uuid, false).encode());
+        peer.next_is_connected().then(|| Self {
+            uuid,
+            connected: peer.connected(),
+            peer,
+        })
+    }
+
+    /// Whether its session ends without a further frame.
+    pub fn ends(&mut self) -> bool {
+        matches!(self.peer.next(), ssntp_test_support::Received::End)
     }
 
     /// Ends its session in order.

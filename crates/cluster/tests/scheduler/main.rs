@@ -12,6 +12,7 @@
 //! | `controllers` | any and master |
 //! | `configuration` | CONFIGURE, its file, and the way back |
 //! | `streams` | what instances write, and who may read it |
+//! | `term` | several schedulers, of which one leads |
 //! | `figures` | what it tells of itself |
 //! | `bad_input` | payloads that are none |
 //! | `client` | a client by hand |
@@ -40,6 +41,7 @@ mod nodes;
 mod routing;
 mod starts;
 mod streams;
+mod term;
 mod truth;
 
 use ssntp::Role;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use ssntp::Role;
-use ssntp::proto::{Command, Event, Frame, FrameKind, Run, Status};
+use ssntp::proto::{Command, Event, Frame, FrameKind, FrameType, Operands, Run, Status};
 use ssntp::server::{
     Context, Decision, DisconnectReason, Filter, Handler, HeldFrame, Rules, SessionId, SessionInfo,
 };
@@ -49,6 +49,14 @@ impl Mark {
     }
 }
 
+/// A question to another entity or to the server, which begins with an exchange and has no
+/// mark.
+pub(super) const QUERY: FrameKind = FrameKind::new(FrameType::COMMAND, 0x90);
+
+pub(super) fn operands() -> Operands {
+    Operands::new().request(QUERY, "QUERY").unwrap()
+}
+
 /// The UUID of an entity of the simulation.
 pub(super) fn uuid(number: u32) -> Uuid {
     Uuid::from_u128(0x5000 + u128::from(number))
@@ -77,6 +85,8 @@ pub(super) struct Log {
     pub(super) told: u64,
     /// The scheduler repeats to a new controller what agents said last.
     pub(super) inexact: bool,
+    /// The server sends frames without marks: questions, answers, and what ends a session.
+    pub(super) unmarked: bool,
     panics: u32,
 }
 
@@ -211,7 +221,12 @@ impl Router {
             note_multicast(log, cx, from, Role::AGENT, mark);
             let _ = cx.forward_all(from, Role::AGENT, frame);
         } else if kind == Status::READY {
-            for _ in 0..mark.to % 4 {
+            // To its sender and to another one in turn, as a timer sends to everybody.
+            let receivers = [Some((from.id(), from.uuid())), receiver.map(|id| (id, target))];
+            for at in 0..mark.to as usize % 4 {
+                let Some((id, to)) = receivers[at % 2] else {
+                    continue;
+                };
                 self.number += 1;
                 let number = self.number;
                 let answer = Mark {
@@ -220,11 +235,8 @@ impl Router {
                     to: 0,
                 };
                 let payload = answer.payload("", frame.payload_bytes().len());
-                if cx
-                    .send(from.uuid(), &Frame::with_payload(Status::FULL, payload))
-                    .is_ok()
-                {
-                    lock().sends(from.id(), HANDLER, number);
+                if cx.send(to, &Frame::with_payload(Status::FULL, payload)).is_ok() {
+                    lock().sends(id, HANDLER, number);
                 }
             }
         } else if kind == Command::RESTART {

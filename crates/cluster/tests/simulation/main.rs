@@ -32,6 +32,8 @@
 //! | limit | where every peer behaves, nothing ends by a time limit |
 //! | told once | the application hears of each session's begin and end once, in order |
 //! | standstill | nothing waits that could move |
+//! | requests | a question is answered once, by the one who was asked |
+//! | happened | in some world each kind of end has happened, a question was answered, and so on |
 //!
 //! `SSNTP_SEED=n` replays one seed and tells what happens; `SSNTP_SEEDS=n` runs so
 //! many; `make simulate` runs 100,000.
@@ -60,6 +62,7 @@ mod random;
 mod threads;
 mod world;
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use self::world::World;
@@ -67,20 +70,37 @@ use self::world::World;
 /// The number of seeds in a plain `cargo test`.
 const SEEDS: u64 = 1000;
 
+/// What has to happen in some of the worlds: how sessions end, and what peers do.
+const MUST_HAPPEN: &[&str] = &[
+    "application",
+    "certificate",
+    "closed",
+    "kicked",
+    "lost",
+    "protocol",
+    "refused",
+    "replaced",
+    "slow_consumer",
+    "stopped",
+    "a question is answered",
+    "CONNECTED is never read",
+    "a frame of many MiB arrives",
+];
+
 #[test]
 fn every_seed_keeps_the_invariants() {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     if let Some(seed) = number("SSNTP_SEED") {
-        let (steps, frames) = run(seed, true).unwrap();
+        let (steps, frames) = run(seed, true, &mut BTreeMap::new()).unwrap();
         eprintln!("seed {seed}: {steps} steps, {frames} frames have arrived");
         return;
     }
     let seeds = number("SSNTP_SEEDS").unwrap_or(SEEDS);
     let from = number("SSNTP_FROM").unwrap_or(0);
     let (mut steps, mut frames) = (0, 0);
-    let mut faults = Vec::new();
+    let (mut faults, mut happened) = (Vec::new(), BTreeMap::new());
     for seed in from..from + seeds {
-        match run(seed, false) {
+        match run(seed, false, &mut happened) {
             Ok((taken, arrived)) => (steps, frames) = (steps + taken, frames + arrived),
             Err(fault) => faults.push(fault),
         }
@@ -94,14 +114,20 @@ fn every_seed_keeps_the_invariants() {
         frames > seeds || seeds < 20,
         "{seeds} seeds, {frames} frames have arrived"
     );
-    eprintln!("{seeds} seeds, {steps} steps, {frames} frames have arrived");
+    // Nor does a server to which nothing happens.
+    let missing = |what: &&&str| !happened.contains_key(**what);
+    let missing: Vec<_> = MUST_HAPPEN.iter().filter(missing).collect();
+    assert!(missing.is_empty() || seeds < SEEDS, "no world has {missing:?}");
+    eprintln!("{seeds} seeds, {steps} steps, {frames} frames have arrived; {happened:?}");
 }
 
 /// How many steps it took, and how many frames arrived at peers.
-fn run(seed: u64, trace: bool) -> Result<(u64, u64), String> {
+fn run(seed: u64, trace: bool, happened: &mut BTreeMap<&'static str, u64>) -> Result<(u64, u64), String> {
     let result = catch_unwind(AssertUnwindSafe(|| {
         let mut world = World::new(seed, trace);
-        Ok((world.run()?, world.arrived()))
+        let steps = world.run()?;
+        world.tell_what_happened(|what| *happened.entry(what).or_default() += 1);
+        Ok((steps, world.arrived()))
     }));
     ssntp_transport::outbox::interleaving::set(None);
     let result = result.unwrap_or_else(|panic| {

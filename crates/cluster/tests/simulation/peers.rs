@@ -1,18 +1,20 @@
 //! The peers: what they are like, what they send, and how they end.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use uuid::Uuid;
 
-use super::application::{Mark, SharedLog, uuid};
+use super::application::{Mark, QUERY, SharedLog, operands, uuid};
 use super::network::Stream;
 use super::random::Random;
 use super::threads::Step;
 use ssntp::Role;
+use ssntp::payload::Kick;
 use ssntp::proto::{
-    ClientHandshake, Codec, Command, Connect, ErrorCode, Event, Frame, FrameKind, FrameType, Header, Item,
-    Refusal, Status,
+    ClientHandshake, Codec, Command, Connect, EXCHANGE_LEN, ErrorCode, Event, Exchange, Frame, FrameKind,
+    FrameType, Header, Item, Refusal, Status, Step as ExchangeStep,
 };
 use ssntp::server::SessionId;
 
@@ -25,6 +27,8 @@ pub(super) enum Pace {
     Slow(usize, Duration),
     /// Nothing any more after CONNECTED.
     Stuck,
+    /// Nothing at all, not even CONNECTED.
+    Deaf,
 }
 
 /// How a peer ends once it has sent everything.
@@ -65,11 +69,22 @@ pub(super) struct Plan {
     pub(super) entities: u32,
     pub(super) scheduler: bool,
     pub(super) tracing: bool,
+    /// It asks others, and answers what it is asked.
+    pub(super) asks: bool,
+    /// It ends sessions, and keeps clients out.
+    pub(super) kicks: bool,
+    /// When its certificate ends, after the world began.
+    pub(super) expires: Option<Duration>,
 }
 
 impl Plan {
     pub(super) fn is_healthy(&self) -> bool {
         self.pace == Pace::Full
+    }
+
+    /// Whether it is never woken by what it reads.
+    fn is_stuck(&self) -> bool {
+        matches!(self.pace, Pace::Stuck | Pace::Deaf)
     }
 }
 
@@ -110,6 +125,14 @@ pub(super) struct Peer {
     pub(super) session: Option<SessionId>,
     /// The scheduler's STARTs that it has to answer.
     answers: Vec<Frame>,
+    /// Whom it has asked, by its numbers for the requests that nobody has answered.
+    asked: HashMap<u64, Uuid>,
+    /// How many of its questions were answered.
+    pub(super) answered: u64,
+    /// The longest payload that it has received.
+    pub(super) longest: usize,
+    /// Its answers to requests.
+    replies: Vec<Frame>,
 }
 
 impl Peer {
@@ -120,7 +143,7 @@ impl Peer {
             left: plan.frames,
             stream,
             handshake,
-            codec: Codec::new(max_payload, plan.tracing),
+            codec: Codec::new(max_payload, plan.tracing).operands(operands()),
             input: BytesMut::new(),
             output: Vec::new(),
             written: 0,
@@ -138,6 +161,10 @@ impl Peer {
             taken: 0,
             session: None,
             answers: Vec::new(),
+            asked: HashMap::new(),
+            answered: 0,
+            longest: 0,
+            replies: Vec::new(),
             plan,
         }
     }
@@ -199,6 +226,7 @@ impl Peer {
     fn read(&mut self, now: Instant, random: &mut Random, log: &SharedLog) -> Step {
         let most = match self.plan.pace {
             Pace::Stuck if self.connected => return Step::Waits(None),
+            Pace::Deaf => return Step::Waits(None),
             Pace::Slow(most, every) => {
                 if let Some(at) = self.next_read
                     && now < at
@@ -277,6 +305,13 @@ impl Peer {
 
     fn receive(&mut self, frame: &Frame, log: &SharedLog) {
         self.received += 1;
+        self.longest = self.longest.max(frame.payload_bytes().len());
+        if frame.kind() == QUERY {
+            if let Err(fault) = self.exchange(frame) {
+                log.lock().unwrap().faults.push(fault);
+            }
+            return;
+        }
         if let (Some(mark), Some(session)) = (Mark::of(frame.payload_bytes()), self.session)
             && !(self.plan.scheduler && frame.kind() == Command::START)
         {
@@ -287,6 +322,59 @@ impl Peer {
         }
     }
 
+    /// A request is answered, and an answer comes once, from the one who was asked.
+    fn exchange(&mut self, frame: &Frame) -> Result<(), String> {
+        let (payload, number) = (frame.payload_bytes(), self.plan.number);
+        let exchange = Exchange::read(payload).ok_or("requests: it is no exchange")?;
+        if exchange.step == ExchangeStep::Request {
+            let reply = Exchange {
+                step: ExchangeStep::Reply,
+                ..exchange
+            };
+            let content = &payload[EXCHANGE_LEN..];
+            let reply = [&reply.encode(), content].concat();
+            self.replies.push(Frame::with_payload(QUERY, reply));
+            return Ok(());
+        }
+        // Another one of its name may have asked, whose session this one has taken over.
+        if exchange.id >> 32 != u64::from(number) {
+            return Ok(());
+        }
+        let Some(whom) = self.asked.remove(&exchange.id) else {
+            return Err(format!(
+                "requests: {number} gets an answer that it does not wait for"
+            ));
+        };
+        let is_refused = exchange.step == ExchangeStep::Refusal;
+        // The server answers under its own name.
+        let is_server = (0..self.plan.entities).all(|entity| exchange.peer != uuid(entity));
+        if exchange.peer != whom && !((is_refused || whom.is_nil()) && is_server) {
+            return Err(format!(
+                "requests: {number} has asked {whom}, and {} answers",
+                exchange.peer
+            ));
+        }
+        if !is_refused && payload[EXCHANGE_LEN..] != exchange.id.to_le_bytes() {
+            return Err(format!("requests: {number} gets the answer to another request"));
+        }
+        self.answered += u64::from(!is_refused);
+        Ok(())
+    }
+
+    /// A question to another entity, or to the server.
+    fn ask(&mut self, whom: u32) -> Frame {
+        let whom = if whom == 0 { Uuid::nil() } else { uuid(whom) };
+        let id = u64::from(self.plan.number) << 32 | self.number;
+        let question = Exchange {
+            step: ExchangeStep::Request,
+            id,
+            peer: whom,
+        };
+        self.asked.insert(id, whom);
+        let content = id.to_le_bytes();
+        Frame::with_payload(QUERY, [&question.encode()[..], &content].concat())
+    }
+
     fn write(&mut self, now: Instant, random: &mut Random) -> Step {
         if let Ending::Cut(at) = self.plan.ending
             && (self.written >= at || self.ended && self.output.is_empty())
@@ -294,6 +382,10 @@ impl Peer {
             self.stream.cut(random.chance(50));
             self.stage = Stage::Over;
             return Step::Moved;
+        }
+        if self.output.is_empty() && !self.ended {
+            let replies = self.replies.drain(..).flat_map(|reply| reply.encode());
+            self.output.extend(replies);
         }
         if self.output.is_empty() {
             if self.ended || self.stage == Stage::Shakes && !self.plan.eager {
@@ -315,7 +407,11 @@ impl Peer {
                 self.next_frame = Some(now + self.plan.pause);
             }
         }
-        let piece = random.pick(&[1, 9, 100, 5000, 1 << 20]).min(self.output.len());
+        let pieces: &[usize] = match self.output.len() {
+            0..=100_000 => &[1, 9, 100, 5000, 1 << 20],
+            _ => &[50_000, 1 << 20],
+        };
+        let piece = random.pick(pieces).min(self.output.len());
         let piece = match self.plan.ending {
             Ending::Cut(at) => piece.min(at.saturating_sub(self.written).max(1)),
             _ => piece,
@@ -332,7 +428,7 @@ impl Peer {
                 self.output.clear();
                 self.left = 0;
                 self.ended = true;
-                if self.plan.pace == Pace::Stuck {
+                if self.plan.is_stuck() {
                     self.stage = Stage::Over;
                 }
                 Step::Moved
@@ -347,7 +443,8 @@ impl Peer {
             number: self.number,
             to: u32::try_from(random.below(self.plan.entities as usize)).unwrap(),
         };
-        let padding = match random.below(10) {
+        let is_long = self.plan.longest > 1 << 20;
+        let padding = match random.below(10) + usize::from(is_long) * 4 {
             0..5 => random.below(40),
             5..9 => random.below(self.plan.longest / 8 + 1),
             _ => random.below(self.plan.longest + 1),
@@ -356,6 +453,20 @@ impl Peer {
             return self.compose_rudely(mark, padding, random);
         }
         let controller = self.plan.role.intersects(Role::CONTROLLER);
+        if self.plan.asks && random.chance(20) {
+            let question = self.ask(mark.to);
+            self.output.extend(question.encode());
+            return;
+        }
+        if self.plan.kicks && controller && random.chance(5) {
+            let kick = Kick {
+                id: self.number.to_string().into(),
+                uuid: uuid(mark.to).into(),
+                ban_s: random.below(2) as u64,
+            };
+            self.output.extend(Frame::of(&kick).encode());
+            return;
+        }
         let (kind, rest): (FrameKind, String) = if self.plan.scheduler {
             self.of_cluster(controller, random)
         } else {
@@ -440,7 +551,7 @@ impl Peer {
             Ending::HalfCloses => {
                 self.closed_in_order = true;
                 self.stream.peer_ends();
-                if self.plan.pace == Pace::Stuck {
+                if self.plan.is_stuck() {
                     self.stage = Stage::Over;
                 }
             }

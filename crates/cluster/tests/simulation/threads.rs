@@ -6,11 +6,12 @@ use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::BytesMut;
 use crossbeam_channel::{Receiver, TryRecvError};
 
+use super::application::operands;
 use super::network::{SimTransmit, Stream};
 use super::random::Random;
 use ssntp::pki::CertificateInfo;
@@ -348,6 +349,8 @@ pub(super) struct Newcomer {
     fails: Fails,
     piece: usize,
     max_payload: u32,
+    /// When its certificate ends.
+    ends: Option<SystemTime>,
     /// Who was admitted, and the books of its way out.
     pub(super) admitted: Option<(ConnectionId, Outbox)>,
 }
@@ -375,7 +378,7 @@ impl Newcomer {
         certificate: CertificateInfo,
         fails: Fails,
         piece: usize,
-        max_payload: u32,
+        (max_payload, ends): (u32, Option<SystemTime>),
         now: Instant,
     ) -> Self {
         Self {
@@ -386,6 +389,7 @@ impl Newcomer {
             fails,
             piece,
             max_payload,
+            ends,
             admitted: None,
         }
     }
@@ -416,7 +420,7 @@ impl Newcomer {
                         connect,
                         certificate: self.certificate.clone(),
                         intermediates: Vec::new(),
-                        ends: None,
+                        ends: self.ends,
                         generation: 0,
                         address: PeerAddress::Memory,
                         bad_traces: Arc::default(),
@@ -567,7 +571,8 @@ impl Newcomer {
         let ended = Arc::new(AtomicBool::new(false));
         let mut halves = plain(Arc::new(self.stream.clone()), view.pool.clone());
         halves.inbox.bytes_mut().unsplit(std::mem::take(&mut self.input));
-        let decoder = Decoder(Codec::new(self.max_payload, admitted.grant.info.tracing()));
+        let codec = Codec::new(self.max_payload, admitted.grant.info.tracing());
+        let decoder = Decoder(codec.operands(operands()));
         let reader = Reader {
             id: admitted.id,
             stream: self.stream.clone(),

@@ -4,9 +4,9 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use super::application::{Application, Router, SharedLog, filter, rules, uuid};
+use super::application::{Application, Router, SharedLog, filter, operands, rules, uuid};
 use super::network::Stream;
 use super::peers::{Ending, Pace, Peer, Plan};
 use super::random::Random;
@@ -17,7 +17,7 @@ use ssntp::server::core::Environment;
 use ssntp::server::{ServerConfig, SessionId, SlowConsumer};
 use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
 use ssntp_transport::dispatch::events::{self, Watch};
-use ssntp_transport::dispatch::{DispatchEvent, EVENTS, Queue, Runner, Settings};
+use ssntp_transport::dispatch::{Core as _, DispatchEvent, EVENTS, Queue, Runner, Settings};
 use ssntp_transport::outbox::{Outbox, interleaving};
 use ssntp_transport::{Budget, BufferPool, Limits};
 
@@ -40,7 +40,10 @@ struct Certificates {
 /// from 0 on.
 const UNBOUND: usize = 2;
 const BOUND: usize = 3;
-const MAX_PAYLOAD: u32 = 64 * 1024;
+/// As the default of a server is.
+const MAX_PAYLOAD: u32 = 16 << 20;
+/// When each world begins, by the time of day.
+const MORNING: SystemTime = SystemTime::UNIX_EPOCH;
 
 fn certificates() -> &'static Certificates {
     static MADE: OnceLock<Certificates> = OnceLock::new();
@@ -62,7 +65,9 @@ fn certificates() -> &'static Certificates {
             .issue(&CertificateRequest::new(Role::SCHEDULER))
             .unwrap();
         let (identity, trust) = (server.identity().clone(), authority.trust().clone());
-        let config = ServerConfig::new(identity.clone(), trust.clone()).max_payload(MAX_PAYLOAD);
+        let config = ServerConfig::new(identity.clone(), trust.clone())
+            .max_payload(MAX_PAYLOAD)
+            .operands(operands());
         Certificates {
             environment: Environment::new(&config).unwrap(),
             identity,
@@ -116,6 +121,8 @@ pub(super) struct World {
     budget: u64,
     pub(super) policy: SlowConsumer,
     pub(super) scheduler: bool,
+    /// The longest payload of a peer.
+    pub(super) longest: u64,
     write_timeout: Duration,
     pool: BufferPool,
     /// How often, in a hundred steps, the dispatcher goes first.
@@ -143,7 +150,12 @@ impl World {
             1 => SlowConsumer::DropNewest,
             _ => SlowConsumer::DropOldest,
         };
-        let budget = random.pick(&[64 << 10, 256 << 10, 1 << 20, 64 << 20]);
+        // As long as a frame may be. A scheduler does not read that much.
+        let is_long = !scheduler && random.below(150) == 0;
+        let budget = match is_long {
+            true => 64 << 20,
+            false => random.pick(&[64 << 10, 256 << 10, 1 << 20, 64 << 20]),
+        };
         let settings = Settings {
             // Half of the least of these holds what the application sends by itself.
             queue: Limits {
@@ -160,8 +172,11 @@ impl World {
         let config = ServerConfig::new(made.identity.clone(), made.trust.clone())
             .max_payload(MAX_PAYLOAD)
             .slow_consumer(policy)
+            .operators(Role::CONTROLLER)
+            // Some do not fit into the narrow pipes, so that CONNECTED waits to be read.
+            .configuration(vec![b'#'; random.pick(&[0, 0, 0, 400, 5000])])
             .held(3, 10_000, millis(50));
-        let ticks = if random.chance(30) { 5 } else { 0 };
+        let ticks = random.pick(&[0, 0, 0, 0, 0, 0, 5, 5, 40]);
         let (config, application) = if scheduler {
             let scheduler = Scheduler::new(SchedulerConfig::new().held(5, 10_000, millis(100))).unwrap();
             let config = scheduler.serve_with(config);
@@ -193,7 +208,11 @@ impl World {
         let quiet = queue.watch();
         let runner = Runner::new(core, settings.clone(), move || quiet.is_empty());
         let watch = Rc::new(queue.watch());
-        let connections: Vec<_> = plans(&mut random, scheduler)
+        let plans = plans(&mut random, scheduler, is_long);
+        let is_unmarked = |plan: &Plan| plan.asks || plan.kicks || plan.expires.is_some();
+        log.lock().unwrap().unmarked = plans.iter().any(is_unmarked);
+        let longest = plans.iter().map(|plan| plan.longest).max().unwrap_or_default();
+        let connections: Vec<_> = plans
             .into_iter()
             .map(|plan| connection(plan, &mut random))
             .collect();
@@ -211,12 +230,13 @@ impl World {
             writers,
             looks: Rc::default(),
             owner: Owner::Runs,
-            stop_at: random.chance(40).then(|| random.below(3000) as u64),
+            stop_at: (!is_long && random.chance(40)).then(|| random.below(3000) as u64),
             stopped: None,
             settings,
             budget,
             policy,
             scheduler,
+            longest: longest as u64,
             write_timeout,
             pool: BufferPool::new(),
             eager: random.pick(&[0, 10, 50]),
@@ -256,6 +276,31 @@ impl World {
         result?;
         self.check_the_end()?;
         Ok(self.steps)
+    }
+
+    /// Calls `tell` for each thing that has happened.
+    pub(super) fn tell_what_happened(&self, mut tell: impl FnMut(&'static str)) {
+        let log = self.log.lock().unwrap();
+        let ends = log
+            .sessions
+            .values()
+            .filter_map(|session| session.disconnected.as_ref());
+        ends.for_each(|reason| tell(reason.word()));
+        for connection in &self.connections {
+            let (peer, admitted) = (&connection.peer, connection.peer.session.is_some());
+            let happened = [
+                (peer.answered > 0, "a question is answered"),
+                (
+                    admitted && peer.plan.pace == Pace::Deaf,
+                    "CONNECTED is never read",
+                ),
+                (peer.longest > 4 << 20, "a frame of many MiB arrives"),
+            ];
+            happened
+                .iter()
+                .filter(|(has, _)| *has)
+                .for_each(|(_, what)| tell(what));
+        }
     }
 
     /// How many frames have arrived at peers.
@@ -359,6 +404,8 @@ impl World {
         }
         self.looks.set(0);
         let now = self.now;
+        let time_of_day = MORNING + now.duration_since(self.begin);
+        self.runner.core_mut().time_of_day(time_of_day);
         let due = self.runner.next_deadline();
         if self.runner.is_idle() {
             match self.queue.try_next() {
@@ -452,7 +499,7 @@ impl World {
                     certificate,
                     connection.fails,
                     piece,
-                    MAX_PAYLOAD,
+                    (MAX_PAYLOAD, connection.peer.plan.expires.map(|at| MORNING + at)),
                     self.now,
                 ));
             }
@@ -504,7 +551,7 @@ impl World {
     /// handed over, as often as there are receivers, and what each item takes
     /// beside its bytes.
     pub(super) fn longest_turn(&self) -> u64 {
-        let batch = 30_000 + u64::from(MAX_PAYLOAD);
+        let batch = 30_000 + self.longest + 100;
         let input = (1 << 20).min(self.budget / 4) + batch;
         3 * input * self.connections.len() as u64
     }
@@ -538,13 +585,19 @@ impl World {
     }
 }
 
-fn plans(random: &mut Random, scheduler: bool) -> Vec<Plan> {
+fn plans(random: &mut Random, scheduler: bool, is_long: bool) -> Vec<Plan> {
     let peers = random.between(2, 9);
     let entities = random.between(2, 6);
     let entities = u32::try_from(entities).unwrap();
-    let longest = random.pick(&[100, 100, 2000, 8000, 30_000]);
+    let longest = match is_long {
+        true => (16 << 20) - 100,
+        false => random.pick(&[100, 100, 2000, 8000, 30_000]),
+    };
     // Most worlds have little that goes wrong, so that much is to be kept.
     let trouble = random.pick(&[0, 30, 60]);
+    let asks = !scheduler && random.chance(15);
+    let kicks = random.chance(15);
+    let expires = random.chance(10);
     let mut plans = Vec::new();
     for number in 0..u32::try_from(peers).unwrap() {
         let entity = if random.chance(15) {
@@ -555,14 +608,21 @@ fn plans(random: &mut Random, scheduler: bool) -> Vec<Plan> {
         let bound = (entity as usize) < BOUND && random.chance(50);
         let pace = match random.below(100) {
             n if n >= trouble => Pace::Full,
+            n if n % 8 == 0 => Pace::Deaf,
             n if n % 2 == 0 => Pace::Stuck,
+            // Nobody waits for the smallest pieces of the longest frames.
+            _ if is_long => Pace::Slow(1 << 18, Duration::from_millis(5)),
             _ => random.pick(&[
                 Pace::Slow(50, Duration::from_micros(100)),
                 Pace::Slow(1000, Duration::from_millis(5)),
             ]),
         };
-        let most = if longest > 2000 { 20 } else { 150 };
-        let frames = random.pick(&[0, 10, most / 2, most]);
+        let most = match longest {
+            0..=2000 => 150,
+            2001..=30_000 => 20,
+            _ => 2,
+        };
+        let frames = random.pick(&[0, most.min(10), most / 2, most]);
         let latest = if random.chance(70) { 300 } else { 20_000 };
         let ending = match random.below(100) {
             n if n >= trouble + 20 => Ending::Stays,
@@ -599,16 +659,20 @@ fn plans(random: &mut Random, scheduler: bool) -> Vec<Plan> {
             entities,
             scheduler,
             tracing: random.chance(20),
+            asks,
+            kicks,
+            expires: (expires && random.chance(50))
+                .then(|| Duration::from_millis(random.pick(&[0, 400, 1500, 4000]))),
         });
     }
     plans
 }
 
 fn connection(plan: Plan, random: &mut Random) -> Connection {
-    let wide = random.chance(70);
+    let wide = plan.longest > 1 << 20 || random.chance(70);
     let room = |random: &mut Random| {
         if wide {
-            30_000
+            30_000.max(plan.longest / 8)
         } else {
             random.pick(&[50, 300, 3000]).max(plan.longest / 4)
         }

@@ -231,6 +231,12 @@ impl Spec {
                 return wrong(at, format!("it is not between {least} and {MAX_SECONDS} s"));
             }
         }
+        if self.update.deadline_s <= self.update.healthy_s {
+            return wrong(
+                "update.deadline_s",
+                "it has to be longer than update.healthy_s".into(),
+            );
+        }
         let counts = [
             ("update.max_unavailable", self.update.max_unavailable),
             ("update.max_failures", self.update.max_failures),

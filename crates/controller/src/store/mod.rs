@@ -42,11 +42,11 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use rusqlite::Connection;
-use rustix::fs::{FlockOperation, flock};
 
 pub use self::error::{Fault, StoreError};
 pub use self::follow::Follow;
 pub use self::history::{History, Query};
+pub(crate) use self::owner::unix_ms;
 use crate::model::{Row, State, Write};
 use ssntp_transport::threads;
 
@@ -115,7 +115,7 @@ impl Store {
     pub fn open(directory: &Path, limits: Limits) -> Result<(Self, State), StoreError> {
         let file = directory.join(FILE);
         let failed = |e: std::io::Error| StoreError::io(&file, &e);
-        // The database has hashes of tokens and the environment of instances.
+        // The database has the environment of instances, and with it secrets.
         let mut builder = DirBuilder::new();
         builder
             .recursive(true)
@@ -123,8 +123,10 @@ impl Store {
             .create(directory)
             .map_err(failed)?;
         let lock = File::create(directory.join(LOCK)).map_err(failed)?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| StoreError::InUse(file.clone()))?;
+        ssntp_transport::lock(&lock, "another controller").map_err(|e| match e.kind() {
+            std::io::ErrorKind::WouldBlock => StoreError::InUse(file.clone()),
+            _ => failed(e),
+        })?;
         let mut options = OpenOptions::new();
         drop(
             options

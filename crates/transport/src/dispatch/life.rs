@@ -101,8 +101,11 @@ impl<T: Threads> Lives<T> {
         let Some(life) = self.table.get_mut(id) else {
             return false;
         };
+        // The time runs from the first end. A peer could put its end off if each further one began
+        // anew.
         let began = !std::mem::replace(&mut life.ending, true);
         if began {
+            // All have the same time, so the list stays sorted.
             self.cut_off.push_back((after(now, self.parting), id));
         }
         if abort {
@@ -131,6 +134,7 @@ impl<T: Threads> Lives<T> {
 
     /// Removes a connection whose threads never ran.
     pub(super) fn never_started(&mut self, id: ConnectionId) -> bool {
+        // Nobody reads the stream or the queue, so both are closed here.
         let life = self.remove(id);
         if let Some(life) = &life {
             life.abort();
@@ -147,6 +151,7 @@ impl<T: Threads> Lives<T> {
             .get(id)
             .is_some_and(|life| life.ending && life.finished && life.threads.is_some());
         if over && let Some(threads) = self.remove(id).and_then(|mut life| life.threads.take()) {
+            // It does not block: both threads have said that they do nothing more.
             threads.join();
         }
         over
@@ -154,6 +159,8 @@ impl<T: Threads> Lives<T> {
 
     fn remove(&mut self, id: ConnectionId) -> Option<Life<T>> {
         let life = self.table.remove(id)?;
+        // Only from the front, which is enough to bound the list by the connections that still
+        // end. A search for the one in the middle would cost more than it frees.
         while let Some((_, id)) = self.cut_off.front()
             && !self.table.contains(*id)
         {
@@ -192,6 +199,7 @@ impl<T: Threads> Lives<T> {
 impl<T> Life<T> {
     fn abort(&self) {
         self.outbox.abort();
+        // It wakes the reader, and the writer if it is in the middle of a write.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }

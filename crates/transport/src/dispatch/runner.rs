@@ -145,6 +145,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         self.begin_step(self.flow.is_idle());
         match event {
             DispatchEvent::Items(id, items, bytes) => {
+                // Before its turn: a connection that is held has been heard from all the same.
                 self.core.received(id, bytes, now);
                 let credit = Credit::memory_of::<C::Item>(items.len(), bytes);
                 let late = self.flow.arrived(id, items, credit);
@@ -156,6 +157,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 let id = verdict.as_ref().ok().map(|admitted| admitted.id);
                 // A connection that is replaced leaves before the newcomer is told.
                 self.perform(now);
+                // It does not block: a newcomer waits for this, or its end of the channel is gone.
                 let told = reply.send(verdict).is_ok();
                 if let Some(id) = id {
                     self.core.admitted(id, told, now, &mut self.actions);
@@ -271,9 +273,11 @@ impl<C: Core, T: Threads> Runner<C, T> {
         self.begin_step(self.flow.is_idle());
         self.lives.tick(now);
         if self.stopping.is_some_and(|end| end <= now) {
+            // So that this happens once.
             self.stopping = Some(after(now, Duration::MAX));
             self.lives.abort_all();
         }
+        // Before the core's own timers, which may send more to them.
         for slow in self.flow.tick(now) {
             self.overflow(slow, now);
         }
@@ -290,7 +294,9 @@ impl<C: Core, T: Threads> Runner<C, T> {
         let id = self.numbers.take();
         let whole = &self.settings.budget;
         let budget = C::owner(&request).map_or_else(|| whole.clone(), |owner| whole.of(owner));
+        // Made before the verdict, because the core keeps its gauge.
         let outbox = Outbox::within(self.settings.queue, budget);
+        // Connections that still end count, because they have threads and descriptors.
         let standing = self.lives.len();
         let granted = self
             .core

@@ -124,6 +124,7 @@ impl<I> Way<I> {
 
     /// How much of its own answers it may leave in its queue.
     pub(super) fn most_answers(&self) -> u64 {
+        // Half of the mark: others find room beside its answers.
         ANSWERS.min(self.mark() / 2)
     }
 
@@ -131,6 +132,8 @@ impl<I> Way<I> {
     /// them may be counted as well, until they have left.
     pub(super) fn answers(&mut self) -> u64 {
         let before_the_last = self.last_answer.saturating_sub(self.outbox.left().0);
+        // What has left the queue since cannot be answers. An exact count would need a mark on
+        // each item in the queue, which the writer would have to read.
         self.answers = self.answers.min(before_the_last);
         self.answers
     }
@@ -151,6 +154,7 @@ impl<I> Way<I> {
             // If frames are what is short, any batch that leaves may be enough.
             let of_frames = u64::from(waiting.frames > self.limits.frames / 4);
             at = Some(left.saturating_add(of_memory.max(of_frames)));
+        // It is asked only whether everything has left.
         } else if self.is_slow {
             at = Some(u64::MAX);
         }

@@ -170,6 +170,8 @@ impl Limit {
     /// The smallest value with room for so many sessions.
     fn needed(&self, sessions: usize, handshakes: usize) -> u64 {
         let (mut too_few, mut enough) = (0, u64::MAX);
+        // By halves: the room is not linear in the limit, because spare and handshakes grow with
+        // it up to a bound.
         while enough - too_few > 1 {
             let value = too_few + (enough - too_few) / 2;
             let limit = Self { value, ..*self };
@@ -369,6 +371,7 @@ fn mappings_per_thread() -> u64 {
     const SIGBUS: u32 = 7;
     const SIGSEGV: u32 = 11;
     let status = status();
+    // If it cannot be read, the larger number is the safe one.
     let caught = field(&status, "SigCgt").and_then(|caught| u64::from_str_radix(caught, 16).ok());
     match caught.is_none_or(|caught| caught & (1 << (SIGBUS - 1) | 1 << (SIGSEGV - 1)) != 0) {
         true => 4,

@@ -71,9 +71,11 @@ impl<D: Decode> Incoming<D> {
     /// Decodes what is here, and tells what comes next. Everything that came before a fault
     /// or the end is handed over first.
     pub fn next(&mut self, items: &mut Vec<D::Item>) -> Next {
+        // After a fault the rest of the input has no meaning.
         if self.fault.is_none() {
             let before = self.inbox.bytes.len();
             self.fault = self.decoder.decode(&mut self.inbox.bytes, items).err();
+            // Bytes of a frame that is skipped are handed over too: the peer is alive.
             if !items.is_empty() || self.counted > 0 && before > self.inbox.bytes.len() {
                 return Next::Hand(std::mem::take(&mut self.counted));
             }
@@ -125,6 +127,8 @@ impl<D: Decode> Incoming<D> {
                 self.end = received.end.then_some(Ok(()));
                 received.flush
             }
+            // The time limit of the socket is short, so that the sum of its waits is looked at
+            // here: other connections may want the memory meanwhile.
             Err(e) if self.is_long && is_timeout(&e) => {
                 self.silent += self.look();
                 false
@@ -140,6 +144,8 @@ impl<D: Decode> Incoming<D> {
 /// Why a link ends whose reader has found this.
 pub fn end_reason(outbox: &Outbox, found: EndReason) -> EndReason {
     match (outbox.failure(), found) {
+        // A reader finds an end of the stream when the writer has failed, so the writer knows
+        // more.
         (Some(error), _) => EndReason::Io(error),
         (None, found @ (EndReason::Protocol(_) | EndReason::Memory(_))) => found,
         (None, _) if outbox.is_closed() => EndReason::Local,
@@ -171,6 +177,8 @@ impl LastWrites {
         }
         if now >= self.until {
             let progress = outbox.progress();
+            // By bytes and not by items, so that a peer that takes one long item slowly is not cut
+            // off.
             if progress == self.before {
                 return None;
             }

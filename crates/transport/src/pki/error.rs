@@ -155,6 +155,9 @@ pub enum Fault {
         in_force: String,
     },
 
+    /// There is no signing request (PKCS#10), or its signature or key cannot be used.
+    #[error("the signing request cannot be used: {0}")]
+    SigningRequest(String),
     /// The cryptography library does not take the private key.
     #[error("the private key cannot be used: {0}")]
     UnusableKey(String),

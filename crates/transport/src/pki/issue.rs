@@ -22,7 +22,7 @@ use super::{BadRequest, CertificateInfo, Error, Fault, Host, Identity, Trust, de
 pub(super) const CERTIFICATE_FILE: &str = "ca.pem";
 pub(super) const KEY_FILE: &str = "ca.key";
 pub(super) const PUBLIC: u32 = 0o644;
-const PRIVATE: u32 = 0o600;
+pub(super) const PRIVATE: u32 = 0o600;
 
 pub(super) const DAY: u64 = 86_400;
 pub(super) const MAX_DAYS: u32 = 36_500;
@@ -161,38 +161,7 @@ impl Authority {
         request: &CertificateRequest,
         key: impl FnOnce() -> Result<KeyPair, Error>,
     ) -> Result<Issued, Error> {
-        if request.roles.unknown_bits() != 0 {
-            return Err(BadRequest::UnknownRole(request.roles.unknown_bits()).into());
-        }
-        let mut params = params(&request.name)?;
-        params
-            .distinguished_name
-            .push(DnType::CommonName, request.name.as_str());
-        let (start, end) = lifetime(request.valid_from, request.days)?;
-        let authority_end = self.info.not_after.duration_since(UNIX_EPOCH);
-        let end = end.min(authority_end.unwrap_or_default().as_secs());
-        if end <= start {
-            let not_after = self.info.not_after_text();
-            return Err(BadRequest::AuthorityExpires { not_after }.into());
-        }
-        params.not_before += Duration::from_secs(start);
-        params.not_after += Duration::from_secs(end);
-        params.is_ca = IsCa::ExplicitNoCa;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        if request.is_server() {
-            params
-                .extended_key_usages
-                .push(ExtendedKeyUsagePurpose::ServerAuth);
-        }
-        params
-            .extended_key_usages
-            .push(ExtendedKeyUsagePurpose::ClientAuth);
-        params
-            .extended_key_usages
-            .extend(eku::identifiers(request.roles).map(ExtendedKeyUsagePurpose::Other));
-        params.subject_alt_names = alternatives(&request.all_hosts(), request.uuid)?;
-        params.use_authority_key_identifier_extension = true;
-
+        let params = self.params_for(request)?;
         let key = key()?;
         let certificate = params.signed_by(&key, &self.issuer).map_err(crypto)?;
         self.check_issuer_name(certificate.der())?;
@@ -207,9 +176,25 @@ impl Authority {
         })
     }
 
+    /// All of a certificate but its key.
+    pub(super) fn params_for(&self, request: &CertificateRequest) -> Result<CertificateParams, Error> {
+        let mut params = wanted(request)?;
+        let (start, end) = lifetime(request.valid_from, request.days)?;
+        let authority_end = self.info.not_after.duration_since(UNIX_EPOCH);
+        let end = end.min(authority_end.unwrap_or_default().as_secs());
+        if end <= start {
+            let not_after = self.info.not_after_text();
+            return Err(BadRequest::AuthorityExpires { not_after }.into());
+        }
+        params.not_before += Duration::from_secs(start);
+        params.not_after += Duration::from_secs(end);
+        params.use_authority_key_identifier_extension = true;
+        Ok(params)
+    }
+
     /// Checks the issuer's name, which peers compare byte by byte. rcgen encodes the name
     /// anew, which may change an unusual form.
-    fn check_issuer_name(&self, issued: &CertificateDer<'_>) -> Result<(), Error> {
+    pub(super) fn check_issuer_name(&self, issued: &CertificateDer<'_>) -> Result<(), Error> {
         let same = || {
             let (issued, own) = (der::certificate(issued)?, der::certificate(&self.info.der)?);
             Ok(issued.issuer().as_raw() == own.subject().as_raw())
@@ -304,6 +289,32 @@ impl fmt::Debug for Issued {
     }
 }
 
+/// The name, usages and alternative names of a holder.
+pub(super) fn wanted(request: &CertificateRequest) -> Result<CertificateParams, Error> {
+    if request.roles.unknown_bits() != 0 {
+        return Err(BadRequest::UnknownRole(request.roles.unknown_bits()).into());
+    }
+    let mut params = params(&request.name)?;
+    params
+        .distinguished_name
+        .push(DnType::CommonName, request.name.as_str());
+    params.is_ca = IsCa::ExplicitNoCa;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    if request.is_server() {
+        params
+            .extended_key_usages
+            .push(ExtendedKeyUsagePurpose::ServerAuth);
+    }
+    params
+        .extended_key_usages
+        .push(ExtendedKeyUsagePurpose::ClientAuth);
+    params
+        .extended_key_usages
+        .extend(eku::identifiers(request.roles).map(ExtendedKeyUsagePurpose::Other));
+    params.subject_alt_names = alternatives(&request.all_hosts(), request.uuid)?;
+    Ok(params)
+}
+
 /// Parameters with a checked name and a random serial number. Both ends of the lifetime are
 /// at 1970, so that seconds can be added.
 pub(super) fn params(name: &str) -> Result<CertificateParams, Error> {
@@ -366,7 +377,7 @@ pub(super) fn alternatives(hosts: &[Host], uuid: Option<Uuid>) -> Result<Vec<San
     Ok(names)
 }
 
-fn generate(kind: KeyKind) -> Result<KeyPair, Error> {
+pub(super) fn generate(kind: KeyKind) -> Result<KeyPair, Error> {
     let pair = match kind {
         KeyKind::P256 => KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256),
         KeyKind::Ed25519 => KeyPair::generate_for(&rcgen::PKCS_ED25519).and_then(|pair| plain_ed25519(&pair)),

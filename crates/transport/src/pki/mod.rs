@@ -30,6 +30,7 @@
 //! | `request` | `AuthorityRequest`, `CertificateRequest`, `KeyKind` (feature `issue`) |
 //! | `issue` | `Authority` and what it issues (feature `issue`) |
 //! | `renew`, `revoke` | renewing and revoking them: `RenewalRequest`, `SignedRevocationList` (feature `issue`) |
+//! | `signing` | certificates for keys that stay with their holder (feature `issue`) |
 //! | `provider` | the choice of the cryptography, [`provider()`] |
 //! | `error` | [`Error`], [`Fault`], [`BadRequest`] |
 //!
@@ -70,6 +71,8 @@ mod request;
 mod revocation;
 #[cfg(feature = "issue")]
 mod revoke;
+#[cfg(feature = "issue")]
+mod signing;
 mod store;
 mod trust;
 mod version_1;

@@ -103,6 +103,7 @@ impl Authority {
         let own = self.check_issued(before);
         match (&own, &request.issued_by) {
             (Err(Fault::UnknownIssuer { .. } | Fault::BadSignature), Some(trust)) => {
+                // At a time when it was valid: it may have expired, which is why it is renewed.
                 trust.verify_at(chain, before.not_before).map(drop)
             }
             _ => own,
@@ -148,6 +149,8 @@ impl Authority {
         let key = self.key().map_err(unfit)?;
         let certificate = wanted.self_signed(&key).map_err(crypto)?;
         let info = CertificateInfo::from_der(certificate.der()).map_err(unfit)?;
+        // Byte by byte, since verifiers compare names so: peers would not find the issuer of their
+        // certificates any more.
         let same = der::certificate(&info.der).map_err(unfit)?.subject().as_raw() == own.subject().as_raw();
         if !same {
             return Err(BadRequest::AuthorityName.into());

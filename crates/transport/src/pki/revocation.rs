@@ -238,6 +238,8 @@ impl Revocation {
             let serial = Serial::of(certificate.raw_serial());
             let lists = self.lists.lists().iter().zip(&self.signers);
             for (list, signer) in lists.filter(|(list, _)| *list.name == *issuer) {
+                // The cheap questions come first. A signature is verified only for a certificate
+                // that is listed, or whose list is overdue.
                 let is_listed = list.revokes(&serial);
                 let is_overdue = self.lists.enforced && list.is_overdue(at);
                 if !(is_listed || is_overdue) || !self.is_of_issuer(list, signer.as_deref(), der, &between) {

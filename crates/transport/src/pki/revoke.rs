@@ -144,6 +144,7 @@ impl Authority {
         let number = number.saturating_add(1).max(now.as_secs());
         let list = self.revocation_list(&revoked, number, days)?;
         let path = directory.join(LIST_FILE);
+        // An operator may have given an existing list other permissions, which stay.
         let is_new = path.symlink_metadata().is_err();
         write(&path, list.pem.as_bytes())?;
         if is_new {

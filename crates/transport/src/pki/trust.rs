@@ -81,6 +81,8 @@ impl Trust {
             match info.check_validity(now) {
                 Ok(()) => valid.push(info),
                 Err(outside) => {
+                    // While one authority replaces another, a bundle holds both for some time, and
+                    // the old one expires in it.
                     log::warn!("{origin}: authority {:?} passed over: {outside}", info.subject);
                     fault = outside;
                 }
@@ -219,6 +221,7 @@ impl Trust {
     ) -> Result<CertificateInfo, Fault> {
         let (first, intermediates) = chain.split_first().ok_or(Fault::NoCertificate)?;
         let info = CertificateInfo::from_der(first)?;
+        // An authority's key that also speaks for a peer would let whoever has it make peers.
         if info.is_authority {
             return Err(Fault::AuthorityAsPeer);
         }
@@ -228,6 +231,7 @@ impl Trust {
         }
         let server = Role::SERVER | Role::SCHEDULER;
         let is_server = info.roles.intersects(server);
+        // A certificate with roles of both kinds has to pass as both.
         let is_client = !server.contains(info.roles);
         let provider = provider().map_err(|error| Fault::Refused(error.to_string()))?;
         let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -244,6 +248,7 @@ impl Trust {
             self.check_client(first, intermediates, time, provider)
                 .map_err(explain)?;
         }
+        // These two come last, because they rely on a chain whose signatures have been verified.
         self.check_limits(first, intermediates)?;
         self.check_revocation(first, intermediates, at)?;
         Ok(info)
@@ -288,6 +293,7 @@ impl Trust {
 
     /// The intermediate certificates: some peers also show that of the trusted authority.
     fn between<'a, 'b>(&self, shown: &'a [CertificateDer<'b>]) -> Vec<&'a CertificateDer<'b>> {
+        // Some peers show the root as well, which counts in no path.
         let trusted = |der: &CertificateDer<'_>| self.0.authorities.iter().any(|a| a.der == *der);
         shown.iter().filter(|der| !trusted(der)).collect()
     }

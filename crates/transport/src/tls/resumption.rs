@@ -44,6 +44,7 @@ impl Kept {
 
     /// Forgets the tickets of one server, so that the next handshake is a full one.
     pub(super) fn forget(&self, name: &ServerName<'_>) {
+        // A server gives several tickets, and there is no other way to drop them.
         while self.0.take_tls13_ticket(&name.to_owned()).is_some() {}
     }
 }

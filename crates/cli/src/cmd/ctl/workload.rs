@@ -49,7 +49,7 @@ pub(super) struct WorkloadArgs {
     /// The workload: a START document, or some of its keys; - is the standard
     /// input
     #[arg(short, long, value_name = "WORKLOAD.YAML", conflicts_with_all = [
-        "mem", "cpus", "node", "persistent", "network_node", "tenant", "uuid", "env", "env_file", "dir", "restart",
+        "mem", "cpus", "node", "persistent", "network_node", "uuid", "env", "env_file", "dir", "restart",
         "restart_limit", "command",
     ])]
     file: Option<PathBuf>,
@@ -75,7 +75,7 @@ pub(super) struct WorkloadArgs {
     #[arg(long)]
     network_node: bool,
     /// The tenant that it belongs to: a name of `ctl tenant list`, whose network it then
-    /// has, or a UUID
+    /// has, or a UUID; it wins over a file
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
     /// Its address in the tenant's network [default: the first free one]
@@ -160,6 +160,9 @@ impl WorkloadArgs {
             let shown = path.display();
             let mut workload = parse(&input::named(path)?).map_err(|why| Failure::at(path, why))?;
             workload.count = self.count;
+            if let (Some(tenant), None) = (&self.tenant, self.network()) {
+                workload.payload.start.tenant_uuid = tenant.as_str().into();
+            }
             self.call(&mut workload)?;
             if workload.named && self.count > 1 {
                 return Err(Failure::usage(format!(

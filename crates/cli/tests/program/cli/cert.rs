@@ -241,3 +241,86 @@ fn a_bound_certificate_has_a_uuid_of_its_own() {
     );
     assert_eq!(twice.status.code(), Some(2));
 }
+
+/// The key is made where it is used, and never leaves that directory.
+#[test]
+fn a_request_is_signed_for_what_the_authority_says_and_for_its_own_key_alone() {
+    const UUID: &str = "f81d4fae-7dec-11d0-a765-00a0c91e6bf6";
+    let directory = with_authority();
+    let at = directory.path();
+    for kind in ["p256", "ed25519"] {
+        let made = succeed(
+            at,
+            &format!("cert request --role controller --name {kind} --key {kind}"),
+        );
+        assert!(made.contains("(new)"), "{made}");
+        assert_eq!(mode(&at.join(format!("{kind}.key"))), 0o600);
+        let key = fs::read(at.join(format!("{kind}.key"))).unwrap();
+        let again = succeed(at, &format!("cert request --role controller --name {kind}"));
+        assert!(again.contains("(there already)"), "{again}");
+        assert_eq!(fs::read(at.join(format!("{kind}.key"))).unwrap(), key);
+        // It asks for another role, which does not count.
+        let signed = succeed(
+            at,
+            &format!("cert sign --dir pki --role agent --name {kind} --uuid {UUID} {kind}.csr"),
+        );
+        assert!(signed.contains("for agent") && signed.contains(UUID), "{signed}");
+        let path = at.join(format!("pki/{kind}.pem"));
+        let identity = Identity::load_parts(&path, at.join(format!("{kind}.key"))).unwrap();
+        assert_eq!(identity.roles(), Role::AGENT);
+        assert!(!fs::read_to_string(&path).unwrap().contains("PRIVATE"));
+        succeed(at, &format!("cert verify --ca pki/ca.pem pki/{kind}.pem"));
+    }
+
+    let csr = fs::read_to_string(at.join("p256.csr")).unwrap();
+    let other = fs::read_to_string(at.join("ed25519.csr")).unwrap();
+    // The last line holds the end of the signature.
+    let forged: Vec<_> = csr.lines().take(csr.lines().count() - 2).collect();
+    let end = other.lines().rev().nth(1).unwrap();
+    let forged = format!(
+        "{}\n{end}\n-----END CERTIFICATE REQUEST-----\n",
+        forged.join("\n")
+    );
+    for (text, why) in [
+        (forged.as_str(), "the signing request cannot be used"),
+        ("none", "there is no CERTIFICATE REQUEST"),
+    ] {
+        fs::write(at.join("bad.csr"), text).unwrap();
+        let said = fail(at, "cert sign --dir pki --role agent --name bad bad.csr", 1);
+        assert!(said.contains("bad.csr") && said.contains(why), "{said}");
+        assert!(!at.join("pki/bad.pem").exists());
+    }
+    let said = fail(at, "cert sign --dir pki --role server p256.csr", 2);
+    assert!(said.contains("--host is needed"), "{said}");
+    fs::write(at.join("worse.key"), "no key").unwrap();
+    fail(at, "cert request --role agent --name worse", 1);
+    assert_eq!(fs::read(at.join("worse.key")).unwrap(), b"no key");
+}
+
+#[test]
+fn openssl_takes_our_requests_and_its_own_are_signed() {
+    let directory = with_authority();
+    let at = directory.path();
+    succeed(at, "cert request --role agent --name ours --bound");
+    let openssl = |line: &str| {
+        let mut command = Command::new("openssl");
+        command.args(line.split_whitespace()).current_dir(at);
+        command.stdin(Stdio::null()).output()
+    };
+    let Ok(shown) = openssl("req -in ours.csr -noout -verify -text") else {
+        eprintln!("skipped: openssl is not installed");
+        return;
+    };
+    let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.status.success(), "{text}");
+    assert!(
+        text.contains("1.3.6.1.4.1.343.8.1") && text.contains("urn:uuid:"),
+        "{text}"
+    );
+    for kind in ["rsa:2048", "ec -pkeyopt ec_paramgen_curve:secp384r1"] {
+        let line = format!("req -new -newkey {kind} -nodes -keyout theirs.key -out theirs.csr -subj /CN=x");
+        assert!(openssl(&line).unwrap().status.success());
+        succeed(at, "cert sign --dir pki --role agent --name theirs theirs.csr");
+        Identity::load_parts(at.join("pki/theirs.pem"), at.join("theirs.key")).unwrap();
+    }
+}

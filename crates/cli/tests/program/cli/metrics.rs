@@ -105,12 +105,13 @@ fn each_metric_is_documented_and_the_dashboard_shows_what_there_is() {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let is_of_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let mut names = BTreeSet::new();
-    let folders = ["crates/admin/src", "crates/cli/src/admin"];
-    for file in folders
-        .iter()
-        .flat_map(|folder| fs::read_dir(root.join(folder)).unwrap())
-    {
-        let text = fs::read_to_string(file.unwrap().path()).unwrap();
+    let mut paths = vec![root.join("crates/admin/src"), root.join("crates/cli/src/admin")];
+    while let Some(path) = paths.pop() {
+        if path.is_dir() {
+            paths.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+            continue;
+        }
+        let text = fs::read_to_string(path).unwrap();
         for prefix in ["\"ssntp_", "\"process_"] {
             for (at, _) in text.match_indices(prefix) {
                 let word = &text[at + 1..];

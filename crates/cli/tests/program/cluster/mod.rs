@@ -9,6 +9,7 @@
 //! | `lists` | nodes, instances, events: tables, JSON, --watch |
 //! | `logs` | what instances write |
 //! | `operators` | sessions, kick, bans, unban |
+//! | `leader` | several schedulers that share an etcd: each fault leaves one that serves |
 //! | `program` | flags, environment, file, exit codes, signals |
 //! | `crashes` | kill -9 of an agent, and of the scheduler |
 //! | `demo` | `ssntp demo` |
@@ -18,6 +19,7 @@ mod crashes;
 mod demo;
 mod ends;
 mod failures;
+mod leader;
 mod lists;
 mod logs;
 mod operators;

@@ -39,17 +39,28 @@ pub struct Cluster {
 impl Cluster {
     /// A scheduler, with further flags.
     pub fn new(flags: &str) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        save_certificates(directory.path());
-        let mut cluster = Self {
-            directory,
-            scheduler: None,
-            address: "127.0.0.1:0".into(),
-            flags: flags.split_whitespace().map(str::to_owned).collect(),
-            nodes: Vec::new(),
-        };
+        let mut cluster = Self::without_scheduler("127.0.0.1:0");
+        cluster.flags = flags.split_whitespace().map(str::to_owned).collect();
         cluster.start_scheduler();
         cluster
+    }
+
+    /// A directory for a cluster whose schedulers the test starts, at these addresses.
+    pub fn without_scheduler(addresses: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        save_certificates(directory.path());
+        Self {
+            directory,
+            scheduler: None,
+            address: addresses.into(),
+            flags: Vec::new(),
+            nodes: Vec::new(),
+        }
+    }
+
+    /// Where clients that start from now on find the schedulers.
+    pub fn serve_at(&mut self, addresses: &str) {
+        self.address = addresses.into();
     }
 
     /// A scheduler, and agents of compute nodes that have volumes.
@@ -155,7 +166,7 @@ impl Cluster {
     pub fn controller_as(&self, cert: &str, nodes: usize) -> Controller {
         let identity = Identity::load(self.path(cert)).unwrap();
         let client = ClientConfig::new(identity, Trust::load(self.path("ca.pem")).unwrap())
-            .address(self.address.parse().unwrap());
+            .addresses(self.address.split(',').map(|address| address.parse().unwrap()));
         let controller = Controller::connect(ControllerConfig::new(client)).unwrap();
         let ready = |view: &View| {
             let ready = view

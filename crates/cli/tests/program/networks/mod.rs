@@ -5,9 +5,15 @@
 //! | file | holds |
 //! |---|---|
 //! | `isolation` | who reaches whom, and who must not |
+//! | `attack` | what root in an instance's namespace tries against others |
 //! | `endings` | what goes on when a part is killed, and what is left in the kernel |
+//! | `machines` | a virtual machine in the network of its tenant |
+//! | `repairs` | what somebody breaks in the kernel, and certificates that change |
 //! | `rig` | the cluster, and its end whatever happens |
 
+mod attack;
 mod endings;
 mod isolation;
+mod machines;
+mod repairs;
 mod rig;

@@ -28,6 +28,8 @@ const HOSTS: [(&str, u8); 5] = [("s", 1), ("a", 11), ("b", 12), ("k", 20), ("o",
 pub struct Rig {
     pub dir: TempDir,
     prefix: String,
+    /// The flags of agents that are started from now on.
+    pub agent_flags: &'static str,
     programs: Vec<(&'static str, Program)>,
     authority: Option<Authority>,
 }
@@ -56,6 +58,7 @@ impl Rig {
         let rig = Self {
             dir: tempfile::tempdir().unwrap(),
             prefix: format!("ssntp-{}-{number}-", std::process::id()),
+            agent_flags: "--users agent",
             programs: Vec::new(),
             authority: None,
         };
@@ -105,6 +108,8 @@ impl Rig {
             .unwrap()
             .save(dir.join("scheduler.pem"))
             .unwrap();
+        let list = authority.revocation_list(&[], 1, 30).unwrap();
+        fs::write(dir.join("crl.pem"), list.pem()).unwrap();
         self.authority = Some(authority);
         fs::create_dir(self.dir.path().join("certs")).unwrap();
         self.scheduler();
@@ -112,6 +117,14 @@ impl Rig {
             self.agent(host);
         }
         self
+    }
+
+    /// A file for all users, which may execute it.
+    pub fn write(&self, name: &str, content: &[u8]) {
+        let path = self.dir.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
     }
 
     fn namespace(&self, host: &str) -> String {
@@ -159,12 +172,12 @@ impl Rig {
     pub fn agent(&mut self, host: &'static str) {
         let dir = self.dir.path().to_owned();
         let (name, more) = match host {
-            "k" => ("netagent", "--concentrator-certs certs"),
-            _ => ("agent", "--users agent --name-server 192.0.2.53"),
+            "k" => ("netagent", "--concentrator-certs certs --crl crl.pem"),
+            _ => ("agent", self.agent_flags),
         };
         let words = format!(
             "{name} --connect 10.77.0.1:8888 --ca ca.pem --cert {name}.pem --state state-{host} \
-             --network tenants --underlay u0 --interval 2 {more}"
+             --network tenants --underlay u0 --interval 2 --name-server 192.0.2.53 {more}"
         );
         let mut command = self.on(host, "bin/ssntp");
         command.env(
@@ -221,13 +234,18 @@ impl Rig {
     /// A tenant whose concentrator has a certificate of its own.
     pub fn tenant(&self, name: &str, concentrator: u8) {
         let uuid = uuid::Uuid::new_v4();
-        let certs = self.dir.path().join("certs");
-        let request = CertificateRequest::new(Role::CNCIAGENT).uuid(uuid);
-        let issued = self.authority.as_ref().unwrap().issue(&request).unwrap();
-        issued.save(certs.join(format!("{uuid}.pem"))).unwrap();
+        self.certify(uuid);
         self.done(&format!(
             "tenant add {name} --subnet 172.16.0.0/24 --concentrator 10.77.0.{concentrator}/24 --uuid {uuid}"
         ));
+    }
+
+    /// A new certificate for a concentrator.
+    pub fn certify(&self, concentrator: uuid::Uuid) {
+        let certs = self.dir.path().join("certs");
+        let request = CertificateRequest::new(Role::CNCIAGENT).uuid(concentrator);
+        let issued = self.authority.as_ref().unwrap().issue(&request).unwrap();
+        issued.save(certs.join(format!("{concentrator}.pem"))).unwrap();
     }
 
     /// The UUID of the node on a host.
@@ -244,7 +262,14 @@ impl Rig {
     /// Starts an instance of a tenant on a host; it answers with its name.
     pub fn start(&self, tenant: &str, host: &str) -> Instance {
         let node = self.node(host);
-        let said = self.done(&format!("start --tenant {tenant} --node {node} -- sleep 1000"));
+        let instance = self.start_with(tenant, host, &format!("--node {node} -- sleep 1000"));
+        serve(instance.pid, format!("{tenant} {}", instance.uuid));
+        instance
+    }
+
+    /// Starts an instance with these words, which lead to that host.
+    pub fn start_with(&self, tenant: &str, host: &str, words: &str) -> Instance {
+        let said = self.done(&format!("start --tenant {tenant} {words}"));
         let uuid = said.split(' ').nth(1).unwrap().to_owned();
         let shown = self.done(&format!("tenant show {tenant} --json"));
         let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
@@ -253,13 +278,11 @@ impl Rig {
             .iter()
             .find(|address| address["instance"] == *uuid)
             .unwrap();
-        let instance = Instance {
+        Instance {
             ip: address["ip"].as_str().unwrap().parse().unwrap(),
             pid: self.pid(host, &uuid),
             uuid,
-        };
-        serve(instance.pid, format!("{tenant} {}", instance.uuid));
-        instance
+        }
     }
 
     /// The process of an instance that runs on a host.
@@ -349,6 +372,16 @@ impl Instance {
             .status()
             .unwrap()
             .success()
+    }
+
+    /// What a command in the instance's network says, with root's rights.
+    pub fn says(&self, program: &str, words: &[&str]) -> String {
+        output(within(&format!("/proc/{}/ns/net", self.pid), program).args(words))
+    }
+
+    /// The same for another process.
+    pub fn like(&self, pid: i32) -> Self {
+        Self { pid, ..self.clone() }
     }
 
     /// A file as the instance's program sees it.
@@ -450,6 +483,6 @@ fn enter<T: Send + 'static>(namespace: String, act: impl FnOnce() -> T + Send + 
 #[track_caller]
 pub fn until(mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
-    wait_for(|| (holds() || begun.elapsed() > Duration::from_secs(25)).then_some(()));
+    wait_for(|| (holds() || begun.elapsed() > Duration::from_secs(55)).then_some(()));
     assert!(holds(), "waited in vain");
 }

@@ -43,7 +43,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use log::warn;
-use rustix::fs::{FlockOperation, flock};
 use uuid::Uuid;
 
 pub(crate) use self::record::{NodeRecord, Record, RecordAfter, RecordPhase, Stored, millis};
@@ -90,14 +89,8 @@ impl Store {
         // Instances get these paths, and their working directory is another one.
         let root = fs::canonicalize(root)?;
         let volumes = volumes.map(fs::canonicalize).transpose()?;
-        // A lock of the system ends with its process, so a killed agent leaves none behind.
         let lock = File::open(&root)?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| match io::Error::from(e) {
-            e if e.kind() == io::ErrorKind::WouldBlock => {
-                io::Error::new(e.kind(), "another agent uses this state directory")
-            }
-            e => e,
-        })?;
+        ssntp_transport::lock(&lock, "another agent")?;
         // It is needed to delete instances, and on a full disk it could not be made.
         if let Err(e) = make_dirs(&root.join(REMOVED), PRIVATE) {
             warn!("{}: {e}", root.display());

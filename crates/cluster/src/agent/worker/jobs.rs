@@ -42,10 +42,15 @@ impl Pool {
                     }
                 }
             }
-            Job::Tunnels(network) => match network.tunnels() {
-                Ok(tunnels) => self.done(Done::Tunnels(tunnels)),
-                Err(why) => warn!("tenants' networks cannot be looked at: {why}"),
-            },
+            Job::Tunnels(network) => {
+                if let Some(store) = &self.store {
+                    network.renew_concentrators(|it| store.place(it).dir().to_owned());
+                }
+                match network.tunnels() {
+                    Ok(tunnels) => self.done(Done::Tunnels(tunnels)),
+                    Err(why) => warn!("tenants' networks: {why}"),
+                }
+            }
             Job::Detach(network, instance) => network.detach(instance),
             Job::Terminate(driver, running) => {
                 warn_of(&running, "asked to end", driver.terminate(&running));

@@ -231,6 +231,12 @@ impl Concentrator {
         Ok(None)
     }
 
+    /// Makes the data plane right again, if somebody else has changed it.
+    pub(super) fn look(&mut self) {
+        let looked = self.plane.look();
+        self.check_plane(looked);
+    }
+
     /// Saves what an event has changed. Events have no answer, so a fault is only logged.
     fn settle(&mut self, plane: Result<(), String>) {
         self.check_plane(plane);

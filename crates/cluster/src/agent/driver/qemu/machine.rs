@@ -15,6 +15,7 @@ use super::super::supervisor::find_program;
 use super::super::{LaunchError, User};
 use super::image::{self, Bounds, Disk};
 use super::qmp;
+use crate::network::Tap;
 use ssntp::payload::FwType;
 
 const KVM: &str = "/dev/kvm";
@@ -156,6 +157,8 @@ pub(super) struct Machine<'a> {
     pub(super) boot: &'a Disk,
     pub(super) seed: &'a Path,
     pub(super) volumes: &'a [(Uuid, Disk)],
+    /// Its interface in the network of a tenant.
+    pub(super) tap: Option<&'a Tap>,
 }
 
 impl Machine<'_> {
@@ -227,6 +230,13 @@ impl Machine<'_> {
                 "-device",
                 &format!("virtio-blk-pci,drive={node},id={device},serial={serial}"),
             );
+        }
+        if let Some(Tap { interface, mac, mtu }) = self.tap {
+            let tap = format!("tap,id=net,ifname={interface},script=no,downscript=no");
+            list.pair("-netdev", &tap);
+            // Without its ROM, because it boots from its disk and never from the network.
+            let device = format!("virtio-net-pci,netdev=net,mac={mac},host_mtu={mtu},romfile=");
+            list.pair("-device", &device);
         }
         list.0
     }
@@ -351,6 +361,11 @@ mod tests {
             boot: &boot,
             seed: Path::new(SEED),
             volumes: &volumes,
+            tap: Some(&Tap {
+                interface: "ssp1".into(),
+                mac: "02:00:ac:10:00:05".into(),
+                mtu: 1450,
+            }),
         };
         let expected = "-nodefaults -no-user-config \
             -name guest=00000000-0000-0000-0000-000000000000 -uuid 00000000-0000-0000-0000-000000000000 \
@@ -362,7 +377,9 @@ mod tests {
             -blockdev driver=raw,node-name=seed,read-only=on,file.driver=file,file.filename=seed.img \
             -device virtio-blk-pci,drive=seed,id=dev-seed \
             -blockdev driver=raw,node-name=v7c9e6679742540de944be07fc1f90a,read-only=off,file.driver=file,file.filename=/a,,b/disk.img \
-            -device virtio-blk-pci,drive=v7c9e6679742540de944be07fc1f90a,id=d7c9e6679742540de944be07fc1f90ae7,serial=7c9e6679-7425-40de-9";
+            -device virtio-blk-pci,drive=v7c9e6679742540de944be07fc1f90a,id=d7c9e6679742540de944be07fc1f90ae7,serial=7c9e6679-7425-40de-9 \
+            -netdev tap,id=net,ifname=ssp1,script=no,downscript=no \
+            -device virtio-net-pci,netdev=net,mac=02:00:ac:10:00:05,host_mtu=1450,romfile=";
         assert_eq!(text(&machine), expected);
         assert_eq!(machine.limit_mb(), 768);
     }
@@ -387,6 +404,7 @@ mod tests {
             boot: &boot,
             seed: Path::new(SEED),
             volumes: &[],
+            tap: None,
         };
         let text = text(&machine);
         for part in [

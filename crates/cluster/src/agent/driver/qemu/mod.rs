@@ -32,8 +32,9 @@
 //! name; one that is `local` gets its disk made, of `size` GiB. Volumes of a
 //! machine that runs are plugged in and out.
 //!
-//! Machines have no network yet. On a node with tenants' networks, a START that names one
-//! fails.
+//! On a node with tenants' networks, a START that names a subnet gives the machine one interface
+//! there ([`network`](crate::network)), which gets its address by DHCP. Otherwise a machine has
+//! no network.
 //!
 //! | file | holds |
 //! |---|---|
@@ -209,10 +210,6 @@ impl Driver for QemuDriver {
     }
 
     fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
-        if launch.network.is_some() {
-            let why = "virtual machines have no tenants' networks on this node yet";
-            return Err(LaunchError::new(LaunchFault::Network, why));
-        }
         let (place, start) = (launch.place, &launch.payload.start);
         let (user, work, disks) = (launch.user, place.work(), disks_of(place));
         let mut emulator = Emulator::find(self.path.as_deref(), user)?;
@@ -239,6 +236,7 @@ impl Driver for QemuDriver {
                 give(path, user).map_err(|e| LaunchError::io(path.display(), &e))?;
             }
         }
+        let tap = launch.network.map(|wire| wire.tap(user)).transpose()?;
         let machine = Machine {
             emulator: &emulator,
             firmware: firmware.as_deref(),
@@ -250,6 +248,7 @@ impl Driver for QemuDriver {
             boot: &boot,
             seed: &seed,
             volumes: &volumes,
+            tap: tap.as_ref(),
         };
         // The socket of a former run has no listener.
         let _ = fs::remove_file(work.join(qmp::SOCKET));
@@ -271,6 +270,7 @@ impl Driver for QemuDriver {
             group,
             within: None,
             log_mb: self.log_mb,
+            // Only its tap is in the network of a tenant.
             network: None,
         };
         let handle = self.supervisors.launch(program, commit)?;

@@ -1,4 +1,8 @@
 //! `ssntp cert`: makes, renews, revokes, shows and checks certificates.
+//!
+//! `signing` has `cert request` and `cert sign`, for keys that stay with their holder.
+
+mod signing;
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -31,6 +35,8 @@ pub(crate) struct Args {
 enum Command {
     Ca(Ca),
     Issue(Issue),
+    Request(signing::Request),
+    Sign(signing::Sign),
     Renew(Renew),
     Revoke(Revoke),
     Crl(Crl),
@@ -71,6 +77,19 @@ struct Issue {
     /// The directory of the authority, and for the certificate
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
+    #[command(flatten)]
+    holder: Holder,
+    /// Kind of the key: p256, rsa2048, rsa4096 or ed25519
+    #[arg(long, value_name = "KIND", default_value_t)]
+    key: KeyKind,
+    /// Lifetime in days; it ends with the authority's own at the latest
+    #[arg(long, value_name = "N", default_value_t = 365, value_parser = value_parser!(u32).range(1..=36_500))]
+    days: u32,
+}
+
+/// What a certificate says of its holder.
+#[derive(Debug, clap::Args)]
+struct Holder {
     /// The holder's roles: server, controller, agent, scheduler, netagent or cnciagent,
     /// or several of them joined with commas
     #[arg(long = "role", value_name = "ROLE[,ROLE…]")]
@@ -87,15 +106,21 @@ struct Issue {
     /// certificates, unless it was told to
     #[arg(long)]
     bound: bool,
-    /// Kind of the key: p256, rsa2048, rsa4096 or ed25519
-    #[arg(long, value_name = "KIND", default_value_t)]
-    key: KeyKind,
-    /// Lifetime in days; it ends with the authority's own at the latest
-    #[arg(long, value_name = "N", default_value_t = 365, value_parser = value_parser!(u32).range(1..=36_500))]
-    days: u32,
     /// The name of the holder and of the file [default: the roles joined with -]
     #[arg(long)]
     name: Option<String>,
+}
+
+impl Holder {
+    fn request(self) -> CertificateRequest {
+        let mut request = CertificateRequest::new(self.roles);
+        request.hosts = self.hosts;
+        request.uuid = self.uuid.or_else(|| self.bound.then(Uuid::new_v4));
+        match self.name {
+            Some(name) => request.name(name),
+            None => request,
+        }
+    }
 }
 
 /// Replace a certificate in its file by a new one: DIR/NAME.pem
@@ -200,6 +225,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Ca(ca) => make(ca),
         Command::Issue(request) => issue(request),
+        Command::Request(request) => signing::request(request),
+        Command::Sign(request) => signing::sign(request),
         Command::Renew(what) => renew(&what),
         Command::Revoke(what) => revoke(&what),
         Command::Crl(what) => sign_list(&what),
@@ -240,19 +267,18 @@ fn exists(path: &Path) -> Failure {
 }
 
 fn issue(args: Issue) -> Result<(), Failure> {
-    let mut request = CertificateRequest::new(args.roles).key(args.key).days(args.days);
-    request.hosts = args.hosts;
-    request.uuid = args.uuid.or_else(|| args.bound.then(Uuid::new_v4));
-    if let Some(name) = args.name {
-        request.name = name;
-    }
+    let request = args.holder.request().key(args.key).days(args.days);
     let path = args.dir.join(file_name(&request.name)?);
     let authority = authority(&args.dir)?;
     let issued = authority.issue(&request)?;
     issued.save(&path)?;
-    let info = issued.info();
-    let made = made(&path, &format!("for {}", info.roles), info);
-    match request.uuid {
+    tell(&path, issued.info())
+}
+
+/// Prints the line about a new certificate of a holder.
+fn tell(path: &Path, info: &CertificateInfo) -> Result<(), Failure> {
+    let made = made(path, &format!("for {}", info.roles), info);
+    match info.uuid {
         Some(uuid) => say(format_args!("{made}, bound to {uuid}")),
         None => say(made),
     }
@@ -405,13 +431,17 @@ fn is_authority(name: &str) -> bool {
 /// The name of a certificate's file. The names of the authority's own files, `ca` and `crl`, are
 /// refused.
 fn file_name(name: &str) -> Result<String, Failure> {
+    Ok(format!("{}.pem", stem(name)?))
+}
+
+fn stem(name: &str) -> Result<&str, Failure> {
     // Some file systems do not tell capital letters from small ones.
     let is_taken = is_authority(name) || name.eq_ignore_ascii_case("crl");
     // A name with a dot in front would make a hidden file.
     if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) || is_taken {
         return Err(Failure::usage(format_args!("{name:?} cannot be a file's name")));
     }
-    Ok(format!("{name}.pem"))
+    Ok(name)
 }
 
 fn inspect(args: &Inspect) -> Result<(), Failure> {

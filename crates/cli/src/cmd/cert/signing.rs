@@ -1,0 +1,75 @@
+//! `ssntp cert request` and `ssntp cert sign`: the key stays with its holder, and what travels is
+//! a signing request (PKCS#10) and a certificate.
+
+use std::path::PathBuf;
+
+use clap::value_parser;
+use ssntp::Role;
+use ssntp::pki::KeyKind;
+
+use super::{Holder, authority, file_name, stem, tell};
+use crate::failure::Failure;
+use crate::output::say;
+
+/// Make a key, and a request for a certificate that an authority is to sign: DIR/NAME.key
+/// and DIR/NAME.csr
+///
+/// `ssntp cert sign` signs the request, and so do other authorities. If DIR/NAME.key exists,
+/// the request is for that key. Programs take the certificate with --cert and the key with
+/// --key.
+#[derive(Debug, clap::Args)]
+pub(super) struct Request {
+    /// The directory for both files
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+    #[command(flatten)]
+    holder: Holder,
+    /// Kind of a new key: p256, rsa2048, rsa4096 or ed25519
+    #[arg(long, value_name = "KIND", default_value_t)]
+    key: KeyKind,
+}
+
+/// Sign a request for a certificate: DIR/NAME.pem, without a key
+///
+/// The certificate says what this command line says. Of the request only the key counts, and
+/// that its holder has signed the request.
+#[derive(Debug, clap::Args)]
+pub(super) struct Sign {
+    /// The directory of the authority, and for the certificate
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    #[command(flatten)]
+    holder: Holder,
+    /// Lifetime in days; it ends with the authority's own at the latest
+    #[arg(long, value_name = "N", default_value_t = 365, value_parser = value_parser!(u32).range(1..=36_500))]
+    days: u32,
+    /// The file with the request (PEM)
+    #[arg(value_name = "CSR")]
+    file: PathBuf,
+}
+
+pub(super) fn request(args: Request) -> Result<(), Failure> {
+    let request = args.holder.request().key(args.key);
+    let name = stem(&request.name)?;
+    let path = |ending| args.dir.join(format!("{name}.{ending}"));
+    let (key, to) = (path("key"), path("csr"));
+    let had_key = request.write_signing_request(&key, &to)?;
+    let was = if had_key { "there already" } else { "new" };
+    let (to, key, roles) = (to.display(), key.display(), request.roles);
+    say(format_args!(
+        "{to}: a request for {roles}, by the key {key} ({was})"
+    ))
+}
+
+pub(super) fn sign(args: Sign) -> Result<(), Failure> {
+    let is_server = args.holder.roles.intersects(Role::SERVER | Role::SCHEDULER);
+    // The default names are those of this machine, and the server is on another one.
+    if is_server && args.holder.hosts.is_empty() {
+        return Err(Failure::usage(
+            "--host is needed: the names at which clients find the server",
+        ));
+    }
+    let request = args.holder.request().days(args.days);
+    let path = args.dir.join(file_name(&request.name)?);
+    tell(&path, &authority(&args.dir)?.sign(&request, &args.file, &path)?)
+}

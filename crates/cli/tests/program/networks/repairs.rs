@@ -1,0 +1,75 @@
+//! What somebody breaks in the kernel is made again, and certificates that change are passed on.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use super::rig::{Rig, echoes, until};
+
+#[test]
+fn what_is_broken_by_hand_is_made_again_and_certificates_are_renewed() {
+    let Some(mut rig) = Rig::new() else { return };
+    rig.tenant("blue", 33);
+    let (a, b) = (rig.start("blue", "a"), rig.start("blue", "b"));
+    let mut stream = a.connect(&b);
+    let is_whole = |rig: &Rig| rig.done("tenant show blue").matches(" up ").count() == 2;
+    until(|| is_whole(&rig));
+    let port = |rig: &Rig, host: &str| {
+        let links = rig.says(host, "ip -o link show group 21331");
+        let port = links.split(' ').find(|word| word.starts_with("ssp")).unwrap();
+        port.split('@').next().unwrap().to_owned()
+    };
+
+    // While the agents run.
+    rig.says("a", "nft flush ruleset");
+    rig.ip_on("b", &format!("link del {}", port(&rig, "b")));
+    until(|| rig.says("a", "nft list ruleset").contains("172.16.0.2"));
+    until(|| rig.says("b", "ip -o link show group 21331").contains("ssp") && is_whole(&rig));
+    a.reaches(&b);
+    echoes(&mut stream, "over another interface with the same address");
+
+    // While an agent is down.
+    rig.kill("a");
+    let own = port(&rig, "a");
+    rig.ip_on("a", "link del ssb1");
+    rig.ip_on("a", "link add ssb7 group 21331 type bridge");
+    rig.ip_on("a", "tuntap add name ssplost mode tap");
+    rig.ip_on("a", "link set ssplost group 21331");
+    rig.says("a", "nft flush set bridge ssntp own");
+    rig.says("a", "nft add element ip ssntp concentrators { 10.77.0.99 . 7 }");
+    rig.agent("a");
+    a.reaches(&b);
+    echoes(&mut stream, "over a bridge that the next agent made");
+    let links = rig.says("a", "ip -o link show group 21331");
+    assert!(links.contains(&own) && links.lines().count() == 3, "{links}");
+    assert!(!rig.says("a", "nft list ruleset").contains("10.77.0.99"));
+
+    // At the concentrator, which looks when it connects.
+    let (uuid, pid) = rig.concentrator("blue");
+    let concentrator = a.like(pid);
+    assert!(concentrator.runs("nft flush ruleset"));
+    assert!(concentrator.runs("ip link del ssx1"));
+    rig.kill("s");
+    rig.scheduler();
+    until(|| rig.done("cncis").contains(&uuid));
+    a.reaches(&b);
+    echoes(&mut stream, "through a tunnel that the concentrator made again");
+    assert!(concentrator.says("nft", &["list", "ruleset"]).contains("foreign"));
+
+    // Its copies of certificates follow the originals.
+    let dir = rig.dir.path().join(format!("state-k/instances/{uuid}"));
+    let copy = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
+    let original = |name: &str| fs::read_to_string(rig.dir.path().join(name)).unwrap();
+    let certificate = format!("certs/{uuid}.pem");
+    assert_eq!(copy("ssntp_cert").trim(), original(&certificate).trim());
+    assert_eq!(copy("ssntp_crl").trim(), original("crl.pem").trim());
+    let owner = || {
+        let file = fs::metadata(dir.join("ssntp_cert")).unwrap();
+        (file.uid(), file.mode() & 0o777)
+    };
+    let before = owner();
+    assert!(before.0 != 0 && before.1 == 0o600, "{before:?}");
+    rig.certify(uuid::Uuid::try_parse(&uuid).unwrap());
+    until(|| copy("ssntp_cert").trim() == original(&certificate).trim());
+    assert_eq!(owner(), before);
+    echoes(&mut stream, "with a new certificate");
+}

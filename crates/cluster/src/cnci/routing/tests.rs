@@ -1,0 +1,208 @@
+//! Each test has a network namespace of its own. Without the right or the tools it says so.
+
+use super::*;
+use crate::network::alone::alone;
+
+fn routing() -> Routing {
+    Routing::open("10.0.0.1".parse().unwrap()).unwrap()
+}
+
+fn tunnel(node: &str) -> Tunnel {
+    Tunnel {
+        agent_uuid: node.into(),
+        agent_ip: node.into(),
+        subnet: "172.16.0.0/24".into(),
+        key: 1,
+    }
+}
+
+fn public(private: &str) -> PublicIp {
+    PublicIp {
+        public_ip: "10.0.0.200".into(),
+        private_ip: private.into(),
+        ..PublicIp::default()
+    }
+}
+
+fn listed(what: &str) -> String {
+    let words: Vec<_> = what.split(' ').collect();
+    let json: serde_json::Value = tools::nft_json(&words).unwrap();
+    json.to_string()
+}
+
+#[test]
+fn a_tunnel_that_failed_halfway_is_made_at_the_next_attempt() {
+    alone(|| {
+        let mut routing = routing();
+        routing.restore(&Tables::default()).unwrap();
+        // Another device has the key.
+        tools::ip("link add foreign type vxlan id 1 local 10.0.0.1 dstport 4789\n").unwrap();
+        assert!(routing.add_tunnel(&tunnel("10.0.0.7")).is_err());
+        assert_eq!(links().unwrap().len(), 0);
+        assert!(!listed("list set ip ssntp nodes").contains("10.0.0.7"));
+        tools::ip("link del foreign\n").unwrap();
+        routing.add_tunnel(&tunnel("10.0.0.7")).unwrap();
+        routing.add_tunnel(&tunnel("10.0.0.8")).unwrap();
+        assert!(listed("list set ip ssntp nodes").contains("10.0.0.8"));
+        routing.remove_tunnel(&tunnel("10.0.0.7")).unwrap();
+        assert_eq!(links().unwrap().len(), 1);
+        routing.remove_tunnel(&tunnel("10.0.0.8")).unwrap();
+        assert_eq!(links().unwrap().len(), 0);
+    });
+}
+
+#[test]
+fn tables_of_a_concentrator_that_moved_no_packets_are_restored() {
+    alone(|| {
+        let tables = Tables {
+            tunnels: vec![tunnel("10.0.0.7"), tunnel("nowhere")],
+            public_ips: vec![public(""), public("172.16.0.5")],
+            ..Tables::default()
+        };
+        routing().restore(&tables).unwrap();
+        assert!(listed("list map ip ssntp outward").contains("172.16.0.5"));
+    });
+}
+
+#[test]
+fn an_address_leads_to_another_instance_in_one_step() {
+    alone(|| {
+        let mut routing = routing();
+        routing.restore(&Tables::default()).unwrap();
+        routing.add_tunnel(&tunnel("10.0.0.7")).unwrap();
+        for private in ["172.16.0.5", "172.16.0.6", "172.16.0.5"] {
+            routing.assign(&public(private)).unwrap();
+            let maps = listed("list map ip ssntp inward") + &listed("list map ip ssntp outward");
+            assert_eq!(maps.matches(private).count(), 2, "{maps}");
+            assert_eq!(maps.matches("172.16.0.").count(), 2, "{maps}");
+        }
+        routing.release(&public("")).unwrap();
+        assert!(!listed("list map ip ssntp inward").contains("172.16"));
+        assert_eq!(routing.addresses().unwrap(), BTreeSet::new());
+    });
+}
+
+#[test]
+fn what_is_broken_while_the_concentrator_runs_is_made_again() {
+    alone(|| {
+        let mut routing = routing();
+        let tables = Tables {
+            tunnels: ["10.0.0.7", "10.0.0.8"].map(tunnel).into(),
+            public_ips: vec![public("172.16.0.5")],
+            ..Tables::default()
+        };
+        routing.restore(&tables).unwrap();
+        let whole = || {
+            let entries: Vec<Entry> = tools::bridge_json(&["fdb", "show", "dev", "ssx1"]).unwrap();
+            let nodes = entries
+                .iter()
+                .filter_map(|entry| entry.dst.filter(|_| entry.mac == ALL));
+            let nodes: BTreeSet<_> = nodes.map(|ip| ip.to_string()).collect();
+            let read = |path: &str| fs::read_to_string(format!("/proc/thread-self/net/{path}")).unwrap();
+            let links = links().unwrap();
+            (
+                nodes,
+                (links.len(), links[0].is_up()),
+                read("route").contains("ssx1"),
+                fs::read_to_string("/proc/sys/net/ipv4/conf/ssx1/proxy_arp_pvlan").unwrap(),
+                listed("list table ip ssntp").matches("\"rule\"").count(),
+                listed("list map ip ssntp outward"),
+                listed("list set ip ssntp nodes").contains("10.0.0.8"),
+            )
+        };
+        let before = whole();
+        assert!(before.0.len() == 2 && before.1 == (1, true) && before.2 && before.6);
+        let break_ip: &[&str] = &[
+            "link del ssx1",
+            "link set ssx1 down",
+            "addr flush dev ssx1",
+            "addr del 10.0.0.200/32 dev u0",
+            "addr add 10.0.0.201/32 dev u0",
+            "link add name ssx9 group 21331 type vxlan id 9 local 10.0.0.1 dstport 4789",
+        ];
+        for words in break_ip {
+            tools::ip(&format!("{words}\n")).unwrap();
+            routing.look().unwrap();
+            assert_eq!(whole(), before, "{words}");
+            let public = routing.addresses().unwrap();
+            assert_eq!(public, ["10.0.0.200".parse().unwrap()].into(), "{words}");
+        }
+        tools::bridge(&format!(
+            "fdb del {ALL} dev ssx1 dst 10.0.0.7\nfdb append {ALL} dev ssx1 dst 10.0.0.9\n"
+        ))
+        .unwrap();
+        for words in [
+            "flush ruleset",
+            "flush map ip ssntp outward",
+            "flush chain ip ssntp input",
+        ] {
+            tools::nft(words).unwrap();
+            routing.look().unwrap();
+            assert_eq!(whole(), before, "{words}");
+        }
+    });
+}
+
+#[test]
+fn peers_are_reached_through_a_tunnel_of_their_own() {
+    alone(|| {
+        let mut routing = routing();
+        routing.restore(&Tables::default()).unwrap();
+        routing.add_tunnel(&tunnel("10.0.0.7")).unwrap();
+        let peer = |number: u8, subnet: &str| CnciPeer {
+            physical_ip: format!("10.0.0.{number}"),
+            subnet: subnet.into(),
+            tunnel_ip: format!("192.168.0.{number}"),
+            tunnel_id: 9,
+        };
+        let own = peer(1, "172.16.0.0/24");
+        let routes = || -> String {
+            let routes: serde_json::Value = tools::ip_json(&["route", "show", "dev", "ssx9"]).unwrap();
+            routes.to_string()
+        };
+        routing
+            .set_peers(&[own.clone(), peer(2, "172.16.1.0/24"), peer(3, "172.16.2.0/24")])
+            .unwrap();
+        assert!(routes().contains("172.16.1.0/24") && routes().contains("192.168.0.3"));
+        assert!(listed("list set ip ssntp nodes").contains("10.0.0.3"));
+        tools::ip("link del ssx9\n").unwrap();
+        routing.look().unwrap();
+        assert!(routes().contains("172.16.2.0/24"));
+        let rows: [(&[CnciPeer], &str); 4] = [
+            (&[peer(2, "172.16.1.0/24")], "lacks this concentrator"),
+            (
+                &[own.clone(), peer(2, "172.16.0.0/25")],
+                "is this concentrator's own",
+            ),
+            (
+                &[
+                    own.clone(),
+                    CnciPeer {
+                        tunnel_id: 8,
+                        ..peer(2, "172.16.1.0/24")
+                    },
+                ],
+                "different",
+            ),
+            (
+                &[CnciPeer {
+                    tunnel_id: 1 << 24,
+                    ..own.clone()
+                }],
+                "tunnel_id",
+            ),
+        ];
+        for (peers, word) in rows {
+            let why = routing.set_peers(peers).unwrap_err();
+            assert!(why.contains(word), "{why}");
+            assert!(routes().contains("172.16.1.0/24"), "as before: {word}");
+        }
+        routing
+            .set_peers(&[own.clone(), peer(3, "172.16.3.0/24")])
+            .unwrap();
+        assert!(routes().contains("172.16.3.0/24") && !routes().contains("172.16.2.0/24"));
+        assert!(!listed("list set ip ssntp nodes").contains("10.0.0.2\""));
+        routing.set_peers(&[own]).unwrap();
+        assert_eq!(links().unwrap().len(), 1);
+    });
+}

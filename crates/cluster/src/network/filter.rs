@@ -1,0 +1,105 @@
+//! The filters of a node: what its ports and its tunnels let through.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+use super::attachment::TenantNet;
+use super::links::{PORT, TUNNEL};
+use super::made::Made;
+use super::tools::{self, elements};
+
+/// What the kernel has of the filters.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Filter {
+    pub(super) rules: usize,
+    /// The elements of all sets but that of drops.
+    pub(super) elements: usize,
+    /// The packets that were dropped, by port.
+    pub(super) drops: BTreeMap<String, u64>,
+}
+
+impl Filter {
+    /// # Errors
+    /// A table is not there, or the kernel does not say.
+    pub(super) fn read() -> Result<Self, String> {
+        let mut filter = Self::default();
+        for family in ["bridge", "ip"] {
+            let listed: serde_json::Value = tools::nft_json(&["list", "table", family, "ssntp"])?;
+            for object in listed["nftables"].as_array().into_iter().flatten() {
+                filter.rules += usize::from(object["rule"].is_object());
+                let elements = object["set"]["elem"].as_array().into_iter().flatten();
+                if object["set"]["name"] != "drops" {
+                    filter.elements += elements.count();
+                    continue;
+                }
+                filter.drops.extend(elements.filter_map(|element| {
+                    let port = element["elem"]["val"].as_str()?.to_owned();
+                    Some((port, element["elem"]["counter"]["packets"].as_u64()?))
+                }));
+            }
+        }
+        Ok(filter)
+    }
+}
+
+/// The way that packets of a subnet come to this node, as an element of its filter.
+pub(super) fn way(net: &TenantNet) -> String {
+    format!("{} . {}", net.concentrator, net.key)
+}
+
+/// The whole filter. nft replaces a table in one step, so no packet finds it half made.
+pub(super) fn table(made: &Made, local: Ipv4Addr, udp: u16) -> String {
+    let own = elements(made.elements());
+    let concentrators = elements(made.nets.values().map(|net| way(&net.net)));
+    // A sender's addresses in ARP have to be its own as well: what it says there is believed by
+    // others. Only a machine's port has 0.0.0.0, to ask for an address and whether it is free.
+    format!(
+        r#"
+add table ip ssntp
+delete table ip ssntp
+table ip ssntp {{
+  set concentrators {{
+    comment "the address of a concentrator, and the key of its tunnel"
+    typeof ip saddr . @th,96,24
+    {concentrators}
+  }}
+  chain tunnels {{
+    type filter hook input priority -10; policy accept;
+    udp dport {udp} ip daddr {local} ip saddr . @th,96,24 @concentrators accept
+    udp dport {udp} ip daddr {local} counter drop
+  }}
+}}
+add table bridge ssntp
+delete table bridge ssntp
+table bridge ssntp {{
+  set own {{
+    type ifname . ether_addr . ipv4_addr
+    counter
+    {own}
+  }}
+  set drops {{
+    type ifname
+    size 65535
+    flags dynamic
+    counter
+  }}
+  chain port {{
+    ether type ip ip saddr != 0.0.0.0 iifname . ether saddr . ip saddr @own accept
+    ether type ip ip daddr 255.255.255.255 udp sport 68 udp dport 67 iifname . ether saddr . ip saddr @own accept
+    ether type arp iifname . ether saddr . arp saddr ip @own iifname . arp saddr ether . arp saddr ip @own accept
+    add @drops {{ iifname }}
+    counter drop
+  }}
+  chain from_instances {{
+    type filter hook prerouting priority -300; policy accept;
+    iifname "{PORT}*" jump port
+  }}
+  chain to_this_host {{
+    type filter hook input priority 0; policy accept;
+    iifname "{PORT}*" counter drop
+    iifname "{TUNNEL}*" counter drop
+  }}
+}}
+"#
+    )
+}

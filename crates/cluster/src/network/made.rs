@@ -1,0 +1,225 @@
+//! What the instances of a node need of the kernel: bridges, tunnels and ports.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+
+use uuid::Uuid;
+
+use super::attachment::{Interface, TenantNet, TenantPort};
+use super::links::{Link, bridge_name, port_name, tunnel_name};
+
+/// What is to be there.
+#[derive(Debug, Default)]
+pub(super) struct Made {
+    /// The subnets with instances, by the key of their tunnel.
+    pub(super) nets: BTreeMap<u32, Net>,
+    /// The key of each instance with a port.
+    instances: BTreeMap<Uuid, u32>,
+    /// The namespaces of concentrators. An interface there that is a part of the underlay keeps
+    /// its address taken for seconds after the end of its last process, so it is deleted
+    /// before.
+    pub(super) concentrators: BTreeMap<Uuid, File>,
+    /// How many rules the filter has; 0 before it is there.
+    pub(super) rules: usize,
+}
+
+/// A subnet, and the ports of its instances.
+#[derive(Debug)]
+pub(super) struct Net {
+    pub(super) net: TenantNet,
+    pub(super) ports: BTreeMap<Uuid, Port>,
+}
+
+/// The port of an instance on the bridge of its subnet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Port {
+    pub(super) interface: Interface,
+    pub(super) end: End,
+}
+
+/// What is at the instance's end of a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// `eth0` in the network namespace of this process.
+    Process(Namespace),
+    /// A tap that the QEMU of this user opens.
+    Machine(u32),
+}
+
+/// A link that is needed.
+#[derive(Debug)]
+pub(super) enum Part<'a> {
+    Bridge,
+    Tunnel(&'a TenantNet),
+    Port(&'a TenantNet, &'a Port),
+    /// The port of a concentrator, on an underlay that is a bridge.
+    Concentrator,
+}
+
+/// The network namespace of a process. It is not kept open, because it has to end with its last
+/// process; the inode tells whether the process with that number is still the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Namespace {
+    pub(super) pid: i32,
+    inode: u64,
+}
+
+impl Namespace {
+    pub(crate) fn of(pid: i32) -> Result<Self, String> {
+        let path = path_of(pid);
+        let found = fs::metadata(&path).map_err(|e| format!("{path}: {e}"))?;
+        let inode = found.ino();
+        Ok(Self { pid, inode })
+    }
+
+    /// Whether this thread, and so the agent, has it, too.
+    pub(super) fn is_own(&self) -> bool {
+        fs::metadata("/proc/thread-self/ns/net").is_ok_and(|own| own.ino() == self.inode)
+    }
+
+    pub(super) fn open(&self) -> Result<File, String> {
+        let path = path_of(self.pid);
+        File::open(&path).map_err(|e| format!("{path}: {e}"))
+    }
+}
+
+fn path_of(pid: i32) -> String {
+    format!("/proc/{pid}/ns/net")
+}
+
+impl Port {
+    /// Whether its process is gone. The port is gone with it, and the rest follows.
+    pub(super) fn has_ended(&self) -> bool {
+        match &self.end {
+            End::Process(namespace) => Namespace::of(namespace.pid).as_ref() != Ok(namespace),
+            End::Machine(_) => false,
+        }
+    }
+
+    /// What the filter lets through: pairs of a port and its addresses. A machine asks for its
+    /// address without having one.
+    pub(super) fn elements(&self, instance: Uuid) -> Vec<String> {
+        let Interface { mac, ip, .. } = &self.interface;
+        let element = |ip: String| format!("\"{}\" . {mac} . {ip}", port_name(instance));
+        match self.end {
+            End::Process(_) => vec![element(ip.to_string())],
+            End::Machine(_) => vec![element(ip.to_string()), element("0.0.0.0".into())],
+        }
+    }
+}
+
+impl Made {
+    /// Adds an instance; true if it is the first of its subnet.
+    pub(super) fn add(&mut self, instance: Uuid, port: &TenantPort, end: End) -> Result<bool, String> {
+        let TenantPort { interface, net } = port;
+        let is_new = !self.nets.contains_key(&net.key);
+        let there = self.nets.entry(net.key).or_insert_with(|| Net {
+            net: net.clone(),
+            ports: BTreeMap::new(),
+        });
+        if there.net != *net {
+            return Err(format!(
+                "subnet_key {} is taken: tenant {} has it for {} at {}",
+                net.key, there.net.tenant, there.net.subnet, there.net.concentrator
+            ));
+        }
+        let same = |(other, Port { interface: at, .. }): &(&Uuid, &Port)| {
+            **other != instance && (at.ip == interface.ip || at.mac == interface.mac)
+        };
+        if let Some((other, _)) = there.ports.iter().find(same) {
+            return Err(format!("instance {other} has the address {}", interface.ip));
+        }
+        let interface = interface.clone();
+        there.ports.insert(instance, Port { interface, end });
+        self.instances.insert(instance, net.key);
+        Ok(is_new)
+    }
+
+    /// Removes an instance: its subnet and port, and whether it was the last of the subnet.
+    pub(super) fn take(&mut self, instance: Uuid) -> Option<(TenantNet, Port, bool)> {
+        let key = self.instances.remove(&instance)?;
+        let there = self.nets.get_mut(&key)?;
+        let (port, net) = (there.ports.remove(&instance)?, there.net.clone());
+        let is_last = there.ports.is_empty();
+        if is_last {
+            self.nets.remove(&key);
+        }
+        Some((net, port, is_last))
+    }
+
+    /// What the filter lets through of all ports.
+    pub(super) fn elements(&self) -> impl Iterator<Item = String> {
+        let ports = self.nets.values().flat_map(|net| &net.ports);
+        ports.flat_map(|(instance, port)| port.elements(*instance))
+    }
+
+    /// All links that are needed, by their names.
+    pub(super) fn parts(&self) -> BTreeMap<String, Part<'_>> {
+        let concentrators = self.concentrators.keys();
+        let concentrators = concentrators.map(|it| (port_name(*it), Part::Concentrator));
+        let mut parts: BTreeMap<_, _> = concentrators.collect();
+        for Net { net, ports } in self.nets.values() {
+            parts.insert(bridge_name(net.key), Part::Bridge);
+            parts.insert(tunnel_name(net.key), Part::Tunnel(net));
+            let ports = ports.iter();
+            parts.extend(ports.map(|(instance, port)| (port_name(*instance), Part::Port(net, port))));
+        }
+        parts
+    }
+}
+
+impl Part<'_> {
+    /// Whether a link of this name can carry packets.
+    pub(super) fn is_sound(&self, link: &Link) -> bool {
+        let is_on = |net: &TenantNet| link.master == bridge_name(net.key);
+        link.is_up()
+            && match self {
+                Part::Bridge | Part::Concentrator => true,
+                Part::Tunnel(net) => is_on(net),
+                Part::Port(net, _) => is_on(net) && link.linkinfo.info_slave_data.isolated,
+            }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ssntp::payload::{Networking, Start};
+
+    use super::super::attachment::Attachment;
+    use super::*;
+
+    fn port(key: u32, ip: &str) -> TenantPort {
+        let start = Start {
+            networking: Networking {
+                subnet: "172.16.0.0/24".into(),
+                subnet_key: key.to_string(),
+                private_ip: ip.into(),
+                concentrator_ip: "10.0.0.33".into(),
+                ..Networking::default()
+            },
+            ..Start::default()
+        };
+        match Attachment::of(&start) {
+            Ok(Some(Attachment::Tenant(port))) => port,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_key_is_one_tenants_and_an_address_one_instances() {
+        let mut made = Made::default();
+        let [one, two] = [1, 2].map(Uuid::from_u128);
+        let mut add = |instance, port: &TenantPort| made.add(instance, port, End::Machine(0));
+        assert_eq!(add(one, &port(1, "172.16.0.5")), Ok(true));
+        let why = add(two, &port(1, "172.16.0.5")).unwrap_err();
+        assert!(why.contains("has the address"), "{why}");
+        let mut other = port(1, "172.16.0.6");
+        other.net.tenant = "another".into();
+        let why = add(two, &other).unwrap_err();
+        assert!(why.contains("subnet_key 1 is taken"), "{why}");
+        assert_eq!(add(two, &port(1, "172.16.0.6")), Ok(false));
+        assert!(!made.take(one).unwrap().2 && made.take(two).unwrap().2);
+        assert!(made.take(one).is_none() && made.nets.is_empty());
+    }
+}

@@ -1,0 +1,256 @@
+//! Each test has a network namespace of its own. Without the right or the tools it says so.
+
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+
+use ssntp::payload::Networking;
+
+use super::super::alone;
+use super::*;
+
+fn alone(act: impl FnOnce(Networks) + Send + 'static) {
+    alone::alone(|| act(Networks::open(NetworkConfig::new("u0")).unwrap()));
+}
+
+fn attachment(networks: &Networks, key: u32, ip: &str) -> Result<Attachment, String> {
+    let start = Start {
+        tenant_uuid: Uuid::from_u128(key.into()).into(),
+        networking: Networking {
+            subnet: "172.16.0.0/24".into(),
+            subnet_key: key.to_string(),
+            private_ip: ip.into(),
+            concentrator_ip: "10.0.0.33".into(),
+            ..Networking::default()
+        },
+        ..Start::default()
+    };
+    networks.attachment(&start).map(Option::unwrap)
+}
+
+fn port(networks: &Networks, key: u32) -> TenantPort {
+    match attachment(networks, key, "172.16.0.5").unwrap() {
+        Attachment::Tenant(port) => port,
+        Attachment::Underlay(_) => unreachable!(),
+    }
+}
+
+fn uuid(key: u32) -> Uuid {
+    Uuid::from_u128(key.into())
+}
+
+fn name(key: u32) -> String {
+    port_name(uuid(key))
+}
+
+fn names() -> BTreeSet<String> {
+    links().unwrap().into_iter().map(|link| link.ifname).collect()
+}
+
+fn of_keys(keys: &[u32]) -> BTreeSet<String> {
+    let each = keys
+        .iter()
+        .flat_map(|key| [bridge_name(*key), tunnel_name(*key), name(*key)]);
+    each.collect()
+}
+
+fn index(link: &str) -> serde_json::Value {
+    let shown: Vec<serde_json::Value> = tools::ip_json(&["link", "show", "dev", link]).unwrap();
+    shown[0]["ifindex"].clone()
+}
+
+fn up(networks: &Networks) -> Vec<(u32, bool)> {
+    let tunnels = networks.tunnels().unwrap();
+    tunnels.iter().map(|tunnel| (tunnel.key, tunnel.up)).collect()
+}
+
+/// A process with a network namespace of its own.
+struct Process(Child);
+
+impl Process {
+    fn new() -> Self {
+        // It says a word once it is in its namespace.
+        let mut command = Command::new("unshare");
+        command.args(["--net", "sh", "-c", "echo; exec sleep 1000"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        Self(child)
+    }
+
+    fn pid(&self) -> i32 {
+        i32::try_from(self.0.id()).unwrap()
+    }
+
+    fn namespace(&self) -> Namespace {
+        Namespace::of(self.pid()).unwrap()
+    }
+
+    /// Whether its `eth0` is up with its address and a route.
+    fn is_connected(&self) -> bool {
+        let namespace = self.namespace().open().unwrap();
+        tools::ip_within(
+            &namespace,
+            "addr del 172.16.0.5/24 dev eth0\naddr add 172.16.0.5/24 dev eth0\n\
+             route add default via 172.16.0.1\n",
+        )
+        .is_ok()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn restore_makes_the_difference_and_leaves_what_is_right() {
+    alone(|networks| {
+        let processes = [1, 2, 3].map(|_| Process::new());
+        let wanted = |keys: &[u32]| -> Vec<_> {
+            let one = |key: &u32| {
+                let process = &processes[*key as usize - 1];
+                let attachment = attachment(&networks, *key, "172.16.0.5").unwrap();
+                (uuid(*key), attachment, process.pid())
+            };
+            keys.iter().map(one).collect()
+        };
+        networks.restore(&wanted(&[1, 2])).unwrap();
+        assert_eq!(names(), of_keys(&[1, 2]));
+        assert!(processes[0].is_connected() && processes[1].is_connected());
+        let before = [index("ssx2"), index(&name(2))];
+        // What a fault, or an agent of another version, may leave.
+        tools::ip("link add ssx9 group 21331 type bridge\nlink del ssb2\n").unwrap();
+        tools::nft("flush ruleset").unwrap();
+        networks.restore(&wanted(&[2, 3])).unwrap();
+        assert_eq!(names(), of_keys(&[2, 3]));
+        let after = [index("ssx2"), index(&name(2))];
+        assert_eq!(after, before, "what is right stays");
+        assert_eq!(up(&networks), [(2, true), (3, true)]);
+        assert!(processes[2].is_connected());
+        // A process that was started before there were networks uses the host's.
+        let older = Process(Command::new("sleep").arg("1000").spawn().unwrap());
+        let attachment = attachment(&networks, 4, "172.16.0.5").unwrap();
+        networks.restore(&[(uuid(4), attachment, older.pid())]).unwrap();
+        assert_eq!(names(), BTreeSet::new());
+    });
+}
+
+#[test]
+fn what_is_broken_while_the_agent_runs_is_made_again() {
+    alone(|networks| {
+        networks.restore(&[]).unwrap();
+        let processes = [1, 2].map(|_| Process::new());
+        for (key, process) in (1..).zip(&processes) {
+            let end = End::Process(process.namespace());
+            networks.attach(uuid(key), &port(&networks, key), end).unwrap();
+        }
+        let is_whole = || {
+            let made = networks.made();
+            let filter = Filter::read().unwrap();
+            assert_eq!((filter.rules, filter.elements), (made.rules, 4));
+            names() == of_keys(&[1, 2])
+        };
+        assert_eq!(up(&networks), [(1, true), (2, true)]);
+        let bridge = |words: &str| tools::ip(&format!("{words}\n")).unwrap();
+        let own = name(2);
+        let breaks: [&dyn Fn(); 9] = [
+            &|| bridge("link del ssx2"),
+            &|| bridge("link del ssb2"),
+            &|| bridge("link set ssx2 down"),
+            &|| bridge("link set ssx2 nomaster"),
+            &|| bridge(&format!("link del {own}")),
+            &|| bridge(&format!("link set {own} nomaster")),
+            &|| bridge(&format!("link set {own} type bridge_slave isolated off")),
+            &|| bridge(&format!("link set {own} down")),
+            &|| {
+                bridge(
+                    "link del ssx2\nlink add name ssx2 group 21331 type vxlan id 2 local 10.0.0.1 remote 10.0.0.34 dstport 4789",
+                )
+            },
+        ];
+        for (number, act) in breaks.iter().enumerate() {
+            act();
+            assert_eq!(up(&networks), [(1, true), (2, false)], "{number}");
+            assert_eq!(up(&networks), [(1, true), (2, true)], "{number}");
+            assert!(is_whole() && processes[1].is_connected(), "{number}");
+        }
+        for words in [
+            "flush ruleset",
+            "delete table ip ssntp",
+            "flush chain bridge ssntp port",
+            "flush set bridge ssntp own",
+        ] {
+            tools::nft(words).unwrap();
+            assert_eq!(up(&networks).len(), 2);
+            assert!(is_whole(), "{words}");
+        }
+        // The end of a process is no fault of the network.
+        drop(processes);
+        assert_eq!(up(&networks), [(1, true), (2, true)]);
+        networks.detach(uuid(1));
+        networks.detach(uuid(2));
+        assert_eq!(names(), BTreeSet::new());
+    });
+}
+
+#[test]
+fn a_machine_has_a_tap_that_it_can_ask_for_its_address_with() {
+    alone(|networks| {
+        networks.restore(&[]).unwrap();
+        let end = End::Machine(4711);
+        networks.attach(uuid(1), &port(&networks, 1), end).unwrap();
+        assert_eq!(names(), of_keys(&[1]));
+        let owner = |name: &str| {
+            let shown: Vec<serde_json::Value> = tools::ip_json(&["-d", "link", "show", "dev", name]).unwrap();
+            shown[0]["linkinfo"]["info_data"]["user"].to_string()
+        };
+        assert!(owner(&name(1)).contains("4711"), "{}", owner(&name(1)));
+        assert_eq!(Filter::read().unwrap().elements, 3);
+        // Nobody has opened it, so it has no carrier, but it is there.
+        assert_eq!(up(&networks), [(1, true)]);
+        tools::ip(&format!("link del {}\n", name(1))).unwrap();
+        assert_eq!(up(&networks), [(1, false)]);
+        assert_eq!(up(&networks), [(1, false)], "QEMU cannot be given another one");
+        networks.detach(uuid(1));
+        assert_eq!(names(), BTreeSet::new());
+    });
+}
+
+#[test]
+fn a_thousand_tenants_are_made_and_removed() {
+    alone(|networks| {
+        networks.restore(&[]).unwrap();
+        let mut made = networks.made();
+        for key in 1..=1000 {
+            let added = made.add(uuid(key), &port(&networks, key), End::Machine(0));
+            assert_eq!(added, Ok(true));
+        }
+        networks.settle(&made, &[]).unwrap();
+        drop(made);
+        assert_eq!(names().len(), 2000);
+        networks.restore(&[]).unwrap();
+        assert_eq!(names(), BTreeSet::new());
+    });
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    alone(|networks| {
+        let why = Networks::open(NetworkConfig::new("nowhere")).unwrap_err();
+        assert!(why.contains("nowhere"), "{why}");
+        let start = Start {
+            networking: Networking {
+                subnet: "10.0.0.0/24".into(),
+                subnet_key: "5".into(),
+                private_ip: "10.0.0.9".into(),
+                concentrator_ip: "10.0.0.33".into(),
+                ..Networking::default()
+            },
+            ..Start::default()
+        };
+        let why = networks.attachment(&start).unwrap_err();
+        assert!(why.contains("overlaps the underlay"), "{why}");
+    });
+}

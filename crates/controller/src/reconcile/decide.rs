@@ -1,0 +1,409 @@
+//! Slots are filled, and versions rolled out.
+//!
+//! Each slot has at most one instance that is wanted. One that is not wanted any more keeps its
+//! slot from being filled until it is gone, or its node is away for longer than the grace. So an
+//! instance never runs beside the one that takes its place, as far as can be known.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::observe::{called, is_over};
+use super::soft::{Asked, Progress};
+use super::{Command, Pass, Status};
+use crate::model::{Instance, InstanceState, Rollout, RolloutState, Version, Workload, Write};
+
+/// The most instances that are being started at a time, and of one workload: the scheduler holds
+/// a bounded number, and one workload with slow images must not take all places.
+const MOST_STARTING: usize = 256;
+const MOST_STARTING_OF_ONE: usize = 64;
+/// How long a question or a START may stay without an answer. A scheduler gives up a START after
+/// 15 minutes by default.
+const QUESTION: Duration = Duration::from_secs(30);
+const START: Duration = Duration::from_secs(1200);
+/// The pause after the first DELETE of an instance. Each further one is twice as long.
+const DELETE_AGAIN: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+
+/// The instances of a workload by their slots.
+type Slots<'a> = BTreeMap<u32, Vec<&'a Instance>>;
+
+/// A slot, as it stands after what was done about it.
+#[derive(Clone, Copy)]
+enum Stand<'a> {
+    /// Its instance does its work, or has done it.
+    Available(&'a Instance),
+    /// Its instance runs, but is not known to do its work yet.
+    Running(&'a Instance),
+    /// It has no instance that runs.
+    Empty,
+}
+
+impl Pass<'_> {
+    pub(super) fn decide(&mut self, uuids: &mut dyn FnMut() -> Uuid) {
+        let (state, none) = (self.state, BTreeMap::new());
+        let mut of_workloads: BTreeMap<&str, Slots<'_>> = BTreeMap::new();
+        let mut starting = 0;
+        for instance in state.instances.values() {
+            let slots = of_workloads.entry(&instance.workload).or_default();
+            slots.entry(instance.slot).or_default().push(instance);
+            starting += usize::from(instance.state == InstanceState::Starting);
+            self.settle(instance);
+        }
+        let mut room = MOST_STARTING.saturating_sub(starting);
+        for workload in state.workloads.values() {
+            let slots = of_workloads.get(workload.name.as_str()).unwrap_or(&none);
+            match workload.deleting {
+                true => self.take_down(workload, slots),
+                false if self.goes_back(workload) => {}
+                false => self.keep_up(workload, slots, &mut room, uuids),
+            }
+        }
+    }
+
+    pub(super) fn question(&self) -> Asked {
+        Asked {
+            session: self.seen.session,
+            at: self.now.elapsed,
+            is_question: true,
+        }
+    }
+
+    /// Deletes an instance that is not wanted, and asks about one of which nothing is known.
+    fn settle(&mut self, instance: &Instance) {
+        let now = self.now.elapsed;
+        let uuid = instance.uuid;
+        if let Some(seen) = self.seen.instances.get(&uuid) {
+            let is_wanted = instance.wanted && self.state.workloads.contains_key(&instance.workload);
+            let (due, sent) = self.soft.deletes.get(&uuid).copied().unwrap_or_default();
+            if !is_wanted && self.is_current(seen.node) && due <= now {
+                let pause = DELETE_AGAIN.saturating_mul(1 << sent.min(6)).min(LONGEST_PAUSE);
+                self.soft
+                    .deletes
+                    .insert(uuid, (now + pause, sent.saturating_add(1)));
+                let node = seen.node;
+                self.plan.commands.push(Command::Delete { instance: uuid, node });
+            }
+        } else if instance.state == InstanceState::Starting {
+            let is_waited_for = self.soft.asked.get(&uuid).is_some_and(|asked| {
+                let limit = if asked.is_question { QUESTION } else { START };
+                asked.session == self.seen.session && now.saturating_sub(asked.at) < limit
+            });
+            if !is_waited_for {
+                self.soft.asked.insert(uuid, self.question());
+                self.plan.commands.push(Command::Ask(uuid));
+            }
+        }
+    }
+
+    /// A workload that was deleted: it stays until none of its instances can be reached.
+    fn take_down(&mut self, workload: &Workload, slots: &Slots<'_>) {
+        let mut is_over = true;
+        for instance in slots.values().flatten() {
+            if instance.wanted {
+                self.drop_wish(
+                    instance,
+                    "ended",
+                    format!("{} is deleted with its workload", called(instance)),
+                );
+            }
+            let is_away = instance.node.is_some_and(|node| !self.is_current(node));
+            is_over &= (is_away || instance.state == InstanceState::Lost) && !instance.wanted;
+        }
+        if is_over {
+            let text = format!("workload {} is gone", workload.name);
+            self.workload_event("deleted", &workload.name, text);
+            self.plan.writes.push(Write::WorkloadGone(workload.name.clone()));
+        }
+    }
+
+    /// Goes back to the last good version if the new one fails; whether it does.
+    fn goes_back(&mut self, workload: &Workload) -> bool {
+        let Rollout { state, failures, why } = &workload.rollout;
+        let update = &workload.spec.update;
+        let stable = workload.stable.filter(|stable| *stable != workload.version);
+        let Some(stable) = stable.filter(|stable| workload.version_of(*stable).is_some()) else {
+            return false;
+        };
+        let progress = self.soft.progress.get(&workload.name);
+        let late = progress.is_some_and(|progress| {
+            let limit = Duration::from_secs(update.deadline_s.into());
+            progress.version == workload.version && self.now.elapsed.saturating_sub(progress.since) >= limit
+        });
+        let reason = match () {
+            () if *state != RolloutState::Rolling => return false,
+            () if *failures >= update.max_failures => {
+                format!("{failures} instances failed, the last one: {why}")
+            }
+            () if late => format!("no instance more did its work within {} s", update.deadline_s),
+            () => return false,
+        };
+        let from = workload.version;
+        let text = format!(
+            "version {from} of {} goes back to version {stable}: {reason}",
+            workload.name
+        );
+        self.workload_event("rollout", &workload.name, text);
+        let touched = self.touch(workload);
+        touched.version = stable;
+        touched.rollout = Rollout {
+            state: RolloutState::Back,
+            failures: 0,
+            why: format!("version {from}: {reason}"),
+        };
+        true
+    }
+
+    /// Fills the slots of a workload, and takes the next step of its roll-out.
+    fn keep_up(
+        &mut self,
+        workload: &Workload,
+        slots: &Slots<'_>,
+        room: &mut usize,
+        uuids: &mut dyn FnMut() -> Uuid,
+    ) {
+        let count = workload.spec.count;
+        for instance in slots
+            .iter()
+            .filter(|(slot, _)| **slot > count)
+            .flat_map(|(_, of_slot)| of_slot)
+        {
+            if instance.wanted {
+                self.drop_wish(
+                    instance,
+                    "ended",
+                    format!("{} is not needed any more", called(instance)),
+                );
+            }
+        }
+        let all = slots.values().flatten();
+        let starting = all
+            .filter(|instance| instance.state == InstanceState::Starting)
+            .count();
+        let mut room_here = MOST_STARTING_OF_ONE.saturating_sub(starting).min(*room);
+        let at_first = room_here;
+        let mut stands = Vec::new();
+        let mut empty = 0;
+        for slot in 1..=count {
+            let of_slot = slots.get(&slot).map_or(&[][..], Vec::as_slice);
+            let stand = self.stand(workload, of_slot);
+            let is_free = !of_slot
+                .iter()
+                .any(|instance| instance.wanted || self.blocks(workload, instance));
+            if is_free && room_here > 0 && self.fill(workload, slot, uuids) {
+                room_here -= 1;
+                empty += 1;
+            }
+            stands.push(stand);
+        }
+        *room -= at_first - room_here;
+        self.roll(workload, &stands);
+        let status = self.status(workload, &stands, starting + empty);
+        self.soft.status.insert(workload.name.clone(), status);
+    }
+
+    /// How a slot stands. An instance that failed is not wanted from now on.
+    fn stand<'b>(&mut self, workload: &Workload, of_slot: &[&'b Instance]) -> Stand<'b> {
+        let Some(instance) = of_slot.iter().find(|instance| instance.wanted).copied() else {
+            return Stand::Empty;
+        };
+        let is_outdated = instance.version != workload.version;
+        match instance.state {
+            InstanceState::Running => return self.stand_of_running(workload, instance),
+            InstanceState::Done if is_over(workload, instance) => return Stand::Available(instance),
+            // Whatever becomes of it, it is not what should be started.
+            InstanceState::Starting | InstanceState::Failed if is_outdated => {
+                self.drop_wish(
+                    instance,
+                    "ended",
+                    format!("{} has a former version", called(instance)),
+                );
+            }
+            InstanceState::Starting => {}
+            _ if is_over(workload, instance) => {}
+            _ => self.replace(instance, &instance.ending),
+        }
+        Stand::Empty
+    }
+
+    fn stand_of_running<'b>(&mut self, workload: &Workload, instance: &'b Instance) -> Stand<'b> {
+        let seen = self.seen.instances.get(&instance.uuid);
+        if !seen.is_some_and(|seen| seen.ended.is_none() && self.is_current(seen.node)) {
+            return Stand::Empty;
+        }
+        let alive = self.soft.alive_for(instance, self.now);
+        let health = self.soft.health.get(&instance.uuid).copied().unwrap_or_default();
+        if health.is_bad && workload.spec.health.is_some() {
+            self.replace(instance, "its health check fails");
+            return Stand::Empty;
+        }
+        // An instance of the version that is being rolled out has to show that it works.
+        let is_tried = workload.rollout.state == RolloutState::Steady
+            || instance.version != workload.version
+            || alive >= Duration::from_secs(workload.spec.update.healthy_s.into())
+                && (workload.spec.health.is_none() || health.has_passed);
+        match is_tried {
+            true => Stand::Available(instance),
+            false => Stand::Running(instance),
+        }
+    }
+
+    /// An instance has failed, and another one takes its place.
+    fn replace(&mut self, instance: &Instance, why: &str) {
+        let why = if why.is_empty() { "it has ended" } else { why };
+        self.failed(instance, why, true);
+        self.drop_wish(
+            instance,
+            "failed",
+            format!("{} is replaced: {why}", called(instance)),
+        );
+    }
+
+    /// Whether an instance that is not wanted may still run.
+    fn blocks(&self, workload: &Workload, instance: &Instance) -> bool {
+        if instance.state == InstanceState::Lost {
+            return false;
+        }
+        let Some(node) = instance.node else {
+            // Nobody knows where it is, if it is anywhere. It is being asked about.
+            let age = self.now.unix_ms.saturating_sub(instance.since);
+            return u128::try_from(age).unwrap_or(0) < START.as_millis();
+        };
+        let grace = Duration::from_secs(workload.spec.reschedule.grace_s.into());
+        let away = self.soft.away.get(&node);
+        away.is_none_or(|since| self.now.elapsed.saturating_sub(*since) < grace)
+    }
+
+    /// Starts an instance in a free slot, if that is not to wait; whether it does.
+    fn fill(&mut self, workload: &Workload, slot: u32, uuids: &mut dyn FnMut() -> Uuid) -> bool {
+        let key = (workload.name.clone(), slot);
+        let failed = self.soft.slots.get(&key).copied().unwrap_or_default();
+        let Some(version) = workload.version_of(workload.version) else {
+            return false;
+        };
+        if failed.not_before > self.now.elapsed {
+            return false;
+        }
+        let instance = Instance {
+            uuid: uuids(),
+            workload: workload.name.clone(),
+            slot,
+            version: workload.version,
+            node: None,
+            state: InstanceState::Starting,
+            wanted: true,
+            ending: String::new(),
+            attempt: failed.attempt,
+            since: self.now.unix_ms,
+            revision: 0,
+        };
+        let payload = version.template.payload(&workload.name, slot, instance.uuid);
+        self.soft.asked.insert(
+            instance.uuid,
+            Asked {
+                is_question: false,
+                ..self.question()
+            },
+        );
+        let text = format!(
+            "{} is started with version {}",
+            called(&instance),
+            workload.version
+        );
+        self.change(instance, "starting", text);
+        self.plan.commands.push(Command::Start(Box::new(payload)));
+        true
+    }
+
+    /// Takes the next step of a roll-out.
+    fn roll(&mut self, workload: &Workload, stands: &[Stand<'_>]) {
+        let (name, version) = (&workload.name, workload.version);
+        let is_new = |instance: &Instance| instance.version == version;
+        let available = stands
+            .iter()
+            .filter(|stand| matches!(stand, Stand::Available(i) if is_new(i)));
+        let available = available.count();
+        let known = self.soft.progress.get(name).copied();
+        if known.is_none_or(|known| known.version != version || known.available < available)
+            || workload.rollout.state != RolloutState::Rolling
+        {
+            let since = self.now.elapsed;
+            let progress = Progress {
+                version,
+                available,
+                since,
+            };
+            self.soft.progress.insert(name.clone(), progress);
+        }
+        if available == stands.len() {
+            self.soft.problems.remove(name);
+            if workload.rollout.state != RolloutState::Steady {
+                self.workload_event(
+                    "rollout",
+                    name,
+                    format!("version {version} of {name} runs everywhere"),
+                );
+                let touched = self.touch(workload);
+                // No instance has shown anything of a version without instances.
+                if available > 0 {
+                    touched.stable = Some(version);
+                }
+                touched.rollout.state = RolloutState::Steady;
+                touched.rollout.failures = 0;
+            }
+        }
+        if workload.rollout.state == RolloutState::Paused {
+            return;
+        }
+        let missing = stands
+            .iter()
+            .filter(|stand| !matches!(stand, Stand::Available(_)));
+        let mut missing = missing.count();
+        for stand in stands {
+            if let Stand::Available(instance) = stand
+                && !is_new(instance)
+                && missing < workload.spec.update.max_unavailable as usize
+            {
+                missing += 1;
+                let text = format!("{} makes room for version {version}", called(instance));
+                self.drop_wish(instance, "rollout", text);
+            }
+        }
+    }
+
+    fn status(&self, workload: &Workload, stands: &[Stand<'_>], starting: usize) -> Status {
+        let counted = |which: &dyn Fn(&Stand<'_>) -> bool| {
+            u32::try_from(stands.iter().filter(|stand| which(stand)).count()).unwrap_or(u32::MAX)
+        };
+        let healthy = counted(&|stand| matches!(stand, Stand::Available(_)));
+        let running = counted(&|stand| !matches!(stand, Stand::Empty));
+        Status {
+            wanted: workload.spec.count,
+            running,
+            healthy,
+            outdated: counted(&|stand| match stand {
+                Stand::Available(instance) | Stand::Running(instance) => instance.version != workload.version,
+                Stand::Empty => false,
+            }),
+            starting: u32::try_from(starting).unwrap_or(u32::MAX),
+            problem: match healthy < workload.spec.count {
+                true => self.soft.problems.get(&workload.name).cloned(),
+                false => None,
+            },
+        }
+    }
+}
+
+/// The versions that are kept: the newest ones, and those that a roll-out needs.
+pub(super) fn trim(versions: &mut Vec<Version>, needed: [Option<u64>; 2], most: usize) {
+    while versions.len() > most {
+        let oldest = versions
+            .iter()
+            .position(|version| !needed.contains(&Some(version.number)));
+        match oldest {
+            Some(oldest) => drop(versions.remove(oldest)),
+            None => break,
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! What was seen is taken down: answers, states of instances, instances that nobody knew.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use ssntp::payload::RestartPolicy;
+use uuid::Uuid;
+
+use super::{Answer, Pass, SeenEnd, SeenInstance};
+use crate::model::{Instance, InstanceState, ReschedulePolicy, Workload};
+
+/// How long another controller counts as the master before this one tries again.
+const BACKUP: Duration = Duration::from_secs(30);
+/// How long an instance is remembered that the scheduler does not have: a node that has it is back
+/// in this time, or its instances are lost.
+const LOST_MS: i64 = 3_600_000;
+/// How long an unwanted instance of a node that is away is remembered.
+const REMEMBERED_MS: i64 = 7 * 86_400_000;
+
+impl Pass<'_> {
+    pub(super) fn observe(&mut self) {
+        let dropped = self.take_answers();
+        for instance in self.state.instances.values() {
+            if !dropped.contains(&instance.uuid) {
+                match self.seen.instances.get(&instance.uuid) {
+                    Some(seen) => self.see(instance, seen),
+                    None => self.miss(instance),
+                }
+            }
+        }
+        self.adopt();
+    }
+
+    /// Takes the answers to STARTs; gives the instances that are gone by that.
+    fn take_answers(&mut self) -> BTreeSet<Uuid> {
+        let mut dropped = BTreeSet::new();
+        for (uuid, answer) in std::mem::take(&mut self.soft.answers) {
+            if answer == Answer::NotMaster {
+                self.soft.backup_until = Some(self.now.elapsed + BACKUP);
+            }
+            // An instance that a node has listed since is there, whatever was answered before.
+            let starting = self.state.instances.get(&uuid).filter(|instance| {
+                instance.state == InstanceState::Starting
+                    && !self.seen.instances.contains_key(&uuid)
+                    && !dropped.contains(&uuid)
+            });
+            let Some(instance) = starting else { continue };
+            let was_question = self
+                .soft
+                .asked
+                .remove(&uuid)
+                .is_none_or(|asked| asked.is_question);
+            match answer {
+                // It is asked about again if no node lists it.
+                Answer::There => {
+                    self.soft.asked.insert(uuid, self.question());
+                    continue;
+                }
+                Answer::Lost => continue,
+                Answer::NotMaster => self.gone(
+                    instance,
+                    "failed",
+                    format!("{}: another controller is the master", called(instance)),
+                ),
+                // A scheduler that was started again does not know what the former one gave to a
+                // node that is still away.
+                Answer::NotStarted { .. } if was_question => {
+                    let lost = Instance {
+                        state: InstanceState::Lost,
+                        wanted: false,
+                        since: self.now.unix_ms,
+                        ..(**instance).clone()
+                    };
+                    self.change(
+                        lost,
+                        "lost",
+                        format!("{} was not started, as far as is known", called(instance)),
+                    );
+                }
+                Answer::NotStarted { why, is_its_fault } => {
+                    self.failed(instance, &why, is_its_fault);
+                    self.gone(
+                        instance,
+                        "failed",
+                        format!("{} was not started: {why}", called(instance)),
+                    );
+                }
+                Answer::Gone => {
+                    self.failed(instance, "it ended at once and was deleted", true);
+                    self.gone(
+                        instance,
+                        "gone",
+                        format!("{} was started, and is gone", called(instance)),
+                    );
+                }
+            }
+            dropped.insert(uuid);
+        }
+        dropped
+    }
+
+    /// An instance that a node has listed.
+    fn see(&mut self, instance: &Instance, seen: &SeenInstance) {
+        let is_current = self.is_current(seen.node);
+        let was_unseen = matches!(instance.state, InstanceState::Starting | InstanceState::Lost);
+        let is_new = was_unseen || instance.node != Some(seen.node);
+        let ended = seen.ended.as_ref().filter(|_| is_current);
+        let ended = ended.filter(|end| !self.is_started_again(instance, seen, end));
+        let state = match ended {
+            Some(end) if end.is_success => InstanceState::Done,
+            Some(_) => InstanceState::Failed,
+            None if is_new || (is_current && seen.ended.is_none()) => InstanceState::Running,
+            None => instance.state,
+        };
+        let ending = ended.map_or_else(String::new, |end| end.how.clone());
+        if !is_current {
+            self.away(seen.node);
+        }
+        if state != instance.state || is_new {
+            let (kind, text) = match ended {
+                Some(end) => ("ended", format!("{} has ended: {}", called(instance), end.how)),
+                None => (
+                    "running",
+                    format!("{} runs on node {}", called(instance), seen.node),
+                ),
+            };
+            let changed = Instance {
+                node: Some(seen.node),
+                state,
+                ending,
+                since: self.now.unix_ms,
+                ..instance.clone()
+            };
+            self.change(changed, kind, text);
+        }
+        self.give_up(instance, seen.node);
+    }
+
+    /// Whether its node starts an instance again that has ended.
+    fn is_started_again(&self, instance: &Instance, seen: &SeenInstance, end: &SeenEnd) -> bool {
+        let workload = self.state.workloads.get(&instance.workload);
+        let Some(version) = workload.and_then(|workload| workload.version_of(instance.version)) else {
+            return false;
+        };
+        let start = &version.template.start;
+        let limit = start.restart_limit;
+        (limit == 0 || seen.restarts < limit)
+            && match start.restart_policy {
+                RestartPolicy::Always => true,
+                RestartPolicy::OnFailure => !end.is_success,
+                _ => false,
+            }
+    }
+
+    /// An instance that no node lists.
+    fn miss(&mut self, instance: &Instance) {
+        let Some(node) = instance.node else {
+            let age = self.now.unix_ms.saturating_sub(instance.since);
+            if instance.state == InstanceState::Lost && age > LOST_MS {
+                self.gone(instance, "gone", format!("{} is forgotten", called(instance)));
+            }
+            return;
+        };
+        if !self.is_current(node) {
+            self.away(node);
+            return self.give_up(instance, node);
+        }
+        let workload = self.state.workloads.get(&instance.workload);
+        // What is over stays so when its node forgets it.
+        if instance.wanted && workload.is_some_and(|workload| is_over(workload, instance)) {
+            return;
+        }
+        if instance.wanted && instance.state == InstanceState::Running {
+            self.failed(instance, "it is gone from its node", false);
+        }
+        self.gone(
+            instance,
+            "gone",
+            format!("{} is gone from node {node}", called(instance)),
+        );
+    }
+
+    fn away(&mut self, node: Uuid) -> Duration {
+        let since = *self.soft.away.entry(node).or_insert(self.now.elapsed);
+        self.now.elapsed.saturating_sub(since)
+    }
+
+    /// An instance whose node is away for too long is not waited for.
+    fn give_up(&mut self, instance: &Instance, node: Uuid) {
+        if self.is_current(node) {
+            return;
+        }
+        let away = self.away(node);
+        let workload = self.state.workloads.get(&instance.workload);
+        let is_lost = workload.is_none_or(|workload| {
+            let reschedule = &workload.spec.reschedule;
+            let grace = Duration::from_secs(reschedule.grace_s.into());
+            away >= grace && reschedule.policy != ReschedulePolicy::Never
+        });
+        if instance.wanted && !workload.is_some_and(|workload| is_over(workload, instance)) && is_lost {
+            let text = format!("{} is lost: node {node} is away", called(instance));
+            self.drop_wish(instance, "lost", text);
+        } else if !instance.wanted && self.now.unix_ms.saturating_sub(instance.since) > REMEMBERED_MS {
+            self.gone(
+                instance,
+                "gone",
+                format!("{} is forgotten with node {node}", called(instance)),
+            );
+        }
+    }
+
+    /// Takes over instances of a workload that the database does not know: it was lost, or is
+    /// older than they are.
+    fn adopt(&mut self) {
+        let strangers: Vec<_> = self
+            .seen
+            .instances
+            .iter()
+            .filter(|(uuid, seen)| {
+                seen.mark.is_some() && self.is_current(seen.node) && !self.state.instances.contains_key(uuid)
+            })
+            .collect();
+        if strangers.is_empty() {
+            return;
+        }
+        let wanted = self.state.instances.values().filter(|instance| instance.wanted);
+        let mut taken: BTreeSet<(String, u32)> = wanted.map(|i| (i.workload.clone(), i.slot)).collect();
+        for (uuid, seen) in strangers {
+            let Some(mark) = &seen.mark else { continue };
+            let Some(workload) = self.state.workloads.get(&mark.workload) else {
+                continue;
+            };
+            let fits = !workload.deleting && (1..=workload.spec.count).contains(&mark.slot);
+            let wanted = fits && taken.insert((mark.workload.clone(), mark.slot));
+            let version = workload
+                .versions
+                .iter()
+                .rfind(|version| version.digest == mark.digest);
+            let instance = Instance {
+                uuid: *uuid,
+                workload: mark.workload.clone(),
+                slot: mark.slot,
+                version: version.map_or(0, |version| version.number),
+                node: Some(seen.node),
+                state: InstanceState::Running,
+                wanted,
+                ending: String::new(),
+                attempt: 0,
+                since: self.now.unix_ms,
+                revision: 0,
+            };
+            let text = match wanted {
+                true => format!("{} was found, and is taken over", called(&instance)),
+                false => format!("{} was found, and is not needed", called(&instance)),
+            };
+            self.change(instance, "adopted", text);
+        }
+    }
+}
+
+/// Whether an instance has ended, and no other one takes its place.
+pub(super) fn is_over(workload: &Workload, instance: &Instance) -> bool {
+    match instance.state {
+        InstanceState::Starting | InstanceState::Running | InstanceState::Lost => false,
+        InstanceState::Failed => workload.spec.reschedule.policy == ReschedulePolicy::Never,
+        InstanceState::Done => workload.spec.reschedule.policy != ReschedulePolicy::Always,
+    }
+}
+
+/// An instance in a sentence.
+pub(super) fn called(instance: &Instance) -> String {
+    let Instance {
+        uuid, workload, slot, ..
+    } = instance;
+    format!("{workload}-{slot} ({uuid})")
+}

@@ -1,0 +1,299 @@
+//! What users ask for. An order is checked against the state, and gives writes; it counts once
+//! they are on the disk.
+
+use serde::Serialize;
+use serde_json::Value;
+use thiserror::Error;
+
+use super::Core;
+use super::decide::trim;
+use crate::model::{Event, KEPT_VERSIONS, Rollout, RolloutState, Spec, SpecError, Version, Workload, Write};
+use crate::store::StoreError;
+
+/// The most instances of all workloads together.
+const MOST_INSTANCES: u64 = 100_000;
+/// The longest command of a START, in bytes. A server reads 64 KiB of it; the labels need some.
+const MOST_START: usize = 60 << 10;
+/// The most differences that are listed.
+const MOST_DIFFERENCES: usize = 256;
+
+/// The outcome of [`Core::apply`].
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Applied {
+    /// What it means for the workload.
+    pub change: Changed,
+    /// The version that its instances are to have.
+    pub version: u64,
+    /// The row of the history with the change.
+    pub revision: i64,
+    /// What is different now.
+    pub differences: Vec<Difference>,
+}
+
+/// What applying a spec means for the workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Changed {
+    /// It is new.
+    Created,
+    /// It is changed, and its instances stay.
+    Changed,
+    /// Its instances are replaced.
+    Rolled,
+    /// It is as it was.
+    Unchanged,
+}
+
+/// A value of a spec that is different.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Difference {
+    /// Where it is: `start.command`.
+    pub path: String,
+    /// The former value; null if there was none.
+    pub before: Value,
+    /// The new value; null if there is none.
+    pub after: Value,
+}
+
+/// What a user wants of a roll-out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RolloutOrder {
+    /// Back to the last good version, or to the one before it.
+    Back,
+    /// No further step for now.
+    Pause,
+    /// Go on.
+    Resume,
+}
+
+/// Why an order was refused.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum Refused {
+    /// The spec has a mistake.
+    #[error("{0}")]
+    Invalid(SpecError),
+    /// There is no such workload.
+    #[error("there is no workload {0}")]
+    NotFound(String),
+    /// It does not fit the present state.
+    #[error("{0}")]
+    Conflict(String),
+    /// It was not written down.
+    #[error("{0}")]
+    Store(#[from] StoreError),
+}
+
+impl Core {
+    /// A workload is to be as its spec says: gives the outcome, and what is to be written.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn apply(&self, spec: Spec) -> Result<(Applied, Vec<Write>), Refused> {
+        spec.check().map_err(Refused::Invalid)?;
+        self.check_size(&spec)?;
+        let known = self.state.workloads.get(&spec.name);
+        if known.is_some_and(|known| known.deleting) {
+            let why = format!(
+                "workload {} is being deleted; apply it again when it is gone",
+                spec.name
+            );
+            return Err(Refused::Conflict(why));
+        }
+        let mut workload = match known {
+            Some(known) => (**known).clone(),
+            None => Workload {
+                name: spec.name.clone(),
+                spec: spec.clone(),
+                version: 0,
+                stable: None,
+                versions: Vec::new(),
+                rollout: Rollout::default(),
+                deleting: false,
+                revision: 0,
+            },
+        };
+        let differences = match known {
+            Some(known) => differences(&known.spec, &spec),
+            None => Vec::new(),
+        };
+        let template = spec.template();
+        let digest = template.digest();
+        let present = workload.version_of(workload.version);
+        let is_rolled = present.is_none_or(|present| present.digest != digest);
+        workload.spec = spec;
+        if is_rolled {
+            let former = workload.versions.iter().find(|version| version.digest == digest);
+            workload.version = match former {
+                Some(former) => former.number,
+                None => {
+                    let last = workload.versions.iter().map(|version| version.number).max();
+                    let number = last.unwrap_or(0) + 1;
+                    workload.versions.push(Version {
+                        number,
+                        digest,
+                        template,
+                    });
+                    number
+                }
+            };
+            workload.rollout = Rollout::default();
+            let needed = [workload.stable, Some(workload.version)];
+            trim(&mut workload.versions, needed, KEPT_VERSIONS);
+        }
+        let change = match known {
+            None => Changed::Created,
+            Some(_) if is_rolled => Changed::Rolled,
+            Some(_) if differences.is_empty() => Changed::Unchanged,
+            Some(_) => Changed::Changed,
+        };
+        let applied = Applied {
+            change,
+            version: workload.version,
+            revision: workload.revision,
+            differences,
+        };
+        let (name, version) = (workload.name.clone(), workload.version);
+        let text = match change {
+            Changed::Unchanged => return Ok((applied, Vec::new())),
+            Changed::Created => format!("workload {name} is new"),
+            Changed::Changed => format!("workload {name} is changed"),
+            Changed::Rolled => format!("workload {name} is changed to version {version}"),
+        };
+        Ok((
+            applied,
+            vec![event("applied", name, text), Write::Workload(Box::new(workload))],
+        ))
+    }
+
+    fn check_size(&self, spec: &Spec) -> Result<(), Refused> {
+        let wrong = |at: &str, why: String| {
+            let at = at.to_owned();
+            Err(Refused::Invalid(SpecError { at, why }))
+        };
+        let others = self
+            .state
+            .workloads
+            .values()
+            .filter(|workload| workload.name != spec.name);
+        let others: u64 = others.map(|workload| u64::from(workload.spec.count)).sum();
+        if others + u64::from(spec.count) > MOST_INSTANCES {
+            return wrong(
+                "count",
+                format!("all workloads have more than {MOST_INSTANCES} instances then"),
+            );
+        }
+        let payload = spec.template().payload(&spec.name, spec.count, uuid::Uuid::nil());
+        let bytes = ssntp::payload::Payload::encode(&payload.start).len();
+        if bytes > MOST_START {
+            return wrong(
+                "start",
+                format!("it has {bytes} bytes, and {MOST_START} at most are sent"),
+            );
+        }
+        Ok(())
+    }
+
+    /// A workload and its instances are to go.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn delete(&self, name: &str) -> Result<Vec<Write>, Refused> {
+        let mut workload = self.workload(name)?;
+        if workload.deleting {
+            return Ok(Vec::new());
+        }
+        workload.deleting = true;
+        let text = format!("workload {name} is to be deleted");
+        Ok(vec![
+            event("deleted", name.to_owned(), text),
+            Write::Workload(Box::new(workload)),
+        ])
+    }
+
+    /// A roll-out is to go back, to stop or to go on.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn rollout(&self, name: &str, order: RolloutOrder) -> Result<Vec<Write>, Refused> {
+        let mut workload = self.workload(name)?;
+        let refused = |why: &str| Err(Refused::Conflict(format!("workload {name}: {why}")));
+        let state = workload.rollout.state;
+        let text = match order {
+            RolloutOrder::Pause if state == RolloutState::Rolling => {
+                workload.rollout.state = RolloutState::Paused;
+                format!("the roll-out of {name} is paused")
+            }
+            RolloutOrder::Resume if state == RolloutState::Paused => {
+                workload.rollout.state = RolloutState::Rolling;
+                format!("the roll-out of {name} goes on")
+            }
+            RolloutOrder::Pause => return refused("no roll-out is under way"),
+            RolloutOrder::Resume => return refused("its roll-out is not paused"),
+            RolloutOrder::Back => {
+                let present = workload.version;
+                let good = workload.stable.filter(|stable| *stable != present);
+                let earlier = workload.versions.iter().map(|version| version.number);
+                let Some(to) = good.or(earlier.filter(|number| *number < present).max()) else {
+                    return refused("no other version of it is kept");
+                };
+                workload.version = to;
+                workload.rollout = Rollout {
+                    state: RolloutState::Back,
+                    failures: 0,
+                    why: format!("version {present}: a user asked for version {to}"),
+                };
+                format!("version {present} of {name} goes back to version {to}, as a user asked")
+            }
+        };
+        Ok(vec![
+            event("rollout", name.to_owned(), text),
+            Write::Workload(Box::new(workload)),
+        ])
+    }
+
+    fn workload(&self, name: &str) -> Result<Workload, Refused> {
+        let known = self.state.workloads.get(name);
+        known
+            .map(|known| (**known).clone())
+            .ok_or_else(|| Refused::NotFound(name.to_owned()))
+    }
+}
+
+fn event(kind: &'static str, workload: String, text: String) -> Write {
+    Write::Event(Event {
+        kind,
+        workload: Some(workload),
+        text,
+        ..Event::default()
+    })
+}
+
+/// The values of two specs that differ.
+fn differences(before: &Spec, after: &Spec) -> Vec<Difference> {
+    let value = |spec: &Spec| serde_json::to_value(spec).unwrap_or_default();
+    let mut found = Vec::new();
+    compare("", &value(before), &value(after), &mut found);
+    found.truncate(MOST_DIFFERENCES);
+    found
+}
+
+fn compare(path: &str, before: &Value, after: &Value, found: &mut Vec<Difference>) {
+    if let (Value::Object(one), Value::Object(other)) = (before, after) {
+        let keys: std::collections::BTreeSet<_> = one.keys().chain(other.keys()).collect();
+        for key in keys {
+            let path = match path {
+                "" => key.clone(),
+                _ => format!("{path}.{key}"),
+            };
+            let value = |map: &serde_json::Map<String, Value>| map.get(key).cloned().unwrap_or_default();
+            compare(&path, &value(one), &value(other), found);
+        }
+    } else if before != after {
+        found.push(Difference {
+            path: path.to_owned(),
+            before: before.clone(),
+            after: after.clone(),
+        });
+    }
+}

@@ -1,0 +1,407 @@
+//! The reconciler in situations that are laid out by hand. The simulation finds what nobody has
+//! thought of.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use ssntp_controller::Spec;
+use ssntp_controller::model::{InstanceState, State, Write};
+use ssntp_controller::reconcile::{Answer, Command, Core, Mark, Now, Plan, RolloutOrder, Seen, SeenInstance};
+use uuid::Uuid;
+
+const NODE: Uuid = Uuid::from_u128(0xa0);
+
+/// A reconciler whose plans are carried out at once by one node.
+struct Bench {
+    core: Core,
+    seen: Seen,
+    now: Now,
+    uuids: u128,
+    /// Whether STARTs and DELETEs are carried out.
+    obeys: bool,
+    starts: usize,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let seen = Seen {
+            session: 1,
+            told: true,
+            nodes: BTreeSet::from([NODE]),
+            ..Seen::default()
+        };
+        Self {
+            core: Core::new(State::default()),
+            seen,
+            now: Now::default(),
+            uuids: 0,
+            obeys: true,
+            starts: 0,
+        }
+    }
+
+    fn apply(&mut self, json: serde_json::Value) {
+        let spec: Spec = serde_json::from_value(json).unwrap();
+        let (_, writes) = self.core.apply(spec).unwrap();
+        self.core.committed(writes, 1);
+    }
+
+    fn plan(&mut self) -> Plan {
+        let uuids = &mut self.uuids;
+        self.core.step(&self.seen, self.now, &mut || {
+            *uuids += 1;
+            Uuid::from_u128(*uuids)
+        })
+    }
+
+    /// Takes steps until there is nothing to do. Gives the commands.
+    fn settle(&mut self) -> Vec<Command> {
+        let mut all = Vec::new();
+        loop {
+            let plan = self.plan();
+            if plan.is_empty() {
+                return all;
+            }
+            self.core.committed(plan.writes, 1);
+            for command in &plan.commands {
+                self.carry_out(command);
+            }
+            all.extend(plan.commands);
+        }
+    }
+
+    fn carry_out(&mut self, command: &Command) {
+        self.starts += usize::from(matches!(command, Command::Start(_)));
+        match command {
+            _ if !self.obeys => {}
+            Command::Start(payload) => {
+                let labels = &payload.start.labels;
+                let mark = Mark {
+                    workload: labels["ssntp.workload"].clone(),
+                    slot: labels["ssntp.slot"].parse().unwrap(),
+                    digest: labels["ssntp.template"].clone(),
+                };
+                let seen = SeenInstance {
+                    node: *self.seen.nodes.last().unwrap(),
+                    ended: None,
+                    restarts: 0,
+                    mark: Some(mark),
+                };
+                self.seen.instances.insert(payload.start.instance_uuid, seen);
+            }
+            Command::Delete { instance, .. } => drop(self.seen.instances.remove(instance)),
+            Command::Ask(_) => {}
+        }
+    }
+
+    fn wait(&mut self, seconds: u64) {
+        self.now.elapsed += Duration::from_secs(seconds);
+        self.now.unix_ms += i64::try_from(seconds).unwrap() * 1000;
+    }
+
+    /// The one workload.
+    fn workload(&self) -> &ssntp_controller::model::Workload {
+        self.core.state().workloads.values().next().unwrap()
+    }
+}
+
+fn web(count: u32, command: &str) -> serde_json::Value {
+    serde_json::json!({"name": "web", "count": count, "start": {"command": [command]}})
+}
+
+#[test]
+fn a_cold_start_with_5_000_instances_starts_none_again() {
+    let mut bench = Bench::new();
+    bench.apply(web(5000, "a"));
+    while bench.seen.instances.len() < 5000 {
+        bench.settle();
+    }
+    assert_eq!(bench.starts, 5000);
+    // Another process with the same database.
+    let state = bench.core.state().clone();
+    assert!(
+        state
+            .instances
+            .values()
+            .all(|instance| instance.state == InstanceState::Running)
+    );
+    bench.core = Core::new(state);
+    let before = std::mem::replace(&mut bench.seen.told, false);
+    assert!(bench.plan().is_empty(), "nothing is decided before all was told");
+    bench.seen.told = before;
+    assert!(bench.plan().is_empty());
+    assert_eq!(bench.core.status()["web"].running, 5000);
+
+    // And one whose database was lost: it knows its instances by their labels.
+    bench.core = Core::new(State::default());
+    bench.apply(web(5000, "a"));
+    let commands = bench.settle();
+    assert!(commands.is_empty(), "{} commands", commands.len());
+    let instances = &bench.core.state().instances;
+    assert!(instances.len() == 5000 && instances.values().all(|i| i.wanted && i.version == 1));
+    assert_eq!((bench.starts, bench.core.status()["web"].running), (5000, 5000));
+}
+
+#[test]
+fn what_is_found_and_not_needed_is_deleted() {
+    let mut bench = Bench::new();
+    bench.apply(web(3, "a"));
+    bench.settle();
+    bench.core = Core::new(State::default());
+    bench.apply(web(2, "a"));
+    let commands = bench.settle();
+    assert!(matches!(commands[..], [Command::Delete { .. }]), "{commands:?}");
+    assert_eq!(bench.seen.instances.len(), 2);
+}
+
+#[test]
+fn a_roll_out_takes_one_step_after_the_other() {
+    let mut bench = Bench::new();
+    bench.apply(web(4, "a"));
+    bench.settle();
+    bench.wait(5);
+    bench.settle();
+    assert_eq!(bench.workload().stable, Some(1));
+    bench.apply(web(4, "b"));
+    for step in 1..=4 {
+        let commands = bench.settle();
+        let [Command::Delete { .. }, Command::Start(_)] = commands[..] else {
+            panic!("step {step}: {commands:?}");
+        };
+        let status = &bench.core.status()["web"];
+        assert_eq!(
+            (status.healthy, status.running, status.outdated),
+            (3, 4, 4 - step)
+        );
+        bench.wait(4);
+        assert!(bench.settle().is_empty(), "it has to do its work for 5 s");
+        if step == 2 {
+            let writes = bench.core.rollout("web", RolloutOrder::Pause).unwrap();
+            bench.core.committed(writes, 1);
+            bench.wait(100);
+            assert!(bench.settle().is_empty());
+            let writes = bench.core.rollout("web", RolloutOrder::Resume).unwrap();
+            bench.core.committed(writes, 1);
+        }
+        bench.wait(1);
+    }
+    assert!(bench.settle().is_empty());
+    assert_eq!((bench.workload().stable, bench.workload().version), (Some(2), 2));
+    let writes = bench.core.rollout("web", RolloutOrder::Back).unwrap();
+    bench.core.committed(writes, 1);
+    assert_eq!(bench.workload().version, 1);
+    assert_eq!(bench.settle().len(), 2, "it goes back in steps, too");
+}
+
+#[test]
+fn a_step_that_takes_too_long_ends_the_roll_out() {
+    let mut bench = Bench::new();
+    bench.apply(web(2, "a"));
+    bench.settle();
+    bench.wait(5);
+    bench.settle();
+    bench.apply(web(2, "b"));
+    bench.settle();
+    bench.obeys = false;
+    for instance in bench.seen.instances.values_mut() {
+        instance.mark = None;
+    }
+    bench.wait(299);
+    bench.settle();
+    assert_eq!(bench.workload().version, 2);
+    // The one that was replaced does its work by now, and the next one never comes.
+    bench.wait(300);
+    bench.settle();
+    assert_eq!(bench.workload().version, 1);
+    assert!(
+        bench.workload().rollout.why.contains("within 300 s"),
+        "{:?}",
+        bench.workload().rollout
+    );
+}
+
+#[test]
+fn a_slot_that_fails_waits_longer_each_time() {
+    let mut bench = Bench::new();
+    bench.obeys = false;
+    bench.apply(web(1, "a"));
+    let mut pauses = Vec::new();
+    for _ in 0..12 {
+        let commands = bench.settle();
+        let [Command::Start(payload)] = &commands[..] else {
+            panic!("{commands:?}");
+        };
+        let why = "image_failure".to_owned();
+        let is_its_fault = true;
+        bench.core.answer(
+            payload.start.instance_uuid,
+            Answer::NotStarted { why, is_its_fault },
+        );
+        let mut pause = 0;
+        while bench.settle().is_empty() {
+            bench.wait(1);
+            pause += 1;
+            assert!(pause < 1000);
+        }
+        pauses.push(pause);
+        // The START that ended the wait is answered in the next round.
+        let last = bench.core.state().instances.keys().last().copied().unwrap();
+        bench.core.answer(last, Answer::NotMaster);
+        bench.settle();
+        bench.wait(30);
+    }
+    assert_eq!(pauses[..10], [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]);
+    assert_eq!(
+        bench.core.status()["web"].problem.as_deref(),
+        Some("image_failure")
+    );
+}
+
+#[test]
+fn a_backup_only_looks() {
+    let mut bench = Bench::new();
+    bench.obeys = false;
+    bench.apply(web(1, "a"));
+    bench.settle();
+    let first = *bench.core.state().instances.keys().next().unwrap();
+    bench.core.answer(first, Answer::NotMaster);
+    assert!(bench.settle().is_empty());
+    assert!(bench.core.is_backup(bench.now) && bench.core.state().instances.is_empty());
+    bench.wait(29);
+    assert!(bench.settle().is_empty());
+    bench.wait(1);
+    assert_eq!(bench.settle().len(), 1);
+}
+
+#[test]
+fn a_node_that_is_away_for_longer_than_the_grace_loses_its_instances() {
+    let mut bench = Bench::new();
+    bench.apply(web(1, "a"));
+    bench.settle();
+    let (old, _) = bench.seen.instances.pop_first().unwrap();
+    bench.seen.nodes.clear();
+    bench.settle();
+    bench.wait(59);
+    assert!(bench.settle().is_empty());
+    bench.wait(1);
+    let other = Uuid::from_u128(0xa1);
+    bench.seen.nodes.insert(other);
+    let commands = bench.settle();
+    assert!(matches!(commands[..], [Command::Start(_)]), "{commands:?}");
+    // It comes back with the instance, which is not needed any more.
+    let new = *bench.seen.instances.keys().next().unwrap();
+    let mut back = bench.seen.instances[&new].clone();
+    back.node = NODE;
+    bench.seen.instances.insert(old, back);
+    bench.seen.nodes.insert(NODE);
+    let commands = bench.settle();
+    assert!(
+        matches!(commands[..], [Command::Delete { instance, .. }] if instance == old),
+        "{commands:?}"
+    );
+    assert!(bench.seen.instances.contains_key(&new));
+}
+
+#[test]
+fn an_instance_whose_check_fails_is_replaced() {
+    let mut bench = Bench::new();
+    let mut spec = web(1, "a");
+    spec["health"] = serde_json::json!({"tcp": 80, "failures": 2});
+    bench.apply(spec);
+    bench.settle();
+    let checks: Vec<_> = bench
+        .core
+        .checks(&bench.seen)
+        .map(|(instance, _)| instance.uuid)
+        .collect();
+    let one = checks[0];
+    bench.wait(10);
+    bench.settle();
+    assert_eq!(bench.core.status()["web"].healthy, 0, "no check has passed yet");
+    bench.core.checked(one, true);
+    bench.settle();
+    assert_eq!(bench.core.status()["web"].healthy, 1);
+    bench.core.checked(one, false);
+    assert!(bench.settle().is_empty());
+    bench.core.checked(one, false);
+    bench.settle();
+    bench.wait(1);
+    bench.settle();
+    assert!(!bench.seen.instances.contains_key(&one) && bench.seen.instances.len() == 1);
+}
+
+#[test]
+fn a_plan_that_could_not_be_written_is_made_again() {
+    let mut bench = Bench::new();
+    bench.apply(web(2, "a"));
+    for _ in 0..3 {
+        let plan = bench.plan();
+        assert_eq!(plan.commands.len(), 2);
+        bench.core.refused(&plan);
+        assert!(bench.core.state().instances.is_empty());
+    }
+    assert_eq!(bench.settle().len(), 2);
+}
+
+#[test]
+fn orders_that_make_no_sense_are_refused() {
+    let mut bench = Bench::new();
+    assert!(
+        bench
+            .core
+            .delete("web")
+            .unwrap_err()
+            .to_string()
+            .contains("no workload web")
+    );
+    bench.apply(web(1, "a"));
+    let refused = |core: &Core, order| core.rollout("web", order).unwrap_err().to_string();
+    assert!(refused(&bench.core, RolloutOrder::Back).contains("no other version"));
+    assert!(refused(&bench.core, RolloutOrder::Resume).contains("not paused"));
+    let long = "x".repeat(61 << 10);
+    let spec: Spec = serde_json::from_value(web(1, &long)).unwrap();
+    assert!(
+        bench
+            .core
+            .apply(spec)
+            .unwrap_err()
+            .to_string()
+            .starts_with("start: it has")
+    );
+    let mut many: Vec<Spec> = Vec::new();
+    for number in 0..10 {
+        let mut spec: Spec = serde_json::from_value(web(10_000, "a")).unwrap();
+        spec.name = format!("w{number}");
+        many.push(spec);
+    }
+    let last = many.into_iter().map(|spec| {
+        bench
+            .core
+            .apply(spec)
+            .map(|(_, writes)| bench.core.committed(writes, 1))
+    });
+    let error = last.last().unwrap().unwrap_err().to_string();
+    assert!(error.contains("more than 100000 instances"), "{error}");
+    // What is applied again is unchanged.
+    let spec: Spec = serde_json::from_value(web(1, "a")).unwrap();
+    let (applied, writes) = bench.core.apply(spec).unwrap();
+    assert!(writes.is_empty() && applied.differences.is_empty());
+    let spec: Spec = serde_json::from_value(web(2, "b")).unwrap();
+    let (applied, _) = bench.core.apply(spec).unwrap();
+    let paths: Vec<_> = applied.differences.iter().map(|one| one.path.as_str()).collect();
+    assert_eq!(paths, ["count", "start.command"]);
+    let writes = bench.core.delete("web").unwrap();
+    assert!(matches!(writes[..], [Write::Event(_), Write::Workload(_)]));
+    bench.core.committed(writes, 1);
+    let spec: Spec = serde_json::from_value(web(1, "a")).unwrap();
+    assert!(
+        bench
+            .core
+            .apply(spec)
+            .unwrap_err()
+            .to_string()
+            .contains("being deleted")
+    );
+}

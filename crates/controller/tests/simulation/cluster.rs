@@ -1,0 +1,287 @@
+//! A scheduler and its nodes, as far as a controller can tell: they answer STARTs as the real
+//! ones do, lose what the real ones may lose, and run what they were given.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use ssntp::payload::StartPayload;
+use ssntp_controller::reconcile::{Answer, Command, Mark, SeenEnd, SeenInstance};
+use uuid::Uuid;
+
+use super::random::Random;
+
+/// How long after a START that got lost the scheduler answers it.
+const GIVEN_UP_MS: u64 = 60_000;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Running {
+    pub(crate) mark: Mark,
+    pub(crate) ended: bool,
+    /// When it fails, if it does.
+    fails_at: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Node {
+    pub(crate) is_connected: bool,
+    /// It never comes back.
+    pub(crate) is_dead: bool,
+    pub(crate) back_at: u64,
+    pub(crate) instances: BTreeMap<Uuid, Running>,
+    incoming: VecDeque<Command>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Cluster {
+    pub(crate) nodes: BTreeMap<Uuid, Node>,
+    /// What the scheduler knows: each instance and its node, none while it is held.
+    known: BTreeMap<Uuid, Option<Uuid>>,
+    held: Vec<StartPayload>,
+    given_up: Vec<(u64, Uuid)>,
+    /// Answers on their way to the controller.
+    pub(crate) answers: VecDeque<(Uuid, Answer)>,
+    /// Every UUID that a node was ever given, with that node.
+    given: BTreeMap<Uuid, Uuid>,
+}
+
+impl Cluster {
+    pub(crate) fn new(nodes: u64) -> Self {
+        let node = |number| {
+            let node = Node {
+                is_connected: true,
+                ..Node::default()
+            };
+            (Uuid::from_u128(0xa000 + u128::from(number)), node)
+        };
+        Self {
+            nodes: (0..nodes).map(node).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// The scheduler takes a command.
+    pub(crate) fn take(&mut self, command: Command, random: &mut Random) {
+        match command {
+            Command::Start(payload) => {
+                let uuid = payload.start.instance_uuid;
+                let is_known = self.known.contains_key(&uuid);
+                if is_known {
+                    self.answers.push_back((uuid, Answer::There));
+                } else if random.happens(100) {
+                    self.known.insert(uuid, None);
+                    self.held.push(*payload);
+                } else {
+                    self.place(*payload, random);
+                }
+            }
+            Command::Ask(uuid) => {
+                let answer = match self.known.contains_key(&uuid) {
+                    true => Answer::There,
+                    false => not_started("full_cloud", false),
+                };
+                self.answers.push_back((uuid, answer));
+            }
+            Command::Delete { instance, node } => {
+                if let Some(node) = self.nodes.get_mut(&node)
+                    && node.is_connected
+                {
+                    node.incoming.push_back(Command::Delete {
+                        instance,
+                        node: Uuid::nil(),
+                    });
+                }
+            }
+        }
+    }
+
+    fn place(&mut self, payload: StartPayload, random: &mut Random) {
+        let uuid = payload.start.instance_uuid;
+        let connected: Vec<_> = self.nodes.iter().filter(|(_, node)| node.is_connected).collect();
+        if connected.is_empty() || random.happens(20) {
+            self.known.remove(&uuid);
+            return self.answers.push_back((uuid, not_started("full_cloud", false)));
+        }
+        let at = random.below(connected.len() as u64) as usize;
+        let node = *connected[at].0;
+        self.known.insert(uuid, Some(node));
+        let given = *self.given.entry(uuid).or_insert(node);
+        assert_eq!(given, node, "{uuid} was given to two nodes");
+        let incoming = &mut self.nodes.get_mut(&node).unwrap().incoming;
+        incoming.push_back(Command::Start(Box::new(payload)));
+    }
+
+    /// Time goes on for the scheduler and for every node.
+    pub(crate) fn advance(&mut self, now: u64, random: &mut Random) {
+        if random.happens(300) {
+            for payload in std::mem::take(&mut self.held) {
+                self.place(payload, random);
+            }
+        }
+        let (due, later) = self.given_up.iter().partition(|(at, _)| *at <= now);
+        self.given_up = later;
+        for (_, uuid) in Vec::from_iter::<Vec<(u64, Uuid)>>(due) {
+            let owner = self.known.get(&uuid).copied().flatten();
+            let lives = owner.is_some_and(|node| self.nodes[&node].instances.contains_key(&uuid));
+            if !lives {
+                self.known.remove(&uuid);
+                self.answers
+                    .push_back((uuid, not_started("launch_failure", true)));
+            }
+        }
+        let uuids: Vec<_> = self.nodes.keys().copied().collect();
+        for uuid in uuids {
+            self.advance_node(uuid, now, random);
+        }
+    }
+
+    fn advance_node(&mut self, uuid: Uuid, now: u64, random: &mut Random) {
+        let node = self.nodes.get_mut(&uuid).unwrap();
+        if !node.is_connected && !node.is_dead && now >= node.back_at {
+            node.is_connected = true;
+        }
+        while random.happens(700)
+            && let Some(command) = node.incoming.pop_front()
+        {
+            match command {
+                Command::Start(payload) => {
+                    let start = &payload.start;
+                    let what = start.command[0].as_str();
+                    if what == "unstartable" {
+                        self.known.remove(&start.instance_uuid);
+                        let answer = not_started("launch_failure", true);
+                        self.answers.push_back((start.instance_uuid, answer));
+                        continue;
+                    }
+                    let running = Running {
+                        mark: mark(&payload),
+                        ended: false,
+                        fails_at: (what == "fails").then(|| now + random.between(0, 3000)),
+                    };
+                    node.instances.insert(start.instance_uuid, running);
+                }
+                Command::Delete { instance, .. } => {
+                    node.instances.remove(&instance);
+                    self.known.remove(&instance);
+                }
+                Command::Ask(_) => {}
+            }
+        }
+        for running in node.instances.values_mut() {
+            running.ended |= running.fails_at.is_some_and(|at| now >= at);
+        }
+        if node.is_connected {
+            for instance in node.instances.keys() {
+                self.known.insert(*instance, Some(uuid));
+            }
+        }
+    }
+
+    /// A node loses its connection, perhaps with what was on its way to it.
+    pub(crate) fn disconnect(&mut self, uuid: Uuid, now: u64, random: &mut Random) {
+        let node = self.nodes.get_mut(&uuid).unwrap();
+        node.is_connected = false;
+        node.back_at = now + random.between(0, 200_000);
+        if random.happens(500) {
+            for command in std::mem::take(&mut node.incoming) {
+                if let Command::Start(payload) = command {
+                    self.given_up
+                        .push((now + GIVEN_UP_MS, payload.start.instance_uuid));
+                }
+            }
+        }
+    }
+
+    /// A node is lost with all that it ran. It may come back without that.
+    pub(crate) fn destroy(&mut self, uuid: Uuid, now: u64, random: &mut Random) {
+        self.disconnect(uuid, now, random);
+        let is_last = self.nodes.values().filter(|node| !node.is_dead).count() < 2;
+        let node = self.nodes.get_mut(&uuid).unwrap();
+        for command in std::mem::take(&mut node.incoming) {
+            if let Command::Start(payload) = command {
+                self.given_up
+                    .push((now + GIVEN_UP_MS, payload.start.instance_uuid));
+            }
+        }
+        node.instances.clear();
+        node.is_dead = !is_last && random.happens(300);
+        // The scheduler forgets the instances of a node that stays away.
+        self.known.retain(|_, owner| *owner != Some(uuid));
+    }
+
+    /// The scheduler is killed: what it held and knew is lost, and nodes connect again.
+    pub(crate) fn restart_scheduler(&mut self, now: u64, random: &mut Random) {
+        self.known.clear();
+        self.held.clear();
+        self.given_up.clear();
+        self.answers.clear();
+        for node in self.nodes.values_mut() {
+            if node.is_connected {
+                node.is_connected = false;
+                node.back_at = now + random.between(0, 35_000);
+            }
+        }
+    }
+
+    /// An instance of a node ends by itself.
+    pub(crate) fn fail_one(&mut self, random: &mut Random) {
+        let all: Vec<_> = self
+            .nodes
+            .values_mut()
+            .flat_map(|node| node.instances.values_mut())
+            .collect();
+        let count = all.len() as u64;
+        if count > 0
+            && let Some(one) = all.into_iter().nth(random.below(count) as usize)
+        {
+            one.ended = true;
+        }
+    }
+
+    /// What a node lists in its STATS.
+    pub(crate) fn listed(&self, uuid: Uuid) -> BTreeMap<Uuid, SeenInstance> {
+        let seen = |running: &Running| SeenInstance {
+            node: uuid,
+            ended: running.ended.then(|| SeenEnd {
+                is_success: false,
+                how: "exited 1".into(),
+            }),
+            restarts: 0,
+            mark: Some(running.mark.clone()),
+        };
+        let instances = self.nodes[&uuid].instances.iter();
+        instances
+            .map(|(instance, running)| (*instance, seen(running)))
+            .collect()
+    }
+
+    /// What runs anywhere, and the node of each.
+    pub(crate) fn running(&self) -> impl Iterator<Item = (Uuid, &Running)> {
+        let all = self.nodes.values().flat_map(|node| &node.instances);
+        all.map(|(uuid, running)| (*uuid, running))
+            .filter(|(_, running)| !running.ended)
+    }
+
+    /// Fails if an instance is on two nodes.
+    pub(crate) fn check(&self) {
+        let mut all = BTreeSet::new();
+        for instance in self.nodes.values().flat_map(|node| node.instances.keys()) {
+            assert!(all.insert(instance), "{instance} is on two nodes");
+        }
+    }
+}
+
+fn not_started(why: &str, is_its_fault: bool) -> Answer {
+    Answer::NotStarted {
+        why: why.into(),
+        is_its_fault,
+    }
+}
+
+/// What the labels of a START say.
+pub(crate) fn mark(payload: &StartPayload) -> Mark {
+    let labels = &payload.start.labels;
+    Mark {
+        workload: labels["ssntp.workload"].clone(),
+        slot: labels["ssntp.slot"].parse().unwrap(),
+        digest: labels["ssntp.template"].clone(),
+    }
+}

@@ -1,0 +1,467 @@
+//! One run: what is drawn from the seed, the faults, and what has to hold.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use ssntp_controller::Spec;
+use ssntp_controller::model::{RolloutState, State, Write};
+use ssntp_controller::reconcile::{Command, Core, Now, RolloutOrder, Seen};
+use uuid::Uuid;
+
+use super::cluster::Cluster;
+use super::random::Random;
+
+/// How long all may take, in virtual time, once the faults are over: the longest pauses are five
+/// minutes, and a START without an answer counts as lost after 20.
+const CALM_MS: u64 = 3 * 3_600_000;
+const NAMES: [&str; 3] = ["cache", "db", "web"];
+
+/// What may happen in a run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Faults {
+    /// The controller is killed at any point.
+    pub(crate) kills: bool,
+    /// Commits fail.
+    pub(crate) store: bool,
+    /// Nodes disconnect, and die.
+    pub(crate) nodes: bool,
+    /// The scheduler is killed, and sessions are lost with what is on its way.
+    pub(crate) sessions: bool,
+    /// Instances end by themselves.
+    pub(crate) ends: bool,
+    /// The database is lost once.
+    pub(crate) database: bool,
+}
+
+pub(crate) struct World {
+    pub(crate) random: Random,
+    faults: Faults,
+    is_calm: bool,
+    trace: bool,
+    pub(crate) now: u64,
+    pub(crate) cluster: Cluster,
+    pub(crate) disk: State,
+    core: Core,
+    seen: Seen,
+    heard: BTreeSet<Uuid>,
+    online_at: Option<u64>,
+    sent: VecDeque<Command>,
+    written: BTreeSet<Uuid>,
+    uuids: u128,
+    pub(crate) starts: u64,
+    pub(crate) kills: u64,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, faults: Faults, trace: bool) -> Self {
+        let mut random = Random::new(seed);
+        let cluster = Cluster::new(random.between(1, 6));
+        Self {
+            random,
+            faults,
+            is_calm: false,
+            trace,
+            now: 0,
+            cluster,
+            disk: State::default(),
+            core: Core::new(State::default()),
+            seen: Seen::default(),
+            heard: BTreeSet::new(),
+            online_at: Some(0),
+            sent: VecDeque::new(),
+            written: BTreeSet::new(),
+            uuids: 0,
+            starts: 0,
+            kills: 0,
+        }
+    }
+
+    fn tell(&self, text: impl FnOnce() -> String) {
+        if self.trace {
+            eprintln!("{:>9} {}", self.now, text());
+        }
+    }
+
+    fn time(&self) -> Now {
+        Now {
+            elapsed: Duration::from_millis(self.now),
+            unix_ms: 1_700_000_000_000 + self.now as i64,
+        }
+    }
+
+    /// Lets faults and orders of users happen for some time, then waits for calm.
+    pub(crate) fn run(&mut self) {
+        let until = self.random.between(100_000, 600_000);
+        while self.now < until {
+            if self.random.happens(15) {
+                self.order();
+            }
+            self.fault();
+            self.step();
+        }
+        self.is_calm = true;
+        for node in self.cluster.nodes.values_mut() {
+            node.back_at = node.back_at.min(until + 20_000);
+        }
+        let expected = self.last_orders();
+        self.settle();
+        for (name, version) in expected {
+            let workload = &self.disk.workloads[&name];
+            assert_eq!(
+                workload.version, version,
+                "{name} is to go back: {:?}",
+                workload.rollout
+            );
+            assert!(!workload.rollout.why.is_empty(), "{name} says why it went back");
+        }
+    }
+
+    /// Users ask for what can run, or for what cannot, if there is a version to go back to. Gives
+    /// the workloads that are to go back, with the version.
+    fn last_orders(&mut self) -> BTreeMap<String, u64> {
+        let mut expected = BTreeMap::new();
+        for name in self.disk.workloads.keys().cloned().collect::<Vec<_>>() {
+            let workload = &self.disk.workloads[&name];
+            if workload.deleting {
+                continue;
+            }
+            let stable = workload.stable.filter(|stable| {
+                let version = workload.version_of(*stable);
+                version.is_some_and(|version| version.template.start.command[0] == "runs")
+            });
+            let paused = workload.rollout.state == RolloutState::Paused;
+            let fails = self.random.happens(400);
+            let what = match stable {
+                Some(stable) if fails && !paused => {
+                    expected.insert(name.clone(), stable);
+                    if self.random.happens(500) {
+                        "fails"
+                    } else {
+                        "unstartable"
+                    }
+                }
+                _ => "runs",
+            };
+            let mut spec = self.spec(&name, what);
+            // A count of 0 makes every version a good one.
+            spec.count = spec.count.max(1);
+            // Long enough to see that it fails.
+            spec.update.healthy_s = 60;
+            spec.start.command.push(format!("last-{}", self.now));
+            self.apply(spec);
+        }
+        expected
+    }
+
+    fn spec(&mut self, name: &str, what: &str) -> Spec {
+        let random = &mut self.random;
+        let json = serde_json::json!({
+            "name": name,
+            "count": random.below(7),
+            "start": { "command": [what, format!("v{}", random.below(4))] },
+            "update": {
+                "max_unavailable": random.between(1, 2),
+                "healthy_s": random.between(0, 10),
+                "deadline_s": random.between(100, 300),
+            },
+            "reschedule": { "grace_s": random.between(20, 90) },
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
+    /// A user orders something.
+    fn order(&mut self) {
+        let name = NAMES[self.random.below(3) as usize];
+        match self.random.below(10) {
+            0 => self.write(|core| core.delete(name)),
+            1 => self.write(|core| core.rollout(name, RolloutOrder::Back)),
+            2 => self.write(|core| core.rollout(name, RolloutOrder::Pause)),
+            3 => self.write(|core| core.rollout(name, RolloutOrder::Resume)),
+            what => {
+                let what = ["unstartable", "fails", "runs", "runs", "runs", "runs"][what as usize - 4];
+                let spec = self.spec(name, what);
+                self.apply(spec);
+            }
+        }
+    }
+
+    pub(crate) fn apply(&mut self, spec: Spec) {
+        self.tell(|| format!("apply {}: {} x {:?}", spec.name, spec.count, spec.start.command));
+        self.write(|core| core.apply(spec).map(|(_, writes)| writes));
+    }
+
+    fn write<E>(&mut self, order: impl FnOnce(&mut Core) -> Result<Vec<Write>, E>) {
+        if let Ok(writes) = order(&mut self.core) {
+            self.commit(&writes);
+            self.core.committed(writes, 1);
+        }
+    }
+
+    fn commit(&mut self, writes: &[Write]) {
+        for write in writes {
+            if let Write::Event(event) = write {
+                self.tell(|| format!("{}: {}", event.kind, event.text));
+            }
+            if let Write::Instance(instance) = write {
+                self.written.insert(instance.uuid);
+            }
+            take(&mut self.disk, write.clone());
+        }
+    }
+
+    fn fault(&mut self) {
+        let Faults {
+            nodes,
+            sessions,
+            ends,
+            database,
+            ..
+        } = self.faults;
+        let now = self.now;
+        if nodes && self.random.happens(10) {
+            let all: Vec<_> = self.cluster.nodes.keys().copied().collect();
+            let one = all[self.random.below(all.len() as u64) as usize];
+            match self.random.happens(300) {
+                true => self.cluster.destroy(one, now, &mut self.random),
+                false => self.cluster.disconnect(one, now, &mut self.random),
+            }
+            self.tell(|| format!("node {one} is away"));
+        }
+        if sessions && self.random.happens(5) {
+            self.tell(|| "the scheduler is killed".into());
+            self.cluster.restart_scheduler(now, &mut self.random);
+            self.lose_session();
+        }
+        if sessions && self.random.happens(5) {
+            self.tell(|| "the session is lost".into());
+            self.lose_session();
+        }
+        if ends && self.random.happens(10) {
+            self.cluster.fail_one(&mut self.random);
+        }
+        if self.faults.kills && self.random.happens(10) {
+            self.kill();
+        }
+        if database && self.random.happens(2) {
+            self.tell(|| "the database is lost".into());
+            self.faults.database = false;
+            let specs: Vec<_> = self
+                .disk
+                .workloads
+                .values()
+                .map(|workload| workload.spec.clone())
+                .collect();
+            self.disk = State::default();
+            self.kill();
+            specs.into_iter().for_each(|spec| self.apply(spec));
+        }
+    }
+
+    fn lose_session(&mut self) {
+        self.seen.told = false;
+        self.seen.nodes.clear();
+        self.heard.clear();
+        let keep = self.random.below(self.sent.len() as u64 + 1) as usize;
+        let sent: Vec<_> = self.sent.drain(..).take(keep).collect();
+        // What had left the process arrives.
+        for command in sent {
+            self.cluster.take(command, &mut self.random);
+        }
+        self.cluster.answers.clear();
+        self.online_at = Some(self.now + self.random.between(0, 5000));
+    }
+
+    /// The controller's process ends without a word, and another one begins.
+    fn kill(&mut self) {
+        self.tell(|| "the controller is killed".into());
+        self.kills += 1;
+        self.lose_session();
+        self.core = Core::new(self.disk.clone());
+        self.seen.instances.clear();
+    }
+
+    fn is_killed(&mut self) -> bool {
+        let killed = self.faults.kills && !self.is_calm && self.random.happens(30);
+        if killed {
+            self.kill();
+        }
+        killed
+    }
+
+    /// A moment passes.
+    pub(crate) fn step(&mut self) {
+        self.now += match self.is_calm {
+            true => 1000,
+            false => self.random.between(50, 2500),
+        };
+        while let Some(command) = self.sent.pop_front() {
+            if !self.is_calm && self.random.happens(200) {
+                self.sent.push_front(command);
+                break;
+            }
+            self.cluster.take(command, &mut self.random);
+        }
+        let now = self.now;
+        self.cluster.advance(now, &mut self.random);
+        self.cluster.check();
+        if !(self.faults.nodes || self.faults.sessions || self.faults.database) {
+            self.nothing_runs_twice();
+        }
+        self.hear();
+        self.control();
+    }
+
+    /// What the session tells.
+    fn hear(&mut self) {
+        if let Some(at) = self.online_at {
+            if self.now < at {
+                return;
+            }
+            self.online_at = None;
+            self.seen.session += 1;
+        }
+        let nodes: Vec<_> = self
+            .cluster
+            .nodes
+            .iter()
+            .map(|(uuid, node)| (*uuid, node.is_connected))
+            .collect();
+        for (uuid, is_connected) in nodes {
+            if !is_connected {
+                self.seen.nodes.remove(&uuid);
+                self.heard.remove(&uuid);
+            } else if self.random.happens(300) {
+                let listed = self.cluster.listed(uuid);
+                self.seen.instances.retain(|_, seen| seen.node != uuid);
+                self.seen.instances.extend(listed);
+                self.seen.nodes.insert(uuid);
+                self.heard.insert(uuid);
+            }
+        }
+        let connected = self.cluster.nodes.iter().filter(|(_, node)| node.is_connected);
+        self.seen.told |=
+            connected.clone().count() > 0 && connected.clone().all(|(uuid, _)| self.heard.contains(uuid));
+        while self.random.happens(800)
+            && let Some((instance, answer)) = self.cluster.answers.pop_front()
+        {
+            self.tell(|| format!("answer for {instance}: {answer:?}"));
+            self.core.answer(instance, answer);
+        }
+    }
+
+    fn control(&mut self) {
+        let time = self.time();
+        for _ in 0..50 {
+            let uuids = &mut self.uuids;
+            let mut next = || {
+                *uuids += 1;
+                Uuid::from_u128(*uuids)
+            };
+            let plan = self.core.step(&self.seen, time, &mut next);
+            if plan.is_empty() {
+                return;
+            }
+            if self.is_killed() {
+                return;
+            }
+            if self.faults.store && !self.is_calm && self.random.happens(50) {
+                return self.core.refused(&plan);
+            }
+            self.commit(&plan.writes);
+            if self.is_killed() {
+                return;
+            }
+            self.core.committed(plan.writes, 1);
+            assert_eq!(*self.core.state(), self.disk, "memory and disk differ");
+            for command in plan.commands {
+                if self.is_killed() {
+                    return;
+                }
+                self.tell(|| format!("sends {command:?}").chars().take(120).collect());
+                if let Command::Start(payload) = &command {
+                    let uuid = payload.start.instance_uuid;
+                    assert!(
+                        self.written.contains(&uuid),
+                        "{uuid} is started before it is written down"
+                    );
+                    self.starts += 1;
+                }
+                self.sent.push_back(command);
+            }
+        }
+        panic!("the reconciler does not come to rest");
+    }
+
+    fn nothing_runs_twice(&self) {
+        let mut slots = BTreeSet::new();
+        for (uuid, running) in self.cluster.running() {
+            let slot = (&running.mark.workload, running.mark.slot);
+            assert!(slots.insert(slot), "{slot:?} runs twice, also as {uuid}");
+        }
+    }
+
+    /// Waits until what runs is what should.
+    pub(crate) fn settle(&mut self) {
+        self.is_calm = true;
+        let until = self.now + CALM_MS;
+        let mut why = self.difference();
+        while let Some(what) = &why {
+            assert!(self.now < until, "{what}; {:#?}", self.core.status());
+            self.step();
+            why = self.difference();
+        }
+        // It stays so.
+        let starts = self.starts;
+        (0..60).for_each(|_| self.step());
+        assert_eq!(self.difference(), None);
+        assert_eq!(self.starts, starts, "nothing is started for no reason");
+    }
+
+    /// How what runs differs from what should.
+    pub(crate) fn difference(&self) -> Option<String> {
+        let mut expected = BTreeSet::new();
+        for workload in self.disk.workloads.values() {
+            if workload.deleting {
+                return Some(format!("{} is still being deleted", workload.name));
+            }
+            if workload.rollout.state != RolloutState::Steady {
+                return Some(format!("{}: {:?}", workload.name, workload.rollout));
+            }
+            let digest = workload
+                .version_of(workload.version)
+                .map(|version| version.digest.clone());
+            for slot in 1..=workload.spec.count {
+                expected.insert((workload.name.clone(), slot, digest.clone()));
+            }
+        }
+        let mut found = BTreeSet::new();
+        for (uuid, running) in self.cluster.running() {
+            let mark = running.mark.clone();
+            let slot = (mark.workload, mark.slot, Some(mark.digest));
+            if !expected.contains(&slot) {
+                return Some(format!("{slot:?} runs as {uuid}"));
+            }
+            if !found.insert(slot.clone()) {
+                return Some(format!("{slot:?} runs twice, also as {uuid}"));
+            }
+        }
+        let missing = expected.difference(&found).next();
+        missing.map(|slot| format!("{slot:?} does not run"))
+    }
+}
+
+fn take(state: &mut State, write: Write) {
+    match write {
+        Write::Workload(mut workload) => {
+            workload.revision = 1;
+            drop(state.workloads.insert(workload.name.clone(), (*workload).into()));
+        }
+        Write::WorkloadGone(name) => drop(state.workloads.remove(&name)),
+        Write::Instance(mut instance) => {
+            instance.revision = 1;
+            drop(state.instances.insert(instance.uuid, instance.into()));
+        }
+        Write::InstanceGone(uuid) => drop(state.instances.remove(&uuid)),
+        _ => {}
+    }
+}
