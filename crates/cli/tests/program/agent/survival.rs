@@ -99,7 +99,7 @@ fn what_runs_without_a_record_is_killed_by_the_next_agent() {
         [false, false, true]
     );
     let mut again = cluster.script("exec sleep 1000");
-    again.instance_uuid = lost.into();
+    again.instance_uuid = lost;
     cluster.send(&again);
     cluster.wait_state(lost, InstanceState::Active);
 }
