@@ -155,7 +155,7 @@ fn watch(options: &Options, stop: &Stop, what: &What) -> Result<(), Failure> {
 }
 
 /// The text at the top of an otherwise empty screen.
-fn over(text: &str) -> String {
+pub(super) fn over(text: &str) -> String {
     let mut screen = String::from("\x1b[H");
     for line in text.lines() {
         screen.push_str(line);

@@ -27,6 +27,7 @@
 //! | `sessions` | `sessions`: the sessions of all roles |
 //! | `kick` | `kick`, `bans`, `unban` |
 //! | `tenant` | `tenant`: networks of tenants |
+//! | `top` | `ssntp top`: sessions with their rates |
 //! | `tables` | what they print, for people |
 //! | `json` | what they print, for programs |
 //! | `events` | `events` |
@@ -48,6 +49,7 @@ mod session;
 mod sessions;
 pub(crate) mod tables;
 mod tenant;
+pub(crate) mod top;
 mod verbs;
 mod wait;
 mod workload;

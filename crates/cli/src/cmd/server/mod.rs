@@ -16,7 +16,7 @@ use crossbeam_channel::Sender;
 use serde_json::{Value, json};
 use ssntp::Role;
 use ssntp::proto::{Command, Frame, FrameKind, Operands};
-use ssntp::server::{Filter, FilterAction, RuleError, Rules, Server, ServerConfig, SlowConsumer};
+use ssntp::server::{Federation, Filter, FilterAction, RuleError, Rules, Server, ServerConfig, SlowConsumer};
 use ssntp::transport::Address;
 
 use self::dev::Dev;
@@ -121,6 +121,13 @@ pub(crate) struct Args {
     slow_consumer: SlowConsumer,
     #[command(flatten)]
     admin: AdminArgs,
+    /// Link with the servers at these addresses, and act as one with them: frames go to
+    /// their sessions as well. This server's own address may be among them
+    #[arg(long, value_name = "ADDR", value_delimiter = ',', num_args = 1..)]
+    peers: Vec<Address>,
+    /// The address at which other servers reach this one, which they show to operators
+    #[arg(long, value_name = "ADDR", requires = "peers")]
+    advertise: Option<Address>,
     /// End with the standard input, for a program that starts it as a child
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
@@ -273,6 +280,9 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     for address in args.listen.iter().cloned() {
         config = config.listen(address);
     }
+    if let Some(federation) = args.federation() {
+        config = config.federate(federation);
+    }
     let server = Server::start(config, application)?;
     let mut lines = vec![listening(server.addresses())];
     if let Some(dev) = &dev {
@@ -359,6 +369,15 @@ impl Args {
                 self.max_payload
             ))),
         }
+    }
+
+    /// The servers to link with.
+    fn federation(&self) -> Option<Federation> {
+        let federation = Federation::new().peers(self.peers.iter().cloned());
+        (!self.peers.is_empty()).then(|| match &self.advertise {
+            Some(address) => federation.advertise(address.to_string()),
+            None => federation,
+        })
     }
 
     /// The file of the configuration, to be read again when it changes; not with --dev.
