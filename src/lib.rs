@@ -130,7 +130,7 @@ pub mod transport {
     pub use ssntp_transport::tls;
     pub use ssntp_transport::{
         Address, AddressError, BudgetFigures, DEFAULT_PORT, DispatcherFigures, KeepAlive, Limits,
-        PeerAddress, ProcessFigures, TcpOptions, default_max_handshakes,
+        PeerAddress, ProcessFigures, Target, TcpOptions, default_max_handshakes,
     };
 }
 pub use ssntp_transport::pki;

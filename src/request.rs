@@ -68,6 +68,20 @@ impl Request {
         &self.frame
     }
 
+    /// The same with a copy of the payload. The payload of a request as it arrives is a slice of
+    /// the memory that it was received into, up to 80 KiB for a small frame: copy what is to be
+    /// kept for long.
+    #[must_use]
+    pub fn copied(mut self) -> Self {
+        let payload = Bytes::copy_from_slice(self.payload());
+        let mut frame = Frame::with_payload(self.kind(), payload);
+        if let Some(trace) = self.frame.take_trace() {
+            frame = frame.traced(trace);
+        }
+        self.frame = frame;
+        self
+    }
+
     /// The frame that answers it.
     pub(super) fn reply(&self, payload: Bytes) -> Frame {
         self.answer(Step::Reply, payload)

@@ -37,6 +37,18 @@ impl Decoder {
     }
 }
 
+impl Decoder {
+    /// The codec of a link's reader.
+    pub(super) fn of_links(max_payload: u32) -> Self {
+        Self {
+            codec: Codec::of_links(max_payload),
+            counted: 0,
+            bad_traces: Arc::default(),
+            receiver: (Uuid::nil(), Role::NONE),
+        }
+    }
+}
+
 impl Decode for Decoder {
     type Item = Item;
     type Error = ProtocolError;

@@ -94,7 +94,7 @@ impl Backoff {
 }
 
 /// A random number from 0 to 1.
-pub(super) fn random_share() -> f64 {
+pub(crate) fn random_share() -> f64 {
     // The random bits of a new UUID serve as a source of randomness.
     let random = Uuid::new_v4().as_u128() >> 80;
     #[expect(clippy::cast_precision_loss, reason = "48 bits fit a double")]

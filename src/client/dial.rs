@@ -76,6 +76,7 @@ impl Dialer {
             peer,
             version,
             resumed,
+            ..
         } = secured;
         // TLS has verified the chain. What the certificate says of roles and UUID is for the
         // protocol's handshake to judge.

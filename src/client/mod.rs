@@ -114,6 +114,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 
+pub(crate) use self::config::random_share;
 pub use self::config::{Backoff, ClientConfig, Offline, UuidSource};
 pub use self::error::{ClientError, DialError, DialFault, DisconnectReason, RecvError, SendError, SendFault};
 pub use self::event::{ClientCounters, ClientEvent, ServerInfo};

@@ -48,6 +48,22 @@ impl Run {
         }
     }
 
+    /// Whole frames of one kind without trace, each with a payload of at most `max_payload`
+    /// bytes. `None` if the bytes are something else.
+    pub(crate) fn read(bytes: Bytes, max_payload: u32) -> Option<Self> {
+        let (mut at, mut frames, kind) = (0, 0, Header::decode(&bytes)?.kind);
+        while at < bytes.len() {
+            let header = Header::decode(bytes.get(at..)?)?;
+            let is_plain = header.major == MAJOR && header.kind == kind && !kind.is_handshake();
+            if !is_plain || header.word > max_payload {
+                return None;
+            }
+            at += HEADER_LEN + header.word as usize;
+            frames += 1;
+        }
+        (at == bytes.len()).then_some(Self { kind, frames, bytes })
+    }
+
     /// What all its frames are.
     pub fn kind(&self) -> FrameKind {
         self.kind
@@ -158,6 +174,8 @@ pub struct Codec {
     max_payload: u32,
     tracing: bool,
     operands: Operands,
+    /// The one type whose frames are taken, if these are not the protocol's.
+    only: Option<FrameType>,
     /// Bytes of an unsupported frame or an oversized trace block that are
     /// still to be dropped, and what to do after them.
     skip: u64,
@@ -187,6 +205,7 @@ impl Codec {
             max_payload,
             tracing,
             operands: Operands::new(),
+            only: None,
             skip: 0,
             after_skip: AfterSkip::Nothing,
             wanted: 0,
@@ -200,6 +219,14 @@ impl Codec {
     pub fn operands(mut self, operands: Operands) -> Self {
         self.operands = operands;
         self
+    }
+
+    /// A codec of a link between servers, which takes frames of their own type alone.
+    pub(crate) fn of_links(max_payload: u32) -> Self {
+        Self {
+            only: Some(crate::server::LINK),
+            ..Self::new(max_payload, false)
+        }
     }
 
     /// The length of the frame at the front of the buffer, in bytes, once its
@@ -328,7 +355,10 @@ impl Codec {
     }
 
     fn takes(&self, kind: FrameKind) -> bool {
-        kind.is_known() || self.operands.contains(kind)
+        match self.only {
+            None => kind.is_known() || self.operands.contains(kind),
+            Some(only) => kind.frame_type == only,
+        }
     }
 
     /// Handles a frame that is traced or unsupported; false while it is

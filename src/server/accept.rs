@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 
 use super::audit::{AUDIT, Named};
 use super::config::Environment;
-use super::core::{AdmissionRequest, ServerCore};
+use super::core::{AdmissionRequest, Arrival, ServerCore};
+use super::federation::{self, LINK_PROTOCOL};
 use super::sessions::SessionId;
 use super::{now, wall_clock};
 use crate::proto::{Connect, ErrorCode, Frame, Refusal, ServerHandshake};
@@ -41,7 +42,7 @@ use ssntp_transport::{
 /// How long after a refusal the peer may take to read it.
 const LINGER: Duration = Duration::from_secs(1);
 
-type CoreEvents = Events<DispatchEvent<ServerCore>>;
+pub(super) type CoreEvents = Events<DispatchEvent<ServerCore>>;
 
 /// Starts to accept clients at the listeners.
 pub(super) fn start(
@@ -82,6 +83,9 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
             return;
         }
     };
+    if secured.alpn.as_deref() == Some(LINK_PROTOCOL) {
+        return federation::serve(environment, events, newcomer, secured, &in_force, deadline);
+    }
     let mut halves = secured.halves;
     let refuse = |halves: &mut Halves, answer: Option<ErrorCode>| {
         let answer = answer.map(|code| outgoing(&Frame::new(code), false));
@@ -130,6 +134,11 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         environment.say(newcomer, Level::Warn, "refused", &Named(&certificate), &why);
         return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
     }
+    if let Some(refusal) = federation::claim(environment, events, connect.source, &certificate.der) {
+        environment.refused(newcomer, refusal.word());
+        environment.say(newcomer, Level::Warn, "refused", &Named(&certificate), &refusal);
+        return refuse(&mut halves, refusal.answer());
+    }
     let bad_traces = Arc::new(AtomicU64::new(0));
     // Certificates without a fingerprint share one part.
     let owner = certificate.fingerprint.clone().unwrap_or_default();
@@ -145,7 +154,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
         address: peer,
         bad_traces: Arc::clone(&bad_traces),
     };
-    let admitted = match events.admit(request, newcomer.stream()) {
+    let admitted = match events.admit(Arrival::Session(request), newcomer.stream()) {
         Some(Ok(admitted)) => admitted,
         Some(Err(refusal)) => {
             environment.refused(newcomer, refusal.word());
@@ -161,7 +170,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
     };
     let mut admission = Admission::new(admitted.id, events.clone());
     let info = Arc::clone(&admitted.grant.info);
-    let connected = Bytes::from(admitted.grant.connected.encode());
+    let connected = admitted.grant.answer.clone();
     if let Err(e) = send_connected(&mut halves, connected, deadline) {
         environment.refused(newcomer, "lost");
         return admission.started(Err(e));
@@ -191,7 +200,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
 impl Environment {
     /// Counts a newcomer that was not admitted. A handshake that was cut, or that the
     /// end of the server ended, may fail with any error, so that is asked first.
-    fn refused(&self, newcomer: &Newcomer, word: &'static str) {
+    pub(super) fn refused(&self, newcomer: &Newcomer, word: &'static str) {
         self.handshakes.refused(match () {
             () if newcomer.was_cut() => "cut",
             () if newcomer.is_stopping() => "stopping",
@@ -201,7 +210,7 @@ impl Environment {
 
     /// Says in the log what became of a newcomer, for each address no more than it may cause; and
     /// in the audit log, each time.
-    fn say(
+    pub(super) fn say(
         &self,
         newcomer: &Arc<Newcomer>,
         level: Level,

@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::admission::AdmissionPolicy;
 use super::credentials::{Credentials, InForce};
+use super::federation::{Federation, Joins, LINK_PROTOCOL, SESSION_PROTOCOL};
 use super::filter::Filter;
 use super::held::Held;
 use super::routing::{RuleError, Rules};
@@ -87,6 +88,7 @@ pub struct ServerConfig {
     pub(super) grace: Duration,
     pub(super) queue_budget: Option<u64>,
     pub(super) patience: Duration,
+    pub(super) federation: Option<Federation>,
 }
 
 impl fmt::Debug for ServerConfig {
@@ -134,6 +136,7 @@ impl ServerConfig {
             grace: Duration::from_secs(1),
             queue_budget: None,
             patience: PATIENCE,
+            federation: None,
         }
     }
 
@@ -160,6 +163,14 @@ impl ServerConfig {
         check: impl Fn(&[u8]) -> Result<(), String> + Send + 'static,
     ) -> Self {
         self.configuration_check = Box::new(check);
+        self
+    }
+
+    /// Links the server with others, so that they act as one. Default: it takes no links and
+    /// dials nobody.
+    #[must_use]
+    pub fn federate(mut self, federation: Federation) -> Self {
+        self.federation = Some(federation);
         self
     }
 
@@ -375,6 +386,10 @@ fn is_text(payload: &[u8]) -> Result<(), String> {
 pub struct Environment {
     pub(super) uuid: Uuid,
     pub(super) role: Role,
+    /// A random number of this start.
+    pub(super) incarnation: u64,
+    /// There if the server links with others.
+    pub(super) joins: Option<Arc<Joins>>,
     pub(super) tracing: bool,
     pub(super) max_payload: u32,
     pub(crate) operands: Operands,
@@ -391,13 +406,25 @@ pub struct Environment {
     pub(super) handshakes: HandshakeTally,
 }
 
+/// What handshakes are made with. Without links no client notices anything of ALPN.
+fn acceptor(identity: &Identity, trust: &Trust, resumes: bool, links: bool) -> Result<Acceptor, TlsError> {
+    let acceptor = Acceptor::mutual(identity, trust)?.resumption(resumes)?;
+    Ok(match links {
+        true => acceptor.protocols(&[LINK_PROTOCOL, SESSION_PROTOCOL]),
+        false => acceptor,
+    })
+}
+
 impl Environment {
     /// # Errors
     /// The certificates cannot be used for TLS.
     pub fn new(config: &ServerConfig) -> Result<Arc<Self>, ServerError> {
+        let joins = config.federation.as_ref();
+        let joins = joins.map(|federation| Joins::new(federation.advertised.clone()));
         Ok(Arc::new(Self {
             uuid: config.uuid,
             role: config.role,
+            incarnation: Uuid::new_v4().as_u64_pair().1,
             tracing: config.tracing,
             max_payload: config.max_payload,
             operands: config.operands.clone(),
@@ -405,7 +432,12 @@ impl Environment {
             write_timeout: config.write_timeout,
             pool: ssntp_transport::BufferPool::new(),
             in_force: Mutex::new(Arc::new(InForce {
-                acceptor: Acceptor::mutual(&config.identity, &config.trust)?.resumption(config.resumption)?,
+                acceptor: acceptor(
+                    &config.identity,
+                    &config.trust,
+                    config.resumption,
+                    joins.is_some(),
+                )?,
                 credentials: Credentials {
                     identity: config.identity.clone(),
                     trust: config.trust.clone(),
@@ -416,6 +448,7 @@ impl Environment {
             resumption: config.resumption,
             newcomers: Mutex::default(),
             handshakes: HandshakeTally::default(),
+            joins: joins.map(Arc::new),
         }))
     }
 
@@ -428,7 +461,7 @@ impl Environment {
     pub(super) fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ServerError> {
         check_identity(identity, self.role, self.uuid)?;
         // A ticketer of its own: it takes no ticket that was made before.
-        let acceptor = Acceptor::mutual(identity, trust)?.resumption(self.resumption)?;
+        let acceptor = acceptor(identity, trust, self.resumption, self.joins.is_some())?;
         let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
         // Under the lock, so that two renewals at the same time are compared with each other.
         acceptor.check_follows(&in_force.acceptor)?;

@@ -31,7 +31,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use crossbeam_channel::Sender;
-use log::{debug, error, info};
+use log::{debug, error, info, warn};
 use uuid::Uuid;
 
 use super::admission::{AdmissionPolicy, Candidate, Holder, Standing};
@@ -42,6 +42,8 @@ pub use super::config::Environment;
 use super::config::{ConfigurationCheck, ServerConfig, SlowConsumer};
 use super::delivery::Fan;
 use super::disconnect::DisconnectReason;
+pub use super::federation::LinkRequest;
+use super::federation::{Bundle, End, Links};
 use super::filter::Filter;
 use super::handler::{Context, Handler, Newcomer};
 use super::held::{Held, HeldFrame};
@@ -51,16 +53,16 @@ use super::sessions::{Session, SessionId, SessionInfo, Sessions};
 use super::tally::Tally;
 use crate::payload::Draining;
 use crate::proto::{
-    Command, Connect, Connected, ErrorCode, Frame, Item, Refusal, Run, ServerHandshake, answer_to_unsupported,
+    Command, Connect, ErrorCode, Frame, Item, Refusal, Run, ServerHandshake, answer_to_unsupported,
 };
 use crate::request::Outstanding;
 use crate::wire::outgoing;
 use ssntp_transport::LogLimit;
 use ssntp_transport::Role;
-use ssntp_transport::dispatch::{Action, Core, Drops, Origin};
+use ssntp_transport::dispatch::{Action, Core, DistantChange, Drops, Origin};
 use ssntp_transport::excerpt;
 use ssntp_transport::pki::{CertificateDer, CertificateInfo, Fault, KeptCertificate};
-use ssntp_transport::{ConnectionId, EndReason, Gauge, Load, Outgoing, PeerAddress, Table, after};
+use ssntp_transport::{ConnectionId, EndReason, Gauge, Limits, Load, Outgoing, PeerAddress, Table, after};
 
 /// A client that asks to be admitted.
 #[derive(Debug)]
@@ -81,13 +83,22 @@ pub struct AdmissionRequest {
     pub bad_traces: Arc<AtomicU64>,
 }
 
+/// Who asks to be admitted.
+#[derive(Debug)]
+pub enum Arrival {
+    /// A client.
+    Session(AdmissionRequest),
+    /// Another server.
+    Link(LinkRequest),
+}
+
 /// The answer to an admitted client, and its session.
 #[derive(Debug)]
 pub struct Grant {
-    /// Its session.
+    /// Its session, or the facts of the other end of a link.
     pub info: Arc<SessionInfo>,
-    /// The CONNECTED to send.
-    pub connected: Connected,
+    /// What to send first: CONNECTED, or the HELLO of a link.
+    pub answer: Bytes,
 }
 
 /// How many requests of a server may wait for answers at a time.
@@ -97,6 +108,10 @@ const MAX_ASKING: usize = 1024;
 /// that runs slow causes no busy waiting, and one that is set ahead is noticed within the
 /// hour.
 const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3600)];
+
+/// How much memory may wait for a link. Half of it is its mark, so the snapshot of 80,000
+/// sessions fits into the other half.
+const LINK_QUEUE: u64 = 16 << 20;
 
 /// How much longer than it says a draining server waits: a client that leaves first awaits the
 /// answers to its requests, for at most 5 s, and then sends what waits.
@@ -130,7 +145,8 @@ pub(super) struct State {
     pub(super) admission: AdmissionPolicy,
     pub(super) certificates: Certificates,
     /// The certificates and gauges of all connections, until their threads are joined.
-    connections: Table<(KeptCertificate, Gauge)>,
+    pub(super) connections: Table<(KeptCertificate, Gauge)>,
+    pub(super) links: Links,
     /// The roles of those whose [`operators`](super::operators) commands are taken.
     pub(super) operators: Role,
     pub(super) bans: Bans,
@@ -186,6 +202,12 @@ impl ServerCore {
         open: Sender<Infallible>,
         now: Instant,
     ) -> Result<Self, super::RuleError> {
+        let advertised = environment.joins.as_ref().map(|joins| joins.advertised.clone());
+        let links = Links::new(
+            environment.uuid,
+            environment.incarnation,
+            advertised.unwrap_or_default(),
+        );
         let state = State {
             rules: RuleTable::of(config.rules, &environment.operands)?,
             environment,
@@ -201,6 +223,7 @@ impl ServerCore {
             admission: config.admission,
             certificates: Certificates::default(),
             connections: Table::default(),
+            links,
             operators: config.operators,
             bans: Bans::default(),
             tally: Tally::new(now),
@@ -225,7 +248,12 @@ impl ServerCore {
 
     /// Does something with the state at that time, and hands out what is to be
     /// done about it.
-    fn at<T>(&mut self, now: Instant, actions: &mut Vec<Action>, act: impl FnOnce(&mut Self) -> T) -> T {
+    pub(super) fn at<T>(
+        &mut self,
+        now: Instant,
+        actions: &mut Vec<Action>,
+        act: impl FnOnce(&mut Self) -> T,
+    ) -> T {
         self.state.now = now;
         std::mem::swap(&mut self.state.actions, actions);
         let result = act(self);
@@ -255,39 +283,63 @@ impl ServerCore {
         what: &'static str,
         call: impl FnOnce(&mut dyn Handler, &mut Context<'_>),
     ) {
+        self.state.links.act(true);
         let mut cx = Context {
             state: &mut self.state,
         };
         let panic = guard(|| call(&mut *self.handler, &mut cx));
+        self.state.links.act(false);
         self.state.note_panic(what, panic);
     }
 }
 
 impl Core for ServerCore {
     type Item = Item;
-    type Request = AdmissionRequest;
+    type Request = Arrival;
     type Grant = Grant;
     type Refusal = Refusal;
 
-    fn owner(request: &AdmissionRequest) -> Option<&[u8]> {
-        Some(&request.certificate.der)
+    fn owner(request: &Arrival) -> Option<&[u8]> {
+        match request {
+            Arrival::Session(request) => Some(&request.certificate.der),
+            Arrival::Link(_) => None,
+        }
+    }
+
+    fn limits(request: &Arrival, default: Limits) -> Limits {
+        match request {
+            Arrival::Session(_) => default,
+            // What waits for a link is what arrives late where a receiver has no room.
+            Arrival::Link(_) => Limits {
+                bytes: default.bytes.min(LINK_QUEUE),
+                ..default
+            },
+        }
     }
 
     fn admit(
         &mut self,
         id: ConnectionId,
-        request: AdmissionRequest,
+        request: Arrival,
         gauge: Gauge,
         standing: usize,
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> Result<Grant, Refusal> {
         self.at(now, actions, |core| {
+            let generation = match &request {
+                Arrival::Session(request) => request.generation,
+                Arrival::Link(request) => request.generation,
+            };
             // Sessions that stood when the credentials were replaced have been looked at. This one
             // would come too late for that look.
-            if request.generation < core.state.generation {
+            if generation < core.state.generation {
                 return Err(Refusal::Busy("the server's certificates were replaced meanwhile"));
             }
+            let request = match request {
+                Arrival::Session(request) => request,
+                Arrival::Link(request) => return core.state.admit_link(id, request, gauge),
+            };
             let replaced = core.state.judge(&request, standing)?;
             // The application is asked last: it never sees a newcomer that the rules refuse.
             // Whoever is replaced still stands if it says no.
@@ -298,6 +350,9 @@ impl Core for ServerCore {
 
     fn admitted(&mut self, id: ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
         self.at(now, actions, |core| {
+            if core.state.link_admitted(id, told) {
+                return;
+            }
             if !told {
                 // The application has not heard of it, so it is not told of its end either.
                 if let Some(session) = core.state.sessions.remove(SessionId(id)) {
@@ -311,6 +366,7 @@ impl Core for ServerCore {
             session.told = true;
             core.state.tally.admitted += 1;
             let info = Arc::clone(&session.info);
+            core.state.announce_session(SessionId(id));
             if let Some(more) = info.may_log(&mut core.state.log, "connected", now) {
                 info!(target: "ssntp::server", "{info}: connected{more}");
             }
@@ -327,7 +383,13 @@ impl Core for ServerCore {
         if let Some((certificate, gauge)) = self.state.connections.remove(id) {
             self.state.certificates.give(&certificate);
             // Frames are lost until the threads have ended.
-            self.state.frames_lost += gauge.lost();
+            let lost = gauge.lost();
+            self.state.frames_lost += lost;
+            if let Some(server) = self.state.links.parted(id)
+                && lost > 0
+            {
+                warn!(target: "ssntp::server", "{server}: {lost} frames were lost with the link");
+            }
         }
     }
 
@@ -335,6 +397,8 @@ impl Core for ServerCore {
         if let Some(session) = self.state.sessions.get_mut(SessionId(id)) {
             session.counters.bytes_received += bytes;
             session.received = Some(now);
+        } else {
+            self.state.links.heard(id, now);
         }
     }
 
@@ -369,7 +433,15 @@ impl Core for ServerCore {
             EndReason::Protocol(e) => DisconnectReason::Protocol(e.to_string()),
             other => DisconnectReason::Lost(other.to_string()),
         };
-        self.at(now, actions, |core| core.state.end(SessionId(id), reason, false));
+        self.at(now, actions, |core| {
+            if !core.state.end_link(id, End::Closing, &reason.to_string()) {
+                core.state.end(SessionId(id), reason, false);
+            }
+        });
+    }
+
+    fn distant(&mut self, change: DistantChange, now: Instant, actions: &mut Vec<Action>) {
+        self.at(now, actions, |core| core.state.tell_origin(change));
     }
 
     fn left(&mut self, id: ConnectionId, items: Vec<Item>) {
@@ -378,14 +450,25 @@ impl Core for ServerCore {
     }
 
     fn full(&mut self, to: ConnectionId, newest: Load, now: Instant, actions: &mut Vec<Action>) -> Drops {
-        self.at(now, actions, |core| core.state.overflow(SessionId(to), newest))
+        self.at(now, actions, |core| {
+            // Frames of a link depend on each other, so none is dropped.
+            match core
+                .state
+                .end_link(to, End::Closing, "it takes too little of what waits for it")
+            {
+                true => Drops::Newest,
+                false => core.state.overflow(SessionId(to), newest),
+            }
+        })
     }
 
     /// Tells the handler of sessions that ended and frames that expired while
     /// something else was being done.
     fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        while !(self.state.departed.is_empty() && self.state.expired.is_empty()) {
+        let links = |state: &State| state.links.has_news();
+        while !(self.state.departed.is_empty() && self.state.expired.is_empty()) || links(&self.state) {
             self.at(now, actions, |core| {
+                core.pass_on_news();
                 for (info, reason) in std::mem::take(&mut core.state.departed) {
                     if let Some(more) = info.may_log(&mut core.state.log, "disconnected", now) {
                         info!(target: "ssntp::server", "{info}: disconnected: {}{more}", excerpt(&reason));
@@ -414,11 +497,13 @@ impl Core for ServerCore {
         let panic = guard(|| self.timer = self.handler.next_timer());
         self.state.note_panic("next_timer", panic);
         let look = self.state.sessions.next_look().map(|(at, _)| at);
+        let beat = self.state.links.next_beat();
         [
             self.state.held.next_expiry(),
             self.timer,
             look,
             self.state.draining,
+            beat,
         ]
         .into_iter()
         .flatten()
@@ -434,6 +519,7 @@ impl Core for ServerCore {
                 core.state.tally.expired += 1;
                 core.guarded("expired", |handler, cx| handler.expired(cx, held));
             }
+            core.state.beat();
             for _ in 0..LOOKS_IN_A_ROW {
                 match core.state.sessions.next_look() {
                     Some((at, id)) if at <= now => core.state.look_at_certificate(id),
@@ -453,6 +539,9 @@ impl Core for ServerCore {
             core.guarded("stopping", |handler, cx| handler.stopping(cx));
             // From here on newcomers are refused, and nobody is left who could take a place.
             core.state.open = None;
+            for id in core.state.links.table.ids() {
+                core.state.end_link(id, End::Closing, "the server stops");
+            }
             for id in core.state.sessions.ids() {
                 core.state.end(id, DisconnectReason::Stopped, false);
             }
@@ -479,6 +568,7 @@ impl ServerCore {
         // The session may be over already: items come in batches, and an
         // earlier one of its batch may have ended it.
         let Some(session) = self.state.sessions.get_mut(id) else {
+            self.link_item(id.0, item);
             return;
         };
         let info = Arc::clone(&session.info);
@@ -544,6 +634,8 @@ impl ServerCore {
                 // One item for all receivers. They share its bytes, and nothing is encoded again.
                 let item = Outgoing::whole(run.wire().clone(), run.len());
                 self.state.fan_out(info.id, role, run.kind(), |_| item.clone());
+                self.state
+                    .send_to_remote_role(Some(info.uuid), role, || Bundle::from(run));
             }
             Some(Rule::Function(_)) => {
                 for frame in run.frames() {
@@ -564,6 +656,8 @@ impl ServerCore {
                 let mut fan = Fan::new(frame, &self.state);
                 self.state
                     .fan_out(info.id, role, frame.kind(), |session| fan.for_session(session));
+                self.state
+                    .send_to_remote_role(Some(info.uuid), role, || fan.for_link());
             }
             Some(Rule::Function(_)) => self
                 .state
@@ -590,7 +684,7 @@ impl State {
             server: self.environment.uuid,
             stopping: self.open.is_none() || self.draining.is_some(),
             maximum: self.max_sessions,
-            sessions: standing,
+            sessions: standing.saturating_sub(self.links.table.len()),
             of_certificate: self.certificates.sessions_of(certificate),
             banned: self.bans.left(connect.source, self.now),
             holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, certificate)),
@@ -630,6 +724,7 @@ impl State {
         let certificate = self.certificates.take(&certificate, intermediates);
         let info = Arc::new(SessionInfo {
             id,
+            server: environment.uuid,
             uuid: connect.source,
             role: connect.role,
             address,
@@ -639,9 +734,13 @@ impl State {
         self.connections.insert(id.0, (certificate, gauge.clone()));
         let mut session = Session::new(Arc::clone(&info), gauge, bad_traces, self.now);
         session.ends = ends;
+        session.rank = self.links.next_rank();
         self.sessions.insert(session);
         self.await_end(id);
-        Grant { info, connected }
+        Grant {
+            info,
+            answer: connected.encode().into(),
+        }
     }
 
     /// Logs a panic of the application, which may come with each frame.
@@ -668,6 +767,7 @@ impl State {
         self.tally.gone(&counters);
         if session.told {
             self.tally.closed(&session, counters, &reason, self.now);
+            self.announce_end(&session.info);
             self.departed.push((session.info, reason));
         }
     }
@@ -700,7 +800,7 @@ impl State {
     /// a valid certificate, or after its ban. False if the session is over already.
     pub(super) fn dismiss(&mut self, id: SessionId, reason: DisconnectReason) -> bool {
         if self.sessions.get(id).is_none() {
-            return false;
+            return self.end_link(id.0, End::Refused, &reason.to_string());
         }
         let item = outgoing(&Frame::new(ErrorCode::CONNECTION_FAILURE), false);
         // Before the end, after which nothing can be sent to it any more.

@@ -85,7 +85,9 @@ pub(super) fn look(handle: &ServerHandle, now: SystemTime) -> Renewed {
         cx.state.generation = cx.state.generation.max(generation);
         let sessions = cx.state.sessions.iter();
         let sessions = sessions.map(|session| (session.info.certificate.clone(), session.info.id));
-        sessions.collect::<Vec<_>>()
+        let links = cx.state.links.table.iter();
+        let links = links.map(|(id, link)| (link.certificate.clone(), id.into()));
+        sessions.chain(links).collect::<Vec<_>>()
     });
     // A server that has stopped has none.
     let mut standing = standing.unwrap_or_default();

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::config::{Environment, SlowConsumer};
 use super::core::{State, guard};
 use super::disconnect::DisconnectReason;
+use super::federation::Bundle;
 use super::handler::SendError;
 use super::routing::{Decision, Rule};
 use super::sessions::{Directory, Session, SessionId, SessionInfo};
@@ -62,6 +63,24 @@ impl<'a> Fan<'a> {
             .get_or_insert_with(|| outgoing(self.frame, false))
             .clone()
     }
+
+    /// The frame for sessions of another server, with its trace.
+    pub(super) fn for_link(&self) -> Bundle {
+        let mut frame = self.frame.clone();
+        let Some(trace) = frame.trace_mut() else {
+            return Bundle::from(&Run::of(&frame));
+        };
+        trace.stamp_sent(
+            self.environment.uuid,
+            self.environment.role,
+            unix_nanos_at(self.wall),
+        );
+        Bundle {
+            bytes: frame.encode(),
+            frames: 1,
+            traced: true,
+        }
+    }
 }
 
 impl State {
@@ -98,6 +117,7 @@ impl State {
         };
         let directory = Directory {
             sessions: &self.sessions,
+            roster: &self.links.roster,
         };
         // A function that panics discards its frame: any guess at a receiver could be wrong.
         let mut decision = Decision::Discard;
@@ -120,7 +140,7 @@ impl State {
                 let frame = apart(frame, memory);
                 let mut fan = Fan::new(&frame, self);
                 for uuid in targets {
-                    if let Err(e) = self.send_fanned(Some(info.id), uuid, &mut fan) {
+                    if let Err(e) = self.send_fanned(Some(info.uuid), uuid, &mut fan) {
                         let kind = self.environment.operands.show(frame.kind());
                         debug!(target: "ssntp::server", "{info}: {kind} is not forwarded: {e}");
                     }
@@ -129,20 +149,22 @@ impl State {
         }
     }
 
-    /// Sends a frame to a session. It is an error if that is the session `from`, which
+    /// Sends a frame to a session. It is an error if that is the session of `from`, which
     /// the frame came from.
-    fn send_fanned(&mut self, from: Option<SessionId>, to: Uuid, fan: &mut Fan<'_>) -> Result<(), SendError> {
-        let id = self.sessions.id_of(to).ok_or(SendError::NotConnected(to))?;
-        if Some(id) == from {
+    fn send_fanned(&mut self, from: Option<Uuid>, to: Uuid, fan: &mut Fan<'_>) -> Result<(), SendError> {
+        if Some(to) == from {
             return Err(SendError::ToSender(to));
         }
+        let Some(id) = self.sessions.id_of(to) else {
+            return self.send_to_remote(from, to, || fan.for_link());
+        };
         let session = self.sessions.get(id).ok_or(SendError::NotConnected(to))?;
         let item = fan.for_session(session);
         self.push(id, fan.frame.kind(), item);
         Ok(())
     }
 
-    pub(super) fn forward(&mut self, from: SessionId, to: Uuid, frame: &Frame) -> Result<(), SendError> {
+    pub(super) fn forward(&mut self, from: Uuid, to: Uuid, frame: &Frame) -> Result<(), SendError> {
         if !self.environment.operands.may_be_sent(frame.kind()) {
             return Err(SendError::Kind(frame.kind()));
         }
@@ -151,12 +173,7 @@ impl State {
 
     /// As [`forward`](Self::forward), but without the check of the kind, so that it also
     /// forwards requests and answers.
-    pub(super) fn forward_any_kind(
-        &mut self,
-        from: SessionId,
-        to: Uuid,
-        frame: &Frame,
-    ) -> Result<(), SendError> {
+    pub(super) fn forward_any_kind(&mut self, from: Uuid, to: Uuid, frame: &Frame) -> Result<(), SendError> {
         self.send_fanned(Some(from), to, &mut Fan::new(frame, self))
     }
 
@@ -232,14 +249,14 @@ impl State {
     /// sessions it was sent.
     pub(super) fn send_all(
         &mut self,
-        from: Option<SessionId>,
+        from: Option<Uuid>,
         to: Role,
         frame: &Frame,
     ) -> Result<usize, SendError> {
         self.check(frame)?;
         let mut fan = Fan::new(frame, self);
         let sessions = self.sessions.with_role(to);
-        let others = sessions.filter(|session| Some(session.info.id) != from);
+        let others = sessions.filter(|session| Some(session.info.uuid) != from);
         let items: Vec<_> = others
             .map(|session| (session.info.id, fan.for_session(session)))
             .collect();
@@ -247,7 +264,7 @@ impl State {
         for (id, item) in items {
             self.push(id, frame.kind(), item);
         }
-        Ok(count)
+        Ok(count + self.send_to_remote_role(from, to, || fan.for_link()))
     }
 
     /// Answers a session with a frame, which it is sent `times` times.

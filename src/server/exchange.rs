@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use super::core::{ServerCore, State};
 use super::handler::{Context, SendError};
-use super::sessions::SessionInfo;
+use super::sessions::{Directory, SessionInfo};
 use super::{ServerHandle, dispatch};
 use crate::proto::{Exchange, Frame, Item, Step, answer_to_bad_exchange};
 use crate::request::{Answer, Request, RequestError};
@@ -94,7 +94,7 @@ impl State {
     }
 
     fn ask(&mut self, info: &SessionInfo, request: &Request, whom: Uuid, asking: &Frame) {
-        if self.forward_any_kind(info.id, whom, asking).is_err() {
+        if self.forward_any_kind(info.uuid, whom, asking).is_err() {
             self.refuse(request, whom, "not_connected");
         }
     }
@@ -102,8 +102,11 @@ impl State {
     /// Only a client that may ask gets an answer: otherwise answers would be a way
     /// around the filter.
     fn pass_back(&mut self, info: &SessionInfo, asker: Uuid, answer: &Frame) {
-        let session = self.sessions.id_of(asker).and_then(|id| self.sessions.get(id));
-        let Some(role) = session.map(|session| session.info.role) else {
+        let directory = Directory {
+            sessions: &self.sessions,
+            roster: &self.links.roster,
+        };
+        let Some(role) = directory.session(asker).map(SessionInfo::role) else {
             debug!(target: "ssntp::server", "{info}: its answer is dropped: {asker} has gone");
             return;
         };
@@ -113,7 +116,7 @@ impl State {
             }
             return;
         }
-        if let Err(e) = self.forward_any_kind(info.id, asker, answer) {
+        if let Err(e) = self.forward_any_kind(info.uuid, asker, answer) {
             debug!(target: "ssntp::server", "{info}: its answer is dropped: {e}");
         }
     }

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::core::State;
 use super::disconnect::DisconnectReason;
+use super::federation::ServerLink;
 use super::filter::Filter;
 use super::held::{HeldFrame, HeldId};
 use super::routing::{RuleError, RuleTable, Rules};
@@ -56,6 +57,32 @@ pub trait Handler: Any + Send {
     /// A session is over; frames can no longer be sent to it.
     fn disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
         let _ = (cx, session, reason);
+    }
+
+    /// There is a link to another server, and its sessions are known: see
+    /// [`Federation`](super::Federation).
+    fn server_linked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
+        let _ = (cx, server);
+    }
+
+    /// The link to another server has ended. Its sessions were reported before as gone.
+    fn server_unlinked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
+        let _ = (cx, server);
+    }
+
+    /// A session of another server stands: frames reach it from here.
+    fn remote_connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        let _ = (cx, session);
+    }
+
+    /// A session of another server is over, or the link to that server is.
+    fn remote_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        let _ = (cx, session);
+    }
+
+    /// Another server's application has sent a message, see [`Context::tell`].
+    fn told(&mut self, cx: &mut Context<'_>, server: Uuid, message: Bytes) {
+        let _ = (cx, server, message);
     }
 
     /// A frame that passed the role filter, after the forwarding rules have
@@ -234,7 +261,7 @@ impl Context<'_> {
     /// # Errors
     /// [`SendError`]; the frame was not queued.
     pub fn forward(&mut self, from: &SessionInfo, to: Uuid, frame: &Frame) -> Result<(), SendError> {
-        self.state.forward(from.id(), to, frame)
+        self.state.forward(from.uuid(), to, frame)
     }
 
     /// Queues a frame that came from a session for every other session with
@@ -243,7 +270,7 @@ impl Context<'_> {
     /// # Errors
     /// [`SendError::Kind`].
     pub fn forward_all(&mut self, from: &SessionInfo, to: Role, frame: &Frame) -> Result<usize, SendError> {
-        self.state.send_all(Some(from.id()), to, frame)
+        self.state.send_all(Some(from.uuid()), to, frame)
     }
 
     /// Queues a frame for every session with at least one of the roles, and
@@ -268,6 +295,7 @@ impl Context<'_> {
     pub fn directory(&self) -> Directory<'_> {
         Directory {
             sessions: &self.state.sessions,
+            roster: &self.state.links.roster,
         }
     }
 

@@ -58,6 +58,7 @@
 //! | `accept` | newcomers up to CONNECTED |
 //! | `core` | all state of a server, without threads, sockets or clock |
 //! | `delivery` | who is sent what, and what happens where there is no room |
+//! | `federation` | links to other servers, and the sessions there: [`Federation`] |
 //! | `exchange` | requests: who answers, and to whom the answer goes |
 //! | `channel` | [`channel`]: a handler that feeds a receiver |
 //! | `figures` | [`Figures`]: what it knows about itself |
@@ -74,6 +75,7 @@ mod credentials;
 mod delivery;
 mod disconnect;
 mod exchange;
+mod federation;
 mod figures;
 mod filter;
 mod handler;
@@ -103,6 +105,8 @@ pub use self::config::{ConfigurationCheck, ServerConfig, ServerError, SlowConsum
 use self::core::ServerCore;
 pub use self::credentials::{Credentials, Renewed};
 pub use self::disconnect::DisconnectReason;
+pub(crate) use self::federation::LINK;
+pub use self::federation::{Dialler, Federation, LinkFigures, PeerState, ServerLink};
 pub use self::figures::{
     ClosedSession, Figures, HandshakeFigures, HeldBack, KindFigures, Pace, SessionFigures,
 };
@@ -133,6 +137,7 @@ pub struct Server {
     addresses: Vec<Address>,
     max_sessions: usize,
     acceptance: Option<Acceptance>,
+    dialler: Option<Dialler>,
     dispatcher: Option<JoinHandle<()>>,
     /// Disconnected once the server begins to stop.
     stopping: Receiver<Infallible>,
@@ -165,6 +170,7 @@ impl Server {
 
         let (uuid, role) = (config.uuid, config.role);
         let settings = config.runner();
+        let (federation, tcp) = (config.federation.take(), config.tcp);
         let (memory, max_payload) = (settings.received.longest(), config.max_payload);
         if memory < u64::from(max_payload) {
             warn!(target: "ssntp::server",
@@ -200,14 +206,27 @@ impl Server {
             addresses,
             max_sessions,
             acceptance: None,
+            dialler: None,
             dispatcher: Some(dispatcher),
             stopping,
         };
         // From here on, dropping `server` ends what runs already.
-        let acceptance =
-            accept::start(listeners, environment, room.handshakes, events).map_err(ServerError::Thread)?;
+        let acceptance = accept::start(
+            listeners,
+            Arc::clone(&environment),
+            room.handshakes,
+            events.clone(),
+        );
+        let acceptance = acceptance.map_err(ServerError::Thread)?;
         server.handle.occupancy = Some(acceptance.occupancy());
         server.acceptance = Some(acceptance);
+        if let Some(federation) = federation {
+            let dialler = Dialler::new(environment, events, tcp);
+            server.dialler = Some(dialler.clone());
+            for peer in federation.peers {
+                dialler.dial(peer).map_err(ServerError::Thread)?;
+            }
+        }
         info!(target: "ssntp::server",
             "{uuid} ({role}): server for at most {max_sessions} sessions ({})",
             room.limit()
@@ -228,6 +247,12 @@ impl Server {
     /// How many sessions it admits.
     pub fn max_sessions(&self) -> usize {
         self.max_sessions
+    }
+
+    /// What dials the servers that this one links with; `None` without
+    /// [`ServerConfig::federate`].
+    pub fn dialler(&self) -> Option<Dialler> {
+        self.dialler.clone()
     }
 
     /// A handle for other threads.
@@ -296,6 +321,9 @@ impl Drop for Server {
             // Between the two events: newcomers that were admitted before the stop still need the
             // dispatcher, and after this there are no more of them.
             acceptance.stop();
+        }
+        if let Some(dialler) = self.dialler.take() {
+            dialler.close();
         }
         let _ = events.send(DispatchEvent::Exit);
         if let Some(dispatcher) = self.dispatcher.take() {
@@ -377,6 +405,14 @@ impl ServerHandle {
         self.events.send(replying).map_err(|_| SendError::Stopped)?;
         let done = self.events.answer(&result).ok_or(SendError::Stopped)?;
         done.ok_or(SendError::OtherHandler)
+    }
+
+    /// What the server knows about its links to other servers.
+    ///
+    /// # Errors
+    /// As of [`with`](Self::with).
+    pub fn links(&self) -> Result<Vec<LinkFigures>, SendError> {
+        self.with(|cx| cx.state.links.figures(cx.state.now))
     }
 
     /// Has the dispatcher run `call` as soon as it can, and waits for nothing:

@@ -9,6 +9,7 @@ use std::time::{Instant, SystemTime};
 use serde::Serialize;
 use uuid::Uuid;
 
+use super::federation::{Rank, Roster};
 use ssntp_transport::Role;
 use ssntp_transport::pki::{CertificateInfo, KeptCertificate};
 use ssntp_transport::{ConnectionId, Gauge, LogLimit, More, PeerAddress, Table};
@@ -46,6 +47,7 @@ impl fmt::Display for SessionId {
 #[derive(Clone, Debug)]
 pub struct SessionInfo {
     pub(super) id: SessionId,
+    pub(super) server: Uuid,
     pub(super) uuid: Uuid,
     pub(super) role: Role,
     pub(super) address: PeerAddress,
@@ -59,7 +61,13 @@ impl SessionInfo {
         log.admit_of(self.uuid, &self.certificate, kind, now)
     }
 
-    /// The session's own name.
+    /// The server that has the session: this one, or one that it is linked to
+    /// ([`Federation`](super::Federation)).
+    pub fn server(&self) -> Uuid {
+        self.server
+    }
+
+    /// The session's own name. Two servers may give two of their sessions the same one.
     pub fn id(&self) -> SessionId {
         self.id
     }
@@ -80,7 +88,8 @@ impl SessionInfo {
     }
 
     /// What the client's certificate says. It is read when it is first asked
-    /// for, since most sessions are never asked.
+    /// for, since most sessions are never asked. Servers do not tell each other of
+    /// certificates, so that of another server's session has no names and no roles.
     pub fn certificate(&self) -> &CertificateInfo {
         self.certificate.info()
     }
@@ -135,6 +144,8 @@ pub(super) struct Session {
     pub(super) gauge: Gauge,
     pub(super) counters: SessionCounters,
     pub(super) since: Instant,
+    /// What decides if another server has a session of the same UUID.
+    pub(super) rank: Rank,
     /// When bytes were last received from it.
     pub(super) received: Option<Instant>,
     /// The application has been told that it stands.
@@ -158,6 +169,7 @@ impl Session {
             gauge,
             counters: SessionCounters::default(),
             since,
+            rank: Rank::default(),
             received: None,
             told: false,
             ends: None,
@@ -191,7 +203,7 @@ pub(super) struct Sessions {
     by_look: BTreeSet<(Instant, SessionId)>,
 }
 
-const ROLES: usize = Role::ALL.bits().count_ones() as usize;
+pub(super) const ROLES: usize = Role::ALL.bits().count_ones() as usize;
 
 impl Sessions {
     pub(super) fn len(&self) -> usize {
@@ -279,36 +291,50 @@ impl Sessions {
     }
 }
 
-fn bits(role: Role) -> impl Iterator<Item = usize> {
+pub(super) fn bits(role: Role) -> impl Iterator<Item = usize> {
     (0..ROLES).filter(move |bit| role.bits() & (1 << bit) != 0)
 }
 
-/// Who is connected, as a routing function sees it.
+/// Who is connected, as a routing function sees it: to this server, or to one that it is
+/// linked to ([`SessionInfo::server`]).
 #[derive(Debug)]
 pub struct Directory<'a> {
     pub(super) sessions: &'a Sessions,
+    pub(super) roster: &'a Roster,
 }
 
 impl Directory<'_> {
     /// The session of `uuid`.
     pub fn session(&self, uuid: Uuid) -> Option<&SessionInfo> {
-        let id = self.sessions.id_of(uuid)?;
-        self.sessions.get(id).map(|session| &*session.info)
+        let own = self.sessions.id_of(uuid).and_then(|id| self.sessions.get(id));
+        match own {
+            Some(session) => Some(&session.info),
+            None => self.roster.get(uuid).map(|remote| &remote.info),
+        }
+    }
+
+    /// Whether another server's session counts: this server has none of its UUID.
+    fn counts(&self, remote: &SessionInfo) -> bool {
+        self.sessions.id_of(remote.uuid).is_none()
     }
 
     /// Every session with at least one of the roles, each once.
     pub fn with_role(&self, role: Role) -> impl Iterator<Item = &SessionInfo> {
-        self.sessions.with_role(role).map(|session| &*session.info)
+        let own = self.sessions.with_role(role).map(|session| &*session.info);
+        let remote = self.roster.with_role(role).map(|remote| &remote.info);
+        own.chain(remote.filter(|info| self.counts(info)))
     }
 
     /// Every session.
     pub fn sessions(&self) -> impl Iterator<Item = &SessionInfo> {
-        self.sessions.iter().map(|session| &*session.info)
+        let own = self.sessions.iter().map(|session| &*session.info);
+        let remote = self.roster.iter().map(|remote| &remote.info);
+        own.chain(remote.filter(|info| self.counts(info)))
     }
 
-    /// How many sessions there are.
+    /// How many sessions there are. One whose UUID two servers have for a moment counts twice.
     pub fn len(&self) -> usize {
-        self.sessions.len()
+        self.sessions.len() + self.roster.len()
     }
 
     /// Whether there are no sessions.
@@ -328,6 +354,7 @@ mod tests {
         let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1]));
         let info = SessionInfo {
             id: SessionId(ConnectionId(id)),
+            server: Uuid::nil(),
             uuid: Uuid::from_u128(uuid),
             role,
             address: PeerAddress::Memory,
@@ -345,7 +372,11 @@ mod tests {
         let mut sessions = Sessions::default();
         let mut there: Vec<(u64, u32)> = Vec::new();
         let agree = |sessions: &Sessions, there: &[(u64, u32)]| {
-            let directory = Directory { sessions };
+            let roster = Roster::empty();
+            let directory = Directory {
+                sessions,
+                roster: &roster,
+            };
             assert_eq!(
                 (directory.len(), directory.is_empty()),
                 (there.len(), there.is_empty())

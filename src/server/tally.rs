@@ -185,6 +185,7 @@ mod tests {
         let most = MOST_CLOSED as u64;
         for number in 0..most + 5 {
             let info = SessionInfo {
+                server: uuid::Uuid::nil(),
                 id: SessionId(ConnectionId(number)),
                 uuid: Uuid::from_u128(number.into()),
                 role: Role::AGENT,

@@ -11,7 +11,7 @@ use rustls::pki_types::CertificateDer;
 use uuid::Uuid;
 
 use super::config::Environment;
-use super::core::{AdmissionRequest, ServerCore};
+use super::core::{AdmissionRequest, Arrival, ServerCore};
 use super::*;
 use crate::proto::{Codec, Command, Connect, ErrorCode, FrameKind, FrameType, Item, Refusal, Run, Trace};
 use crate::wire::outgoing;
@@ -84,8 +84,14 @@ impl Rig {
             bad_traces: Arc::new(AtomicU64::new(0)),
         };
         let standing = self.admitted;
-        self.core
-            .admit(id, request, outbox.gauge(), standing, self.now, actions)?;
+        self.core.admit(
+            id,
+            Arrival::Session(request),
+            outbox.gauge(),
+            standing,
+            self.now,
+            actions,
+        )?;
         self.admitted += 1;
         Ok(Member { id, uuid, outbox })
     }

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::proto::{Codec, Connect, Exchange, Frame, Item, Refusal, Run, Step, content};
 use crate::request::Request;
-use crate::server::core::{AdmissionRequest, Environment, Grant, ServerCore};
+use crate::server::core::{AdmissionRequest, Arrival, Environment, Grant, ServerCore};
 use crate::server::{Context, Handler, ServerConfig, ServerError, SessionInfo, now, wall_clock};
 use ssntp_transport::dispatch::{Action, Core};
 use ssntp_transport::pki::Identity;
@@ -130,9 +130,14 @@ impl HandlerTest {
         };
         let (standing, now) = (self.clients.len(), self.now);
         let mut actions = Vec::new();
-        let verdict = self
-            .core
-            .admit(id, request, outbox.gauge(), standing, now, &mut actions);
+        let verdict = self.core.admit(
+            id,
+            Arrival::Session(request),
+            outbox.gauge(),
+            standing,
+            now,
+            &mut actions,
+        );
         self.perform(actions);
         let Grant { info, .. } = verdict?;
         self.clients.insert(id, Client { uuid, outbox });
@@ -279,6 +284,8 @@ impl HandlerTest {
                 match action {
                     Action::Send { to, item, .. } => self.deliver(to, &item),
                     Action::End { id, .. } => self.remove(id),
+                    // Only links have sessions held.
+                    Action::Hold { .. } => {}
                     Action::Stop => self.core.stop(self.now, &mut actions),
                 }
             }

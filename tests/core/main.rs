@@ -9,6 +9,7 @@
 //! | `credentials` | certificates that change while a server runs |
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
+//! | `federation` | several servers that act as one |
 //! | `figures` | what a server tells of itself |
 //! | `renewal` | clients and a server whose certificates are replaced under load |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
@@ -28,6 +29,7 @@
 mod credentials;
 mod dependencies;
 mod embedding;
+mod federation;
 mod figures;
 mod flow;
 mod operators;

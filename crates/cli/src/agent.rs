@@ -15,7 +15,7 @@ use ssntp_cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, Ru
 
 use crate::admin::{self, AdminArgs};
 use crate::choice::{Choices, one_of};
-use crate::connection::Connection;
+use crate::connection::{Connection, closed};
 use crate::credentials::{CredentialFiles, FilesRead};
 use crate::daemon::{Daemon, Next, Presence, Service, on};
 use crate::failure::Failure;
@@ -251,7 +251,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             Ok(Next::Continue)
         }),
         on(agent.ended().clone(), |_, why| {
-            Err(why.unwrap_or(ClientError::Closed).into())
+            Err(closed(why.unwrap_or(ClientError::Closed)))
         }),
         on(toggle, |running: &mut Running<'_>, signal| match signal {
             Some(()) => {

@@ -457,5 +457,8 @@ fn reasons(failures: &[DialError]) -> String {
 
 /// A client that ended for good ends its program.
 pub(crate) fn closed(why: ClientError) -> Failure {
-    Failure::new(why)
+    match &why {
+        ClientError::Aborted { .. } | ClientError::NoServerLeft(_) => Failure::Refused(why.to_string()),
+        _ => Failure::new(why),
+    }
 }

@@ -18,6 +18,8 @@ use ssntp_transport::{printable, printable_json};
 pub(crate) enum Failure {
     /// The command could not do its work: exit code 1.
     Failed(String),
+    /// No server takes this client with its certificate: exit code 1.
+    Refused(String),
     /// The command line, or a file that it names, is wrong: exit code 2.
     Usage(String),
     /// Only the exit code is left to say: a signal ended the program, or everything
@@ -78,7 +80,7 @@ impl Failure {
     /// The message for people, if there is one.
     pub(crate) fn plain(&self) -> Option<&str> {
         match self {
-            Self::Failed(message) | Self::Usage(message) => Some(message),
+            Self::Failed(message) | Self::Refused(message) | Self::Usage(message) => Some(message),
             Self::Silent(_) | Self::Json(_) => None,
         }
     }
@@ -90,7 +92,7 @@ impl Failure {
 
     fn number(&self) -> u8 {
         match self {
-            Self::Failed(_) => 1,
+            Self::Failed(_) | Self::Refused(_) => 1,
             Self::Usage(_) => 2,
             Self::Silent(code) => *code,
             Self::Json(failure) => failure.number(),

@@ -124,6 +124,20 @@ impl ServiceManager {
         self.tell("STOPPING=1");
     }
 
+    /// Whether a service manager started the daemon.
+    pub(crate) fn is_there(&self) -> bool {
+        self.notices.is_some()
+    }
+
+    /// The daemon waits before it ends, for this reason. To be called every two seconds.
+    pub(crate) fn rests(&mut self, why: &str) {
+        self.end_of_pulse.take();
+        if let Some(notices) = &self.notices {
+            let status = notices.status(|status| why.clone_into(&mut status.work));
+            notices.tell(&format!("WATCHDOG=1\n{status}"));
+        }
+    }
+
     /// The daemon may take that long to end, and 10 s more, whatever the limit of its unit is.
     pub(crate) fn stops_within(&self, limit: Duration) {
         let limit = limit.saturating_add(Duration::from_secs(10));

@@ -11,13 +11,18 @@
 //! |---|---|
 //! | [`model`] | workloads, instances, history: values without I/O |
 //! | [`reconcile`] | what follows for the cluster, as a pure core |
+//! | [`daemon`] | the thread between the two and the scheduler |
 //! | [`store`] | the database: one thread writes, connections of their own read |
 
+pub mod daemon;
 pub mod model;
 pub mod reconcile;
 pub mod store;
 
-pub use self::model::{Spec, SpecError, StartKeys};
+pub use self::daemon::{Config, Daemon, Handle, Health, Snapshot, StartError};
+pub use self::model::{Figures, Row, Spec, SpecError, StartKeys, State};
+pub use self::reconcile::{Applied, Refused, RolloutOrder, Status};
+pub use self::store::{Limits, Query};
 
 /// The log target of this crate.
 const LOG: &str = "ssntp::controller";

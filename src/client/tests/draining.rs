@@ -65,7 +65,12 @@ fn a_client_answers_what_it_was_asked_before_it_leaves() {
     };
     assert_eq!(number(&next_frame(&client)), 1);
     client.reply(&request, "!").unwrap();
-    drop(request);
+    let copied = request.copied();
+    assert!(
+        copied.payload() == "?" && copied.payload().is_unique(),
+        "it keeps no other memory"
+    );
+    drop(copied);
     let answer = peer.recv();
     assert_eq!(Exchange::read(answer.payload_bytes()).unwrap().step, Step::Reply);
     peer.expect_end();

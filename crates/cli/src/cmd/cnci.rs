@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::table::{self, Columns};
 use crate::admin::{self, AdminArgs};
-use crate::connection::Connection;
+use crate::connection::{Connection, closed};
 use crate::credentials::{CredentialFiles, FilesRead};
 use crate::daemon::{Daemon, Presence, Service, on};
 use crate::failure::Failure;
@@ -114,7 +114,7 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
         files: renewal.files,
     };
     let arms = vec![on(cnci.ended().clone(), |_, why| {
-        Err(why.unwrap_or(ClientError::Closed).into())
+        Err(closed(why.unwrap_or(ClientError::Closed)))
     })];
     daemon.run(presence, renewal.read, &mut running, arms)
 }

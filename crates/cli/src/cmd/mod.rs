@@ -7,7 +7,7 @@
 //! | `completions` | for shells; `man`: manual pages |
 //! | `config` | check and show the settings of daemons |
 //! | `context` | name servers and how to reach them |
-//! | `ctl/` | command a cluster, and show it |
+//! | `ctl/` | command a cluster, and show it; `top` |
 //! | `decode/` | name the fields of frames |
 //! | `demo/` | everything at once |
 //! | `exchange` | requests of an application, and answers by a program |
@@ -65,6 +65,7 @@ pub(crate) enum Command {
     Send(send::Args),
     Server(server::Args),
     Session(session::Args),
+    Top(ctl::top::Args),
 }
 
 impl Command {
@@ -91,6 +92,7 @@ impl Command {
             Self::Send(args) => send::run(args),
             Self::Server(args) => server::run(args, settings),
             Self::Session(args) => session::run(args),
+            Self::Top(args) => ctl::top::run(&args),
         }
     }
 

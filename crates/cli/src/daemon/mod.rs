@@ -202,10 +202,33 @@ impl Daemon {
         }
         self.pages.announce(presence.json);
         self.manager.ready(presence.status);
-        self.serve(read, service, arms)?;
+        let served = self.serve(read, service, arms);
+        if let Err(Failure::Refused(why)) = &served {
+            self.rest(why);
+        }
+        served?;
         self.manager.stopping();
         self.pages.stopping();
         Ok(())
+    }
+
+    /// Lets a client that no server takes wait before it ends, if a service manager would start
+    /// it again at once: until its files change, because the new ones may be taken, and for a
+    /// minute at most, because a server may have been wrong.
+    fn rest(&mut self, why: &str) {
+        if !self.manager.is_there() {
+            return;
+        }
+        log::error!("{why}; this ends when its files change, or in a minute");
+        for _ in 0..LOOKS_TO_RETRY {
+            self.manager.rests(why);
+            crossbeam_channel::select! {
+                recv(self.stop.channel()) -> _ => return,
+                recv(self.looks) -> _ => if self.watched.have_changed() {
+                    return;
+                }
+            }
+        }
     }
 
     /// Lets the clients of a server leave before it stops; a further signal ends the wait.

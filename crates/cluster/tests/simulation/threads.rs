@@ -16,7 +16,7 @@ use super::network::{SimTransmit, Stream};
 use super::random::Random;
 use ssntp::pki::CertificateInfo;
 use ssntp::proto::{Codec, ErrorCode, Frame, Item, ProtocolError, Refusal, ServerHandshake};
-use ssntp::server::core::{AdmissionRequest, ServerCore};
+use ssntp::server::core::{AdmissionRequest, Arrival, ServerCore};
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Threads, Verdict};
 use ssntp_transport::flow::{Credit, Look, Unfinished};
 use ssntp_transport::outbox::Outbox;
@@ -357,7 +357,7 @@ pub(super) struct Newcomer {
 
 enum Shaking {
     Connect(Instant),
-    Admit(Box<AdmissionRequest>),
+    Admit(Box<Arrival>),
     Verdict(Receiver<Verdict<Core>>),
     SendConnected(Box<Admitting>, Vec<u8>),
     Started(Admission<Core, SimThreads>),
@@ -416,7 +416,7 @@ impl Newcomer {
             Shaking::Connect(deadline) => {
                 let handshake = ServerHandshake::new(self.certificate.roles, self.certificate.uuid);
                 match handshake.receive(&mut self.input) {
-                    Ok(Some(connect)) => Shaking::Admit(Box::new(AdmissionRequest {
+                    Ok(Some(connect)) => Shaking::Admit(Box::new(Arrival::Session(AdmissionRequest {
                         connect,
                         certificate: self.certificate.clone(),
                         intermediates: Vec::new(),
@@ -424,7 +424,7 @@ impl Newcomer {
                         generation: 0,
                         address: PeerAddress::Memory,
                         bad_traces: Arc::default(),
-                    })),
+                    }))),
                     Err(refusal) => Self::refuse(Some(&refusal), view),
                     Ok(None) if stopping => Self::refuse_with(Some(ErrorCode::CONNECTION_FAILURE), view),
                     Ok(None) => {
@@ -466,7 +466,7 @@ impl Newcomer {
                 Ok(Ok(admitted)) => {
                     let admission = Admission::new(admitted.id, view.events.clone());
                     self.admitted = Some((admitted.id, admitted.outbox.clone()));
-                    let connected = admitted.grant.connected.encode();
+                    let connected = admitted.grant.answer.to_vec();
                     let deadline = view.now + HANDSHAKE;
                     let admitting = Admitting {
                         admission,

@@ -13,7 +13,7 @@ use super::random::Random;
 use super::threads::{Core, Fails, Newcomer, Reader, SimEvent, SimEvents, SimThreads, Step, View, Writer};
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
-use ssntp::server::core::Environment;
+use ssntp::server::core::{Arrival, Environment};
 use ssntp::server::{ServerConfig, SessionId, SlowConsumer};
 use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
 use ssntp_transport::dispatch::events::{self, Watch};
@@ -431,7 +431,10 @@ impl World {
 
     fn handle(&mut self, event: SimEvent) {
         self.say(|| match &event {
-            DispatchEvent::Admit(request, ..) => format!("admit {}", request.connect.source),
+            DispatchEvent::Admit(request, ..) => match &**request {
+                Arrival::Session(request) => format!("admit {}", request.connect.source),
+                Arrival::Link(_) => "admit a link".into(),
+            },
             DispatchEvent::Started(id, threads) => format!("s{id} started: {}", threads.is_ok()),
             DispatchEvent::Items(id, items, bytes) => format!("s{id} {} items in {bytes} bytes", items.len()),
             DispatchEvent::Room(id) => format!("s{id} room"),

@@ -30,6 +30,7 @@ use uuid::Uuid;
 pub use self::spec::{
     HealthCheck, MAX_COUNT, Reschedule, ReschedulePolicy, Spec, SpecError, Template, Update,
 };
+pub(crate) use self::spec::{SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL};
 pub use self::start_keys::StartKeys;
 
 /// How many versions of a workload are kept, so that a roll-out can go back.
@@ -142,23 +143,6 @@ pub enum InstanceState {
     Lost,
 }
 
-/// A token with which a browser or a program may use the API.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct Token {
-    /// Names it.
-    pub id: String,
-    /// The hash of the secret, which itself is not kept.
-    pub hash: String,
-    /// Whether it may write.
-    pub write: bool,
-    /// What people call it.
-    pub name: String,
-    /// When it was made: milliseconds since 1970, UTC.
-    pub created: i64,
-    /// When it ends; none if it does not.
-    pub expires: Option<i64>,
-}
-
 /// Something that happened, before it has a place in the history.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Event {
@@ -225,10 +209,6 @@ pub enum Write {
     Instance(Instance),
     /// An instance is gone.
     InstanceGone(Uuid),
-    /// A token is new, or has changed.
-    Token(Token),
-    /// A token is gone.
-    TokenGone(String),
     /// Something happened.
     Event(Event),
     /// Figures of a node.
@@ -242,8 +222,6 @@ pub struct State {
     pub workloads: BTreeMap<String, Arc<Workload>>,
     /// The instances by their UUIDs.
     pub instances: BTreeMap<Uuid, Arc<Instance>>,
-    /// The tokens by their ids.
-    pub tokens: BTreeMap<String, Arc<Token>>,
 }
 
 impl State {
@@ -258,8 +236,6 @@ impl State {
                 drop(self.instances.insert(instance.uuid, Arc::new(instance)));
             }
             Write::InstanceGone(uuid) => drop(self.instances.remove(&uuid)),
-            Write::Token(token) => drop(self.tokens.insert(token.id.clone(), Arc::new(token))),
-            Write::TokenGone(id) => drop(self.tokens.remove(&id)),
             Write::Event(_) | Write::Figures(_) => {}
         }
     }

@@ -46,6 +46,7 @@ use rusqlite::Connection;
 pub use self::error::{Fault, StoreError};
 pub use self::follow::Follow;
 pub use self::history::{History, Query};
+pub(crate) use self::owner::unix_ms;
 use crate::model::{Row, State, Write};
 use ssntp_transport::threads;
 
@@ -114,7 +115,7 @@ impl Store {
     pub fn open(directory: &Path, limits: Limits) -> Result<(Self, State), StoreError> {
         let file = directory.join(FILE);
         let failed = |e: std::io::Error| StoreError::io(&file, &e);
-        // The database has hashes of tokens and the environment of instances.
+        // The database has the environment of instances, and with it secrets.
         let mut builder = DirBuilder::new();
         builder
             .recursive(true)

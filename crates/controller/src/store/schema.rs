@@ -1,6 +1,6 @@
 //! The tables, their versions, and how each kind of row is written and read.
 //!
-//! Workloads, instances and tokens are JSON documents under their keys: all of them are read at
+//! Workloads and instances are JSON documents under their keys: all of them are read at
 //! the start, and no query asks for a part. So a new field needs no new schema.
 
 use std::path::Path;
@@ -20,7 +20,6 @@ use crate::model::{Event, Figures, Row, State, Write};
 const MIGRATIONS: &[&str] = &[
     "CREATE TABLE workloads (name TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
      CREATE TABLE instances (uuid BLOB PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
-     CREATE TABLE tokens (id TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
      CREATE TABLE history (id INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL, kind TEXT NOT NULL,
          workload TEXT, instance BLOB, node BLOB, text TEXT NOT NULL);",
     "CREATE INDEX history_workload ON history (workload, id) WHERE workload IS NOT NULL;
@@ -99,8 +98,7 @@ pub(super) fn load(connection: &Connection) -> rusqlite::Result<State> {
         Write::Workload(Box::new(workload))
     })?;
     let instances = documents(connection, "SELECT document FROM instances", Write::Instance)?;
-    let tokens = documents(connection, "SELECT document FROM tokens", Write::Token)?;
-    let all = workloads.into_iter().chain(instances).chain(tokens);
+    let all = workloads.into_iter().chain(instances);
     all.for_each(|write| state.take(write));
     Ok(state)
 }
@@ -152,7 +150,6 @@ pub(super) fn write(
                 instance.revision = revision;
                 put(connection, "instances", &instance.uuid, &instance)?;
             }
-            Write::Token(token) => put(connection, "tokens", &token.id, token)?,
             Write::WorkloadGone(name) => {
                 run(connection, "DELETE FROM workloads WHERE name = ?1", params![name])?;
             }
@@ -163,7 +160,6 @@ pub(super) fn write(
                     params![uuid.as_bytes()],
                 )?;
             }
-            Write::TokenGone(id) => run(connection, "DELETE FROM tokens WHERE id = ?1", params![id])?,
             Write::Figures(figures) => put_figures(connection, figures)?,
             Write::Event(_) => {}
         }

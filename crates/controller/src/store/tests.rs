@@ -2,7 +2,7 @@
 //! nothing grows without a bound.
 
 use super::*;
-use crate::model::{Event, Figures, Instance, InstanceState, Spec, Token};
+use crate::model::{Event, Figures, Instance, InstanceState, Spec};
 use rusqlite::params;
 use uuid::Uuid;
 
@@ -63,21 +63,12 @@ fn what_was_committed_is_there_again() {
         deleting: false,
         revision: 0,
     };
-    let token = Token {
-        id: "t".into(),
-        hash: "h".into(),
-        write: true,
-        name: "n".into(),
-        created: 1,
-        expires: None,
-    };
     let revision = store.commit(vec![
         event("one"),
         event("two"),
         Write::Workload(workload.clone().into()),
         Write::Instance(instance(1)),
         Write::Instance(instance(2)),
-        Write::Token(token.clone()),
     ]);
     assert_eq!(revision, Ok(2));
     // A change without an event has the number of the last one before it.
@@ -90,14 +81,10 @@ fn what_was_committed_is_there_again() {
     let found = &state.instances[&Uuid::from_u128(2)];
     assert_eq!((found.revision, found.since), (2, 7));
     assert_eq!(state.instances.len(), 1);
-    assert_eq!(*state.tokens["t"], token);
-    drop(store.commit(vec![
-        Write::WorkloadGone("web".into()),
-        Write::TokenGone("t".into()),
-    ]));
+    drop(store.commit(vec![Write::WorkloadGone("web".into())]));
     drop(store);
     let (_, state) = Store::open(dir.path(), Limits::default()).unwrap();
-    assert!(state.workloads.is_empty() && state.tokens.is_empty());
+    assert!(state.workloads.is_empty());
 }
 
 #[test]
@@ -243,7 +230,6 @@ fn a_database_of_an_earlier_version_is_brought_up_to_date() {
         .execute_batch(
             "CREATE TABLE workloads (name TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
              CREATE TABLE instances (uuid BLOB PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
-             CREATE TABLE tokens (id TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
              CREATE TABLE history (id INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL,
                  kind TEXT NOT NULL, workload TEXT, instance BLOB, node BLOB, text TEXT NOT NULL);
              INSERT INTO history (at, kind, text) VALUES (1, 'node', 'old');
@@ -315,19 +301,15 @@ fn a_full_database_refuses_says_so_and_goes_on_when_there_is_room() {
         ..Limits::default()
     };
     let (store, _) = Store::open(dir.path(), limits).unwrap();
-    let token = |number: usize| {
-        Write::Token(Token {
-            id: number.to_string(),
-            hash: "h".repeat(2000),
-            write: false,
-            name: String::new(),
-            created: 0,
-            expires: None,
+    let large = |number: u128| {
+        Write::Instance(Instance {
+            ending: "x".repeat(2000),
+            ..instance(number)
         })
     };
     let mut kept = 0;
     let error = loop {
-        match store.commit(vec![token(kept)]) {
+        match store.commit(vec![large(kept)]) {
             Ok(_) => kept += 1,
             Err(e) => break e,
         }
@@ -343,15 +325,15 @@ fn a_full_database_refuses_says_so_and_goes_on_when_there_is_room() {
     // Reading goes on.
     assert_eq!(store.reading().history().unwrap().last_id(), Ok(0));
     let room = (0..kept / 2)
-        .map(|number| Write::TokenGone(number.to_string()))
+        .map(|number| Write::InstanceGone(Uuid::from_u128(number)))
         .collect();
     store.commit(room).unwrap();
     assert_eq!(store.failing(), None);
-    store.commit(vec![token(kept)]).unwrap();
+    store.commit(vec![large(kept)]).unwrap();
     drop(store);
     let (_, state) = Store::open(dir.path(), limits).unwrap();
     assert_eq!(
-        state.tokens.len(),
+        state.instances.len() as u128,
         kept - kept / 2 + 1,
         "nothing that was refused is there"
     );

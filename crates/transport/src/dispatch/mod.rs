@@ -59,10 +59,10 @@ pub use self::life::{Admission, Threads};
 pub use self::runner::{Runner, Settings};
 use crate::budget::BudgetFigures;
 use crate::end::EndReason;
-pub use crate::flow::Origin;
 use crate::flow::{Credit, Flow};
+pub use crate::flow::{DistantChange, Origin};
 use crate::link::Link;
-use crate::outbox::{Gauge, Outbox};
+use crate::outbox::{Gauge, Limits, Outbox};
 use crate::socket::Duplex;
 use crate::stream::{Load, Outgoing};
 use crate::table::ConnectionId;
@@ -89,6 +89,12 @@ pub trait Core: Send + Sized + 'static {
     fn owner(request: &Self::Request) -> Option<&[u8]> {
         let _ = request;
         None
+    }
+
+    /// How much may wait for a newcomer. Default: as much as for every other one.
+    fn limits(request: &Self::Request, default: Limits) -> Limits {
+        let _ = request;
+        default
     }
 
     /// Decides about a newcomer, which gets the number `id` if it is admitted. There are
@@ -146,6 +152,12 @@ pub trait Core: Send + Sized + 'static {
     /// an action ends the connection.
     fn full(&mut self, to: ConnectionId, newest: Load, now: Instant, actions: &mut Vec<Action>) -> Drops;
 
+    /// Called when an origin at another dispatcher has to wait, or may go on: see
+    /// [`Origin::Distant`].
+    fn distant(&mut self, change: DistantChange, now: Instant, actions: &mut Vec<Action>) {
+        let _ = (change, now, actions);
+    }
+
     /// Called after each step, so that an application can be told of the results. Called
     /// again until it appends no action.
     fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
@@ -181,6 +193,14 @@ pub enum Action {
         id: ConnectionId,
         /// Whether it ends at once. Otherwise everything that waits for it is sent first.
         abort: bool,
+    },
+    /// Hold a connection back, or let it go on, for another dispatcher's sake. Each hold is let
+    /// go once.
+    Hold {
+        /// The connection.
+        id: ConnectionId,
+        /// Whether it is held.
+        held: bool,
     },
     /// End all connections, as a stop by the owner does.
     Stop,

@@ -151,7 +151,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 let late = self.flow.arrived(id, items, credit);
                 return self.left(id, late);
             }
-            DispatchEvent::Room(id) => return self.flow.room(id, now),
+            DispatchEvent::Room(id) => self.flow.room(id, now),
             DispatchEvent::Admit(request, stream, reply) => {
                 let verdict = self.admit(*request, stream, now);
                 let id = verdict.as_ref().ok().map(|admitted| admitted.id);
@@ -294,8 +294,9 @@ impl<C: Core, T: Threads> Runner<C, T> {
         let id = self.numbers.take();
         let whole = &self.settings.budget;
         let budget = C::owner(&request).map_or_else(|| whole.clone(), |owner| whole.of(owner));
+        let limits = C::limits(&request, self.settings.queue);
         // Made before the verdict, because the core keeps its gauge.
-        let outbox = Outbox::within(self.settings.queue, budget);
+        let outbox = Outbox::within(limits, budget);
         // Connections that still end count, because they have threads and descriptors.
         let standing = self.lives.len();
         let granted = self
@@ -309,8 +310,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
             }
         };
         let credit = Arc::new(Credit::new(self.settings.received.clone()));
-        self.flow
-            .insert(id, outbox.clone(), self.settings.queue, Arc::clone(&credit));
+        self.flow.insert(id, outbox.clone(), limits, Arc::clone(&credit));
         let admitted = Admitted {
             id,
             outbox,
@@ -386,18 +386,25 @@ impl<C: Core, T: Threads> Runner<C, T> {
 
     /// Carries out the core's actions, and those that follow from them.
     fn perform(&mut self, now: Instant) {
-        self.core.settle(now, &mut self.actions);
+        self.settle(now);
         let mut actions = std::mem::take(&mut self.actions);
         while !actions.is_empty() {
             for action in actions.drain(..) {
                 self.carry_out(action, now);
             }
-            self.core.settle(now, &mut self.actions);
+            self.settle(now);
             std::mem::swap(&mut actions, &mut self.actions);
         }
         // The list keeps its memory for the next time, unless it is unusually long.
         if actions.capacity() <= 4096 {
             self.actions = actions;
+        }
+    }
+
+    fn settle(&mut self, now: Instant) {
+        self.core.settle(now, &mut self.actions);
+        for change in self.flow.take_distant() {
+            self.core.distant(change, now, &mut self.actions);
         }
     }
 
@@ -417,6 +424,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 }
             }
             Action::End { id, abort } => self.end(id, abort, now),
+            Action::Hold { id, held } => self.flow.hold_for_another(id, held, now),
             Action::Stop => self.stop(now),
         }
     }

@@ -25,6 +25,8 @@ pub(super) struct Line {
     own: usize,
     /// The items that hold nobody.
     loose: Load,
+    /// All items.
+    all: Load,
 }
 
 impl Line {
@@ -34,6 +36,7 @@ impl Line {
             items: VecDeque::new(),
             own: 0,
             loose: Load::default(),
+            all: Load::default(),
         }
     }
 
@@ -44,6 +47,11 @@ impl Line {
     /// Whether somebody else than the receiver has sent some of it.
     pub(super) fn has_others(&self) -> bool {
         self.items.len() > self.own
+    }
+
+    /// The memory of all items.
+    pub(super) fn memory(&self) -> u64 {
+        self.all.memory()
     }
 
     pub(super) fn loose(&self) -> Load {
@@ -101,6 +109,7 @@ impl Line {
 
     fn count(&mut self, waiting: &Waiting) {
         self.own += usize::from(waiting.origin == Origin::Connection(self.receiver));
+        self.all += waiting.item.load();
         if !waiting.holds {
             self.loose += waiting.item.load();
         }
@@ -109,6 +118,7 @@ impl Line {
     fn remove(&mut self, at: usize) -> Option<Waiting> {
         let waiting = self.items.remove(at)?;
         self.own -= usize::from(waiting.origin == Origin::Connection(self.receiver));
+        self.all -= waiting.item.load();
         if !waiting.holds {
             self.loose -= waiting.item.load();
         }

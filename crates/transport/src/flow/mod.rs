@@ -72,7 +72,7 @@ mod turns;
 mod unfinished;
 mod way;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -125,6 +125,15 @@ const LONGEST_RUN: u32 = 1 << 20;
 pub enum Origin {
     /// The frames of a connection.
     Connection(ConnectionId),
+    /// The frames of a connection of another dispatcher, which came through this one's
+    /// connection `link`. That dispatcher is told to hold its connection, see
+    /// [`Flow::take_distant`]; everything else of the link goes on.
+    Distant {
+        /// The connection between the two dispatchers.
+        link: ConnectionId,
+        /// The number of the origin at the other dispatcher.
+        number: u64,
+    },
     /// The application by itself: a timer, a call of another thread. It cannot wait.
     #[default]
     Application,
@@ -158,6 +167,21 @@ pub struct Flow<I> {
     turns: Turns,
     /// When the pace of which receiver is looked at, in the order of time.
     looks: BTreeSet<(Instant, ConnectionId)>,
+    /// How many items of each distant origin wait in lines, and hold it.
+    distant: HashMap<(ConnectionId, u64), usize>,
+    /// The distant origins that have begun to wait, or may go on, in order.
+    distant_changes: Vec<DistantChange>,
+}
+
+/// A distant origin has to wait now, or may go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DistantChange {
+    /// The connection through which its frames come.
+    pub link: ConnectionId,
+    /// Its number at the other dispatcher.
+    pub number: u64,
+    /// Whether it has to wait.
+    pub waits: bool,
 }
 
 impl<I> Flow<I> {
@@ -168,6 +192,8 @@ impl<I> Flow<I> {
             patience,
             turns: Turns::default(),
             looks: BTreeSet::new(),
+            distant: HashMap::new(),
+            distant_changes: Vec::new(),
         }
     }
 
@@ -370,7 +396,10 @@ impl<I> Flow<I> {
             false => item,
         };
         way.outbox.budget().take(item.load().memory());
-        let holds = origin != Origin::Application && (is_own || !way.is_slow);
+        // What a distant origin has under way when it is told to wait still arrives here. A line
+        // takes as much of that as the receiver may have in all.
+        let is_bounded = !matches!(origin, Origin::Distant { .. }) || way.line.memory() <= way.limits.bytes;
+        let holds = origin != Origin::Application && (is_own || !way.is_slow) && is_bounded;
         let is_first = way.line.is_empty();
         way.line.push_back(Waiting { item, origin, holds });
         if holds {
@@ -401,24 +430,62 @@ impl<I> Flow<I> {
 
     /// Has an origin wait with one more item.
     fn hold(&mut self, origin: Origin, now: Instant) {
-        if let Origin::Connection(id) = origin
-            && let Some(way) = self.ways.get_mut(id)
-        {
-            way.waiting += 1;
-            way.held_since.get_or_insert(now);
-            way.credit.hold(true);
+        match origin {
+            Origin::Connection(id) => {
+                if let Some(way) = self.ways.get_mut(id) {
+                    way.waiting += 1;
+                    way.held_since.get_or_insert(now);
+                    way.credit.hold(true);
+                }
+            }
+            Origin::Distant { link, number } => {
+                let waiting = self.distant.entry((link, number)).or_default();
+                *waiting += 1;
+                if *waiting == 1 {
+                    let waits = true;
+                    self.distant_changes.push(DistantChange { link, number, waits });
+                }
+            }
+            Origin::Application => {}
         }
+    }
+
+    /// Holds a connection, or lets it go on, because another dispatcher says so. Each hold is
+    /// let go once.
+    pub fn hold_for_another(&mut self, id: ConnectionId, held: bool, now: Instant) {
+        match held {
+            true => self.hold(Origin::Connection(id), now),
+            false => self.let_go(vec![Origin::Connection(id)]),
+        }
+    }
+
+    /// The changes of distant origins since the last call, in order.
+    pub fn take_distant(&mut self) -> Vec<DistantChange> {
+        std::mem::take(&mut self.distant_changes)
     }
 
     /// Notes that these items wait no more, or hold nobody any more. Origins without other
     /// items that wait go on.
     fn let_go(&mut self, held: Vec<Origin>) {
         for origin in held {
-            if let Origin::Connection(id) = origin
-                && let Some(way) = self.ways.get_mut(id)
-            {
-                way.waiting -= 1;
-                self.go_on(id);
+            match origin {
+                Origin::Connection(id) => {
+                    if let Some(way) = self.ways.get_mut(id) {
+                        way.waiting = way.waiting.saturating_sub(1);
+                        self.go_on(id);
+                    }
+                }
+                Origin::Distant { link, number } => {
+                    if let Some(waiting) = self.distant.get_mut(&(link, number)) {
+                        *waiting -= 1;
+                        if *waiting == 0 {
+                            self.distant.remove(&(link, number));
+                            let waits = false;
+                            self.distant_changes.push(DistantChange { link, number, waits });
+                        }
+                    }
+                }
+                Origin::Application => {}
             }
         }
     }

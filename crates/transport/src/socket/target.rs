@@ -47,6 +47,18 @@ impl Target {
     }
 }
 
+impl From<Address> for Target {
+    fn from(address: Address) -> Self {
+        Self::Address(address)
+    }
+}
+
+impl From<&MemoryListener> for Target {
+    fn from(listener: &MemoryListener) -> Self {
+        Self::Memory(listener.clone())
+    }
+}
+
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

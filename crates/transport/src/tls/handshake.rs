@@ -60,6 +60,7 @@ pub(super) fn handshake(
         halves,
         peer: agreed.peer,
         version: agreed.version,
+        alpn: agreed.alpn,
         resumed: agreed.resumed,
     })
 }

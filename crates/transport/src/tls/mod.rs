@@ -146,6 +146,21 @@ impl Acceptor {
         Ok(self)
     }
 
+    /// The application protocols of the server (ALPN). A client that offers some, but none of
+    /// these, is refused; one that offers none is taken. Default: none, and offers of clients
+    /// are ignored.
+    #[must_use]
+    pub fn protocols(mut self, protocols: &[&[u8]]) -> Self {
+        let named: Vec<_> = protocols.iter().map(|name| name.to_vec()).collect();
+        for config in [Some(&mut self.config), self.resuming.as_mut()]
+            .into_iter()
+            .flatten()
+        {
+            Arc::make_mut(config).alpn_protocols.clone_from(&named);
+        }
+        self
+    }
+
     /// Why a handshake at that time would refuse a client with these certificates, its own
     /// first. `None` if it would not, if clients are not asked for certificates, or if this
     /// was made by [`with_config`](Self::with_config).
@@ -291,6 +306,13 @@ impl Connector {
         self
     }
 
+    /// The application protocol to ask the server for (ALPN). Default: none.
+    #[must_use]
+    pub fn protocol(mut self, protocol: &[u8]) -> Self {
+        Arc::make_mut(&mut self.config).alpn_protocols = vec![protocol.to_vec()];
+        self
+    }
+
     /// Makes the next handshake with `name` a full one, for servers that took
     /// a ticket and then refused the client.
     pub fn forget(&self, name: &str) {
@@ -365,6 +387,9 @@ pub struct Secured {
     pub peer: Vec<CertificateDer<'static>>,
     /// `TLSv1.3` or `TLSv1.2`.
     pub version: &'static str,
+    /// The application protocol that both sides agreed on, if the client offered one that
+    /// the server has.
+    pub alpn: Option<Vec<u8>>,
     /// Whether an earlier session was resumed.
     pub resumed: bool,
 }

@@ -160,6 +160,7 @@ impl Opener {
                 Some(rustls::ProtocolVersion::TLSv1_2) => "TLSv1.2",
                 _ => "TLS",
             },
+            alpn: state.alpn_protocol().map(<[u8]>::to_vec),
             resumed: state.handshake_kind() == Some(HandshakeKind::Resumed),
         }))
     }
@@ -178,6 +179,7 @@ pub(super) struct Agreed {
     /// The peer's certificates, its own first. Empty if the peer was not asked for any.
     pub(super) peer: Vec<CertificateDer<'static>>,
     pub(super) version: &'static str,
+    pub(super) alpn: Option<Vec<u8>>,
     /// Whether a ticket stood for the peer's certificate.
     pub(super) resumed: bool,
 }

@@ -27,6 +27,7 @@
 //! | `sessions` | `sessions`: the sessions of all roles |
 //! | `kick` | `kick`, `bans`, `unban` |
 //! | `tenant` | `tenant`: networks of tenants |
+//! | `top` | `ssntp top`: sessions with their rates |
 //! | `tables` | what they print, for people |
 //! | `json` | what they print, for programs |
 //! | `events` | `events` |
@@ -48,6 +49,7 @@ mod session;
 mod sessions;
 pub(crate) mod tables;
 mod tenant;
+pub(crate) mod top;
 mod verbs;
 mod wait;
 mod workload;
@@ -81,8 +83,7 @@ enum Verb {
     Stop(verbs::InstancesArgs),
     /// Start stopped instances again
     Restart(verbs::InstancesArgs),
-    /// Remove instances for good
-    Delete(verbs::InstancesArgs),
+    Delete(verbs::DeleteArgs),
     /// Attach a volume to an instance
     Attach(verbs::VolumeArgs),
     /// Detach a volume from an instance
@@ -126,7 +127,7 @@ fn done(options: &Options, stop: &Stop, verb: Verb) -> Result<(), Failure> {
         Verb::Start(args) => verbs::start(options, stop, args),
         Verb::Stop(args) => verbs::each(options, stop, &args, Controller::stop),
         Verb::Restart(args) => verbs::each(options, stop, &args, Controller::restart),
-        Verb::Delete(args) => verbs::each(options, stop, &args, Controller::delete),
+        Verb::Delete(args) => verbs::delete(options, stop, &args),
         Verb::Attach(args) => verbs::volume(options, stop, &args, Controller::attach_volume),
         Verb::Detach(args) => verbs::volume(options, stop, &args, Controller::detach_volume),
         Verb::Evacuate(args) => verbs::evacuate(options, stop, &args),

@@ -1,6 +1,8 @@
 //! `ssntp ctl sessions`, and how an operator asks: a question, and the answer that
 //! repeats its id.
 
+use std::time::Duration;
+
 use serde_json::Value;
 use ssntp::Role;
 use ssntp::client::{Client, ClientError, ClientEvent};
@@ -104,6 +106,24 @@ impl<'a> Operator<'a> {
                 && refusal.refused() == Q::KIND
             {
                 return Err(Failure::new(refused(&refusal)));
+            }
+        }
+    }
+
+    /// Waits for that long, and takes the frames that a controller is sent besides. Returns false
+    /// if a signal comes first.
+    pub(super) fn pause(&self, time: Duration) -> Result<bool, Failure> {
+        let over = crossbeam_channel::after(time);
+        loop {
+            crossbeam_channel::select! {
+                recv(self.client.events()) -> event => match event {
+                    Ok(ClientEvent::Closed(why)) => return Err(closed(why)),
+                    Ok(_) => {}
+                    // The next question says why.
+                    Err(_) => return Ok(true),
+                },
+                recv(self.stop.channel()) -> _ => return Ok(false),
+                recv(over) -> _ => return Ok(true),
             }
         }
     }

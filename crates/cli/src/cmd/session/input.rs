@@ -48,7 +48,7 @@ impl Asked {
         kept.last += 1;
         kept.bytes += request.payload().len();
         let number = kept.last;
-        kept.requests.push_back((number, request));
+        kept.requests.push_back((number, request.copied()));
         let mut pushed_out = Vec::new();
         while kept.requests.len() > MAX_ASKED || kept.bytes > MAX_ASKED_BYTES {
             let Some((_, old)) = kept.requests.pop_front() else {

@@ -23,8 +23,8 @@ const PAGES: [&str; 4] = [
     "docs/opflex-start.md",
 ];
 
-/// A user's home, with the program in the path and the policy file that the pages
-/// read from the repository. Dropping it ends every program that was started.
+/// A user's home, which is empty, with the program in the path. Dropping it ends every program
+/// that was started.
 struct Pasted {
     home: TempDir,
     shell: Option<Child>,
@@ -37,10 +37,7 @@ impl Pasted {
         fs::set_permissions(home.path(), Permissions::from_mode(0o755)).unwrap();
         let path = |name: &str| home.path().join(name);
         fs::create_dir_all(path("bin")).unwrap();
-        fs::create_dir_all(path("examples")).unwrap();
         symlink(env!("CARGO_BIN_EXE_ssntp"), path("bin/ssntp")).unwrap();
-        let policy = "examples/policy.json";
-        fs::copy(repository().join(policy), path(policy)).unwrap();
         fs::write(path("script"), script).unwrap();
         let mut command = Command::new("sh");
         command.args(["-eu", "script"]).current_dir(home.path());

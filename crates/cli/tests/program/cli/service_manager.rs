@@ -146,6 +146,28 @@ fn every_daemon_says_that_it_is_ready_lives_and_stops() {
     }
 }
 
+/// Otherwise the service manager would start it again every two seconds, and the journal would
+/// fill.
+#[test]
+fn an_agent_that_no_server_takes_waits_for_another_certificate_before_it_ends() {
+    let manager = Manager::new();
+    let at = manager.directory.path();
+    let mut server = ssntp(
+        at,
+        "server --listen unix:socket --ca ca.pem --cert server.pem --crl crl.pem",
+    );
+    manager.done("cert revoke --dir . agent");
+    let server = Daemon(server.spawn().unwrap());
+    let mut agent = manager.start("agent --connect unix:socket --ca ca.pem --cert agent.pem");
+    let told = manager.hears(|message| message.contains("STATUS=") && message.contains("revoked"));
+    assert!(told.starts_with("WATCHDOG=1\n"), "{told}");
+    manager.hears(|message| message == "WATCHDOG=1\n");
+    assert_eq!(agent.0.try_wait().unwrap(), None);
+    manager.done("cert issue --dir . --role agent --name agent");
+    assert_eq!(agent.0.wait().unwrap().code(), Some(1));
+    drop(server);
+}
+
 #[test]
 fn a_reload_is_told_with_what_stood_in_its_way() {
     let manager = Manager::new();

@@ -520,3 +520,34 @@ fn a_key_may_be_in_a_file_of_its_own() {
     let why = place.fail(&format!("send {to} --key server.key STATS"), 1);
     assert!(why.contains("key"), "{why}");
 }
+
+#[test]
+fn top_shows_what_each_session_carries() {
+    let place = Place::new();
+    let (_server, at) = place.server("");
+    let flags = format!("--interval 0.1 {}", connect(&at, "controller"));
+    let listener = place.listener(&at, "--count 3");
+    place.send(&at, "--repeat 3 --wait-for controller", b"").succeed();
+    listener.succeed();
+    let _one = place.listener(&at, "");
+    let lines = place.succeed(&format!("top --json --count 2 {flags}"));
+    assert_eq!(lines.len(), 2);
+    for line in lines {
+        let sessions = json(&line);
+        let sessions = sessions.as_array().unwrap();
+        assert_eq!(sessions.len(), 2, "the listener and this program: {line}");
+        // It asks for the list, so it sends and receives.
+        assert!(
+            sessions[0]["per_second"]["bytes_sent"].as_f64().unwrap() > 0.0,
+            "{line}"
+        );
+        assert_eq!(sessions[1]["per_second"]["frames_received"], 0.0, "{line}");
+    }
+    let table = place.succeed(&format!("top --count 1 --role controller {flags}"));
+    assert!(table[0].contains("out bytes/s") && table.len() > 2, "{table:?}");
+    let top = place.start(&format!("top {flags}"));
+    assert!(top.line().contains("out bytes/s"));
+    top.signal(Signal::TERM);
+    let ended = top.end();
+    assert_eq!((ended.code, ended.err.len()), (Some(0), 0), "{:?}", ended.err);
+}

@@ -41,6 +41,12 @@ impl Node {
         self.connected && self.status != NodeStatus::Stale
     }
 
+    /// Whether it has sent STATS since it connected, or the session began: if not, its instances
+    /// are those of an earlier time.
+    pub fn has_reported(&self) -> bool {
+        self.heard
+    }
+
     pub(super) fn new(uuid: Uuid, now: SystemTime) -> Self {
         Self {
             uuid,

@@ -1,0 +1,197 @@
+//! `ssntp top`: who sends and receives how much at present.
+
+use std::collections::HashMap;
+use std::io::IsTerminal;
+use std::time::Instant;
+
+use clap::value_parser;
+use serde_json::{Value, json};
+use ssntp::Role;
+use ssntp::payload::SessionEntry;
+
+use super::json::session as session_json;
+use super::list::over;
+use super::options::Options;
+use super::sessions::Operator;
+use crate::clock::{now, wall_clock};
+use crate::cmd::table::{Columns, list, terminal_size};
+use crate::failure::Failure;
+use crate::output::{Output, reader_is_gone, say, say_json};
+use crate::seconds::Seconds;
+use crate::signals::Stop;
+
+/// Show which sessions of a server send and receive most, again and again
+///
+/// Asks a server that takes operators, as `ssntp server` and `ssntp scheduler` do. On a
+/// terminal the list is drawn over itself, and has as many sessions as fit. Runs until a
+/// signal comes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    options: Options,
+    /// Only sessions with one of these roles, for example agent or agent,netagent
+    #[arg(long, value_name = "ROLES")]
+    role: Option<Role>,
+    /// The time between two lists, over which rates are taken
+    #[arg(long, value_name = "SECONDS", default_value = "2")]
+    interval: Seconds,
+    /// End after N lists
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    count: Option<u64>,
+}
+
+/// A session, and what it has carried a second: frames and bytes that it has sent to the server,
+/// and that it was sent.
+struct Row(SessionEntry, [f64; 4]);
+
+#[rustfmt::skip] // A table: one row a column.
+const COLUMNS: Columns<(), Row> = &[
+    ("uuid", |(), row| row.0.uuid.to_string()),
+    ("roles", |(), row| row.0.roles.clone()),
+    ("subject", |(), row| row.0.subject.clone()),
+    ("in/s", |(), row| short(row.1[0])),
+    ("in bytes/s", |(), row| short(row.1[1])),
+    ("out/s", |(), row| short(row.1[2])),
+    ("out bytes/s", |(), row| short(row.1[3])),
+    ("waiting", |(), row| row.0.frames_waiting.to_string()),
+];
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let stop = Stop::install()?;
+    let done = watch(args, &stop).map_err(|failure| failure.in_json(args.options.json));
+    // A signal is the usual end, also while an answer is waited for.
+    if stop.requested() { Ok(()) } else { done }
+}
+
+fn watch(args: &Args, stop: &Stop) -> Result<(), Failure> {
+    let operator = Operator::open(&args.options, stop)?;
+    let mut left = args.count;
+    let mut before = Counted::of(operator.sessions(args.role)?, now());
+    while left != Some(0) && operator.pause(args.interval.into())? && !reader_is_gone() {
+        let (sessions, at) = (operator.sessions(args.role)?, now());
+        let rows = before.rates(&sessions, at);
+        before = Counted::of(sessions, at);
+        print(&rows, args.options.json)?;
+        left = left.map(|left| left - 1);
+    }
+    Ok(())
+}
+
+fn print(rows: &[Row], json: bool) -> Result<(), Failure> {
+    if json {
+        let at = wall_clock();
+        let value = |Row(session, [frames_in, bytes_in, frames_out, bytes_out]): &Row| {
+            let mut value = session_json(session, at);
+            value["per_second"] = json!({
+                "frames_received": frames_in, "bytes_received": bytes_in,
+                "frames_sent": frames_out, "bytes_sent": bytes_out,
+            });
+            value
+        };
+        return say_json(rows.iter().map(value).collect::<Value>());
+    }
+    let size = terminal_size().filter(|_| std::io::stdout().is_terminal());
+    // A heading with the lines around it, and the line of the cursor.
+    let most = size.map_or(usize::MAX, |(_, height)| height.saturating_sub(5).max(1));
+    let text = list(COLUMNS, &(), rows.iter().take(most));
+    match size {
+        None => say(format_args!("{text}\n")),
+        Some(_) => {
+            let mut output = Output::new();
+            output.text(&over(&text))?;
+            output.flush()
+        }
+    }
+}
+
+/// What each session had carried at a time, by its number.
+struct Counted(HashMap<u64, [u64; 4]>, Instant);
+
+impl Counted {
+    fn of(sessions: Vec<SessionEntry>, at: Instant) -> Self {
+        let counted = sessions.into_iter().map(|one| (one.number, counters(&one)));
+        Self(counted.collect(), at)
+    }
+
+    /// The sessions of now, those first that have carried most bytes since then.
+    fn rates(&self, sessions: &[SessionEntry], at: Instant) -> Vec<Row> {
+        let seconds = at.saturating_duration_since(self.1).as_secs_f64().max(0.001);
+        let rates = |session: &SessionEntry| {
+            // A session that is new has carried all of it since.
+            let before = self.0.get(&session.number).copied().unwrap_or_default();
+            let now = counters(session);
+            #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+            let rate = |at: usize| {
+                let [now, before] = [now, before].map(|all| all.get(at).copied().unwrap_or_default());
+                now.saturating_sub(before) as f64 / seconds
+            };
+            Row(session.clone(), std::array::from_fn(rate))
+        };
+        let mut rows: Vec<_> = sessions.iter().map(rates).collect();
+        let bytes = |Row(_, [_, bytes_in, _, bytes_out]): &Row| bytes_in + bytes_out;
+        rows.sort_by(|one, other| bytes(other).total_cmp(&bytes(one)));
+        rows
+    }
+}
+
+fn counters(session: &SessionEntry) -> [u64; 4] {
+    [
+        session.frames_received,
+        session.bytes_received,
+        session.frames_sent,
+        session.bytes_sent,
+    ]
+}
+
+/// A number with at most three digits before its unit: 950, 1.2k, 34.5M.
+fn short(number: f64) -> String {
+    let units = ["", "k", "M", "G"];
+    let mut rest = number;
+    for unit in units {
+        if rest < 999.5 {
+            return match unit {
+                "" => format!("{rest:.0}"),
+                _ => format!("{rest:.1}{unit}"),
+            };
+        }
+        rest /= 1000.0;
+    }
+    format!("{rest:.1}T")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn session(number: u64, bytes: u64) -> SessionEntry {
+        SessionEntry {
+            number,
+            frames_received: bytes / 10,
+            bytes_received: bytes,
+            ..SessionEntry::default()
+        }
+    }
+
+    #[test]
+    fn the_session_that_carries_most_comes_first_with_its_rates() {
+        let began = now();
+        let before = Counted::of(vec![session(1, 500_000), session(2, 0)], began);
+        let later = [session(1, 500_000), session(2, 40_000), session(3, 20_000)];
+        let rows = before.rates(&later, began + Duration::from_secs(2));
+        let shown: Vec<_> = rows
+            .iter()
+            .map(|Row(session, rates)| (session.number, rates.map(short)))
+            .collect();
+        let rates = |[frames, bytes]: [&str; 2]| [frames, bytes, "0", "0"].map(str::to_owned);
+        assert_eq!(
+            shown,
+            [
+                (2, rates(["2.0k", "20.0k"])),
+                (3, rates(["1.0k", "10.0k"])),
+                (1, rates(["0", "0"]))
+            ]
+        );
+    }
+}

@@ -1,0 +1,106 @@
+//! Health checks: connections to TCP ports of instances, made by a few threads.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use uuid::Uuid;
+
+use crate::model::HealthCheck;
+use ssntp_transport::threads;
+use ssntp_transport::{TcpOptions, connect_tcp};
+
+const THREADS: usize = 4;
+/// The most checks that wait for a thread, and the most outcomes that wait to be taken.
+const MOST_WAITING: usize = 1024;
+
+struct Check {
+    instance: Uuid,
+    host: String,
+    port: u16,
+    limit: Duration,
+}
+
+/// The threads, and when each instance is due. Dropping it waits for the checks under way, each
+/// for its own limit at most.
+#[derive(Debug)]
+pub(super) struct Checks {
+    checks: Option<Sender<Check>>,
+    outcomes: Receiver<(Uuid, bool)>,
+    threads: Vec<JoinHandle<()>>,
+    due: BTreeMap<Uuid, Duration>,
+}
+
+impl Checks {
+    pub(super) fn start() -> io::Result<Self> {
+        let (checks, waiting) = bounded::<Check>(MOST_WAITING);
+        let (told, outcomes) = bounded(MOST_WAITING);
+        let thread = |_| {
+            let (waiting, told) = (waiting.clone(), told.clone());
+            threads::spawn("ssntp-check", move || {
+                for check in waiting {
+                    let options = TcpOptions::default();
+                    let connected = connect_tcp(&check.host, check.port, &options, check.limit).is_ok();
+                    // The controller has ended: nobody waits.
+                    if told.send((check.instance, connected)).is_err() {
+                        return;
+                    }
+                }
+            })
+        };
+        Ok(Self {
+            checks: Some(checks),
+            outcomes,
+            threads: (0..THREADS).map(thread).collect::<io::Result<_>>()?,
+            due: BTreeMap::new(),
+        })
+    }
+
+    /// What was found out: the instance, and whether its port took a connection.
+    pub(super) fn outcomes(&self) -> &Receiver<(Uuid, bool)> {
+        &self.outcomes
+    }
+
+    /// Checks the instances that are due. Those for which there is no room are due again at once.
+    pub(super) fn due<'a>(
+        &mut self,
+        now: Duration,
+        instances: impl Iterator<Item = (Uuid, &'a HealthCheck, String)>,
+    ) {
+        let mut due = BTreeMap::new();
+        for (instance, check, host) in instances {
+            let interval = Duration::from_secs(check.interval_s.into());
+            let mut at = self.due.get(&instance).copied().unwrap_or(now);
+            let is_sent = at <= now
+                && self.checks.as_ref().is_some_and(|checks| {
+                    let check = Check {
+                        instance,
+                        host,
+                        port: check.tcp,
+                        limit: Duration::from_secs(check.timeout_s.into()),
+                    };
+                    checks.try_send(check).is_ok()
+                });
+            if is_sent {
+                at = now + interval;
+            }
+            due.insert(instance, at);
+        }
+        // Those of other instances are forgotten.
+        self.due = due;
+    }
+}
+
+impl Drop for Checks {
+    fn drop(&mut self) {
+        drop(self.checks.take());
+        let none = crossbeam_channel::never();
+        // A thread that has an outcome finds nobody who waits, and ends.
+        drop(std::mem::replace(&mut self.outcomes, none));
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}

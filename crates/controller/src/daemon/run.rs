@@ -1,0 +1,356 @@
+//! The thread of the reconciler.
+
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, select};
+use log::{info, warn};
+use uuid::Uuid;
+
+use super::checks::Checks;
+use super::seen::{event, figures, seen};
+use super::{Call, Handle, Health, Order, Snapshot};
+use crate::LOG;
+use crate::model::{State, Write};
+use crate::reconcile::{Answer, Applied, Changed, Command, Core, Now, Refused, Seen};
+use crate::store::{Store, unix_ms};
+use ssntp::payload::{Delete, Requirements, Start, VmType};
+use ssntp::proto::ErrorCode;
+use ssntp_cluster::controller as cluster;
+use ssntp_cluster::controller::{Change, CommandError, Controller, Failure, OrderError, Shown};
+use ssntp_transport::excerpt;
+
+/// The pause between two steps while nothing changes: for pauses that end, nodes that are away
+/// for too long, checks that are due.
+const TICK: Duration = Duration::from_millis(500);
+/// The least time between two steps: STATS of a thousand nodes come one by one.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How many plans are carried out in a row before calls and changes are looked at again.
+const MOST_PLANS: usize = 64;
+/// No node has this UUID: a START for it is a question.
+const NOBODY: Uuid = Uuid::from_u128(u128::MAX);
+const MINUTE_MS: i64 = 60_000;
+
+pub(super) struct Run {
+    store: Store,
+    core: Core,
+    controller: Arc<Controller>,
+    snapshot: Arc<RwLock<Arc<Snapshot>>>,
+    checks: Checks,
+    changes: Receiver<Change>,
+    orders: Vec<(Uuid, cluster::Order)>,
+    began: Instant,
+    session: u64,
+    is_told: bool,
+    seen: Seen,
+    revision: i64,
+    /// The minute whose figures were written last.
+    minute: i64,
+    is_ended: bool,
+}
+
+impl Run {
+    pub(super) fn new(store: Store, state: State, handle: &Handle) -> io::Result<Self> {
+        Ok(Self {
+            store,
+            core: Core::new(state),
+            changes: handle.controller.subscribe(),
+            controller: Arc::clone(&handle.controller),
+            revision: handle.snapshot().revision,
+            snapshot: Arc::clone(&handle.snapshot),
+            checks: Checks::start()?,
+            orders: Vec::new(),
+            began: now(),
+            session: 0,
+            is_told: false,
+            seen: Seen::default(),
+            minute: 0,
+            is_ended: false,
+        })
+    }
+
+    /// Serves until it is stopped, or the client has ended.
+    pub(super) fn run(mut self, calls: &Receiver<Call>, stopped: &Receiver<()>) {
+        let (mut last, mut has_news) = (Duration::ZERO, true);
+        while !self.is_ended {
+            let (changes, outcomes) = (self.changes.clone(), self.checks.outcomes().clone());
+            let due = last + if has_news { PAUSE } else { TICK };
+            select! {
+                recv(calls) -> call => match call {
+                    Ok(call) => {
+                        self.call(call);
+                        has_news = true;
+                    }
+                    Err(_) => return,
+                },
+                recv(changes) -> change => match change {
+                    Ok(change) => {
+                        self.take(change);
+                        has_news = true;
+                    }
+                    // The controller's client has ended.
+                    Err(_) => return,
+                },
+                recv(outcomes) -> outcome => {
+                    if let Ok((instance, is_healthy)) = outcome {
+                        self.core.checked(instance, is_healthy);
+                        has_news = true;
+                    }
+                }
+                recv(stopped) -> _ => return,
+                default(due.saturating_sub(self.began.elapsed())) => {}
+            }
+            if self.began.elapsed() >= due {
+                self.reconcile();
+                self.publish();
+                (last, has_news) = (self.began.elapsed(), false);
+            }
+        }
+    }
+
+    /// Takes a change, and all that wait behind it.
+    fn take(&mut self, first: Change) {
+        let mut notes = Vec::new();
+        let changes = self.changes.clone();
+        for change in std::iter::once(first).chain(changes.try_iter().take(4096)) {
+            match &change {
+                Change::Online { .. } | Change::Offline { .. } | Change::Missed { .. } => {
+                    self.session += 1;
+                    self.is_told = false;
+                }
+                Change::Ended { .. } => self.is_ended = true,
+                _ => {}
+            }
+            let known = &self.core.state().instances;
+            let noted = event(&change, self.is_told, |instance| known.contains_key(instance));
+            notes.extend(noted.map(Write::Event));
+        }
+        if !notes.is_empty() {
+            self.store.note(notes);
+        }
+    }
+
+    fn reconcile(&mut self) {
+        let now = self.now();
+        self.is_told = self.is_told || self.controller.wait_complete(Duration::ZERO);
+        let (session, is_told) = (self.session, self.is_told);
+        self.seen = self.controller.look(|view| seen(view, session, is_told));
+        self.note_figures(now.unix_ms);
+        self.take_answers();
+        for _ in 0..MOST_PLANS {
+            let plan = self.core.step(&self.seen, now, &mut Uuid::new_v4);
+            if plan.is_empty() {
+                break;
+            }
+            if !plan.writes.is_empty() {
+                match self.store.commit(plan.writes.clone()) {
+                    Ok(revision) => {
+                        self.revision = revision;
+                        self.core.committed(plan.writes, revision);
+                    }
+                    // The store has logged why. Nothing of the plan is done.
+                    Err(_) => return self.core.refused(&plan),
+                }
+            }
+            plan.commands.into_iter().for_each(|command| self.send(command));
+        }
+        self.check(now);
+    }
+
+    fn send(&mut self, command: Command) {
+        let (instance, order) = match command {
+            Command::Start(payload) => (
+                payload.start.instance_uuid,
+                self.controller.start_workload(&payload),
+            ),
+            Command::Ask(instance) => (instance, self.controller.order(&question(instance))),
+            Command::Delete { instance, node } => {
+                let delete = Delete {
+                    instance_uuid: instance.into(),
+                    workload_agent_uuid: node.into(),
+                    ..Delete::default()
+                };
+                // Nobody waits for it: the view shows when the instance is gone, and until then it
+                // is sent again.
+                if let Err(e) = self.controller.order(&delete) {
+                    info!(target: LOG, "DELETE of {instance}: {e}");
+                }
+                return;
+            }
+        };
+        match order {
+            Ok(order) => self.orders.push((instance, order)),
+            Err(e) => {
+                let reason: &CommandError = &e;
+                info!(target: LOG, "START of {instance}: {reason}");
+                self.core.answer(instance, Answer::Lost);
+            }
+        }
+    }
+
+    /// Takes what became of STARTs.
+    fn take_answers(&mut self) {
+        let core = &mut self.core;
+        self.orders.retain(|(instance, order)| match order.poll() {
+            None => true,
+            Some(settled) => {
+                core.answer(*instance, answer(settled));
+                false
+            }
+        });
+    }
+
+    /// Checks the health of instances.
+    fn check(&mut self, now: Now) {
+        let Self {
+            core,
+            seen,
+            controller,
+            checks,
+            ..
+        } = self;
+        let due: Vec<_> = core.checks(seen).collect();
+        if due.is_empty() {
+            return;
+        }
+        controller.look(|view| {
+            let instances = due.iter().filter_map(|(instance, workload)| {
+                let listed = view.instance(instance.uuid)?;
+                let host = match listed.stats.ssh_ip.is_empty() {
+                    false => listed.stats.ssh_ip.clone(),
+                    true => view.node(listed.node)?.stats.networks.first()?.ip.clone(),
+                };
+                Some((instance.uuid, workload.spec.health.as_ref()?, host))
+            });
+            checks.due(now.elapsed, instances);
+        });
+    }
+
+    fn note_figures(&mut self, unix_ms: i64) {
+        let minute = unix_ms / MINUTE_MS;
+        if minute != self.minute && self.seen.told {
+            self.minute = minute;
+            let figures = self.controller.look(|view| figures(view, minute * MINUTE_MS));
+            self.store.note(figures);
+        }
+    }
+
+    fn call(&mut self, Call { order, reply }: Call) {
+        let outcome = self.order(order);
+        if let Err(e) = &outcome {
+            info!(target: LOG, "refused: {}", excerpt(e));
+        }
+        // Others see it before the caller knows.
+        self.publish();
+        // The caller may have given up waiting.
+        let _ = reply.try_send(outcome);
+    }
+
+    fn order(&mut self, order: Order) -> Result<Applied, Refused> {
+        let (mut applied, writes) = match order {
+            Order::Apply { spec, dry_run } => {
+                let (applied, writes) = self.core.apply(*spec)?;
+                if dry_run {
+                    return Ok(applied);
+                }
+                (applied, writes)
+            }
+            Order::Delete(name) => (self.unchanged(), self.core.delete(&name)?),
+            Order::Rollout(name, order) => (self.unchanged(), self.core.rollout(&name, order)?),
+        };
+        if !writes.is_empty() {
+            applied.revision = self.store.commit(writes.clone())?;
+            self.revision = applied.revision;
+            self.core.committed(writes, applied.revision);
+        }
+        Ok(applied)
+    }
+
+    fn unchanged(&self) -> Applied {
+        Applied {
+            change: Changed::Changed,
+            version: 0,
+            revision: self.revision,
+            differences: Vec::new(),
+        }
+    }
+
+    fn publish(&self) {
+        let failing = self.store.failing();
+        let snapshot = Snapshot {
+            revision: self.revision,
+            state: self.core.state().clone(),
+            status: self.core.status().clone(),
+            health: Health {
+                online: self.controller.look(cluster::View::is_online),
+                told: self.seen.told,
+                leads: !self.core.is_backup(self.now()),
+                store: failing.map_or(Ok(()), |e| Err(e.to_string())),
+            },
+        };
+        *self.snapshot.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(snapshot);
+    }
+
+    fn now(&self) -> Now {
+        Now {
+            elapsed: self.began.elapsed(),
+            unix_ms: unix_ms(),
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let dropped = self.store.dropped();
+        if dropped > 0 {
+            warn!(target: LOG, "{dropped} rows of the history were dropped");
+        }
+    }
+}
+
+/// A START that no node can take: see [`crate::reconcile`].
+fn question(instance: Uuid) -> Start {
+    Start {
+        instance_uuid: instance,
+        vm_type: VmType::Process,
+        command: vec!["true".into()],
+        requirements: Requirements {
+            node_id: NOBODY.into(),
+            ..Requirements::default()
+        },
+        ..Start::default()
+    }
+}
+
+/// What the outcome of a START means.
+fn answer(settled: Result<Shown, OrderError>) -> Answer {
+    match settled {
+        Ok(Shown::Gone { .. }) => Answer::Gone,
+        Ok(_) => Answer::There,
+        Err(OrderError::Failed(failure)) => refused(&failure),
+        Err(_) => Answer::Lost,
+    }
+}
+
+fn refused(failure: &Failure) -> Answer {
+    match failure.reason.as_str() {
+        "already_running" | "instance_exists" => Answer::There,
+        "role_not_allowed" if failure.error == ErrorCode::INVALID_FRAME_TYPE => Answer::NotMaster,
+        reason => Answer::NotStarted {
+            why: match failure.detail.is_empty() {
+                true => format!("{} ({reason})", failure.words()),
+                false => format!("{}: {} ({reason})", failure.words(), failure.detail),
+            },
+            is_its_fault: matches!(
+                reason,
+                "image_failure" | "launch_failure" | "network_failure" | "invalid_payload" | "invalid_data"
+            ),
+        },
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the reconciler is given the time")]
+fn now() -> Instant {
+    Instant::now()
+}

@@ -1,0 +1,103 @@
+//! The cluster's view as the reconciler sees it, and what of it is history.
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+use crate::model::{Event, Figures, SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL, Write};
+use crate::reconcile::{Mark, Seen, SeenEnd, SeenInstance};
+use ssntp_cluster::controller::{Change, Instance, Node, View};
+
+/// What the view shows now.
+pub(super) fn seen(view: &View, session: u64, told: bool) -> Seen {
+    let is_current = |node: &&Node| node.is_current() && node.has_reported();
+    Seen {
+        session,
+        told: told && view.is_online(),
+        nodes: view.nodes().filter(is_current).map(|node| node.uuid).collect(),
+        instances: view.instances().map(|one| (one.uuid, instance(one))).collect(),
+    }
+}
+
+fn instance(seen: &Instance) -> SeenInstance {
+    let ending = seen.ending();
+    let ended = (!seen.is_alive()).then(|| SeenEnd {
+        is_success: ending.as_ref().is_some_and(|ending| ending.is_success()),
+        how: ending.map_or_else(|| seen.state.to_string(), |ending| ending.to_string()),
+    });
+    SeenInstance {
+        node: seen.node,
+        ended,
+        restarts: u32::try_from(seen.stats.restarts).unwrap_or(0),
+        mark: mark(&seen.stats.labels),
+    }
+}
+
+fn mark(labels: &BTreeMap<String, String>) -> Option<Mark> {
+    Some(Mark {
+        workload: labels.get(WORKLOAD_LABEL)?.clone(),
+        slot: labels.get(SLOT_LABEL)?.parse().ok()?,
+        digest: labels.get(TEMPLATE_LABEL)?.clone(),
+    })
+}
+
+/// The event of a change, if it is to be remembered. `is_known` tells whether an instance is the
+/// reconciler's, which takes down itself what becomes of it.
+pub(super) fn event(change: &Change, is_told: bool, is_known: impl Fn(&Uuid) -> bool) -> Option<Event> {
+    let none = (None, None);
+    let (kind, (instance, node)) = match change {
+        Change::Online { .. } | Change::Offline { .. } | Change::Ended { .. } | Change::Missed { .. } => {
+            ("session", none)
+        }
+        Change::Traced(trace) => {
+            return Some(Event {
+                kind: "trace",
+                text: serde_json::to_string(trace).ok()?,
+                ..Event::default()
+            });
+        }
+        Change::Failed(failure) => ("failed", (failure.instance.uuid(), failure.node.uuid())),
+        // At the beginning of a session all nodes and instances are told again.
+        _ if !is_told => return None,
+        Change::NodeConnected { node, .. }
+        | Change::NodeDisconnected { node, .. }
+        | Change::NodeStatus { node, .. } => ("node", (None, Some(*node))),
+        Change::InstanceAdded { instance, node, .. } => ("running", (Some(*instance), Some(*node))),
+        Change::InstanceState { instance, node, .. } => ("state", (Some(*instance), Some(*node))),
+        Change::InstanceGone { instance, node } => ("gone", (Some(*instance), Some(*node))),
+        Change::InstanceStopped { instance, node } => ("ended", (Some(*instance), *node)),
+        Change::InstanceDeleted { instance, node } => ("gone", (Some(*instance), *node)),
+        Change::CnciAdded { cnci } | Change::CnciGone { cnci } => ("tenant", (Some(*cnci), None)),
+        _ => return None,
+    };
+    match instance.is_some_and(|instance| is_known(&instance)) {
+        true => None,
+        false => Some(Event {
+            kind,
+            workload: None,
+            instance,
+            node,
+            text: change.to_string(),
+        }),
+    }
+}
+
+/// The figures of each node that reports.
+pub(super) fn figures(view: &View, at: i64) -> Vec<Write> {
+    let current = view
+        .nodes()
+        .filter(|node| node.is_current() && node.has_reported());
+    let figures = current.map(|node| {
+        Write::Figures(Figures {
+            node: node.uuid,
+            at,
+            mem_available_mb: node.stats.mem_available_mb,
+            mem_total_mb: node.stats.mem_total_mb,
+            disk_available_mb: node.stats.disk_available_mb,
+            disk_total_mb: node.stats.disk_total_mb,
+            load: node.stats.load,
+            instances: i64::try_from(node.instances.len()).unwrap_or(-1),
+        })
+    });
+    figures.collect()
+}

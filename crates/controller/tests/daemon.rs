@@ -1,0 +1,301 @@
+//! A controller's daemon in this process: without a scheduler, and with a real one and a node
+//! that does at once what it is told.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "a test may fail, and has time limits"
+)]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ssntp::Role;
+use ssntp::client::{Client, ClientConfig, ClientEvent};
+use ssntp::payload::{
+    CommandSubject, Id, InstanceDeleted, InstanceState, InstanceStats, NodeStatus, Ready, StartPayload, Stats,
+};
+use ssntp::proto::{Command, Frame};
+use ssntp::server::{Server, ServerConfig};
+use ssntp::transport::memory::MemoryListener;
+use ssntp_cluster::scheduler::placement::Policy;
+use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
+use ssntp_controller::model::{InstanceState as Kept, RolloutState};
+use ssntp_controller::store::StoreError;
+use ssntp_controller::{Config, Daemon, Handle, Limits, Query, Refused, RolloutOrder, Snapshot, Spec};
+use ssntp_test_support::{bound_identity, identity, trust};
+use uuid::Uuid;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn daemon(listener: &MemoryListener, store: &Path) -> Daemon {
+    let client = ClientConfig::new(identity(Role::CONTROLLER), trust()).connect_in_memory(listener);
+    let limits = Limits::default();
+    let store = store.to_owned();
+    Daemon::start(Config {
+        client,
+        store,
+        limits,
+    })
+    .unwrap()
+}
+
+fn web(count: u32, command: &str) -> Spec {
+    let json = serde_json::json!({
+        "name": "web", "count": count, "start": {"command": [command]}, "update": {"healthy_s": 0},
+    });
+    serde_json::from_value(json).unwrap()
+}
+
+/// Waits until a snapshot shows something.
+fn until(handle: &Handle, what: &str, shows: impl Fn(&Snapshot) -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    let mut follow = handle.follow(Some(0)).unwrap();
+    while !shows(&handle.snapshot()) {
+        assert!(Instant::now() < deadline, "{what}: {:#?}", handle.snapshot());
+        // A row, or the next look.
+        let _ = follow.next(Duration::from_millis(20)).unwrap();
+    }
+}
+
+#[test]
+fn without_a_scheduler_it_remembers_and_starts_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let nowhere = MemoryListener::new();
+    let controller = daemon(&nowhere, dir.path());
+    let handle = controller.handle().clone();
+    let mut follow = handle.follow(None).unwrap();
+    let dry = handle.apply(web(2, "a"), true).unwrap();
+    assert_eq!((dry.version, dry.revision), (1, 0));
+    assert!(
+        handle.snapshot().state.workloads.is_empty(),
+        "a dry run changes nothing"
+    );
+    let applied = handle.apply(web(2, "a"), false).unwrap();
+    assert_eq!((applied.version, applied.revision), (1, 1));
+    let row = follow.next(LIMIT).unwrap().unwrap();
+    assert_eq!(
+        (row.id, row.kind.as_str(), row.workload.as_deref()),
+        (1, "applied", Some("web"))
+    );
+    let snapshot = handle.snapshot();
+    assert_eq!(snapshot.state.workloads["web"].spec.count, 2);
+    assert!(!snapshot.health.online && !snapshot.health.told);
+    assert_eq!(handle.delete("db"), Err(Refused::NotFound("db".into())));
+    assert!(handle.rollout("web", RolloutOrder::Resume).is_err());
+    handle.rollout("web", RolloutOrder::Pause).unwrap();
+    drop(controller);
+    assert_eq!(follow.next(LIMIT).unwrap().unwrap().kind, "rollout");
+    assert_eq!(follow.next(LIMIT), Err(StoreError::Closed));
+    assert_eq!(handle.delete("web"), Err(Refused::Store(StoreError::Closed)));
+
+    let controller = daemon(&nowhere, dir.path());
+    let snapshot = controller.handle().snapshot();
+    let workload = &snapshot.state.workloads["web"];
+    assert_eq!(
+        (workload.rollout.state, workload.revision),
+        (RolloutState::Paused, 2)
+    );
+    assert!(snapshot.state.instances.is_empty());
+    let query = Query {
+        limit: 10,
+        ..Query::default()
+    };
+    assert_eq!(
+        controller.handle().history().unwrap().rows(&query).unwrap().len(),
+        2
+    );
+}
+
+/// A scheduler and a node, which runs what it is told.
+struct Cluster {
+    listener: MemoryListener,
+    _server: Server,
+    stop: Option<crossbeam_channel::Sender<()>>,
+    node: Option<JoinHandle<usize>>,
+}
+
+impl Cluster {
+    fn start() -> Self {
+        let listener = MemoryListener::new();
+        let server = ServerConfig::new(identity(Role::SCHEDULER), trust()).listen_in_memory(&listener);
+        let config = SchedulerConfig::new().policy(Policy::Opportunistic);
+        let server = Scheduler::new(config).unwrap().start(server).unwrap();
+        let uuid = Uuid::new_v4();
+        let config = ClientConfig::new(bound_identity(Role::AGENT, uuid), trust());
+        let client = Client::connect(config.uuid(uuid).connect_in_memory(&listener)).unwrap();
+        let (stop, stopped) = crossbeam_channel::bounded(0);
+        let node = std::thread::spawn(move || run_node(&client, uuid, &stopped));
+        Self {
+            listener,
+            _server: server,
+            stop: Some(stop),
+            node: Some(node),
+        }
+    }
+
+    /// How many STARTs the node has got.
+    fn end(mut self) -> usize {
+        drop(self.stop.take());
+        self.node.take().unwrap().join().unwrap()
+    }
+}
+
+fn run_node(client: &Client, uuid: Uuid, stopped: &crossbeam_channel::Receiver<()>) -> usize {
+    let mut instances: BTreeMap<Uuid, InstanceStats> = BTreeMap::new();
+    let mut starts = 0;
+    let report = |instances: &BTreeMap<Uuid, InstanceStats>| {
+        let ready = Ready {
+            node_uuid: uuid.into(),
+            mem_total_mb: 100_000,
+            mem_available_mb: 100_000,
+            disk_total_mb: 100_000,
+            disk_available_mb: 100_000,
+            cpus_online: 1000,
+            ..Ready::default()
+        };
+        client.send(Frame::of(&ready)).unwrap();
+        let stats = Stats {
+            node_uuid: uuid.into(),
+            status: NodeStatus::Ready,
+            instances: instances.values().cloned().collect(),
+            ..Stats::default()
+        };
+        client.send(Frame::of(&stats)).unwrap();
+    };
+    report(&instances);
+    loop {
+        let frame = crossbeam_channel::select! {
+            recv(client.events()) -> event => match event.unwrap() {
+                ClientEvent::Frame(frame) => frame,
+                _ => continue,
+            },
+            recv(stopped) -> _ => return starts,
+        };
+        let subject = CommandSubject::of(&frame);
+        let Some(instance) = subject.instance_uuid.uuid() else {
+            continue;
+        };
+        if frame.kind() == Command::START {
+            starts += 1;
+            let payload: StartPayload = frame.payload().unwrap();
+            let stats = InstanceStats {
+                instance_uuid: Id::from(instance),
+                state: InstanceState::Active,
+                labels: payload.start.labels,
+                ..InstanceStats::default()
+            };
+            assert!(instances.insert(instance, stats).is_none(), "it is started twice");
+        } else if frame.kind() == Command::DELETE && instances.remove(&instance).is_some() {
+            let instance_uuid = instance.into();
+            client
+                .send(Frame::of(&InstanceDeleted { instance_uuid }))
+                .unwrap();
+        }
+        report(&instances);
+    }
+}
+
+#[test]
+fn with_a_scheduler_what_should_run_runs_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start();
+    let controller = daemon(&cluster.listener, dir.path());
+    let handle = controller.handle().clone();
+    handle.apply(web(5, "a"), false).unwrap();
+    until(&handle, "5 instances run", |snapshot| {
+        snapshot.status.get("web").is_some_and(|web| web.healthy == 5)
+            && snapshot.state.workloads["web"].rollout.state == RolloutState::Steady
+    });
+    let uuids = |handle: &Handle| {
+        handle
+            .snapshot()
+            .state
+            .instances
+            .keys()
+            .copied()
+            .collect::<Vec<_>>()
+    };
+    let before = uuids(&handle);
+    drop(controller);
+
+    // The next one finds them, and so does one whose database is lost.
+    for lost in [false, true] {
+        let other = tempfile::tempdir().unwrap();
+        let store = if lost { other.path() } else { dir.path() };
+        let controller = daemon(&cluster.listener, store);
+        let handle = controller.handle();
+        if lost {
+            handle.apply(web(5, "a"), false).unwrap();
+        }
+        until(handle, "they are found", |snapshot| {
+            snapshot.health.told && snapshot.status.get("web").is_some_and(|web| web.running == 5)
+        });
+        assert_eq!(uuids(handle), before);
+    }
+
+    // A START that was written down and never sent is not waited for.
+    let controller = daemon(&cluster.listener, dir.path());
+    let handle = controller.handle().clone();
+    handle.apply(web(3, "b"), false).unwrap();
+    until(&handle, "the new version is rolled out", |snapshot| {
+        let web = &snapshot.state.workloads["web"];
+        web.stable == Some(2) && snapshot.status["web"].healthy == 3 && snapshot.state.instances.len() == 3
+    });
+    assert!(
+        handle
+            .snapshot()
+            .state
+            .instances
+            .values()
+            .all(|one| one.version == 2 && one.state == Kept::Running)
+    );
+    handle.delete("web").unwrap();
+    until(&handle, "all is gone", |snapshot| {
+        snapshot.state.workloads.is_empty() && snapshot.state.instances.is_empty()
+    });
+    drop(controller);
+    assert_eq!(cluster.end(), 8);
+}
+
+#[test]
+fn an_instance_that_was_written_down_and_never_sent_is_asked_about() {
+    let dir = tempfile::tempdir().unwrap();
+    // As a controller leaves it that is killed between the commit and the START.
+    let nowhere = MemoryListener::new();
+    let controller = daemon(&nowhere, dir.path());
+    controller.handle().apply(web(1, "a"), false).unwrap();
+    drop(controller);
+    let (store, state) = ssntp_controller::store::Store::open(dir.path(), Limits::default()).unwrap();
+    let lost = Uuid::new_v4();
+    let instance = ssntp_controller::model::Instance {
+        uuid: lost,
+        workload: "web".into(),
+        slot: 1,
+        version: state.workloads["web"].version,
+        node: None,
+        state: Kept::Starting,
+        wanted: true,
+        ending: String::new(),
+        attempt: 0,
+        since: 0,
+        revision: 0,
+    };
+    store
+        .commit(vec![ssntp_controller::model::Write::Instance(instance)])
+        .unwrap();
+    drop(store);
+
+    let cluster = Cluster::start();
+    let controller = daemon(&cluster.listener, dir.path());
+    let handle = controller.handle();
+    until(handle, "another instance runs", |snapshot| {
+        snapshot.status.get("web").is_some_and(|web| web.running == 1)
+    });
+    let snapshot = handle.snapshot();
+    assert_eq!(snapshot.state.instances[&lost].state, Kept::Lost);
+    assert_eq!(cluster.end(), 1);
+}

@@ -1,0 +1,779 @@
+//! What a server's core does with its links: begins and ends them, tells them of its own
+//! sessions, and keeps what they tell.
+//!
+//! ```text
+//!  Request::Link ─ admit_link ─▶ LinkState ─ told ─▶ SNAPSHOT goes out
+//!                    │ duplicate                 │ the peer's SNAPSHOT is complete: linked
+//!                    ▼                           ▼
+//!                 refused      a fault, silence, the peer's end, stop ─▶ end_link: its rows go
+//! ```
+//!
+//! # One UUID, one session
+//!
+//! A newcomer whose UUID has a row of another server is announced there by CLAIM before it is
+//! admitted, on its handshake's thread and for two seconds at most. That server judges it by its
+//! own admission rules, as it would judge a newcomer of its own: it ends its session as
+//! replaced, or it says why the newcomer may not have the UUID. Without an answer the newcomer
+//! is admitted. When two servers find that both have a session of one UUID, the one of the
+//! higher [`Rank`] stays, and then the one of the greater server.
+
+use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, Sender};
+use log::{info, warn};
+use uuid::Uuid;
+
+use super::frames::{End, Hello, LinkFault, LinkFrame, ROWS, VERSION};
+use super::roster::{Changes, Rank, Remote, Roster, Row};
+use crate::proto::{Item, Refusal};
+use crate::server::DisconnectReason;
+use crate::server::admission::{Candidate, Holder, Standing};
+use crate::server::core::{Grant, ServerCore, State};
+use crate::server::sessions::{Session, SessionId, SessionInfo};
+use ssntp_transport::dispatch::{Action, DistantChange, Origin};
+use ssntp_transport::pki::{CertificateDer, CertificateInfo, KeptCertificate};
+use ssntp_transport::{ConnectionId, Gauge, Outgoing, PeerAddress, Role, Table, excerpt};
+
+/// How often each link is sent something, so that the peer knows of the other's life.
+const BEAT: Duration = Duration::from_secs(1);
+/// How long nothing may be heard of a peer. A stopped process still has its kernel
+/// acknowledge, so TCP does not notice.
+const SILENCE: Duration = Duration::from_secs(10);
+/// How long a newcomer waits for the server that has a session of its UUID.
+pub(super) const CLAIM: Duration = Duration::from_secs(2);
+/// How many newcomers may wait for another server at a time.
+const MAX_CLAIMS: usize = 1024;
+
+/// Why a link is not admitted that there is already.
+pub(super) const DUPLICATE: &str = "there is a link between the two servers already";
+
+/// A server that asks for a link, or that was dialled.
+#[derive(Debug)]
+pub struct LinkRequest {
+    pub(super) hello: Hello,
+    pub(super) certificate: CertificateInfo,
+    pub(super) intermediates: Vec<CertificateDer<'static>>,
+    /// When the link ends with the certificate, where it does.
+    pub(super) ends: Option<SystemTime>,
+    pub(in crate::server) generation: u64,
+    pub(super) address: PeerAddress,
+    /// Whether this server has dialled.
+    pub(super) dialled: bool,
+    /// Dropped when the link ends.
+    pub(super) standing: Sender<Infallible>,
+}
+
+/// A server that there is a link to. Shown in logs as `server UUID (roles) at ADDRESS`.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ServerLink {
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// The random number of its start.
+    pub incarnation: u64,
+    /// Its roles.
+    pub role: Role,
+    /// The address of the other end of the link.
+    pub address: PeerAddress,
+    /// Where it says that others reach it. Empty if it does not say.
+    pub advertised: String,
+    /// Whether this server has dialled.
+    pub dialled: bool,
+    /// Since when the link stands.
+    pub since: Instant,
+}
+
+impl fmt::Display for ServerLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "server {} ({}) at {}", self.uuid, self.role, self.address)
+    }
+}
+
+/// What a server knows about one of its links.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LinkFigures {
+    /// The server at the other end.
+    pub server: ServerLink,
+    /// How long the link stands.
+    pub age: Duration,
+    /// Whether that server's sessions are known, so that frames for them are taken.
+    pub linked: bool,
+    /// Its sessions.
+    pub sessions: usize,
+    /// Sessions of this server that are not read, since a receiver there has no room.
+    pub held: usize,
+    /// Frames and bytes that wait for the link, and how many frames it has carried there.
+    pub frames_waiting: u64,
+    /// See [`frames_waiting`](Self::frames_waiting).
+    pub bytes_waiting: u64,
+    /// See [`frames_waiting`](Self::frames_waiting).
+    pub frames_sent: u64,
+    /// Frames that came for sessions of this server, or for its application.
+    pub frames_received: u64,
+    /// Those of them that found no receiver.
+    pub frames_astray: u64,
+    /// Those of them that came under an old token, and were dropped.
+    pub frames_stale: u64,
+}
+
+/// Counts of one link.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::server) struct LinkCounters {
+    /// Frames that came for sessions or for the application.
+    pub(in crate::server) received: u64,
+    /// Frames for sessions that are gone, or of kinds that this server does not know.
+    pub(in crate::server) astray: u64,
+    /// Frames under a token that is older than another one seen.
+    pub(in crate::server) stale: u64,
+}
+
+/// One link.
+#[derive(Debug)]
+pub(in crate::server) struct LinkState {
+    pub(in crate::server) server: Arc<ServerLink>,
+    pub(in crate::server) certificate: KeptCertificate,
+    ends: Option<SystemTime>,
+    /// The peer gets changes: it was sent the snapshot.
+    told: bool,
+    /// The peer's snapshot is complete.
+    pub(in crate::server) linked: bool,
+    heard: Instant,
+    /// Sessions of this server that are held for the peer's sake.
+    pub(in crate::server) held: HashSet<ConnectionId>,
+    pub(in crate::server) gauge: Gauge,
+    pub(in crate::server) counters: LinkCounters,
+    _standing: Sender<Infallible>,
+}
+
+/// A newcomer that waits for the server which has a session of its UUID.
+#[derive(Debug)]
+struct Claim {
+    link: ConnectionId,
+    /// Until then.
+    until: Instant,
+    verdict: Sender<u8>,
+}
+
+/// What the application is to be told.
+#[derive(Debug)]
+enum News {
+    Linked(Arc<ServerLink>),
+    Unlinked(Arc<ServerLink>),
+    Connected(Arc<Remote>),
+    Disconnected(Arc<Remote>),
+}
+
+/// The links of a server, and what they have told.
+#[derive(Debug)]
+pub(crate) struct Links {
+    own: Uuid,
+    pub(super) incarnation: u64,
+    advertised: String,
+    pub(in crate::server) table: Table<LinkState>,
+    by_server: HashMap<Uuid, ConnectionId>,
+    /// Links that have ended, and whose threads have not.
+    parting: HashMap<ConnectionId, Arc<ServerLink>>,
+    pub(crate) roster: Roster,
+    /// The number of the last change of this server's own sessions.
+    sequence: u64,
+    /// See [`Rank::stamp`].
+    clock: u64,
+    /// The highest token seen.
+    pub(super) token: u64,
+    /// The token under which this server leads.
+    pub(super) leads: Option<u64>,
+    /// The token of what is being sent: that of `leads` while the application acts.
+    pub(super) acting: u64,
+    claims: HashMap<u64, Claim>,
+    last_claim: u64,
+    news: Vec<News>,
+    next_beat: Option<Instant>,
+}
+
+impl Links {
+    pub(in crate::server) fn new(own: Uuid, incarnation: u64, advertised: String) -> Self {
+        let nothing = CertificateInfo::nothing(&CertificateDer::from(Vec::new()));
+        Self {
+            own,
+            incarnation,
+            advertised,
+            table: Table::default(),
+            by_server: HashMap::new(),
+            parting: HashMap::new(),
+            roster: Roster::new(KeptCertificate::new(&nothing, None)),
+            sequence: 0,
+            clock: 0,
+            token: 0,
+            leads: None,
+            acting: 0,
+            claims: HashMap::new(),
+            last_claim: 0,
+            news: Vec::new(),
+            next_beat: None,
+        }
+    }
+
+    pub(in crate::server) fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    pub(in crate::server) fn has_news(&self) -> bool {
+        !self.news.is_empty()
+    }
+
+    pub(in crate::server) fn next_beat(&self) -> Option<Instant> {
+        self.next_beat
+    }
+
+    /// Has the application act: what it sends carries the token of the leader, if it leads.
+    pub(in crate::server) fn act(&mut self, acts: bool) {
+        self.acting = if acts { self.leads.unwrap_or_default() } else { 0 };
+    }
+
+    /// Notes a token. False if a higher one was seen.
+    pub(super) fn see(&mut self, token: u64) -> bool {
+        self.token = self.token.max(token);
+        token == self.token
+    }
+
+    /// The rank of a session that is admitted now.
+    pub(in crate::server) fn next_rank(&mut self) -> Rank {
+        self.clock += 1;
+        Rank {
+            token: self.token,
+            stamp: self.clock,
+        }
+    }
+
+    /// The link to a server.
+    pub(super) fn to(&self, server: Uuid) -> Option<ConnectionId> {
+        self.by_server.get(&server).copied()
+    }
+
+    /// Notes that bytes have come. False if the connection is no link.
+    pub(in crate::server) fn heard(&mut self, id: ConnectionId, now: Instant) -> bool {
+        let link = self.table.get_mut(id);
+        link.map(|link| link.heard = now).is_some()
+    }
+
+    /// Notes that the threads of a link have ended. Returns what to call it in the log.
+    pub(in crate::server) fn parted(&mut self, id: ConnectionId) -> Option<Arc<ServerLink>> {
+        self.parting.remove(&id)
+    }
+
+    /// What it knows about each link, by the servers' UUIDs.
+    pub(in crate::server) fn figures(&self, now: Instant) -> Vec<LinkFigures> {
+        let links = self.table.iter().map(|(_, link)| {
+            let books = link.gauge.books();
+            LinkFigures {
+                server: (*link.server).clone(),
+                age: now.saturating_duration_since(link.server.since),
+                linked: link.linked,
+                sessions: self.roster.sessions_of(link.server.uuid),
+                held: link.held.len(),
+                frames_waiting: books.waiting.frames,
+                bytes_waiting: books.waiting.bytes,
+                frames_sent: books.sent.frames,
+                frames_received: link.counters.received,
+                frames_astray: link.counters.astray,
+                frames_stale: link.counters.stale,
+            }
+        });
+        let mut all: Vec<_> = links.collect();
+        all.sort_by_key(|figures| figures.server.uuid);
+        all
+    }
+
+    pub(super) fn hello(&self, role: Role, max_payload: u32) -> Hello {
+        Hello {
+            version: VERSION,
+            uuid: self.own,
+            incarnation: self.incarnation,
+            role,
+            token: self.token,
+            max_payload,
+            advertised: self.advertised.clone(),
+        }
+    }
+}
+
+fn row(session: &Session) -> Row {
+    let info = &session.info;
+    Row {
+        uuid: info.uuid,
+        number: info.id.0.0,
+        rank: session.rank,
+        role: info.role,
+        tracing: info.tracing,
+        address: info.address,
+    }
+}
+
+impl State {
+    /// Sends a frame of the server itself over a link.
+    pub(super) fn say(&mut self, link: ConnectionId, frame: &LinkFrame) {
+        self.put(link, frame.encode(), 1, Origin::Application);
+    }
+
+    pub(super) fn put(&mut self, link: ConnectionId, bytes: Bytes, frames: u32, origin: Origin) {
+        self.actions.push(Action::Send {
+            origin,
+            to: link,
+            item: Outgoing::whole(bytes, frames),
+        });
+    }
+
+    /// Tells all links of a change of this server's sessions.
+    fn announce(&mut self, change: impl FnOnce(u64) -> LinkFrame) {
+        self.links.sequence += 1;
+        if self.links.is_empty() {
+            return;
+        }
+        let bytes = change(self.links.sequence).encode();
+        let told = self.links.table.iter().filter(|(_, link)| link.told);
+        for id in told.map(|(id, _)| id).collect::<Vec<_>>() {
+            self.put(id, bytes.clone(), 1, Origin::Application);
+        }
+    }
+
+    /// Tells all links of a new session.
+    pub(in crate::server) fn announce_session(&mut self, id: SessionId) {
+        if let Some(row) = self.sessions.get(id).map(row) {
+            self.announce(|sequence| LinkFrame::Connected { sequence, row });
+        }
+    }
+
+    /// Tells all links that a session is over.
+    pub(in crate::server) fn announce_end(&mut self, info: &SessionInfo) {
+        let (number, uuid) = (info.id.0.0, info.uuid);
+        self.announce(|sequence| LinkFrame::Gone {
+            sequence,
+            number,
+            uuid,
+        });
+    }
+
+    /// Admits a link. Of two links to one start of a server, the one stays that the server with
+    /// the smaller UUID has dialled. A newer one of the same direction means that the dialler has
+    /// lost the older one.
+    pub(in crate::server) fn admit_link(
+        &mut self,
+        id: ConnectionId,
+        request: LinkRequest,
+        gauge: Gauge,
+    ) -> Result<Grant, Refusal> {
+        if self.open.is_none() {
+            return Err(Refusal::Busy("the server is shutting down"));
+        }
+        let LinkRequest { hello, dialled, .. } = request;
+        let peer = hello.uuid;
+        if let Some(old) = self.links.to(peer)
+            && let Some(before) = self.links.table.get(old).map(|link| &link.server)
+        {
+            let own_stays = self.links.own < peer;
+            let old_stays = before.dialled != dialled && before.dialled == own_stays;
+            if old_stays && before.incarnation == hello.incarnation {
+                return Err(Refusal::Busy(DUPLICATE));
+            }
+            self.end_link(old, End::Duplicate, "a newer link takes its place");
+        }
+        self.links.see(hello.token);
+        let certificate = self
+            .certificates
+            .take(&request.certificate, request.intermediates);
+        self.connections.insert(id, (certificate.clone(), gauge.clone()));
+        let (role, address) = (hello.role, request.address);
+        let link = LinkState {
+            server: Arc::new(ServerLink {
+                uuid: peer,
+                incarnation: hello.incarnation,
+                role,
+                address,
+                advertised: hello.advertised,
+                dialled,
+                since: self.now,
+            }),
+            certificate: certificate.clone(),
+            ends: request.ends,
+            told: false,
+            linked: false,
+            heard: self.now,
+            held: HashSet::new(),
+            gauge,
+            counters: LinkCounters::default(),
+            _standing: request.standing,
+        };
+        self.links.table.insert(id, link);
+        self.links.by_server.insert(peer, id);
+        self.links.next_beat.get_or_insert(self.now + BEAT);
+        let environment = &self.environment;
+        let hello = self.links.hello(environment.role, environment.max_payload);
+        Ok(Grant {
+            info: Arc::new(SessionInfo {
+                id: SessionId(id),
+                server: peer,
+                uuid: peer,
+                role,
+                address,
+                certificate,
+                tracing: false,
+            }),
+            answer: LinkFrame::Hello(hello).encode(),
+        })
+    }
+
+    /// Begins a link whose peer was told of its admission. False if there is none.
+    pub(in crate::server) fn link_admitted(&mut self, id: ConnectionId, told: bool) -> bool {
+        let Some(link) = self.links.table.get_mut(id) else {
+            return false;
+        };
+        link.told = true;
+        let server = Arc::clone(&link.server);
+        if !told {
+            self.end_link(id, End::Closing, "its handshake was given up");
+            return true;
+        }
+        info!(target: "ssntp::server", "{server}: link begins");
+        let mut rows: Vec<Row> = self
+            .sessions
+            .iter()
+            .filter(|session| session.told)
+            .map(row)
+            .collect();
+        rows.sort_unstable_by_key(|row| row.number);
+        let sequence = self.links.sequence;
+        let mut parts = rows.chunks(ROWS).peekable();
+        loop {
+            let rows = parts.next().unwrap_or_default().to_vec();
+            let is_last = parts.peek().is_none();
+            self.say(
+                id,
+                &LinkFrame::Snapshot {
+                    sequence,
+                    is_last,
+                    rows,
+                },
+            );
+            if is_last {
+                return true;
+            }
+        }
+    }
+
+    /// Ends a link: its peer is told why, and what waits is sent first, except for a peer that
+    /// does not take it.
+    pub(in crate::server) fn end_link(&mut self, id: ConnectionId, end: End, why: &str) -> bool {
+        let Some(link) = self.links.table.remove(id) else {
+            return false;
+        };
+        let abort = end == End::Closing && self.open.is_some();
+        if !abort {
+            let (server, reason) = (self.environment.uuid, why.to_owned());
+            self.say(id, &LinkFrame::End { end, server, reason });
+        }
+        self.actions.push(Action::End { id, abort });
+        for held in link.held {
+            self.actions.push(Action::Hold {
+                id: held,
+                held: false,
+            });
+        }
+        self.links.claims.retain(|_, claim| claim.link != id);
+        let server = link.server;
+        let was_quiet = end == End::Duplicate || self.open.is_none();
+        if was_quiet {
+            info!(target: "ssntp::server", "{server}: link ends: {}", excerpt(&why));
+        } else if let Some(more) = self.log.admit(server.uuid, "link ends", self.now) {
+            warn!(target: "ssntp::server", "{server}: link ends: {}{more}", excerpt(&why));
+        }
+        self.links.parting.insert(id, Arc::clone(&server));
+        if self.links.to(server.uuid) == Some(id) {
+            self.links.by_server.remove(&server.uuid);
+            let gone = self.links.roster.end(server.uuid);
+            self.links.news.extend(gone.into_iter().map(News::Disconnected));
+            if link.linked {
+                self.links.news.push(News::Unlinked(server));
+            }
+        }
+        true
+    }
+
+    /// Sends something over each link, and ends those that are silent or whose certificate has
+    /// ended.
+    pub(in crate::server) fn beat(&mut self) {
+        if self.links.next_beat.is_none_or(|at| at > self.now) {
+            return;
+        }
+        for id in self.links.table.ids() {
+            let Some(link) = self.links.table.get(id) else {
+                continue;
+            };
+            if self.now.saturating_duration_since(link.heard) > SILENCE {
+                self.end_link(id, End::Closing, "nothing was heard of it for 10 s");
+            } else if link.ends.is_some_and(|ends| ends <= self.wall) {
+                self.end_link(id, End::Refused, "its certificate has expired");
+            } else {
+                self.say(id, &LinkFrame::Alive);
+            }
+        }
+        self.links.next_beat = (!self.links.is_empty()).then(|| self.now + BEAT);
+    }
+
+    /// Has a session of another server held, or go on.
+    pub(in crate::server) fn tell_origin(&mut self, change: DistantChange) {
+        if self.links.table.contains(change.link) {
+            let frame = match change.waits {
+                true => LinkFrame::Hold(change.number),
+                false => LinkFrame::Go(change.number),
+            };
+            self.say(change.link, &frame);
+        }
+    }
+
+    /// Holds a session of this server for the peer of a link, or lets it go on.
+    fn hold(&mut self, link: ConnectionId, number: u64, held: bool) {
+        let id = ConnectionId(number);
+        let stands = self.sessions.get(SessionId(id)).is_some();
+        let Some(link) = self.links.table.get_mut(link) else {
+            return;
+        };
+        let changes = match held {
+            true => stands && link.held.insert(id),
+            false => link.held.remove(&id),
+        };
+        if changes {
+            self.actions.push(Action::Hold { id, held });
+        }
+    }
+
+    /// Takes what another server tells of its sessions. Where both have one of a UUID, one ends.
+    fn take_changes(&mut self, changes: Changes) {
+        let gone = changes.gone.into_iter().map(News::Disconnected);
+        self.links.news.extend(gone);
+        for row in changes.connected {
+            self.links.clock = self.links.clock.max(row.rank.stamp);
+            let own = self
+                .sessions
+                .id_of(row.info.uuid)
+                .and_then(|id| self.sessions.get(id));
+            if let Some(own) = own
+                && (row.rank, row.info.server) > (own.rank, self.environment.uuid)
+            {
+                self.end(own.info.id, DisconnectReason::Replaced, true);
+            }
+            self.links.news.push(News::Connected(row));
+        }
+    }
+
+    /// Asks the server that has a session of this UUID to give it up. `verdict` is dropped if
+    /// nobody has to be asked, or if there will be no answer.
+    fn claim(&mut self, uuid: Uuid, certificate: Bytes, verdict: Sender<u8>) {
+        let own = self.sessions.id_of(uuid).is_some();
+        let Some(row) = self.links.roster.get(uuid).filter(|_| !own) else {
+            return;
+        };
+        let Some(link) = self.links.to(row.info.server) else {
+            return;
+        };
+        let now = self.now;
+        if self.links.claims.len() >= MAX_CLAIMS {
+            self.links.claims.retain(|_, claim| claim.until > now);
+        }
+        if self.links.claims.len() >= MAX_CLAIMS {
+            return;
+        }
+        self.links.last_claim += 1;
+        let id = self.links.last_claim;
+        let until = now + CLAIM;
+        self.links.claims.insert(id, Claim { link, until, verdict });
+        self.say(
+            link,
+            &LinkFrame::Claim {
+                id,
+                uuid,
+                certificate,
+            },
+        );
+    }
+
+    /// Judges a newcomer of another server, which ends this server's session if it may.
+    fn claimed(&mut self, uuid: Uuid, certificate: &Bytes) -> u8 {
+        let session = self.sessions.id_of(uuid).and_then(|id| self.sessions.get(id));
+        let Some(session) = session else { return 0 };
+        let Ok(certificate) = CertificateInfo::from_der(&CertificateDer::from(&certificate[..])) else {
+            return u8::MAX;
+        };
+        let newcomer = Candidate {
+            uuid,
+            bound: certificate.uuid,
+        };
+        // The other server has looked at its own limits.
+        let standing = Standing {
+            server: self.environment.uuid,
+            stopping: false,
+            maximum: usize::MAX - 1,
+            sessions: 0,
+            of_certificate: 0,
+            banned: self.bans.left(uuid, self.now),
+            holder: Some(Holder::new(
+                session.info.id,
+                &session.info.certificate,
+                &certificate,
+            )),
+        };
+        match self.admission.judge(newcomer, &standing) {
+            Ok(old) => {
+                if let Some(old) = old {
+                    self.end(old, DisconnectReason::Replaced, true);
+                }
+                0
+            }
+            Err(Refusal::UuidInUse(_)) => 1,
+            Err(Refusal::UuidOwned(_)) => 2,
+            Err(Refusal::OtherAuthority(_)) => 3,
+            Err(_) => u8::MAX,
+        }
+    }
+}
+
+/// The refusal that the verdict of another server means. `None` if the newcomer may have the
+/// UUID.
+pub(super) fn refusal(verdict: u8, uuid: Uuid) -> Option<Refusal> {
+    Some(match verdict {
+        0 => return None,
+        1 => Refusal::UuidInUse(uuid),
+        2 => Refusal::UuidOwned(uuid),
+        3 => Refusal::OtherAuthority(uuid),
+        _ => Refusal::Busy("the server that has its session does not give it up"),
+    })
+}
+
+impl ServerCore {
+    /// Begins to ask another server for a UUID; see [`State::claim`].
+    pub(super) fn claim(
+        &mut self,
+        now: Instant,
+        actions: &mut Vec<Action>,
+        uuid: Uuid,
+        certificate: Bytes,
+    ) -> Receiver<u8> {
+        let (verdict, answer) = crossbeam_channel::bounded(1);
+        self.at(now, actions, |core| core.state.claim(uuid, certificate, verdict));
+        answer
+    }
+
+    /// Deals with what came over a link. False if the connection is no link.
+    pub(in crate::server) fn link_item(&mut self, id: ConnectionId, item: Item) -> bool {
+        if !self.state.links.table.contains(id) {
+            return false;
+        }
+        let dealt = match item {
+            Item::Run(run) => {
+                let memory = run.wire().len();
+                run.frames().try_for_each(|frame| {
+                    let frame = LinkFrame::decode(frame.kind(), frame.payload_bytes().clone())?;
+                    self.link_frame(id, frame, memory)
+                })
+            }
+            other => Err(LinkFault::Kind(other.kind())),
+        };
+        if let Err(fault) = dealt {
+            self.state.end_link(id, End::Fault, &fault.to_string());
+        }
+        true
+    }
+
+    /// Deals with one frame, which keeps so much memory alive.
+    fn link_frame(&mut self, id: ConnectionId, frame: LinkFrame, memory: usize) -> Result<(), LinkFault> {
+        // An earlier frame of the same batch may have ended the link.
+        let Some(link) = self.state.links.table.get_mut(id) else {
+            return Ok(());
+        };
+        let server = link.server.uuid;
+        let name = frame.name();
+        let roster = &mut self.state.links.roster;
+        match frame {
+            LinkFrame::Snapshot {
+                sequence,
+                is_last,
+                rows,
+            } => {
+                if let Some(changes) = roster.snapshot(server, sequence, rows, is_last)? {
+                    link.linked = true;
+                    let linked = News::Linked(Arc::clone(&link.server));
+                    self.state.links.news.push(linked);
+                    self.state.take_changes(changes);
+                }
+            }
+            LinkFrame::Connected { sequence, row } => {
+                let changes = roster.connected(server, sequence, row)?;
+                self.state.take_changes(changes);
+            }
+            LinkFrame::Gone {
+                sequence,
+                number,
+                uuid,
+            } => {
+                let changes = roster.gone(server, sequence, number, uuid)?;
+                self.state.take_changes(changes);
+            }
+            LinkFrame::Forward(forward) => self.forwarded(id, server, forward, memory)?,
+            LinkFrame::Hold(number) => self.state.hold(id, number, true),
+            LinkFrame::Go(number) => self.state.hold(id, number, false),
+            LinkFrame::Tell { token, message } => self.told(id, server, token, message),
+            LinkFrame::Claim {
+                id: claim,
+                uuid,
+                certificate,
+            } => {
+                let verdict = self.state.claimed(uuid, &certificate);
+                let answer = LinkFrame::Claimed { id: claim, verdict };
+                self.state.say(id, &answer);
+            }
+            LinkFrame::Claimed { id: claim, verdict } => {
+                if let Some(claim) = self.state.links.claims.remove(&claim) {
+                    // The newcomer may have stopped waiting.
+                    let _ = claim.verdict.try_send(verdict);
+                }
+            }
+            LinkFrame::Alive => {}
+            LinkFrame::End { end, reason, .. } => {
+                let why = format!("the other server has ended it: {reason}");
+                let end = if end == End::Duplicate { end } else { End::Closing };
+                self.state.end_link(id, end, &why);
+            }
+            LinkFrame::Hello(_) => return Err(LinkFault::Turn(name)),
+        }
+        self.pass_on_news();
+        Ok(())
+    }
+
+    /// Tells the application of links and of other servers' sessions.
+    pub(in crate::server) fn pass_on_news(&mut self) {
+        if self.state.links.news.is_empty() {
+            return;
+        }
+        for news in std::mem::take(&mut self.state.links.news) {
+            match news {
+                News::Linked(server) => {
+                    self.guarded("server_linked", |handler, cx| handler.server_linked(cx, &server));
+                }
+                News::Unlinked(server) => self.guarded("server_unlinked", |handler, cx| {
+                    handler.server_unlinked(cx, &server);
+                }),
+                News::Connected(row) => self.guarded("remote_connected", |handler, cx| {
+                    handler.remote_connected(cx, &row.info);
+                }),
+                News::Disconnected(row) => self.guarded("remote_disconnected", |handler, cx| {
+                    handler.remote_disconnected(cx, &row.info);
+                }),
+            }
+        }
+    }
+}

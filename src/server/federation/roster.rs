@@ -1,0 +1,463 @@
+//! The sessions of other servers, as these tell of them.
+//!
+//! ```text
+//!  link starts ─▶ SNAPSHOT … SNAPSHOT(last) ─▶ CONNECTED, GONE, each numbered ─▶ link ends
+//!                 replaces all rows             a gap is a fault               all rows go
+//! ```
+//!
+//! Plain data without I/O. A UUID may have a row of several servers for a moment, as after a
+//! partition; then the row of the highest [`Rank`] counts, and of two equal ones that of the
+//! greater server. Every server judges so, and the server of the other row ends its session.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::frames::LinkFault;
+use crate::server::sessions::{ROLES, SessionId, SessionInfo, bits};
+use ssntp_transport::pki::KeptCertificate;
+use ssntp_transport::{ConnectionId, PeerAddress, Role};
+
+/// The sessions of one server at most: more than the threads of a Linux system allow.
+const MOST: usize = 1 << 21;
+
+/// What decides which of two sessions of one UUID stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank {
+    /// The highest token that its server had seen when it admitted the session.
+    pub(crate) token: u64,
+    /// A logical clock: a server counts its admissions, and goes on from the highest stamp
+    /// that it has heard of. So a session that was admitted in the knowledge of another one has
+    /// a greater stamp.
+    pub(crate) stamp: u64,
+}
+
+/// One session, as a server tells of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    pub(super) uuid: Uuid,
+    /// Its number at its server.
+    pub(super) number: u64,
+    pub(super) rank: Rank,
+    pub(super) role: Role,
+    pub(super) tracing: bool,
+    pub(super) address: PeerAddress,
+}
+
+/// A session of another server.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    pub(crate) info: SessionInfo,
+    pub(crate) rank: Rank,
+}
+
+impl Remote {
+    fn outranks(&self, other: &Self) -> bool {
+        (self.rank, self.info.server) > (other.rank, other.info.server)
+    }
+}
+
+/// What a frame has changed.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    pub(super) connected: Vec<Arc<Remote>>,
+    pub(super) gone: Vec<Arc<Remote>>,
+}
+
+/// The rows of one server.
+#[derive(Debug, Default)]
+struct Rows {
+    /// The number of the last change; `None` until the snapshot is complete.
+    sequence: Option<u64>,
+    /// The parts of a snapshot that is not complete.
+    parts: Vec<Row>,
+    by_uuid: HashMap<Uuid, Arc<Remote>>,
+    /// How many sessions have each role.
+    roles: [usize; ROLES],
+}
+
+/// The sessions of all other servers.
+#[derive(Debug)]
+pub(crate) struct Roster {
+    servers: HashMap<Uuid, Rows>,
+    /// The row that counts for each UUID.
+    by_uuid: HashMap<Uuid, Arc<Remote>>,
+    by_role: [BTreeMap<Uuid, Arc<Remote>>; ROLES],
+    /// What all rows show as their certificate, which servers do not tell.
+    certificate: KeptCertificate,
+}
+
+impl Roster {
+    pub(super) fn new(certificate: KeptCertificate) -> Self {
+        Self {
+            servers: HashMap::new(),
+            by_uuid: HashMap::new(),
+            by_role: Default::default(),
+            certificate,
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn empty() -> Self {
+        let nothing = ssntp_transport::pki::CertificateInfo::nothing(&vec![1].into());
+        Self::new(KeptCertificate::new(&nothing, None))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_uuid.len()
+    }
+
+    /// The session that counts for a UUID.
+    pub(crate) fn get(&self, uuid: Uuid) -> Option<&Arc<Remote>> {
+        self.by_uuid.get(&uuid)
+    }
+
+    /// The session of a server.
+    pub(super) fn of(&self, server: Uuid, uuid: Uuid) -> Option<&Arc<Remote>> {
+        self.servers.get(&server)?.by_uuid.get(&uuid)
+    }
+
+    /// Every session.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Remote>> {
+        self.by_uuid.values()
+    }
+
+    /// Every session with at least one of the roles, each once.
+    pub(crate) fn with_role(&self, role: Role) -> impl Iterator<Item = &Arc<Remote>> {
+        bits(role).flat_map(move |bit| {
+            let earlier = role.bits() & ((1 << bit) - 1);
+            let rows = self.by_role.get(bit).into_iter().flat_map(BTreeMap::values);
+            rows.filter(move |row| row.info.role.bits() & earlier == 0)
+        })
+    }
+
+    /// How many sessions a server has told of.
+    pub(super) fn sessions_of(&self, server: Uuid) -> usize {
+        self.servers.get(&server).map_or(0, |rows| rows.by_uuid.len())
+    }
+
+    /// How many sessions of a server have at least one of the roles, except for `except`.
+    pub(super) fn count(&self, server: Uuid, role: Role, except: Option<Uuid>) -> usize {
+        let Some(rows) = self.servers.get(&server) else {
+            return 0;
+        };
+        let excepted = except
+            .and_then(|uuid| rows.by_uuid.get(&uuid))
+            .is_some_and(|row| row.info.role.intersects(role));
+        let count = match role.bits().count_ones() {
+            1 => bits(role).filter_map(|bit| rows.roles.get(bit)).sum(),
+            _ if role == Role::ALL => rows.by_uuid.len(),
+            _ => rows
+                .by_uuid
+                .values()
+                .filter(|row| row.info.role.intersects(role))
+                .count(),
+        };
+        count - usize::from(excepted)
+    }
+
+    /// Takes a part of a snapshot. `Some` with what has changed once it is complete.
+    ///
+    /// # Errors
+    /// There are too many rows, or the snapshot was complete before.
+    pub(super) fn snapshot(
+        &mut self,
+        server: Uuid,
+        sequence: u64,
+        rows: Vec<Row>,
+        is_last: bool,
+    ) -> Result<Option<Changes>, LinkFault> {
+        let of = self.servers.entry(server).or_default();
+        if of.sequence.is_some() {
+            return Err(LinkFault::Turn("SNAPSHOT"));
+        }
+        if of.parts.len() + rows.len() > MOST {
+            return Err(LinkFault::Sessions(MOST));
+        }
+        of.parts.extend(rows);
+        if !is_last {
+            return Ok(None);
+        }
+        let parts = std::mem::take(&mut of.parts);
+        let mut changes = Changes {
+            gone: self.end(server),
+            ..Changes::default()
+        };
+        self.servers.entry(server).or_default().sequence = Some(sequence);
+        for row in parts {
+            self.insert(server, row, &mut changes);
+        }
+        Ok(Some(changes))
+    }
+
+    /// A server has a new session.
+    ///
+    /// # Errors
+    /// A change is missing, or there are too many rows.
+    pub(super) fn connected(&mut self, server: Uuid, sequence: u64, row: Row) -> Result<Changes, LinkFault> {
+        let rows = self.next(server, sequence, "CONNECTED")?;
+        if rows.by_uuid.len() >= MOST {
+            return Err(LinkFault::Sessions(MOST));
+        }
+        let mut changes = Changes::default();
+        self.insert(server, row, &mut changes);
+        Ok(changes)
+    }
+
+    /// A session of a server is over.
+    ///
+    /// # Errors
+    /// A change is missing.
+    pub(super) fn gone(
+        &mut self,
+        server: Uuid,
+        sequence: u64,
+        number: u64,
+        uuid: Uuid,
+    ) -> Result<Changes, LinkFault> {
+        let rows = self.next(server, sequence, "GONE")?;
+        let is_it = rows
+            .by_uuid
+            .get(&uuid)
+            .is_some_and(|row| row.info.id.0.0 == number);
+        let mut changes = Changes::default();
+        if is_it {
+            changes.gone.extend(self.remove(server, uuid));
+        }
+        Ok(changes)
+    }
+
+    /// The link to a server has ended: its sessions cannot be reached any more.
+    pub(super) fn end(&mut self, server: Uuid) -> Vec<Arc<Remote>> {
+        let rows = self.servers.remove(&server).unwrap_or_default();
+        let gone: Vec<_> = rows.by_uuid.into_values().collect();
+        for row in &gone {
+            self.forget(row);
+        }
+        gone
+    }
+
+    fn next(&mut self, server: Uuid, got: u64, name: &'static str) -> Result<&mut Rows, LinkFault> {
+        let rows = self.servers.get_mut(&server).ok_or(LinkFault::Turn(name))?;
+        let before = rows.sequence.ok_or(LinkFault::Turn(name))?;
+        if got != before.wrapping_add(1) {
+            return Err(LinkFault::Gap { before, got });
+        }
+        rows.sequence = Some(got);
+        Ok(rows)
+    }
+
+    fn insert(&mut self, server: Uuid, row: Row, changes: &mut Changes) {
+        changes.gone.extend(self.remove(server, row.uuid));
+        let remote = Arc::new(Remote {
+            info: SessionInfo {
+                id: SessionId(ConnectionId(row.number)),
+                server,
+                uuid: row.uuid,
+                role: row.role,
+                address: row.address,
+                certificate: self.certificate.clone(),
+                tracing: row.tracing,
+            },
+            rank: row.rank,
+        });
+        let rows = self.servers.entry(server).or_default();
+        for bit in bits(row.role) {
+            if let Some(count) = rows.roles.get_mut(bit) {
+                *count += 1;
+            }
+        }
+        rows.by_uuid.insert(row.uuid, Arc::clone(&remote));
+        let before = self.by_uuid.get(&row.uuid);
+        if before.is_none_or(|before| remote.outranks(before)) {
+            self.show(&remote);
+        }
+        changes.connected.push(remote);
+    }
+
+    fn remove(&mut self, server: Uuid, uuid: Uuid) -> Option<Arc<Remote>> {
+        let rows = self.servers.get_mut(&server)?;
+        let row = rows.by_uuid.remove(&uuid)?;
+        for bit in bits(row.info.role) {
+            if let Some(count) = rows.roles.get_mut(bit) {
+                *count -= 1;
+            }
+        }
+        self.forget(&row);
+        Some(row)
+    }
+
+    /// Makes a row the one that counts for its UUID.
+    fn show(&mut self, row: &Arc<Remote>) {
+        let uuid = row.info.uuid;
+        if let Some(before) = self.by_uuid.insert(uuid, Arc::clone(row)) {
+            self.hide(&before);
+        }
+        for bit in bits(row.info.role) {
+            if let Some(rows) = self.by_role.get_mut(bit) {
+                rows.insert(uuid, Arc::clone(row));
+            }
+        }
+    }
+
+    fn hide(&mut self, row: &Remote) {
+        for bit in bits(row.info.role) {
+            if let Some(rows) = self.by_role.get_mut(bit) {
+                rows.remove(&row.info.uuid);
+            }
+        }
+    }
+
+    /// Takes out a row that its server has no more. Another server's row may count now.
+    fn forget(&mut self, row: &Arc<Remote>) {
+        let uuid = row.info.uuid;
+        if !self
+            .by_uuid
+            .get(&uuid)
+            .is_some_and(|shown| Arc::ptr_eq(shown, row))
+        {
+            return;
+        }
+        self.hide(row);
+        self.by_uuid.remove(&uuid);
+        let others = self.servers.values().filter_map(|rows| rows.by_uuid.get(&uuid));
+        let next = others.reduce(|one, other| if other.outranks(one) { other } else { one });
+        if let Some(next) = next.cloned() {
+            self.show(&next);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const A: Uuid = Uuid::from_u128(0xa);
+    const B: Uuid = Uuid::from_u128(0xb);
+
+    fn row(uuid: u128, number: u64, stamp: u64, role: Role) -> Row {
+        Row {
+            uuid: Uuid::from_u128(uuid),
+            number,
+            rank: Rank { token: 0, stamp },
+            role,
+            tracing: false,
+            address: PeerAddress::Memory,
+        }
+    }
+
+    fn agent(uuid: u128) -> Row {
+        row(uuid, u64::try_from(uuid).unwrap(), 1, Role::AGENT)
+    }
+
+    #[test]
+    fn a_snapshot_replaces_what_was_there_and_ends_with_the_link() {
+        let mut roster = Roster::empty();
+        assert!(roster.snapshot(A, 7, vec![agent(1)], false).unwrap().is_none());
+        assert_eq!(roster.len(), 0, "it is not complete");
+        let changes = roster.snapshot(A, 7, vec![agent(2)], true).unwrap().unwrap();
+        assert_eq!(
+            (changes.connected.len(), changes.gone.len(), roster.len()),
+            (2, 0, 2)
+        );
+        assert_eq!(roster.get(Uuid::from_u128(1)).unwrap().info.server(), A);
+        let again = roster.snapshot(A, 7, Vec::new(), true);
+        assert_eq!(again.unwrap_err(), LinkFault::Turn("SNAPSHOT"));
+        assert_eq!(roster.end(A).len(), 2);
+        let changes = roster.snapshot(A, 9, vec![agent(3)], true).unwrap().unwrap();
+        assert_eq!((changes.connected.len(), roster.len()), (1, 1));
+    }
+
+    #[test]
+    fn a_change_that_is_missing_or_comes_before_the_snapshot_is_a_fault() {
+        let mut roster = Roster::empty();
+        assert_eq!(
+            roster.connected(A, 1, agent(1)).unwrap_err(),
+            LinkFault::Turn("CONNECTED")
+        );
+        roster.snapshot(A, 7, Vec::new(), true).unwrap();
+        roster.connected(A, 8, agent(1)).unwrap();
+        let gap = LinkFault::Gap { before: 8, got: 10 };
+        assert_eq!(roster.gone(A, 10, 1, Uuid::from_u128(1)).unwrap_err(), gap);
+        assert_eq!(gap.to_string(), "change 10 of its sessions came after change 8");
+        assert_eq!(roster.gone(A, 9, 1, Uuid::from_u128(1)).unwrap().gone.len(), 1);
+    }
+
+    #[test]
+    fn of_two_sessions_of_a_uuid_the_later_counts_and_then_the_greater_server() {
+        let mut roster = Roster::empty();
+        let uuid = Uuid::from_u128(1);
+        let shown = |roster: &Roster| roster.get(uuid).map(|row| row.info.server());
+        roster
+            .snapshot(A, 0, vec![row(1, 5, 9, Role::AGENT)], true)
+            .unwrap();
+        roster
+            .snapshot(B, 0, vec![row(1, 6, 8, Role::CONTROLLER)], true)
+            .unwrap();
+        assert_eq!(shown(&roster), Some(A));
+        assert_eq!(roster.with_role(Role::CONTROLLER).count(), 0);
+        roster.gone(A, 1, 5, uuid).unwrap();
+        assert_eq!(shown(&roster), Some(B));
+        assert_eq!(roster.with_role(Role::CONTROLLER).count(), 1);
+        roster.connected(A, 2, row(1, 7, 8, Role::AGENT)).unwrap();
+        assert_eq!(shown(&roster), Some(B), "the greater of the servers");
+    }
+
+    proptest! {
+        #[test]
+        fn every_index_says_the_same(
+            steps in proptest::collection::vec((0usize..2, 0u128..6, 1..=Role::ALL.bits(), 0u64..4, 0u8..4), 1..60),
+        ) {
+            let mut roster = Roster::empty();
+            let mut sequences = [0; 2];
+            for server in [A, B] {
+                roster.snapshot(server, 0, Vec::new(), true).unwrap();
+            }
+            for (at, uuid, role, stamp, step) in steps {
+                let server = [A, B][at];
+                match step {
+                    0 => {
+                        roster.end(server);
+                        roster.snapshot(server, sequences[at], Vec::new(), true).unwrap();
+                    }
+                    1 => {
+                        sequences[at] += 1;
+                        let number = roster.of(server, Uuid::from_u128(uuid)).map_or(0, |row| row.info.id.0.0);
+                        roster.gone(server, sequences[at], number, Uuid::from_u128(uuid)).unwrap();
+                    }
+                    _ => {
+                        sequences[at] += 1;
+                        let number = sequences[at];
+                        let row = row(uuid, number, stamp, Role::from_bits(role));
+                        roster.connected(server, sequences[at], row).unwrap();
+                    }
+                }
+                for uuid in (0..6).map(Uuid::from_u128) {
+                    let rows = [A, B].map(|server| roster.of(server, uuid));
+                    let best = rows.into_iter().flatten().max_by_key(|row| (row.rank, row.info.server));
+                    prop_assert_eq!(
+                        best.map(Arc::as_ptr),
+                        roster.get(uuid).map(Arc::as_ptr)
+                    );
+                }
+                for bits in 1..=Role::ALL.bits() {
+                    let role = Role::from_bits(bits);
+                    let mut found: Vec<_> = roster.with_role(role).map(|row| row.info.uuid).collect();
+                    found.sort_unstable();
+                    let mut expected: Vec<_> = roster.iter().filter(|row| row.info.role.intersects(role))
+                        .map(|row| row.info.uuid).collect();
+                    expected.sort_unstable();
+                    prop_assert_eq!(found, expected);
+                    for server in [A, B] {
+                        let rows = (0..6).filter_map(|uuid| roster.of(server, Uuid::from_u128(uuid)));
+                        let with = rows.filter(|row| row.info.role.intersects(role)).count();
+                        prop_assert_eq!(roster.count(server, role, None), with);
+                    }
+                }
+            }
+        }
+    }
+}
