@@ -271,7 +271,13 @@ fn is_scalar(value: &str) -> bool {
 /// characters that mean nothing in YAML where they stand.
 fn is_plain(value: &str) -> bool {
     // These begin something else: an anchor, a tag, a list, a comment.
-    if value.starts_with(|c: char| " ?:,[]{}#&*!|>'\"%@`".contains(c)) {
+    if value.starts_with(|c: char| " ,[]{}#&*!|>'\"%@`".contains(c)) {
+        return false;
+    }
+    // These do if a space or nothing follows.
+    if let Some(rest) = value.strip_prefix(['-', '?', ':'])
+        && (rest.is_empty() || rest.starts_with(' '))
+    {
         return false;
     }
     let mut before = '\0';
@@ -283,7 +289,7 @@ fn is_plain(value: &str) -> bool {
         }
         before = character;
     }
-    !matches!(before, '\0' | ':' | ' ') && !value.starts_with("- ") && value != "-"
+    !matches!(before, '\0' | ':' | ' ')
 }
 
 /// A value that is text without escapes, and is not read as nothing.
@@ -354,6 +360,80 @@ mod tests {
             let document = stats.encode();
             let whole: Whole = yaml::decode(&document).unwrap();
             assert_eq!(skimmed(&document), Some(whole.into()));
+        }
+    }
+
+    #[test]
+    fn whatever_a_label_says_its_stats_are_skimmed() {
+        for value in [
+            "",
+            "~",
+            "null",
+            "yes",
+            "1_000",
+            "0x1f",
+            "12:30:45",
+            "2001-01-01",
+            ".5",
+            "-",
+            "- a",
+            "-a",
+            "? a",
+            "?a",
+            ": a",
+            ":a",
+            "a: b",
+            "a:",
+            "a #b",
+            "#a",
+            "&a",
+            "*a",
+            "!a",
+            "|",
+            ">",
+            "%a",
+            "@a",
+            "`a",
+            "[a",
+            "{a",
+            "]",
+            "}",
+            ",a",
+            "'",
+            "'a'",
+            "\"",
+            "\"a\"",
+            "\\",
+            "a\\",
+            "---",
+            "...",
+            "<<",
+            "=",
+            " a",
+            "a ",
+            "(a) $b",
+            "_a",
+            "müller",
+            "ü",
+            "日本",
+            "€ 5",
+            "\u{a0}a",
+            "a\u{200d}b",
+            "🙂",
+        ] {
+            let mut told = stats();
+            told.hostname = value.into();
+            for instance in &mut told.instances {
+                instance.labels.insert("a/b".into(), value.into());
+                instance.detail = value.into();
+            }
+            let document = told.encode();
+            let skimmed = skimmed(&document).unwrap_or_else(|| panic!("{value:?}: {document:?}"));
+            assert_eq!(
+                skimmed,
+                yaml::decode::<Whole>(&document).unwrap().into(),
+                "{value:?}"
+            );
         }
     }
 
