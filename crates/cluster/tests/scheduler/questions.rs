@@ -48,7 +48,7 @@ fn a_question_gets_its_own_answer_and_does_not_outlive_its_session() {
     let (seen, was_seen) = crossbeam_channel::bounded(1);
     let is_answer = |_: &Sessions| seen.send(()).is_err();
     std::thread::scope(|scope| {
-        let asked = scope.spawn(|| controller.ask(&question("b".into()), &is_answer, LIMIT));
+        let asked = scope.spawn(|| controller.ask(&question("b".into()), is_answer, LIMIT));
         was_seen.recv_timeout(LIMIT).unwrap();
         controller.close();
         assert!(matches!(asked.join().unwrap(), Err(AskError::Lost)));

@@ -282,7 +282,7 @@ fn read(picture: &Picture, parts: &[&str], params: &Params) -> Found {
                 (kept, seen) => found(&of_instance(picture, kept.map(|kept| &**kept), seen)),
             }
         }
-        ["nodes"] => found(&view.nodes().map(|node| of_node(node)).collect::<Vec<_>>()),
+        ["nodes"] => found(&view.nodes().map(of_node).collect::<Vec<_>>()),
         ["nodes", node] => match view.node(uuid(node)?) {
             Some(node) => {
                 let mut value = of_node(node);

@@ -173,7 +173,7 @@ fn add_node(view: &mut View, index: u32, each: u32, state: &mut State) {
         }],
         ..Stats::default()
     };
-    if index % 3 == 0 {
+    if index.is_multiple_of(3) {
         let tunnel = TunnelStats {
             key: 1 + index % 2,
             up: index != 9,

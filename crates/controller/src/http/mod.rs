@@ -378,4 +378,5 @@ impl From<Problem> for Answer {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_types, reason = "a client of the API speaks over a socket")]
 mod tests;

@@ -94,9 +94,10 @@ fn serve(args: &Args, settings: Settings) -> Result<(), Failure> {
     let store = args.store()?;
     let mut daemon = Daemon::install(settings)?;
     let (client, renewal) = args.connection.config_as(Role::CONTROLLER, daemon.stop())?;
-    let mut limits = Limits::default();
-    limits.age = Duration::from_secs(u64::from(args.history_days) * 86_400);
-    limits.bytes = u64::from(args.history_mb) * 1_000_000;
+    let limits = Limits {
+        age: Duration::from_secs(u64::from(args.history_days) * 86_400),
+        bytes: u64::from(args.history_mb) * 1_000_000,
+    };
     let controller = Controller::start(Config {
         client: client.tracing(true),
         store: store.to_owned(),
