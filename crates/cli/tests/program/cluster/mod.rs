@@ -12,6 +12,7 @@
 //! | `leader` | several schedulers that share an etcd: each fault leaves one that serves |
 //! | `program` | flags, environment, file, exit codes, signals |
 //! | `crashes` | kill -9 of an agent, and of the scheduler |
+//! | `kept` | a controller that remembers: kill -9 of everything, roll-outs |
 //! | `demo` | `ssntp demo` |
 //! | `processes` | the cluster, and its end whatever happens |
 
@@ -19,6 +20,7 @@ mod crashes;
 mod demo;
 mod ends;
 mod failures;
+mod kept;
 mod leader;
 mod lists;
 mod logs;
