@@ -9,6 +9,7 @@ mod cnci;
 mod credentials;
 mod decode;
 mod exchange;
+mod linked;
 mod logs;
 mod machine;
 mod memory;
