@@ -358,6 +358,80 @@ mod tests {
     }
 
     #[test]
+    fn whatever_a_label_says_its_stats_are_skimmed() {
+        for value in [
+            "",
+            "~",
+            "null",
+            "yes",
+            "1_000",
+            "0x1f",
+            "12:30:45",
+            "2001-01-01",
+            ".5",
+            "-",
+            "- a",
+            "-a",
+            "? a",
+            "?a",
+            ": a",
+            ":a",
+            "a: b",
+            "a:",
+            "a #b",
+            "#a",
+            "&a",
+            "*a",
+            "!a",
+            "|",
+            ">",
+            "%a",
+            "@a",
+            "`a",
+            "[a",
+            "{a",
+            "]",
+            "}",
+            ",a",
+            "'",
+            "'a'",
+            "\"",
+            "\"a\"",
+            "\\",
+            "a\\",
+            "---",
+            "...",
+            "<<",
+            "=",
+            " a",
+            "a ",
+            "(a) $b",
+            "_a",
+            "müller",
+            "ü",
+            "日本",
+            "€ 5",
+            "\u{a0}a",
+            "a\u{200d}b",
+            "🙂",
+        ] {
+            let mut told = stats();
+            told.hostname = value.into();
+            for instance in &mut told.instances {
+                instance.labels.insert("a/b".into(), value.into());
+                instance.detail = value.into();
+            }
+            let document = told.encode();
+            let skimmed = skimmed(&document).unwrap_or_else(|| panic!("{value:?}: {document:?}"));
+            assert_eq!(
+                skimmed,
+                yaml::decode::<Whole>(&document).unwrap().into(),
+                "{value:?}"
+            );
+        }
+    }
+
+    #[test]
     fn what_older_senders_write_is_skimmed() {
         let document = include_bytes!("../../tests/fixtures/payloads/STATS.yaml");
         let whole: Whole = yaml::decode(document).unwrap();

@@ -200,6 +200,44 @@ fn sources(directory: &std::path::Path, found: &mut Vec<std::path::PathBuf>) {
     }
 }
 
+/// The names that a source gives to threads, up to what is filled in.
+fn thread_names(source: &str) -> impl Iterator<Item = &str> {
+    let product = source.split("#[cfg(test)]").next().unwrap_or_default();
+    let spawned = product.split("threads::spawn(").skip(1);
+    spawned.filter_map(|call| {
+        let call = call.trim_start().trim_start_matches("format!(");
+        let name = call.strip_prefix('"')?;
+        name.split(['"', '{']).next()
+    })
+}
+
+#[test]
+fn every_thread_has_its_row() {
+    let package = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(package.join("docs/threads.md")).unwrap();
+    let mut files = Vec::new();
+    for directory in ["src", "crates", "tools"] {
+        sources(&package.join(directory), &mut files);
+    }
+    let mut names = 0;
+    for file in files {
+        let is_test = file.iter().any(|part| {
+            ["tests", "tests.rs", "testing.rs"]
+                .iter()
+                .any(|name| part == *name)
+        });
+        if is_test || file.extension().is_none_or(|extension| extension != "rs") {
+            continue;
+        }
+        let source = std::fs::read_to_string(&file).unwrap();
+        for name in thread_names(&source) {
+            names += 1;
+            assert!(page.contains(&format!("`{name}")), "{}: {name}", file.display());
+        }
+    }
+    assert!(names >= 12, "{names}");
+}
+
 #[test]
 fn every_page_that_is_cited_is_here() {
     let package = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));

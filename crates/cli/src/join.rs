@@ -1,29 +1,31 @@
-//! The flags of a daemon that is one of several, and what its pages say of the others.
+//! The flags of a daemon that is one of several, and a server that links with the members of
+//! its cluster.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
-use serde_json::json;
 use ssntp::pki::{Identity, Trust};
+use ssntp::server::Server;
+use ssntp::transport::Address;
 use ssntp::transport::tls::{Connector, ServerCheck};
-use ssntp_admin::{Metric, Snapshot, gauge, one};
-use ssntp_engine::{Endpoints, Etcd, EtcdConfig, Membership, User, View};
+use ssntp_engine::{Endpoints, Etcd, EtcdConfig, Join, Member, Membership, User, View};
 
-use crate::clock::now;
 use crate::failure::Failure;
 use crate::input;
 use crate::settings::Problems;
 
-/// How long the engine may be away before the daemon counts as degraded.
-const AWAY: Duration = Duration::from_secs(3);
+/// The most members that a server dials: each has a thread. The page of linked servers counts
+/// with a hundred.
+const MOST: usize = 256;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct JoinArgs {
     /// Be one of several that share this etcd: etcd://HOST:PORT[,HOST:PORT]; the endpoints
     /// are tried in turn. Without --join-ca they are asked in clear
-    #[arg(long, value_name = "ETCD")]
+    #[arg(long, value_name = "ETCD", group = "several")]
     join: Option<Endpoints>,
     /// The authority that must have issued the certificate of the etcd: it is asked over
     /// TLS
@@ -41,9 +43,6 @@ pub(crate) struct JoinArgs {
     /// The name of the cluster: one etcd may serve several [default: default]
     #[arg(long, value_name = "NAME", requires = "join")]
     cluster: Option<ClusterName>,
-    /// The address at which the others reach this one [default: where it listens]
-    #[arg(long, value_name = "ADDR", requires = "join")]
-    advertise: Vec<ssntp::transport::Address>,
 }
 
 /// A name that fits into a key of the engine.
@@ -63,6 +62,11 @@ impl FromStr for ClusterName {
 }
 
 impl JoinArgs {
+    /// Whether there is an engine to join.
+    pub(crate) fn is_given(&self) -> bool {
+        self.join.is_some()
+    }
+
     /// The engine, if there is one to join.
     pub(crate) fn engine(&self) -> Result<Option<Etcd>, Failure> {
         let Some(endpoints) = self.join.clone() else {
@@ -75,11 +79,6 @@ impl JoinArgs {
             user: self.user()?,
             cluster: cluster.to_owned(),
         })))
-    }
-
-    /// Where the others reach this one; empty for where it listens.
-    pub(crate) fn advertise(&self) -> Vec<String> {
-        self.advertise.iter().map(ToString::to_string).collect()
     }
 
     fn tls(&self) -> Result<Option<Connector>, Failure> {
@@ -115,58 +114,79 @@ impl JoinArgs {
     }
 }
 
-/// Adds what the pages say of the cluster, if the daemon has joined one.
-pub(crate) fn show(snapshot: &mut Snapshot, membership: &Weak<Membership>) {
-    let Some(membership) = membership.upgrade() else {
-        return;
-    };
-    let (view, now) = (membership.view(), now());
-    snapshot.metrics.add(CLUSTER, &view);
-    let leader = view
-        .leader
-        .map(|leader| json!({ "uuid": leader.uuid, "token": leader.token }));
-    let away = view
-        .away
-        .as_ref()
-        .map(|(since, why)| (now.saturating_duration_since(*since), why));
-    let engine = away.map_or("answers".to_owned(), |(time, why)| {
-        format!("for {} s: {why}", time.as_secs())
-    });
-    let lease = view
-        .kept
-        .map(|kept| now.saturating_duration_since(kept).as_millis());
-    snapshot.show(
-        "cluster",
-        json!({
-            "members": view.members,
-            "leader": leader,
-            "leads": view.acts(now).is_some(),
-            "lease_age_ms": lease,
-            "engine": engine,
-        }),
-    );
-    if let Some((time, why)) = away.filter(|(time, _)| *time >= AWAY) {
-        snapshot.degraded.push(format!("for {} s: {why}", time.as_secs()));
-    }
-    if let Some(other) = &view.double {
-        let at = other.addresses.join(", ");
-        snapshot
-            .degraded
-            .push(format!("another process runs under this UUID, at {at}"));
-    }
-}
-
-#[rustfmt::skip] // A table: one row a metric.
-const CLUSTER: &[Metric<View>] = &[
-    gauge("ssntp_cluster_members", "Members of the cluster, this one included.", |view| one(view.members.len())),
-    gauge("ssntp_cluster_leads", "1 if this one leads, else 0.", |view| one(view.acts(now()).is_some())),
-    gauge("ssntp_cluster_token", "The token of the leader that is known; 0 if there is none.",
-        |view| one(view.leader.map_or(0, |leader| leader.token))),
-    gauge("ssntp_cluster_engine_away_seconds", "For how long the engine has not answered; 0 if it does.",
-        |view| one(view.away.as_ref().map_or(0, |(since, _)| now().saturating_duration_since(*since).as_secs()))),
-];
-
 /// A membership for the pages, which do not keep it.
 pub(crate) fn weak(membership: Option<&Arc<Membership>>) -> Weak<Membership> {
     membership.map(Arc::downgrade).unwrap_or_default()
+}
+
+/// Makes a server a member of the cluster of an engine, and dials all other members for as long
+/// as they are members. `advertise` is where they reach it.
+pub(crate) fn link(
+    server: &Server,
+    engine: Etcd,
+    advertise: Option<&Address>,
+) -> Result<Membership, Failure> {
+    let dialler = server
+        .dialler()
+        .ok_or_else(|| Failure::new("this server has no links"))?;
+    let own = server.uuid();
+    let member = Member {
+        uuid: own,
+        incarnation: server
+            .handle()
+            .with(|cx| cx.incarnation())
+            .map_err(Failure::new)?,
+        addresses: addresses(server.addresses(), advertise)?,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    let mut dialled = BTreeSet::new();
+    let join = Join { member, leads: false };
+    let told = move |view: &View| {
+        let others = view.members.iter().filter(|member| member.uuid != own).take(MOST);
+        let address = |member: &Member| member.addresses.first()?.parse::<Address>().ok();
+        let wanted: BTreeSet<_> = others
+            .filter_map(address)
+            .map(|address| address.to_string())
+            .collect();
+        for (address, is_wanted) in wanted
+            .symmetric_difference(&dialled)
+            .map(|one| (one, wanted.contains(one)))
+        {
+            let Ok(target) = address.parse::<Address>() else {
+                continue;
+            };
+            match is_wanted {
+                true => {
+                    if let Err(e) = dialler.dial(target) {
+                        log::warn!("{address} cannot be dialled: no thread: {e}");
+                    }
+                }
+                false => drop(dialler.undial(&target.into())),
+            }
+        }
+        dialled = wanted;
+    };
+    Membership::start(Box::new(engine), join, told).map_err(|e| Failure::new(format!("--join: {e}")))
+}
+
+/// Where the others reach a server.
+fn addresses(listening: &[Address], advertise: Option<&Address>) -> Result<Vec<String>, Failure> {
+    if let Some(address) = advertise {
+        return Ok(vec![address.to_string()]);
+    }
+    let is_everywhere =
+        |host: &str| host.is_empty() || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified());
+    let is_reachable =
+        |address: &&Address| matches!(address, Address::Tcp { host, .. } if !is_everywhere(host));
+    let reachable: Vec<_> = listening
+        .iter()
+        .filter(is_reachable)
+        .map(Address::to_string)
+        .collect();
+    match reachable.is_empty() {
+        false => Ok(reachable),
+        true => Err(Failure::usage(
+            "--advertise is needed: --listen names no address at which other servers reach this one",
+        )),
+    }
 }

@@ -215,13 +215,31 @@ fn read<P: Payload + PartialEq + std::fmt::Debug>(data: &[u8]) {
     match P::decode(data) {
         Ok(payload) => {
             let encoded = payload.encode();
-            assert_eq!(P::decode(&encoded).as_ref(), Ok(&payload), "{encoded:?}");
+            // What is written in more bytes than it was read from may be too long to be read.
+            if encoded.len() <= MAX_READ_LEN {
+                assert_eq!(P::decode(&encoded).as_ref(), Ok(&payload), "{encoded:?}");
+            }
         }
         Err(error) => {
             let _ = (error.path(), error.line(), error.is_malformed());
             assert!(!error.to_string().is_empty());
         }
     }
+}
+
+/// What is skimmed of STATS is what all of it says.
+fn stats(data: &[u8]) {
+    read::<Stats>(data);
+    let (Ok(skimmed), Ok(whole)) = (StatsSummary::read(data), Stats::decode(data)) else {
+        return;
+    };
+    let named = |one: &InstanceStats| Some((one.instance_uuid.uuid()?, one.state.clone()));
+    let instances: Vec<_> = whole.instances.iter().filter_map(named).collect();
+    assert_eq!(skimmed.instances, instances);
+    assert_eq!(
+        (skimmed.node_uuid, skimmed.interval),
+        (whole.node_uuid, whole.interval)
+    );
 }
 
 /// The first byte chooses the schema.
@@ -255,7 +273,7 @@ pub fn payload_yaml(data: &[u8]) {
         read::<Restore>,
         read::<Start>,
         read::<StartFailure>,
-        read::<Stats>,
+        stats,
         read::<Stop>,
         read::<StopFailure>,
         read::<TenantAdded>,

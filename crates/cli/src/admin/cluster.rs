@@ -11,8 +11,7 @@ use ssntp_cluster::cnci::{Cnci, CnciFigures};
 use ssntp_cluster::scheduler::{Scheduler, SchedulerFigures};
 use ssntp_engine::Membership;
 
-use super::Figures;
-use crate::join;
+use super::{Figures, members};
 
 /// The pages of a scheduler.
 pub(crate) fn of_scheduler(server: ServerHandle, membership: Weak<Membership>) -> Figures {
@@ -23,7 +22,7 @@ pub(crate) fn of_scheduler(server: ServerHandle, membership: Weak<Membership>) -
         snapshot.metrics.add(SCHEDULER, &figures);
         let scheduler = json!({ "master": figures.master, "limits": figures.limits });
         snapshot.show("scheduler", scheduler);
-        join::show(&mut snapshot, &membership);
+        members::show(&mut snapshot, &membership);
         Ok(snapshot)
     })
 }

@@ -10,15 +10,18 @@
 //! | file | holds |
 //! |---|---|
 //! | `cluster` | tables of a scheduler, an agent and a concentrator |
+//! | `members` | what a daemon that has joined a cluster says of it |
 //! | `opflex` | the table and the sessions of an OpFlex server |
 //! | `notes` | what the main thread notes for the pages |
 
 mod cluster;
+mod members;
 mod notes;
 mod opflex;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Weak;
 
 use serde_json::json;
 use ssntp::Role;
@@ -26,6 +29,7 @@ use ssntp::pki::{Identity, Trust};
 use ssntp::server::ServerHandle;
 use ssntp::transport::Address;
 use ssntp_admin::{Admin, AdminConfig, Snapshot};
+use ssntp_engine::Membership;
 
 pub(crate) use self::cluster::{of_agent, of_cnci, of_scheduler};
 pub(crate) use self::notes::Notes;
@@ -138,10 +142,12 @@ impl AdminArgs {
 }
 
 /// The pages of a server.
-pub(crate) fn of_server(server: ServerHandle) -> Figures {
+pub(crate) fn of_server(server: ServerHandle, membership: Weak<Membership>) -> Figures {
     Box::new(move || {
         let figures = server.figures().map_err(|e| e.to_string())?;
-        Ok(Snapshot::of_server(&figures))
+        let mut snapshot = Snapshot::of_server(&figures);
+        members::show(&mut snapshot, &membership);
+        Ok(snapshot)
     })
 }
 

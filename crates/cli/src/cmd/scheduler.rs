@@ -65,6 +65,10 @@ pub(crate) struct Args {
     state: Option<PathBuf>,
     #[command(flatten)]
     join: JoinArgs,
+    /// The address of this scheduler, which the others show to operators [default: where it
+    /// listens]
+    #[arg(long, value_name = "ADDR", requires = "join")]
+    advertise: Option<Address>,
     /// How many workloads a node gets for one READY
     #[arg(long, value_parser = one_of(PLACEMENTS), default_value = "strict")]
     placement: Policy,
@@ -150,7 +154,8 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config or --state: {e}")))?;
     let (server, membership, lost) = match args.join.engine()? {
         Some(engine) => {
-            let joined = scheduler.start_joined(server, Box::new(engine), args.join.advertise());
+            let advertise = args.advertise.iter().map(Address::to_string).collect();
+            let joined = scheduler.start_joined(server, Box::new(engine), advertise);
             let JoinedScheduler {
                 server,
                 membership,

@@ -30,6 +30,7 @@ use crate::daemon::server::{Admission, check_configuration, listening, load_conf
 use crate::daemon::{Daemon, Next, Presence, Service, on};
 use crate::failure::Failure;
 use crate::input;
+use crate::join::{self, JoinArgs};
 use crate::seconds::Seconds;
 use crate::settings::{ConfigFile, Problems, Settings};
 use crate::watched::Watched;
@@ -123,10 +124,12 @@ pub(crate) struct Args {
     admin: AdminArgs,
     /// Link with the servers at these addresses, and act as one with them: frames go to
     /// their sessions as well. This server's own address may be among them
-    #[arg(long, value_name = "ADDR", value_delimiter = ',', num_args = 1..)]
+    #[arg(long, value_name = "ADDR", value_delimiter = ',', num_args = 1.., group = "several")]
     peers: Vec<Address>,
-    /// The address at which other servers reach this one, which they show to operators
-    #[arg(long, value_name = "ADDR", requires = "peers")]
+    #[command(flatten)]
+    join: JoinArgs,
+    /// The address at which other servers reach this one [default: where it listens]
+    #[arg(long, value_name = "ADDR", requires = "several")]
     advertise: Option<Address>,
     /// End with the standard input, for a program that starts it as a child
     #[arg(long, hide = true)]
@@ -227,6 +230,7 @@ impl Args {
         problems.of("forward", Some(self.rules()));
         problems.of("application", Some(self.applications.operands()));
         problems.of("allow", Some(self.filter()));
+        self.join.problems(&mut problems);
         problems
     }
 }
@@ -283,7 +287,11 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     if let Some(federation) = args.federation() {
         config = config.federate(federation);
     }
+    let engine = args.join.engine()?;
     let server = Server::start(config, application)?;
+    // Dropped before the server, so that the members know at once that it leaves.
+    let membership = engine.map(|engine| join::link(&server, engine, args.advertise.as_ref()));
+    let membership = membership.transpose()?.map(Arc::new);
     let mut lines = vec![listening(server.addresses())];
     if let Some(dev) = &dev {
         let is_current = dev.name(server.addresses())?;
@@ -296,7 +304,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         lines,
         json: args.json,
         admin: &args.admin,
-        figures: admin::of_server(server.handle()),
+        figures: admin::of_server(server.handle(), join::weak(membership.as_ref())),
         status: Box::new(move || sessions(&handle)),
     };
     let mut running = Running {
@@ -374,7 +382,7 @@ impl Args {
     /// The servers to link with.
     fn federation(&self) -> Option<Federation> {
         let federation = Federation::new().peers(self.peers.iter().cloned());
-        (!self.peers.is_empty()).then(|| match &self.advertise {
+        (!self.peers.is_empty() || self.join.is_given()).then(|| match &self.advertise {
             Some(address) => federation.advertise(address.to_string()),
             None => federation,
         })

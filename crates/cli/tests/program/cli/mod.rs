@@ -10,6 +10,7 @@ mod credentials;
 mod decode;
 mod exchange;
 mod linked;
+mod joined;
 mod logs;
 mod machine;
 mod memory;

@@ -108,6 +108,7 @@ fn threads_that_finish_before_they_were_reported_are_joined_then() {
     ));
     assert_eq!(peer.threads(), ["join"]);
     assert!(world.runner.is_over());
+    assert_eq!(world.runner.core().gone, [peer.id]);
     assert_eq!(world.log(), ["a after 0", "a: told", "a: closed by this side"]);
 }
 

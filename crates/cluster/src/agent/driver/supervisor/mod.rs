@@ -89,10 +89,12 @@ mod serve;
 mod state;
 mod watch;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, OsStr, OsString};
+use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -185,7 +187,6 @@ fn again(what: &OsStr) -> Command {
 
 #[cfg(not(test))]
 fn started_again(program: &Path, what: &OsStr) -> Command {
-    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::process::CommandExt;
 
     let mut command = Command::new(program);
@@ -510,6 +511,23 @@ impl Supervisors {
         Some(self.handle(&stat))
     }
 
+    /// Ends the runs in directories directly below `instances` whose supervisor is none of
+    /// `own`. Such a run has lost its record, so no agent would ever end it.
+    pub(super) fn sweep(&self, instances: &Path, own: &HashSet<i32>) {
+        for stat in procfs::all().iter().filter(|stat| !own.contains(&stat.pid)) {
+            let Some(place) = supervised(stat.pid) else {
+                continue;
+            };
+            if place.dir().parent() == Some(instances) {
+                let instance = place.instance();
+                warn!("instance {instance} runs and has no record any more: it is killed");
+                let handle = self.handle(stat);
+                kill_tree(&handle);
+                clear(&self.inner.cgroups, &Running { place, handle });
+            }
+        }
+    }
+
     /// Forgets what was kept to measure an instance, and its control group,
     /// should an agent have died too early to do so.
     pub(super) fn forget(&self, instance: Uuid) {
@@ -524,6 +542,18 @@ impl Supervisors {
             boot_id: self.inner.boot_id.clone(),
         }
     }
+}
+
+/// The instance that a process supervises, if it is a supervisor.
+fn supervised(pid: i32) -> Option<InstanceDir> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let mut words = line.split(|byte| *byte == 0).skip(1);
+    let dir = match (words.next()?, words.next()?) {
+        (verb, dir) if verb == SUPERVISE.as_bytes() => Path::new(OsStr::from_bytes(dir)),
+        _ => return None,
+    };
+    let instance = dir.file_name()?.to_str()?.parse().ok()?;
+    Some(InstanceDir::new(instance, dir))
 }
 
 /// Kills all processes below a supervisor, and then the supervisor: without it, its

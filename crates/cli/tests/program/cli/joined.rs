@@ -1,0 +1,123 @@
+//! `ssntp server --join`: servers that share an etcd find each other.
+
+use std::time::{Duration, Instant};
+
+use ssntp::client::Client;
+use ssntp::proto::{Command, Frame};
+use ssntp_test_support::etcd::EtcdProcess;
+
+use super::admin::{Daemon, certificates, client};
+use super::metrics::check_text;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn has_members(count: usize) -> impl Fn(u16, &str) -> bool {
+    move |_, text| {
+        let info: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+        info["cluster"]["members"]
+            .as_array()
+            .is_some_and(|members| members.len() == count)
+    }
+}
+
+/// Sends until a frame has crossed the link.
+#[track_caller]
+fn crosses(from: &Client, to: &Client) {
+    let end = Instant::now() + LIMIT;
+    let frame = || Frame::with_payload(Command::STATS, "load: 1".to_owned());
+    while from.handle().send(frame()).is_err() || to.recv_frame_timeout(Duration::from_millis(200)).is_err() {
+        assert!(Instant::now() < end, "no frame comes across");
+    }
+}
+
+#[test]
+fn servers_that_share_an_etcd_link_and_stay_linked_without_it() {
+    let Some(mut etcd) = EtcdProcess::start(1) else {
+        return;
+    };
+    let dir = certificates();
+    let join = format!("--join {} --cluster main", etcd.join());
+    let flags = format!("--forward STATS=controller --admin 127.0.0.1:0 {join}");
+    let (one, first) = Daemon::server(dir.path(), &flags);
+    let (two, second) = Daemon::server(dir.path(), &flags);
+    let (_, text) = one.wait("/info", has_members(2));
+    assert!(
+        text.contains(&second) && !text.contains("\"leads\": true"),
+        "{text}"
+    );
+    let (agent, controller) = (
+        client(dir.path(), &first, "agent"),
+        client(dir.path(), &second, "controller"),
+    );
+    crosses(&agent, &controller);
+    let (_, text) = one.wait("/metrics", |_, text| text.contains("ssntp_cluster_members 2"));
+    check_text(&text);
+
+    // Without the engine links and sessions stay, and health says what is missing.
+    etcd.kill(0);
+    let (_, text) = one.wait("/healthz", |_, text| text.contains("the engine is away"));
+    assert!(text.contains("degraded"), "{text}");
+    crosses(&agent, &controller);
+
+    // An engine that has lost everything is told everything again.
+    etcd.restart(0, true);
+    one.wait("/healthz", |_, text| !text.contains("degraded"));
+    one.wait("/info", has_members(2));
+    crosses(&agent, &controller);
+
+    // One that ends is a member no more, and its successor is found.
+    two.end();
+    one.wait("/info", has_members(1));
+    let (_three, third) = Daemon::server(dir.path(), &flags);
+    crosses(&agent, &client(dir.path(), &third, "controller"));
+    one.end();
+}
+
+#[test]
+fn a_server_that_cannot_join_says_why() {
+    let dir = certificates();
+    std::fs::write(dir.path().join("user"), "secret\n").unwrap();
+    for (flags, code, why) in [
+        (
+            "--listen 127.0.0.1:0 --join etcd://127.0.0.1:1",
+            1,
+            "--join: the engine is away: 127.0.0.1:1: Connection refused",
+        ),
+        (
+            "--listen :0 --join etcd://127.0.0.1:1",
+            2,
+            "--advertise is needed",
+        ),
+        (
+            "--listen 127.0.0.1:0 --join http://127.0.0.1:1",
+            2,
+            "does not begin with etcd://",
+        ),
+        ("--listen 127.0.0.1:0 --join etcd://a:1,:2", 2, "is not HOST:PORT"),
+        (
+            "--listen 127.0.0.1:0 --join etcd://127.0.0.1:1 --cluster a/b",
+            2,
+            "letters, digits",
+        ),
+        ("--listen 127.0.0.1:0 --cluster a", 2, "--join"),
+        (
+            "--listen 127.0.0.1:0 --join etcd://127.0.0.1:1 --join-user-file user",
+            1,
+            "user: its first line is not NAME:PASSWORD",
+        ),
+        (
+            "--listen 127.0.0.1:0 --join etcd://127.0.0.1:1 --join-ca nothing.pem",
+            1,
+            "nothing.pem",
+        ),
+    ] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ssntp"));
+        command
+            .current_dir(dir.path())
+            .args(["server", "--ca", "ca.pem", "--cert", "server.pem"]);
+        let done = command.args(flags.split(' ')).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(said.contains(why) && !said.contains("secret"), "{flags}: {said}");
+        assert_eq!(done.status.code(), Some(code), "{flags}: {said}");
+    }
+}
