@@ -128,7 +128,7 @@ impl Transmit for TlsTransmit {
         let (staging, out) = self.buffer.get().split_at_mut(RECORD);
         let mut used = 0;
         each_record(batch.iter().flat_map(Outgoing::parts), staging, |data| {
-            // Several records share a write: a system call for each costs far more than the copy.
+            // Several records share a write, which saves system calls.
             if out.len() - used < RECORD + OVERHEAD {
                 self.stream.write_all(&out[..used])?;
                 used = 0;
