@@ -223,6 +223,7 @@ mod tests {
             incarnation: 1,
             addresses: vec!["host:1".to_owned()],
             version: "1".to_owned(),
+            token: 0,
         };
         let (views, told) = crossbeam_channel::unbounded();
         let join = Join { member, leads: true };

@@ -411,6 +411,7 @@ fn join(etcd: &EtcdProcess) -> (Membership, Receiver<View>) {
         incarnation: 1,
         addresses: Vec::new(),
         version: "1".to_owned(),
+        token: 0,
     };
     let end = Instant::now() + Duration::from_secs(60);
     loop {
