@@ -74,6 +74,10 @@ pub struct Stats {
     pub tunnels: Vec<TunnelStats>,
     /// The node's instances; default: none.
     pub instances: Vec<InstanceStats>,
+    /// Instances that the node lists although they belong to another node. Written by the
+    /// scheduler, which takes them out of `instances`; default: none, and then left out.
+    #[serde(skip_serializing_if = "is_default")]
+    pub foreign: Vec<Id>,
 }
 
 payload!(Stats = Command::STATS, up to super::yaml::MAX_DOCUMENT_LEN, requires node_uuid);
@@ -95,6 +99,7 @@ impl Default for Stats {
             networks: Vec::new(),
             tunnels: Vec::new(),
             instances: Vec::new(),
+            foreign: Vec::new(),
         }
     }
 }

@@ -256,6 +256,7 @@ impl Agent {
             // Before the loop takes its first frame, so that a START of an instance that is
             // here is refused.
             control.adopt(node, stored, now());
+            control.sweep();
             control.restore_networks();
         }
         let runner = Runner {

@@ -173,7 +173,10 @@ impl Goal {
             }
             // STOP deletes an instance that is not persistent, so its absence counts, too.
             Command::STOP | Command::DELETE => {
-                let is_gone = seen.is_none_or(|seen| seen.state == InstanceState::Deleted);
+                let is_gone = match seen {
+                    Some(seen) if self.is_elsewhere(seen) => !node?.stats.foreign.contains(instance),
+                    seen => seen.is_none_or(|seen| seen.state == InstanceState::Deleted),
+                };
                 let instance = instance.uuid()?;
                 return is_gone.then_some(Shown::Gone { instance });
             }
@@ -250,8 +253,17 @@ impl Goal {
             (_, C::NodeDisconnected { node, .. }) => {
                 done(self.leaves, format!("node {node} is empty, and has left"))
             }
+            (Command::DELETE, C::NodeStats { .. }) => {
+                let seen = self.instance(view).filter(|seen| self.is_elsewhere(seen));
+                seen.and_then(|_| self.reached(view))
+            }
             _ => self.reached(view),
         }
+    }
+
+    /// Whether it is a DELETE on another node than the one that the instance belongs to.
+    fn is_elsewhere(&self, seen: &Instance) -> bool {
+        self.command == Command::DELETE && self.about.node_uuid != seen.node
     }
 
     /// Whether a change is news of what the command is about. The same instance may change
@@ -272,7 +284,7 @@ impl Goal {
             | (Command::DETACH_VOLUME, C::VolumeDetached { instance, volume }) => {
                 about.instance_uuid == *instance && same(&about.volume_uuid, volume)
             }
-            (Command::EVACUATE | Command::RESTORE, C::NodeStats { node, .. })
+            (Command::EVACUATE | Command::RESTORE | Command::DELETE, C::NodeStats { node, .. })
             | (Command::EVACUATE, C::NodeDisconnected { node, .. }) => about.node_uuid == *node,
             (
                 Command::ASSIGN_PUBLIC_IP,

@@ -64,19 +64,26 @@ impl Scheduler {
         };
         let instance = addressed.as_ref().ok().and_then(|a| a.instance.uuid());
         let has = instance.and_then(|instance| self.instances.node_of(instance));
+        let node = addressed.as_ref().ok().and_then(|a| a.to.0.uuid());
+        // An instance that runs twice can be deleted on the node that it does not belong to.
+        let is_second = frame.kind() == Command::DELETE
+            && instance
+                .zip(node)
+                .is_some_and(|(instance, node)| self.instances.is_also_on(instance, node));
         // The named node would answer that it has no such instance, though another node has it.
         let elsewhere = |a: &Addressed| has.is_some_and(|node| a.to.0 != node);
-        if addressed.as_ref().is_ok_and(elsewhere) {
+        if !is_second && addressed.as_ref().is_ok_and(elsewhere) {
             return answers::refuse(cx, from, frame, &NOT_CONNECTED.into());
         }
         // The command is newer than the move or the START, so that is not placed again.
-        if let Some(instance) = instance {
+        if let Some(instance) = instance
+            && !is_second
+        {
             self.moves.cancel(instance, has);
             if self.instances.is_starting(instance) {
                 self.moves.forget(instance);
             }
         }
-        let node = addressed.as_ref().ok().and_then(|a| a.to.0.uuid());
         let to = addressed.map(|addressed| addressed.to);
         if let Err(refused) = forward(cx, &mut self.log, from, frame, to) {
             return answers::refuse(cx, from, frame, &refused);

@@ -299,7 +299,7 @@ fn forward(cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
     let _ = cx.forward_all(from, Role::CONTROLLER, frame);
 }
 
-/// STATS without some of their instances; none if they are too long for that. Keys that this
+/// STATS that list some of their instances as foreign; none if they are too long for that. Keys that this
 /// version does not know are lost.
 fn without(frame: &Frame, foreign: &HashSet<Uuid>) -> Option<Frame> {
     // Reading and writing the longest STATS would hold everybody up for tens of milliseconds,
@@ -310,6 +310,8 @@ fn without(frame: &Frame, foreign: &HashSet<Uuid>) -> Option<Frame> {
     let mut stats: Stats = frame.payload().ok()?;
     let is_own = |id: &Id| id.uuid().is_none_or(|uuid| !foreign.contains(&uuid));
     stats.instances.retain(|listed| is_own(&listed.instance_uuid));
+    stats.foreign = foreign.iter().map(|instance| Id::from(*instance)).collect();
+    stats.foreign.sort_unstable();
     // `Frame::of` below makes STATS, whatever the frame was.
     debug_assert_eq!(frame.kind(), Command::STATS);
     let rest = Frame::of(&stats);

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use ssntp::Role;
 use ssntp::payload::{
-    InstanceDeleted, InstanceState, InstanceStats, InstanceStopped, NodeStatus, PublicIpAssigned, Start,
-    StartFailure, StartFailureReason as Reason, Stats, Stop, StopFailure, TenantAdded,
+    Delete, DeleteFailure, InstanceDeleted, InstanceState, InstanceStats, InstanceStopped, NodeStatus,
+    PublicIpAssigned, Start, StartFailure, StartFailureReason as Reason, Stats, Stop, StopFailure,
+    TenantAdded,
 };
 use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind};
 use ssntp_cluster::scheduler::SchedulerConfig;
@@ -146,6 +147,41 @@ fn stats_in_the_name_of_another_node_go_nowhere() {
     later.expect(Event::NODE_CONNECTED);
     later.expect(Event::NODE_CONNECTED);
     later.expect_nothing();
+}
+
+#[test]
+fn an_instance_that_runs_twice_is_shown_and_deleted_where_it_should_not_be() {
+    let cluster = Cluster::new(several());
+    let (mut controller, mut owner, mut second) = two_nodes(&cluster);
+    let third = cluster.node(1000, &mut [&mut controller]);
+    let twice = Uuid::new_v4();
+    for (node, instances, foreign) in [(&mut owner, 1, vec![]), (&mut second, 0, vec![twice.into()])] {
+        let said = in_state(node.uuid, &InstanceState::Active, &[twice]);
+        node.send_payload(&said);
+        let passed: Stats = controller.expect_payload();
+        assert_eq!((passed.instances.len(), passed.foreign), (instances, foreign));
+    }
+    let delete = |node: Uuid| Delete {
+        instance_uuid: twice.into(),
+        workload_agent_uuid: node.into(),
+        stop: false,
+    };
+    controller.send_payload(&delete(third.uuid));
+    controller.expect_payload::<DeleteFailure>();
+    controller.send_payload(&delete(second.uuid));
+    assert_eq!(second.expect_payload::<Delete>(), delete(second.uuid));
+    // Its events would free the UUID, which is still the owner's.
+    second.send_payload(&InstanceDeleted {
+        instance_uuid: twice.into(),
+    });
+    second.send_payload(&stats(second.uuid, &[]));
+    let passed: Stats = controller.expect_payload();
+    assert!(passed.foreign.is_empty());
+    nothing_comes_of(&mut second, &mut [&mut controller]);
+    controller.send_payload(&delete(second.uuid));
+    controller.expect_payload::<DeleteFailure>();
+    controller.send_payload(&delete(owner.uuid));
+    assert_eq!(owner.expect_payload::<Delete>(), delete(owner.uuid));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use serde_json::Value;
-use ssntp::payload::InstanceState;
+use ssntp::payload::{Id, InstanceState};
 use ssntp_cluster::controller::{Change, Instance, Node, View};
 
 use super::follow::follow;
@@ -57,8 +57,13 @@ pub(super) fn run(options: &Options, stop: &Stop, again: bool, what: &What) -> R
         return watch(options, stop, what);
     }
     let session = Session::open_told(options, stop)?;
-    let text = session.controller.look(|view| what.text(view, options.json))?;
-    say(text)
+    let (text, doubled) = session.controller.look(|view| {
+        let doubled = what.doubled(view);
+        (what.text(view, options.json), doubled)
+    });
+    say(text?)?;
+    doubled.iter().for_each(note);
+    Ok(())
 }
 
 impl What {
@@ -84,6 +89,31 @@ impl What {
             Self::Cncis if json => shown(view.cncis().map(json::cnci).collect()),
             Self::Cncis => list(tables::CNCIS, view, view.cncis()),
         })
+    }
+}
+
+impl What {
+    /// A line for each instance that two nodes have.
+    fn doubled(&self, view: &View) -> Vec<String> {
+        let foreign = |node: &Node| {
+            let node_uuid = node.uuid;
+            let instances = node.stats.foreign.iter().filter_map(Id::uuid);
+            let line = |instance| {
+                format!(
+                    "node {node_uuid} has instance {instance} too, which belongs to another node; \
+                     remove it there with: ssntp ctl delete --node {node_uuid} {instance}"
+                )
+            };
+            instances.map(line).collect::<Vec<_>>()
+        };
+        match self {
+            Self::Instances(..) => view
+                .nodes()
+                .filter(|node| node.connected)
+                .flat_map(foreign)
+                .collect(),
+            Self::Nodes(_) | Self::Cncis => Vec::new(),
+        }
     }
 }
 

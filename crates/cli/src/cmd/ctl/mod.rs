@@ -83,8 +83,7 @@ enum Verb {
     Stop(verbs::InstancesArgs),
     /// Start stopped instances again
     Restart(verbs::InstancesArgs),
-    /// Remove instances for good
-    Delete(verbs::InstancesArgs),
+    Delete(verbs::DeleteArgs),
     /// Attach a volume to an instance
     Attach(verbs::VolumeArgs),
     /// Detach a volume from an instance
@@ -128,7 +127,7 @@ fn done(options: &Options, stop: &Stop, verb: Verb) -> Result<(), Failure> {
         Verb::Start(args) => verbs::start(options, stop, args),
         Verb::Stop(args) => verbs::each(options, stop, &args, Controller::stop),
         Verb::Restart(args) => verbs::each(options, stop, &args, Controller::restart),
-        Verb::Delete(args) => verbs::each(options, stop, &args, Controller::delete),
+        Verb::Delete(args) => verbs::delete(options, stop, &args),
         Verb::Attach(args) => verbs::volume(options, stop, &args, Controller::attach_volume),
         Verb::Detach(args) => verbs::volume(options, stop, &args, Controller::detach_volume),
         Verb::Evacuate(args) => verbs::evacuate(options, stop, &args),

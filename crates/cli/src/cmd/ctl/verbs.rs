@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::value_parser;
 use serde::de::IgnoredAny;
-use ssntp::payload::{AssignPublicIp, Configure, Evacuate, Id, NextState, ReleasePublicIp, yaml};
+use ssntp::payload::{AssignPublicIp, Configure, Delete, Evacuate, Id, NextState, ReleasePublicIp, yaml};
 use ssntp_cluster::controller::{CommandError, Controller, FindError, Order, View};
 use uuid::Uuid;
 
@@ -97,13 +97,40 @@ pub(super) struct InstancesArgs {
     waiting: Waiting,
 }
 
+/// Remove instances for good
+#[derive(Debug, clap::Args)]
+pub(super) struct DeleteArgs {
+    #[command(flatten)]
+    instances: InstancesArgs,
+    /// Only on this node. If two nodes have an instance, the other one keeps it
+    #[arg(long, value_name = "NODE", conflicts_with = "all")]
+    node: Option<String>,
+}
+
+pub(super) fn delete(options: &Options, stop: &Stop, args: &DeleteArgs) -> Result<(), Failure> {
+    each(options, stop, &args.instances, |controller, instance| {
+        let Some(node) = &args.node else {
+            return Ok(controller.delete(instance)?);
+        };
+        let node = controller.look(|view| view.find_node(node))?;
+        Ok::<_, Failure>(controller.order(&Delete {
+            instance_uuid: instance.into(),
+            workload_agent_uuid: node.into(),
+            stop: false,
+        })?)
+    })
+}
+
 /// Gives a command to each of some instances.
-pub(super) fn each(
+pub(super) fn each<E>(
     options: &Options,
     stop: &Stop,
     args: &InstancesArgs,
-    command: impl Fn(&Controller, Uuid) -> Result<Order, CommandError>,
-) -> Result<(), Failure> {
+    command: impl Fn(&Controller, Uuid) -> Result<Order, E>,
+) -> Result<(), Failure>
+where
+    Failure: From<E>,
+{
     let session = Session::open_told(options, stop)?;
     let instances = match args.all {
         true => session
@@ -147,7 +174,7 @@ pub(super) fn volume(
 pub(super) struct EvacuateArgs {
     /// The node
     node: String,
-    /// What the node does once it is empty
+    /// The state of the node once it is empty
     #[arg(long, value_parser = one_of(NEXT_STATES), default_value = "maintenance")]
     next_state: NextState,
     /// Kill instances that have not ended after this time [default: the agent's own
@@ -224,7 +251,10 @@ pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) ->
     // Unknown keys are ignored, so any other document would reset the whole
     // configuration to defaults.
     if !is_configuration(&configuration) {
-        return Err(Failure::at(&args.file, "it has no configure: at the top"));
+        return Err(Failure::at(
+            &args.file,
+            "the key configure is missing at the top level",
+        ));
     }
     let session = Session::open(options, stop)?;
     let order = session.controller.configure(configuration)?;

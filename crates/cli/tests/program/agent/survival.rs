@@ -83,6 +83,28 @@ fn a_damaged_record_costs_nothing_and_a_damaged_start_the_restart() {
 }
 
 #[test]
+fn what_runs_without_a_record_is_killed_by_the_next_agent() {
+    let mut cluster = Cluster::new();
+    let [lost, kept] = ["lost", "kept"].map(|_| cluster.run("echo $$; exec sleep 1000"));
+    let [program, other] = [lost, kept].map(|id| cluster.output(id, 1).trim().to_owned());
+    let supervisor = cluster.pid(lost).to_string();
+    cluster.end_agent();
+    fs::remove_dir_all(cluster.instance_dir(lost)).unwrap();
+    cluster.agent(|config| config);
+    cluster.next(|stats: &Stats| stats.instances.len() == 1);
+    // A process that nobody has waited for yet has no arguments any more.
+    let runs = |pid: &str| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty());
+    assert_eq!(
+        [&program, &supervisor, &other].map(|pid| runs(pid)),
+        [false, false, true]
+    );
+    let mut again = cluster.script("exec sleep 1000");
+    again.instance_uuid = lost;
+    cluster.send(&again);
+    cluster.wait_state(lost, InstanceState::Active);
+}
+
+#[test]
 fn maintenance_survives_the_agent() {
     let mut cluster = Cluster::new();
     cluster.send(&evacuate());

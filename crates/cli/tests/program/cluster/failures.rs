@@ -440,7 +440,7 @@ fn a_configuration_that_cannot_be_used_is_refused_and_says_where() {
     fs::write(cluster.path("workload.yaml"), "command: [sleep, 1000]\n").unwrap();
     assert_eq!(
         cluster.fails("configure workload.yaml"),
-        "workload.yaml: it has no configure: at the top"
+        "workload.yaml: the key configure is missing at the top level"
     );
     assert!(!cluster.path("cluster.yaml").exists());
     fs::write(cluster.path("empty.yaml"), "").unwrap();

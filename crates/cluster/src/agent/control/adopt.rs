@@ -32,6 +32,19 @@ impl Control {
         }
     }
 
+    /// Ends the runs of former agents whose records are gone. Blocks, so it is called before the
+    /// agent's thread starts.
+    pub(crate) fn sweep(&self) {
+        let Some(root) = &self.settings.state else { return };
+        let instances = self.instances.values();
+        let own = instances
+            .filter_map(|instance| Some(instance.record.handle()?.pid))
+            .collect();
+        for driver in &self.settings.drivers {
+            driver.sweep(&store::instances(root), &own);
+        }
+    }
+
     /// Makes the kernel's networks as the instances need them. Blocks, so it is called before
     /// the agent's thread starts.
     pub(crate) fn restore_networks(&self) {

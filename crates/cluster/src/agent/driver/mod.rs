@@ -21,6 +21,7 @@ mod process;
 mod qemu;
 mod supervisor;
 
+use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -84,6 +85,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     /// A run of an instance whose record was lost.
     fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId>;
+
+    /// Ends the runs in directories of instances that the agent does not know: somebody removed
+    /// what it kept. `instances` is the directory of all of them, and `own` has the processes
+    /// of the runs that it knows. Called once, before the agent takes commands. The default
+    /// does nothing.
+    fn sweep(&self, instances: &Path, own: &HashSet<i32>) {
+        let _ = (instances, own);
+    }
 
     /// Measures what each instance uses now; the result has the same order. It is called for
     /// STATS, at each interval.

@@ -40,7 +40,7 @@
 //! started: its instance is then `exited`, with its exit code in the agent's
 //! state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions, Permissions};
 use std::io;
@@ -165,6 +165,10 @@ impl Driver for ProcessDriver {
 
     fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId> {
         self.supervisors.find_unrecorded(place)
+    }
+
+    fn sweep(&self, instances: &Path, own: &HashSet<i32>) {
+        self.supervisors.sweep(instances, own);
     }
 
     fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {

@@ -127,7 +127,7 @@ impl Store {
         let place = self.place(instance);
         // A former instance of that name may have left files that were not removed.
         tree::remove(place.dir())?;
-        let instances = self.root.join(INSTANCES);
+        let instances = instances(&self.root);
         make_dirs(&instances, PASSABLE)?;
         let new = InstanceDir::new(instance, self.root.join(NEW).join(instance.to_string()));
         let make = || {
@@ -233,7 +233,7 @@ impl Store {
                 }
             }
         };
-        let entries = match fs::read_dir(self.root.join(INSTANCES)) {
+        let entries = match fs::read_dir(instances(&self.root)) {
             Ok(entries) => entries,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((node, Vec::new())),
             Err(e) => return Err(e),
@@ -373,7 +373,7 @@ impl Store {
     /// Volumes are removed first: after a crash the next DELETE finds their links.
     fn remove_volume(&self, instance: Uuid, uuid: Uuid) {
         let Some(volume) = self.volume(uuid) else { return };
-        let others = fs::read_dir(self.root.join(INSTANCES))
+        let others = fs::read_dir(instances(&self.root))
             .into_iter()
             .flatten()
             .flatten();
@@ -446,7 +446,12 @@ impl Store {
 
 /// The directory of an instance in the state directory `root`.
 pub(crate) fn place(root: &Path, instance: Uuid) -> InstanceDir {
-    InstanceDir::new(instance, root.join(INSTANCES).join(instance.to_string()))
+    InstanceDir::new(instance, instances(root).join(instance.to_string()))
+}
+
+/// The directory of all instances.
+pub(crate) fn instances(root: &Path) -> PathBuf {
+    root.join(INSTANCES)
 }
 
 /// Makes a directory, and those on the way to it.

@@ -506,6 +506,33 @@ fn a_delete_is_done_when_it_is_gone_and_not_when_it_has_stopped() {
 }
 
 #[test]
+fn a_delete_on_a_second_node_is_done_when_that_node_no_longer_lists_it() {
+    let told = Told::with(InstanceState::Active);
+    let second = Uuid::from_u128(9);
+    let stats = |foreign: &[Uuid]| {
+        told.frame(&Stats {
+            node_uuid: second.into(),
+            foreign: foreign.iter().map(|id| (*id).into()).collect(),
+            ..Stats::default()
+        });
+    };
+    stats(&[INSTANCE]);
+    let order = told.order(&Delete {
+        workload_agent_uuid: second.into(),
+        ..delete()
+    });
+    let own = told.order(&delete());
+    stats(&[VOLUME, INSTANCE]);
+    told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Active)]);
+    open(&order);
+    stats(&[VOLUME]);
+    assert!(shown(&order).ends_with("is gone"));
+    open(&own);
+    told.shared
+        .look(|view| assert_eq!(view.instance(INSTANCE).unwrap().node, NODE));
+}
+
+#[test]
 fn volumes_are_attached_and_detached_when_stats_say_so() {
     let told = Told::with(InstanceState::Active);
     let attach = AttachVolume {

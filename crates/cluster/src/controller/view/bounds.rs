@@ -55,6 +55,8 @@ pub(super) fn stats(stats: &mut Stats) {
         text(&mut network.ip, MAX_WORD);
         text(&mut network.mac, MAX_WORD);
     }
+    stats.foreign.truncate(MAX_LISTED);
+    stats.foreign.iter_mut().for_each(id);
     stats.instances.iter_mut().for_each(instance);
 }
 

@@ -113,6 +113,8 @@ struct Entry {
 #[derive(Debug, Default)]
 struct OfNode {
     instances: HashSet<Uuid>,
+    /// Those that its last STATS list although they belong to another node.
+    foreign: HashSet<Uuid>,
     is_away: bool,
 }
 
@@ -269,6 +271,12 @@ impl Instances {
         entry.is_some_and(|entry| entry.node != Some(node))
     }
 
+    /// Whether a node lists an instance that belongs to another one.
+    pub(super) fn is_also_on(&self, instance: Uuid, node: Uuid) -> bool {
+        let of_node = self.by_node.get(&node);
+        of_node.is_some_and(|of_node| of_node.foreign.contains(&instance))
+    }
+
     /// The START of an instance waits for a node.
     pub(super) fn hold(&mut self, instance: Uuid) {
         let (node, state) = (None, State::Held);
@@ -367,7 +375,9 @@ impl Instances {
                 _ => drop(self.remove(instance)),
             }
         }
-        self.by_node.entry(node).or_default().instances = own;
+        let of_node = self.by_node.entry(node).or_default();
+        of_node.instances = own;
+        of_node.foreign.clone_from(&report.foreign);
         // After the loop, which borrows the instances of the node.
         for (instance, pending) in &report.lost {
             self.answered(*instance, pending);
@@ -473,6 +483,7 @@ impl Instances {
             return;
         }
         of_node.is_away = true;
+        of_node.foreign = HashSet::new();
         // The time is the same for all nodes, so the queue stays in the order of the deadlines.
         self.away.push_back((now + AWAY, node));
         self.away_instances += of_node.instances.len();

@@ -50,7 +50,7 @@ mod seed;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -323,6 +323,10 @@ impl Driver for QemuDriver {
 
     fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId> {
         self.supervisors.find_unrecorded(place)
+    }
+
+    fn sweep(&self, instances: &Path, own: &HashSet<i32>) {
+        self.supervisors.sweep(instances, own);
     }
 
     fn measure(&self, subjects: &[Measurable]) -> Vec<Usage> {

@@ -65,6 +65,7 @@
 //! | `serve` | the supervisor |
 //! | `connection` | the agent's connection to a supervisor |
 //! | `enter` | the process that becomes the program |
+//! | `mounts` | its mount namespace |
 //! | `order` | what is to be run |
 //! | `state` | what became of it |
 //! | `logs` | what instances write, within bounds |
@@ -83,16 +84,19 @@ mod connection;
 mod enter;
 mod logs;
 mod measure;
+mod mounts;
 mod order;
 mod procfs;
 mod serve;
 mod state;
 mod watch;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, OsStr, OsString};
+use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -185,7 +189,6 @@ fn again(what: &OsStr) -> Command {
 
 #[cfg(not(test))]
 fn started_again(program: &Path, what: &OsStr) -> Command {
-    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::process::CommandExt;
 
     let mut command = Command::new(program);
@@ -209,7 +212,9 @@ fn started_again(program: &Path, what: &OsStr) -> Command {
 /// How instances are kept within their memory and CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Confinement {
-    /// By control groups where we may make some, else by resource limits.
+    /// By control groups where we may make some, else by resource limits. Where we may mount,
+    /// an instance with a user of its own also has its own `/tmp` and `/dev/shm`, and sees its
+    /// own processes alone.
     #[default]
     Auto,
     /// By resource limits: each process of an instance may have that much
@@ -256,6 +261,8 @@ pub(super) struct Supervisors {
 #[derive(Debug)]
 struct Inner {
     cgroups: Cgroups,
+    /// Whether programs with a user of their own get a mount namespace.
+    isolates: bool,
     boot_id: String,
     /// The soft limit of open files that this process was started with.
     files: Option<u64>,
@@ -273,7 +280,9 @@ impl Supervisors {
             Confinement::Auto => Cgroups::detect(),
             Confinement::ResourceLimits => Cgroups::None,
         };
-        info!("instances are confined by {cgroups:?}");
+        let isolates = confinement == Confinement::Auto && mounts::are_possible();
+        let mounts = if isolates { "with" } else { "without" };
+        info!("instances are confined by {cgroups:?}, {mounts} mount namespaces");
         // The limit is raised, because each run is a connection. Programs get the limit that
         // this process was started with, so it is read before it is first raised.
         static FILES: OnceLock<Option<u64>> = OnceLock::new();
@@ -281,6 +290,7 @@ impl Supervisors {
         descriptors();
         let inner = Inner {
             cgroups,
+            isolates,
             boot_id: procfs::boot_id(),
             files,
             watch: Watch::start()?,
@@ -394,6 +404,7 @@ impl Supervisors {
                 .map(|_| program.pids.into()),
             files: self.inner.files,
             has_network: program.network.is_some(),
+            is_isolated: self.inner.isolates && program.user.is_some_and(|user| user.alone),
             administers_network: program.network.is_some_and(Wire::is_concentrator),
             ..Order::default()
         };
@@ -510,6 +521,23 @@ impl Supervisors {
         Some(self.handle(&stat))
     }
 
+    /// Ends the runs in directories directly below `instances` whose supervisor is none of
+    /// `own`. Such a run has lost its record, so no agent would ever end it.
+    pub(super) fn sweep(&self, instances: &Path, own: &HashSet<i32>) {
+        for stat in procfs::all().iter().filter(|stat| !own.contains(&stat.pid)) {
+            let Some(place) = supervised(stat.pid) else {
+                continue;
+            };
+            if place.dir().parent() == Some(instances) {
+                let instance = place.instance();
+                warn!("instance {instance} runs and has no record any more: it is killed");
+                let handle = self.handle(stat);
+                kill_tree(&handle);
+                clear(&self.inner.cgroups, &Running { place, handle });
+            }
+        }
+    }
+
     /// Forgets what was kept to measure an instance, and its control group,
     /// should an agent have died too early to do so.
     pub(super) fn forget(&self, instance: Uuid) {
@@ -524,6 +552,18 @@ impl Supervisors {
             boot_id: self.inner.boot_id.clone(),
         }
     }
+}
+
+/// The instance that a process supervises, if it is a supervisor.
+fn supervised(pid: i32) -> Option<InstanceDir> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let mut words = line.split(|byte| *byte == 0).skip(1);
+    let dir = match (words.next()?, words.next()?) {
+        (verb, dir) if verb == SUPERVISE.as_bytes() => Path::new(OsStr::from_bytes(dir)),
+        _ => return None,
+    };
+    let instance = dir.file_name()?.to_str()?.parse().ok()?;
+    Some(InstanceDir::new(instance, dir))
 }
 
 /// Kills all processes below a supervisor, and then the supervisor: without it, its
