@@ -271,7 +271,13 @@ fn is_scalar(value: &str) -> bool {
 /// characters that mean nothing in YAML where they stand.
 fn is_plain(value: &str) -> bool {
     // These begin something else: an anchor, a tag, a list, a comment.
-    if value.starts_with(|c: char| " ?:,[]{}#&*!|>'\"%@`".contains(c)) {
+    if value.starts_with(|c: char| " ,[]{}#&*!|>'\"%@`".contains(c)) {
+        return false;
+    }
+    // These do if a space or nothing follows.
+    if let Some(rest) = value.strip_prefix(['-', '?', ':'])
+        && (rest.is_empty() || rest.starts_with(' '))
+    {
         return false;
     }
     let mut before = '\0';
@@ -283,7 +289,7 @@ fn is_plain(value: &str) -> bool {
         }
         before = character;
     }
-    !matches!(before, '\0' | ':' | ' ') && !value.starts_with("- ") && value != "-"
+    !matches!(before, '\0' | ':' | ' ')
 }
 
 /// A value that is text without escapes, and is not read as nothing.

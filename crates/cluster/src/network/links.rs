@@ -20,6 +20,9 @@ const DOOMED: u32 = 21_332;
 const BRIDGE: &str = "ssb";
 pub(crate) const TUNNEL: &str = "ssx";
 pub(super) const PORT: &str = "ssp";
+/// The port of a concentrator on an underlay that is a bridge. The filters of instances are not
+/// for it.
+const CONCENTRATOR: &str = "ssc";
 
 /// The interface that tunnels use.
 #[derive(Clone, Debug)]
@@ -155,7 +158,11 @@ impl Link {
 /// The links that an agent made in this namespace.
 pub(crate) fn links() -> Result<Vec<Link>, String> {
     let links: Vec<Link> = tools::ip_json(&["-d", "-s", "link", "show", "group", &GROUP.to_string()])?;
-    let is_ours = |link: &Link| [BRIDGE, TUNNEL, PORT].iter().any(|p| link.ifname.starts_with(p));
+    let is_ours = |link: &Link| {
+        [BRIDGE, TUNNEL, PORT, CONCENTRATOR]
+            .iter()
+            .any(|p| link.ifname.starts_with(p))
+    };
     Ok(links.into_iter().filter(is_ours).collect())
 }
 
@@ -182,7 +189,15 @@ pub(super) fn bridge_name(key: u32) -> String {
     format!("{BRIDGE}{key}")
 }
 
-/// The name of an interface has at most 15 bytes, so this is a hash of the UUID.
 pub(super) fn port_name(instance: Uuid) -> String {
-    format!("{PORT}{:012x}", fnv1a(instance.as_bytes()) & 0xffff_ffff_ffff)
+    named(PORT, instance)
+}
+
+pub(super) fn concentrator_name(concentrator: Uuid) -> String {
+    named(CONCENTRATOR, concentrator)
+}
+
+/// The name of an interface has at most 15 bytes, so this is a hash of the UUID.
+fn named(prefix: &str, instance: Uuid) -> String {
+    format!("{prefix}{:012x}", fnv1a(instance.as_bytes()) & 0xffff_ffff_ffff)
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use uuid::Uuid;
 
 use super::attachment::{Interface, TenantNet, TenantPort};
-use super::links::{Link, bridge_name, port_name, tunnel_name};
+use super::links::{Link, bridge_name, concentrator_name, port_name, tunnel_name};
 
 /// What is to be there.
 #[derive(Debug, Default)]
@@ -157,7 +157,7 @@ impl Made {
     /// All links that are needed, by their names.
     pub(super) fn parts(&self) -> BTreeMap<String, Part<'_>> {
         let concentrators = self.concentrators.keys();
-        let concentrators = concentrators.map(|it| (port_name(*it), Part::Concentrator));
+        let concentrators = concentrators.map(|it| (concentrator_name(*it), Part::Concentrator));
         let mut parts: BTreeMap<_, _> = concentrators.collect();
         for Net { net, ports } in self.nets.values() {
             parts.insert(bridge_name(net.key), Part::Bridge);

@@ -15,7 +15,9 @@ use uuid::Uuid;
 use super::attachment::{Attachment, Interface, TenantNet, TenantPort, gateway};
 use super::config::NetworkConfig;
 use super::filter::{Filter, table, way};
-use super::links::{GROUP, Link, TunnelData, Underlay, bridge_name, delete, links, port_name, tunnel_name};
+use super::links::{
+    GROUP, Link, TunnelData, Underlay, bridge_name, concentrator_name, delete, links, port_name, tunnel_name,
+};
 use super::made::{End, Made, Namespace, Net, Part, Port};
 use super::tools;
 use super::wire::renew;
@@ -120,7 +122,7 @@ impl Networks {
         to: &Namespace,
     ) -> Result<(), String> {
         let Underlay { device, gateway, .. } = &self.underlay;
-        let (name, mac, pid) = (port_name(instance), &interface.mac, to.pid);
+        let (name, mac, pid) = (concentrator_name(instance), &interface.mac, to.pid);
         let batch = match self.underlay.is_bridge {
             true => format!(
                 "link add name {name} group {GROUP} type veth peer name eth0 netns {pid} address {mac}\n\

@@ -18,12 +18,14 @@
 //! | file | holds |
 //! |---|---|
 //! | `steps` | the table of steps: what is done, and what has to be seen |
+//! | `networks` | two networks of tenants, where the system allows them |
 //! | `watch` | the waits until it is seen |
 //! | `processes` | the child processes, of which ctl is one |
 //! | `caretaker` | the directory, and the process that removes what is left in it |
 //! | `screen` | the live table, or plain lines |
 
 pub(crate) mod caretaker;
+mod networks;
 mod processes;
 mod screen;
 mod steps;
@@ -48,8 +50,8 @@ use crate::signals::Stop;
 /// Starts a scheduler, agents, a network agent and a controller with throw-away
 /// certificates. Starts workloads, which are real processes, and a concentrator;
 /// stops, restarts, evacuates and restores; lets one START and one process fail, and
-/// shows how the node starts the process again; shows the trace of a START; and
-/// deletes everything. The exit code is 0 if every step was seen to happen. The demo
+/// shows how the node starts the process again; shows the trace of a START; as root,
+/// shows networks of tenants, which leave the host's alone; and deletes everything. The exit code is 0 if every step was seen to happen. The demo
 /// needs no files and leaves none behind.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -94,6 +96,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let seen = Demo::bring_up(&mut processes, &mut screen, &stop, args.agents, pace).and_then(|mut demo| {
         let seen = demo
             .show_steps()
+            .and_then(|()| demo.show_networks())
             .and_then(|()| demo.linger(until, args.hold))
             .and_then(|()| demo.delete_everything());
         if seen.is_err() {

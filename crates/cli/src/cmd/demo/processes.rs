@@ -45,7 +45,28 @@ impl Processes {
     /// Starts this program with some words as a child, and waits for its first line;
     /// gives that and the PID.
     pub(super) fn start(&mut self, name: &str, words: &str, stop: &Stop) -> Result<(String, u32), Failure> {
-        let child = self.command(name, words.split_whitespace())?.spawn();
+        self.start_in(name, "", words, stop)
+    }
+
+    /// The same in a network namespace of its own, which this shell script fills. Without a
+    /// script it has that of the demo.
+    pub(super) fn start_in(
+        &mut self,
+        name: &str,
+        script: &str,
+        words: &str,
+        stop: &Stop,
+    ) -> Result<(String, u32), Failure> {
+        let own = self.command(name, program()?, words.split_whitespace())?;
+        let mut command = match script {
+            "" => own,
+            script => {
+                let begin = ["--net", "sh", "-c", script].map(OsStr::new).into_iter();
+                let rest = std::iter::once(own.get_program()).chain(own.get_args());
+                self.command(name, "unshare".into(), begin.chain(rest))?
+            }
+        };
+        let child = command.spawn();
         let child = child.map_err(|e| cannot_start(name, &e))?;
         let pid = child.id();
         self.running.push((name.to_owned(), child));
@@ -70,7 +91,7 @@ impl Processes {
 
     /// Starts this program with some words, for one command.
     pub(super) fn ctl(&self, words: impl Iterator<Item = String>, traceparent: &str) -> Result<Ctl, Failure> {
-        let mut command = self.command("ctl", words)?;
+        let mut command = self.command("ctl", program()?, words)?;
         // Contexts and other settings of the user are not meant for the demo's cluster.
         command.env_clear().env("TRACEPARENT", traceparent);
         Ok(Ctl {
@@ -80,17 +101,18 @@ impl Processes {
         })
     }
 
-    /// This program as a child: in a group of its own, since Ctrl-C is for the demo, which then
+    /// A program as a child, such as this one: in a group of its own, since Ctrl-C is for the demo, which then
     /// ends the child.
     fn command<W: AsRef<OsStr>>(
         &self,
         name: &str,
+        program: PathBuf,
         words: impl Iterator<Item = W>,
     ) -> Result<Command, Failure> {
         // The output goes to files and not to pipes: nobody reads on during the steps, and a pipe
         // that is full would stop the child.
         let file = |end| File::create(self.file(name, end)).map_err(|e| cannot_start(name, &e));
-        let mut command = Command::new(program()?);
+        let mut command = Command::new(program);
         command
             .args(words)
             .current_dir(&self.directory)
@@ -103,6 +125,13 @@ impl Processes {
 
     fn file(&self, name: &str, end: &str) -> PathBuf {
         self.directory.join(format!("{name}.{end}"))
+    }
+
+    /// The process of a child.
+    pub(super) fn pid(&self, name: &str) -> Option<i32> {
+        let mut running = self.running.iter();
+        let (_, child) = running.find(|(running, _)| running == name)?;
+        i32::try_from(child.id()).ok()
     }
 
     /// The name of a child that has ended without having been asked to.

@@ -127,9 +127,9 @@ fn is_exited(instance: &Instance) -> bool {
 /// The flags of the scheduler, and those that all agents have. The files are in the demo's
 /// directory; other users may not be able to reach it, so that instances run as the agent's
 /// user.
-const SCHEDULER: &str =
-    "scheduler --listen 127.0.0.1:0 --ca ca.pem --cert scheduler.pem --config cluster.yaml";
-const NODE: &str = "--ca ca.pem --mem 4096 --interval 1 --grace 2 --confinement rlimits --users agent";
+const SCHEDULER: &str = "scheduler --listen 127.0.0.1:0 unix:scheduler.sock --ca ca.pem --cert scheduler.pem --config cluster.yaml";
+pub(super) const NODE: &str =
+    "--ca ca.pem --mem 4096 --interval 1 --grace 2 --confinement rlimits --users agent";
 const CONFIGURATION: &str = "\
 configure:
   launcher:
@@ -186,7 +186,9 @@ impl<'a> Demo<'a> {
             issue(&authority, role, uuid, &directory.join(name))?;
         }
         let (line, pid) = processes.start("scheduler", SCHEDULER, stop)?;
-        let address = line.strip_prefix("listening at ").unwrap_or(&line).to_owned();
+        let address = line.strip_prefix("listening at ").unwrap_or(&line);
+        // The socket is for nodes with a network namespace of their own.
+        let address = address.split(", ").next().unwrap_or_default().to_owned();
         screen.step(&format!("a scheduler listens at {address} (process {pid})"))?;
 
         let parsed: Address = address.parse()?;
@@ -242,7 +244,7 @@ impl<'a> Demo<'a> {
         self.show_trace()
     }
 
-    fn show(&mut self, text: &str) -> Result<(), Failure> {
+    pub(super) fn show(&mut self, text: &str) -> Result<(), Failure> {
         self.screen.step(text)?;
         self.draw()?;
         if !self.pace.is_zero() {
@@ -253,7 +255,7 @@ impl<'a> Demo<'a> {
 
     /// Runs `ssntp ctl`, which has to end with this exit code. Gives what it prints, or why it
     /// fails if it has to.
-    fn ctl(&mut self, words: &[&str], code: i32) -> Result<String, Failure> {
+    pub(super) fn ctl(&mut self, words: &[&str], code: i32) -> Result<String, Failure> {
         let mut ctl = self.start_ctl(words)?;
         let ended = self.wait(None, |_| ctl.ended())?;
         match ended {
@@ -411,7 +413,7 @@ export SSNTP_CA={directory}/ca.pem SSNTP_CERT={directory}/controller.pem
 }
 
 /// Issues a certificate that is good for one UUID alone.
-fn issue(authority: &Authority, role: Role, uuid: Uuid, path: &Path) -> Result<(), Failure> {
+pub(super) fn issue(authority: &Authority, role: Role, uuid: Uuid, path: &Path) -> Result<(), Failure> {
     Ok(authority
         .issue(&CertificateRequest::new(role).uuid(uuid))?
         .save(path)?)

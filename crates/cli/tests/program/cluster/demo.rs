@@ -62,6 +62,7 @@ fn the_demo_sees_every_step_and_leaves_nothing_behind() {
         "Controller ",
         "Scheduler ",
         "CNAgent ",
+        "networks of tenants",
         "198.51.100.20 was released",
         "all 5 instances were deleted",
         "no process and no file is left",
