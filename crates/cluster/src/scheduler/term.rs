@@ -160,6 +160,7 @@ impl Scheduler {
             incarnation: incarnation(),
             addresses,
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            token: 0,
         };
         let told = Arc::clone(&shared);
         let join = Join { member, leads: true };
