@@ -227,9 +227,12 @@ impl Scheduler {
                 .get(name)
                 .map(|document| Bytes::from(document.text.clone()))
         };
-        if let Some(yaml) = document(CONFIGURATION) {
-            self.configuration.replace(yaml)?;
-            cx.set_configuration(self.configuration.current().clone());
+        match document(CONFIGURATION) {
+            Some(yaml) => {
+                self.configuration.replace(yaml)?;
+                cx.set_configuration(self.configuration.current().clone());
+            }
+            None => self.configuration.keep_now(),
         }
         if let Some(text) = document(TENANTS) {
             self.tenants.replace(&text)?;
