@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use ssntp::pki::{CertificateInfo, rfc3339};
-use ssntp::server::{LinkFigures, PeerState};
 use ssntp::server::{ClosedSession, Figures, HeldBack, KindFigures, Pace, SessionCounters};
+use ssntp::server::{LinkFigures, PeerState};
 use ssntp::server::{SessionFigures, SessionInfo};
 use ssntp_transport::{BudgetFigures, DispatcherFigures};
 
@@ -141,7 +141,10 @@ fn is_missing(state: &PeerState) -> bool {
 }
 
 fn by_link(figures: &Figures, count: fn(&LinkFigures) -> u64) -> Samples {
-    by("server", figures.links.iter().map(|link| (link.server.uuid, count(link))))
+    by(
+        "server",
+        figures.links.iter().map(|link| (link.server.uuid, count(link))),
+    )
 }
 
 /// The links and the peers, for `/info`.

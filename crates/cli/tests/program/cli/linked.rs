@@ -14,7 +14,9 @@ fn two_servers_act_as_one_and_health_names_a_missing_link() {
     let (one, first) = Daemon::server(dir.path(), &format!("{more} unix:nobody"));
     let (two, second) = Daemon::server(dir.path(), &format!("{more} {first} --advertise here:1"));
     two.wait("/healthz", |_, text| text.contains("\"ok\""));
-    one.wait("/healthz", |code, text| code == 200 && text.contains("unix:nobody: not linked: "));
+    one.wait("/healthz", |code, text| {
+        code == 200 && text.contains("unix:nobody: not linked: ")
+    });
     let agent = client(dir.path(), &first, "agent");
     two.wait("/metrics", |_, text| {
         let mut lines = text.lines();
@@ -38,7 +40,10 @@ fn two_servers_act_as_one_and_health_names_a_missing_link() {
     let (_, info) = one.wait("/info", |_, text| text.contains("\"linked\": true"));
     let info: Value = serde_json::from_str(&info).unwrap();
     let link = &info["servers"]["links"][0];
-    assert_eq!((&link["advertised"], &link["sessions"]), (&"here:1".into(), &1.into()));
+    assert_eq!(
+        (&link["advertised"], &link["sessions"]),
+        (&"here:1".into(), &1.into())
+    );
     // Killed: the other one drops its sessions, serves on, and says what is missing.
     drop(one);
     two.wait("/healthz", |code, text| {

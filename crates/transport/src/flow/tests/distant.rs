@@ -51,7 +51,9 @@ fn the_end_of_a_receiver_and_a_slow_one_let_distant_origins_go_on() {
     assert_eq!(changes(&mut net), [(7, false)]);
     // Nobody waits for a slow receiver, and what it cannot take meets the policy.
     let (link, number) = (link.id, 7);
-    let late = net.flow.deliver(Origin::Distant { link, number }, slow.id, long(UNIT), false, late);
+    let late = net
+        .flow
+        .deliver(Origin::Distant { link, number }, slow.id, long(UNIT), false, late);
     assert_eq!(late, Delivery::Overflows);
     assert_eq!(changes(&mut net), []);
 }
@@ -64,9 +66,8 @@ fn what_comes_late_of_a_distant_origin_meets_the_policy_where_it_is_too_much() {
         link: link.id,
         number: 7,
     };
-    let overflows = (0..64).find(|_| {
-        net.flow.deliver(origin, full.id, long(UNIT), false, net.start) == Delivery::Overflows
-    });
+    let overflows = (0..64)
+        .find(|_| net.flow.deliver(origin, full.id, long(UNIT), false, net.start) == Delivery::Overflows);
     // Two units in its queue, four and one in its line, and two that nobody waits with.
     assert!(overflows.is_some_and(|at| at < 12), "{overflows:?}");
     assert_eq!(changes(&mut net), [(7, true)]);
