@@ -83,7 +83,7 @@ fn a_state_directory_has_one_agent() {
     let dir = tempfile::tempdir().unwrap();
     let first = Store::open(dir.path(), None).unwrap();
     let error = Store::open(dir.path(), None).unwrap_err();
-    assert_eq!(error.to_string(), "another agent uses this state directory");
+    assert_eq!(error.to_string(), "another agent uses it, also after 2 s");
     drop(first);
     Store::open(dir.path(), None).unwrap();
 }
