@@ -5,7 +5,7 @@ FUZZ_SECONDS ?= 20
 PEERS_SECONDS ?= 600
 N ?= 20
 SECONDS ?= 1200
-MUSL := x86_64-unknown-linux-musl
+ARCH ?= x86_64
 ROLES := server scheduler controller agent netagent cnciagent
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # Both in one command, so that they share one set of features and no library is compiled twice.
@@ -63,12 +63,8 @@ small: ## the agent alone and the smallest client, as small as they get, in targ
 	$(CARGO) build --profile small -p ssntp --no-default-features --features ring --example smallest_client
 	@ls -l $(TARGET)/small/ssntp $(TARGET)/small/examples/smallest_client | awk '{ print $$5, $$9 }'
 
-# The linker is Rust's own for musl; the C compiler of the host is enough for the assembly of ring.
-static: ## the agent alone, linked statically (musl): runs on any Linux of x86_64; needs the rustup target
-	@rustup target list --installed | grep -qx $(MUSL) || rustup target add $(MUSL)
-	CC_x86_64_unknown_linux_musl=$${CC_x86_64_unknown_linux_musl:-cc} $(CARGO) build --locked --profile small \
-	  -p ssntp-cli --no-default-features --features ring --target $(MUSL)
-	@ls -l $(TARGET)/$(MUSL)/small/ssntp | awk '{ print $$5, $$9 }'
+static: ## the agent alone, linked statically (musl): runs on any Linux of ARCH=x86_64 or aarch64
+	.ci/static $(ARCH)
 
 soak: ## a cluster under load, everything killed in turn, for SECONDS=1200
 	$(CARGO) build --release -p ssntp-cli -p ssntp-load

@@ -43,6 +43,7 @@ impl ServerCore {
             }
             return;
         };
+        // The server says who asks or answers, so nobody can do so in the name of another.
         let of_sender = Exchange {
             peer: info.uuid,
             ..exchange
@@ -74,6 +75,8 @@ impl ServerCore {
 
     /// Passes the request on as the rule for its kind says.
     fn ask_by_rule(&mut self, info: &Arc<SessionInfo>, request: &Request, asking: &Frame) {
+        // A rule tells nobody whom it has sent a request to. If nothing was sent and nothing is
+        // held, nobody will answer.
         let before = (self.state.actions.len(), self.state.held.len());
         self.route_frame(info, asking);
         let after = (self.state.actions.len(), self.state.held.len());

@@ -22,7 +22,7 @@ use crate::settings::{self, Refused, Settings};
 #[derive(Debug, Parser)]
 #[command(name = "ssntp", version)]
 pub(crate) struct Args {
-    /// What is logged to the standard error: error, warn, info, debug, trace or off, and
+    /// The level of the log on the standard error: error, warn, info, debug, trace or off; and levels
     /// for single targets, as in warn,ssntp::audit=info, which logs each client that
     /// connects, ends, is refused or is kicked [default: warn for servers, else error]
     // The order puts the two flags of the log at the end of the help of every subcommand.

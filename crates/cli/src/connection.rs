@@ -245,7 +245,7 @@ pub(crate) fn looks() -> Receiver<Instant> {
     crossbeam_channel::tick(watched::LOOK)
 }
 
-/// How to reach a server, and as whom.
+/// How to reach a server, and the roles and UUID to connect with.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Connection {
     #[command(flatten)]

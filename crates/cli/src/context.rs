@@ -158,7 +158,7 @@ impl Contexts {
     pub(crate) fn unknown(&self, name: &str) -> Failure {
         let names: Vec<_> = self.contexts.keys().map(String::as_str).collect();
         Failure::usage(match names.as_slice() {
-            [] => format!("there is no context {name:?}, and no other one either"),
+            [] => format!("there is no context {name:?}: `ssntp context add` has added none yet"),
             names => format!("there is no context {name:?}; there are: {}", names.join(", ")),
         })
     }

@@ -138,6 +138,7 @@ pub(crate) fn link(
             .map_err(Failure::new)?,
         addresses: addresses(server.addresses(), advertise)?,
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        token: 0,
     };
     let mut dialled = BTreeSet::new();
     let join = Join { member, leads: false };

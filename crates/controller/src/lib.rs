@@ -12,17 +12,20 @@
 //! | [`model`] | workloads, instances, history: values without I/O |
 //! | [`reconcile`] | what follows for the cluster, as a pure core |
 //! | [`daemon`] | the thread between the two and the scheduler |
+//! | [`http`] | the API, and pages for people |
 //! | [`store`] | the database: one thread writes, connections of their own read |
 
 pub mod daemon;
+pub mod http;
 pub mod model;
+mod page;
 pub mod reconcile;
 pub mod store;
 
 pub use self::daemon::{Config, Daemon, Handle, Health, Snapshot, StartError};
 pub use self::model::{Figures, Row, Spec, SpecError, StartKeys, State};
-pub use self::reconcile::{Applied, Refused, RolloutOrder, Status};
-pub use self::store::{Limits, Query};
+pub use self::reconcile::{Applied, Changed, Difference, Refused, RolloutOrder, Status};
+pub use self::store::{History, Limits, Query};
 
 /// The log target of this crate.
 const LOG: &str = "ssntp::controller";

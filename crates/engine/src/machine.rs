@@ -21,8 +21,12 @@
 //!   highest token that it has seen.
 //! * Tokens of later leaders are higher: the revision of the engine at which the key was made
 //!   is the upper part. An engine that has lost its last second may give a revision twice. So
-//!   the lowest 20 bits come from the lease, and whoever gets a token that is not higher than
-//!   one it has seen gives it back and tries again.
+//!   the lowest 20 bits come from the lease, and a process that gets a token below one that it
+//!   has seen gives it back and tries again. If it has not seen that one, others have: they put
+//!   it into their own keys, where the leader reads it.
+//! * An engine that was restored from a backup, or is empty, has revisions far below. So a process
+//!   that has given a token back adds the highest one that it has seen to its next one. What
+//!   it adds stands beside its name in the leader's key.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -69,6 +73,10 @@ pub struct Member {
     pub addresses: Vec<String>,
     /// The version of its program.
     pub version: String,
+    /// A token that it has seen and that the leader must not be below. 0 until it sees a leader
+    /// that is.
+    #[serde(default)]
+    pub token: u64,
 }
 
 /// How a process takes part.
@@ -169,6 +177,16 @@ impl Held {
 struct Holder {
     uuid: Uuid,
     incarnation: u64,
+    /// Is added to the number that comes from revision and lease.
+    #[serde(default)]
+    base: u64,
+}
+
+impl Holder {
+    fn token(&self, revision: u64, lease: Option<Lease>) -> u64 {
+        let low = lease.map_or(0, |lease| lease.0.unsigned_abs()) & ((1 << LEASE_BITS) - 1);
+        self.base.saturating_add(revision << LEASE_BITS | low)
+    }
 }
 
 /// The state machine. Ask what [`next`](Self::next) says, one request at a time, and tell
@@ -179,6 +197,9 @@ pub struct Machine {
     view: View,
     /// The highest token that was ever seen.
     seen: u64,
+    /// What is added to this process's tokens. It stays while there is a lease for the leader's
+    /// key.
+    base: u64,
     member: Option<Held>,
     leader: Option<Held>,
     /// A lease that is to end, because its token is not taken.
@@ -199,6 +220,7 @@ impl Machine {
             join,
             view: View::default(),
             seen: 0,
+            base: 0,
             member: None,
             leader: None,
             unwanted: None,
@@ -284,11 +306,8 @@ impl Machine {
             match self.leader {
                 None => return Next::Ask(Request::Grant(LEADER_TIME)),
                 Some(held) if held.put.is_none() => {
-                    let Member {
-                        uuid, incarnation, ..
-                    } = self.join.member;
-                    let holder = Holder { uuid, incarnation };
-                    return Next::Ask(put(LEADER.to_owned(), &holder, held.lease, When::Absent));
+                    let key = LEADER.to_owned();
+                    return Next::Ask(put(key, &self.holder(), held.lease, When::Absent));
                 }
                 Some(_) => {}
             }
@@ -398,13 +417,15 @@ impl Machine {
 
     /// The leader's key is this process's own since that revision.
     fn lead(&mut self, revision: u64) {
+        let holder = self.holder();
         let Some(held) = &mut self.leader else { return };
-        let token = token(revision, held.lease);
+        let token = holder.token(revision, Some(held.lease));
         self.is_vacant = false;
         // An engine that has forgotten something gives numbers again.
         if token < self.seen {
             warn!(target: LOG, "the engine has gone back to revision {revision}: its leader is not taken");
             self.unwanted = self.leader.take().map(|held| held.lease);
+            self.base = self.seen;
             return;
         }
         if held.put.replace(revision).is_none() {
@@ -446,6 +467,7 @@ impl Machine {
             } else if let Some(uuid) = key.strip_prefix(MEMBERS) {
                 match serde_json::from_slice::<Member>(&entry.value) {
                     Ok(member) if member.uuid.to_string() == uuid => {
+                        self.seen = self.seen.max(member.token);
                         is_listed |=
                             member == self.join.member && entry.lease == self.member.map(|held| held.lease);
                         let is_other =
@@ -484,19 +506,29 @@ impl Machine {
             return self.lead(entry.created);
         }
         self.leader = None;
-        let lease = entry.lease.unwrap_or(Lease(0));
-        let token = token(entry.created, lease);
-        match serde_json::from_slice::<Holder>(&entry.value) {
-            Ok(Holder { uuid, incarnation }) if token >= self.seen => {
-                self.seen = token;
-                self.view.leader = Some(Leader {
-                    uuid,
-                    incarnation,
-                    token,
-                });
-            }
-            Ok(_) => {}
-            Err(e) => warn!(target: LOG, "the key of the leader cannot be read: {e}"),
+        let holder = match serde_json::from_slice::<Holder>(&entry.value) {
+            Ok(holder) => holder,
+            Err(e) => return warn!(target: LOG, "the key of the leader cannot be read: {e}"),
+        };
+        let token = holder.token(entry.created, entry.lease);
+        if token < self.seen {
+            // It does not know the higher token, or it would have given this one back.
+            self.join.member.token = self.seen;
+            return;
+        }
+        (self.seen, self.base) = (token, self.base.max(holder.base));
+        self.view.leader = Some(Leader {
+            uuid: holder.uuid,
+            incarnation: holder.incarnation,
+            token,
+        });
+    }
+
+    fn holder(&self) -> Holder {
+        Holder {
+            uuid: self.join.member.uuid,
+            incarnation: self.join.member.incarnation,
+            base: self.base,
         }
     }
 
@@ -520,9 +552,4 @@ fn put(key: String, value: &impl Serialize, lease: Lease, when: When) -> Request
         lease: Some(lease),
         when,
     }
-}
-
-fn token(revision: u64, lease: Lease) -> u64 {
-    let low = (1 << LEASE_BITS) - 1;
-    revision << LEASE_BITS | lease.0.unsigned_abs() & low
 }

@@ -58,6 +58,13 @@ impl MemoryEngine {
         }
     }
 
+    /// The engine has lost everything, and begins again with its first revision.
+    pub fn lose(&self) {
+        let mut shared = self.lock();
+        shared.store = Store::default();
+        shared.past.clear();
+    }
+
     /// How many requests have reached it.
     pub fn asked(&self) -> u64 {
         self.lock().asked

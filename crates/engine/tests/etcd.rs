@@ -13,12 +13,17 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use ssntp_engine::{Answer, Engine, EngineError, Etcd, EtcdConfig, Kept, Lease, Request, User, When};
+use crossbeam_channel::{Receiver, unbounded};
+use ssntp_engine::{
+    Answer, Engine, EngineError, Etcd, EtcdConfig, Join, Kept, Lease, Member, Membership, Request, User,
+    View, When,
+};
 use ssntp_test_support::etcd::EtcdProcess;
 use ssntp_test_support::{authority, identity};
 use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp_transport::tls::{Connector, ServerCheck};
 use ssntp_transport::{Role, threads};
+use uuid::Uuid;
 
 fn client(join: &str) -> Etcd {
     Etcd::new(config(join))
@@ -375,4 +380,79 @@ fn an_endpoint_that_hangs_or_is_dead_leaves_time_for_the_others() {
     println!("three readings took {:?}", begin.elapsed());
     drop(etcd);
     assert!(matches!(engine.ask(&Request::Read), Err(EngineError::Away(_))));
+}
+
+#[test]
+fn an_etcd_without_room_is_full_and_can_still_be_read() {
+    let quota = ["--quota-backend-bytes=65536".to_owned()];
+    let Some(etcd) = EtcdProcess::with(1, "http", &quota) else {
+        return;
+    };
+    let mut engine = client(&etcd.join());
+    let text = "x".repeat(40_000);
+    let end = Instant::now() + Duration::from_secs(60);
+    let full = loop {
+        if let Err(e) = ask(&mut engine, &put("documents/d", &text, None, When::Always)) {
+            break e;
+        }
+        assert!(Instant::now() < end, "it takes any number of values");
+    };
+    assert!(
+        matches!(&full, EngineError::Full(why) if why.contains("space exceeded")),
+        "{full:?}"
+    );
+    read(&mut engine);
+}
+
+/// A member of the cluster "test", and its views.
+fn join(etcd: &EtcdProcess) -> (Membership, Receiver<View>) {
+    let member = Member {
+        uuid: Uuid::from_u128(1),
+        incarnation: 1,
+        addresses: Vec::new(),
+        version: "1".to_owned(),
+        token: 0,
+    };
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let (views, told) = unbounded();
+        let tell = move |view: &View| drop(views.send(view.clone()));
+        let join = Join {
+            member: member.clone(),
+            leads: true,
+        };
+        match Membership::start(Box::new(client(&etcd.join())), join, tell) {
+            Ok(membership) => return (membership, told),
+            Err(e) => assert!(Instant::now() < end, "{e}"),
+        }
+    }
+}
+
+fn wait(views: &Receiver<View>, is_it: impl Fn(&View) -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while let Ok(view) = views.recv_deadline(end) {
+        if is_it(&view) {
+            return;
+        }
+    }
+    panic!("not in time");
+}
+
+#[test]
+fn one_member_of_three_may_go_and_without_two_the_engine_is_away() {
+    let Some(mut etcd) = EtcdProcess::start(3) else {
+        return;
+    };
+    let (_membership, views) = join(&etcd);
+    let leads = |view: &View| view.away.is_none() && view.acts(Instant::now()).is_some();
+    wait(&views, leads);
+    // Whichever leads etcd: another one does then.
+    etcd.kill(0);
+    while views.try_recv().is_ok() {}
+    wait(&views, leads);
+    etcd.kill(1);
+    wait(&views, |view| view.away.is_some());
+    etcd.spawn(0);
+    etcd.spawn(1);
+    wait(&views, leads);
 }

@@ -5,7 +5,7 @@
 //!  Machine ── request ── delay, or lost ──▶ MemoryEngine      faults: a process is paused,
 //!     ▲                                        │              crashes, starts again; the
 //!     └───── answer ──── delay, or lost ◀──────┘              engine is away, forgets its
-//!  Machine leads ── frame with token ── delay ──▶ receivers   last second; clocks run fast
+//!  Machine leads ── frame with token ── delay ──▶ receivers   last second, or all
 //! ```
 //!
 //! | invariant | says |
@@ -55,6 +55,7 @@ enum Event {
     Away(u64),
     Back,
     Forget,
+    Lose,
 }
 
 struct Process {
@@ -95,6 +96,7 @@ fn machine(at: usize, incarnation: u64) -> Machine {
         incarnation,
         addresses: Vec::new(),
         version: "1".to_owned(),
+        token: 0,
     };
     Machine::new(Join { member, leads: true })
 }
@@ -144,7 +146,10 @@ impl World {
                 0..=2 => Event::Pause(length),
                 3 | 4 => Event::Crash(length),
                 5 | 6 => Event::Away(length),
-                _ => Event::Forget,
+                _ => match world.random.chance(50) {
+                    true => Event::Forget,
+                    false => Event::Lose,
+                },
             };
             let at = world.random.below(count);
             // Faults concern any incarnation.
@@ -255,6 +260,10 @@ impl World {
             Event::Back => self.engine.fail(None),
             Event::Forget => {
                 self.engine.forget(self.clock());
+                self.blurred = self.now + BLURRED;
+            }
+            Event::Lose => {
+                self.engine.lose();
                 self.blurred = self.now + BLURRED;
             }
         }

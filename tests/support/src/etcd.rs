@@ -87,7 +87,8 @@ impl EtcdProcess {
             .then_some(etcd)
     }
 
-    fn spawn(&mut self, at: usize) {
+    /// Starts a member, and does not wait until it answers.
+    pub fn spawn(&mut self, at: usize) {
         let member = &mut self.members[at];
         let mut command = Command::new("etcd");
         command

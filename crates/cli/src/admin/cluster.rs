@@ -59,6 +59,15 @@ pub(crate) fn of_cnci(cnci: &Arc<Cnci>) -> Figures {
     })
 }
 
+/// The pages of a client without figures of its own.
+pub(crate) fn of_client(client: ClientHandle) -> Figures {
+    Box::new(move || {
+        let mut snapshot = Snapshot::of_client(&client.figures());
+        introduce(&mut snapshot, &client);
+        Ok(snapshot)
+    })
+}
+
 fn introduce(snapshot: &mut Snapshot, client: &ClientHandle) {
     snapshot.show("uuid", client.uuid());
     snapshot.show("role", client.role().to_string());

@@ -31,7 +31,7 @@ use ssntp::transport::Address;
 use ssntp_admin::{Admin, AdminConfig, Snapshot};
 use ssntp_engine::Membership;
 
-pub(crate) use self::cluster::{of_agent, of_cnci, of_scheduler};
+pub(crate) use self::cluster::{of_agent, of_client, of_cnci, of_scheduler};
 pub(crate) use self::notes::Notes;
 pub(crate) use self::opflex::of_opflex;
 use crate::clock::now;
@@ -63,7 +63,7 @@ pub(crate) struct AdminArgs {
 
 /// An address with a port. The default port of an address is that of SSNTP itself, and
 /// so of no use for the pages.
-fn with_port(text: &str) -> Result<Address, String> {
+pub(crate) fn with_port(text: &str) -> Result<Address, String> {
     let address = text.parse::<Address>().map_err(|e| e.to_string())?;
     let is_port = |end: &str| !end.is_empty() && end.bytes().all(|byte| byte.is_ascii_digit());
     // An IPv6 address alone also ends with digits behind a colon.

@@ -136,7 +136,7 @@ impl Service for Running<'_> {
 
 fn show(state: &Path, json: bool) -> Result<(), Failure> {
     let found = Tables::load(state).map_err(Failure::new)?;
-    let found = found.ok_or_else(|| Failure::at(state, "no tables are kept there"))?;
+    let found = found.ok_or_else(|| Failure::at(state, "it holds no tables of a concentrator"))?;
     let mut output = Output::new();
     if json {
         let text = serde_json::to_string(&found).map_err(Failure::new)?;

@@ -7,7 +7,7 @@ use clap::{Arg, ArgMatches, Command, FromArgMatches, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
 use super::table::{Columns, list};
-use super::{cnci, opflex, scheduler, server};
+use super::{cnci, controller, opflex, scheduler, server};
 use crate::agent;
 use crate::failure::Failure;
 use crate::output::{Output, printable, say, say_json};
@@ -78,6 +78,7 @@ enum Name {
     #[value(alias = "netagent")]
     Agent,
     Cnci,
+    Controller,
     #[value(alias = "opflex-serve")]
     Opflex,
     OpflexElement,
@@ -91,6 +92,7 @@ impl Name {
             Self::Scheduler => &["scheduler"],
             Self::Agent => &["agent"],
             Self::Cnci => &["cnci"],
+            Self::Controller => &["controller"],
             Self::Opflex => &["opflex", "serve"],
             Self::OpflexElement => &["opflex", "element"],
         }
@@ -127,6 +129,13 @@ impl Name {
                 ("ip", "192.0.2.10"),
                 ("state", "/var/lib/ssntp/cnci"),
             ],
+            Self::Controller => &[
+                ("connect", "localhost:8888"),
+                ("ca", "/etc/ssntp/ca.pem"),
+                ("cert", "/etc/ssntp/controller.pem"),
+                ("store", "/var/lib/ssntp/controller"),
+                ("http", "127.0.0.1:9300"),
+            ],
             Self::Opflex => &[
                 ("listen", "\":8009\""),
                 ("control", "/run/ssntp-opflex/control.sock"),
@@ -145,6 +154,7 @@ impl Name {
             Self::Scheduler => scheduler::Args::from_arg_matches(own)?.problems(),
             Self::Agent => agent::Args::from_arg_matches(own)?.problems(),
             Self::Cnci => cnci::Args::from_arg_matches(own)?.problems(),
+            Self::Controller => controller::Args::from_arg_matches(own)?.problems(),
             Self::Opflex | Self::OpflexElement => opflex::Args::from_arg_matches(own)?.problems(),
         })
     }

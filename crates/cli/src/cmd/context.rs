@@ -46,7 +46,7 @@ enum Command {
 /// The first one becomes the current one.
 #[derive(Debug, clap::Args)]
 struct Add {
-    /// What to call it
+    /// The context's name
     name: String,
     #[command(flatten)]
     server: ServerArgs,
@@ -132,7 +132,7 @@ fn remove(name: &str) -> Result<(), Failure> {
         match (contexts.contexts.remove(name), context::old_file()) {
             (Some(_), _) => Ok(()),
             (None, Some(old)) if name == context::OLD => Err(Failure::new(format!(
-                "the context {name} is the file {}: remove that",
+                "the context {name} comes from the file {}: delete that file",
                 old.display()
             ))),
             (None, _) => Err(contexts.unknown(name)),

@@ -24,12 +24,13 @@ use crate::output::{Output, note};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
-/// Ask the server or a client, and print the reply
+/// Send a request to the server or to a client, and print the reply
 ///
-/// The exit code is 1 if the request is refused, or not answered in --timeout.
+/// The exit code is 1 if the request is refused, or if no reply comes within --timeout.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to ask: a name of --application, or TYPE/0xNN, which needs none
+    /// The operand of the request: a name that --application gives, or TYPE/0xNN, which works
+    /// without --application
     operand: String,
     /// The payload itself [default: none]
     #[arg(value_name = "PAYLOAD", conflicts_with = "payload")]
@@ -41,10 +42,10 @@ pub(crate) struct Args {
     /// A file with the payload; - is the standard input
     #[arg(long, value_name = "FILE")]
     payload: Option<PathBuf>,
-    /// The client that is asked [default: the server decides]
+    /// The client that the request is for [default: the server's rules choose one]
     #[arg(long, value_name = "UUID")]
     to: Option<Uuid>,
-    /// How long connecting may take, and again the reply
+    /// How long connecting may take, and then how long the reply may take
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     timeout: Seconds,
 }
@@ -56,7 +57,8 @@ pub(crate) struct Args {
 /// if it fails, the request is refused. Runs until a signal comes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AnswerArgs {
-    /// What is answered: a name of --application, or TYPE/0xNN, which needs none
+    /// The operand of the requests: a name that --application gives, or TYPE/0xNN, which works
+    /// without --application
     operand: String,
     #[command(flatten)]
     connection: Connection,
@@ -108,8 +110,8 @@ pub(crate) fn request(args: &Args) -> Result<(), Failure> {
                 output.bytes(reply.payload_bytes())?;
                 return output.flush();
             }
-            // The events are taken although nobody needs them: the answer could not get past a
-            // channel of events that is full.
+            // The events are taken and dropped, because the answer could not get past a channel of
+            // events that is full.
             recv(client.events()) -> event => if event.is_err() {
                 return Err(closed(client.handle().ended().unwrap_or(ClientError::Closed)));
             },
@@ -130,8 +132,7 @@ pub(crate) fn answer(args: &AnswerArgs) -> Result<(), Failure> {
                 note(format_args!("{} connected to {}", client.uuid(), server.name()));
             }
             Waited::Event(ClientEvent::Request(request)) if request.kind() == kind => {
-                // If the client that asked has gone or no longer waits, the answer is lost, which
-                // harms nobody.
+                // If the client that asked has gone or no longer waits, the answer may be lost.
                 let _ = match run(args, &request, &stop) {
                     Ok(said) => client.reply(&request, said),
                     Err(why) => client.refuse(&request, &why),

@@ -7,6 +7,7 @@
 //! | `completions` | for shells; `man`: manual pages |
 //! | `config` | check and show the settings of daemons |
 //! | `context` | name servers and how to reach them |
+//! | `controller/` | keep what should run, and show it |
 //! | `ctl/` | command a cluster, and show it; `top` |
 //! | `decode/` | name the fields of frames |
 //! | `demo/` | everything at once |
@@ -26,6 +27,7 @@ mod cnci;
 mod completions;
 mod config;
 mod context;
+mod controller;
 mod ctl;
 mod decode;
 mod demo;
@@ -52,6 +54,7 @@ pub(crate) enum Command {
     Completions(completions::Args),
     Config(config::Args),
     Context(context::Args),
+    Controller(Box<controller::Args>),
     Ctl(ctl::Args),
     Decode(decode::Args),
     Demo(demo::Args),
@@ -80,6 +83,7 @@ impl Command {
             Self::Config(args) => config::run(args, &whole),
             Self::Completions(args) => completions::run(&args, whole),
             Self::Context(args) => context::run(args),
+            Self::Controller(args) => controller::run(*args, settings),
             Self::Ctl(args) => ctl::run(args),
             Self::Decode(args) => decode::run(args),
             Self::Demo(args) => demo::run(args),
@@ -100,6 +104,7 @@ impl Command {
     pub(crate) fn is_daemon(&self) -> bool {
         match self {
             Self::Cnci(_) | Self::Scheduler(_) | Self::Server(_) => true,
+            Self::Controller(args) => args.serves(),
             Self::Opflex(args) => args.serves(),
             _ => false,
         }

@@ -31,7 +31,7 @@ use crate::signals::Stop;
 /// all frames in --timeout. `ssntp operands` shows what can be sent.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to send, as in STATS
+    /// The operand of the frame, as in STATS
     #[arg(value_name = "OPERAND", required_unless_present = "operand")]
     kind: Option<String>,
     /// The payload itself, as in 'load: 1' [default: none]
@@ -78,7 +78,7 @@ pub(crate) struct Args {
     /// [default: the environment's TRACEPARENT, if it is one]
     #[arg(long, value_name = "VALUE")]
     traceparent: Option<TraceParent>,
-    /// How long connecting may take, waiting for a role, and the server to take the
+    /// How long each of these may take: connecting, --wait-for, and the server taking the
     /// frames
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     timeout: Seconds,
@@ -111,7 +111,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     }
     if !operands.may_be_sent(kind) {
         return Err(Failure::usage(format!(
-            "{kind}: the handshake alone sends it, or it needs --application, or it is a request"
+            "{kind} cannot be sent: it belongs to the handshake, is a request, or needs --application"
         )));
     }
     let name = operands.show(kind).to_string();
@@ -277,7 +277,7 @@ impl Sending<'_> {
     }
 
     fn does_not_tell(&self) -> Failure {
-        Failure::new("the server does not tell who received a frame, or who is connected")
+        Failure::new("the server does not tell how many sessions received a frame, or are connected")
     }
 
     fn wait_for(&mut self, role: Role) -> Result<(), Failure> {

@@ -10,6 +10,7 @@
 )]
 
 mod ends;
+mod mounts;
 
 use std::fs;
 use std::io;
@@ -58,7 +59,10 @@ fn driver(confinement: Confinement) -> ProcessDriver {
 
 impl Stage {
     fn new(confinement: Confinement) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::within(tempfile::tempdir().unwrap(), confinement)
+    }
+
+    fn within(dir: TempDir, confinement: Confinement) -> Self {
         let place = InstanceDir::new(Uuid::new_v4(), dir.path());
         fs::create_dir_all(place.work()).unwrap();
         let (to, ends) = unbounded();

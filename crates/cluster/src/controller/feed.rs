@@ -10,6 +10,7 @@ use log::{info, warn};
 
 use super::goal::Goal;
 use super::order::{CommandError, OrderError};
+use super::question::Questions;
 use super::stream::{StreamError, Streams};
 use super::{Change, Failure, LOG, Shown, View};
 use ssntp::client::{ClientError, ClientEvent, ClientHandle, SendFault};
@@ -46,6 +47,7 @@ pub(super) struct Shared {
     changed: Condvar,
     /// The streams have their own lock, because output of instances changes nothing else.
     pub(super) streams: Arc<Streams>,
+    pub(super) questions: Arc<Questions>,
 }
 
 #[derive(Debug)]
@@ -98,6 +100,7 @@ impl Shared {
             }),
             changed: Condvar::new(),
             streams: Arc::default(),
+            questions: Arc::default(),
         }
     }
 
@@ -124,12 +127,14 @@ impl Shared {
         }
         let reason = client.ended().unwrap_or(ClientError::Closed);
         self.streams.end(&StreamError::Closed(reason.clone()));
+        self.questions.end();
         info!(target: LOG, "{}: the controller ends: {reason}", client.uuid());
         self.update(|state| state.end(reason));
     }
 
     fn frame(&self, frame: &Frame, at: SystemTime) {
         self.streams.refused(frame);
+        self.questions.frame(frame);
         self.update(|state| {
             let changes = state.view.apply(frame, at);
             state.take(changes);
@@ -158,6 +163,7 @@ impl Shared {
 
     fn offline(&self, reason: String, at: SystemTime) {
         self.streams.end(&StreamError::Lost);
+        self.questions.end();
         self.update(|state| {
             let mut changes = state.view.disconnected(at);
             changes.push(Change::Offline { reason });

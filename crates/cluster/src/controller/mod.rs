@@ -54,6 +54,7 @@
 //! | `failure` | [`Failure`]: why a command failed, in words |
 //! | `goal` | the state that a command is to bring about: [`Orderable`], [`Shown`] |
 //! | `order` | [`Order`], [`OrderError`], [`CommandError`] |
+//! | `question` | [`Controller::ask`]: what only the scheduler knows |
 //! | `stream` | [`OutputStream`]: the output of an instance |
 //! | `feed` | the thread, and what it shares with the handles |
 
@@ -62,6 +63,7 @@ mod failure;
 mod feed;
 mod goal;
 mod order;
+mod question;
 mod stream;
 mod view;
 
@@ -79,6 +81,7 @@ use self::feed::Shared;
 use self::goal::Goal;
 pub use self::goal::{Orderable, Shown};
 pub use self::order::{CommandError, Order, OrderError};
+pub use self::question::AskError;
 pub use self::stream::{OutputStream, StreamError, StreamEvent, StreamRequest};
 pub use self::view::{Cnci, Ending, FindError, Instance, Node, PublicIp, View};
 use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};

@@ -127,6 +127,11 @@ impl Configuration {
         self.keeper.keep_in(shared, CONFIGURATION);
     }
 
+    /// The engine has none, and is to have the one that the scheduler began with.
+    pub(super) fn keep_now(&mut self) {
+        self.behind = !self.current.is_empty();
+    }
+
     /// Begins with what the engine has.
     pub(super) fn replace(&mut self, yaml: Bytes) -> Result<(), SchedulerError> {
         check(&yaml).map_err(|e| SchedulerError::Configuration(None, e))?;

@@ -160,6 +160,7 @@ impl Scheduler {
             incarnation: incarnation(),
             addresses,
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            token: 0,
         };
         let told = Arc::clone(&shared);
         let join = Join { member, leads: true };
@@ -226,9 +227,12 @@ impl Scheduler {
                 .get(name)
                 .map(|document| Bytes::from(document.text.clone()))
         };
-        if let Some(yaml) = document(CONFIGURATION) {
-            self.configuration.replace(yaml)?;
-            cx.set_configuration(self.configuration.current().clone());
+        match document(CONFIGURATION) {
+            Some(yaml) => {
+                self.configuration.replace(yaml)?;
+                cx.set_configuration(self.configuration.current().clone());
+            }
+            None => self.configuration.keep_now(),
         }
         if let Some(text) = document(TENANTS) {
             self.tenants.replace(&text)?;

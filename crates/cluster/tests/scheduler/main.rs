@@ -10,6 +10,7 @@
 //! | `truth` | who may say what of an instance, and when a START counts as done |
 //! | `answers` | what the scheduler answers itself |
 //! | `controllers` | any and master |
+//! | `questions` | what a controller asks beside its commands |
 //! | `configuration` | CONFIGURE, its file, and the way back |
 //! | `streams` | what instances write, and who may read it |
 //! | `term` | several schedulers, of which one leads |
@@ -38,6 +39,7 @@ mod controllers;
 mod figures;
 mod moves;
 mod nodes;
+mod questions;
 mod routing;
 mod starts;
 mod streams;

@@ -64,9 +64,16 @@ fn tenant(action: TenantAction) -> Tenant {
 fn the_next_leader_has_the_configuration_and_the_tenants_of_the_one_before() {
     let (engine, dir) = (MemoryEngine::new(), tempfile::tempdir().unwrap());
     let copy = dir.path().join("cluster.yaml");
+    std::fs::write(&copy, OTHER).unwrap();
     let config = SchedulerConfig::new().configuration_file(&copy);
     let (first, leading) = join(&engine, config).unwrap();
     let mut controller = connect(&first, Role::CONTROLLER);
+    assert_eq!(controller.connected.payload, OTHER);
+    // The first leader has put its file into the engine.
+    let end = Instant::now() + LIMIT;
+    while !leading.membership.view().documents.contains_key("configuration") {
+        assert!(Instant::now() < end, "the engine has no configuration");
+    }
     let (second, standing_by) = join(&engine, SchedulerConfig::new().configuration(OTHER)).unwrap();
     assert!(
         Client::try_connect(&second, Role::CONTROLLER).is_none(),

@@ -50,6 +50,7 @@ impl<C: Core> Sink<C::Item> for Feed<C> {
         self.credit
             .spend(Credit::memory_of::<C::Item>(items.len(), bytes));
         let event = DispatchEvent::Items(self.id, std::mem::take(items), bytes);
+        // The batch first: the reader may always have one under way.
         self.events.send(event).is_ok() && self.credit.wait()
     }
 

@@ -126,6 +126,7 @@ impl Ledger {
 
     /// Whether an item fits. A single item always fits, however long it is.
     pub(super) fn fits(&self, item: Load) -> bool {
+        // Otherwise an item that is longer than the limit could never be sent.
         self.waiting.items == 0 || self.fits_more(item)
     }
 
@@ -201,6 +202,8 @@ impl Ledger {
     /// Takes items out of the count of waiting ones. Sleepers are told when the queue
     /// drains to half of its limits and when it becomes empty, not for every batch.
     fn leave(&mut self, items: Load) -> Tell {
+        // To wake for each batch would cost a system call each, and the woken one would find room
+        // for one item.
         let was_roomy = self.is_roomy();
         self.waiting -= items;
         self.left += items.memory();
@@ -237,6 +240,7 @@ impl Ledger {
 
     /// Ends everything at once.
     pub(super) fn abort(&mut self) {
+        // The error says why the connection is over, so it stays for who asks.
         if !matches!(self.phase, Phase::Failed(_)) {
             self.phase = Phase::Closed;
         }

@@ -40,6 +40,8 @@ fn each_record<'a>(
     while let Some(mut part) = parts.next() {
         let last = parts.peek().is_none();
         while !part.is_empty() {
+            // Most items are one part, so most data goes from the item into the cipher without a
+            // copy.
             if staged == 0 && (last || part.len() >= RECORD) {
                 let (record, rest) = part.split_at(part.len().min(RECORD));
                 send(record)?;
@@ -126,11 +128,14 @@ impl Transmit for TlsTransmit {
         let (staging, out) = self.buffer.get().split_at_mut(RECORD);
         let mut used = 0;
         each_record(batch.iter().flat_map(Outgoing::parts), staging, |data| {
+            // Several records share a write, which saves system calls.
             if out.len() - used < RECORD + OVERHEAD {
                 self.stream.write_all(&out[..used])?;
                 used = 0;
             }
             let sealed = self.sealer.seal(data, &mut out[used..])?;
+            // An alert or a key update was sealed first, under the key before, and so has to leave
+            // first.
             if !sealed.before.is_empty() {
                 self.stream.write_all(&out[..used])?;
                 self.stream.write_all(&sealed.before)?;

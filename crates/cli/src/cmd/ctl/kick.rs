@@ -49,7 +49,7 @@ struct Named {
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
     let ban = args.ban.map(Duration::from);
     if ban == Some(Duration::ZERO) {
-        return Err(Failure::usage("--ban has to be longer than nothing"));
+        return Err(Failure::usage("--ban has to be longer than 0 seconds"));
     }
     let operator = Operator::open(options, stop)?;
     let there = || {

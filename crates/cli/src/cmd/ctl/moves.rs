@@ -70,7 +70,11 @@ impl Moves {
             }
             if is_late {
                 for instance in &self.waiting {
-                    tell(session, *instance, Err("nobody has told what became of it"))?;
+                    tell(
+                        session,
+                        *instance,
+                        Err("the scheduler has not said whether it started elsewhere"),
+                    )?;
                 }
                 stayed += self.waiting.len();
                 self.waiting.clear();

@@ -1,4 +1,4 @@
-//! `ssntp top`: who sends and receives how much at present.
+//! `ssntp top`: the sessions of a server with their rates, busiest first.
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
@@ -104,7 +104,7 @@ fn print(rows: &[Row], json: bool) -> Result<(), Failure> {
     }
 }
 
-/// What each session had carried at a time, by its number.
+/// The counters of each session at a time, by the session's number.
 struct Counted(HashMap<u64, [u64; 4]>, Instant);
 
 impl Counted {

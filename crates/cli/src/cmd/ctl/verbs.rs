@@ -174,7 +174,7 @@ pub(super) fn volume(
 pub(super) struct EvacuateArgs {
     /// The node
     node: String,
-    /// What the node does once it is empty
+    /// The state of the node once it is empty
     #[arg(long, value_parser = one_of(NEXT_STATES), default_value = "maintenance")]
     next_state: NextState,
     /// Kill instances that have not ended after this time [default: the agent's own
@@ -251,7 +251,10 @@ pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) ->
     // Unknown keys are ignored, so any other document would reset the whole
     // configuration to defaults.
     if !is_configuration(&configuration) {
-        return Err(Failure::at(&args.file, "it has no configure: at the top"));
+        return Err(Failure::at(
+            &args.file,
+            "the key configure is missing at the top level",
+        ));
     }
     let session = Session::open(options, stop)?;
     let order = session.controller.configure(configuration)?;

@@ -33,7 +33,7 @@ pub(super) struct Args {
     /// The instances
     #[arg(required = true, value_name = "INSTANCE")]
     instances: Vec<String>,
-    /// What to wait for
+    /// The state of the instances that ends the wait
     #[arg(long = "for", value_enum, default_value_t = What::Ended)]
     what: What,
 }

@@ -340,7 +340,7 @@ fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result
                     return Ok(true);
                 }
                 let what = last.unwrap_or_else(|| "no answer".to_owned());
-                return Err(Failure::new(format!("not done in time: {what}")));
+                return Err(Failure::new(format!("not every request was answered in time: {what}")));
             }
         };
         match event {

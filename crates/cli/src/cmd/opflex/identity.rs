@@ -66,7 +66,7 @@ pub(super) struct IdentityArgs {
     /// For how long changes are reported and endpoints kept, if an element does not say
     #[arg(long, value_name = "SECONDS", default_value = "7200")]
     prr: Seconds,
-    /// What happens to the endpoints of an element that disconnects: `remove` them,
+    /// How the server treats the endpoints of an element that disconnects: `remove` them,
     /// `keep` them until their time is over, or remove them after grace=SECONDS
     #[arg(long, value_name = "WHAT", value_parser = on_leave, default_value = "grace=30")]
     on_leave: OnLeave,

@@ -57,7 +57,7 @@ enum Command {
     Status,
     /// Print the objects at and below a URI
     Dump {
-        /// Where to begin [default: all policy]
+        /// Print only objects at and below this URI [default: all policy]
         uri: Option<Uri>,
         /// Print YAML
         #[arg(long, conflicts_with = "json")]

@@ -432,7 +432,7 @@ impl Service for Running<'_> {
         let forwards = OperandRole::kinds(&args.forwards, &args.applications.operands()?)?;
         if let Some((kind, _)) = forwards.iter().find(|(kind, _)| is_unknown(kind)) {
             return Err(Failure::new(format!(
-                "forward: {kind} needs a restart with its application"
+                "forward: {kind} is an operand of --application, which only a restart changes"
             )));
         }
         let renew = |files: CredentialFiles| {

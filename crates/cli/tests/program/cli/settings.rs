@@ -11,11 +11,12 @@ use serde_json::Value;
 use super::shell::{Program, User};
 
 /// Each daemon with a file in packaging/etc, and its subcommand.
-const DAEMONS: [(&str, &[&str]); 5] = [
+const DAEMONS: [(&str, &[&str]); 6] = [
     ("server", &["server"]),
     ("scheduler", &["scheduler"]),
     ("agent", &["agent"]),
     ("cnci", &["cnci"]),
+    ("controller", &["controller"]),
     ("opflex", &["opflex", "serve"]),
 ];
 

@@ -49,20 +49,28 @@ impl Schedulers {
         Process::start(&self.cluster.path(""), &words)
     }
 
-    /// Starts one again that has ended, as a service manager does.
-    fn restart(&mut self, at: usize) {
-        let process = self.scheduler(at, &self.addresses[at].clone());
-        process.line_with("listening at");
-        self.processes[at] = process;
+    /// Starts those again that have ended, as a service manager does. On a machine that is very
+    /// busy a leader may lose its lease without a fault.
+    fn revive(&mut self) {
+        for at in 0..self.processes.len() {
+            if self.processes[at].has_ended() {
+                let process = self.scheduler(at, &self.addresses[at].clone());
+                process.line_with("listening at");
+                self.processes[at] = process;
+            }
+        }
     }
 
     /// The number of the one that serves.
     #[track_caller]
-    fn leader(&self) -> usize {
+    fn leader(&mut self) -> usize {
         let end = Instant::now() + LIMIT;
-        // One that is stopped takes connections and does not answer. Short waits find the leader
-        // fast, longer ones also on a slow machine.
-        for seconds in 1.. {
+        let mut seconds = 0;
+        while Instant::now() < end {
+            self.revive();
+            // One that is stopped takes connections and does not answer. Short waits find the
+            // leader fast, longer ones also on a slow machine.
+            seconds += 1;
             let serves = |at: &usize| {
                 let line = format!("nodes --timeout {seconds} --connect {}", self.addresses[*at]);
                 self.cluster.ctl(&line).code == Some(0)
@@ -70,18 +78,18 @@ impl Schedulers {
             if let Some(at) = (0..self.addresses.len()).find(serves) {
                 return at;
             }
-            assert!(Instant::now() < end, "nobody leads in time");
         }
-        unreachable!()
+        panic!("nobody leads in time");
     }
 
     /// Starts workloads until one runs, and says how long that took.
     #[track_caller]
-    fn next_start(&self) -> Duration {
+    fn next_start(&mut self) -> Duration {
         let begin = Instant::now();
         let line = "start --mem 8 --persistent --timeout 30 -- sleep 1000";
         while self.cluster.ctl(line).code != Some(0) {
             assert!(begin.elapsed() < 2 * LIMIT, "no START is done");
+            self.revive();
         }
         begin.elapsed()
     }
@@ -130,7 +138,7 @@ fn whatever_happens_to_a_leader_another_one_serves_and_nothing_runs_twice() {
         "--mem",
         "8",
         "--timeout",
-        "30",
+        "15",
         "--json",
         "--",
         "sleep",
@@ -163,7 +171,6 @@ fn whatever_happens_to_a_leader_another_one_serves_and_nothing_runs_twice() {
     for (uuid, _) in &running {
         assert!(listed.contains(&uuid.to_string()), "{uuid} is not in {listed}");
     }
-    all.restart(leader);
 
     // Stopped, as by a hypervisor: it ends when it wakes, and its clients go to the next one.
     let leader = all.leader();
@@ -174,7 +181,6 @@ fn whatever_happens_to_a_leader_another_one_serves_and_nothing_runs_twice() {
     let log = all.processes[leader].log();
     assert!(log.contains("its lease is over"), "{log}");
     all.next_start();
-    all.restart(leader);
 
     // Without the engine nobody leads for long; with it, all is as before.
     let leader = all.leader();

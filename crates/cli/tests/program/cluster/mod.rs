@@ -10,6 +10,7 @@
 //! | `logs` | what instances write |
 //! | `operators` | sessions, kick, bans, unban |
 //! | `leader` | several schedulers that share an etcd: each fault leaves one that serves |
+//! | `pages` | `ssntp controller`: its pages and its API |
 //! | `program` | flags, environment, file, exit codes, signals |
 //! | `crashes` | kill -9 of an agent, and of the scheduler |
 //! | `demo` | `ssntp demo` |
@@ -23,6 +24,7 @@ mod leader;
 mod lists;
 mod logs;
 mod operators;
+mod pages;
 mod processes;
 mod program;
 mod verbs;

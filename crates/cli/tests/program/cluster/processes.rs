@@ -447,6 +447,10 @@ impl Process {
         self.child.wait().unwrap();
     }
 
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Waits for its end, which has to come in time; gives the exit code.
     pub fn end(&mut self, limit: Duration) -> Option<i32> {
         end_of(&mut self.child, limit).code()

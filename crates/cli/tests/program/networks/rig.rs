@@ -214,7 +214,7 @@ impl Rig {
             .unwrap()
     }
 
-    /// What a command of `ssntp ctl` prints, which succeeds.
+    /// Runs a command of `ssntp ctl` that has to succeed, and gives its standard output.
     #[track_caller]
     pub fn done(&self, words: &str) -> String {
         let output = self.ctl(words);
@@ -223,7 +223,7 @@ impl Rig {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What a command of `ssntp ctl` says, which fails.
+    /// Runs a command of `ssntp ctl` that has to fail, and gives its standard error.
     #[track_caller]
     pub fn refused(&self, words: &str) -> String {
         let output = self.ctl(words);

@@ -178,8 +178,23 @@ fn what_came_before_an_end_is_dealt_with_although_the_threads_have_finished() {
     let truncated = format!("a: {}", EndReason::Truncated);
     assert_eq!(world.log(), ["a: item", "a: item", truncated.as_str()]);
     assert_eq!(peer.threads(), ["join"]);
+    assert_eq!(world.runner.core().gone, [peer.id]);
     drop(peer);
     assert_eq!(world.budget.used(), 0);
+}
+
+#[test]
+fn the_core_is_told_how_much_input_an_end_leaves() {
+    let mut world = World::new(Script::default());
+    let peer = world.run("a");
+    world.read(&peer, vec![Step::Note("item"), Step::Note("item")]);
+    world.log();
+    world.call(vec![peer.end(false)]);
+    assert_eq!(world.log(), ["a: 2 left"]);
+    world.read(&peer, vec![Step::Note("late")]);
+    assert_eq!(world.log(), ["a: 1 left"]);
+    world.turn();
+    assert_eq!(world.log(), NOTHING, "none of it is dealt with");
 }
 
 #[test]

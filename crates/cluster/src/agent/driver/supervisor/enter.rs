@@ -25,14 +25,11 @@ use rustix::thread::{
 };
 use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
 
-use nix::sched::{CloneFlags, unshare};
-use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
-
+use super::mounts;
 use super::order::Order;
 use super::state::State;
 use super::user_of;
 use crate::agent::driver::LaunchError;
-use crate::network::RESOLVER;
 
 /// Becomes the program, or says why not.
 pub(super) fn enter() -> ExitCode {
@@ -89,10 +86,7 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
         };
         let _ = setrlimit(Resource::Nproc, limit);
     }
-    if order.has_network {
-        let resolver = Path::new(&order.place).join(RESOLVER);
-        own_resolver(&resolver).map_err(system(resolver.display().to_string()))?;
-    }
+    mounts::enter(order).map_err(|e| LaunchError::io("its mounts", &e))?;
     if let Some(user) = order.user {
         let (uid, gid) = user_of(user);
         let groups: Vec<_> = order.group.into_iter().map(Gid::from_raw).collect();
@@ -133,23 +127,6 @@ fn prepare(order: &Order) -> Result<(), LaunchError> {
     }
     Ok(())
 }
-
-/// Shows the program this file in place of `/etc/resolv.conf`, whose name servers the host can
-/// reach and the instance may not. A concentrator has no such file, and keeps the host's.
-fn own_resolver(file: &Path) -> rustix::io::Result<()> {
-    if !file.exists() || !Path::new(HOST_RESOLVER).exists() {
-        return Ok(());
-    }
-    unshare(CloneFlags::CLONE_NEWNS).map_err(|e| rustix::io::Errno::from_raw_os_error(e as i32))?;
-    // Mounts that are made from here on are seen by the program alone.
-    mount_change(
-        "/",
-        MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
-    )?;
-    mount_bind(file, HOST_RESOLVER)
-}
-
-const HOST_RESOLVER: &str = "/etc/resolv.conf";
 
 /// Keeps the rights to the network, and no others, also in what is executed. They count for
 /// the namespace alone: without CAP_SYS_ADMIN no process can enter another one.

@@ -65,6 +65,7 @@
 //! | `serve` | the supervisor |
 //! | `connection` | the agent's connection to a supervisor |
 //! | `enter` | the process that becomes the program |
+//! | `mounts` | its mount namespace |
 //! | `order` | what is to be run |
 //! | `state` | what became of it |
 //! | `logs` | what instances write, within bounds |
@@ -83,6 +84,7 @@ mod connection;
 mod enter;
 mod logs;
 mod measure;
+mod mounts;
 mod order;
 mod procfs;
 mod serve;
@@ -210,7 +212,9 @@ fn started_again(program: &Path, what: &OsStr) -> Command {
 /// How instances are kept within their memory and CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Confinement {
-    /// By control groups where we may make some, else by resource limits.
+    /// By control groups where we may make some, else by resource limits. Where we may mount,
+    /// an instance with a user of its own also has its own `/tmp` and `/dev/shm`, and sees its
+    /// own processes alone.
     #[default]
     Auto,
     /// By resource limits: each process of an instance may have that much
@@ -257,6 +261,8 @@ pub(super) struct Supervisors {
 #[derive(Debug)]
 struct Inner {
     cgroups: Cgroups,
+    /// Whether programs with a user of their own get a mount namespace.
+    isolates: bool,
     boot_id: String,
     /// The soft limit of open files that this process was started with.
     files: Option<u64>,
@@ -274,7 +280,9 @@ impl Supervisors {
             Confinement::Auto => Cgroups::detect(),
             Confinement::ResourceLimits => Cgroups::None,
         };
-        info!("instances are confined by {cgroups:?}");
+        let isolates = confinement == Confinement::Auto && mounts::are_possible();
+        let mounts = if isolates { "with" } else { "without" };
+        info!("instances are confined by {cgroups:?}, {mounts} mount namespaces");
         // The limit is raised, because each run is a connection. Programs get the limit that
         // this process was started with, so it is read before it is first raised.
         static FILES: OnceLock<Option<u64>> = OnceLock::new();
@@ -282,6 +290,7 @@ impl Supervisors {
         descriptors();
         let inner = Inner {
             cgroups,
+            isolates,
             boot_id: procfs::boot_id(),
             files,
             watch: Watch::start()?,
@@ -395,6 +404,7 @@ impl Supervisors {
                 .map(|_| program.pids.into()),
             files: self.inner.files,
             has_network: program.network.is_some(),
+            is_isolated: self.inner.isolates && program.user.is_some_and(|user| user.alone),
             administers_network: program.network.is_some_and(Wire::is_concentrator),
             ..Order::default()
         };

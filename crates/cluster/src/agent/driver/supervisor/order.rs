@@ -46,6 +46,8 @@ pub(super) struct Order {
     pub(super) files: Option<u64>,
     /// It has a network namespace of its own.
     pub(super) has_network: bool,
+    /// It has a mount namespace of its own; see `mounts`. The agent's user must be root.
+    pub(super) is_isolated: bool,
     /// It may change the network of its namespace.
     pub(super) administers_network: bool,
 }
@@ -123,6 +125,7 @@ mod tests {
             processes: Some(8),
             files: Some(1024),
             has_network: true,
+            is_isolated: true,
             administers_network: true,
         };
         let least = Order {

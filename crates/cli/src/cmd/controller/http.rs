@@ -1,0 +1,61 @@
+//! `--http`: the pages and the API of a controller.
+
+use std::path::{Path, PathBuf};
+
+use ssntp::pki::{Identity, Trust};
+use ssntp::transport::Address;
+use ssntp_controller::Handle;
+use ssntp_controller::http::{Api, ApiConfig};
+
+use crate::admin::with_port;
+use crate::credentials::FilesRead;
+use crate::failure::Failure;
+
+/// The address of the pages and the API, and who may use them.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct HttpArgs {
+    /// Serve pages about the cluster, and the API, over HTTP, at HOST:PORT or unix:PATH.
+    /// At addresses that are not loopback, they use mutual TLS with the certificates of
+    /// this process
+    #[arg(long, value_name = "ADDR", value_parser = with_port)]
+    http: Option<Address>,
+    /// Over TLS, certificates of this authority may look; those of --ca with the role
+    /// controller may write, too
+    #[arg(long, value_name = "FILE", requires = "http")]
+    http_ca: Option<PathBuf>,
+    /// Ask everybody without a certificate for a token before they may look; see `ssntp
+    /// controller token`
+    #[arg(long, requires = "http")]
+    http_login: bool,
+}
+
+impl HttpArgs {
+    /// Starts the API, if it is asked for. Tokens are in the directory of the database.
+    pub(super) fn start(
+        &self,
+        store: &Path,
+        credentials: Option<(Identity, Trust)>,
+        handle: Handle,
+    ) -> Result<Option<Api>, Failure> {
+        let Some(address) = &self.http else {
+            return Ok(None);
+        };
+        let mut config = ApiConfig::new(address.clone(), store).login(self.http_login);
+        if let Some((identity, cluster)) = credentials {
+            config = config.tls(identity, cluster, self.look()?);
+        }
+        let api = Api::start(config, handle);
+        api.map(Some).map_err(|e| Failure::new(format!("--http: {e}")))
+    }
+
+    /// The authority of those who may look.
+    pub(super) fn look(&self) -> Result<Option<Trust>, Failure> {
+        Ok(self.http_ca.as_ref().map(Trust::load).transpose()?)
+    }
+
+    /// The files that were read, and that of the authority.
+    pub(super) fn watched(&self, mut read: FilesRead) -> FilesRead {
+        read.watched = read.watched.and(self.http_ca.clone());
+        read
+    }
+}

@@ -1,0 +1,77 @@
+//! `ssntp controller token`: who may use the API of a controller.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use ssntp::pki::rfc3339;
+use ssntp_controller::http::{Right, Token, Tokens};
+
+use crate::clock::wall_clock;
+use crate::cmd::table::{Columns, list};
+use crate::failure::Failure;
+use crate::output::{say, say_json};
+
+/// Make, list and remove tokens, by which browsers and programs may use the API
+///
+/// A change counts at once, also while the controller runs.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// Make a token and print it; it is not shown again
+    Add(AddArgs),
+    /// List the tokens, without their secrets
+    List,
+    /// Remove a token
+    Remove {
+        /// The token
+        name: String,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct AddArgs {
+    /// What people call it
+    name: String,
+    /// It may write, and not only look
+    #[arg(long)]
+    write: bool,
+}
+
+pub(super) fn run(args: &Args, store: &Path, json: bool) -> Result<(), Failure> {
+    let tokens = Tokens::new(store);
+    match &args.verb {
+        Verb::Add(AddArgs { name, write }) => {
+            let right = if *write { Right::Write } else { Right::Read };
+            let secret = tokens.add(name, right, &rfc3339(wall_clock()));
+            let secret = secret.map_err(Failure::new)?;
+            match json {
+                true => say_json(json!({ "name": name, "right": right, "token": secret })),
+                false => say(secret),
+            }
+        }
+        Verb::List => {
+            let tokens = tokens.list().map_err(Failure::new)?;
+            match json {
+                true => say_json(tokens.iter().map(shown).collect::<Value>()),
+                false => say(list(TOKENS, &(), tokens.iter())),
+            }
+        }
+        Verb::Remove { name } => tokens.remove(name).map_err(Failure::new),
+    }
+}
+
+#[rustfmt::skip] // A table: one row a column.
+const TOKENS: Columns<(), Token> = &[
+    ("name", |(), token| token.name.clone()),
+    ("may", |(), token| if token.right == Right::Write { "look and write" } else { "look" }.to_owned()),
+    ("made", |(), token| token.made.clone()),
+];
+
+fn shown(token: &Token) -> Value {
+    json!({ "name": token.name, "right": token.right, "made": token.made })
+}

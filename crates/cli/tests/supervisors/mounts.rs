@@ -1,0 +1,79 @@
+//! What a program sees of the node's files.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+use rustix::process::geteuid;
+use ssntp_cluster::agent::driver::{Confinement, User};
+
+use super::Stage;
+
+/// A stage outside of `/tmp`, whose program has a user of its own. None, with a word, if this
+/// process cannot give it what is tested.
+fn stage() -> Option<Stage> {
+    if !geteuid().is_root() {
+        eprintln!("skipped: only root can mount");
+        return None;
+    }
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let mut parents = place.ancestors();
+    let is_open = |dir: &Path| fs::metadata(dir).is_ok_and(|dir| dir.permissions().mode() & 1 == 1);
+    if place.starts_with("/tmp") || !parents.all(is_open) {
+        eprintln!("skipped: {} is no place for instances", place.display());
+        return None;
+    }
+    let mut stage = Stage::within(tempfile::tempdir_in(place).unwrap(), Confinement::Auto);
+    fs::set_permissions(stage.dir.path(), Permissions::from_mode(0o711)).unwrap();
+    let (uid, gid) = (1_900_000_001, 1_900_000_001);
+    let alone = true;
+    stage.user = Some(User { uid, gid, alone });
+    std::os::unix::fs::chown(stage.place.work(), Some(uid), Some(gid)).unwrap();
+    Some(stage)
+}
+
+/// Whether the program had a mount namespace, as its first line says.
+fn is_isolated(stage: &Stage) -> bool {
+    let own = fs::read_link("/proc/self/ns/mnt").unwrap();
+    let is = stage.read("stdout.log").lines().next() != own.to_str();
+    if !is {
+        eprintln!("skipped: nothing can be mounted here");
+    }
+    is
+}
+
+#[test]
+fn an_instance_has_temporary_files_of_its_own_that_count_as_its_disk() {
+    let Some(mut stage) = stage() else { return };
+    stage.launch(
+        "readlink /proc/self/ns/mnt; echo a >/tmp/a; echo b >/var/tmp/b; echo c >/dev/shm/c; \
+         df -k /dev/shm | tail -n 1; kill -0 1 2>/dev/null; ls -d /proc/1 /proc/$$",
+    );
+    stage.end();
+    if !is_isolated(&stage) {
+        return;
+    }
+    assert_eq!(stage.read("work/tmp/a"), "a\n");
+    assert_eq!(stage.read("work/tmp/b"), "b\n");
+    assert!(!Path::new("/dev/shm/c").exists());
+    let output = stage.read("stdout.log");
+    assert!(output.contains(" 65536 "), "{output}");
+    assert!(
+        !output.contains("/proc/1\n") && output.contains("/proc/"),
+        "{output}"
+    );
+}
+
+#[test]
+fn a_link_in_place_of_the_temporary_directory_leads_nowhere() {
+    let Some(mut stage) = stage() else { return };
+    stage.launch("readlink /proc/self/ns/mnt");
+    stage.end();
+    if !is_isolated(&stage) {
+        return;
+    }
+    fs::remove_dir(stage.path("work/tmp")).unwrap();
+    symlink("/root", stage.path("work/tmp")).unwrap();
+    let error = stage.try_launch(&["true"], &mut |_| Ok(())).unwrap_err();
+    assert!(error.why.starts_with("its mounts"), "{error}");
+}

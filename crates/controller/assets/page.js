@@ -1,0 +1,148 @@
+// Keeps a page up to date: when the controller tells that something happened, the page is asked
+// for again, and what differs is put in place. What is shown is made in one place, the server.
+"use strict";
+(() => {
+  const PACE = 250;        // the least time between two requests, in ms
+  const CALM = 5000;       // a page is asked for again after this time even if nothing happened
+  const AGAIN = 10000;     // the pause before another attempt, if the controller takes no stream
+  const body = document.body;
+  const live = document.getElementById("live");
+  if (!body.dataset.after) return;
+  let after = body.dataset.after;
+  let stream = null;
+  let asking = null;
+  let due = 0;             // the timer of the next request
+  let last = 0;            // when the last answer came
+  let shown = location.href;
+  let dirty = false;       // something happened since the last request
+
+  const say = (state) => { body.dataset.live = state; };
+
+  // Puts `fresh` in the place of `old`, and keeps every element that is the same, so that focus,
+  // scroll position and open details stay.
+  function put(old, fresh) {
+    if (old.isEqualNode(fresh)) return;
+    const isSame = old.nodeName === fresh.nodeName && old.nodeType === 1;
+    if (!isSame) { old.replaceWith(document.adoptNode(fresh)); return; }
+    for (const { name, value } of fresh.attributes) {
+      if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    }
+    for (const { name } of [...old.attributes]) {
+      // Whether details are open is up to the reader, and a row keeps its mark until it fades.
+      const stays = (name === "open" && old.nodeName === "DETAILS") || name === "class";
+      if (!fresh.hasAttribute(name) && !stays) old.removeAttribute(name);
+    }
+    // What is being typed stays.
+    if (old.nodeName === "INPUT") return;
+    const known = new Map();
+    for (const child of old.children) if (child.id) known.set(child.id, child);
+    let at = old.firstChild;
+    for (const child of [...fresh.childNodes]) {
+      const same = child.id ? known.get(child.id) : at && !at.id && at.nodeName === child.nodeName ? at : null;
+      if (same) {
+        if (same === at) at = at.nextSibling; else old.insertBefore(same, at);
+        const changed = child.nodeName === "TR" && state(same) !== state(child);
+        put(same, child);
+        if (changed) mark(same);
+      } else {
+        const added = old.insertBefore(document.adoptNode(child), at);
+        // Rows of another page of the table are not new.
+        if (/^(TR|LI)$/.test(added.nodeName) && added.id && shown === location.href) mark(added);
+      }
+    }
+    while (at) { const next = at.nextSibling; at.remove(); at = next; }
+  }
+
+  function state(row) {
+    const state = row.querySelector(".state");
+    return state && state.textContent;
+  }
+
+  function mark(row) {
+    row.classList.add("new");
+    row.addEventListener("animationend", () => row.classList.remove("new"), { once: true });
+  }
+
+  function refresh() {
+    if (asking || document.hidden) return;
+    dirty = false;
+    asking = new XMLHttpRequest();
+    asking.open("GET", location.href);
+    asking.responseType = "document";
+    asking.timeout = AGAIN;
+    asking.onloadend = () => {
+      const { status, response } = asking;
+      asking = null;
+      const fresh = response && response.getElementById("main");
+      if (status === 401) { location.reload(); return; }
+      if (fresh && response.body.dataset.after) {
+        put(document.getElementById("main"), fresh);
+        shown = location.href;
+        put(live, response.getElementById("live"));
+        last = Date.now();
+      } else {
+        say("late");
+      }
+      if (dirty) soon();
+    };
+    asking.send();
+  }
+
+  function soon() {
+    dirty = true;
+    if (due || asking) return;
+    due = setTimeout(() => { due = 0; refresh(); }, Math.max(0, last + PACE - Date.now()));
+  }
+
+  function follow() {
+    if (stream || document.hidden) return;
+    stream = new EventSource("/api/v1/events?after=" + encodeURIComponent(after));
+    stream.onopen = () => say("live");
+    stream.onmessage = (event) => { after = event.lastEventId || after; soon(); };
+    stream.addEventListener("reload", () => location.reload());
+    stream.onerror = () => {
+      say("late");
+      // A stream that was refused does not connect again by itself.
+      if (stream && stream.readyState === EventSource.CLOSED) { stop(); setTimeout(follow, AGAIN); }
+    };
+  }
+
+  function stop() {
+    if (stream) stream.close();
+    stream = null;
+  }
+
+  // A tab that nobody sees asks for nothing, and takes no place among the streams.
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) { stop(); return; }
+    follow();
+    soon();
+  });
+  addEventListener("pagehide", stop);
+  addEventListener("pageshow", (event) => { if (event.persisted) { follow(); soon(); } });
+  setInterval(() => { if (Date.now() - last >= CALM) refresh(); }, CALM);
+
+  // Filters while it is typed. The address has the state of the table, as it has without a script.
+  let typed = 0;
+  document.addEventListener("input", (event) => {
+    const form = event.target.closest("form[role=search]");
+    if (!form) return;
+    clearTimeout(typed);
+    typed = setTimeout(() => {
+      const query = new URLSearchParams(new FormData(form));
+      if (!query.get("q")) query.delete("q");
+      history.replaceState(null, "", location.pathname + (query.size ? "?" + query : ""));
+      soon();
+    }, 200);
+  });
+
+  // Keys: / to the filter.
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.nodeName)) return;
+    const field = document.getElementById("q");
+    if (field) { event.preventDefault(); field.focus(); }
+  });
+
+  follow();
+})();

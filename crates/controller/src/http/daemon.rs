@@ -1,0 +1,210 @@
+//! The daemon as a source: its database, its view of the cluster, and its scheduler.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ssntp_admin::Sampler;
+use uuid::Uuid;
+
+use super::source::{Following, Listed, Picture, Source};
+use crate::store::{Follow, StoreError};
+use crate::{Applied, Figures, Handle, Query, Refused, RolloutOrder, Row, Spec};
+use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions, Tenant, TenantAction, TenantEntry, Tenants};
+use ssntp::proto::Outputs;
+use ssntp_cluster::controller::{Controller, OutputStream, StreamEvent, StreamRequest};
+use ssntp_transport::{deadline, left};
+
+/// How long the scheduler may take to answer a question.
+const ANSWER: Duration = Duration::from_secs(5);
+/// How old a list of the scheduler may be: a list of a thousand sessions is sixteen answers.
+const LIST_AGE: Duration = Duration::from_secs(2);
+/// The most pages of a list: more than a scheduler has sessions.
+const PAGES: usize = 1024;
+/// The most figures of a picture.
+const FIGURES: usize = 720;
+/// How many last lines of each output are shown, how many bytes of them, and how long a node may
+/// take to send them.
+const LINES: u32 = 200;
+const OUTPUT: usize = 128 << 10;
+const SENDING: Duration = Duration::from_secs(3);
+
+pub(super) struct Daemon {
+    handle: Handle,
+    sessions: Sampler<Vec<SessionEntry>>,
+    tenants: Sampler<Vec<TenantEntry>>,
+}
+
+impl Daemon {
+    pub(super) fn new(handle: Handle) -> io::Result<Self> {
+        let (of_sessions, of_tenants) = (Arc::clone(handle.controller()), Arc::clone(handle.controller()));
+        Ok(Self {
+            handle,
+            sessions: Sampler::start("http-sessions", LIST_AGE, move || sessions(&of_sessions))?,
+            tenants: Sampler::start("http-tenants", LIST_AGE, move || tenants(&of_tenants))?,
+        })
+    }
+}
+
+impl Source for Daemon {
+    fn picture(&self) -> Result<Picture, String> {
+        let controller = self.handle.controller();
+        let client = controller.client();
+        let mut certificates = vec![("this controller", client.identity().info().not_after)];
+        if let Some(server) = client.server() {
+            certificates.push(("the scheduler", server.certificate().not_after));
+        }
+        Ok(Picture {
+            taken: now(),
+            kept: self.handle.snapshot(),
+            view: Arc::new(controller.look(Clone::clone)),
+            certificates,
+        })
+    }
+
+    fn sessions(&self) -> Listed<SessionEntry> {
+        self.sessions.sampled().sample()
+    }
+
+    fn tenants(&self) -> Listed<TenantEntry> {
+        self.tenants.sampled().sample()
+    }
+
+    fn rows(&self, query: &Query) -> Result<Vec<Row>, String> {
+        let history = self.handle.history().map_err(said)?;
+        history.rows(query).map_err(said)
+    }
+
+    fn figures(&self, node: Uuid, since: SystemTime) -> Result<Vec<Figures>, String> {
+        let since = since.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
+        let history = self.handle.history().map_err(said)?;
+        history.figures(node, since, FIGURES).map_err(said)
+    }
+
+    fn follow(&self, after: Option<i64>) -> Result<Box<dyn Following>, String> {
+        Ok(Box::new(self.handle.follow(after).map_err(said)?))
+    }
+
+    fn output(&self, instance: Uuid) -> Result<String, String> {
+        let request = StreamRequest {
+            outputs: Outputs::BOTH,
+            tail: Some(LINES),
+            follow: false,
+        };
+        let stream = self.handle.controller().stream(instance, request);
+        collect(&stream.map_err(|e| e.to_string())?)
+    }
+
+    fn apply(&self, spec: Spec, dry_run: bool) -> Result<Applied, Refused> {
+        self.handle.apply(spec, dry_run)
+    }
+
+    fn delete(&self, workload: &str) -> Result<i64, Refused> {
+        self.handle.delete(workload)
+    }
+
+    fn rollout(&self, workload: &str, order: RolloutOrder) -> Result<i64, Refused> {
+        self.handle.rollout(workload, order)
+    }
+}
+
+impl Following for Follow {
+    fn next(&mut self, limit: Duration) -> Result<Option<Arc<Row>>, String> {
+        Follow::next(self, limit).map_err(said)
+    }
+}
+
+fn said(e: StoreError) -> String {
+    e.to_string()
+}
+
+fn new_id() -> Id {
+    Uuid::new_v4().into()
+}
+
+/// All sessions of the scheduler.
+fn sessions(controller: &Controller) -> Result<Vec<SessionEntry>, String> {
+    let (mut all, mut after) = (Vec::new(), 0);
+    for _ in 0..PAGES {
+        let question = ListSessions {
+            id: new_id(),
+            roles: String::new(),
+            after,
+        };
+        let page = controller.ask(&question, |page: &Sessions| page.id == question.id, ANSWER);
+        let page = page.map_err(|e| e.to_string())?;
+        all.extend(page.entries);
+        // Numbers have to grow, or a faulty scheduler could keep this going.
+        if page.next <= after {
+            break;
+        }
+        after = page.next;
+    }
+    Ok(all)
+}
+
+/// All tenants, without the addresses of their instances.
+fn tenants(controller: &Controller) -> Result<Vec<TenantEntry>, String> {
+    let (mut all, mut name) = (Vec::new(), String::new());
+    for _ in 0..PAGES {
+        let question = Tenant {
+            id: new_id(),
+            action: TenantAction::List,
+            name,
+            ..Tenant::default()
+        };
+        let page = controller.ask(&question, |page: &Tenants| page.id == question.id, ANSWER);
+        let page = page.map_err(|e| e.to_string())?;
+        if !page.reason.as_str().is_empty() {
+            return Err(page.detail);
+        }
+        all.extend(page.entries);
+        if page.next <= question.name {
+            break;
+        }
+        name = page.next;
+    }
+    Ok(all)
+}
+
+/// The output that a stream has, standard output first.
+fn collect(stream: &OutputStream) -> Result<String, String> {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let end = deadline(SENDING);
+    let ended = loop {
+        let Ok(limit) = left(end) else {
+            break Err("its node has not sent it in time".to_owned());
+        };
+        match stream.recv_timeout(limit) {
+            Some(StreamEvent::Data { output, bytes, .. }) => {
+                let kept = if output == Outputs::STDERR {
+                    &mut err
+                } else {
+                    &mut out
+                };
+                kept.extend_from_slice(&bytes);
+                // The last lines are those that count.
+                kept.drain(..kept.len().saturating_sub(OUTPUT));
+                stream.dealt_with(&bytes);
+            }
+            Some(StreamEvent::Ended(ended)) => break ended.map_err(|e| e.to_string()),
+            Some(_) => {}
+            None => break Err("its node has not sent it in time".to_owned()),
+        }
+    };
+    let mut text = String::from_utf8_lossy(&out).into_owned();
+    if !err.is_empty() {
+        text += "\n— standard error —\n";
+        text += &String::from_utf8_lossy(&err);
+    }
+    match ended {
+        Err(why) if text.is_empty() => Err(why),
+        _ => Ok(text),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a picture says when it was taken")]
+fn now() -> SystemTime {
+    SystemTime::now()
+}

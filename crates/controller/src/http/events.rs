@@ -1,0 +1,109 @@
+//! `/api/v1/events`: rows of the history as they are written, as server-sent events.
+//!
+//! ```text
+//!  GET /api/v1/events?after=41         id: 42           the row's number; the browser sends the
+//!  or Last-Event-ID: 41                data: {"id": 42, last one back after a reconnect, so no
+//!                                                       row is missed and none comes twice
+//!                                      event: reload    rows after 41 are no longer kept
+//! ```
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use ssntp_admin::http::{Answer, Refused, Reply, Request, Stream};
+use ssntp_transport::{deadline, left};
+
+use super::Source;
+use super::source::Following;
+use crate::Query;
+
+/// How many clients may follow at a time. Each has a thread that sleeps nearly always.
+pub(super) const FOLLOWERS: usize = 64;
+/// The least time between two sends, so that a page changes at most four times a second. A client
+/// that reads many old rows gets them as fast as it takes them.
+const PACE: Duration = Duration::from_millis(250);
+/// How long nothing may be sent: a proxy, or a browser, takes a longer silence for an end.
+const SILENCE: Duration = Duration::from_secs(15);
+/// How often it is looked whether the client is still there.
+const LOOK: Duration = Duration::from_secs(1);
+/// The most rows of one send.
+const BATCH: usize = 256;
+
+/// The reply to a request for events.
+pub(super) fn reply(source: &dyn Source, request: &Request) -> Result<Reply, Refused> {
+    let asked = request
+        .query
+        .iter()
+        .find(|(name, _)| name == "after")
+        .map(|(_, value)| value.as_str());
+    // After a reconnect the header is newer than the address.
+    let after = match request.header("last-event-id").or(asked) {
+        None => None,
+        Some(id) => Some(
+            id.parse::<i64>()
+                .map_err(|_| Refused::new(400, "after: it is not the number of a row"))?,
+        ),
+    };
+    let unavailable = |why| Refused::new(503, why);
+    let answer = Answer::new(200, "text/event-stream", "");
+    if let Some(after) = after {
+        let rows = |newest_first| {
+            source.rows(&Query {
+                limit: 1,
+                newest_first,
+                ..Query::default()
+            })
+        };
+        let (oldest, newest) = (
+            rows(false).map_err(unavailable)?,
+            rows(true).map_err(unavailable)?,
+        );
+        // A row that is still to come is one of another database, in whose place this one is. If no
+        // row is kept at all, there is nothing that could be missed.
+        if let (Some(oldest), Some(newest)) = (oldest.first(), newest.first())
+            && (after < oldest.id.saturating_sub(1) || after > newest.id)
+        {
+            let body = |stream: &mut Stream| drop(stream.send("event: reload\ndata: {}\n\n"));
+            return Ok(Reply::Parts(answer, Box::new(body)));
+        }
+    }
+    let rows = source.follow(after).map_err(unavailable)?;
+    Ok(Reply::Parts(answer, Box::new(move |stream| send(stream, rows))))
+}
+
+fn send(stream: &mut Stream, mut rows: Box<dyn Following>) {
+    // The first bytes tell a browser that it is connected.
+    if stream.send(format!("retry: {}\n\n", LOOK.as_millis())).is_err() {
+        return;
+    }
+    let (mut soonest, mut latest) = (deadline(Duration::ZERO), deadline(SILENCE));
+    while !stream.is_over() {
+        let Ok(mut text) = gather(&mut *rows, soonest) else {
+            return;
+        };
+        if text.is_empty() {
+            if left(latest).is_ok() {
+                continue;
+            }
+            text.push_str(":\n\n");
+        }
+        if stream.send(text).is_err() {
+            return;
+        }
+        (soonest, latest) = (deadline(PACE), deadline(SILENCE));
+    }
+}
+
+/// The rows that are there at a time; none if there is none for a second.
+fn gather(rows: &mut dyn Following, soonest: std::time::Instant) -> Result<String, String> {
+    let mut text = String::new();
+    let mut wait = LOOK;
+    for _ in 0..BATCH {
+        let Some(row) = rows.next(wait)? else { break };
+        let data = serde_json::to_string(&*row).unwrap_or_default();
+        // Writing to a String cannot fail. JSON has no line breaks of its own.
+        let _ = write!(text, "id: {}\ndata: {data}\n\n", row.id);
+        wait = left(soonest).unwrap_or_default();
+    }
+    Ok(text)
+}

@@ -1,0 +1,343 @@
+//! The routes for programs, below `/api/v1`. docs/controller.md lists them.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use ssntp_admin::http::{Answer, JSON, Refused, Reply, Request};
+use uuid::Uuid;
+
+use super::tokens::Right;
+use super::{Picture, Problem, Routes, access, events};
+use crate::page::params::{Params, decode};
+use crate::{Query, RolloutOrder, Row, Spec, model};
+use ssntp::payload::FrameTrace;
+use ssntp::pki::rfc3339;
+use ssntp_cluster::controller::{Instance, Node};
+
+/// The rows of an answer without `limit`, and the most of one.
+const ROWS: usize = 100;
+const MOST_ROWS: usize = 1000;
+
+type Found = Result<Reply, Problem>;
+
+impl Problem {
+    fn at(code: u16, at: impl Into<String>, why: impl Into<String>) -> Self {
+        Self {
+            code,
+            why: why.into(),
+            at: Some(at.into()),
+        }
+    }
+
+    fn unknown(what: &str) -> Self {
+        Refused::new(404, format!("there is no such {what}")).into()
+    }
+
+    fn unavailable(why: String) -> Self {
+        Refused::new(503, why).into()
+    }
+}
+
+impl From<crate::Refused> for Problem {
+    fn from(refused: crate::Refused) -> Self {
+        let why = refused.to_string();
+        match refused {
+            crate::Refused::Invalid(mistake) => Self::at(400, mistake.at, mistake.why),
+            crate::Refused::NotFound(_) => Refused::new(404, why).into(),
+            crate::Refused::Conflict(_) => Refused::new(409, why).into(),
+            crate::Refused::Store(_) => Self::unavailable(why),
+        }
+    }
+}
+
+fn found(value: &impl serde::Serialize) -> Found {
+    match serde_json::to_string(value) {
+        Ok(text) => Ok(Answer::new(200, JSON, text + "\n").into()),
+        Err(e) => Err(Problem::unavailable(format!("the answer cannot be written: {e}"))),
+    }
+}
+
+/// The body of a rollout.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Ordered {
+    order: RolloutOrder,
+}
+
+impl Routes {
+    pub(super) fn api(&self, request: &Request, right: Right) -> Found {
+        let path = request.path.strip_prefix("/api/v1/").unwrap_or_default();
+        let parts: Vec<&str> = path.split('/').collect();
+        let params = Params::decode(&request.query);
+        let allow = |names: &[&str]| match params.without(names).next() {
+            // An unknown parameter is an error and not ignored: a filter with a misspelt name would
+            // show everything.
+            Some((name, _)) => Err(Problem::at(400, name.as_str(), "there is no such parameter")),
+            None => Ok(()),
+        };
+        match (request.method.as_str(), &parts[..]) {
+            ("GET" | "HEAD", ["events"]) => {
+                allow(&["after"])?;
+                Ok(events::reply(&*self.source, request)?)
+            }
+            ("GET" | "HEAD", ["history"]) => self.history(&params),
+            ("GET" | "HEAD", ["traces"]) => self.traces(&params),
+            ("GET" | "HEAD", ["nodes", node, "figures"]) => {
+                allow(&["since"])?;
+                let since = number(&params, "since")?.unwrap_or(0);
+                let figures = self.source.figures(uuid(node)?, crate::page::time(since));
+                found(&figures.map_err(Problem::unavailable)?)
+            }
+            ("GET" | "HEAD", _) => {
+                allow(&["workload"])?;
+                let picture = self.pictures.sample().map_err(Problem::unavailable)?;
+                read(&picture, &parts, &params)
+            }
+            (method, parts) => {
+                allow(&["dry_run", "revision"])?;
+                if right < Right::Write {
+                    let why = "a token that may write is needed, or a certificate of the role controller";
+                    return Err(Refused::new(403, why).into());
+                }
+                access::check_origin(request)?;
+                self.write(method, parts, request, &params)
+            }
+        }
+    }
+
+    fn write(&self, method: &str, parts: &[&str], request: &Request, params: &Params) -> Found {
+        let name = match (method, parts) {
+            ("PUT" | "DELETE", ["workloads", name]) | ("POST", ["workloads", name, "rollout"]) => {
+                decode(name)
+            }
+            _ => return Err(Problem::unknown("route")),
+        };
+        if method != "DELETE" {
+            let kind = request.header("content-type").unwrap_or_default();
+            let kind = kind.split(';').next().unwrap_or_default().trim();
+            // A form of another site cannot send this type without being asked about.
+            if !kind.eq_ignore_ascii_case(JSON) {
+                return Err(Problem::at(415, "Content-Type", "it must be application/json"));
+            }
+        }
+        // Two writers that know the same revision are let in one after the other, so that the second
+        // one is told.
+        let _writing = self.writing.lock();
+        self.check_revision(&name, params)?;
+        match method {
+            "PUT" => {
+                let spec: Spec = body(&request.body)?;
+                if spec.name != name {
+                    return Err(Problem::at(400, "name", "it is not the name in the address"));
+                }
+                let dry_run = match params.get("dry_run") {
+                    "" | "0" => false,
+                    "1" => true,
+                    _ => return Err(Problem::at(400, "dry_run", "it must be 1 or 0")),
+                };
+                found(&self.source.apply(spec, dry_run)?)
+            }
+            "DELETE" => found(&json!({ "revision": self.source.delete(&name)? })),
+            _ => {
+                let Ordered { order } = body(&request.body)?;
+                found(&json!({ "revision": self.source.rollout(&name, order)? }))
+            }
+        }
+    }
+
+    /// Compares the revision that the writer knows, if it says one, with the present one. A
+    /// workload that is not there has the revision 0.
+    fn check_revision(&self, name: &str, params: &Params) -> Result<(), Problem> {
+        let Some(expected) = number::<i64>(params, "revision")? else {
+            return Ok(());
+        };
+        let picture = self.source.picture().map_err(Problem::unavailable)?;
+        let present = picture
+            .kept
+            .state
+            .workloads
+            .get(name)
+            .map_or(0, |workload| workload.revision);
+        match present == expected {
+            true => Ok(()),
+            false => Err(Problem::at(
+                409,
+                "revision",
+                format!("workload {name} has the revision {present} by now; read it again"),
+            )),
+        }
+    }
+
+    fn rows(&self, params: &Params, kind: Option<String>) -> Result<Vec<Row>, Problem> {
+        let known = [
+            "after", "before", "limit", "workload", "instance", "node", "kind", "order",
+        ];
+        if let Some((name, _)) = params.without(&known).next() {
+            return Err(Problem::at(400, name.as_str(), "there is no such parameter"));
+        }
+        let text = |name| Some(params.get(name).to_owned()).filter(|text| !text.is_empty());
+        let limit = number(params, "limit")?.unwrap_or(ROWS);
+        if !(1..=MOST_ROWS).contains(&limit) {
+            return Err(Problem::at(400, "limit", format!("it is 1 to {MOST_ROWS}")));
+        }
+        let newest_first = match params.get("order") {
+            "" | "oldest" => false,
+            "newest" => true,
+            _ => return Err(Problem::at(400, "order", "it is newest or oldest")),
+        };
+        let query = Query {
+            after: number(params, "after")?,
+            before: number(params, "before")?,
+            workload: text("workload"),
+            instance: number(params, "instance")?,
+            node: number(params, "node")?,
+            kind: kind.or(text("kind")),
+            limit,
+            newest_first,
+        };
+        self.source.rows(&query).map_err(Problem::unavailable)
+    }
+
+    fn history(&self, params: &Params) -> Found {
+        found(&self.rows(params, None)?)
+    }
+
+    fn traces(&self, params: &Params) -> Found {
+        let rows = self.rows(params, Some("trace".into()))?;
+        let traces = rows.iter().filter_map(|row| {
+            let trace: FrameTrace = serde_json::from_str(&row.text).ok()?;
+            Some(json!({ "id": row.id, "at": row.at, "trace": trace }))
+        });
+        found(&traces.collect::<Vec<_>>())
+    }
+}
+
+/// A parameter as a number, or as another value that is written as text.
+fn number<T: std::str::FromStr>(params: &Params, name: &str) -> Result<Option<T>, Problem> {
+    match params.get(name) {
+        "" => Ok(None),
+        text => match text.parse() {
+            Ok(value) => Ok(Some(value)),
+            Err(_) => Err(Problem::at(400, name, format!("not a valid value: {text:.64}"))),
+        },
+    }
+}
+
+fn uuid(text: &str) -> Result<Uuid, Problem> {
+    text.parse()
+        .map_err(|_| Problem::at(400, "path", format!("not a UUID: {text:.64}")))
+}
+
+/// Reads a body. An error names its line, and the field as far as it is known.
+fn body<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    serde_json::from_slice(body).map_err(|e| {
+        let at = format!("line {}, column {}", e.line(), e.column());
+        Problem::at(400, at, e.to_string())
+    })
+}
+
+/// What a picture tells.
+fn read(picture: &Picture, parts: &[&str], params: &Params) -> Found {
+    let (kept, view) = (&picture.kept, &picture.view);
+    match parts {
+        ["status"] => found(&json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "revision": kept.revision,
+            "health": {
+                "online": kept.health.online,
+                "told": kept.health.told,
+                "leads": kept.health.leads,
+                "store": kept.health.store.as_ref().err(),
+            },
+            "workloads": kept.state.workloads.len(),
+            "instances": view.instances().count(),
+            "nodes": view.nodes().count(),
+        })),
+        ["workloads"] => {
+            let workloads = kept.state.workloads.values();
+            found(
+                &workloads
+                    .map(|workload| of_workload(picture, workload))
+                    .collect::<Vec<_>>(),
+            )
+        }
+        ["workloads", name] => match kept.state.workloads.get(&decode(name)) {
+            Some(workload) => found(&of_workload(picture, workload)),
+            None => Err(Problem::unknown("workload")),
+        },
+        ["instances"] => {
+            let asked = params.get("workload");
+            let wanted = kept.state.instances.values();
+            let wanted = wanted.filter(|kept| asked.is_empty() || kept.workload == asked);
+            let wanted = wanted.map(|kept| of_instance(picture, Some(kept), view.instance(kept.uuid)));
+            let others = view
+                .instances()
+                .filter(|seen| asked.is_empty() && !kept.state.instances.contains_key(&seen.uuid));
+            let others = others.map(|seen| of_instance(picture, None, Some(seen)));
+            found(&wanted.chain(others).collect::<Vec<_>>())
+        }
+        ["instances", instance] => {
+            let instance = uuid(instance)?;
+            match (kept.state.instances.get(&instance), view.instance(instance)) {
+                (None, None) => Err(Problem::unknown("instance")),
+                (kept, seen) => found(&of_instance(picture, kept.map(|kept| &**kept), seen)),
+            }
+        }
+        ["nodes"] => found(&view.nodes().map(of_node).collect::<Vec<_>>()),
+        ["nodes", node] => match view.node(uuid(node)?) {
+            Some(node) => {
+                let mut value = of_node(node);
+                value["instances"] = json!(node.instances);
+                value["networks"] = json!(node.stats.networks);
+                value["tunnels"] = json!(node.stats.tunnels);
+                found(&value)
+            }
+            None => Err(Problem::unknown("node")),
+        },
+        _ => Err(Problem::unknown("route")),
+    }
+}
+
+fn of_workload(picture: &Picture, workload: &model::Workload) -> Value {
+    let mut value = json!(workload);
+    value["status"] = json!(picture.kept.status.get(&workload.name));
+    value
+}
+
+/// An instance: as it is kept, and as it was seen last.
+fn of_instance(picture: &Picture, kept: Option<&model::Instance>, seen: Option<&Instance>) -> Value {
+    let mut value = match (kept, seen) {
+        (Some(kept), _) => json!(kept),
+        (None, Some(seen)) => json!({ "uuid": seen.uuid, "workload": null, "node": seen.node }),
+        (None, None) => Value::Null,
+    };
+    let current = |seen: &Instance| picture.view.node(seen.node).is_some_and(Node::is_current);
+    value["seen"] = json!(seen.map(|seen| json!({
+        "current": current(seen),
+        "since": rfc3339(seen.since),
+        "node": seen.node,
+        "stats": seen.stats,
+        "ending": seen.ending().map(|ending| ending.to_string()),
+    })));
+    value
+}
+
+fn of_node(node: &Node) -> Value {
+    json!({
+        "uuid": node.uuid,
+        "name": node.stats.hostname,
+        "connected": node.connected,
+        "since": rfc3339(node.since),
+        "status": node.status.as_str(),
+        "seen": node.seen.map(rfc3339),
+        "compute": node.compute,
+        "network": node.network,
+        "mem_total_mb": node.stats.mem_total_mb,
+        "mem_available_mb": node.stats.mem_available_mb,
+        "disk_total_mb": node.stats.disk_total_mb,
+        "disk_available_mb": node.stats.disk_available_mb,
+        "load": node.stats.load,
+        "cpus_online": node.stats.cpus_online,
+        "interval": node.stats.interval,
+        "instances": node.instances.len(),
+    })
+}

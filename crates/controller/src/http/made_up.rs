@@ -1,0 +1,519 @@
+//! A cluster that is made up, for tests: any number of nodes and instances, and a history that grows
+//! when a test says so.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use uuid::Uuid;
+
+use super::source::{Following, Listed, Picture, Source};
+use crate::model::{Instance, InstanceState, Rollout, RolloutState, Workload};
+use crate::{
+    Applied, Changed, Figures, Health, Query, Refused, RolloutOrder, Row, Snapshot, Spec, State, Status,
+};
+use ssntp::payload::{
+    FrameTrace, Id, InstanceStats, NodeConnected, NodeDisconnected, NodeNetwork, NodeStatus, NodeTrace,
+    NodeType, SessionEntry, Stats, TenantEntry, TunnelStats,
+};
+use ssntp::proto::Frame;
+use ssntp_cluster::controller::View;
+
+/// The moment at which all of it happens.
+pub(crate) fn now() -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(1_790_000_000)
+}
+
+pub(crate) fn ago(seconds: u64) -> SystemTime {
+    now() - Duration::from_secs(seconds)
+}
+
+fn ms(at: SystemTime) -> i64 {
+    i64::try_from(at.duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap()
+}
+
+pub(crate) fn node_uuid(index: u32) -> Uuid {
+    Uuid::from_u128(0x5be1_c0de_0000_0000_0000_0000_0000_0000 + (u128::from(index) << 64) * 7919)
+}
+
+pub(crate) fn instance_uuid(index: u32) -> Uuid {
+    Uuid::from_u128(0x0f7a_5a1e_0000_0000_0000_0000_0000_0000 + (u128::from(index) << 64) * 104_729)
+}
+
+/// The history.
+#[derive(Default)]
+struct Kept {
+    rows: Mutex<VecDeque<Arc<Row>>>,
+    written: Condvar,
+}
+
+pub(crate) struct MadeUp {
+    pub(crate) picture: Mutex<Picture>,
+    nodes: u32,
+    /// The number of the last row.
+    last: Mutex<i64>,
+    kept: Arc<Kept>,
+    pub(crate) orders: Mutex<Vec<String>>,
+}
+
+/// A cluster of so many nodes with so many instances each. Some of both are in trouble.
+pub(crate) fn cluster(nodes: u32, each: u32) -> Arc<MadeUp> {
+    let mut view = View::default();
+    view.connected(None);
+    let mut state = State::default();
+    for index in 0..nodes {
+        add_node(&mut view, index, each, &mut state);
+    }
+    let mut status = BTreeMap::new();
+    for (name, (_, _, _, wanted)) in WORKLOADS.iter().map(|workload| (workload.0, *workload)) {
+        let running = state
+            .instances
+            .values()
+            .filter(|i| i.workload == name && i.state == InstanceState::Running);
+        let running = u32::try_from(running.count()).unwrap().min(wanted);
+        let problem =
+            (running < wanted).then(|| "instance web-3 was not started: no node has enough room".to_owned());
+        let starting = u32::from(name == "api");
+        let standing = Status {
+            wanted,
+            running,
+            healthy: running,
+            outdated: starting * 2,
+            starting,
+            problem,
+        };
+        status.insert(name.to_owned(), standing);
+    }
+    for (name, rollout, version, count) in WORKLOADS {
+        let spec = format!(
+            "{{\"name\":\"{name}\",\"count\":{count},\"start\":{{\"command\":[\"/usr/bin/{name}\",\"--serve\"]}}}}"
+        );
+        let spec: Spec = serde_json::from_str(&spec).unwrap();
+        let workload = Workload {
+            name: name.to_owned(),
+            spec,
+            version,
+            stable: Some(1),
+            versions: Vec::new(),
+            rollout: Rollout {
+                state: rollout,
+                failures: 0,
+                why: String::new(),
+            },
+            deleting: false,
+            revision: 7,
+        };
+        state.workloads.insert(name.to_owned(), Arc::new(workload));
+    }
+    let health = Health {
+        online: true,
+        told: true,
+        leads: true,
+        store: Ok(()),
+    };
+    let picture = Picture {
+        taken: now(),
+        kept: Arc::new(Snapshot {
+            revision: 0,
+            state,
+            status,
+            health,
+        }),
+        view: Arc::new(view),
+        certificates: vec![
+            ("this controller", now() + Duration::from_secs(86_400 * 9)),
+            ("the scheduler", now() + Duration::from_secs(86_400 * 300)),
+        ],
+    };
+    let made_up = Arc::new(MadeUp {
+        picture: Mutex::new(picture),
+        nodes,
+        last: Mutex::default(),
+        kept: Arc::default(),
+        orders: Mutex::default(),
+    });
+    made_up.fill();
+    made_up
+}
+
+const WORKLOADS: [(&str, RolloutState, u64, u32); 4] = [
+    ("api", RolloutState::Rolling, 4, 3),
+    ("batch", RolloutState::Steady, 1, 0),
+    ("web", RolloutState::Steady, 2, 5),
+    ("worker", RolloutState::Paused, 3, 2),
+];
+
+fn add_node(view: &mut View, index: u32, each: u32, state: &mut State) {
+    let uuid = node_uuid(index);
+    let node_type = NodeType::ComputeNode;
+    let connected = NodeConnected {
+        node_uuid: uuid.into(),
+        node_type: node_type.clone(),
+    };
+    view.apply(&Frame::of(&connected), ago(90_000 + u64::from(index)));
+    let mut stats = Stats {
+        node_uuid: uuid.into(),
+        status: match index % 97 {
+            5 => NodeStatus::Stale,
+            11 => NodeStatus::Full,
+            17 => NodeStatus::Maintenance,
+            _ => NodeStatus::Ready,
+        },
+        mem_total_mb: 64_000,
+        mem_available_mb: 64_000 - i64::from(index * 7919 % 61_000),
+        disk_total_mb: 500_000,
+        disk_available_mb: i64::from(index * 104_729 % 500_000),
+        load: i64::from(index * 31 % 17),
+        cpus_online: 16,
+        hostname: format!("rack{}-n{:02}", index / 20 + 1, index % 20),
+        interval: 30,
+        networks: vec![NodeNetwork {
+            ip: format!("10.0.{}.{}", index / 200, index % 200 + 1),
+            mac: String::new(),
+        }],
+        ..Stats::default()
+    };
+    if index.is_multiple_of(3) {
+        let tunnel = TunnelStats {
+            key: 1 + index % 2,
+            up: index != 9,
+            rx_bytes: 5_300_000,
+            tx_bytes: 912_000,
+            drops: 3,
+        };
+        stats.tunnels = vec![tunnel];
+    }
+    for slot in 0..each {
+        let instance = instance_uuid(index * each + slot);
+        let workload = WORKLOADS[usize::try_from((index + slot) % 4).unwrap()].0;
+        let mut one = InstanceStats {
+            instance_uuid: instance.into(),
+            state: ["active", "active", "active", "active", "exited"]
+                [usize::try_from((index * 5 + slot) % 5).unwrap()]
+            .into(),
+            memory_usage_mb: 120 + i64::from(slot * 37),
+            cpu_usage: i64::from((index + slot) * 13 % 100),
+            name: format!("{workload}-{}", index * each + slot),
+            restarts: i64::from(slot % 3),
+            ..InstanceStats::default()
+        };
+        one.labels.insert("tier".into(), "front".into());
+        if one.state == ssntp::payload::InstanceState::Exited {
+            one.exit_code = i64::from(slot % 2);
+        }
+        let kept = Instance {
+            uuid: instance,
+            workload: workload.to_owned(),
+            slot: slot + 1,
+            version: 1,
+            node: Some(uuid),
+            state: InstanceState::Running,
+            wanted: true,
+            ending: String::new(),
+            attempt: 0,
+            since: ms(ago(3600)),
+            revision: 1,
+        };
+        if index < 4 {
+            state.instances.insert(instance, Arc::new(kept));
+        }
+        stats.instances.push(one);
+    }
+    view.apply(&Frame::of(&stats), ago(u64::from(index % 29)));
+    if index == 2 {
+        view.apply(
+            &Frame::of(&NodeDisconnected {
+                node_uuid: uuid.into(),
+                node_type,
+            }),
+            ago(240),
+        );
+    }
+}
+
+fn sessions(nodes: u32) -> Listed<SessionEntry> {
+    let entry = |index: u32| SessionEntry {
+        number: u64::from(index) + 1,
+        uuid: node_uuid(index).into(),
+        roles: "agent".into(),
+        address: format!("10.0.{}.{}:41{:03}", index / 200, index % 200 + 1, index % 1000),
+        age_s: 90_000 + u64::from(index),
+        idle_s: u64::from(index % 31),
+        serial: format!("4f:{:02x}", index % 256),
+        subject: format!("CN=agent-{index}"),
+        issuer: "CN=cluster".into(),
+        bound: true,
+        frames_received: 3000,
+        bytes_received: 1_200_000,
+        frames_sent: 17,
+        bytes_sent: 4096,
+        frames_waiting: if index == 7 { 900 } else { 0 },
+        bytes_waiting: if index == 7 { 3_100_000 } else { 0 },
+    };
+    Ok(Arc::new((0..nodes).map(entry).collect()))
+}
+
+fn tenants() -> Listed<TenantEntry> {
+    let entry = |name: &str, key| TenantEntry {
+        name: name.into(),
+        tenant_uuid: Id::from(Uuid::from_u128(u128::from(key))),
+        subnet: format!("172.16.{key}.0/24"),
+        key,
+        concentrator_uuid: instance_uuid(key).into(),
+        concentrator_ip: format!("10.0.0.{}/24", 32 + key),
+        addresses: Vec::new(),
+    };
+    Ok(Arc::new(vec![entry("blue", 1), entry("green", 2)]))
+}
+
+impl MadeUp {
+    /// Some rows of each kind.
+    fn fill(&self) {
+        let node = Some(node_uuid(2));
+        let instance = Some(instance_uuid(3));
+        let web = Some("web".to_owned());
+        self.row(
+            7200,
+            "session",
+            None,
+            None,
+            None,
+            "a session with the scheduler began",
+        );
+        self.row(
+            3700,
+            "applied",
+            web.clone(),
+            None,
+            None,
+            "workload web is applied: 5 instances",
+        );
+        self.row(
+            3605,
+            "starting",
+            web.clone(),
+            instance,
+            None,
+            "instance web-3 is being started in slot 4",
+        );
+        self.row(
+            3600,
+            "running",
+            web.clone(),
+            instance,
+            node,
+            "instance web-3 runs",
+        );
+        let hop = |role: &str, uuid, rx: u64, tx: u64| NodeTrace {
+            ssntp_node_uuid: Id::from(uuid),
+            ssntp_role: role.into(),
+            rx_timestamp: ssntp::payload::timestamp::format(rx),
+            tx_timestamp: ssntp::payload::timestamp::format(tx),
+        };
+        let begin = 1_789_999_000_000_000_000;
+        let trace = FrameTrace {
+            label: "START web-3".into(),
+            frame_type: "COMMAND".into(),
+            operand: "START".into(),
+            start_timestamp: ssntp::payload::timestamp::format(begin),
+            end_timestamp: ssntp::payload::timestamp::format(begin + 4_000_000),
+            nodes: vec![
+                hop("Controller", Uuid::from_u128(0xc0), 0, begin),
+                hop(
+                    "Scheduler",
+                    Uuid::from_u128(0x5c),
+                    begin + 310_000,
+                    begin + 1_400_000,
+                ),
+                hop("CNAgent", node_uuid(2), begin + 1_730_000, begin + 4_000_000),
+            ],
+        };
+        let trace = serde_json::to_string(&trace).unwrap();
+        self.row(1000, "trace", None, None, None, &trace);
+        self.row(
+            240,
+            "node",
+            None,
+            None,
+            node,
+            "compute node rack1-n02 has disconnected",
+        );
+        self.row(
+            200,
+            "ended",
+            web,
+            instance,
+            node,
+            "instance web-3 ended: killed SIGKILL, out of memory",
+        );
+        self.row(
+            30,
+            "rollout",
+            Some("api".into()),
+            None,
+            None,
+            "workload api: 1 of 3 instances have version 4",
+        );
+    }
+
+    /// Writes a row that is so many seconds old.
+    pub(crate) fn row(
+        &self,
+        age: u64,
+        kind: &str,
+        workload: Option<String>,
+        instance: Option<Uuid>,
+        node: Option<Uuid>,
+        text: &str,
+    ) -> i64 {
+        let mut last = self.last.lock().unwrap();
+        *last += 1;
+        let id = *last;
+        drop(last);
+        let mut rows = self.kept.rows.lock().unwrap();
+        let (at, kind, text) = (ms(ago(age)), kind.to_owned(), text.to_owned());
+        rows.push_back(Arc::new(Row {
+            id,
+            at,
+            kind,
+            workload,
+            instance,
+            node,
+            text,
+        }));
+        drop(rows);
+        self.change(|kept| kept.revision = id);
+        self.kept.written.notify_all();
+        id
+    }
+
+    /// Forgets the oldest rows.
+    pub(crate) fn forget(&self, count: usize) {
+        drop(self.kept.rows.lock().unwrap().drain(..count));
+    }
+
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Snapshot)) {
+        change(Arc::make_mut(&mut self.picture.lock().unwrap().kept));
+    }
+
+    pub(crate) fn see(&self, frame: &Frame) {
+        let mut picture = self.picture.lock().unwrap();
+        Arc::make_mut(&mut picture.view).apply(frame, now());
+    }
+}
+
+impl Source for MadeUp {
+    fn picture(&self) -> Result<Picture, String> {
+        Ok(self.picture.lock().unwrap().clone())
+    }
+
+    fn sessions(&self) -> Listed<SessionEntry> {
+        sessions(self.nodes)
+    }
+
+    fn tenants(&self) -> Listed<TenantEntry> {
+        tenants()
+    }
+
+    fn rows(&self, query: &Query) -> Result<Vec<Row>, String> {
+        let rows = self.kept.rows.lock().unwrap();
+        let fits = |row: &&Arc<Row>| {
+            query.after.is_none_or(|after| row.id > after)
+                && query.before.is_none_or(|before| row.id < before)
+                && query.kind.as_ref().is_none_or(|kind| row.kind == *kind)
+                && query
+                    .workload
+                    .as_ref()
+                    .is_none_or(|name| row.workload.as_ref() == Some(name))
+                && query.instance.is_none_or(|uuid| row.instance == Some(uuid))
+                && query.node.is_none_or(|uuid| row.node == Some(uuid))
+        };
+        let found = rows.iter().filter(fits).map(|row| Row::clone(row));
+        let limit = query.limit.min(1000);
+        Ok(match query.newest_first {
+            true => found.rev().take(limit).collect(),
+            false => found.take(limit).collect(),
+        })
+    }
+
+    fn figures(&self, node: Uuid, since: SystemTime) -> Result<Vec<Figures>, String> {
+        let figure = |minute: u64| {
+            let wave = i64::try_from(minute * minute % 17 + minute % 5).unwrap();
+            Figures {
+                node,
+                at: ms(ago(3600)) + i64::try_from(minute * 60_000).unwrap(),
+                mem_available_mb: 30_000 - wave * 900,
+                mem_total_mb: 64_000,
+                disk_available_mb: 256_000,
+                disk_total_mb: 500_000,
+                load: wave,
+                instances: 10 - wave / 5,
+            }
+        };
+        Ok((0..60)
+            .map(figure)
+            .filter(|figure| figure.at >= ms(since))
+            .collect())
+    }
+
+    fn follow(&self, after: Option<i64>) -> Result<Box<dyn Following>, String> {
+        let rows = self.kept.rows.lock().unwrap();
+        let last = after.unwrap_or_else(|| rows.back().map_or(0, |row| row.id));
+        let kept = Arc::clone(&self.kept);
+        Ok(Box::new(Rows { last, kept }))
+    }
+
+    fn output(&self, _: Uuid) -> Result<String, String> {
+        Ok(
+            "listening on 10.0.0.7:8080\nserved 12 requests\n<script>document.title = 'wrong'</script>\n"
+                .into(),
+        )
+    }
+
+    fn apply(&self, spec: Spec, dry_run: bool) -> Result<Applied, Refused> {
+        spec.check().map_err(Refused::Invalid)?;
+        self.orders
+            .lock()
+            .unwrap()
+            .push(format!("apply {} {dry_run}", spec.name));
+        Ok(applied())
+    }
+
+    fn delete(&self, workload: &str) -> Result<i64, Refused> {
+        self.orders.lock().unwrap().push(format!("delete {workload}"));
+        Err(Refused::NotFound(workload.to_owned()))
+    }
+
+    fn rollout(&self, workload: &str, order: RolloutOrder) -> Result<i64, Refused> {
+        self.orders.lock().unwrap().push(format!("{order:?} {workload}"));
+        Ok(8)
+    }
+}
+
+struct Rows {
+    last: i64,
+    kept: Arc<Kept>,
+}
+
+impl Following for Rows {
+    fn next(&mut self, limit: Duration) -> Result<Option<Arc<Row>>, String> {
+        let rows = self.kept.rows.lock().unwrap();
+        let is_next = |row: &&Arc<Row>| row.id > self.last;
+        let waited = self
+            .kept
+            .written
+            .wait_timeout_while(rows, limit, |rows| !rows.iter().any(|row| is_next(&row)));
+        let next = waited.unwrap().0.iter().find(is_next).cloned();
+        self.last = next.as_ref().map_or(self.last, |row| row.id);
+        Ok(next)
+    }
+}
+
+fn applied() -> Applied {
+    Applied {
+        change: Changed::Created,
+        version: 1,
+        revision: 9,
+        differences: Vec::new(),
+    }
+}

@@ -1,0 +1,376 @@
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::made_up::{self, MadeUp};
+use super::*;
+use crate::Query;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+struct Rig {
+    made_up: Arc<MadeUp>,
+    api: Api,
+    tokens: Tokens,
+    _directory: TempDir,
+}
+
+impl Rig {
+    fn start(login: bool) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let made_up = made_up::cluster(30, 4);
+        let config = ApiConfig::new("127.0.0.1:0".parse().unwrap(), directory.path()).login(login);
+        Self {
+            api: Api::serve(config, made_up.clone()).unwrap(),
+            made_up,
+            tokens: Tokens::new(directory.path()),
+            _directory: directory,
+        }
+    }
+
+    fn open(&self, head: &str, body: &str) -> TcpStream {
+        let urls = self.api.urls();
+        let mut stream = TcpStream::connect(urls[0].strip_prefix("http://").unwrap()).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let host = if head.contains("Host:") {
+            ""
+        } else {
+            "\r\nHost: localhost"
+        };
+        write!(
+            stream,
+            "{head}{host}\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        stream
+    }
+
+    /// The code, the head and the body of an answer.
+    fn ask(&self, head: &str, body: &str) -> (u16, String, String) {
+        let mut answer = String::new();
+        self.open(head, body).read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (
+            head.split(' ').nth(1).unwrap().parse().unwrap(),
+            head.to_owned(),
+            body.to_owned(),
+        )
+    }
+
+    fn get(&self, path: &str) -> (u16, Value) {
+        let (code, _, body) = self.ask(&format!("GET {path} HTTP/1.1"), "");
+        (code, serde_json::from_str(&body).unwrap())
+    }
+}
+
+#[test]
+fn programs_read_all_there_is() {
+    let rig = Rig::start(false);
+    let (_, status) = rig.get("/api/v1/status");
+    assert_eq!((&status["nodes"], &status["workloads"]), (&json!(30), &json!(4)));
+    assert_eq!(status["health"]["online"], true);
+    let (_, workload) = rig.get("/api/v1/workloads/web");
+    assert_eq!(
+        (&workload["spec"]["count"], &workload["status"]["wanted"]),
+        (&json!(5), &json!(5))
+    );
+    let (_, nodes) = rig.get("/api/v1/nodes");
+    assert_eq!(nodes.as_array().unwrap().len(), 30);
+    let node = nodes[0]["uuid"].as_str().unwrap();
+    assert_eq!(
+        rig.get(&format!("/api/v1/nodes/{node}")).1["instances"]
+            .as_array()
+            .unwrap()
+            .len(),
+        4
+    );
+    assert!(rig.get(&format!("/api/v1/nodes/{node}/figures")).1[0]["load"].is_number());
+    let (_, instances) = rig.get("/api/v1/instances?workload=web");
+    assert!(
+        instances
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|one| one["workload"] == "web")
+    );
+    let uuid = instances[0]["uuid"].as_str().unwrap();
+    assert_eq!(
+        rig.get(&format!("/api/v1/instances/{uuid}")).1["seen"]["current"],
+        true
+    );
+    let (_, rows) = rig.get("/api/v1/history?order=newest&limit=2&workload=web");
+    assert_eq!(
+        (rows[0]["kind"].as_str(), rows.as_array().unwrap().len()),
+        (Some("ended"), 2)
+    );
+    assert_eq!(rig.get("/api/v1/traces").1[0]["trace"]["operand"], "START");
+}
+
+#[test]
+fn an_error_names_the_field_and_the_place() {
+    let rig = Rig::start(false);
+    let token = rig.tokens.add("hands", Right::Write, "").unwrap();
+    for (path, code, at) in [
+        ("history?limit=0", 400, json!("limit")),
+        ("history?before=x", 400, json!("before")),
+        ("history?node=x", 400, json!("node")),
+        ("history?lmit=1", 400, json!("lmit")),
+        ("events?after=x", 400, Value::Null),
+        ("nodes/5", 400, json!("path")),
+        ("workloads/none", 404, Value::Null),
+        ("nothing", 404, Value::Null),
+    ] {
+        let (found, problem) = rig.get(&format!("/api/v1/{path}"));
+        assert_eq!((found, &problem["at"]), (code, &at), "{path}: {problem}");
+        assert!(problem["error"].as_str().unwrap().len() > 5);
+    }
+    let put = |path: &str, body: &str| {
+        let head =
+            format!("PUT {path} HTTP/1.1\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json");
+        let (code, _, body) = rig.ask(&head, body);
+        (code, serde_json::from_str::<Value>(&body).unwrap())
+    };
+    let spec = "{\"name\": \"web\",\n \"cuont\": 3, \"start\": {\"command\": [\"a\"]}}";
+    let (code, problem) = put("/api/v1/workloads/web", spec);
+    assert_eq!((code, &problem["at"]), (400, &json!("line 2, column 8")));
+    assert!(problem["error"].as_str().unwrap().contains("cuont"), "{problem}");
+    let spec = r#"{"name": "web", "count": 100000, "start": {"command": ["a"]}}"#;
+    assert_eq!(put("/api/v1/workloads/web", spec).1["at"], "count");
+    assert_eq!(put("/api/v1/workloads/other", spec).1["at"], "name");
+    // A writer that knows an older revision is told, and nothing is written.
+    let spec = r#"{"name": "web", "count": 1, "start": {"command": ["a"]}}"#;
+    assert_eq!(put("/api/v1/workloads/web?revision=6", spec).0, 409);
+    assert_eq!(*rig.made_up.orders.lock().unwrap(), [""; 0]);
+    assert_eq!(put("/api/v1/workloads/web?revision=7&dry_run=1", spec).0, 200);
+    assert_eq!(
+        put("/api/v1/workloads/new?revision=0", &spec.replace("web", "new")).0,
+        200
+    );
+    assert_eq!(
+        *rig.made_up.orders.lock().unwrap(),
+        ["apply web true", "apply new false"]
+    );
+}
+
+#[test]
+fn only_a_token_that_may_write_writes_and_no_page_of_another_site() {
+    let rig = Rig::start(false);
+    let write = rig.tokens.add("hands", Right::Write, "").unwrap();
+    let read = rig.tokens.add("eyes", Right::Read, "").unwrap();
+    let cookie = tokens::digest(&write).unwrap();
+    let json = "Content-Type: application/json";
+    let bearer = |token: &str| format!("Authorization: Bearer {token}");
+    for (headers, code) in [
+        (vec![json.to_owned()], 403),
+        (vec![json.to_owned(), bearer(&read)], 403),
+        (vec![json.to_owned(), bearer("nothing")], 401),
+        (vec![json.to_owned(), "Authorization: Basic eDp5".into()], 401),
+        // A cookie is sent to every port of this host, so it must not be enough.
+        (vec![json.to_owned(), bearer(&cookie)], 401),
+        (vec![json.to_owned(), format!("Cookie: {COOKIE}={cookie}")], 403),
+        (vec!["Content-Type: text/plain".into(), bearer(&write)], 415),
+        (
+            vec![
+                json.to_owned(),
+                bearer(&write),
+                "Sec-Fetch-Site: cross-site".into(),
+            ],
+            403,
+        ),
+        (
+            vec![json.to_owned(), bearer(&write), "Host: evil.example".into()],
+            403,
+        ),
+        (vec![json.to_owned(), bearer(&write)], 200),
+    ] {
+        let head = format!(
+            "POST /api/v1/workloads/web/rollout HTTP/1.1\r\n{}",
+            headers.join("\r\n")
+        );
+        let (found, _, body) = rig.ask(&head, r#"{"order": "back"}"#);
+        assert_eq!(found, code, "{headers:?}: {body}");
+    }
+    let head = format!("DELETE /api/v1/workloads/gone HTTP/1.1\r\n{}", bearer(&write));
+    assert_eq!(rig.ask(&head, "").0, 404);
+    assert_eq!(*rig.made_up.orders.lock().unwrap(), ["Back web", "delete gone"]);
+    rig.tokens.remove("hands").unwrap();
+    assert_eq!(rig.ask(&head, "").0, 401);
+    let long = format!(
+        "PUT /api/v1/workloads/web HTTP/1.1\r\nContent-Length: {}\r\nX: y",
+        BODY + 1
+    );
+    assert!(matches!(rig.ask(&long, "").0, 400 | 413));
+}
+
+#[test]
+fn where_a_login_is_asked_for_a_browser_shows_its_token_once() {
+    let rig = Rig::start(true);
+    let token = rig.tokens.add("eyes", Right::Read, "").unwrap();
+    let (code, head, _) = rig.ask("GET /nodes HTTP/1.1", "");
+    assert!(code == 303 && head.contains("\r\nLocation: /login\r\n"), "{head}");
+    assert_eq!(rig.get("/api/v1/nodes").0, 401);
+    assert_eq!(rig.ask("POST /login HTTP/1.1", "token=wrong").0, 401);
+    let site = "POST /login HTTP/1.1\r\nSec-Fetch-Site: cross-site";
+    assert_eq!(rig.ask(site, &format!("token={token}")).0, 403);
+    let (code, head, _) = rig.ask("POST /login HTTP/1.1", &format!("token={token}"));
+    assert_eq!(code, 303);
+    let cookie = head
+        .lines()
+        .find_map(|line| line.strip_prefix("Set-Cookie: "))
+        .unwrap();
+    assert!(
+        cookie.ends_with("; HttpOnly; SameSite=Strict; Path=/"),
+        "{cookie}"
+    );
+    assert!(
+        !cookie.contains(&token[6..]),
+        "the token itself stays where it was"
+    );
+    let cookie = cookie.split(';').next().unwrap();
+    let (code, _, page) = rig.ask(&format!("GET /nodes HTTP/1.1\r\nCookie: a=b; {cookie}"), "");
+    assert!(code == 200 && page.contains("rack1-n00"), "{code}");
+    let bearer = format!("GET /nodes HTTP/1.1\r\nAuthorization: Bearer {token}");
+    assert_eq!(rig.ask(&bearer, "").0, 200);
+    rig.tokens.remove("eyes").unwrap();
+    assert_eq!(
+        rig.ask(&format!("GET /nodes HTTP/1.1\r\nCookie: {cookie}"), "").0,
+        303
+    );
+}
+
+/// The next event of a stream: its id, and what else it says.
+fn event(stream: &mut BufReader<TcpStream>) -> (Option<i64>, String) {
+    let (mut id, mut rest) = (None, String::new());
+    loop {
+        let mut line = String::new();
+        assert!(
+            stream.read_line(&mut line).unwrap() > 0,
+            "the stream has ended: {rest}"
+        );
+        let line = line.trim_end();
+        match line.strip_prefix("id: ") {
+            Some(number) => id = Some(number.parse().unwrap()),
+            None if line.is_empty() && !rest.is_empty() => return (id, rest),
+            None if line.starts_with("retry:") || line.starts_with(':') => {}
+            None => rest += line,
+        }
+    }
+}
+
+fn follow(rig: &Rig, query: &str, header: &str) -> BufReader<TcpStream> {
+    let head = format!("GET /api/v1/events{query} HTTP/1.1{header}");
+    let mut stream = BufReader::new(rig.open(&head, ""));
+    let mut line = String::new();
+    while line != "\r\n" {
+        line.clear();
+        stream.read_line(&mut line).unwrap();
+    }
+    stream
+}
+
+#[test]
+fn after_a_reconnect_no_row_is_missed_and_none_comes_twice() {
+    let rig = Rig::start(false);
+    let write = |text: &str| rig.made_up.row(0, "node", None, None, None, text);
+    let first = write("one");
+    let mut stream = follow(&rig, &format!("?after={}", first - 1), "");
+    let (id, data) = event(&mut stream);
+    assert_eq!(id, Some(first));
+    assert!(
+        data.starts_with("data: {") && data.contains("\"text\":\"one\""),
+        "{data}"
+    );
+    let second = write("two\nid: 9999\n\nevent: reload");
+    // A text of a peer is one line of JSON, whatever it has in it.
+    assert_eq!(event(&mut stream).0, Some(second));
+    drop(stream);
+    let missed: Vec<_> = (0..300).map(|n| write(&n.to_string())).collect();
+    // The header is newer than the address.
+    let query = format!("?after={}", first - 1);
+    let mut stream = follow(&rig, &query, &format!("\r\nLast-Event-ID: {second}"));
+    for id in missed {
+        assert_eq!(event(&mut stream).0, Some(id));
+    }
+    let last = write("last");
+    assert_eq!(event(&mut stream).0, Some(last));
+}
+
+#[test]
+fn a_client_whose_rows_are_gone_is_told_to_load_again() {
+    let rig = Rig::start(false);
+    let newest = rig.made_up.row(0, "node", None, None, None, "x");
+    rig.made_up.forget(3);
+    for after in ["0", "2", "99999"] {
+        let (id, told) = event(&mut follow(&rig, &format!("?after={after}"), ""));
+        assert_eq!((id, told.as_str()), (None, "event: reloaddata: {}"), "{after}");
+    }
+    // Row 3 is gone, and whoever has it misses nothing.
+    assert_eq!(event(&mut follow(&rig, "?after=3", "")).0, Some(4));
+    let mut stream = follow(&rig, &format!("?after={newest}"), "");
+    rig.made_up.forget(
+        rig.made_up
+            .rows(&Query {
+                limit: 99,
+                ..Query::default()
+            })
+            .unwrap()
+            .len(),
+    );
+    // Without any row nothing is missed: a page would otherwise load itself for ever.
+    let mut other = follow(&rig, &format!("?after={newest}"), "");
+    let next = rig.made_up.row(0, "node", None, None, None, "y");
+    assert_eq!(event(&mut stream).0, Some(next));
+    assert_eq!(event(&mut other).0, Some(next));
+}
+
+#[test]
+fn followers_have_a_budget_of_their_own_and_take_no_page_away() {
+    let rig = Rig::start(false);
+    let streams: Vec<_> = (0..events::FOLLOWERS).map(|_| follow(&rig, "", "")).collect();
+    let (code, problem) = rig.get("/api/v1/events");
+    assert_eq!(code, 503, "{problem}");
+    assert_eq!(rig.ask("GET / HTTP/1.1", "").0, 200);
+    drop(streams);
+    let deadline = ssntp_transport::deadline(LIMIT);
+    loop {
+        let mut first = String::new();
+        BufReader::new(rig.open("GET /api/v1/events HTTP/1.1", ""))
+            .read_line(&mut first)
+            .unwrap();
+        if first.contains(" 200 ") {
+            break;
+        }
+        assert!(
+            ssntp_transport::left(deadline).is_ok(),
+            "the places do not come back"
+        );
+    }
+}
+
+#[test]
+fn pages_say_what_a_browser_may_do_with_them() {
+    let rig = Rig::start(false);
+    let (_, head, body) = rig.ask("GET / HTTP/1.1", "");
+    assert!(
+        head.contains("\r\nContent-Security-Policy: default-src 'none'; script-src 'self';"),
+        "{head}"
+    );
+    assert!(head.contains("require-trusted-types-for 'script'"));
+    assert!(
+        !body.contains("<script>") && !body.contains(" style=") && !body.contains(" onclick"),
+        "{body}"
+    );
+    assert!(!body.contains("http://") && !body.contains("https://"), "{body}");
+    let (code, head, page) = rig.ask("GET /%3Cimg%20src=x%3E HTTP/1.1", "");
+    assert!(
+        code == 404 && head.contains("Content-Security-Policy") && !page.contains("<img"),
+        "{page}"
+    );
+    assert_eq!(rig.ask("PUT /nodes HTTP/1.1", "x").0, 405);
+    let (_, head, _) = rig.ask("HEAD /nodes HTTP/1.1", "");
+    assert!(head.contains(" 200 OK"), "{head}");
+}

@@ -1,0 +1,148 @@
+//! Pictures of figures over time and of the way of a frame, as SVG. Each has a sentence for people
+//! who hear the page, and its numbers stand in a table behind it.
+
+use std::fmt::Write;
+
+use super::html::{Html, html};
+
+/// The size of a picture, in its own units. A style sheet stretches it.
+const WIDTH: f64 = 600.0;
+const HEIGHT: f64 = 100.0;
+
+/// One figure over time.
+pub(crate) struct Series<'a> {
+    pub(crate) title: &'a str,
+    /// Milliseconds since 1970 and the figure, in the order of time.
+    pub(crate) points: Vec<(i64, i64)>,
+    /// The end of the scale, if it is known; else that of the largest figure.
+    pub(crate) most: Option<i64>,
+    /// Writes a figure.
+    pub(crate) words: fn(i64) -> String,
+}
+
+impl Series<'_> {
+    /// Shows the figure; a note in place of it if there is none.
+    #[expect(clippy::cast_precision_loss, reason = "a picture has a few hundred steps")]
+    pub(crate) fn show(&self, out: &mut Html) {
+        html!(out; "<figure class='chart'>");
+        let mut known = self.points.iter().filter(|(_, figure)| *figure >= 0).peekable();
+        let (Some((from, _)), Some((to, last))) = (known.peek(), self.points.iter().rfind(|p| p.1 >= 0))
+        else {
+            return html!(out; "<figcaption><b>" {self.title} "</b> no figures yet</figcaption></figure>");
+        };
+        let (from, span) = (*from, (to - from).max(1) as f64);
+        let figures = known.clone().map(|(_, figure)| *figure);
+        let (least, largest) = (figures.clone().min().unwrap_or(0), figures.max().unwrap_or(0));
+        let top = self.most.unwrap_or(largest).max(largest).max(1) as f64;
+        let mut line = String::new();
+        for (at, figure) in known {
+            let x = (at - from) as f64 / span * WIDTH;
+            let y = HEIGHT - *figure as f64 / top * HEIGHT;
+            // Writing to a String cannot fail.
+            let _ = write!(line, "{x:.1},{y:.1} ");
+        }
+        let words = self.words;
+        let sentence = format!(
+            "{}: {} now, between {} and {}",
+            self.title,
+            words(*last),
+            words(least),
+            words(largest)
+        );
+        html!(out; "<svg role='img' aria-label='" {sentence} "' viewBox='0 -2 600 104' preserveAspectRatio='none'>"
+            "<path class='grid' d='M0 0H600M0 50H600M0 100H600'/>"
+            "<polygon class='area' points='0,100 " {line} "600,100'/>"
+            "<polyline class='line' points='" {line} "'/></svg>"
+            "<figcaption><b>" {self.title} "</b> <span>" {words(*last)} "</span> <small>"
+            {words(least)} " – " {words(largest)} "</small></figcaption></figure>");
+    }
+}
+
+/// A bar of a waterfall: from and to in nanoseconds since the beginning.
+pub(crate) struct Bar {
+    pub(crate) title: String,
+    pub(crate) class: &'static str,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) words: String,
+}
+
+/// Shows bars below each other, on one scale of time.
+#[expect(clippy::cast_precision_loss, reason = "a picture has a few hundred steps")]
+pub(crate) fn waterfall(out: &mut Html, sentence: &str, bars: &[Bar]) {
+    let end = bars.iter().map(|bar| bar.to).max().unwrap_or(0).max(1) as f64;
+    html!(out; "<div class='waterfall' role='img' aria-label='" {sentence} "'>");
+    for bar in bars {
+        let x = bar.from as f64 / end * WIDTH;
+        // What took no time is still seen.
+        let width = (bar.to.saturating_sub(bar.from) as f64 / end * WIDTH).max(2.0);
+        html!(out; "<p class='" {bar.class} "'><b>" {bar.title} "</b><svg viewBox='0 0 600 16' preserveAspectRatio='none' "
+            "aria-hidden='true'><path class='grid' d='M0 8H600'/><rect x='" {format!("{:.1}", x.min(WIDTH - 2.0))}
+            "' y='2' height='12' width='" {format!("{width:.1}")} "'/></svg><span>" {bar.words} "</span></p>");
+    }
+    html!(out; "</div>");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_picture_says_in_words_what_it_shows() {
+        let mut out = Html::default();
+        let series = Series {
+            title: "Load",
+            points: vec![(0, 2), (1000, -1), (2000, 8), (3000, 4)],
+            most: None,
+            words: |n| n.to_string(),
+        };
+        series.show(&mut out);
+        let picture = out.into_string();
+        assert!(
+            picture.contains("aria-label='Load: 4 now, between 2 and 8'"),
+            "{picture}"
+        );
+        // A figure that is not known has no point.
+        assert!(
+            picture.contains("points='0.0,75.0 400.0,0.0 600.0,50.0 '"),
+            "{picture}"
+        );
+        let mut out = Html::default();
+        Series {
+            points: vec![(5, -1)],
+            ..series
+        }
+        .show(&mut out);
+        assert!(out.into_string().contains("no figures yet"));
+    }
+
+    #[test]
+    fn what_took_no_time_is_still_seen() {
+        let bar = |from, to| Bar {
+            title: "a hop".into(),
+            class: "",
+            from,
+            to,
+            words: String::new(),
+        };
+        let mut out = Html::default();
+        waterfall(
+            &mut out,
+            "Two hops",
+            &[bar(0, 0), bar(500, 1000), bar(1000, 1000)],
+        );
+        let picture = out.into_string();
+        assert!(
+            picture.contains("x='0.0' y='2' height='12' width='2.0'"),
+            "{picture}"
+        );
+        assert!(
+            picture.contains("x='300.0' y='2' height='12' width='300.0'"),
+            "{picture}"
+        );
+        assert!(
+            picture.contains("x='598.0' y='2' height='12' width='2.0'"),
+            "{picture}"
+        );
+    }
+}

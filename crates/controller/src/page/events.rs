@@ -1,0 +1,162 @@
+//! The history, page by page.
+
+use super::html::{Html, html};
+use super::table::ROWS;
+use super::words::time;
+use super::{Made, Scene, View};
+use crate::{Query, Row};
+
+/// The kinds of rows, for the links above them.
+const KINDS: [&str; 15] = [
+    "applied", "deleted", "rollout", "starting", "running", "ended", "gone", "lost", "failed", "adopted",
+    "node", "session", "trace", "store", "token",
+];
+/// How many rows are looked through for words, so that a search does not read a whole year.
+const LOOKED_THROUGH: usize = 20_000;
+/// How many rows are read at a time.
+const CHUNK: usize = 1000;
+
+/// | parameter | means |
+/// |---|---|
+/// | `q` | only rows that have all of these words |
+/// | `kind`, `workload`, `instance`, `node` | only rows of this kind, or about this |
+/// | `before`, `after` | the rows around this one |
+/// | `sort` | `-id`: the newest first, which is the default; `id`: the oldest first |
+pub(super) fn list(scene: &Scene<'_>) -> Made {
+    let params = scene.params;
+    let text = |name| Some(params.get(name).to_owned()).filter(|text| !text.is_empty());
+    let oldest_first = params.get("sort") == "id";
+    let query = Query {
+        after: params.number("after"),
+        before: params.number("before"),
+        workload: text("workload"),
+        instance: params.number("instance"),
+        node: params.number("node"),
+        kind: text("kind"),
+        // Rows after a certain one are the next ones, so they are read from it on.
+        newest_first: !(oldest_first || params.number::<i64>("after").is_some()),
+        limit: CHUNK,
+    };
+    let (mut rows, has_more) = search(scene, query.clone())?;
+    if query.newest_first == oldest_first {
+        rows.reverse();
+    }
+    let mut main = Html::default();
+    html!(&mut main; "<h1>Events</h1><div class='tools'><form role='search'><label><span class='only-heard'>"
+        "Rows that have these words</span><input type='search' name='q' id='q' placeholder='Filter' value='"
+        {params.get("q")} "'></label>");
+    for (name, value) in params.without(&["q", "before", "after"]) {
+        html!(&mut main; "<input type='hidden' name='" {name} "' value='" {value} "'>");
+    }
+    html!(&mut main; "<button>Filter</button></form><nav class='states' aria-label='Kinds'>");
+    for kind in std::iter::once("").chain(KINDS) {
+        let current = if kind == params.get("kind") {
+            "true"
+        } else {
+            "false"
+        };
+        let query = params.query(&[("kind", kind), ("before", ""), ("after", "")]);
+        let word = if kind.is_empty() { "all" } else { kind };
+        html!(&mut main; "<a href='" {query} "' aria-current='" {current} "'>" {word} "</a>");
+    }
+    html!(&mut main; "</nav></div>");
+    for about in ["workload", "instance", "node"] {
+        if !params.get(about).is_empty() {
+            html!(&mut main; "<p>Only about " {about} " " {params.get(about)} ": <a href='"
+                {params.query(&[(about, "")])} "'>show all</a></p>");
+        }
+    }
+    table(scene, &mut main, &rows, oldest_first);
+    pager(scene, &mut main, &rows, has_more, &query, oldest_first);
+    Ok(View {
+        title: "Events".into(),
+        main,
+    })
+}
+
+/// The first rows that have the words, and whether there are more.
+fn search(scene: &Scene<'_>, mut query: Query) -> Result<(Vec<Row>, bool), super::Missing> {
+    let words = scene.params.get("q").to_lowercase();
+    let mut found = Vec::new();
+    for _ in 0..LOOKED_THROUGH / CHUNK {
+        let rows = scene.source.rows(&query)?;
+        let (is_last, last) = (rows.len() < CHUNK, rows.last().map(|row| row.id));
+        for row in rows {
+            let text = format!(
+                "{} {} {}",
+                row.kind,
+                row.text,
+                row.workload.as_deref().unwrap_or_default()
+            );
+            let text = text.to_lowercase();
+            if words.split_whitespace().all(|word| text.contains(word)) {
+                if found.len() == ROWS {
+                    return Ok((found, true));
+                }
+                found.push(row);
+            }
+        }
+        if is_last {
+            break;
+        }
+        match query.newest_first {
+            true => query.before = last,
+            false => query.after = last,
+        }
+    }
+    Ok((found, false))
+}
+
+fn table(scene: &Scene<'_>, out: &mut Html, rows: &[Row], oldest_first: bool) {
+    if rows.is_empty() {
+        return html!(out; "<p class='empty'>No row of the history fits.</p>");
+    }
+    let (sign, heard, next) = match oldest_first {
+        true => ("▲", "ascending", ""),
+        false => ("▼", "descending", "id"),
+    };
+    let query = scene
+        .params
+        .query(&[("sort", next), ("before", ""), ("after", "")]);
+    html!(out; "<div class='scroll' tabindex='0' role='region' aria-label='Events'><table><thead><tr>"
+        "<th scope='col' class='n opt'>Row</th><th scope='col' aria-sort='" {heard} "'><a href='" {query}
+        "'>When<span class='sign' aria-hidden='true'>" {sign} "</span></a></th><th scope='col'>Kind</th>"
+        "<th scope='col'>What</th></tr></thead><tbody>");
+    for row in rows {
+        html!(out; "<tr id='e" {row.id} "'><td class='n opt'>" {row.id} "</td><td class='when'>"
+            {scene.age(time(row.at))} "</td><td><b class='kind'>" {row.kind} "</b></td><td class='text'>");
+        scene.text(out, row);
+        html!(out; "</td></tr>");
+    }
+    html!(out; "</tbody></table></div>");
+}
+
+fn pager(scene: &Scene<'_>, out: &mut Html, rows: &[Row], has_more: bool, query: &Query, oldest_first: bool) {
+    let ids = || rows.iter().map(|row| row.id);
+    let (Some(lowest), Some(highest)) = (ids().min(), ids().max()) else {
+        return;
+    };
+    let (has_older, has_newer) = match query.newest_first {
+        true => (has_more, query.before.is_some()),
+        false => (query.after.is_some(), has_more),
+    };
+    let older = scene
+        .params
+        .query(&[("before", &lowest.to_string()), ("after", "")]);
+    let newer = scene
+        .params
+        .query(&[("after", &highest.to_string()), ("before", "")]);
+    // In rising order the next page has the newer rows.
+    let _ = oldest_first;
+    html!(out; "<nav class='pager' aria-label='Pages'>");
+    for (is_there, to, word, rel) in [
+        (has_newer, newer, "← Newer", "prev"),
+        (has_older, older, "Older →", "next"),
+    ] {
+        match is_there {
+            true => html!(out; "<a rel='" {rel} "' href='" {to} "'>" {word} "</a>"),
+            false => html!(out; "<span>" {word} "</span>"),
+        }
+    }
+    html!(out; "</nav>");
+}

@@ -1,0 +1,322 @@
+//! The instances, and one instance: those that the scheduler tells of, and those that should run.
+
+use std::time::SystemTime;
+
+use uuid::Uuid;
+
+use super::html::{Html, html};
+use super::table::{Table, column, number};
+use super::words::{Age, Grade, Link, Span, State, known, megabytes, time};
+use super::{Facts, Made, Missing, Scene, View, workloads};
+use crate::Query;
+use crate::model::{self, InstanceState as Kept};
+use ssntp::payload::{InstanceState, timestamp};
+use ssntp_cluster::controller::{self, Node};
+
+/// An instance, as it is seen and as it is wanted.
+pub(super) struct Instance<'a> {
+    uuid: Uuid,
+    seen: Option<&'a controller::Instance>,
+    kept: Option<&'a model::Instance>,
+    on: Option<&'a Node>,
+    now: SystemTime,
+}
+
+impl<'a> Instance<'a> {
+    fn of(
+        scene: &Scene<'a>,
+        uuid: Uuid,
+        seen: Option<&'a controller::Instance>,
+        kept: Option<&'a model::Instance>,
+    ) -> Self {
+        let node = seen.map(|seen| seen.node).or(kept.and_then(|kept| kept.node));
+        Self {
+            uuid,
+            seen,
+            kept,
+            on: node.and_then(|node| scene.picture.view.node(node)),
+            now: scene.now(),
+        }
+    }
+
+    /// The node that has it, or had it last.
+    pub(super) fn node(&self) -> Option<Uuid> {
+        let seen = self.seen.map(|seen| seen.node);
+        seen.or(self.kept.and_then(|kept| kept.node))
+    }
+
+    /// Its workload, if it has one.
+    pub(super) fn workload(&self) -> &'a str {
+        self.kept.map_or("", |kept| &kept.workload)
+    }
+
+    fn name(&self) -> &'a str {
+        self.seen.map_or("", |seen| &seen.stats.name)
+    }
+
+    pub(super) fn state(&self) -> State {
+        let is_wanted = self.kept.is_some_and(|kept| kept.wanted);
+        let Some(seen) = self.seen else {
+            return match self.kept.map(|kept| kept.state) {
+                Some(Kept::Starting) => State(Grade::Wait, "starting"),
+                Some(Kept::Failed) => State(Grade::Bad, "failed"),
+                Some(Kept::Running | Kept::Lost) => State(Grade::Past, "lost"),
+                Some(Kept::Done) => State(Grade::Past, "done"),
+                None => State(Grade::Past, "gone"),
+            };
+        };
+        if !self.on.is_some_and(Node::is_current) {
+            return match seen.state {
+                InstanceState::Active => State(Grade::Past, "was active"),
+                InstanceState::Exited => State(Grade::Past, "had exited"),
+                _ => State(Grade::Past, "was there"),
+            };
+        }
+        match seen.state {
+            InstanceState::Active => State(Grade::Good, "active"),
+            InstanceState::Pending => State(Grade::Wait, "starting"),
+            InstanceState::Stopping => State(Grade::Wait, "stopping"),
+            InstanceState::ExitPaused => State(Grade::Wait, "paused"),
+            InstanceState::Exited if seen.ending().is_some_and(|ending| ending.is_success()) => {
+                State(Grade::Past, "done")
+            }
+            InstanceState::Exited if is_wanted => State(Grade::Bad, "failed"),
+            InstanceState::Exited => State(Grade::Past, "exited"),
+            InstanceState::Deleted => State(Grade::Past, "deleted"),
+            InstanceState::ExitFailed => State(Grade::Bad, "exit failed"),
+            InstanceState::Hung => State(Grade::Bad, "hung"),
+            InstanceState::Missing => State(Grade::Bad, "missing"),
+            _ => State(Grade::Warn, "unknown"),
+        }
+    }
+
+    /// Why it ended, as far as it has and is known.
+    fn ending(&self) -> String {
+        let seen = self.seen.and_then(controller::Instance::ending);
+        match (seen.filter(controller::Ending::is_known), self.kept) {
+            (Some(ending), _) => ending.to_string(),
+            (None, Some(kept)) => kept.ending.clone(),
+            (None, None) => String::new(),
+        }
+    }
+
+    fn since(&self) -> Option<SystemTime> {
+        let seen = self.seen.map(|seen| seen.since);
+        seen.or(self.kept.map(|kept| time(kept.since)))
+    }
+
+    pub(super) fn link(&self) -> Link<'a> {
+        Link {
+            to: "instances",
+            uuid: self.uuid,
+            name: self.name(),
+        }
+    }
+}
+
+/// All instances: those that are seen, and then those that are only wanted.
+pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Instance<'a>> {
+    let picture: &'a crate::http::Picture = scene.picture;
+    let kept = &picture.kept.state.instances;
+    let seen = picture.view.instances();
+    let seen = seen.map(|seen| {
+        Instance::of(
+            scene,
+            seen.uuid,
+            Some(seen),
+            kept.get(&seen.uuid).map(|kept| &**kept),
+        )
+    });
+    let unseen = kept
+        .values()
+        .filter(|kept| picture.view.instance(kept.uuid).is_none());
+    let unseen = unseen.map(|kept| Instance::of(scene, kept.uuid, None, Some(kept)));
+    seen.chain(unseen).collect()
+}
+
+pub(super) fn list(scene: &Scene<'_>) -> View {
+    let mut main = Html::default();
+    html!(&mut main; "<h1>Instances</h1>");
+    table(scene, &mut main, |_| true);
+    View {
+        title: "Instances".into(),
+        main,
+    }
+}
+
+pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&Instance<'_>) -> bool) {
+    #[rustfmt::skip] // A table: one entry a column.
+    let columns = [
+        column("name", "Instance", "name", |row: &Instance<'_>| row.name().into(),
+            |row, out| out.show(&row.link())),
+        column("state", "State", "", |row| number(row.state().0 as i64),
+            |row, out| {
+                out.show(&row.state());
+                let ending = row.ending();
+                if !ending.is_empty() {
+                    html!(out; " <small>" {ending} "</small>");
+                }
+            }),
+        column("workload", "Workload", "", |row| row.workload().to_owned().into(),
+            |row, out| {
+                if !row.workload().is_empty() {
+                    out.show(&workloads::link(row.workload()));
+                }
+            }),
+        column("node", "Node", "", |row| row.on.map_or("", |on| on.stats.hostname.as_str()).into(),
+            |row, out| {
+                if let Some(on) = row.on {
+                    out.show(&super::nodes::link(on));
+                }
+            }),
+        column("cpu", "CPU", "n opt", |row| number(row.seen.map_or(-1, |seen| seen.stats.cpu_usage)),
+            |row, out| match row.seen.map_or(-1, |seen| seen.stats.cpu_usage) {
+                    0.. => html!(out; {row.seen.map_or(0, |seen| seen.stats.cpu_usage)} " %"),
+                    _ => out.raw("–"),
+            }),
+        column("memory", "Memory", "n opt", |row| number(row.seen.map_or(-1, |seen| seen.stats.memory_usage_mb)),
+            |row, out| out.show(&megabytes(row.seen.map_or(-1, |seen| seen.stats.memory_usage_mb)))),
+        column("restarts", "Restarts", "n opt", |row| number(row.seen.map_or(0, |seen| seen.stats.restarts)),
+            |row, out| out.show(&row.seen.map_or(0, |seen| seen.stats.restarts))),
+        column("since", "Since", "n", |row| {
+            let past = row.since().and_then(|at| row.now.duration_since(at).ok());
+            number(past.map_or(0, |past| past.as_secs()))
+        },
+            |row, out| {
+                if let Some(at) = row.since() {
+                    out.show(&Age { at, now: row.now });
+                }
+            }),
+    ];
+    let table = Table {
+        caption: "Instances",
+        columns: &columns,
+        id: |row| format!("i{}", row.uuid),
+        find: |row| {
+            let host = row.on.map_or("", |on| &on.stats.hostname);
+            let mut text = format!(
+                "{} {} {} {host} {}",
+                row.name(),
+                row.uuid,
+                row.workload(),
+                row.ending()
+            );
+            for (label, value) in row.seen.iter().flat_map(|seen| &seen.stats.labels) {
+                text += &format!(" {label}={value}");
+            }
+            text
+        },
+        state: |row| Some(row.state()),
+        sort: "name",
+        empty: "There is no instance here.",
+    };
+    let rows = all(scene).into_iter().filter(fits).collect();
+    table.show(out, scene.params, rows);
+}
+
+fn find<'a>(scene: &Scene<'a>, uuid: Uuid) -> Result<Instance<'a>, Missing> {
+    let picture: &'a crate::http::Picture = scene.picture;
+    let kept = picture.kept.state.instances.get(&uuid).map(|kept| &**kept);
+    let seen = picture.view.instance(uuid);
+    match seen.is_some() || kept.is_some() {
+        true => Ok(Instance::of(scene, uuid, seen, kept)),
+        false => Err(Missing::Unknown),
+    }
+}
+
+pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
+    let instance = Some(uuid);
+    let history = scene.newest(
+        Query {
+            instance,
+            ..Query::default()
+        },
+        100,
+    )?;
+    let found = match find(scene, uuid) {
+        // Of an instance that is gone, the history is left.
+        Err(_) if !history.is_empty() => Instance::of(scene, uuid, None, None),
+        other => other?,
+    };
+    let name = match found.name().is_empty() {
+        true => uuid.to_string(),
+        false => found.name().to_owned(),
+    };
+    let mut main = Html::default();
+    html!(&mut main; "<p class='way'><a href='/instances'>Instances</a></p><h1>" {name} " " {found.state()} "</h1>");
+    if let (Some(on), Some(_)) = (found.on, found.seen)
+        && !on.is_current()
+    {
+        html!(&mut main; "<p class='was'>Its node was last heard " {scene.age(on.seen.unwrap_or(on.since))}
+            ". What the instance does now is not known.</p>");
+    }
+    let (mut workload, mut node, mut since) = (Html::default(), Html::default(), Html::default());
+    if let Some(kept) = found.kept {
+        html!(&mut workload; {workloads::link(&kept.workload)} ", slot " {kept.slot} ", version " {kept.version});
+    }
+    if let Some(on) = found.node() {
+        html!(&mut node; {scene.node(on)});
+    }
+    if let Some(at) = found.since() {
+        html!(&mut since; {scene.age(at)});
+    }
+    let stats = found.seen.map(|seen| &seen.stats);
+    let text = |text: fn(&ssntp::payload::InstanceStats) -> String| stats.map(text).unwrap_or_default();
+    let labels = stats.iter().flat_map(|stats| &stats.labels);
+    let labels: Vec<_> = labels.map(|(label, value)| format!("{label}={value}")).collect();
+    Facts::of(&mut main)
+        .fact("In this state since", &since)
+        .fact("How it ended", &found.ending())
+        .fact("In detail", &text(|stats| stats.detail.clone()))
+        .fact("Workload", &workload)
+        .fact("Node", &node)
+        .fact(
+            "Ran for",
+            &stats
+                .and_then(ran)
+                .map(|span| span.to_string())
+                .unwrap_or_default(),
+        )
+        .fact("Restarts", &text(|stats| stats.restarts.to_string()))
+        .fact("CPU", &text(|stats| format!("{} %", known(stats.cpu_usage))))
+        .fact("Memory", &text(|stats| megabytes(stats.memory_usage_mb)))
+        .fact("Disk", &text(|stats| megabytes(stats.disk_usage_mb)))
+        .fact(
+            "SSH",
+            &text(|stats| match stats.ssh_ip.is_empty() {
+                true => String::new(),
+                false => format!("{}:{}", stats.ssh_ip, stats.ssh_port),
+            }),
+        )
+        .fact("Labels", &labels.join(", "))
+        .fact("UUID", &uuid)
+        .end();
+    if found.seen.is_some() {
+        html!(&mut main; "<p><a class='button' href='/instances/" {uuid} "/output'>Its output</a></p>");
+    }
+    html!(&mut main; "<h2>What happened</h2>");
+    scene.rows(&mut main, &history);
+    Ok(View { title: name, main })
+}
+
+/// How long its last run took.
+fn ran(stats: &ssntp::payload::InstanceStats) -> Option<Span> {
+    let (from, to) = (timestamp::parse(&stats.started)?, timestamp::parse(&stats.ended)?);
+    (from > 0 && to >= from).then(|| Span(std::time::Duration::from_nanos(to - from)))
+}
+
+pub(super) fn output(scene: &Scene<'_>, uuid: Uuid) -> Made {
+    let found = find(scene, uuid)?;
+    let mut main = Html::default();
+    html!(&mut main; "<p class='way'><a href='/instances'>Instances</a> / " {found.link()} "</p><h1>Output</h1>");
+    match scene.source.output(uuid) {
+        Ok(output) if output.is_empty() => html!(&mut main; "<p class='empty'>It has written nothing.</p>"),
+        Ok(output) => {
+            html!(&mut main; "<p class='hint'>The last lines. <code>ssntp ctl logs</code> shows all, "
+            "and follows.</p><pre tabindex='0'>" {output} "</pre>")
+        }
+        Err(why) => html!(&mut main; "<p>There is no output: " {why} "</p>"),
+    }
+    let title = format!("Output of {}", found.link().name);
+    Ok(View { title, main })
+}

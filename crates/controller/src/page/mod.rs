@@ -1,0 +1,273 @@
+//! The pages for people: HTML made here, which needs no script, and one script that keeps it
+//! up to date.
+//!
+//! ```text
+//!  Picture ─┐                       ┌─▶ a page, whole
+//!  rows ────┼─▶ a view ─▶ Html ─────┤
+//!  address ─┘   (tables, pictures)  └─▶ page.js asks for it again when /api/v1/events tells
+//!                                       that something has changed, and puts in what differs
+//! ```
+//!
+//! So there is one way in which something is shown. All text goes through [`html::Html`].
+//!
+//! | file | holds |
+//! |---|---|
+//! | `html` | the type for HTML, which escapes |
+//! | `params` | the query of an address |
+//! | `table` | tables that sort and filter |
+//! | `chart` | figures over time, waterfalls |
+//! | `words` | times, sizes, states |
+//! | `now` | the first page: what is wrong, and what changed last |
+//! | `nodes`, `instances`, `workloads` | lists, and one of each |
+//! | `events` | the history |
+//! | `traces` | the way of a frame |
+//! | `sessions`, `tenants` | what the scheduler tells of them |
+
+mod chart;
+mod events;
+pub(crate) mod html;
+mod instances;
+mod nodes;
+mod now;
+pub(crate) mod params;
+mod sessions;
+mod table;
+mod tenants;
+mod traces;
+mod words;
+mod workloads;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use uuid::Uuid;
+
+use self::html::{Html, Show, html};
+use self::params::Params;
+pub(crate) use self::words::time;
+use self::words::{Age, Link, State};
+use crate::http::{Picture, Source};
+use crate::{Query, Row};
+
+/// The files that pages need.
+pub(crate) const STYLE: &str = include_str!("../../assets/page.css");
+pub(crate) const SCRIPT: &str = include_str!("../../assets/page.js");
+pub(crate) const ICON: &str = include_str!("../../assets/icon.svg");
+
+/// The pages in the menu: address and title.
+const MENU: [(&str, &str); 8] = [
+    ("/", "Now"),
+    ("/nodes", "Nodes"),
+    ("/workloads", "Workloads"),
+    ("/instances", "Instances"),
+    ("/events", "Events"),
+    ("/traces", "Traces"),
+    ("/sessions", "Sessions"),
+    ("/tenants", "Tenants"),
+];
+
+/// What a view is made from.
+pub(crate) struct Scene<'a> {
+    pub(crate) picture: &'a Picture,
+    pub(crate) source: &'a dyn Source,
+    pub(crate) params: &'a Params,
+}
+
+/// The main part of a page, with its title.
+struct View {
+    title: String,
+    main: Html,
+}
+
+/// Why there is no page.
+pub(crate) enum Missing {
+    /// There is no such page, or no such thing.
+    Unknown,
+    /// What it needs cannot be read now.
+    Unavailable(String),
+}
+
+impl From<String> for Missing {
+    fn from(why: String) -> Self {
+        Self::Unavailable(why)
+    }
+}
+
+type Made = Result<View, Missing>;
+
+/// Makes the page of a path.
+pub(crate) fn page(scene: &Scene<'_>, path: &str) -> Result<String, Missing> {
+    let parts: Vec<&str> = path.split('/').skip(1).collect();
+    let uuid = |text: &str| text.parse::<Uuid>().map_err(|_| Missing::Unknown);
+    let view = match parts[..] {
+        [""] => now::view(scene),
+        ["nodes"] => Ok(nodes::list(scene)),
+        ["nodes", node] => nodes::one(scene, uuid(node)?),
+        ["workloads"] => Ok(workloads::list(scene)),
+        ["workloads", name] => workloads::one(scene, &params::decode(name)),
+        ["instances"] => Ok(instances::list(scene)),
+        ["instances", instance] => instances::one(scene, uuid(instance)?),
+        ["instances", instance, "output"] => instances::output(scene, uuid(instance)?),
+        ["events"] => events::list(scene),
+        ["traces"] => traces::list(scene),
+        ["traces", row] => traces::one(scene, row.parse().map_err(|_| Missing::Unknown)?),
+        ["sessions"] => Ok(sessions::list(scene)),
+        ["tenants"] => Ok(tenants::list(scene)),
+        _ => Err(Missing::Unknown),
+    }?;
+    Ok(frame(Some(scene.picture), path, &view.title, &view.main))
+}
+
+/// A page that says why there is another one missing.
+pub(crate) fn failure(path: &str, title: &str, why: &str) -> String {
+    let mut main = Html::default();
+    html!(&mut main; "<h1>" {title} "</h1><p>" {why} "</p><p><a href='/'>To the first page</a></p>");
+    frame(None, path, title, &main)
+}
+
+/// The page on which a browser shows its token.
+pub(crate) fn login(is_wrong: bool) -> String {
+    let mut main = Html::default();
+    html!(&mut main; "<h1>Show a token</h1><form class='login' method='post' action='/login'>"
+        "<label>Token <input type='password' name='token' autocomplete='off' required autofocus></label>"
+        "<button>Look</button></form>");
+    if is_wrong {
+        html!(&mut main; "<p role='alert'>" {State(words::Grade::Bad, "This token is not known.")} "</p>");
+    }
+    html!(&mut main; "<p class='hint'><code>ssntp controller token add NAME</code> makes one.</p>");
+    frame(None, "/login", "Show a token", &main)
+}
+
+/// What stands around every view.
+fn frame(picture: Option<&Picture>, path: &str, title: &str, main: &Html) -> String {
+    let mut out = Html::default();
+    html!(&mut out; "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        "<meta name='color-scheme' content='light dark'><title>" {title} " – ssntp</title>"
+        "<link rel='icon' href='/icon.svg'><link rel='stylesheet' href='/page.css'>"
+        "<script src='/page.js' defer></script></head>");
+    let after = picture.map(|picture| picture.kept.revision);
+    html!(&mut out; "<body data-after='" {after.map(|id| id.to_string()).unwrap_or_default()}
+        "'><a class='skip' href='#main'>To the content</a><header><a class='brand' href='/'>ssntp</a>"
+        "<nav aria-label='Pages'><ul>");
+    for (to, name) in MENU {
+        let is_here = path == to || (to != "/" && path.starts_with(to));
+        let current = if is_here { "page" } else { "false" };
+        html!(&mut out; "<li><a href='" {to} "' aria-current='" {current} "'>" {name} "</a></li>");
+    }
+    html!(&mut out; "</ul></nav><p id='live' role='status'>");
+    if let Some(picture) = picture {
+        html!(&mut out; "as of <time datetime='" {rfc(picture.taken)} "'>" {clock(picture.taken)} "</time> UTC");
+    }
+    html!(&mut out; "</p></header><main id='main'>" {*main} "</main><noscript><p class='hint'>"
+        "Without its script this page does not follow what happens; load it again.</p></noscript></body></html>");
+    out.into_string()
+}
+
+fn rfc(at: SystemTime) -> String {
+    ssntp::pki::rfc3339(at)
+}
+
+/// The time of the day.
+fn clock(at: SystemTime) -> String {
+    let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
+    format!("{hours:02}:{minutes:02}:{:02}", seconds % 60)
+}
+
+impl Scene<'_> {
+    fn now(&self) -> SystemTime {
+        self.picture.taken
+    }
+
+    fn age(&self, at: SystemTime) -> Age {
+        let now = self.now();
+        Age { at, now }
+    }
+
+    /// A link to a node, by its name.
+    fn node(&self, uuid: Uuid) -> Link<'_> {
+        let known = self.picture.view.node(uuid);
+        Link {
+            to: "nodes",
+            uuid,
+            name: known.map_or("", |node| &node.stats.hostname),
+        }
+    }
+
+    /// A link to an instance, by its name.
+    fn instance(&self, uuid: Uuid) -> Link<'_> {
+        let known = self.picture.view.instance(uuid);
+        Link {
+            to: "instances",
+            uuid,
+            name: known.map_or("", |instance| &instance.stats.name),
+        }
+    }
+
+    /// The newest rows of the history that fit.
+    fn newest(&self, mut query: Query, limit: usize) -> Result<Vec<Row>, Missing> {
+        query.limit = limit;
+        query.newest_first = true;
+        Ok(self.source.rows(&query)?)
+    }
+
+    /// A list of rows of the history.
+    fn rows(&self, out: &mut Html, rows: &[Row]) {
+        if rows.is_empty() {
+            return html!(out; "<p class='empty'>Nothing is kept of it.</p>");
+        }
+        html!(out; "<ol class='rows'>");
+        for row in rows {
+            html!(out; "<li id='e" {row.id} "'>" {self.age(time(row.at))} " <b class='kind'>" {row.kind} "</b> <span>");
+            self.text(out, row);
+            html!(out; "</span></li>");
+        }
+        html!(out; "</ol>");
+    }
+
+    /// The sentence of a row, with links to what it is about.
+    fn text(&self, out: &mut Html, row: &Row) {
+        if row.kind == "trace" {
+            html!(out; "<a href='/traces/" {row.id} "'>the way of a frame</a>");
+        } else {
+            out.show(&row.text);
+        }
+        html!(out; "<span class='about'>");
+        if let Some(name) = &row.workload {
+            html!(out; {workloads::link(name)});
+        }
+        if let Some(instance) = row.instance {
+            html!(out; {self.instance(instance)});
+        }
+        if let Some(node) = row.node {
+            html!(out; {self.node(node)});
+        }
+        html!(out; "</span>");
+    }
+}
+
+/// Names and values below each other; empty values are left out.
+struct Facts<'a>(&'a mut Html);
+
+impl<'a> Facts<'a> {
+    fn of(out: &'a mut Html) -> Self {
+        html!(out; "<dl class='facts'>");
+        Self(out)
+    }
+
+    fn fact(self, name: &str, value: &(impl Show + ?Sized)) -> Self {
+        let mut shown = Html::default();
+        shown.show(value);
+        if !shown.is_empty() {
+            html!(&mut *self.0; "<div><dt>" {name} "</dt><dd>" {shown} "</dd></div>");
+        }
+        self
+    }
+
+    fn end(self) {
+        html!(self.0; "</dl>");
+    }
+}
+
+#[cfg(test)]
+mod tests;

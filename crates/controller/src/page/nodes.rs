@@ -1,0 +1,326 @@
+//! The nodes, and one node.
+
+use std::time::{Duration, SystemTime};
+
+use uuid::Uuid;
+
+use super::chart::Series;
+use super::html::{Html, html};
+use super::table::{Table, column, number};
+use super::words::{Age, Bytes, Grade, Link, Span, State, Used, known, megabytes, time};
+use super::{Facts, Made, Missing, Scene, View, instances};
+use crate::{Figures, Query};
+use ssntp::payload::NodeStatus;
+use ssntp_cluster::controller::Node;
+
+/// The spans for which figures are shown, with their words.
+const SPANS: [(&str, u64); 3] = [("1h", 3600), ("24h", 86_400), ("7d", 7 * 86_400)];
+
+/// The state of a node.
+pub(super) fn state(node: &Node) -> State {
+    if !node.connected {
+        return State(Grade::Past, "gone");
+    }
+    match &node.status {
+        NodeStatus::Ready => State(Grade::Good, "ready"),
+        NodeStatus::Full => State(Grade::Warn, "full"),
+        NodeStatus::Stale => State(Grade::Warn, "late"),
+        NodeStatus::Maintenance => State(Grade::Wait, "maintenance"),
+        NodeStatus::Offline => State(Grade::Bad, "offline"),
+        status if status.as_str().is_empty() => State(Grade::Wait, "silent"),
+        _ => State(Grade::Wait, "other"),
+    }
+}
+
+fn kind(node: &Node) -> &'static str {
+    match (node.compute, node.network) {
+        (true, true) => "compute, network",
+        (true, false) => "compute",
+        (false, true) => "network",
+        (false, false) => "",
+    }
+}
+
+pub(super) fn link(node: &Node) -> Link<'_> {
+    Link {
+        to: "nodes",
+        uuid: node.uuid,
+        name: &node.stats.hostname,
+    }
+}
+
+struct Listed<'a> {
+    node: &'a Node,
+    now: SystemTime,
+}
+
+impl Listed<'_> {
+    fn memory(&self) -> Used {
+        let (free, total) = (self.node.stats.mem_available_mb, self.node.stats.mem_total_mb);
+        Used { free, total }
+    }
+
+    fn disk(&self) -> Used {
+        let (free, total) = (self.node.stats.disk_available_mb, self.node.stats.disk_total_mb);
+        Used { free, total }
+    }
+}
+
+pub(super) fn list(scene: &Scene<'_>) -> View {
+    let mut main = Html::default();
+    html!(&mut main; "<h1>Nodes</h1>");
+    #[rustfmt::skip] // A table: one entry a column.
+    let columns = [
+        column("name", "Node", "name", |row: &Listed<'_>| row.node.stats.hostname.as_str().into(),
+            |row, out| out.show(&link(row.node))),
+        column("state", "State", "", |row| number(state(row.node).0 as i64), |row, out| out.show(&state(row.node))),
+        column("kind", "Kind", "opt", |row| kind(row.node).to_owned().into(), |row, out| out.show(kind(row.node))),
+        column("instances", "Instances", "n", |row| number(row.node.instances.len()),
+            |row, out| out.show(&row.node.instances.len())),
+        column("memory", "Memory", "used", |row| number(row.memory().percent().unwrap_or(-1)),
+            |row, out| out.show(&row.memory())),
+        column("disk", "Disk", "used opt", |row| number(row.disk().percent().unwrap_or(-1)),
+            |row, out| out.show(&row.disk())),
+        column("load", "Load", "n", |row| number(row.node.stats.load),
+            |row, out| html!(out; {known(row.node.stats.load)} "<small> / " {known(row.node.stats.cpus_online)} "</small>")),
+        column("seen", "Heard", "n opt", |row| number(since(row.node.seen, row.now)),
+            |row, out| match row.node.seen {
+                    Some(at) => out.show(&Age { at, now: row.now }),
+                    None => out.raw("never"),
+            }),
+    ];
+    let table = Table {
+        caption: "Nodes",
+        columns: &columns,
+        id: |row| format!("n{}", row.node.uuid),
+        find: |row| {
+            let mut text = format!("{} {} {}", row.node.stats.hostname, row.node.uuid, kind(row.node));
+            for network in &row.node.stats.networks {
+                text.push(' ');
+                text += &network.ip;
+            }
+            text
+        },
+        state: |row| Some(state(row.node)),
+        sort: "name",
+        empty: "The scheduler has told of no node.",
+    };
+    let now = scene.now();
+    let rows = scene
+        .picture
+        .view
+        .nodes()
+        .map(|node| Listed { node, now })
+        .collect();
+    table.show(&mut main, scene.params, rows);
+    View {
+        title: "Nodes".into(),
+        main,
+    }
+}
+
+fn since(at: Option<SystemTime>, now: SystemTime) -> u64 {
+    let past = at.and_then(|at| now.duration_since(at).ok());
+    past.map_or(u64::MAX >> 1, |past| past.as_secs())
+}
+
+pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
+    let node = scene.picture.view.node(uuid).ok_or(Missing::Unknown)?;
+    let (stats, now) = (&node.stats, scene.now());
+    let name = match stats.hostname.is_empty() {
+        true => uuid.to_string(),
+        false => stats.hostname.clone(),
+    };
+    let mut main = Html::default();
+    html!(&mut main; "<p class='way'><a href='/nodes'>Nodes</a></p><h1>" {name} " " {state(node)} "</h1>");
+    if !node.is_current() {
+        html!(&mut main; "<p class='was'>The figures below are those of " {scene.age(node.seen.unwrap_or(node.since))}
+            ". What the node does now is not known.</p>");
+    }
+    let addresses: Vec<_> = stats.networks.iter().map(|n| n.ip.as_str()).collect();
+    let (memory, disk) = (
+        Used {
+            free: stats.mem_available_mb,
+            total: stats.mem_total_mb,
+        },
+        Used {
+            free: stats.disk_available_mb,
+            total: stats.disk_total_mb,
+        },
+    );
+    let mut heard = Html::default();
+    if let Some(at) = node.seen {
+        html!(&mut heard; {Age { at, now }});
+        if let Ok(interval @ 1..) = u64::try_from(stats.interval) {
+            html!(&mut heard; ", every " {Span(Duration::from_secs(interval))});
+        }
+    }
+    Facts::of(&mut main)
+        .fact(
+            if node.connected {
+                "Connected since"
+            } else {
+                "Gone since"
+            },
+            &Age { at: node.since, now },
+        )
+        .fact("Heard", &heard)
+        .fact("Kind", kind(node))
+        .fact("Memory", &memory)
+        .fact("Disk", &disk)
+        .fact(
+            "Load",
+            &format!("{} on {} CPUs", known(stats.load), known(stats.cpus_online)),
+        )
+        .fact("Addresses", &addresses.join(", "))
+        .fact("UUID", &uuid)
+        .end();
+    session(scene, &mut main, uuid);
+    html!(&mut main; "<h2>Figures</h2>");
+    figures(scene, &mut main, uuid)?;
+    if !stats.tunnels.is_empty() {
+        html!(&mut main; "<h2>Tunnels of tenants</h2><ul class='rows'>");
+        for tunnel in &stats.tunnels {
+            let up = if tunnel.up {
+                State(Grade::Good, "up")
+            } else {
+                State(Grade::Bad, "down")
+            };
+            html!(&mut main; "<li>key " {tunnel.key} " " {up} " " {Bytes(tunnel.rx_bytes)} " in, "
+                {Bytes(tunnel.tx_bytes)} " out, " {tunnel.drops} " packets dropped</li>");
+        }
+        html!(&mut main; "</ul>");
+    }
+    html!(&mut main; "<h2>Instances</h2>");
+    instances::table(scene, &mut main, |instance| instance.node() == Some(uuid));
+    html!(&mut main; "<h2>What happened</h2>");
+    let node = Some(uuid);
+    scene.rows(
+        &mut main,
+        &scene.newest(
+            Query {
+                node,
+                ..Query::default()
+            },
+            50,
+        )?,
+    );
+    Ok(View { title: name, main })
+}
+
+/// The session of a node with the scheduler, if this controller may know it.
+fn session(scene: &Scene<'_>, out: &mut Html, uuid: Uuid) {
+    let Ok(sessions) = &scene.source.sessions() else {
+        return;
+    };
+    for session in sessions
+        .iter()
+        .filter(|session| session.uuid.uuid() == Some(uuid))
+    {
+        html!(out; "<h2>Session</h2>");
+        Facts::of(out)
+            .fact("Address", &session.address)
+            .fact("Stands for", &Span(Duration::from_secs(session.age_s)))
+            .fact("Silent for", &Span(Duration::from_secs(session.idle_s)))
+            .fact(
+                "Received",
+                &format!(
+                    "{} in {} frames",
+                    Bytes(session.bytes_received),
+                    session.frames_received
+                ),
+            )
+            .fact(
+                "Sent",
+                &format!("{} in {} frames", Bytes(session.bytes_sent), session.frames_sent),
+            )
+            .fact(
+                "Waiting",
+                &format!(
+                    "{} in {} frames",
+                    Bytes(session.bytes_waiting),
+                    session.frames_waiting
+                ),
+            )
+            .fact(
+                "Certificate",
+                &format!("{}, serial number {}", session.subject, session.serial),
+            )
+            .fact("Issued by", &session.issuer)
+            .end();
+    }
+}
+
+fn figures(scene: &Scene<'_>, out: &mut Html, uuid: Uuid) -> Result<(), Missing> {
+    let asked = scene.params.get("span");
+    let (asked, seconds) = SPANS
+        .into_iter()
+        .find(|(word, _)| *word == asked)
+        .unwrap_or(SPANS[0]);
+    html!(out; "<nav class='states' aria-label='Span of time'>");
+    for (word, _) in SPANS {
+        let current = if word == asked { "true" } else { "false" };
+        html!(out; "<a href='" {scene.params.query(&[("span", word)])} "' aria-current='" {current} "'>" {word} "</a>");
+    }
+    html!(out; "</nav>");
+    let since = scene
+        .now()
+        .checked_sub(Duration::from_secs(seconds))
+        .unwrap_or(scene.now());
+    let figures = scene.source.figures(uuid, since)?;
+    let points = |figure: fn(&Figures) -> i64| figures.iter().map(|f| (f.at, figure(f))).collect::<Vec<_>>();
+    let used = |free: i64, total: i64| {
+        if free < 0 || total < 0 {
+            -1
+        } else {
+            (total - free).max(0)
+        }
+    };
+    let most = |total: fn(&Figures) -> i64| figures.last().map(total).filter(|total| *total > 0);
+    html!(out; "<div class='charts'>");
+    let series = [
+        ("Load", points(|f| f.load), None, known as fn(i64) -> String),
+        (
+            "Memory used",
+            figures
+                .iter()
+                .map(|f| (f.at, used(f.mem_available_mb, f.mem_total_mb)))
+                .collect(),
+            most(|f| f.mem_total_mb),
+            megabytes,
+        ),
+        (
+            "Disk used",
+            figures
+                .iter()
+                .map(|f| (f.at, used(f.disk_available_mb, f.disk_total_mb)))
+                .collect(),
+            most(|f| f.disk_total_mb),
+            megabytes,
+        ),
+        ("Instances", points(|f| f.instances), None, known),
+    ];
+    for (title, points, most, words) in series {
+        let series = Series {
+            title,
+            points,
+            most,
+            words,
+        };
+        series.show(out);
+    }
+    html!(out; "</div>");
+    if figures.is_empty() {
+        return Ok(());
+    }
+    html!(out; "<details><summary>The figures as a table</summary><div class='scroll'><table><thead><tr>"
+        "<th scope='col'>Time (UTC)</th><th scope='col' class='n'>Load</th><th scope='col' class='n'>Free memory</th>"
+        "<th scope='col' class='n'>Free disk</th><th scope='col' class='n'>Instances</th></tr></thead><tbody>");
+    for figure in figures.iter().rev().take(super::table::ROWS) {
+        html!(out; "<tr><td>" {super::rfc(time(figure.at))} "</td><td class='n'>" {known(figure.load)}
+            "</td><td class='n'>" {megabytes(figure.mem_available_mb)} "</td><td class='n'>"
+            {megabytes(figure.disk_available_mb)} "</td><td class='n'>" {known(figure.instances)} "</td></tr>");
+    }
+    html!(out; "</tbody></table></div></details>");
+    Ok(())
+}

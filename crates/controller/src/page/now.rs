@@ -1,0 +1,305 @@
+//! The first page: what is wrong now, and what changed last.
+
+use std::time::Duration;
+
+use super::html::{Html, Show, html};
+use super::params::encode;
+use super::words::{Bytes, Grade, Link, State};
+use super::{Made, Scene, View, instances, nodes, workloads};
+use crate::Query;
+
+/// So many things of one kind are named; the rest is a number.
+const NAMED: usize = 8;
+/// A certificate that ends within this time is told of.
+const SOON: Duration = Duration::from_secs(30 * 86_400);
+/// One that ends within this time is a fault.
+const VERY_SOON: Duration = Duration::from_secs(3 * 86_400);
+/// A queue with more bytes than this is told of.
+const BACKLOG: u64 = 1 << 20;
+
+/// Things of one kind that are wrong.
+struct Problem {
+    grade: Grade,
+    /// What is wrong, in a sentence.
+    what: Html,
+    /// Where more of it is shown.
+    to: String,
+    named: Vec<Html>,
+}
+
+impl Problem {
+    fn new(grade: Grade, to: &str, what: &(impl Show + ?Sized)) -> Self {
+        Self {
+            grade,
+            what: shown(what),
+            to: to.to_owned(),
+            named: Vec::new(),
+        }
+    }
+}
+
+fn shown(what: &(impl Show + ?Sized)) -> Html {
+    let mut out = Html::default();
+    out.show(what);
+    out
+}
+
+pub(super) fn view(scene: &Scene<'_>) -> Made {
+    let mut main = Html::default();
+    let mut problems = problems(scene);
+    problems.sort_by_key(|problem| problem.grade);
+    html!(&mut main; "<h1 class='only-heard'>Now</h1>");
+    tiles(scene, &mut main);
+    html!(&mut main; "<section aria-labelledby='wrong'><h2 id='wrong'>What is wrong now</h2>");
+    if problems.is_empty() {
+        html!(&mut main; "<p class='well'>" {State(Grade::Good, "Nothing is wrong.")} "</p>");
+    } else {
+        html!(&mut main; "<ul class='problems'>");
+        for problem in &problems {
+            let state = match problem.grade {
+                Grade::Bad => State(Grade::Bad, "wrong"),
+                Grade::Warn => State(Grade::Warn, "warning"),
+                grade => State(grade, "under way"),
+            };
+            html!(&mut main; "<li>" {state} " <div><a href='" {problem.to} "'>" {problem.what} "</a>");
+            if !problem.named.is_empty() {
+                html!(&mut main; "<p>");
+                for (at, named) in problem.named.iter().take(NAMED).enumerate() {
+                    if at > 0 {
+                        html!(&mut main; ", ");
+                    }
+                    main.show(named);
+                }
+                if problem.named.len() > NAMED {
+                    html!(&mut main; " and " {problem.named.len() - NAMED} " more");
+                }
+                html!(&mut main; "</p>");
+            }
+            html!(&mut main; "</div></li>");
+        }
+        html!(&mut main; "</ul>");
+    }
+    html!(&mut main; "</section><section aria-labelledby='last'><h2 id='last'>What changed last</h2>");
+    scene.rows(&mut main, &scene.newest(Query::default(), 30)?);
+    html!(&mut main; "<p><a href='/events'>All events</a></p></section>");
+    Ok(View {
+        title: "Now".into(),
+        main,
+    })
+}
+
+/// The cluster in four numbers.
+fn tiles(scene: &Scene<'_>, out: &mut Html) {
+    let picture = scene.picture;
+    let (mut running, mut wanted) = (0, 0);
+    for status in picture.kept.status.values() {
+        running += status.running;
+        wanted += status.wanted;
+    }
+    let connected = picture.view.nodes().filter(|node| node.connected).count();
+    let all = instances::all(scene);
+    let active = all
+        .iter()
+        .filter(|instance| instance.state().0 == Grade::Good)
+        .count();
+    let tiles = [
+        (
+            "/workloads",
+            "Wanted instances that run",
+            u64::from(running),
+            u64::from(wanted),
+        ),
+        (
+            "/nodes",
+            "Nodes connected",
+            connected as u64,
+            picture.view.nodes().count() as u64,
+        ),
+        ("/instances", "Instances active", active as u64, all.len() as u64),
+    ];
+    html!(out; "<ul class='tiles'>");
+    for (to, name, some, all) in tiles {
+        html!(out; "<li><a href='" {to} "'><b>" {some} "</b> of " {all} "<span>" {name} "</span></a></li>");
+    }
+    html!(out; "<li><a href='/workloads'><b>" {picture.kept.state.workloads.len()} "</b><span>Workloads</span></a></li></ul>");
+}
+
+fn problems(scene: &Scene<'_>) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let health = &scene.picture.kept.health;
+    if !health.online {
+        let what = "There is no session with the scheduler: what is shown is what was known last";
+        problems.push(Problem::new(Grade::Bad, "/events?kind=session", what));
+    } else if !health.told {
+        problems.push(Problem::new(
+            Grade::Wait,
+            "/nodes",
+            "The scheduler is still telling of its nodes",
+        ));
+    }
+    if let Err(why) = &health.store {
+        let what = format!("The database takes nothing, so nothing new is started: {why}");
+        problems.push(Problem::new(Grade::Bad, "/events?kind=store", &what));
+    }
+    if health.online && !health.leads {
+        let what = "Another controller leads: this one reads, and starts nothing";
+        problems.push(Problem::new(Grade::Warn, "/events?kind=session", what));
+    }
+    of_workloads(scene, &mut problems);
+    of_nodes(scene, &mut problems);
+    of_instances(scene, &mut problems);
+    of_sessions(scene, &mut problems);
+    of_certificates(scene, &mut problems);
+    problems
+}
+
+fn of_workloads(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
+    for listed in workloads::all(scene) {
+        let State(grade, word) = listed.state();
+        if grade == Grade::Good || word == "deleting" {
+            continue;
+        }
+        let (status, why) = (&listed.status, listed.why());
+        let mut what = Html::default();
+        let name = &listed.workload.name;
+        html!(&mut what; "Workload " {name} " is " {word} ": " {status.running} " of " {status.wanted} " run");
+        if !why.is_empty() {
+            html!(&mut what; "; " {why});
+        }
+        problems.push(Problem::new(
+            grade,
+            &format!("/workloads/{}", encode(name)),
+            &what,
+        ));
+    }
+}
+
+/// A problem for all things of a kind that are in the same state, if there are any.
+fn together(
+    problems: &mut Vec<Problem>,
+    grade: Grade,
+    to: &'static str,
+    (one, many): (&str, &str),
+    named: Vec<Html>,
+) {
+    let what = match named.len() {
+        0 => return,
+        1 => format!("1 {one}"),
+        count => format!("{count} {many}"),
+    };
+    let mut problem = Problem::new(grade, to, &what);
+    problem.named = named;
+    problems.push(problem);
+}
+
+fn of_nodes(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
+    for (word, grade, to, words) in [
+        (
+            "gone",
+            Grade::Bad,
+            "/nodes?state=gone",
+            ("node is gone", "nodes are gone"),
+        ),
+        (
+            "offline",
+            Grade::Bad,
+            "/nodes?state=offline",
+            ("node takes no commands", "nodes take no commands"),
+        ),
+        (
+            "late",
+            Grade::Warn,
+            "/nodes?state=late",
+            ("node is late with its STATS", "nodes are late with their STATS"),
+        ),
+        (
+            "full",
+            Grade::Warn,
+            "/nodes?state=full",
+            ("node is full", "nodes are full"),
+        ),
+        (
+            "maintenance",
+            Grade::Wait,
+            "/nodes?state=maintenance",
+            ("node is in maintenance", "nodes are in maintenance"),
+        ),
+    ] {
+        let nodes = scene
+            .picture
+            .view
+            .nodes()
+            .filter(|node| nodes::state(node).1 == word);
+        let named = nodes.map(|node| shown(&nodes::link(node))).collect();
+        together(problems, grade, to, words, named);
+    }
+}
+
+fn of_instances(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
+    let all = instances::all(scene);
+    for (word, to, words) in [
+        (
+            "failed",
+            "/instances?state=failed",
+            ("wanted instance has failed", "wanted instances have failed"),
+        ),
+        (
+            "hung",
+            "/instances?state=hung",
+            ("instance hangs", "instances hang"),
+        ),
+        (
+            "missing",
+            "/instances?state=missing",
+            (
+                "instance is missing on its node",
+                "instances are missing on their nodes",
+            ),
+        ),
+        (
+            "exit failed",
+            "/instances?state=exit%20failed",
+            ("instance could not be stopped", "instances could not be stopped"),
+        ),
+    ] {
+        let found = all.iter().filter(|instance| instance.state().1 == word);
+        let named = found.map(|instance| shown(&instance.link())).collect();
+        together(problems, Grade::Bad, to, words, named);
+    }
+}
+
+fn of_sessions(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
+    let Ok(sessions) = &scene.source.sessions() else {
+        return;
+    };
+    let full = sessions.iter().filter(|session| session.bytes_waiting >= BACKLOG);
+    let named = full.map(|session| {
+        let mut out = Html::default();
+        match session.uuid.uuid() {
+            Some(uuid) => html!(&mut out; {Link { to: "nodes", ..scene.node(uuid) }}),
+            None => html!(&mut out; {session.address}),
+        }
+        html!(&mut out; " (" {Bytes(session.bytes_waiting)} ")");
+        out
+    });
+    let words = ("session has a full queue", "sessions have full queues");
+    together(
+        problems,
+        Grade::Warn,
+        "/sessions?sort=-waiting",
+        words,
+        named.collect(),
+    );
+}
+
+fn of_certificates(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
+    for (whose, end) in &scene.picture.certificates {
+        let left = end.duration_since(scene.now()).unwrap_or_default();
+        if left < SOON {
+            let grade = if left < VERY_SOON { Grade::Bad } else { Grade::Warn };
+            let mut what = Html::default();
+            html!(&mut what; "The certificate of " {*whose} " ends " {scene.age(*end)});
+            problems.push(Problem::new(grade, "/sessions", &what));
+        }
+    }
+}

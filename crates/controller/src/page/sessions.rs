@@ -1,0 +1,103 @@
+//! The sessions of the scheduler, as far as this controller may know them.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::html::{Html, html};
+use super::table::{Table, column, number};
+use super::words::{Bytes, Grade, Span, State};
+use super::{Facts, Scene, View};
+use ssntp::payload::SessionEntry;
+
+/// A session that has been silent for longer is pointed out: agents send STATS every 30 s.
+const SILENT: u64 = 120;
+
+fn state(session: &SessionEntry) -> State {
+    match session {
+        one if one.bytes_waiting > 0 => State(Grade::Warn, "backlog"),
+        one if one.idle_s > SILENT => State(Grade::Wait, "silent"),
+        _ => State(Grade::Good, "flowing"),
+    }
+}
+
+pub(super) fn list(scene: &Scene<'_>) -> View {
+    let mut main = Html::default();
+    html!(&mut main; "<h1>Sessions</h1>");
+    let mut facts = Facts::of(&mut main);
+    for (whose, end) in &scene.picture.certificates {
+        let mut value = Html::default();
+        html!(&mut value; "ends " {scene.age(*end)});
+        facts = facts.fact(&format!("Certificate of {whose}"), &value);
+    }
+    facts.end();
+    match &scene.source.sessions() {
+        Ok(sessions) => table(scene, &mut main, sessions),
+        Err(why) => html!(&mut main; "<p>The scheduler does not tell its sessions: " {why} "</p>"),
+    }
+    View {
+        title: "Sessions".into(),
+        main,
+    }
+}
+
+fn table(scene: &Scene<'_>, out: &mut Html, sessions: &[SessionEntry]) {
+    struct Listed<'a> {
+        session: &'a SessionEntry,
+        name: &'a str,
+        node: Option<Uuid>,
+    }
+    #[rustfmt::skip] // A table: one entry a column.
+    let columns = [
+        column("client", "Client", "name", |row: &Listed<'_>| row.name.into(),
+            |row, out| match row.node {
+                    Some(uuid) => html!(out; "<a href='/nodes/" {uuid} "'>" {row.name} "</a>"),
+                    None => html!(out; {row.name}),
+            }),
+        column("roles", "Roles", "opt", |row| row.session.roles.clone().into(),
+            |row, out| out.show(&row.session.roles)),
+        column("state", "State", "", |row| number(state(row.session).0 as i64),
+            |row, out| out.show(&state(row.session))),
+        column("waiting", "Backlog", "n", |row| number(row.session.bytes_waiting),
+            |row, out| html!(out; {Bytes(row.session.bytes_waiting)} "<small> in " {row.session.frames_waiting} "</small>")),
+        column("received", "Received", "n opt", |row| number(row.session.bytes_received),
+            |row, out| out.show(&Bytes(row.session.bytes_received))),
+        column("sent", "Sent", "n opt", |row| number(row.session.bytes_sent),
+            |row, out| out.show(&Bytes(row.session.bytes_sent))),
+        column("idle", "Silent for", "n", |row| number(row.session.idle_s),
+            |row, out| out.show(&Span(Duration::from_secs(row.session.idle_s)))),
+        column("age", "Stands for", "n opt", |row| number(row.session.age_s),
+            |row, out| out.show(&Span(Duration::from_secs(row.session.age_s)))),
+        column("address", "Address", "opt", |row| row.session.address.clone().into(),
+            |row, out| out.show(&row.session.address)),
+        column("certificate", "Certificate", "opt", |row| row.session.subject.clone().into(),
+            |row, out| out.show(&row.session.subject)),
+    ];
+    let table = Table {
+        caption: "Sessions",
+        columns: &columns,
+        id: |row| format!("s{:08}", row.session.number),
+        find: |row| {
+            let one = row.session;
+            format!(
+                "{} {} {} {} {}",
+                row.name, one.uuid, one.roles, one.address, one.subject
+            )
+        },
+        state: |row| Some(state(row.session)),
+        sort: "-waiting",
+        empty: "There is no session.",
+    };
+    let rows = sessions.iter().map(|session| {
+        let known = session.uuid.uuid().and_then(|uuid| scene.picture.view.node(uuid));
+        let name = known
+            .map(|node| node.stats.hostname.as_str())
+            .filter(|name| !name.is_empty());
+        Listed {
+            session,
+            name: name.unwrap_or(session.uuid.as_str()),
+            node: known.map(|node| node.uuid),
+        }
+    });
+    table.show(out, scene.params, rows.collect());
+}

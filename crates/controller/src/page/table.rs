@@ -1,0 +1,351 @@
+//! Tables that sort and filter, with their state in the address.
+//!
+//! | parameter | means |
+//! |---|---|
+//! | `q` | only rows that have all of these words |
+//! | `state` | only rows of this state |
+//! | `sort` | by this column; with `-` before it in falling order |
+//! | `page` | from 1 |
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::html::{Html, html};
+use super::params::Params;
+use super::words::{Grade, State};
+
+/// The rows of a page: enough to look around, and few enough for a phone.
+pub(crate) const ROWS: usize = 200;
+
+/// What rows are sorted by.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Key {
+    Number(f64),
+    Text(String),
+}
+
+impl From<String> for Key {
+    /// A text is sorted without regard to case, and numbers in it by their value: `web-2` stands
+    /// before `web-10`.
+    fn from(text: String) -> Self {
+        let mut sorted = String::with_capacity(text.len());
+        let mut digits = String::new();
+        for c in text.to_lowercase().chars().chain(['\0']) {
+            if c.is_ascii_digit() {
+                digits.push(c);
+                continue;
+            }
+            if !digits.is_empty() {
+                let _ = write!(sorted, "{:0>20}", digits.trim_start_matches('0'));
+                digits.clear();
+            }
+            sorted.push(c);
+        }
+        Self::Text(sorted)
+    }
+}
+
+impl From<&str> for Key {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
+    }
+}
+
+/// A number to sort by. The figures of a cluster are far below the 2^53 up to which this is exact.
+#[expect(clippy::cast_precision_loss, reason = "only the order counts")]
+pub(crate) fn number(value: impl TryInto<i64>) -> Key {
+    Key::Number(value.try_into().unwrap_or(i64::MAX) as f64)
+}
+
+impl Key {
+    fn order(&self, other: &Self) -> Ordering {
+        match (self, other) {
+            (Self::Number(a), Self::Number(b)) => a.total_cmp(b),
+            (Self::Text(a), Self::Text(b)) => a.cmp(b),
+            (Self::Number(_), Self::Text(_)) => Ordering::Less,
+            (Self::Text(_), Self::Number(_)) => Ordering::Greater,
+        }
+    }
+}
+
+pub(crate) struct Column<T> {
+    key: &'static str,
+    title: &'static str,
+    /// `n` for numbers, `opt` for what a narrow screen leaves out.
+    class: &'static str,
+    sort: fn(&T) -> Key,
+    cell: fn(&T, &mut Html),
+}
+
+/// A column: its key in the address, its title, the class of its cells, what it is sorted by, and
+/// what it shows.
+pub(crate) fn column<T>(
+    key: &'static str,
+    title: &'static str,
+    class: &'static str,
+    sort: fn(&T) -> Key,
+    cell: fn(&T, &mut Html),
+) -> Column<T> {
+    Column {
+        key,
+        title,
+        class,
+        sort,
+        cell,
+    }
+}
+
+/// A table of rows of one type.
+pub(crate) struct Table<'a, T> {
+    /// What the rows are, for people who hear the page.
+    pub(crate) caption: &'static str,
+    pub(crate) columns: &'a [Column<T>],
+    /// The id of a row's element, which is the same as long as it is the same thing.
+    pub(crate) id: fn(&T) -> String,
+    /// The text in which words are looked for.
+    pub(crate) find: fn(&T) -> String,
+    /// The state of a row, if rows have one.
+    pub(crate) state: fn(&T) -> Option<State>,
+    /// The column by which rows are sorted if the address does not say.
+    pub(crate) sort: &'static str,
+    /// What is said if there are no rows at all.
+    pub(crate) empty: &'static str,
+}
+
+impl<T> Table<'_, T> {
+    pub(crate) fn show(&self, out: &mut Html, params: &Params, mut rows: Vec<T>) {
+        if rows.is_empty() {
+            return html!(out; "<p class='empty'>" {self.empty} "</p>");
+        }
+        let all = rows.len();
+        let words = params.get("q").to_lowercase();
+        if !words.is_empty() {
+            rows.retain(|row| {
+                let text = (self.find)(row).to_lowercase();
+                words.split_whitespace().all(|word| text.contains(word))
+            });
+        }
+        self.tools(out, params, &rows, all);
+        let state = params.get("state");
+        if !state.is_empty() {
+            rows.retain(|row| (self.state)(row).is_some_and(|State(_, word)| word == state));
+        }
+        self.order(params, &mut rows);
+        let found = rows.len();
+        let pages = found.div_ceil(ROWS).max(1);
+        let page = params.number("page").unwrap_or(1).clamp(1, pages);
+        let shown = rows.into_iter().skip((page - 1) * ROWS).take(ROWS);
+        self.body(out, params, shown);
+        if found == 0 {
+            html!(out; "<p class='empty'>No row has these words and this state.</p>");
+        }
+        pager(out, params, page, pages, found);
+    }
+
+    fn order(&self, params: &Params, rows: &mut [T]) {
+        let (column, falls) = self.sorted_by(params);
+        let Some(column) = column else { return };
+        // The id decides between equal rows, so that the order is the same on each page.
+        let key = |row: &T| ((column.sort)(row), (self.id)(row));
+        rows.sort_by_cached_key(|row| {
+            let (key, id) = key(row);
+            Sorted { key, id, falls }
+        });
+    }
+
+    /// The column, and whether in falling order.
+    fn sorted_by(&self, params: &Params) -> (Option<&Column<T>>, bool) {
+        let known = |name: &str| self.columns.iter().find(|column| column.key == name);
+        let asked = params.get("sort");
+        let name = asked.strip_prefix('-').unwrap_or(asked);
+        match known(name) {
+            Some(column) => (Some(column), asked.starts_with('-')),
+            None => {
+                let name = self.sort.strip_prefix('-').unwrap_or(self.sort);
+                (known(name), self.sort.starts_with('-'))
+            }
+        }
+    }
+
+    /// The field for words, and a link for each state with the number of its rows.
+    fn tools(&self, out: &mut Html, params: &Params, rows: &[T], all: usize) {
+        html!(out; "<div class='tools'><form role='search'>"
+            "<label><span class='only-heard'>Rows that have these words</span>"
+            "<input type='search' name='q' id='q' placeholder='Filter' value='" {params.get("q")} "'></label>");
+        for (name, value) in params.without(&["q", "page"]) {
+            html!(out; "<input type='hidden' name='" {name} "' value='" {value} "'>");
+        }
+        html!(out; "<button>Filter</button></form>");
+        let mut states = BTreeMap::<&str, usize>::new();
+        for State(_, word) in rows.iter().filter_map(self.state) {
+            *states.entry(word).or_default() += 1;
+        }
+        if !states.is_empty() {
+            let asked = params.get("state");
+            html!(out; "<nav class='states' aria-label='States'>");
+            state_link(out, params, "", "all", rows.len(), asked);
+            for (state, count) in &states {
+                state_link(out, params, state, state, *count, asked);
+            }
+            html!(out; "</nav>");
+        }
+        if rows.len() != all {
+            html!(out; "<p class='count'>" {rows.len()} " of " {all} "</p>");
+        }
+        html!(out; "</div>");
+    }
+
+    fn body(&self, out: &mut Html, params: &Params, rows: impl Iterator<Item = T>) {
+        let (sorted, falls) = self.sorted_by(params);
+        let sorted = sorted.map_or("", |column| column.key);
+        html!(out; "<div class='scroll' tabindex='0' role='region' aria-label='" {self.caption}
+            "'><table><caption class='only-heard'>" {self.caption} "</caption><thead><tr>");
+        for column in self.columns {
+            let is_sorted = column.key == sorted;
+            let (sign, heard, next) = match (is_sorted, falls) {
+                (true, false) => ("▲", "ascending", format!("-{}", column.key)),
+                (true, true) => ("▼", "descending", column.key.to_owned()),
+                (false, _) => ("", "none", column.key.to_owned()),
+            };
+            let query = params.query(&[("sort", &next), ("page", "")]);
+            html!(out; "<th scope='col' class='" {column.class} "' aria-sort='" {heard} "'><a href='"
+                {query} "'>" {column.title} "<span class='sign' aria-hidden='true'>" {sign} "</span></a></th>");
+        }
+        html!(out; "</tr></thead><tbody>");
+        for row in rows {
+            let is_past = (self.state)(&row).is_some_and(|State(grade, _)| grade == Grade::Past);
+            let class = if is_past { "over" } else { "" };
+            html!(out; "<tr id='" {(self.id)(&row)} "' class='" {class} "'>");
+            for column in self.columns {
+                html!(out; "<td class='" {column.class} "'>");
+                (column.cell)(&row, out);
+                html!(out; "</td>");
+            }
+            html!(out; "</tr>");
+        }
+        html!(out; "</tbody></table></div>");
+    }
+}
+
+#[derive(PartialEq)]
+struct Sorted {
+    key: Key,
+    id: String,
+    falls: bool,
+}
+
+impl Eq for Sorted {}
+
+impl PartialOrd for Sorted {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Sorted {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let order = self.key.order(&other.key);
+        let order = if self.falls { order.reverse() } else { order };
+        order.then_with(|| self.id.cmp(&other.id))
+    }
+}
+
+fn state_link(out: &mut Html, params: &Params, state: &str, word: &str, count: usize, asked: &str) {
+    let current = if state == asked { "true" } else { "false" };
+    let query = params.query(&[("state", state), ("page", "")]);
+    html!(out; "<a href='" {query} "' aria-current='" {current} "'>" {word} " <b>" {count} "</b></a>");
+}
+
+/// Links to the pages around this one.
+fn pager(out: &mut Html, params: &Params, page: usize, pages: usize, found: usize) {
+    if pages < 2 {
+        return;
+    }
+    html!(out; "<nav class='pager' aria-label='Pages'>");
+    let mut link = |to: usize, word: &str, rel: &str| {
+        if (1..=pages).contains(&to) {
+            let query = params.query(&[("page", &to.to_string())]);
+            html!(out; "<a rel='" {rel} "' href='" {query} "'>" {word} "</a>");
+        } else {
+            html!(out; "<span>" {word} "</span>");
+        }
+    };
+    link(page - 1, "← Back", "prev");
+    link(page + 1, "Next →", "next");
+    html!(out; "<p>Page " {page} " of " {pages} ", " {found} " rows</p></nav>");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(query: &str, count: u32) -> String {
+        let columns = [
+            column("n", "Number", "n", |n: &u32| number(*n), |n, out| out.show(n)),
+            column(
+                "t",
+                "Text",
+                "",
+                |n| format!("{}", n % 3).into(),
+                |n, out| html!(out; "<i>" {n % 3} "</i>"),
+            ),
+        ];
+        let table = Table {
+            caption: "Numbers",
+            columns: &columns,
+            id: |n| format!("r{n:05}"),
+            find: |n| format!("number {n}"),
+            state: |n| Some(State(Grade::Good, if n % 2 == 0 { "even" } else { "odd" })),
+            sort: "n",
+            empty: "There are no numbers.",
+        };
+        let mut out = Html::default();
+        table.show(&mut out, &Params::of_form(query.as_bytes()), (0..count).collect());
+        out.into_string()
+    }
+
+    fn ids(page: &str) -> Vec<u32> {
+        let rows = page.split("<tr id='r").skip(1);
+        rows.map(|row| row[..5].parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn rows_are_filtered_then_sorted_then_paged() {
+        assert_eq!(ids(&table("q=NUMBER+1&sort=-n", 20))[..3], [19, 18, 17]);
+        assert_eq!(ids(&table("state=even", 9)), [0, 2, 4, 6, 8]);
+        // Equal rows stand in the order of their ids, whichever way the column is sorted.
+        assert_eq!(ids(&table("sort=t", 6)), [0, 3, 1, 4, 2, 5]);
+        assert_eq!(ids(&table("sort=-t", 6)), [2, 5, 1, 4, 0, 3]);
+        let page = table("page=3", 1000);
+        assert_eq!((ids(&page)[0], ids(&page).len()), (400, ROWS));
+        assert!(page.contains("Page 3 of 5, 1000 rows"), "{page}");
+        assert!(page.contains("href='?page=4'"), "{page}");
+        // Whatever the address says, there is a page.
+        assert_eq!(ids(&table("page=99999&sort=nothing", 300)).len(), 100);
+        assert_eq!(ids(&table("page=0", 300))[0], 0);
+        assert!(table("q=nothing", 5).contains("No row has these words"));
+        assert!(table("", 0).contains("There are no numbers."));
+    }
+
+    #[test]
+    fn numbers_in_names_count_by_their_value() {
+        let mut names = ["web-10", "Web-9", "web-2b", "web-2", "app"].map(|name| (Key::from(name), name));
+        names.sort_by(|a, b| a.0.order(&b.0));
+        assert_eq!(
+            names.map(|(_, name)| name),
+            ["app", "web-2", "web-2b", "Web-9", "web-10"]
+        );
+    }
+
+    #[test]
+    fn links_keep_the_state_of_the_table() {
+        let page = table("q=1&sort=-n&state=odd", 1000);
+        assert!(
+            page.contains("aria-sort='descending'><a href='?q=1&amp;state=odd&amp;sort=n'"),
+            "{page}"
+        );
+        assert!(page.contains("<input type='hidden' name='state' value='odd'>"));
+        assert!(page.contains("href='?q=1&amp;sort=-n&amp;state=even'"));
+    }
+}

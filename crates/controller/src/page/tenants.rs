@@ -1,0 +1,109 @@
+//! The tenants: their networks, and what goes through their tunnels.
+
+use super::html::{Html, html};
+use super::table::{Table, column, number};
+use super::words::{Bytes, Grade, Link, State};
+use super::{Scene, View};
+use ssntp::payload::{TenantEntry, TunnelStats};
+
+/// A tenant with its tunnels, which the nodes tell of in their STATS.
+struct Listed<'a> {
+    tenant: &'a TenantEntry,
+    tunnels: Vec<&'a TunnelStats>,
+    has_concentrator: bool,
+}
+
+impl Listed<'_> {
+    fn down(&self) -> usize {
+        self.tunnels.iter().filter(|tunnel| !tunnel.up).count()
+    }
+
+    fn state(&self) -> State {
+        match self.down() {
+            _ if !self.has_concentrator => State(Grade::Bad, "no concentrator"),
+            0 => State(Grade::Good, "up"),
+            _ => State(Grade::Warn, "tunnels down"),
+        }
+    }
+
+    fn sum(&self, figure: fn(&TunnelStats) -> u64) -> u64 {
+        self.tunnels
+            .iter()
+            .map(|tunnel| figure(tunnel))
+            .fold(0, u64::saturating_add)
+    }
+}
+
+pub(super) fn list(scene: &Scene<'_>) -> View {
+    let mut main = Html::default();
+    html!(&mut main; "<h1>Tenants</h1>");
+    match &scene.source.tenants() {
+        Ok(tenants) => table(scene, &mut main, tenants),
+        Err(why) => html!(&mut main; "<p>The scheduler does not tell its tenants: " {why} "</p>"),
+    }
+    View {
+        title: "Tenants".into(),
+        main,
+    }
+}
+
+fn table(scene: &Scene<'_>, out: &mut Html, tenants: &[TenantEntry]) {
+    #[rustfmt::skip] // A table: one entry a column.
+    let columns = [
+        column("name", "Tenant", "name", |row: &Listed<'_>| row.tenant.name.as_str().into(),
+            |row, out| out.show(&row.tenant.name)),
+        column("state", "State", "", |row| number(row.state().0 as i64), |row, out| out.show(&row.state())),
+        column("subnet", "Subnet", "", |row| row.tenant.subnet.clone().into(),
+            |row, out| out.show(&row.tenant.subnet)),
+        column("key", "Key", "n opt", |row| number(row.tenant.key), |row, out| out.show(&row.tenant.key)),
+        column("nodes", "Nodes", "n", |row| number(row.tunnels.len()),
+            |row, out| {
+                out.show(&row.tunnels.len());
+                if row.down() > 0 {
+                    html!(out; "<small>, " {row.down()} " down</small>");
+                }
+            }),
+        column("in", "Bytes in", "n", |row| number(row.sum(|tunnel| tunnel.rx_bytes)),
+            |row, out| out.show(&Bytes(row.sum(|tunnel| tunnel.rx_bytes)))),
+        column("out", "Bytes out", "n", |row| number(row.sum(|tunnel| tunnel.tx_bytes)),
+            |row, out| out.show(&Bytes(row.sum(|tunnel| tunnel.tx_bytes)))),
+        column("drops", "Drops", "n opt", |row| number(row.sum(|tunnel| tunnel.drops)),
+            |row, out| out.show(&row.sum(|tunnel| tunnel.drops))),
+        column("concentrator", "Concentrator", "opt", |row| row.tenant.concentrator_ip.clone().into(),
+            |row, out| {
+                html!(out; {row.tenant.concentrator_ip} " ");
+                if let Some(uuid) = row.tenant.concentrator_uuid.uuid() {
+                    out.show(&Link { to: "instances", uuid, name: "" });
+                }
+            }),
+    ];
+    let table = Table {
+        caption: "Tenants",
+        columns: &columns,
+        id: |row| format!("k{}", row.tenant.key),
+        find: |row| {
+            format!(
+                "{} {} {}",
+                row.tenant.name, row.tenant.subnet, row.tenant.tenant_uuid
+            )
+        },
+        state: |row| Some(row.state()),
+        sort: "name",
+        empty: "There is no tenant.",
+    };
+    let view = &scene.picture.view;
+    let rows = tenants.iter().map(|tenant| {
+        let tunnels = view
+            .nodes()
+            .filter(|node| node.connected)
+            .flat_map(|node| &node.stats.tunnels);
+        let concentrator = tenant.concentrator_uuid.uuid();
+        Listed {
+            tenant,
+            tunnels: tunnels.filter(|tunnel| tunnel.key == tenant.key).collect(),
+            has_concentrator: concentrator
+                .is_some_and(|uuid| view.cnci(uuid).is_some() || view.instance(uuid).is_some()),
+        }
+    });
+    table.show(out, scene.params, rows.collect());
+}

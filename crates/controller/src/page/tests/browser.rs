@@ -1,0 +1,211 @@
+//! The pages in a real browser.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::chromium::Chromium;
+use super::views;
+use crate::http::made_up::{self, MadeUp, instance_uuid, node_uuid};
+use crate::http::{Api, ApiConfig};
+use ssntp::payload::Stats;
+use ssntp::proto::Frame;
+
+/// A browser, and pages about a cluster that is made up; none if there is no browser.
+fn start(nodes: u32, each: u32) -> Option<(Chromium, Arc<MadeUp>, Api, tempfile::TempDir)> {
+    let Some(browser) = Chromium::start() else {
+        println!("skipped: there is no chromium-headless-shell");
+        return None;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let made_up = made_up::cluster(nodes, each);
+    let config = ApiConfig::new("127.0.0.1:0".parse().unwrap(), directory.path());
+    let api = Api::serve(config, made_up.clone()).unwrap();
+    Some((browser, made_up, api, directory))
+}
+
+/// Nothing was complained of, and nothing was loaded from anywhere else.
+fn check_quiet(browser: &mut Chromium, site: &str, path: &str) {
+    let (complaints, loaded) = browser.complaints();
+    assert!(complaints.is_empty(), "{path}: {complaints:?}");
+    for url in loaded {
+        assert!(url.starts_with(site), "{path} loads {url}");
+    }
+}
+
+#[test]
+fn each_view_lives_and_loads_nothing_from_elsewhere() {
+    let Some((mut browser, _, api, _directory)) = start(30, 4) else {
+        return;
+    };
+    let site = &api.urls()[0];
+    for path in views() {
+        browser.open(&format!("{site}{path}"));
+        browser.wait_for("document.body.dataset.live === 'live'");
+        let has_main = browser.value("document.querySelector('main h1').textContent.length > 0");
+        assert_eq!(has_main, true, "{path}");
+        check_quiet(&mut browser, site, &path);
+        // Each thing that can be used has a name for people who hear the page.
+        let tree = browser.call("Accessibility.getFullAXTree", json!({}));
+        for node in tree["nodes"].as_array().unwrap() {
+            let role = node["role"]["value"].as_str().unwrap_or_default();
+            let is_named = node["name"]["value"]
+                .as_str()
+                .is_some_and(|name| !name.is_empty());
+            let needs = [
+                "link",
+                "button",
+                "searchbox",
+                "textbox",
+                "img",
+                "image",
+                "heading",
+                "columnheader",
+            ];
+            let ignored = node["ignored"] == true;
+            assert!(ignored || is_named || !needs.contains(&role), "{path}: {node}");
+        }
+        let wide =
+            browser.value("document.documentElement.scrollWidth > document.documentElement.clientWidth");
+        assert_eq!(wide, false, "{path} is wider than its window");
+    }
+    browser.look(390, 844, true);
+    for path in views() {
+        browser.open(&format!("{site}{path}"));
+        let wide =
+            browser.value("document.documentElement.scrollWidth > document.documentElement.clientWidth");
+        assert_eq!(wide, false, "{path} is wider than a phone");
+    }
+}
+
+#[test]
+fn a_change_is_seen_without_a_reload_and_hostile_names_stay_text() {
+    let Some((mut browser, made_up, api, _directory)) = start(3, 2) else {
+        return;
+    };
+    let site = &api.urls()[0];
+    browser.open(&format!("{site}/nodes"));
+    browser.wait_for("document.body.dataset.live === 'live'");
+    browser
+        .value("window.before = document.querySelector('tbody tr'); document.getElementById('q').focus(); 1");
+    let hostile = "<img src=x onerror=alert(1)><script>alert(2)</script>";
+    let stats = Stats {
+        node_uuid: node_uuid(1).into(),
+        hostname: hostile.into(),
+        status: "READY".into(),
+        ..Stats::default()
+    };
+    made_up.see(&Frame::of(&stats));
+    made_up.row(
+        0,
+        "node",
+        None,
+        Some(instance_uuid(0)),
+        Some(node_uuid(1)),
+        hostile,
+    );
+    browser.wait_for("document.querySelector('main').textContent.includes('<img src=x onerror=alert(1)>')");
+    // The rest of the page is the same as before: nothing was loaded again.
+    let kept = browser.value("document.contains(window.before) && document.activeElement.id === 'q'");
+    assert_eq!(kept, true);
+    assert_eq!(
+        browser.value("document.querySelectorAll('main img, main script').length"),
+        0
+    );
+    check_quiet(&mut browser, site, "/nodes");
+    for path in [
+        "/".to_owned(),
+        "/events".to_owned(),
+        format!("/nodes/{}", node_uuid(1)),
+    ] {
+        browser.open(&format!("{site}{path}"));
+        let text = browser.value("document.querySelector('main').textContent");
+        assert!(text.as_str().unwrap().contains(hostile), "{path}: {text}");
+        assert_eq!(
+            browser.value("document.querySelectorAll('main img, main script').length"),
+            0
+        );
+        check_quiet(&mut browser, site, &path);
+    }
+    // Words that are typed select rows, and the address says which.
+    browser.open(&format!("{site}/nodes"));
+    browser.wait_for("document.body.dataset.live === 'live'");
+    let typing = "const q = document.getElementById('q'); q.value = 'n02'; \
+        q.dispatchEvent(new Event('input', { bubbles: true })); 1";
+    browser.value(typing);
+    browser.wait_for("document.querySelectorAll('tbody tr').length === 1 && location.search === '?q=n02'");
+    // A row of the history that is gone makes the page load again.
+    browser.value("window.mark = 1");
+    check_quiet(&mut browser, site, "/nodes");
+}
+
+#[test]
+fn a_thousand_nodes_stay_smooth() {
+    let Some((mut browser, made_up, api, _directory)) = start(1000, 2) else {
+        return;
+    };
+    let site = &api.urls()[0];
+    browser.open(&format!("{site}/nodes"));
+    browser.wait_for("document.body.dataset.live === 'live'");
+    for round in 0..10 {
+        let stats = Stats {
+            node_uuid: node_uuid(round).into(),
+            hostname: format!("aaa-{round}"),
+            status: "READY".into(),
+            ..Stats::default()
+        };
+        made_up.see(&Frame::of(&stats));
+        made_up.row(0, "node", None, None, Some(node_uuid(round)), "x");
+        browser.wait_for(&format!(
+            "document.querySelector('main').textContent.includes('aaa-{round}')"
+        ));
+    }
+    assert_eq!(browser.value("document.querySelectorAll('tbody tr').length"), 200);
+    check_quiet(&mut browser, site, "/nodes");
+}
+
+/// Pictures for the documentation: `SSNTP_SCREENSHOTS=DIR cargo test -p ssntp-controller screenshots`.
+#[test]
+fn screenshots() {
+    let Some(directory) = std::env::var_os("SSNTP_SCREENSHOTS") else {
+        println!("skipped: SSNTP_SCREENSHOTS names no directory");
+        return;
+    };
+    let Some((mut browser, _, api, _directory)) = start(60, 6) else {
+        return;
+    };
+    let site = &api.urls()[0];
+    for (name, width, height, is_dark) in [
+        ("light", 1280, 860, false),
+        ("dark", 1280, 860, true),
+        ("phone", 390, 844, false),
+    ] {
+        browser.look(width, height, is_dark);
+        for path in views() {
+            browser.open(&format!("{site}{path}"));
+            browser.wait_for("document.body.dataset.live === 'live'");
+            let view = path.trim_matches('/').replace('/', "-");
+            let file = Path::new(&directory).join(format!("{view}-{name}.png"));
+            let picture: Value = browser.call("Page.captureScreenshot", json!({ "format": "png" }));
+            fs::write(file, decode(picture["data"].as_str().unwrap())).unwrap();
+        }
+    }
+}
+
+/// Base 64.
+fn decode(text: &str) -> Vec<u8> {
+    let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let (mut bytes, mut held, mut bits) = (Vec::new(), 0_u32, 0);
+    for c in text.bytes().filter(|c| *c != b'=') {
+        let value = alphabet.iter().position(|known| *known == c).unwrap();
+        held = held << 6 | u32::try_from(value).unwrap();
+        bits += 6;
+        if bits >= 8 {
+            bits -= 8;
+            bytes.push(u8::try_from(held >> bits & 0xff).unwrap());
+        }
+    }
+    bytes
+}

@@ -1,0 +1,242 @@
+mod browser;
+mod chromium;
+
+use super::*;
+use crate::http::made_up::{self, instance_uuid, node_uuid};
+
+fn try_page(source: &made_up::MadeUp, path: &str, query: &str) -> Result<String, Missing> {
+    let picture = source.picture().unwrap();
+    let params = Params::of_form(query.as_bytes());
+    let scene = Scene {
+        picture: &picture,
+        source,
+        params: &params,
+    };
+    page(&scene, path)
+}
+
+fn shown(source: &made_up::MadeUp, path: &str, query: &str) -> String {
+    match try_page(source, path, query) {
+        Ok(page) => page,
+        Err(Missing::Unknown) => panic!("{path}: there is no such page"),
+        Err(Missing::Unavailable(why)) => panic!("{path}: {why}"),
+    }
+}
+
+/// The paths of all views.
+pub(crate) fn views() -> Vec<String> {
+    let (node, instance) = (node_uuid(2), instance_uuid(3));
+    let mut views: Vec<_> = MENU.iter().map(|(path, _)| (*path).to_owned()).collect();
+    views.extend([
+        format!("/nodes/{node}"),
+        format!("/instances/{instance}"),
+        format!("/instances/{instance}/output"),
+        "/workloads/web".into(),
+        "/traces/5".into(),
+    ]);
+    views
+}
+
+/// Whether each element that is opened is closed, in the right order.
+fn check_nesting(page: &str) {
+    let mut open: Vec<&str> = Vec::new();
+    for tag in page.split('<').skip(1) {
+        let (tag, _) = tag
+            .split_once('>')
+            .unwrap_or_else(|| panic!("an open tag: <{tag}"));
+        let name = tag.trim_start_matches('/').split([' ', '/']).next().unwrap();
+        let is_void = ["!doctype", "meta", "link", "input"].contains(&name) || tag.ends_with('/');
+        match tag.starts_with('/') {
+            true => assert_eq!(open.pop(), Some(name), "{page}"),
+            false if !is_void => open.push(name),
+            false => {}
+        }
+    }
+    assert_eq!(open, [""; 0]);
+}
+
+#[test]
+fn each_view_is_well_formed_and_has_one_heading() {
+    let source = made_up::cluster(30, 4);
+    for path in views() {
+        let page = shown(&source, &path, "");
+        check_nesting(&page);
+        assert_eq!(page.matches("<h1").count(), 1, "{path}");
+        assert!(page.contains("aria-current='page'"), "{path}");
+    }
+    for path in [
+        "/nothing",
+        "/nodes/5",
+        "/nodes/5be1c0de-0000-0000-0000-00000000ffff",
+        "/workloads/none",
+        "/traces/1",
+    ] {
+        assert!(
+            matches!(try_page(&source, path, ""), Err(Missing::Unknown)),
+            "{path}"
+        );
+    }
+}
+
+#[test]
+fn the_first_page_says_what_is_wrong_and_what_changed_last() {
+    let source = made_up::cluster(30, 4);
+    let page = shown(&source, "/", "");
+    for wrong in [
+        "Workload api is rolling: 3 of 3 run",
+        "Workload worker is paused",
+        "1 node is gone",
+        "1 node is late with its STATS",
+        "1 session has a full queue",
+        "The certificate of this controller ends",
+        "in 9 d",
+    ] {
+        assert!(page.contains(wrong), "{wrong}: {page}");
+    }
+    assert!(!page.contains("certificate of the scheduler"));
+    // What is wrong stands before what to look at, whichever it was found by.
+    let at = |text| page.find(text).unwrap();
+    assert!(at("1 node is gone") < at("1 node is late"));
+    assert!(at("1 of 3 instances have version 4") < at("killed SIGKILL, out of memory"));
+    source.change(|kept| {
+        kept.health.online = false;
+        kept.health.store = Err("disk <full>".into());
+    });
+    let page = shown(&source, "/", "");
+    assert!(page.contains("There is no session with the scheduler"));
+    assert!(page.contains("disk &lt;full&gt;"));
+    let calm = made_up::cluster(0, 0);
+    calm.change(|kept| {
+        kept.state.workloads.clear();
+        kept.status.clear();
+    });
+    calm.picture.lock().unwrap().certificates.clear();
+    assert!(shown(&calm, "/", "").contains("Nothing is wrong."));
+}
+
+#[test]
+fn what_was_is_told_from_what_is_by_words() {
+    let source = made_up::cluster(30, 4);
+    let gone = shown(&source, &format!("/nodes/{}", node_uuid(2)), "");
+    assert!(gone.contains("What the node does now is not known."), "{gone}");
+    assert!(gone.contains("<i aria-hidden='true'>○</i>was active"), "{gone}");
+    let here = shown(&source, &format!("/nodes/{}", node_uuid(1)), "");
+    assert!(
+        !here.contains("is not known") && here.contains("</i>ready"),
+        "{here}"
+    );
+}
+
+#[test]
+fn hostile_names_are_text_on_every_page() {
+    let source = made_up::cluster(3, 2);
+    let hostile = "<img src=x onerror=alert(1)>'\"&";
+    let stats = ssntp::payload::Stats {
+        node_uuid: node_uuid(0).into(),
+        hostname: hostile.into(),
+        instances: vec![ssntp::payload::InstanceStats {
+            instance_uuid: instance_uuid(0).into(),
+            name: hostile.into(),
+            detail: hostile.into(),
+            state: "exited".into(),
+            labels: [("tier".to_owned(), hostile.to_owned())].into(),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    source.see(&ssntp::proto::Frame::of(&stats));
+    source.row(
+        1,
+        hostile,
+        Some(hostile.into()),
+        Some(instance_uuid(0)),
+        Some(node_uuid(0)),
+        hostile,
+    );
+    let mut paths = views();
+    paths.extend([
+        format!("/nodes/{}", node_uuid(0)),
+        format!("/instances/{}", instance_uuid(0)),
+    ]);
+    for path in paths {
+        let query = format!(
+            "q=img&sort={0}&state={0}&kind={0}&other={0}",
+            params::encode(hostile)
+        );
+        for query in ["", &query] {
+            let page = shown(&source, &path, query);
+            assert!(
+                !page.contains("<img") && !page.contains("<script>"),
+                "{path}: {page}"
+            );
+            check_nesting(&page);
+        }
+    }
+    assert!(shown(&source, "/nodes", "").contains("&lt;img src=x onerror=alert(1)&gt;"));
+}
+
+#[test]
+fn a_thousand_nodes_fit_into_pages() {
+    let source = made_up::cluster(1000, 10);
+    for (path, most) in [
+        ("/", 40_000),
+        ("/nodes", 250_000),
+        ("/instances", 250_000),
+        ("/sessions", 250_000),
+    ] {
+        let page = shown(&source, path, "");
+        assert!(page.len() < most, "{path}: {}", page.len());
+    }
+    assert!(shown(&source, "/nodes", "page=5").contains("Page 5 of 5, 1000 rows"));
+    assert!(shown(&source, "/instances", "q=rack7-n03").contains("10 of 10000"));
+}
+
+#[test]
+fn events_are_paged_by_their_numbers() {
+    let source = made_up::cluster(0, 0);
+    source.forget(8);
+    for n in 0..450 {
+        source.row(
+            1,
+            if n % 2 == 0 { "node" } else { "gone" },
+            None,
+            None,
+            None,
+            &format!("row {n}"),
+        );
+    }
+    let ids = |query: &str| {
+        let page = shown(&source, "/events", query);
+        let ids: Vec<i64> = page
+            .split("<tr id='e")
+            .skip(1)
+            .map(|row| row.split('\'').next().unwrap().parse().unwrap())
+            .collect();
+        (ids, page)
+    };
+    let first = source
+        .rows(&Query {
+            limit: 1,
+            ..Query::default()
+        })
+        .unwrap()[0]
+        .id;
+    let last = first + 449;
+    let (newest, page) = ids("");
+    assert_eq!((newest[0], newest.len()), (last, 200));
+    assert!(
+        page.contains(&format!("rel='next' href='?before={}'", last - 199)),
+        "{page}"
+    );
+    let (older, page) = ids(&format!("before={}", last - 199));
+    assert_eq!((older[0], older[199]), (last - 200, last - 399));
+    let (again, _) = ids(&format!("after={}", last - 200));
+    assert!(page.contains(&format!("href='?after={}'", last - 200)));
+    assert_eq!(again, newest);
+    assert_eq!(ids("sort=id").0[0], first);
+    let (found, _) = ids("q=row+44&kind=gone");
+    assert_eq!(
+        found,
+        [first + 449, first + 447, first + 445, first + 443, first + 441]
+    );
+}

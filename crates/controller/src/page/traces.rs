@@ -1,0 +1,213 @@
+//! The way of a frame, hop by hop.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use super::chart::{Bar, waterfall};
+use super::html::{Html, html};
+use super::table::{Table, column, number};
+use super::words::{Age, Link, Span, short, time};
+use super::{Facts, Made, Missing, Scene, View};
+use crate::{Query, Row};
+use ssntp::payload::{FrameTrace, timestamp};
+
+/// The newest traces that are listed.
+const LISTED: usize = 1000;
+
+struct Listed {
+    row: Row,
+    trace: FrameTrace,
+    took: Option<Span>,
+    now: std::time::SystemTime,
+}
+
+fn read(row: &Row) -> Option<FrameTrace> {
+    serde_json::from_str(&row.text).ok()
+}
+
+/// All times of a trace that are known, in nanoseconds.
+fn times(trace: &FrameTrace) -> impl Iterator<Item = u64> + '_ {
+    let stamps = trace
+        .nodes
+        .iter()
+        .flat_map(|hop| [&hop.rx_timestamp, &hop.tx_timestamp]);
+    stamps
+        .filter_map(|stamp| timestamp::parse(stamp))
+        .filter(|time| *time > 0)
+}
+
+fn took(trace: &FrameTrace) -> Option<Span> {
+    let (first, last) = (times(trace).min()?, times(trace).max()?);
+    Some(Span(Duration::from_nanos(last - first)))
+}
+
+pub(super) fn list(scene: &Scene<'_>) -> Made {
+    let kind = Some("trace".to_owned());
+    let rows = scene.newest(
+        Query {
+            kind,
+            ..Query::default()
+        },
+        LISTED,
+    )?;
+    let now = scene.now();
+    let listed = rows.into_iter().filter_map(|row| {
+        let trace = read(&row)?;
+        let took = took(&trace);
+        Some(Listed {
+            row,
+            trace,
+            took,
+            now,
+        })
+    });
+    let mut main = Html::default();
+    html!(&mut main; "<h1>Traces</h1><p class='hint'>Each is the way of one frame. <code>ssntp ctl --trace</code> "
+        "traces a command.</p>");
+    #[rustfmt::skip] // A table: one entry a column.
+    let columns = [
+        column("label", "Frame", "name", |one: &Listed| one.trace.label.as_str().into(),
+            |one, out| {
+                let name = if one.trace.label.is_empty() { &one.trace.operand } else { &one.trace.label };
+                html!(out; "<a href='/traces/" {one.row.id} "'>" {name} "</a>");
+            }),
+        column("operand", "Kind", "", |one| one.trace.operand.clone().into(),
+            |one, out| html!(out; {one.trace.frame_type} " " {one.trace.operand})),
+        column("hops", "Hops", "n", |one| number(one.trace.nodes.len()), |one, out| out.show(&one.trace.nodes.len())),
+        column("took", "Took", "n", |one| number(one.took.as_ref().map_or(0, |span| span.0.as_nanos())),
+            |one, out| out.show(&one.took.as_ref().map(precise).unwrap_or_default())),
+        column("at", "When", "n", |one| number(one.row.at),
+            |one, out| out.show(&Age { at: time(one.row.at), now: one.now })),
+    ];
+    let table = Table {
+        caption: "Traces",
+        columns: &columns,
+        id: |one| format!("t{}", one.row.id),
+        find: |one| format!("{} {}", one.trace.label, one.trace.operand),
+        state: |_| None,
+        sort: "-at",
+        empty: "No frame was traced.",
+    };
+    table.show(&mut main, scene.params, listed.collect());
+    Ok(View {
+        title: "Traces".into(),
+        main,
+    })
+}
+
+/// A span with microseconds, which a hop takes.
+#[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+fn precise(span: &Span) -> String {
+    let micros = span.0.as_nanos() as f64 / 1000.0;
+    match micros {
+        ..1000.0 => format!("{micros:.0} µs"),
+        ..1_000_000.0 => format!("{:.2} ms", micros / 1000.0),
+        _ => format!("{:.2} s", micros / 1_000_000.0),
+    }
+}
+
+pub(super) fn one(scene: &Scene<'_>, row: i64) -> Made {
+    let query = Query {
+        after: Some(row.saturating_sub(1)),
+        limit: 1,
+        ..Query::default()
+    };
+    let rows = scene.source.rows(&query)?;
+    let found = rows.first().filter(|found| found.id == row);
+    let trace = found.and_then(read).ok_or(Missing::Unknown)?;
+    let name = if trace.label.is_empty() {
+        &trace.operand
+    } else {
+        &trace.label
+    };
+    let mut main = Html::default();
+    html!(&mut main; "<p class='way'><a href='/traces'>Traces</a></p><h1>" {name} "</h1>");
+    Facts::of(&mut main)
+        .fact("Frame", &format!("{} {}", trace.frame_type, trace.operand))
+        .fact("Hops", &trace.nodes.len())
+        .fact("Took", &took(&trace).as_ref().map(precise).unwrap_or_default())
+        .fact("Began", &trace.start_timestamp)
+        .end();
+    let begin = times(&trace).min().unwrap_or(0);
+    let mut bars = Vec::new();
+    let mut is_before = false;
+    // When the frame left the hop before.
+    let mut left: Option<u64> = None;
+    for hop in &trace.nodes {
+        let stamp = |text: &str| {
+            timestamp::parse(text)
+                .filter(|time| *time > 0)
+                .map(|time| time - begin)
+        };
+        let (received, sent) = (stamp(&hop.rx_timestamp), stamp(&hop.tx_timestamp));
+        if let (Some(left), Some(received)) = (left, received) {
+            is_before |= received < left;
+            let span = Span(Duration::from_nanos(received.saturating_sub(left)));
+            bars.push(Bar {
+                title: "on its way".into(),
+                class: "wire",
+                from: left.min(received),
+                to: received,
+                words: precise(&span),
+            });
+        }
+        let (from, to) = (received.or(sent).unwrap_or(0), sent.or(received).unwrap_or(0));
+        is_before |= to < from;
+        bars.push(Bar {
+            title: format!("{} {}", hop.ssntp_role, host(scene, hop.ssntp_node_uuid.as_str())),
+            class: "hop",
+            from: from.min(to),
+            to,
+            words: match (received, sent) {
+                (Some(_), Some(_)) => precise(&Span(Duration::from_nanos(to.saturating_sub(from)))),
+                (None, _) => "sent it".into(),
+                (Some(_), None) => "has it".into(),
+            },
+        });
+        left = sent;
+    }
+    let mut sentence = format!("The way of the frame over {} hops:", trace.nodes.len());
+    for bar in &bars {
+        // Writing to a String cannot fail.
+        let _ = write!(sentence, " {}, {};", bar.title, bar.words);
+    }
+    waterfall(&mut main, &sentence, &bars);
+    if is_before {
+        html!(&mut main; "<p class='was'>A hop has a frame before the hop before it sent it: the clocks of these hosts "
+            "differ, so the times between them mean little.</p>");
+    }
+    html!(&mut main; "<details><summary>The hops as a table</summary><div class='scroll'><table><thead><tr>"
+        "<th scope='col'>Role</th><th scope='col'>Who</th><th scope='col'>Received</th><th scope='col'>Sent</th>"
+        "</tr></thead><tbody>");
+    for hop in &trace.nodes {
+        html!(&mut main; "<tr><td>" {hop.ssntp_role} "</td><td>");
+        match hop.ssntp_node_uuid.uuid() {
+            Some(uuid) if scene.picture.view.node(uuid).is_some() => out_link(&mut main, &scene.node(uuid)),
+            _ => html!(&mut main; "<code>" {hop.ssntp_node_uuid} "</code>"),
+        }
+        html!(&mut main; "</td><td>" {hop.rx_timestamp} "</td><td>" {hop.tx_timestamp} "</td></tr>");
+    }
+    html!(&mut main; "</tbody></table></div></details>");
+    let title = name.clone();
+    Ok(View { title, main })
+}
+
+fn out_link(out: &mut Html, link: &Link<'_>) {
+    out.show(link);
+}
+
+/// The name of a hop's host, or the beginning of its UUID.
+fn host(scene: &Scene<'_>, uuid: &str) -> String {
+    let Ok(uuid) = uuid.parse() else {
+        return uuid.chars().take(36).collect();
+    };
+    match scene
+        .picture
+        .view
+        .node(uuid)
+        .filter(|node| !node.stats.hostname.is_empty())
+    {
+        Some(node) => node.stats.hostname.clone(),
+        None => short(uuid),
+    }
+}

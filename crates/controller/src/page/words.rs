@@ -1,0 +1,213 @@
+//! Times, sizes and states in few words.
+
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use uuid::Uuid;
+
+use super::html::{Html, Show, html};
+use ssntp::pki::rfc3339;
+
+/// How good a state is. Each grade has a sign and words of its own, so that no colour is needed to
+/// tell it from the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Grade {
+    /// Something does not work.
+    Bad,
+    /// Something is late, or about to end.
+    Warn,
+    /// It is under way.
+    Wait,
+    /// It works.
+    Good,
+    /// It is over: what is shown was so once.
+    Past,
+}
+
+/// A state: its grade and its word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct State(pub(crate) Grade, pub(crate) &'static str);
+
+impl Show for State {
+    fn show_in(&self, out: &mut Html) {
+        let (class, sign) = match self.0 {
+            Grade::Bad => ("bad", "✕"),
+            Grade::Warn => ("warn", "▲"),
+            Grade::Wait => ("wait", "◐"),
+            Grade::Good => ("good", "●"),
+            Grade::Past => ("past", "○"),
+        };
+        html!(out; "<span class='state " {class} "'><i aria-hidden='true'>" {sign} "</i>" {self.1} "</span>");
+    }
+}
+
+/// Milliseconds since 1970 as a time. One before 1970, which no row of the history has, is 1970.
+pub(crate) fn time(ms: i64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(u64::try_from(ms).unwrap_or(0))
+}
+
+/// A time as its distance from now, with the time itself for those who ask.
+pub(crate) struct Age {
+    pub(crate) at: SystemTime,
+    pub(crate) now: SystemTime,
+}
+
+impl Show for Age {
+    fn show_in(&self, out: &mut Html) {
+        let at = rfc3339(self.at);
+        let words = match self.now.duration_since(self.at) {
+            Ok(past) if past < Duration::from_secs(1) => "now".to_owned(),
+            Ok(past) => format!("{} ago", Span(past)),
+            Err(future) => format!("in {}", Span(future.duration())),
+        };
+        html!(out; "<time datetime='" {at} "' title='" {at} "'>" {words} "</time>");
+    }
+}
+
+/// A span of time in its largest unit.
+pub(crate) struct Span(pub(crate) Duration);
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs();
+        match seconds {
+            0 if !self.0.is_zero() => write!(f, "{} ms", self.0.as_millis()),
+            0..120 => write!(f, "{seconds} s"),
+            120..7200 => write!(f, "{} min", seconds / 60),
+            7200..172_800 => write!(f, "{} h", seconds / 3600),
+            _ => write!(f, "{} d", seconds / 86_400),
+        }
+    }
+}
+
+/// A size in bytes, with three digits.
+pub(crate) struct Bytes(pub(crate) u64);
+
+impl fmt::Display for Bytes {
+    #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut value = self.0 as f64;
+        for unit in ["B", "KB", "MB", "GB", "TB"] {
+            if value < 999.5 {
+                let digits = usize::from(unit != "B" && value < 9.95);
+                return write!(f, "{value:.digits$} {unit}");
+            }
+            value /= 1000.0;
+        }
+        write!(f, "{value:.0} PB")
+    }
+}
+
+/// Megabytes, as STATS count them. A number below 0 is not known.
+pub(crate) fn megabytes(mb: i64) -> String {
+    u64::try_from(mb).map_or_else(
+        |_| "–".to_owned(),
+        |mb| Bytes(mb.saturating_mul(1_000_000)).to_string(),
+    )
+}
+
+/// A number that may be unknown.
+pub(crate) fn known(number: i64) -> String {
+    if number < 0 {
+        "–".to_owned()
+    } else {
+        number.to_string()
+    }
+}
+
+/// A bar of how much of something is used, with the numbers in words.
+pub(crate) struct Used {
+    pub(crate) free: i64,
+    pub(crate) total: i64,
+}
+
+impl Used {
+    /// The used part in percent; none if it is not known.
+    pub(crate) fn percent(&self) -> Option<i64> {
+        let is_known = self.total > 0 && (0..=self.total).contains(&self.free);
+        is_known.then(|| (self.total - self.free).saturating_mul(100) / self.total)
+    }
+}
+
+impl Show for Used {
+    fn show_in(&self, out: &mut Html) {
+        let Some(percent) = self.percent() else {
+            return html!(out; "–");
+        };
+        let class = if percent >= 90 { "bar full" } else { "bar" };
+        html!(out; "<svg class='" {class} "' viewBox='0 0 100 8' preserveAspectRatio='none' aria-hidden='true'>"
+            "<rect class='all' width='100' height='8'/><rect width='" {percent} "' height='8'/></svg> "
+            "<span class='of'>" {megabytes(self.total - self.free)} " of " {megabytes(self.total)} "</span>");
+    }
+}
+
+/// A link to a node, an instance or another thing of a UUID: its name, or the beginning of its UUID.
+pub(crate) struct Link<'a> {
+    pub(crate) to: &'static str,
+    pub(crate) uuid: Uuid,
+    pub(crate) name: &'a str,
+}
+
+impl Show for Link<'_> {
+    fn show_in(&self, out: &mut Html) {
+        let Self { to, uuid, name } = self;
+        html!(out; "<a href='/" {to} "/" {uuid} "' title='" {uuid} "'>");
+        match name.is_empty() {
+            true => html!(out; "<code>" {short(*uuid)} "</code>"),
+            false => out.show(name),
+        }
+        html!(out; "</a>");
+    }
+}
+
+/// The beginning of a UUID, by which commands find it, too.
+pub(crate) fn short(uuid: Uuid) -> String {
+    let mut text = uuid.to_string();
+    text.truncate(8);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_have_few_digits() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.0 KB"),
+            (9_949, "9.9 KB"),
+            (9_951, "10 KB"),
+            (999_499, "999 KB"),
+            (999_501, "1.0 MB"),
+            (64_000_000_000, "64 GB"),
+            (u64::MAX, "18447 PB"),
+        ] {
+            assert_eq!(Bytes(bytes).to_string(), text);
+        }
+        let spans =
+            [0, 1, 119, 120, 7199, 7200, 172_799, 172_800].map(|s| Span(Duration::from_secs(s)).to_string());
+        assert_eq!(
+            spans,
+            ["0 s", "1 s", "119 s", "2 min", "119 min", "2 h", "47 h", "2 d"]
+        );
+        assert_eq!((megabytes(-1), known(-1)), ("–".into(), "–".into()));
+        for (free, total, percent) in [
+            (25, 100, Some(75)),
+            (-1, 100, None),
+            (5, 0, None),
+            (101, 100, None),
+        ] {
+            assert_eq!(Used { free, total }.percent(), percent);
+        }
+        assert_eq!(
+            Used {
+                free: 0,
+                total: i64::MAX
+            }
+            .percent(),
+            Some(1)
+        );
+    }
+}

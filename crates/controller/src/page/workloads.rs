@@ -1,0 +1,173 @@
+//! The workloads, and one workload.
+
+use std::sync::Arc;
+
+use super::html::{Html, Show, html};
+use super::params::encode;
+use super::table::{Table, column, number};
+use super::words::{Grade, State};
+use super::{Facts, Made, Missing, Scene, View, instances};
+use crate::model::{RolloutState, Workload};
+use crate::{Query, Status};
+
+/// A link to a workload.
+pub(super) struct ToWorkload<'a>(&'a str);
+
+pub(super) fn link(name: &str) -> ToWorkload<'_> {
+    ToWorkload(name)
+}
+
+impl Show for ToWorkload<'_> {
+    fn show_in(&self, out: &mut Html) {
+        html!(out; "<a href='/workloads/" {encode(self.0)} "'>" {self.0} "</a>");
+    }
+}
+
+/// A workload, and how it stands.
+pub(super) struct Listed {
+    pub(super) workload: Arc<Workload>,
+    pub(super) status: Status,
+}
+
+impl Listed {
+    pub(super) fn state(&self) -> State {
+        let Self { workload, status } = self;
+        let is_short = status.running < status.wanted;
+        match workload.rollout.state {
+            _ if workload.deleting => State(Grade::Wait, "deleting"),
+            RolloutState::Back => State(Grade::Bad, "gone back"),
+            _ if is_short && status.starting == 0 => State(Grade::Bad, "short"),
+            RolloutState::Rolling => State(Grade::Wait, "rolling"),
+            _ if is_short => State(Grade::Warn, "starting"),
+            RolloutState::Paused => State(Grade::Warn, "paused"),
+            RolloutState::Steady if status.healthy < status.wanted => State(Grade::Warn, "unhealthy"),
+            RolloutState::Steady => State(Grade::Good, "steady"),
+        }
+    }
+
+    /// Why it is not as it should be, in a sentence; empty if that is not known.
+    pub(super) fn why(&self) -> String {
+        let problem = self.status.problem.clone().unwrap_or_default();
+        match problem.is_empty() {
+            true => self.workload.rollout.why.clone(),
+            false => problem,
+        }
+    }
+}
+
+/// All workloads.
+pub(super) fn all(scene: &Scene<'_>) -> Vec<Listed> {
+    let kept = &scene.picture.kept;
+    let workloads = kept.state.workloads.iter();
+    let listed = workloads.map(|(name, workload)| Listed {
+        workload: Arc::clone(workload),
+        status: kept.status.get(name).cloned().unwrap_or_default(),
+    });
+    listed.collect()
+}
+
+pub(super) fn list(scene: &Scene<'_>) -> View {
+    let mut main = Html::default();
+    html!(&mut main; "<h1>Workloads</h1>");
+    #[rustfmt::skip] // A table: one entry a column.
+    let columns = [
+        column("name", "Workload", "name", |row: &Listed| row.workload.name.as_str().into(),
+            |row, out| out.show(&link(&row.workload.name))),
+        column("state", "State", "", |row| number(row.state().0 as i64), |row, out| out.show(&row.state())),
+        column("running", "Running", "n", |row| number(i64::from(row.status.running) - i64::from(row.status.wanted)),
+            |row, out| html!(out; {row.status.running} "<small> of " {row.status.wanted} "</small>")),
+        column("healthy", "Healthy", "n opt", |row| number(row.status.healthy),
+            |row, out| out.show(&row.status.healthy)),
+        column("version", "Version", "n opt", |row| number(i64::try_from(row.workload.version).unwrap_or(i64::MAX)),
+            |row, out| {
+                out.show(&row.workload.version);
+                if row.status.outdated > 0 {
+                    html!(out; "<small> (" {row.status.outdated} " older)</small>");
+                }
+            }),
+        column("why", "Why", "opt", |row| row.why().into(), |row, out| out.show(&row.why())),
+    ];
+    let table = Table {
+        caption: "Workloads",
+        columns: &columns,
+        id: |row| format!("w{}", encode(&row.workload.name)),
+        find: |row| format!("{} {}", row.workload.name, row.why()),
+        state: |row| Some(row.state()),
+        sort: "name",
+        empty: "Nothing is asked for yet: ssntp ctl apply -f FILE asks for a workload.",
+    };
+    table.show(&mut main, scene.params, all(scene));
+    View {
+        title: "Workloads".into(),
+        main,
+    }
+}
+
+pub(super) fn one(scene: &Scene<'_>, name: &str) -> Made {
+    let workload = Some(name.to_owned());
+    let history = scene.newest(
+        Query {
+            workload,
+            ..Query::default()
+        },
+        100,
+    )?;
+    let found = all(scene).into_iter().find(|listed| listed.workload.name == name);
+    let mut main = Html::default();
+    html!(&mut main; "<p class='way'><a href='/workloads'>Workloads</a></p><h1>" {name} " ");
+    let Some(found) = found else {
+        if history.is_empty() {
+            return Err(Missing::Unknown);
+        }
+        html!(&mut main; {State(Grade::Past, "deleted")} "</h1><h2>What happened</h2>");
+        scene.rows(&mut main, &history);
+        let title = name.to_owned();
+        return Ok(View { title, main });
+    };
+    let Listed { workload, status } = &found;
+    html!(&mut main; {found.state()} "</h1>");
+    let rollout = match workload.rollout.state {
+        RolloutState::Steady => "all instances have this version",
+        RolloutState::Rolling => "instances of other versions are being replaced",
+        RolloutState::Paused => "it is paused",
+        RolloutState::Back => "the new version failed, and the former one is being put back",
+    };
+    let stable = workload
+        .stable
+        .map(|version| format!(", the last one that worked is {version}"));
+    let labels = workload.spec.labels.iter();
+    let labels: Vec<_> = labels.map(|(label, value)| format!("{label}={value}")).collect();
+    Facts::of(&mut main)
+        .fact("Running", &format!("{} of {}", status.running, status.wanted))
+        .fact("Healthy", &format!("{} of {}", status.healthy, status.wanted))
+        .fact("Why", &found.why())
+        .fact(
+            "Version",
+            &format!("{}{}", workload.version, stable.unwrap_or_default()),
+        )
+        .fact("Roll-out", rollout)
+        .fact(
+            "Older instances",
+            &match status.outdated {
+                0 => String::new(),
+                count => count.to_string(),
+            },
+        )
+        .fact(
+            "Failures of the new version",
+            &match workload.rollout.failures {
+                0 => String::new(),
+                count => count.to_string(),
+            },
+        )
+        .fact("Labels", &labels.join(", "))
+        .end();
+    html!(&mut main; "<h2>Instances</h2>");
+    instances::table(scene, &mut main, |instance| instance.workload() == name);
+    html!(&mut main; "<h2>What happened</h2>");
+    scene.rows(&mut main, &history);
+    let spec = serde_json::to_string_pretty(&workload.spec).unwrap_or_default();
+    html!(&mut main; "<details><summary>What was asked for</summary><pre tabindex='0'>" {spec} "</pre></details>");
+    let title = name.to_owned();
+    Ok(View { title, main })
+}
