@@ -239,11 +239,11 @@ impl Neighbour {
     /// Does something in its namespace.
     fn does(&self, act: impl FnOnce() + Send + 'static) {
         let namespace = self.namespace();
-        let there = std::thread::spawn(move || {
+        let there = move || {
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
             act();
-        });
-        there.join().unwrap();
+        };
+        std::thread::Builder::new().spawn(there).unwrap().join().unwrap();
     }
 }
 
