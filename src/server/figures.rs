@@ -23,6 +23,7 @@ use uuid::Uuid;
 
 use super::core::{ServerCore, State};
 use super::disconnect::DisconnectReason;
+use super::federation::{LinkFigures, PeerState};
 use super::sessions::{Session, SessionCounters, SessionInfo};
 use super::tally::{Closed, HandshakeTally, KindTally};
 use crate::proto::{FrameKind, Item, Operands};
@@ -74,6 +75,11 @@ pub struct Figures {
     /// Sessions that ended, by the word for the reason
     /// ([`DisconnectReason::word`]).
     pub ended: BTreeMap<&'static str, u64>,
+
+    /// The links to other servers, by the servers' UUIDs.
+    pub links: Vec<LinkFigures>,
+    /// The servers that are dialled, by address, and what has become of each.
+    pub peers: Vec<(String, PeerState)>,
 
     /// Newcomers.
     pub handshakes: HandshakeFigures,
@@ -257,6 +263,8 @@ impl State {
             max_of_certificate: self.admission.share(self.max_sessions),
             admitted: tally.admitted,
             ended: tally.ended.clone(),
+            links: self.links.figures(view.now),
+            peers: Vec::new(),
             handshakes: HandshakeFigures::default(),
             frames: tally
                 .kinds()

@@ -137,7 +137,6 @@ pub struct Server {
     addresses: Vec<Address>,
     max_sessions: usize,
     acceptance: Option<Acceptance>,
-    dialler: Option<Dialler>,
     dispatcher: Option<JoinHandle<()>>,
     /// Disconnected once the server begins to stop.
     stopping: Receiver<Infallible>,
@@ -202,11 +201,11 @@ impl Server {
                 role,
                 environment: Arc::clone(&environment),
                 occupancy: None,
+                dialler: None,
             },
             addresses,
             max_sessions,
             acceptance: None,
-            dialler: None,
             dispatcher: Some(dispatcher),
             stopping,
         };
@@ -222,7 +221,7 @@ impl Server {
         server.acceptance = Some(acceptance);
         if let Some(federation) = federation {
             let dialler = Dialler::new(environment, events, tcp);
-            server.dialler = Some(dialler.clone());
+            server.handle.dialler = Some(dialler.clone());
             for peer in federation.peers {
                 dialler.dial(peer).map_err(ServerError::Thread)?;
             }
@@ -252,7 +251,7 @@ impl Server {
     /// What dials the servers that this one links with; `None` without
     /// [`ServerConfig::federate`].
     pub fn dialler(&self) -> Option<Dialler> {
-        self.dialler.clone()
+        self.handle.dialler.clone()
     }
 
     /// A handle for other threads.
@@ -322,7 +321,7 @@ impl Drop for Server {
             // dispatcher, and after this there are no more of them.
             acceptance.stop();
         }
-        if let Some(dialler) = self.dialler.take() {
+        if let Some(dialler) = &self.handle.dialler {
             dialler.close();
         }
         let _ = events.send(DispatchEvent::Exit);
@@ -353,6 +352,8 @@ pub struct ServerHandle {
     environment: Arc<config::Environment>,
     /// Of its handshakes; there when the server is.
     occupancy: Option<Arc<Occupancy>>,
+    /// There if it links with other servers.
+    dialler: Option<Dialler>,
 }
 
 impl fmt::Debug for ServerHandle {
@@ -515,6 +516,7 @@ impl ServerHandle {
         figures.dispatcher = dispatcher;
         figures.name_kinds(&self.environment.operands);
         let occupancy = self.occupancy.as_deref();
+        figures.peers = self.dialler.as_ref().map(Dialler::peers).unwrap_or_default();
         figures.handshakes = HandshakeFigures::of(&self.environment.handshakes, occupancy);
         Ok(figures)
     }

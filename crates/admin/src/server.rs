@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use ssntp::pki::{CertificateInfo, rfc3339};
 use ssntp::server::{ClosedSession, Figures, HeldBack, KindFigures, Pace, SessionCounters};
+use ssntp::server::{LinkFigures, PeerState};
 use ssntp::server::{SessionFigures, SessionInfo};
 use ssntp_transport::{BudgetFigures, DispatcherFigures};
 
@@ -27,6 +28,12 @@ impl Snapshot {
             snapshot.not_ready = Some("it has as many sessions as it admits".into());
         }
         snapshot.metrics.add(SERVER, figures);
+        let missing = figures.peers.iter().filter(|(_, state)| is_missing(state));
+        snapshot.degraded = missing.map(|(peer, state)| format!("{peer}: {state}")).collect();
+        if !(figures.peers.is_empty() && figures.links.is_empty()) {
+            snapshot.metrics.add(LINKS, figures);
+            snapshot.show("servers", servers(figures));
+        }
         let (queues, received) = (figures.queues, figures.received);
         snapshot
             .metrics
@@ -110,6 +117,61 @@ const SERVER: &[Metric<Figures>] = &[
     gauge("ssntp_slow_consumers", "Sessions that take frames more slowly than they arrive.", |f| one(slow(f).len())),
     gauge("ssntp_slow_consumer_queue_bytes", "Bytes that wait for a slow consumer, for the ten with most.", slowest),
 ];
+
+#[rustfmt::skip] // A table: one row a metric.
+const LINKS: &[Metric<Figures>] = &[
+    gauge("ssntp_links", "Links to other servers whose sessions are known.",
+        |f| one(f.links.iter().filter(|link| link.linked).count())),
+    gauge("ssntp_links_missing", "Servers that are dialled and not linked.",
+        |f| one(f.peers.iter().filter(|(_, state)| is_missing(state)).count())),
+    gauge("ssntp_link_sessions", "Sessions of another server.", |f| by_link(f, |link| link.sessions as u64)),
+    gauge("ssntp_link_held_sessions", "Sessions that are not read, since a receiver on another server has no room.",
+        |f| by_link(f, |link| link.held as u64)),
+    gauge("ssntp_link_queue_bytes", "Bytes that wait for a link.", |f| by_link(f, |link| link.bytes_waiting)),
+    counter("ssntp_link_sent_frames_total", "Frames sent over a link, since it began.",
+        |f| by_link(f, |link| link.frames_sent)),
+    counter("ssntp_link_received_frames_total", "Frames for sessions that came over a link, since it began.",
+        |f| by_link(f, |link| link.frames_received)),
+    counter("ssntp_link_astray_frames_total", "Frames that came over a link for sessions that are gone.",
+        |f| by_link(f, |link| link.frames_astray)),
+];
+
+fn is_missing(state: &PeerState) -> bool {
+    matches!(state, PeerState::Trying(_))
+}
+
+fn by_link(figures: &Figures, count: fn(&LinkFigures) -> u64) -> Samples {
+    by(
+        "server",
+        figures.links.iter().map(|link| (link.server.uuid, count(link))),
+    )
+}
+
+/// The links and the peers, for `/info`.
+fn servers(figures: &Figures) -> Value {
+    let links = figures.links.iter().map(|link| {
+        json!({
+            "uuid": link.server.uuid,
+            "role": link.server.role.to_string(),
+            "address": link.server.address.to_string(),
+            "advertised": link.server.advertised,
+            "dialled": link.server.dialled,
+            "linked": link.linked,
+            "age_s": link.age.as_secs(),
+            "sessions": link.sessions,
+            "held": link.held,
+            "frames_waiting": link.frames_waiting,
+            "bytes_waiting": link.bytes_waiting,
+            "frames_sent": link.frames_sent,
+            "frames_received": link.frames_received,
+            "frames_astray": link.frames_astray,
+            "frames_stale": link.frames_stale,
+        })
+    });
+    let peers = figures.peers.iter();
+    let peers = peers.map(|(peer, state)| json!({ "address": peer, "state": state.to_string() }));
+    json!({ "links": links.collect::<Value>(), "peers": peers.collect::<Value>() })
+}
 
 #[rustfmt::skip]
 const DISPATCHER: &[Metric<DispatcherFigures>] = &[

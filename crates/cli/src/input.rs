@@ -47,8 +47,8 @@ pub(crate) fn bounded_bytes(from: impl Read, most: u64) -> Result<Vec<u8>, Strin
 pub(crate) fn on_a_thread<T: Send + 'static>(
     read: impl FnOnce(&Sender<T>) + Send + 'static,
 ) -> Result<Receiver<T>, Failure> {
-    // Not more than one, so that input which nobody takes stays in the pipe and holds its writer
-    // up.
+    // Not more than one, so that input that is not taken stays in the pipe, and its writer has to
+    // wait.
     let (to, from) = bounded(1);
     threads::spawn("ssntp-stdin", move || read(&to)).map_err(Failure::thread)?;
     Ok(from)

@@ -208,15 +208,23 @@ struct PeerThread {
 }
 
 impl PeerThread {
+    /// Waits while a link to the server stands. The next pause is short again only after a link
+    /// that stood for a while, so that two servers which do not fit do not dial in a circle.
+    fn wait_for_end(&self, server: Option<Uuid>, pause: &mut Duration) {
+        let [first, longest] = PAUSES;
+        let began = now();
+        if server.is_some_and(|server| self.wait(server)) && began.elapsed() > longest {
+            *pause = first;
+        }
+    }
+
     fn run(&mut self) {
         let [first, longest] = PAUSES;
         let mut pause = first;
         let mut known = None;
         while !self.cancel.is_cancelled() {
             // The peer may have dialled.
-            if known.is_some_and(|server| self.wait(server)) {
-                pause = first;
-            }
+            self.wait_for_end(known, &mut pause);
             match self.attempt() {
                 Ok(server) | Err(NoLink::Duplicate(server)) => known = Some(server),
                 Err(NoLink::Own) => {
@@ -226,9 +234,7 @@ impl PeerThread {
                 }
                 Err(why) => self.note(&why),
             }
-            if known.is_some_and(|server| self.wait(server)) {
-                pause = first;
-            }
+            self.wait_for_end(known, &mut pause);
             if !self.cancel.pause(pause.mul_f64(0.5 + random_share() / 2.0)) {
                 return;
             }

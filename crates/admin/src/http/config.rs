@@ -25,7 +25,8 @@ impl AdminConfig {
     pub fn new(address: Address) -> Self {
         Self {
             address,
-            // Those who may command a cluster may look at it.
+            // A controller may command the cluster, so the pages tell it nothing that it could not
+            // learn otherwise.
             roles: Role::CONTROLLER,
             for_group: false,
             tls: None,

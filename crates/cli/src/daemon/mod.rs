@@ -303,8 +303,8 @@ impl Daemon {
     /// On SIGHUP, lets the service read its files. If that fails, the reason is logged, and the
     /// service goes on as before.
     fn hang_up(&mut self, service: &mut impl Service) {
-        // Or the next look would report the change that made the user send the signal, and reload
-        // again.
+        // Otherwise the next look would find the change that made the user send the signal, and
+        // reload again.
         self.watched.read_now();
         if let Err(why) = self.reload(service) {
             log::warn!("SIGHUP: not reloaded: {why}");

@@ -16,8 +16,8 @@ use crate::failure::Failure;
 
 /// The name of the context.
 pub(super) const CONTEXT: &str = "dev";
-/// Where the server listens by default. A number, since `localhost` is two addresses
-/// on many hosts, and one of them may be missing.
+/// The address at which the server listens by default. It is an address and not a name, because
+/// `localhost` is two addresses on many hosts, and one of them may be missing.
 pub(super) const LISTEN: &str = "127.0.0.1:8888";
 /// The roles of the clients' one certificate: a user who tries the protocol sends as
 /// one role and listens as another.

@@ -10,6 +10,7 @@ mod credentials;
 mod decode;
 mod exchange;
 mod joined;
+mod linked;
 mod logs;
 mod machine;
 mod memory;

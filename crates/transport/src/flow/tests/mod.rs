@@ -1,5 +1,6 @@
 //! Flow control without threads: the tests decide when a writer writes.
 
+mod distant;
 mod lines;
 mod slow;
 mod turns;

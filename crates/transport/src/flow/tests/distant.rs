@@ -1,0 +1,87 @@
+//! Origins at another dispatcher: each is told to wait once, and to go on once.
+
+use super::*;
+
+/// Sends so many units for a distant origin.
+fn send(net: &mut Net, link: &Peer, number: u64, to: &Peer, units: usize) {
+    let origin = Origin::Distant {
+        link: link.id,
+        number,
+    };
+    for _ in 0..units {
+        let delivered = net.flow.deliver(origin, to.id, long(UNIT), false, net.start);
+        assert_eq!(delivered, Delivery::Taken);
+    }
+}
+
+/// The changes since the last call: which origin, and whether it waits.
+fn changes(net: &mut Net) -> Vec<(u64, bool)> {
+    let changes = net.flow.take_distant().into_iter();
+    changes.map(|change| (change.number, change.waits)).collect()
+}
+
+#[test]
+fn a_distant_origin_waits_from_its_first_item_in_a_line_to_its_last_and_its_link_goes_on() {
+    let mut net = Net::new(1 << 30);
+    let [link, full, other] = [64, 4, 64].map(|units| net.peer(units));
+    send(&mut net, &link, 7, &full, 2);
+    assert_eq!(changes(&mut net), [], "its queue is below its mark");
+    send(&mut net, &link, 7, &full, 3);
+    send(&mut net, &link, 8, &full, 1);
+    send(&mut net, &link, 9, &other, 3);
+    assert_eq!(changes(&mut net), [(7, true), (8, true)]);
+    assert!(!net.waits(&link), "the link is read on");
+    net.drain(&full);
+    assert_eq!(changes(&mut net), [(7, false), (8, false)]);
+}
+
+#[test]
+fn the_end_of_a_receiver_and_a_slow_one_let_distant_origins_go_on() {
+    let mut net = Net::new(1 << 30);
+    let [link, full, slow] = [64, 4, 4].map(|units| net.peer(units));
+    send(&mut net, &link, 7, &full, 4);
+    assert_eq!(changes(&mut net), [(7, true)]);
+    net.flow.remove(full.id);
+    assert_eq!(changes(&mut net), [(7, false)]);
+    send(&mut net, &link, 7, &slow, 4);
+    assert_eq!(changes(&mut net), [(7, true)]);
+    let late = net.start + PATIENCE;
+    net.flow.tick(late);
+    assert!(net.slow(&slow));
+    assert_eq!(changes(&mut net), [(7, false)]);
+    // Nobody waits for a slow receiver, and what it cannot take meets the policy.
+    let (link, number) = (link.id, 7);
+    let late = net
+        .flow
+        .deliver(Origin::Distant { link, number }, slow.id, long(UNIT), false, late);
+    assert_eq!(late, Delivery::Overflows);
+    assert_eq!(changes(&mut net), []);
+}
+
+#[test]
+fn what_comes_late_of_a_distant_origin_meets_the_policy_where_it_is_too_much() {
+    let mut net = Net::new(1 << 30);
+    let [link, full] = [64, 4].map(|units| net.peer(units));
+    let origin = Origin::Distant {
+        link: link.id,
+        number: 7,
+    };
+    let overflows = (0..64)
+        .find(|_| net.flow.deliver(origin, full.id, long(UNIT), false, net.start) == Delivery::Overflows);
+    // Two units in its queue, four and one in its line, and two that nobody waits with.
+    assert!(overflows.is_some_and(|at| at < 12), "{overflows:?}");
+    assert_eq!(changes(&mut net), [(7, true)]);
+}
+
+#[test]
+fn a_connection_is_held_for_another_dispatcher_until_it_is_let_go() {
+    let mut net = Net::new(1 << 30);
+    let sender = net.peer(64);
+    net.flow.hold_for_another(sender.id, true, net.start);
+    assert!(net.flow.is_held(sender.id));
+    net.flow.hold_for_another(sender.id, false, net.start);
+    assert!(!net.waits(&sender));
+    // One that has gone meanwhile is nobody's affair.
+    net.flow.remove(sender.id);
+    net.flow.hold_for_another(sender.id, false, net.start);
+}
