@@ -85,6 +85,7 @@ impl Bench {
                 };
                 let seen = SeenInstance {
                     node: *self.seen.nodes.last().unwrap(),
+                    is_pending: false,
                     ended: None,
                     restarts: 0,
                     mark: Some(mark),

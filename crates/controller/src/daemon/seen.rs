@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use crate::model::{Event, Figures, SLOT_LABEL, TEMPLATE_LABEL, WORKLOAD_LABEL, Write};
 use crate::reconcile::{Mark, Seen, SeenEnd, SeenInstance};
+use ssntp::payload::InstanceState;
 use ssntp_cluster::controller::{Change, Instance, Node, View};
 
 /// What the view shows now.
@@ -27,6 +28,7 @@ fn instance(seen: &Instance) -> SeenInstance {
     });
     SeenInstance {
         node: seen.node,
+        is_pending: seen.state == InstanceState::Pending,
         ended,
         restarts: u32::try_from(seen.stats.restarts).unwrap_or(0),
         mark: mark(&seen.stats.labels),

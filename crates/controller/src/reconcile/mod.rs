@@ -76,6 +76,8 @@ pub struct Seen {
 pub struct SeenInstance {
     /// Its node.
     pub node: Uuid,
+    /// Whether it is still being started: then it may come to nothing.
+    pub is_pending: bool,
     /// How it ended; none while it has not.
     pub ended: Option<SeenEnd>,
     /// How often its node has started it again.

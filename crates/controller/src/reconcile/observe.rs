@@ -41,7 +41,7 @@ impl Pass<'_> {
             // An instance that a node has listed since is there, whatever was answered before.
             let starting = self.state.instances.get(&uuid).filter(|instance| {
                 instance.state == InstanceState::Starting
-                    && !self.seen.instances.contains_key(&uuid)
+                    && self.seen.instances.get(&uuid).is_none_or(|seen| seen.is_pending)
                     && !dropped.contains(&uuid)
             });
             let Some(instance) = starting else { continue };
@@ -101,6 +101,10 @@ impl Pass<'_> {
 
     /// An instance that a node has listed.
     fn see(&mut self, instance: &Instance, seen: &SeenInstance) {
+        // It may come to nothing. The answer to its START tells.
+        if seen.is_pending && instance.state == InstanceState::Starting {
+            return;
+        }
         let is_current = self.is_current(seen.node);
         let was_unseen = matches!(instance.state, InstanceState::Starting | InstanceState::Lost);
         let is_new = was_unseen || instance.node != Some(seen.node);
@@ -217,7 +221,10 @@ impl Pass<'_> {
             .instances
             .iter()
             .filter(|(uuid, seen)| {
-                seen.mark.is_some() && self.is_current(seen.node) && !self.state.instances.contains_key(uuid)
+                seen.mark.is_some()
+                    && !seen.is_pending
+                    && self.is_current(seen.node)
+                    && !self.state.instances.contains_key(uuid)
             })
             .collect();
         if strangers.is_empty() {

@@ -16,6 +16,11 @@ const GIVEN_UP_MS: u64 = 60_000;
 pub(crate) struct Running {
     pub(crate) mark: Mark,
     pub(crate) ended: bool,
+    /// Until when it is being started.
+    pending_until: u64,
+    pub(crate) is_pending: bool,
+    /// Whether it cannot be started.
+    is_bad: bool,
     /// When it fails, if it does.
     fails_at: Option<u64>,
 }
@@ -145,15 +150,12 @@ impl Cluster {
                 Command::Start(payload) => {
                     let start = &payload.start;
                     let what = start.command[0].as_str();
-                    if what == "unstartable" {
-                        self.known.remove(&start.instance_uuid);
-                        let answer = not_started("launch_failure", true);
-                        self.answers.push_back((start.instance_uuid, answer));
-                        continue;
-                    }
                     let running = Running {
                         mark: mark(&payload),
                         ended: false,
+                        pending_until: now + random.between(0, 5000),
+                        is_pending: true,
+                        is_bad: what == "unstartable",
                         fails_at: (what == "fails").then(|| now + random.between(0, 3000)),
                     };
                     node.instances.insert(start.instance_uuid, running);
@@ -165,8 +167,18 @@ impl Cluster {
                 Command::Ask(_) => {}
             }
         }
+        let due = |running: &Running| running.is_pending && now >= running.pending_until;
+        let bad = node.instances.iter().filter(|(_, one)| due(one) && one.is_bad);
+        for instance in bad.map(|(instance, _)| *instance).collect::<Vec<_>>() {
+            node.instances.remove(&instance);
+            self.known.remove(&instance);
+            // An agent that is not connected keeps the failure until it is.
+            self.answers
+                .push_back((instance, not_started("launch_failure", true)));
+        }
         for running in node.instances.values_mut() {
-            running.ended |= running.fails_at.is_some_and(|at| now >= at);
+            running.is_pending &= now < running.pending_until;
+            running.ended |= !running.is_pending && running.fails_at.is_some_and(|at| now >= at);
         }
         if node.is_connected {
             for instance in node.instances.keys() {
@@ -232,7 +244,7 @@ impl Cluster {
         if count > 0
             && let Some(one) = all.into_iter().nth(random.below(count) as usize)
         {
-            one.ended = true;
+            one.ended = !one.is_pending;
         }
     }
 
@@ -240,6 +252,7 @@ impl Cluster {
     pub(crate) fn listed(&self, uuid: Uuid) -> BTreeMap<Uuid, SeenInstance> {
         let seen = |running: &Running| SeenInstance {
             node: uuid,
+            is_pending: running.is_pending,
             ended: running.ended.then(|| SeenEnd {
                 is_success: false,
                 how: "exited 1".into(),
@@ -257,7 +270,7 @@ impl Cluster {
     pub(crate) fn running(&self) -> impl Iterator<Item = (Uuid, &Running)> {
         let all = self.nodes.values().flat_map(|node| &node.instances);
         all.map(|(uuid, running)| (*uuid, running))
-            .filter(|(_, running)| !running.ended)
+            .filter(|(_, running)| !running.ended && !running.is_pending)
     }
 
     /// Fails if an instance is on two nodes.

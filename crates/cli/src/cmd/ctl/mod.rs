@@ -19,6 +19,8 @@
 //! | `session` | a connected controller, and its waits |
 //! | `verbs` | `start`, `stop`, … `release-ip` |
 //! | `workload` | what `start` starts: flags or a file |
+//! | `kept` | `apply`, `diff`, `get`, `history`, `rollout`, `remove`: what a controller daemon keeps |
+//! | `api` | requests to a controller daemon |
 //! | `list` | `nodes`, `instances`, `cncis` |
 //! | `select` | which of many are meant |
 //! | `describe` | `describe`: all of one instance or node |
@@ -34,10 +36,12 @@
 //! | `follow` | what `events` and `--watch` do until a signal comes |
 //! | `logs` | `logs` |
 
+mod api;
 mod describe;
 mod events;
 mod follow;
 mod json;
+mod kept;
 mod kick;
 mod list;
 mod logs;
@@ -113,6 +117,12 @@ enum Verb {
     Bans,
     Unban(kick::UnbanArgs),
     Tenant(tenant::Args),
+    Apply(kept::ApplyArgs),
+    Diff(kept::DiffArgs),
+    Get(kept::GetArgs),
+    History(kept::HistoryArgs),
+    Rollout(kept::RolloutArgs),
+    Remove(kept::RemoveArgs),
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
@@ -153,5 +163,11 @@ fn done(options: &Options, stop: &Stop, verb: Verb) -> Result<(), Failure> {
         Verb::Bans => kick::bans(options, stop),
         Verb::Unban(args) => kick::unban(options, stop, &args),
         Verb::Tenant(args) => tenant::run(options, stop, &args),
+        Verb::Apply(args) => kept::apply(options, stop, &args),
+        Verb::Diff(args) => kept::diff(options, stop, &args),
+        Verb::Get(args) => kept::get(options, stop, &args),
+        Verb::History(args) => kept::history(options, stop, &args),
+        Verb::Rollout(args) => kept::rollout(options, stop, &args),
+        Verb::Remove(args) => kept::remove(options, stop, &args),
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use ssntp::Role;
 use ssntp::client::{Backoff, ClientConfig};
+use ssntp::pki::{Identity, Trust};
 use ssntp_cluster::controller::ControllerConfig;
 
 use crate::connection::{self, Renewal, ServerArgs};
@@ -71,6 +72,11 @@ impl Options {
         // A program that ends soon does not read its files a second time.
         let (config, _) = self.server.reach(stop)?.config(|_| Ok(Role::CONTROLLER))?;
         Ok(config.backoff(BACKOFF).first_attempts(ATTEMPTS))
+    }
+
+    /// The certificates of a command that speaks to a controller daemon.
+    pub(super) fn credentials(&self, stop: &Stop) -> Result<(Identity, Trust), Failure> {
+        self.server.reach(stop)?.files.load()
     }
 
     /// A controller for a program that goes on, connects again whenever it has to,

@@ -8,20 +8,7 @@
 //! | `start:` without | a template: each instance gets a UUID of its own |
 //! | no `start:` | the same keys at the top, and the shorter ones below |
 //!
-//! ```yaml
-//! command: [sleep, "1000"]    # makes it a process
-//! env: {LANG: C}
-//! mem_mb: 64                  # for requirements.mem_mb
-//! vcpus: 1                    # for requirements.vcpus
-//! node: 5be1c0de              # for requirements.node_id
-//! hostname: rack1-n07         # for requirements.hostname
-//! network_node: false         # for requirements.network_node
-//! persistent: true            # for persistence: all
-//! tenant: 93d3f6b2-1f0e-4c71-b6a7-0b1c2d3e4f50
-//! volumes: [7c9e6679-7425-40de-944b-e07fc1f90ae7]
-//! name: web                   # a key of START, as labels
-//! labels: {tier: front}
-//! ```
+//! [`StartKeys`] has the shorter keys.
 //!
 //! Further documents after it are cloud-init's, as in START. A key that is
 //! neither is an error: a workload should not start without what was asked.
@@ -34,10 +21,10 @@ use clap::value_parser;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use ssntp::payload::{
-    FwType, Id, Networking, Payload, Persistence, RawDocument, Requirements, RestartPolicy, Start,
-    StartPayload, Storage, VmType, yaml,
+    Id, Payload, Persistence, RawDocument, Requirements, RestartPolicy, Start, StartPayload, VmType, yaml,
 };
 use ssntp::payload::{MAX_LABELS, check_label, check_name};
+use ssntp_controller::StartKeys;
 use uuid::Uuid;
 
 use crate::choice::{Choices, one_of};
@@ -281,89 +268,6 @@ fn persistence(persistent: bool) -> Persistence {
     }
 }
 
-/// The keys of START, apart from the UUID, and the shorter ones.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Keys {
-    tenant_uuid: Id,
-    docker_image: String,
-    fw_type: FwType,
-    persistence: Persistence,
-    vm_type: VmType,
-    networking: Networking,
-    storage: Vec<Storage>,
-    requirements: Requirements,
-    restart: bool,
-    restart_policy: RestartPolicy,
-    restart_limit: u32,
-    command: Vec<String>,
-    env: BTreeMap<String, String>,
-    dir: String,
-    name: String,
-    labels: BTreeMap<String, String>,
-    instance_uuid: Option<Uuid>,
-    mem_mb: Option<i64>,
-    vcpus: Option<i64>,
-    node: Option<Id>,
-    hostname: Option<String>,
-    network_node: Option<bool>,
-    persistent: bool,
-    tenant: Option<Id>,
-    volumes: Vec<Id>,
-}
-
-impl Keys {
-    fn start(self) -> Start {
-        let mut requirements = self.requirements;
-        if let Some(mem_mb) = self.mem_mb {
-            requirements.mem_mb = mem_mb;
-        }
-        if let Some(vcpus) = self.vcpus {
-            requirements.vcpus = vcpus;
-        }
-        if let Some(node) = self.node {
-            requirements.node_id = node;
-        }
-        if let Some(hostname) = self.hostname {
-            requirements.hostname = hostname;
-        }
-        if let Some(network_node) = self.network_node {
-            requirements.network_node = network_node;
-        }
-        let mut storage = self.storage;
-        storage.extend(self.volumes.into_iter().map(|id| Storage {
-            id,
-            ..Storage::default()
-        }));
-        let vm_type = match self.vm_type {
-            VmType::Unset if !self.command.is_empty() => VmType::Process,
-            given => given,
-        };
-        Start {
-            tenant_uuid: self.tenant.unwrap_or(self.tenant_uuid),
-            instance_uuid: self.instance_uuid.unwrap_or_default(),
-            docker_image: self.docker_image,
-            fw_type: self.fw_type,
-            persistence: match self.persistence {
-                Persistence::Unset => persistence(self.persistent),
-                given => given,
-            },
-            vm_type,
-            networking: self.networking,
-            storage,
-            requirements,
-            restart: self.restart,
-            restart_policy: self.restart_policy,
-            restart_limit: self.restart_limit,
-            command: self.command,
-            env: self.env,
-            dir: self.dir,
-            name: self.name,
-            labels: self.labels,
-        }
-    }
-}
-
 /// Used to find the document of the command by its key alone, as the scheduler and the agents
 /// find it.
 #[derive(Debug, Default, Deserialize)]
@@ -397,30 +301,13 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
         });
     }
     let keys = match rooted {
-        None => yaml::decode::<Keys>(bytes),
-        Some(_) => yaml::decode::<BTreeMap<String, Keys>>(bytes)
+        None => yaml::decode::<StartKeys>(bytes),
+        Some(_) => yaml::decode::<BTreeMap<String, StartKeys>>(bytes)
             .map(|mut roots| roots.remove("start").unwrap_or_default()),
     };
     let keys = keys.map_err(|e| e.to_string())?;
-    let named = keys.instance_uuid.is_some();
-    let start = keys.start();
-    if start.vm_type == VmType::Process && start.command.is_empty() {
-        return Err("command: missing, for a process".into());
-    }
-    let mut labels = start.labels.iter();
-    labels
-        .try_for_each(|(key, value)| check_label(key, value))
-        .map_err(|why| format!("labels: {why}"))?;
-    if !start.restart_policy.is_known() {
-        return Err(format!(
-            "restart_policy: {} is neither never, on-failure nor always",
-            start.restart_policy
-        ));
-    }
-    let nothing = start.command.is_empty() && start.docker_image.is_empty() && start.storage.is_empty();
-    if nothing {
-        return Err("it names no command, no docker_image and no storage: nothing to start".into());
-    }
+    let named = keys.is_one_instance();
+    let start = keys.start()?;
     // As in START: of two further documents the first is user data; one alone
     // is meta data.
     let mut others = documents.iter().enumerate().filter(|(at, _)| *at != command);

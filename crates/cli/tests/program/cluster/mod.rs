@@ -13,6 +13,7 @@
 //! | `pages` | `ssntp controller`: its pages and its API |
 //! | `program` | flags, environment, file, exit codes, signals |
 //! | `crashes` | kill -9 of an agent, and of the scheduler |
+//! | `kept` | a controller that remembers: kill -9 of everything, roll-outs |
 //! | `demo` | `ssntp demo` |
 //! | `processes` | the cluster, and its end whatever happens |
 
@@ -20,6 +21,7 @@ mod crashes;
 mod demo;
 mod ends;
 mod failures;
+mod kept;
 mod leader;
 mod lists;
 mod logs;

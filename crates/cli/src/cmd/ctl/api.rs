@@ -1,0 +1,254 @@
+//! The API of a controller daemon, as a client of it: one request on a connection.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::Value;
+use ssntp::transport::Address;
+use ssntp_transport::tls::Connector;
+use ssntp_transport::{BufferPool, Cancel, Halves, Outgoing, Target, TcpOptions, is_timeout, plain};
+
+use super::options::Options;
+use super::session::LOOK;
+use crate::admin::with_port;
+use crate::clock::now;
+use crate::failure::Failure;
+use crate::input;
+use crate::signals::Stop;
+
+/// How long a request may take, its connection included: the controller itself answers within
+/// ten seconds.
+const LIMIT: Duration = Duration::from_secs(30);
+/// The longest answer: the instances of the largest cluster.
+const LONGEST: usize = 64 << 20;
+
+/// How to reach a controller daemon.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct ApiArgs {
+    /// The --http of the controller: HOST:PORT or unix:PATH. At addresses that are not
+    /// loopback, mutual TLS is used with --ca and --cert
+    #[arg(long, value_name = "ADDR", env = "SSNTP_HTTP", value_parser = with_port, default_value = "127.0.0.1:9300")]
+    http: Address,
+    /// A file with a token of `ssntp controller token`
+    #[arg(long, value_name = "FILE", env = "SSNTP_TOKEN_FILE")]
+    token_file: Option<PathBuf>,
+}
+
+/// A request, and what the controller answers.
+pub(super) struct Api<'a> {
+    args: &'a ApiArgs,
+    options: &'a Options,
+    stop: &'a Stop,
+}
+
+impl<'a> Api<'a> {
+    pub(super) fn new(args: &'a ApiArgs, options: &'a Options, stop: &'a Stop) -> Self {
+        Self { args, options, stop }
+    }
+
+    pub(super) fn get(&self, path: &str) -> Result<Value, Failure> {
+        self.ask("GET", path, None)
+    }
+
+    /// Sends a request, and reads the JSON of its answer.
+    pub(super) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
+        let address = &self.args.http;
+        let failed = |e: std::io::Error| Failure::new(format!("--http {address}: {e}"));
+        let mut halves = self.connect()?;
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let token = self.token()?;
+        let authorization = token.map(|token| format!("Authorization: Bearer {token}\r\n"));
+        let host = match address {
+            Address::Unix(_) => "localhost".to_owned(),
+            tcp => tcp.to_string(),
+        };
+        let request = format!(
+            "{method} /api/v1/{path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\n{}Connection: close\r\n\r\n{body}",
+            body.len(),
+            authorization.unwrap_or_default(),
+        );
+        halves.stream.set_write_timeout(Some(LIMIT)).map_err(failed)?;
+        let whole = Outgoing::whole(Bytes::from(request), 1);
+        halves.transmit.transmit(&[whole]).map_err(failed)?;
+        let answer = self.receive(&mut halves)?;
+        let (code, body) = parse(&answer).map_err(|why| Failure::new(format!("--http {address}: {why}")))?;
+        let value: Value = serde_json::from_slice(body).unwrap_or_default();
+        match code {
+            200..300 => Ok(value),
+            _ => Err(refused(code, &value, body)),
+        }
+    }
+
+    fn connect(&self) -> Result<Halves, Failure> {
+        let address = &self.args.http;
+        let failed = |e: &dyn std::fmt::Display| {
+            Failure::new(format!(
+                "--http {address}: {e}; is a controller there (`ssntp controller --http`)?"
+            ))
+        };
+        let target = Target::Address(address.clone());
+        let stream = target.connect(&TcpOptions::default(), LIMIT, &Cancel::new());
+        let stream = stream.map_err(|e| failed(&e))?;
+        if is_local(address) {
+            return Ok(plain(stream, BufferPool::new()));
+        }
+        let (identity, trust) = self.options.credentials(self.stop)?;
+        let connector = Connector::mutual(&identity, &trust).map_err(Failure::new)?;
+        let secured = connector.connect(stream, target.server_name(), &BufferPool::new(), now() + LIMIT);
+        secured.map(|secured| secured.halves).map_err(|e| failed(&e))
+    }
+
+    fn token(&self) -> Result<Option<String>, Failure> {
+        let Some(path) = &self.args.token_file else {
+            return Ok(None);
+        };
+        let text = String::from_utf8(input::file(path, 4096)?).map_err(|e| Failure::at(path, e))?;
+        let token = text.trim();
+        match !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            true => Ok(Some(token.to_owned())),
+            false => Err(Failure::at(path, "it is no token")),
+        }
+    }
+
+    /// Everything until the controller ends the connection.
+    fn receive(&self, halves: &mut Halves) -> Result<Bytes, Failure> {
+        let failed = |e: &dyn std::fmt::Display| Failure::new(format!("--http {}: {e}", self.args.http));
+        let deadline = now() + LIMIT;
+        loop {
+            if self.stop.requested() {
+                return Err(self.stop.interrupted());
+            }
+            let end = match halves.receive_until(now() + LOOK) {
+                Ok(received) => received.end,
+                Err(e) if is_timeout(&e) && now() < deadline => false,
+                Err(e) => return Err(failed(&e)),
+            };
+            let received = halves.inbox.bytes_mut();
+            if received.len() > LONGEST {
+                return Err(failed(&format_args!("its answer is longer than {LONGEST} bytes")));
+            }
+            if end || is_whole(received) {
+                return Ok(received.split().freeze());
+            }
+        }
+    }
+}
+
+/// Whether clients there need no TLS, as [`ssntp_admin`] has it.
+fn is_local(address: &Address) -> bool {
+    match address {
+        Address::Unix(_) => true,
+        Address::Tcp { host, .. } => {
+            host.is_empty()
+                || host.eq_ignore_ascii_case("localhost")
+                || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        }
+        _ => false,
+    }
+}
+
+fn refused(code: u16, value: &Value, body: &[u8]) -> Failure {
+    let why = match value["error"].as_str() {
+        Some(why) => why.to_owned(),
+        None => String::from_utf8_lossy(body).trim().chars().take(200).collect(),
+    };
+    match value["at"].as_str() {
+        Some(at) if !why.starts_with(at) => Failure::new(format!("{at}: {why}")),
+        _ if why.is_empty() => Failure::new(format!("the controller answers with the code {code}")),
+        _ => Failure::new(why),
+    }
+}
+
+/// Whether the answer has come as a whole, though its connection has not ended.
+fn is_whole(received: &[u8]) -> bool {
+    let Some((head, body)) = split(received) else {
+        return false;
+    };
+    let mut lengths = head.lines().filter_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("content-length")
+            .then(|| value.trim().parse::<usize>().ok())?
+    });
+    lengths.next().is_some_and(|length| body.len() >= length)
+}
+
+fn split(received: &[u8]) -> Option<(&str, &[u8])> {
+    let end = received.windows(4).position(|bytes| bytes == b"\r\n\r\n")?;
+    let (head, rest) = received.split_at_checked(end)?;
+    Some((str::from_utf8(head).ok()?, rest.get(4..)?))
+}
+
+/// The code of an answer, and its body.
+fn parse(received: &[u8]) -> Result<(u16, &[u8]), &'static str> {
+    let (head, body) = split(received).ok_or("it does not speak HTTP")?;
+    let mut words = head.split_ascii_whitespace();
+    let code = words
+        .next()
+        .filter(|version| version.starts_with("HTTP/1."))
+        .and(words.next());
+    let code = code
+        .and_then(|code| code.parse().ok())
+        .ok_or("it does not speak HTTP")?;
+    match is_whole(received) {
+        true => Ok((code, body)),
+        false => Err("its answer ends too early"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_read_when_it_is_there_as_a_whole() {
+        let answer = b"HTTP/1.1 409 Conflict\r\ncontent-length: 2\r\nX: y\r\n\r\n{}";
+        for cut in 0..answer.len() {
+            assert!(!is_whole(&answer[..cut]), "{cut}");
+            assert!(parse(&answer[..cut]).is_err(), "{cut}");
+        }
+        assert_eq!(parse(answer), Ok((409, &b"{}"[..])));
+        for bad in [
+            &b"SSH-2.0\r\n\r\n"[..],
+            b"",
+            b"HTTP/1.1 200 OK\r\n\r\n{}",
+            b"\xff\r\n\r\n",
+        ] {
+            assert!(parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_what_is_wrong_and_where() {
+        let plain = |code, text: &str| {
+            let value = serde_json::from_str(text).unwrap_or_default();
+            refused(code, &value, text.as_bytes()).plain().unwrap().to_owned()
+        };
+        assert_eq!(
+            plain(400, r#"{"error": "it is 0", "at": "count"}"#),
+            "count: it is 0"
+        );
+        assert_eq!(
+            plain(404, r#"{"error": "there is no workload a", "at": null}"#),
+            "there is no workload a"
+        );
+        assert_eq!(plain(502, "<html>"), "<html>");
+        assert_eq!(plain(502, ""), "the controller answers with the code 502");
+    }
+
+    #[test]
+    fn only_this_host_is_spoken_to_without_tls() {
+        for (address, local) in [
+            ("unix:/run/a.sock", true),
+            ("127.0.0.2:1", true),
+            ("[::1]:1", true),
+            ("LOCALHOST:1", true),
+            ("10.0.0.1:1", false),
+            ("localhost.example:1", false),
+        ] {
+            assert_eq!(is_local(&address.parse().unwrap()), local, "{address}");
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! `apply`, `diff`, `get`, `history`, `rollout`, `remove`: what a controller daemon keeps.
+
+use std::path::PathBuf;
+
+use clap::value_parser;
+use serde_json::{Value, json};
+use ssntp::payload::{timestamp, yaml};
+use ssntp_controller::{Changed, Spec};
+use uuid::Uuid;
+
+use super::api::{Api, ApiArgs};
+use super::options::Options;
+use crate::cmd::table::{Columns, list, sheet};
+use crate::failure::Failure;
+use crate::input;
+use crate::output::{Output, printable, say, say_json};
+use crate::signals::Stop;
+
+/// The most workloads of a file.
+const MOST: usize = 1000;
+
+/// Say what should run: the controller starts, replaces and deletes instances until it does
+///
+/// docs/controller.md describes the file. Workloads that the file does not name stay as they are.
+#[derive(Debug, clap::Args)]
+pub(super) struct ApplyArgs {
+    #[command(flatten)]
+    api: ApiArgs,
+    /// Workloads as YAML, one a document; - is the standard input
+    #[arg(short, long, value_name = "FILE", required = true)]
+    file: Vec<PathBuf>,
+}
+
+/// Show what `apply` would change; the exit code is 1 if it would change something
+#[derive(Debug, clap::Args)]
+pub(super) struct DiffArgs {
+    #[command(flatten)]
+    apply: ApplyArgs,
+}
+
+/// Show the workloads that should run, or all of one
+#[derive(Debug, clap::Args)]
+pub(super) struct GetArgs {
+    #[command(flatten)]
+    api: ApiArgs,
+    #[arg(value_name = "WORKLOAD")]
+    name: Option<String>,
+}
+
+/// Show what happened, the last rows first
+#[derive(Debug, clap::Args)]
+pub(super) struct HistoryArgs {
+    #[command(flatten)]
+    api: ApiArgs,
+    /// Only rows about this workload
+    #[arg(value_name = "WORKLOAD")]
+    workload: Option<String>,
+    /// Only rows about this instance
+    #[arg(long, value_name = "UUID")]
+    instance: Option<Uuid>,
+    /// Only rows about this node
+    #[arg(long, value_name = "UUID")]
+    node: Option<Uuid>,
+    /// Only rows of this kind, as started, failed, rollout
+    #[arg(long, value_name = "WORD")]
+    kind: Option<String>,
+    /// How many rows
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = value_parser!(u32).range(1..=1000))]
+    limit: u32,
+}
+
+/// Show how far a workload's new version has come, or stop it, go on with it, or go back
+#[derive(Debug, clap::Args)]
+pub(super) struct RolloutArgs {
+    #[command(flatten)]
+    api: ApiArgs,
+    workload: String,
+    /// Go back to the last version that did its work, or to the one before it
+    #[arg(long, group = "order")]
+    back: bool,
+    /// Replace no further instances for now
+    #[arg(long, group = "order")]
+    pause: bool,
+    /// Go on after --pause
+    #[arg(long, group = "order")]
+    resume: bool,
+}
+
+/// Remove workloads, and delete their instances
+#[derive(Debug, clap::Args)]
+pub(super) struct RemoveArgs {
+    #[command(flatten)]
+    api: ApiArgs,
+    #[arg(value_name = "WORKLOAD", required = true)]
+    names: Vec<String>,
+}
+
+impl ApplyArgs {
+    /// The workloads of all files, each of them checked.
+    fn specs(&self) -> Result<Vec<Spec>, Failure> {
+        let mut specs = Vec::new();
+        for path in &self.file {
+            let wrong = |why: &dyn std::fmt::Display| Failure::usage(format!("{}: {why}", path.display()));
+            let bytes = input::named(path)?;
+            for document in yaml::documents(&bytes) {
+                if document.bytes.trim_ascii().is_empty() {
+                    continue;
+                }
+                let from = document.line;
+                let spec: Spec = yaml::decode(document.bytes)
+                    .map_err(|e| wrong(&format_args!("in the document at line {from}: {e}")))?;
+                spec.check()
+                    .map_err(|e| wrong(&format_args!("workload {}: {e}", spec.name)))?;
+                specs.push(spec);
+            }
+        }
+        match specs.len() {
+            0 => Err(Failure::usage("there is no workload in it")),
+            1..=MOST => Ok(specs),
+            _ => Err(Failure::usage(format!(
+                "there are more than {MOST} workloads in it"
+            ))),
+        }
+    }
+
+    /// Applies each workload; gives whether something is changed by that, or would be.
+    fn apply(&self, options: &Options, stop: &Stop, dry_run: bool) -> Result<bool, Failure> {
+        let specs = self.specs()?;
+        let api = Api::new(&self.api, options, stop);
+        let mut is_changed = false;
+        for spec in specs {
+            let path = format!("workloads/{}?dry_run={}", spec.name, u8::from(dry_run));
+            let body = serde_json::to_value(&spec).map_err(Failure::new)?;
+            let mut applied = api.ask("PUT", &path, Some(&body))?;
+            is_changed |= applied["change"] != json!(Changed::Unchanged);
+            if options.json {
+                applied["name"] = json!(spec.name);
+                say_json(applied)?;
+                continue;
+            }
+            say(format_args!("workload {} is {}", spec.name, in_words(&applied)))?;
+            for one in applied["differences"].as_array().into_iter().flatten() {
+                let (path, before, after) = (text(&one["path"]), &one["before"], &one["after"]);
+                say(printable(&format!("  {path}: {before} -> {after}")))?;
+            }
+        }
+        Ok(is_changed)
+    }
+}
+
+fn in_words(applied: &Value) -> String {
+    match text(&applied["change"]).as_str() {
+        "created" => "new".into(),
+        "rolled" => format!("rolled out as version {}", applied["version"]),
+        other => other.to_owned(),
+    }
+}
+
+pub(super) fn apply(options: &Options, stop: &Stop, args: &ApplyArgs) -> Result<(), Failure> {
+    args.apply(options, stop, false).map(drop)
+}
+
+pub(super) fn diff(options: &Options, stop: &Stop, args: &DiffArgs) -> Result<(), Failure> {
+    match args.apply.apply(options, stop, true)? {
+        true => Err(Failure::silent(1)),
+        false => Ok(()),
+    }
+}
+
+pub(super) fn get(options: &Options, stop: &Stop, args: &GetArgs) -> Result<(), Failure> {
+    let api = Api::new(&args.api, options, stop);
+    let Some(name) = &args.name else {
+        let workloads = rows(api.get("workloads")?);
+        return match options.json {
+            true => lines(&workloads),
+            false => say(list(WORKLOADS, &(), workloads.iter())),
+        };
+    };
+    let workload = api.get(&format!("workloads/{}", escaped(name)))?;
+    let instances = rows(api.get(&format!("instances?workload={}", escaped(name)))?);
+    if options.json {
+        return say_json(json!({"workload": workload, "instances": instances}));
+    }
+    say(sheet(&format!("workload {name}"), WORKLOAD, &(), &workload).trim_end())?;
+    match instances.is_empty() {
+        true => Ok(()),
+        false => say(format_args!("\n{}", list(INSTANCES, &(), instances.iter()))),
+    }
+}
+
+pub(super) fn history(options: &Options, stop: &Stop, args: &HistoryArgs) -> Result<(), Failure> {
+    let mut path = format!("history?order=newest&limit={}", args.limit);
+    let uuid = |uuid: Option<Uuid>| uuid.map(|uuid| uuid.to_string());
+    let filters = [
+        ("workload", args.workload.clone()),
+        ("instance", uuid(args.instance)),
+        ("node", uuid(args.node)),
+        ("kind", args.kind.clone()),
+    ];
+    for (name, value) in filters {
+        if let Some(value) = value {
+            path.push_str(&format!("&{name}={}", escaped(&value)));
+        }
+    }
+    let rows = rows(Api::new(&args.api, options, stop).get(&path)?);
+    match options.json {
+        true => lines(&rows),
+        false => say(list(HISTORY, &(), rows.iter())),
+    }
+}
+
+pub(super) fn rollout(options: &Options, stop: &Stop, args: &RolloutArgs) -> Result<(), Failure> {
+    let api = Api::new(&args.api, options, stop);
+    let path = format!("workloads/{}", escaped(&args.workload));
+    let order = match args {
+        RolloutArgs { back: true, .. } => Some("back"),
+        RolloutArgs { pause: true, .. } => Some("pause"),
+        RolloutArgs { resume: true, .. } => Some("resume"),
+        _ => None,
+    };
+    if let Some(order) = order {
+        api.ask(
+            "POST",
+            &format!("{path}/rollout"),
+            Some(&json!({ "order": order })),
+        )?;
+    }
+    let workload = api.get(&path)?;
+    match options.json {
+        true => say_json(workload),
+        false => say(sheet(&format!("workload {}", args.workload), WORKLOAD, &(), &workload).trim_end()),
+    }
+}
+
+pub(super) fn remove(options: &Options, stop: &Stop, args: &RemoveArgs) -> Result<(), Failure> {
+    let api = Api::new(&args.api, options, stop);
+    for name in &args.names {
+        let removed = api.ask("DELETE", &format!("workloads/{}", escaped(name)), None)?;
+        match options.json {
+            true => say_json(removed)?,
+            false => say(format_args!("workload {name} is being deleted"))?,
+        }
+    }
+    Ok(())
+}
+
+#[rustfmt::skip] // Tables: one row a column.
+const WORKLOADS: Columns<(), Value> = &[
+    ("WORKLOAD", |(), one| text(&one["name"])),
+    ("VERSION", |(), one| text(&one["version"])),
+    ("ROLL-OUT", |(), one| state(one)),
+    ("WANTED", |(), one| text(&one["spec"]["count"])),
+    ("RUNNING", |(), one| text(&one["status"]["running"])),
+    ("HEALTHY", |(), one| text(&one["status"]["healthy"])),
+    ("OUTDATED", |(), one| text(&one["status"]["outdated"])),
+    ("PROBLEM", |(), one| text(&one["status"]["problem"])),
+];
+
+#[rustfmt::skip]
+const WORKLOAD: Columns<(), Value> = &[
+    ("version", |(), one| text(&one["version"])),
+    ("last good", |(), one| text(&one["stable"])),
+    ("roll-out", |(), one| state(one)),
+    ("why", |(), one| text(&one["rollout"]["why"])),
+    ("wanted", |(), one| text(&one["spec"]["count"])),
+    ("running", |(), one| text(&one["status"]["running"])),
+    ("healthy", |(), one| text(&one["status"]["healthy"])),
+    ("outdated", |(), one| text(&one["status"]["outdated"])),
+    ("starting", |(), one| text(&one["status"]["starting"])),
+    ("problem", |(), one| text(&one["status"]["problem"])),
+];
+
+#[rustfmt::skip]
+const INSTANCES: Columns<(), Value> = &[
+    ("SLOT", |(), one| text(&one["slot"])),
+    ("INSTANCE", |(), one| text(&one["uuid"])),
+    ("VERSION", |(), one| text(&one["version"])),
+    ("STATE", |(), one| match one["wanted"] == json!(false) {
+        true => format!("{}, not wanted", text(&one["state"])),
+        false => text(&one["state"]),
+    }),
+    ("NODE", |(), one| text(&one["node"])),
+    ("ENDING", |(), one| text(&one["ending"])),
+];
+
+#[rustfmt::skip]
+const HISTORY: Columns<(), Value> = &[
+    ("ID", |(), row| text(&row["id"])),
+    ("AT", |(), row| at(row)),
+    ("KIND", |(), row| text(&row["kind"])),
+    ("TEXT", |(), row| text(&row["text"])),
+];
+
+fn state(workload: &Value) -> String {
+    match workload["deleting"] == json!(true) {
+        true => "deleting".into(),
+        false => text(&workload["rollout"]["state"]),
+    }
+}
+
+fn at(row: &Value) -> String {
+    let at = row["at"].as_u64().unwrap_or_default();
+    timestamp::format(at.saturating_mul(1_000_000))
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn rows(value: Value) -> Vec<Value> {
+    match value {
+        Value::Array(rows) => rows,
+        _ => Vec::new(),
+    }
+}
+
+fn lines(rows: &[Value]) -> Result<(), Failure> {
+    let mut output = Output::new();
+    rows.iter().try_for_each(|row| output.json(row))?;
+    output.flush()
+}
+
+/// A text as a part of an address.
+fn escaped(text: &str) -> String {
+    let mut out = String::new();
+    for byte in text.bytes() {
+        match byte.is_ascii_alphanumeric() || b"-._".contains(&byte) {
+            true => out.push(char::from(byte)),
+            false => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
