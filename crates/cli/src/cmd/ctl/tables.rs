@@ -117,7 +117,6 @@ const ADDRESSES: Columns<View, TenantAddress> = &[
     ("node", |view, address| holder(view, address).map_or(String::new(), |own| own.node.to_string())),
 ];
 
-/// The tunnels of a tenant, each with its node.
 #[rustfmt::skip]
 const TUNNELS: Columns<(), (Uuid, TunnelStats)> = &[
     ("node", |(), (node, _)| node.to_string()),
@@ -134,16 +133,23 @@ pub(super) fn tenant(view: &View, entry: &TenantEntry) -> String {
         Some(cnci) if cnci.since.is_some() => "connected",
         _ => "not connected",
     };
-    let tunnels = view.nodes().flat_map(|node| {
-        let of_tenant = node.stats.tunnels.iter().filter(|tunnel| tunnel.key == entry.key);
-        of_tenant.map(|tunnel| (node.uuid, tunnel.clone()))
-    });
     format!(
         "{}\nconcentrator: {state}\n{}\n{}",
         list(TENANTS, &(), std::iter::once(entry)),
         list(ADDRESSES, view, entry.addresses.iter()),
-        list(TUNNELS, &(), tunnels.collect::<Vec<_>>().iter())
+        list(TUNNELS, &(), tunnels(view, entry).iter())
     )
+}
+
+/// The tunnels of a tenant, each with its node.
+pub(super) fn tunnels(view: &View, entry: &TenantEntry) -> Vec<(Uuid, TunnelStats)> {
+    let of_node = |node: &Node| {
+        let tunnels = node.stats.tunnels.iter().filter(|tunnel| tunnel.key == entry.key);
+        tunnels
+            .map(|tunnel| (node.uuid, tunnel.clone()))
+            .collect::<Vec<_>>()
+    };
+    view.nodes().flat_map(of_node).collect()
 }
 
 /// The instance that has an address.

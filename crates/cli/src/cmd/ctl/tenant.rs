@@ -230,10 +230,21 @@ fn list(options: &Options, stop: &Stop) -> Result<(), Failure> {
 
 fn show(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
     let entry = one(ask(options, stop, question(TenantAction::Show, name))?)?;
-    if options.json {
-        return say_json(shown(&entry));
-    }
     let session = Session::open_told(options, stop)?;
+    if options.json {
+        let tunnels = session.controller.look(|view| tables::tunnels(view, &entry));
+        let mut shown = shown(&entry);
+        shown["tunnels"] = tunnels
+            .iter()
+            .map(|(node, tunnel)| {
+                json!({
+                    "node": node, "up": tunnel.up, "rx_bytes": tunnel.rx_bytes, "tx_bytes": tunnel.tx_bytes,
+                    "drops": tunnel.drops,
+                })
+            })
+            .collect();
+        return say_json(shown);
+    }
     say(session.controller.look(|view| tables::tenant(view, &entry)))
 }
 

@@ -166,10 +166,14 @@ fn whatever_happens_to_a_leader_another_one_serves_and_nothing_runs_twice() {
     );
     let running = all.running(2);
     assert!(running.iter().all(|(_, nodes)| *nodes == 1), "{running:?}");
-    // Whoever leads knows them all, and has the configuration.
-    let listed = all.cluster.done("instances --json");
-    for (uuid, _) in &running {
-        assert!(listed.contains(&uuid.to_string()), "{uuid} is not in {listed}");
+    // Whoever leads knows them all once both nodes have come back.
+    let end = Instant::now() + LIMIT;
+    let is_missing = |listed: &str| {
+        let missing = |(uuid, _): &&(Uuid, usize)| !listed.contains(&uuid.to_string());
+        running.iter().find(missing).map(|(uuid, _)| *uuid)
+    };
+    while let Some(uuid) = is_missing(&all.cluster.ctl("instances --json").stdout) {
+        assert!(Instant::now() < end, "{uuid} is not listed");
     }
 
     // Stopped, as by a hypervisor: it ends when it wakes, and its clients go to the next one.

@@ -44,7 +44,8 @@ pub(super) fn unsupported(start: &Start) -> Option<String> {
 pub(super) fn check_networking(start: &Start, network: Option<&Networks>) -> Result<(), String> {
     match network {
         Some(network) => drop(network.attachment(start)?),
-        None if matches!(Attachment::of(start), Ok(Some(Attachment::Tenant(_)))) => {
+        // A concentrator with packets would change the host's own network.
+        None if matches!(Attachment::of(start), Ok(Some(_))) => {
             return Err(
                 "this node has no tenants' networks (its agent runs without --network tenants)".into(),
             );

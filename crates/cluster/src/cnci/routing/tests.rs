@@ -1,5 +1,11 @@
 //! Each test has a network namespace of its own. Without the right or the tools it says so.
 
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::process::{Child, Command, Stdio};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
 use super::*;
 use crate::network::alone::alone;
 
@@ -204,5 +210,101 @@ fn peers_are_reached_through_a_tunnel_of_their_own() {
         assert!(!listed("list set ip ssntp nodes").contains("10.0.0.2\""));
         routing.set_peers(&[own]).unwrap();
         assert_eq!(links().unwrap().len(), 1);
+    });
+}
+
+/// A child with a network namespace of its own, whose `eth0` leads to this interface here.
+struct Neighbour(Child);
+
+impl Neighbour {
+    fn new(port: &str, here: &str, there: &str) -> Self {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "sh", "-c", "echo; exec sleep 1000"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let pid = child.id();
+        let made =
+            format!("link add {port} type veth peer name eth0 netns {pid}\nlink set {port} up\n{here}\n");
+        tools::ip(&made).unwrap();
+        let neighbour = Self(child);
+        let inside = format!("{there}\nlink set lo up\n");
+        tools::ip_within(&neighbour.namespace(), &inside).unwrap();
+        neighbour
+    }
+
+    fn namespace(&self) -> fs::File {
+        fs::File::open(format!("/proc/{}/ns/net", self.0.id())).unwrap()
+    }
+
+    /// Does something in its namespace.
+    fn does(&self, act: impl FnOnce() + Send + 'static) {
+        let namespace = self.namespace();
+        let there = move || {
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+            act();
+        };
+        std::thread::Builder::new().spawn(there).unwrap().join().unwrap();
+    }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn packets_pass_between_two_concentrators_of_a_tenant() {
+    let has = |tool: &str| Command::new(tool).arg("--help").output().is_ok();
+    let Some(ping) = [&["ping"][..], &["busybox", "ping"]]
+        .into_iter()
+        .find(|words| has(words[0]))
+    else {
+        return eprintln!("skipped: there is no ping here");
+    };
+    alone(move || {
+        let peer = |number: u8| CnciPeer {
+            physical_ip: format!("10.0.0.{number}"),
+            subnet: format!("172.16.{number}.0/24"),
+            tunnel_ip: format!("192.168.0.{number}"),
+            tunnel_id: 9,
+        };
+        let with = move |number: u8, peers: &[CnciPeer]| {
+            let mut routing = Routing::open(format!("10.0.0.{number}").parse().unwrap()).unwrap();
+            routing.restore(&Tables::default()).unwrap();
+            let own = Tunnel {
+                subnet: format!("172.16.{number}.0/24"),
+                key: number.into(),
+                ..tunnel("10.0.0.7")
+            };
+            routing.add_tunnel(&own).unwrap();
+            routing.set_peers(peers).unwrap();
+            routing
+        };
+        let mut own = with(1, &[peer(1), peer(2)]);
+        let other = Neighbour::new(
+            "p0",
+            "link set p0 master u0",
+            "addr add 10.0.0.2/24 dev eth0\nlink set eth0 up",
+        );
+        other.does(move || drop(with(2, &[peer(2), peer(1)])));
+        // It stands for an instance behind a tunnel of the first concentrator.
+        let instance = Neighbour::new(
+            "ssxi",
+            "route add 172.16.1.5/32 dev ssxi",
+            "addr add 172.16.1.5/24 dev eth0\nlink set eth0 up\nroute add default via 172.16.1.1",
+        );
+        let reaches = || {
+            let mut command = Command::new("nsenter");
+            command
+                .arg(format!("--net=/proc/{}/ns/net", instance.0.id()))
+                .args(ping);
+            command.args(["-c", "1", "-W", "2", "172.16.2.1"]);
+            command.output().unwrap().status.success()
+        };
+        assert!((0..10).any(|_| reaches()));
+        own.set_peers(&[peer(1)]).unwrap();
+        assert!(!reaches());
     });
 }
