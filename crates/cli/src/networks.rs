@@ -26,8 +26,9 @@ pub(crate) struct TunnelArgs {
     #[arg(long, value_name = "PORT", env = "SSNTP_VXLAN_PORT",
         default_value_t = DEFAULT_PORT, value_parser = value_parser!(u16).range(1..))]
     pub(crate) vxlan_port: u16,
-    /// A name server for the instances, from a network node for machines; may be given
-    /// several times, or as SSNTP_NAME_SERVER, joined with commas [default: none]
+    /// A name server for the instances; may be given several times, or as SSNTP_NAME_SERVER,
+    /// joined with commas. Processes get that of their node, machines that of the concentrator
+    /// [default: none]
     #[arg(long, value_name = "IP", env = "SSNTP_NAME_SERVER", value_delimiter = ',')]
     pub(crate) name_server: Vec<IpAddr>,
 }

@@ -15,6 +15,7 @@ use std::time::Duration;
 use clap::value_parser;
 use serde_json::json;
 use ssntp::Role;
+use ssntp::client::UuidSource;
 use ssntp_controller::http::Api;
 use ssntp_controller::{Config, Daemon as Controller, Limits};
 
@@ -93,7 +94,11 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
 fn serve(args: &Args, settings: Settings) -> Result<(), Failure> {
     let store = args.store()?;
     let mut daemon = Daemon::install(settings)?;
-    let (client, renewal) = args.connection.config_as(Role::CONTROLLER, daemon.stop())?;
+    let (mut client, renewal) = args.connection.config_as(Role::CONTROLLER, daemon.stop())?;
+    // --uuid wins over the UUID that is kept in --store.
+    if !args.connection.has_uuid() {
+        client = client.uuid(UuidSource::Persistent(store.to_owned()));
+    }
     let limits = Limits {
         age: Duration::from_secs(u64::from(args.history_days) * 86_400),
         bytes: u64::from(args.history_mb) * 1_000_000,

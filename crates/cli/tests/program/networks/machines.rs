@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::rig::{Rig, until};
 
-/// The kernel's modules that a machine needs, in the order in which they are loaded. Kernels that
-/// have one built in have no file of it.
+/// The kernel's modules that a machine needs. Which of them needs which other one differs between
+/// kernels, so they are loaded in rounds. Kernels that have one built in have no file of it.
 const MODULES: [&str; 8] = [
     "drivers/virtio/virtio",
     "drivers/virtio/virtio_ring",
@@ -27,7 +27,9 @@ export PATH=/bin
 busybox mkdir -p /proc /sys
 busybox mount -t proc proc /proc
 busybox mount -t sysfs sys /sys
-for module in $(busybox cat /modules); do busybox insmod /lib/$module; done
+for round in 1 2 3; do
+  for module in $(busybox cat /modules); do busybox insmod /lib/$module 2>/dev/null; done
+done
 busybox ip link set lo up
 busybox ip link set eth0 up
 while ! busybox udhcpc -i eth0 -s /lease -n -q -t 5 -T 1; do :; done
@@ -146,14 +148,19 @@ fn boot() -> Result<Boot, String> {
     let (kernel, modules) = kernels
         .next()
         .ok_or("a kernel in /boot, or in boot/ of SSNTP_TEST_KERNEL")?;
-    match is_static {
-        true => Ok(Boot {
+    // Some kernels have compressed modules, which busybox does not load.
+    let built_in = fs::read_to_string(modules.with_file_name("modules.builtin")).unwrap_or_default();
+    let has_driver =
+        built_in.contains("/virtio_net.ko") || modules.join("drivers/net/virtio_net.ko").is_file();
+    match (is_static, has_driver) {
+        (true, true) => Ok(Boot {
             qemu,
             busybox,
             kernel,
             modules,
         }),
-        false => Err("a static busybox".into()),
+        (false, _) => Err("a static busybox".into()),
+        (_, false) => Err("a kernel whose virtio_net is built in, or a module that is not compressed".into()),
     }
 }
 
