@@ -41,7 +41,8 @@ use crate::engine::{Answer, EngineError, Entry, Kept, Lease, Request, When};
 const LOG: &str = "ssntp::engine";
 /// How long a call to the engine may take.
 pub const CALL: Duration = Duration::from_secs(1);
-/// The lease of a leader. A dead one is replaced after that and the next [`READ`].
+/// The lease of a leader. A dead one is replaced once it has ended and another server has read
+/// the engine again, at most a second later.
 pub const LEADER_TIME: Duration = Duration::from_secs(5);
 /// The lease of a member.
 const MEMBER_TIME: Duration = Duration::from_secs(10);
