@@ -27,9 +27,9 @@ const LONGEST: usize = 64 << 20;
 /// How to reach a controller daemon.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct ApiArgs {
-    /// The --http of the controller: HOST:PORT or unix:PATH. At addresses that are not
-    /// loopback, mutual TLS is used with --ca and --cert
-    #[arg(long, value_name = "ADDR", env = "SSNTP_HTTP", value_parser = with_port, default_value = "127.0.0.1:9300")]
+    /// The --http of the controller: HOST:PORT or unix:PATH, or the URL that it prints. At
+    /// addresses that are not loopback, mutual TLS is used with --ca and --cert
+    #[arg(long, value_name = "ADDR", env = "SSNTP_HTTP", value_parser = address, default_value = "127.0.0.1:9300")]
     http: Address,
     /// A file with a token of `ssntp controller token`
     #[arg(long, value_name = "FILE", env = "SSNTP_TOKEN_FILE")]
@@ -137,6 +137,25 @@ impl<'a> Api<'a> {
     }
 }
 
+/// Reads an address, or the URL of a first page. Whether TLS is used follows from the address, and
+/// the scheme of a URL has to agree with that.
+fn address(text: &str) -> Result<Address, String> {
+    let Some((scheme, rest)) = text.split_once("://") else {
+        return with_port(text);
+    };
+    let rest = rest.strip_suffix('/').unwrap_or(rest);
+    if rest.contains('/') {
+        return Err("a URL has no path here, as in http://127.0.0.1:9300".into());
+    }
+    let address = with_port(rest)?;
+    match (scheme.to_ascii_lowercase().as_str(), is_local(&address)) {
+        ("http", true) | ("https", false) => Ok(address),
+        ("http", false) => Err("it is https, because the address is not loopback".into()),
+        ("https", true) => Err("it is http, because the address is loopback".into()),
+        _ => Err("it is neither an address nor a URL of http or https".into()),
+    }
+}
+
 /// Whether clients there need no TLS, as [`ssntp_admin`] has it.
 fn is_local(address: &Address) -> bool {
     match address {
@@ -236,6 +255,33 @@ mod tests {
         );
         assert_eq!(plain(502, "<html>"), "<html>");
         assert_eq!(plain(502, ""), "the controller answers with the code 502");
+    }
+
+    #[test]
+    fn the_address_can_be_the_url_of_the_page() {
+        for (text, is) in [
+            ("127.0.0.1:9300", "127.0.0.1:9300"),
+            ("unix:/run/a.sock", "unix:/run/a.sock"),
+            ("http://127.0.0.1:9300", "127.0.0.1:9300"),
+            ("HTTP://localhost:9300/", "localhost:9300"),
+            ("http://[::1]:9300/", "[::1]:9300"),
+            ("https://10.0.0.1:9300/", "10.0.0.1:9300"),
+            ("https://controller.example:9300", "controller.example:9300"),
+        ] {
+            assert_eq!(address(text).unwrap().to_string(), is, "{text}");
+        }
+        for (bad, why) in [
+            ("https://127.0.0.1:9300", "it is http,"),
+            ("http://10.0.0.1:9300/", "it is https,"),
+            ("http://127.0.0.1/", ""),
+            ("http://127.0.0.1:9300/nodes", "has no path"),
+            ("http://unix:/run/a.sock", "has no path"),
+            ("ftp://127.0.0.1:9300", "neither an address nor a URL"),
+            ("http://", ""),
+        ] {
+            let said = address(bad).expect_err(bad);
+            assert!(said.contains(why), "{bad}: {said}");
+        }
     }
 
     #[test]

@@ -6,7 +6,9 @@
 //!  │ controller      │ ◀── TLS ───▶ │ scheduler │ ◀────▶ │ agent   │ ──▶ workloads
 //!  │ steps, table    │              └───────────┘ ◀────▶ │ agent   │ ──▶ workloads
 //!  └────────┬────────┘                ▲       ▲   ◀────▶ │ network │ ──▶ CNCI ─┐
-//!           └─ ctl, for each step ────┘       └──────────┴─────────┘ ◀─────────┘
+//!           ├─ ctl, for each step ────┤       └──────────┴─────────┘ ◀─────────┘
+//!           └─ controller daemon ─────┘
+//!                └─ its page, for a browser
 //! ```
 //!
 //! Each step is a command that a user could give: `ssntp ctl` gives it, and its exit code and
@@ -48,7 +50,7 @@ use crate::signals::Stop;
 /// Bring up a whole cluster on this machine, and show what it does
 ///
 /// Starts a scheduler, agents, a network agent and a controller with throw-away
-/// certificates. Starts workloads, which are real processes, and a concentrator;
+/// certificates, and prints the address of the controller's page. Starts workloads, which are real processes, and a concentrator;
 /// stops, restarts, evacuates and restores; lets one START and one process fail, and
 /// shows how the node starts the process again; shows the trace of a START; as root,
 /// shows networks of tenants, which leave the host's alone; and deletes everything. The exit code is 0 if every step was seen to happen. The demo

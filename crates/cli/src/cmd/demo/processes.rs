@@ -16,8 +16,8 @@ use crate::failure::Failure;
 use crate::output::{note, printable};
 use crate::signals::Stop;
 
-/// How long a process may take to print its first line.
-const FIRST_LINE: Duration = Duration::from_secs(20);
+/// How long a process may take to print its first lines.
+const FIRST_LINES: Duration = Duration::from_secs(20);
 /// How long a process may take to end after SIGTERM.
 const END: Duration = Duration::from_secs(5);
 /// The time between two looks at whether a process has ended or printed its line.
@@ -70,11 +70,19 @@ impl Processes {
         let child = child.map_err(|e| cannot_start(name, &e))?;
         let pid = child.id();
         self.running.push((name.to_owned(), child));
-        let deadline = now() + FIRST_LINE;
+        Ok((self.line(name, "", stop)?, pid))
+    }
+
+    /// Waits for the first line of a child that begins so.
+    pub(super) fn line(&mut self, name: &str, begin: &str, stop: &Stop) -> Result<String, Failure> {
+        let deadline = now() + FIRST_LINES;
         loop {
             let printed = fs::read_to_string(self.file(name, "out")).unwrap_or_default();
-            if let Some((line, _)) = printed.split_once('\n') {
-                return Ok((line.to_owned(), pid));
+            let mut whole = printed
+                .split_inclusive('\n')
+                .filter_map(|line| line.strip_suffix('\n'));
+            if let Some(line) = whole.find(|line| line.starts_with(begin)) {
+                return Ok(line.to_owned());
             }
             if stop.requested() {
                 return Err(stop.interrupted());
@@ -158,16 +166,29 @@ impl Processes {
         let mut result = Ok(());
         // The scheduler is the first child, and so the last one to end: agents without one would
         // log that they cannot reach it.
-        while let Some((name, mut child)) = self.running.pop() {
-            let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-            if let (Some(pid), Ok(None)) = (pid, child.try_wait()) {
-                let _ = kill_process(pid, Signal::TERM);
-            }
-            if !end_of(&mut child, now() + END) {
-                result = Err(Failure::new(format!("the {name} did not end in order")));
-            }
+        while let Some((name, child)) = self.running.pop() {
+            result = result.and(end_in_order(&name, child));
         }
         result
+    }
+
+    /// Asks one child to end, and waits for it.
+    pub(super) fn end_one(&mut self, name: &str) -> Result<(), Failure> {
+        match self.running.iter().position(|(running, _)| running == name) {
+            Some(at) => end_in_order(name, self.running.remove(at).1),
+            None => Ok(()),
+        }
+    }
+}
+
+fn end_in_order(name: &str, mut child: Child) -> Result<(), Failure> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    if let (Some(pid), Ok(None)) = (pid, child.try_wait()) {
+        let _ = kill_process(pid, Signal::TERM);
+    }
+    match end_of(&mut child, now() + END) {
+        true => Ok(()),
+        false => Err(Failure::new(format!("the {name} did not end in order"))),
     }
 }
 

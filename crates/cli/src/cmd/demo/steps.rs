@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 use ssntp::client::ClientConfig;
 use ssntp::payload::{FrameTrace, InstanceState, NodeStatus, NodeTrace, timestamp};
-use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest};
+use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, rfc3339};
 use ssntp::proto::TraceParent;
 use ssntp::{Role, transport::Address};
 use ssntp_cluster::controller::{Change, Controller, ControllerConfig, Instance, View};
+use ssntp_controller::http::{Right, Tokens};
 use uuid::Uuid;
 
 use super::processes::{Ctl, Processes, program};
 use super::screen::Screen;
-use crate::clock::now;
+use crate::clock::{now, wall_clock};
 use crate::cmd::ctl::tables::short;
 use crate::failure::Failure;
 use crate::signals::Stop;
@@ -124,12 +125,15 @@ fn is_exited(instance: &Instance) -> bool {
     instance.state == InstanceState::Exited
 }
 
-/// The flags of the scheduler, and those that all agents have. The files are in the demo's
-/// directory; other users may not be able to reach it, so that instances run as the agent's
-/// user.
+/// The flags of the scheduler, those of the controller daemon, and those that all agents have. The
+/// files are in the demo's directory; other users may not be able to reach it, so that instances
+/// run as the agent's user.
 const SCHEDULER: &str = "scheduler --listen 127.0.0.1:0 unix:scheduler.sock --ca ca.pem --cert scheduler.pem --config cluster.yaml";
 pub(super) const NODE: &str =
     "--ca ca.pem --mem 4096 --interval 1 --grace 2 --confinement rlimits --users agent";
+const DAEMON: &str = "--ca ca.pem --cert daemon.pem --store controller --http 127.0.0.1:0";
+/// The beginning of the daemon's line with the address of its first page.
+const PAGE: &str = "page at ";
 const CONFIGURATION: &str = "\
 configure:
   launcher:
@@ -154,6 +158,8 @@ pub(super) struct Demo<'a> {
     pub(super) controller: Controller,
     pub(super) changes: Receiver<Change>,
     address: String,
+    /// The address of the first page of the controller daemon.
+    page: String,
     tenant: Uuid,
     cnci: Uuid,
     /// How long the table stands still after a step.
@@ -181,6 +187,7 @@ impl<'a> Demo<'a> {
             (Role::SCHEDULER, Uuid::new_v4(), "scheduler.pem"),
             (Role::CONTROLLER, Uuid::new_v4(), "controller.pem"),
             (Role::CONTROLLER, Uuid::new_v4(), CTL_CERT),
+            (Role::CONTROLLER, Uuid::new_v4(), "daemon.pem"),
             (Role::CNCIAGENT, cnci, "cnci.pem"),
         ] {
             issue(&authority, role, uuid, &directory.join(name))?;
@@ -190,6 +197,14 @@ impl<'a> Demo<'a> {
         // The socket is for nodes with a network namespace of their own.
         let address = address.split(", ").next().unwrap_or_default().to_owned();
         screen.step(&format!("a scheduler listens at {address} (process {pid})"))?;
+
+        let words = format!("controller --connect {address} {DAEMON}");
+        let (_, pid) = processes.start("controller", &words, stop)?;
+        let page = processes.line("controller", PAGE, stop)?;
+        let page = page.strip_prefix(PAGE).unwrap_or_default().to_owned();
+        screen.step(&format!(
+            "a controller shows the cluster at {page} (process {pid})"
+        ))?;
 
         let parsed: Address = address.parse()?;
         let own = CertificateRequest::new(Role::CONTROLLER).uuid(Uuid::new_v4());
@@ -204,6 +219,7 @@ impl<'a> Demo<'a> {
             is_ending: false,
             controller,
             address,
+            page,
             tenant: Uuid::new_v4(),
             cnci,
             pace,
@@ -353,10 +369,15 @@ impl<'a> Demo<'a> {
             .look(|view| named(view, "web").map(|web| (web.uuid, web.node)));
         let (instance, node) = web.ok_or_else(|| Failure::new("the instance web is gone"))?;
         let (instance, node) = (short(&instance.to_string()), short(&node.to_string()));
+        let (page, store) = (&self.page, self.processes.directory().join("controller"));
+        let token = Tokens::new(&store).add("demo", Right::Write, &rfc3339(wall_clock()));
+        let file = store.with_file_name("token");
+        std::fs::write(&file, token.map_err(Failure::new)?).map_err(|e| Failure::at(&file, e))?;
         Ok(format!(
             "it goes on until Ctrl-C; in another terminal, try:
 export SSNTP_CONNECT={address}
 export SSNTP_CA={directory}/ca.pem SSNTP_CERT={directory}/controller.pem
+export SSNTP_HTTP={page} SSNTP_TOKEN_FILE={directory}/token
 {ssntp} ctl nodes
 {ssntp} ctl instances --watch
 {ssntp} ctl describe job
@@ -367,6 +388,7 @@ export SSNTP_CA={directory}/ca.pem SSNTP_CERT={directory}/controller.pem
 {ssntp} ctl evacuate {node}
 {ssntp} ctl restore {node}
 {ssntp} ctl cncis
+{ssntp} ctl get
 {ssntp} ctl events --json"
         ))
     }
@@ -374,6 +396,8 @@ export SSNTP_CA={directory}/ca.pem SSNTP_CERT={directory}/controller.pem
     /// Deletes every instance, those that a user has started meanwhile as well.
     pub(super) fn delete_everything(&mut self) -> Result<(), Failure> {
         self.is_ending = true;
+        // It would start again what a user has told it to keep.
+        self.processes.end_one("controller")?;
         let is_assigned = |view: &View| {
             let mut cncis = view.cncis();
             cncis.any(|cnci| cnci.public_ips.contains_key(PUBLIC_IP)) && named(view, "web").is_some()
@@ -405,6 +429,7 @@ export SSNTP_CA={directory}/ca.pem SSNTP_CERT={directory}/controller.pem
 
     /// After something went wrong: deletes the instances that can still be deleted.
     pub(super) fn clean_up(&mut self) {
+        let _ = self.processes.end_one("controller");
         // A signal may be the reason, so that no signal ends this wait.
         if let Ok(ctl) = self.start_ctl(&["delete", "--all"]) {
             ctl.end(CLEAN_UP);

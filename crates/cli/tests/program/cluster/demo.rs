@@ -1,6 +1,8 @@
 //! `ssntp demo` sees every step, and leaves nothing behind.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -36,6 +38,7 @@ fn the_demo_sees_every_step_and_leaves_nothing_behind() {
     let mut demo = demo(&place, &["--agents", "3"]);
     for step in [
         "a scheduler listens at 127.0.0.1:",
+        "a controller shows the cluster at http://127.0.0.1:",
         "3 agents and a network agent are READY",
         "the cluster has a configuration",
         "workload web runs",
@@ -95,9 +98,16 @@ fn a_demo_that_is_held_can_be_commanded_until_a_signal_ends_it() {
     let stop = demo.line_with(" ctl stop ");
     ctl(&["stop", stop.rsplit(' ').next().unwrap()]);
     assert!(ctl(&["cncis"]).contains("198.51.100.20"));
+    // What is to be kept running is deleted as well, and so is what somebody else has started.
+    let kept = place.path().join("kept.yaml");
+    fs::write(&kept, "name: kept\nstart: {command: [sleep, \"1000\"]}\n").unwrap();
+    ctl(&["apply", "-f", kept.to_str().unwrap()]);
+    let deadline = Instant::now() + LIMIT;
+    while !ctl(&["instances"]).contains("kept-1") {
+        assert!(Instant::now() < deadline, "{}", ctl(&["get", "kept"]));
+    }
     demo.signal(Signal::INT);
-    // Those that somebody else has started are deleted as well.
-    demo.line_with("all 7 instances were deleted");
+    demo.line_with("all 8 instances were deleted");
     assert_eq!(demo.end(LIMIT), Some(0), "{}", demo.log());
     nothing_is_left(&place);
 }
@@ -107,16 +117,35 @@ fn commander(demo: &Process) -> impl Fn(&[&str]) -> String + use<> {
     let connect = variable(&demo.line_with("export SSNTP_CONNECT="), "SSNTP_CONNECT=");
     let line = demo.line_with("export SSNTP_CA=");
     let (ca, cert) = (variable(&line, "SSNTP_CA="), variable(&line, "SSNTP_CERT="));
+    let line = demo.line_with("export SSNTP_HTTP=");
+    let (http, token) = (
+        variable(&line, "SSNTP_HTTP="),
+        variable(&line, "SSNTP_TOKEN_FILE="),
+    );
+    assert!(page(&http).starts_with("HTTP/1.1 200 "), "{http}");
     move |words| {
         let mut command = ssntp(Path::new("/"), &[&["ctl"], words].concat());
         command
             .env("SSNTP_CONNECT", &connect)
             .env("SSNTP_CA", &ca)
-            .env("SSNTP_CERT", &cert);
+            .env("SSNTP_CERT", &cert)
+            .env("SSNTP_HTTP", &http)
+            .env("SSNTP_TOKEN_FILE", &token);
         let done = Done::of(command);
         assert_eq!(done.code, Some(0), "{words:?}: {}", done.stderr);
         done.stdout
     }
+}
+
+/// What a browser gets at the address of a page.
+fn page(url: &str) -> String {
+    let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let request = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    stream.write_all(request).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
 }
 
 fn variable(line: &str, name: &str) -> String {
