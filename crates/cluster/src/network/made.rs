@@ -97,8 +97,8 @@ impl Port {
         }
     }
 
-    /// What the filter lets through: pairs of a port and its addresses. A machine asks for its
-    /// address without having one.
+    /// The elements of the filter's set for this port: the port with each pair of addresses that
+    /// may send. 0.0.0.0 is among those of a machine, which asks for its address without one.
     pub(super) fn elements(&self, instance: Uuid) -> Vec<String> {
         let Interface { mac, ip, .. } = &self.interface;
         let element = |ip: String| format!("\"{}\" . {mac} . {ip}", port_name(instance));
@@ -148,7 +148,7 @@ impl Made {
         Some((net, port, is_last))
     }
 
-    /// What the filter lets through of all ports.
+    /// The elements of the filter's set for all ports.
     pub(super) fn elements(&self) -> impl Iterator<Item = String> {
         let ports = self.nets.values().flat_map(|net| &net.ports);
         ports.flat_map(|(instance, port)| port.elements(*instance))

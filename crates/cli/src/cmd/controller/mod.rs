@@ -29,9 +29,10 @@ use crate::settings::{ConfigFile, Problems, Settings};
 
 /// Keep what should run, make the cluster run it, and show both on pages
 ///
-/// What should run, and what happened, is kept in a database in --store. `ssntp ctl apply` says
-/// what should run, through the API at --http. SIGINT and SIGTERM end the controller; instances go
-/// on. On SIGHUP, and when these files change, --ca, --cert, --crl and --http-ca are read again.
+/// The database in --store holds the workloads that should run, and the history of the cluster.
+/// `ssntp ctl apply` changes the workloads through the API at --http. SIGINT and SIGTERM end the
+/// controller; instances go on. On SIGHUP, and when these files change, --ca, --cert, --crl and
+/// --http-ca are read again.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]

@@ -166,7 +166,7 @@ fn whatever_happens_to_a_leader_another_one_serves_and_nothing_runs_twice() {
     );
     let running = all.running(2);
     assert!(running.iter().all(|(_, nodes)| *nodes == 1), "{running:?}");
-    // Whoever leads knows them all once both nodes have come back.
+    // The leader lists all instances only after both nodes have connected to it again.
     let end = Instant::now() + LIMIT;
     let is_missing = |listed: &str| {
         let missing = |(uuid, _): &&(Uuid, usize)| !listed.contains(&uuid.to_string());

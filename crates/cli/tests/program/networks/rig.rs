@@ -374,7 +374,7 @@ impl Instance {
             .success()
     }
 
-    /// What a command in the instance's network says, with root's rights.
+    /// The output of a command that runs as root in the network namespace of the instance.
     pub fn says(&self, program: &str, words: &[&str]) -> String {
         output(within(&format!("/proc/{}/ns/net", self.pid), program).args(words))
     }

@@ -147,7 +147,7 @@ fn lines(dir: &Path, arguments: &[&str]) -> Vec<Value> {
         .collect()
 }
 
-/// What a program that is to fail says.
+/// The standard error of a command, which has to fail.
 fn failure(dir: &Path, arguments: &[&str]) -> String {
     let output = run(dir, arguments);
     let text = String::from_utf8(output.stderr).unwrap();
