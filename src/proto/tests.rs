@@ -231,7 +231,7 @@ fn every_operand_has_its_number_and_name() {
         (
             3,
             "StreamOpened StreamData StreamEnded Sessions Kicked Bans Unbanned Tenants Draining \
-             SnapshotComplete",
+             SnapshotComplete NewLeader",
         ),
     ];
     for (frame_type, names) in ours {

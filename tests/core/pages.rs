@@ -162,6 +162,7 @@ fn each_payload_has_an_example_that_is_one() {
         read::<Tenants>,
         read::<Draining>,
         read::<SnapshotComplete>,
+        read::<NewLeader>,
         read::<InvalidFrameType>,
         read::<StartFailure>,
         read::<StopFailure>,

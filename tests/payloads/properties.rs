@@ -61,6 +61,7 @@ macro_rules! for_every_schema {
             tenants: Tenants = "ours_Tenants";
             draining: Draining = "ours_Draining";
             snapshot_complete: SnapshotComplete = "ours_SnapshotComplete";
+            new_leader: NewLeader = "ours_NewLeader";
         }
     };
 }

@@ -86,7 +86,27 @@ impl Membership {
         self.view.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Tells it a token that was seen elsewhere: see [`Machine::saw`].
+    /// A handle by which threads write documents.
+    pub fn documents(&self) -> Documents {
+        Documents {
+            orders: self.orders.clone(),
+            seen: Arc::clone(&self.seen),
+        }
+    }
+}
+
+/// Writes documents of the cluster, and tells it of tokens. A clone is another handle.
+///
+/// # Threads
+/// [`write`](Self::write) blocks, so a dispatcher must not call it.
+#[derive(Clone, Debug)]
+pub struct Documents {
+    orders: Sender<Order>,
+    seen: Arc<AtomicU64>,
+}
+
+impl Documents {
+    /// Tells it a token that was seen elsewhere: see [`Machine::saw`]. Does not wait.
     pub fn saw(&self, token: u64) {
         if self.seen.fetch_max(token, Ordering::Relaxed) < token {
             // If the queue is full, the thread looks at the token after an order that waits.
@@ -94,24 +114,6 @@ impl Membership {
         }
     }
 
-    /// A handle by which threads write documents.
-    pub fn documents(&self) -> Documents {
-        Documents {
-            orders: self.orders.clone(),
-        }
-    }
-}
-
-/// Writes documents of the cluster. A clone is another handle.
-///
-/// # Threads
-/// [`write`](Self::write) blocks, so a dispatcher must not call it.
-#[derive(Clone, Debug)]
-pub struct Documents {
-    orders: Sender<Order>,
-}
-
-impl Documents {
     /// Writes a document, and returns the revision that it has then. Blocks until the engine
     /// has answered, for five seconds at most.
     ///
@@ -168,6 +170,7 @@ fn serve(
         machine.saw(seen.load(Ordering::Relaxed));
     }
     machine.leave();
+    changed(machine.view());
     let end = now() + LEAVING;
     while now() < end && step(&mut machine, &mut *engine) <= now() {}
 }
@@ -301,7 +304,7 @@ mod tests {
         let leading = wait(&views, |view| view.acts(now()).is_some());
         // As of an engine that had many more revisions.
         let seen = leading.leader.unwrap().token + (1 << 40);
-        membership.saw(seen);
+        membership.documents().saw(seen);
         wait(&views, |view| view.acting.is_none());
         let again = wait(&views, |view| view.acting.is_some());
         assert!(again.leader.unwrap().token > seen);
