@@ -84,6 +84,7 @@ mod operators;
 mod routing;
 mod sessions;
 mod tally;
+mod watching;
 #[cfg(test)]
 #[cfg(feature = "issue")]
 mod tests;
