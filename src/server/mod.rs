@@ -84,10 +84,10 @@ mod operators;
 mod routing;
 mod sessions;
 mod tally;
-mod watching;
 #[cfg(test)]
 #[cfg(feature = "issue")]
 mod tests;
+mod watching;
 
 use std::any::Any;
 use std::convert::Infallible;

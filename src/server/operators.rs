@@ -83,7 +83,9 @@ impl ServerCore {
                 read(frame, |asked: &ListBans| &asked.id).map(|asked| state.list_bans(info, &asked))
             }
             Command::KICK => read(frame, |asked: &Kick| &asked.id).map(|asked| state.kicked(info, &asked)),
-            Command::WATCH => read(frame, |asked: &Watch| &asked.id).and_then(|asked| state.watch(info, asked)),
+            Command::WATCH => {
+                read(frame, |asked: &Watch| &asked.id).and_then(|asked| state.watch(info, asked))
+            }
             _ => read(frame, |asked: &Unban| &asked.id).map(|asked| state.unbanned(info, &asked)),
         };
         if let Err(reason) = answered {

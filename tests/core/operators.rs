@@ -440,8 +440,14 @@ fn an_operator_watches_who_sends_what() {
     let [watched] = &sent[..] else { panic!("{sent:?}") };
     assert!(!String::from_utf8_lossy(watched.payload_bytes()).contains("secret"));
     let watched: Watched = watched.payload().unwrap();
-    assert_eq!((watched.uuid, watched.bytes), (one.into(), stats.encoded_len() as u64));
-    assert_eq!((watched.roles.as_str(), watched.kind.as_str()), ("agent", "STATS"));
+    assert_eq!(
+        (watched.uuid, watched.bytes),
+        (one.into(), stats.encoded_len() as u64)
+    );
+    assert_eq!(
+        (watched.roles.as_str(), watched.kind.as_str()),
+        ("agent", "STATS")
+    );
     // The next question replaces the first one.
     let _: Watched = rig.ask(&watch("", "ready"));
     rig.test.receive(one, &stats);
@@ -466,7 +472,9 @@ fn as_many_operators_watch_as_may() {
         id: "w".into(),
         ..Watch::default()
     };
-    let others: Vec<_> = (0..16).map(|_| rig.test.connect(&controller).unwrap().uuid()).collect();
+    let others: Vec<_> = (0..16)
+        .map(|_| rig.test.connect(&controller).unwrap().uuid())
+        .collect();
     for other in &others {
         rig.test.receive(*other, &Frame::of(&watch));
     }

@@ -46,10 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let question = Question {
         id: new_id(),
         uuid: args.from.map(Into::into).unwrap_or_default(),
-        kind: kind
-            .transpose()?
-            .map(|kind| kind.to_string())
-            .unwrap_or_default(),
+        kind: kind.transpose()?.map(|kind| kind.to_string()).unwrap_or_default(),
     };
     let (config, renewal) = args.connection.config_as(Role::CONTROLLER, &stop)?;
     let client = Client::start(config)?;
@@ -111,7 +108,10 @@ fn print(watched: &Watched, operands: &Operands, json: bool) -> Result<(), Failu
         }))?,
         false => {
             let many = if *frames == 1 { "frame" } else { "frames" };
-            let line = format!("{} {uuid} ({roles}) {name}: {frames} {many}, {bytes} bytes", clock());
+            let line = format!(
+                "{} {uuid} ({roles}) {name}: {frames} {many}, {bytes} bytes",
+                clock()
+            );
             output.line(printable(&line))?;
         }
     }
