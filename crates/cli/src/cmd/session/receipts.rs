@@ -148,8 +148,15 @@ impl Receipts {
 
     fn end(&self, meant: impl Fn(&Pending) -> bool, why: &Error) -> Vec<Value> {
         let mut pending = lock(&self.pending);
-        let ended = pending.1.extract_if(.., |_, one| meant(one));
-        ended.map(|(_, one)| one.told(Err(why.clone()))).collect()
+        let mut lines = Vec::new();
+        pending.1.retain(|_, one| {
+            let ends = meant(one);
+            if ends {
+                lines.push(one.told(Err(why.clone())));
+            }
+            !ends
+        });
+        lines
     }
 
     /// Waits until none is pending.
