@@ -31,7 +31,7 @@ use crate::watched::{modified, stamp};
 /// server read all files at once; policy files whose contents are the same do not undo
 /// what `ssntp opflex policy` has changed.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     config_file: ConfigFile,
     /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
