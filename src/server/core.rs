@@ -54,6 +54,7 @@ use super::operators::is_of_operators;
 use super::routing::{Rule, RuleTable};
 use super::sessions::{Session, SessionId, SessionInfo, Sessions};
 use super::tally::Tally;
+use super::watching::Watcher;
 use crate::payload::Draining;
 use crate::proto::{
     Command, Connect, ErrorCode, Frame, Item, Refusal, Run, ServerHandshake, answer_to_unsupported,
@@ -154,6 +155,8 @@ pub(super) struct State {
     /// The roles of those whose [`operators`](super::operators) commands are taken.
     pub(super) operators: Role,
     pub(super) bans: Bans,
+    /// Operators that are told of the frames that arrive.
+    pub(super) watchers: Vec<Watcher>,
     pub(super) tally: Tally,
     /// What sessions that are gone have lost.
     pub(super) frames_lost: u64,
@@ -230,6 +233,7 @@ impl ServerCore {
             links,
             operators: config.operators,
             bans: Bans::default(),
+            watchers: Vec::new(),
             tally: Tally::new(now),
             frames_lost: 0,
             departed: Vec::new(),
@@ -597,6 +601,9 @@ impl ServerCore {
             Item::Unsupported(_) => 0,
         };
         self.state.tally.received(kind, frames, bytes as u64);
+        if !self.state.watchers.is_empty() {
+            self.state.show_watchers(&info, kind, frames.into(), bytes as u64);
+        }
         // Before the filter: a client that leaves needs no permission.
         if kind == ErrorCode::CONNECTION_FAILURE || kind == ErrorCode::CONNECTION_ABORTED {
             let reason = DisconnectReason::PeerRefused(ErrorCode(kind.operand));

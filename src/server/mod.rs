@@ -88,6 +88,7 @@ mod tally;
 #[cfg(test)]
 #[cfg(feature = "issue")]
 mod tests;
+mod watching;
 
 use std::any::Any;
 use std::convert::Infallible;

@@ -50,7 +50,7 @@ mod options;
 mod prune;
 mod select;
 mod session;
-mod sessions;
+pub(super) mod sessions;
 pub(crate) mod tables;
 mod tenant;
 pub(crate) mod top;
