@@ -92,10 +92,15 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
     let mut entry = entry.verified_by(&in_force);
     match passage.take(&mut entry, secured.halves) {
         Ok(()) => environment.handshakes.finished(secured.resumed),
-        Err((why, Some(halves))) => passage.refuse(halves, &why, &entry.named()),
-        Err((why, None)) => environment.refused(newcomer, why.word()),
+        Err(turned) => match *turned {
+            (why, Some(halves)) => passage.refuse(halves, &why, &entry.named()),
+            (why, None) => environment.refused(newcomer, why.word()),
+        },
     }
 }
+
+/// Why somebody does not come in, and the halves if it can be told.
+type Turned = (NoEntry, Option<Halves>);
 
 /// Takes the steps of an [`Entry`] on this thread.
 pub(super) struct Passage<'a> {
@@ -111,12 +116,8 @@ impl Passage<'_> {
     /// Blocks until the threads of the connection run.
     ///
     /// # Errors
-    /// Why it does not come in, and the halves if it can be told.
-    pub(super) fn take(
-        &self,
-        entry: &mut Entry,
-        mut halves: Halves,
-    ) -> Result<(), (NoEntry, Option<Halves>)> {
+    /// It does not come in.
+    pub(super) fn take(&self, entry: &mut Entry, mut halves: Halves) -> Result<(), Box<Turned>> {
         let mut admitted: Option<(Admitted<Grant>, Admission<ServerCore>)> = None;
         let mut step = entry.begin(halves.inbox.bytes_mut(), wall_clock());
         loop {
@@ -157,7 +158,7 @@ impl Passage<'_> {
                 },
                 Step::Start => break,
                 // It was told of its admission, or cannot be told anything.
-                Step::End(why) => return Err((why, admitted.is_none().then_some(halves))),
+                Step::End(why) => return Err(Box::new((why, admitted.is_none().then_some(halves)))),
             };
         }
         let Some((admitted, mut admission)) = admitted else {
@@ -165,7 +166,7 @@ impl Passage<'_> {
         };
         if self.newcomer.is_some_and(|newcomer| !newcomer.admitted()) {
             admission.started(Err(io::ErrorKind::TimedOut.into()));
-            return Err((NoEntry(Why::Stopping), None));
+            return Err(Box::new((NoEntry(Why::Stopping), None)));
         }
         let feed = Feed::new(&admitted, self.events.clone(), &entry.memory(&admitted));
         let config = LinkConfig {

@@ -394,7 +394,8 @@ impl PeerThread {
         };
         match passage.take(&mut entry, secured.halves) {
             Ok(()) => Ok(entry.peer()),
-            Err((why, halves)) => {
+            Err(turned) => {
+                let (why, halves) = *turned;
                 if let Some(halves) = halves {
                     passage.refuse(halves, &why, "");
                 }
