@@ -583,6 +583,6 @@ fn watch_shows_who_sends_what_and_no_payload() {
         let ended = program.end();
         assert_eq!(ended.code, Some(0), "{:?}", ended.err);
     }
-    let why = place.fail(&format!("watch {agent}"), 2);
+    let why = place.fail(&format!("watch {agent}"), 1);
     assert!(why.contains("controller"), "{why}");
 }
