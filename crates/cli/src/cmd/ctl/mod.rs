@@ -46,7 +46,7 @@ mod moves;
 mod options;
 mod prune;
 mod session;
-mod sessions;
+pub(super) mod sessions;
 pub(crate) mod tables;
 mod tenant;
 pub(crate) mod top;

@@ -165,11 +165,11 @@ fn all_pages<T>(mut page: impl FnMut(u64) -> Result<(Vec<T>, u64), Failure>) -> 
 }
 
 /// An id that no other question has.
-pub(super) fn new_id() -> Id {
+pub(in crate::cmd) fn new_id() -> Id {
     Uuid::new_v4().into()
 }
 
-fn refused(refusal: &InvalidFrameType) -> String {
+pub(in crate::cmd) fn refused(refusal: &InvalidFrameType) -> String {
     let kind = refusal.refused();
     match refusal.reason.as_str() {
         "role_not_allowed" => format!(
@@ -177,6 +177,7 @@ fn refused(refusal: &InvalidFrameType) -> String {
              controller is the master"
         ),
         "unsupported_operand" => format!("the server is too old: it does not know {kind}"),
+        "too_many" => "as many operators watch as may; end another one first".into(),
         reason => format!("the server refuses {kind}: {reason}"),
     }
 }
