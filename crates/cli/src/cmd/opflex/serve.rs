@@ -33,7 +33,7 @@ use crate::watched::{modified, stamp};
 /// what `ssntp opflex policy` has changed. With --join, several servers have the same
 /// policy, and each tells elements the addresses of all.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     config_file: ConfigFile,
     /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
