@@ -19,6 +19,8 @@
 //! |---|---|
 //! | [`ServerCore`] | all state of a server, with its application |
 //! | [`Environment`] | the part that threads share: credentials, limits, counts of newcomers |
+//! | [`Entry`] | the way in of a newcomer, client or server, step by step |
+//! | [`Redial`] | when another server is dialled |
 //! | [`AdmissionRequest`], [`Grant`] | a client that asks to be admitted, and the answer |
 //!
 //! A session is in the index from its admission until its end, which takes it out of every
@@ -42,7 +44,8 @@ pub use super::config::Environment;
 use super::config::{ConfigurationCheck, ServerConfig, SlowConsumer};
 use super::delivery::Fan;
 use super::disconnect::DisconnectReason;
-pub use super::federation::LinkRequest;
+pub use super::entry::{CLAIM, Entry, NoEntry, Step};
+pub use super::federation::{Attempt, LinkRequest, Redial};
 use super::federation::{Bundle, End, Links};
 use super::filter::Filter;
 use super::handler::{Context, Handler, Newcomer};
@@ -57,6 +60,7 @@ use crate::proto::{
     Command, Connect, ErrorCode, Frame, Item, Refusal, Run, ServerHandshake, answer_to_unsupported,
 };
 use crate::request::Outstanding;
+pub use crate::wire::Decoder;
 use crate::wire::outgoing;
 use ssntp_transport::LogLimit;
 use ssntp_transport::Role;
@@ -263,6 +267,11 @@ impl ServerCore {
         let result = act(self);
         std::mem::swap(&mut self.state.actions, actions);
         result
+    }
+
+    /// The HELLO by which this server opens a link that it has dialled.
+    pub fn hello(&self) -> Bytes {
+        self.state.links.hello(&self.state.environment)
     }
 
     /// Runs a closure of another thread with a context; what it does becomes actions.
