@@ -397,7 +397,11 @@ fn orders_that_make_no_sense_are_refused() {
     assert!(writes.is_empty() && applied[0].differences.is_empty());
     let spec: Spec = serde_json::from_value(web(2, "b")).unwrap();
     let (applied, _) = bench.core.apply(vec![spec]).unwrap();
-    let paths: Vec<_> = applied[0].differences.iter().map(|one| one.path.as_str()).collect();
+    let paths: Vec<_> = applied[0]
+        .differences
+        .iter()
+        .map(|one| one.path.as_str())
+        .collect();
     assert_eq!(paths, ["count", "start.command"]);
     let writes = bench.core.delete("web").unwrap();
     assert!(matches!(writes[..], [Write::Event(_), Write::Workload(_)]));

@@ -110,7 +110,11 @@ impl Pass<'_> {
                     node: Some(seen.node),
                     ..instance.clone()
                 };
-                let text = format!("{}: node {}, which starts it, is away", called(instance), seen.node);
+                let text = format!(
+                    "{}: node {}, which starts it, is away",
+                    called(instance),
+                    seen.node
+                );
                 self.change(changed, "starting", text);
             }
             return self.give_up(instance, seen.node);

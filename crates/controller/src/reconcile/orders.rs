@@ -108,7 +108,12 @@ impl Core {
         }
         let others = self.state.workloads.values().map(|workload| &workload.spec);
         let others = others.filter(|spec| !names.contains(&spec.name));
-        if others.chain(&specs).map(|spec| u64::from(spec.count)).sum::<u64>() > MOST_INSTANCES {
+        if others
+            .chain(&specs)
+            .map(|spec| u64::from(spec.count))
+            .sum::<u64>()
+            > MOST_INSTANCES
+        {
             let why = format!("all workloads have more than {MOST_INSTANCES} instances then");
             return Err(Refused::Invalid(SpecError::at("count", why)));
         }
