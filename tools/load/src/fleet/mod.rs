@@ -206,7 +206,7 @@ impl Fleet {
         }
         let place = |address: &Address| match address {
             Address::Tcp { host, port } => Ok((host.clone(), *port)),
-            Address::Unix(_) => Err(FleetError::Address(address.clone())),
+            _ => Err(FleetError::Address(address.clone())),
         };
         let servers = config.addresses.iter().map(place).collect::<Result<_, _>>()?;
         if let Some(limit) = descriptors()
