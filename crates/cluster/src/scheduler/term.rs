@@ -30,6 +30,7 @@ use super::{Scheduler, SchedulerError};
 use crate::peers::Peers;
 use ssntp::Role;
 use ssntp::payload::SnapshotComplete;
+use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, DisconnectReason, Federation, SendError, Server, ServerConfig, SessionInfo};
 use ssntp_engine::{Acting, Documents, Engine, EngineError, Join, Member, Membership, View, When};
 
@@ -501,6 +502,12 @@ impl Scheduler {
             instances: instances as u64,
         };
         super::answers::to_controllers(cx, &complete);
+        // It tells whoever has sent a CONFIGURE to the leader before whether that was taken up.
+        let configuration = self.configuration.current().clone();
+        if !configuration.is_empty() {
+            let current = Frame::with_payload(Command::CONFIGURE, configuration);
+            super::answers::send_to_controllers(cx, &current);
+        }
         for (from, frame) in held {
             self.take(cx, &from, &frame);
         }

@@ -182,7 +182,11 @@ fn whatever_happens_to_a_leader_another_one_leads_and_nothing_runs_twice() {
     }
     all.next_start();
     fs::write(all.cluster.path("new.yaml"), YAML).unwrap();
-    all.cluster.done("configure new.yaml");
+    // On a machine that is very busy a leader may lose its lease without a fault.
+    let end = Instant::now() + LIMIT;
+    while all.cluster.ctl("configure new.yaml --timeout 20").code != Some(0) {
+        assert!(Instant::now() < end, "no configuration is taken up");
+    }
 
     // Killed while STARTs come by way of another one, whose sessions stand.
     let leader = all.leader(None);
