@@ -649,9 +649,12 @@ impl ServerCore {
                 let role = *role;
                 // One item for all receivers. They share its bytes, and nothing is encoded again.
                 let item = Outgoing::whole(run.wire().clone(), run.len());
-                self.state.fan_out(info.id, role, run.kind(), |_| item.clone());
-                self.state
-                    .send_to_remote_role(Some(info.uuid), role, || Bundle::from(run));
+                let here = self.state.fan_out(info.id, role, run.kind(), |_| item.clone());
+                let state = &mut self.state;
+                let elsewhere = state.send_to_remote_role(Some(info.uuid), role, || Bundle::from(run));
+                if here == 0 && elsewhere == 0 {
+                    state.tally.unreceived += u64::from(run.len());
+                }
             }
             Some(Rule::Function(_)) => {
                 for frame in run.frames() {
@@ -670,10 +673,12 @@ impl ServerCore {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
                 let mut fan = Fan::new(frame, &self.state);
-                self.state
-                    .fan_out(info.id, role, frame.kind(), |session| fan.for_session(session));
-                self.state
-                    .send_to_remote_role(Some(info.uuid), role, || fan.for_link());
+                let state = &mut self.state;
+                let here = state.fan_out(info.id, role, frame.kind(), |session| fan.for_session(session));
+                let elsewhere = state.send_to_remote_role(Some(info.uuid), role, || fan.for_link());
+                if here == 0 && elsewhere == 0 {
+                    state.tally.unreceived += 1;
+                }
             }
             Some(Rule::Function(_)) => self
                 .state
