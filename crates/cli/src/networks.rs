@@ -101,6 +101,9 @@ impl NetworkArgs {
             if !reached.files.crl.crl.is_empty() {
                 config = config.concentrator_file("SSNTP_CRL", reached.files.crl.crl);
             }
+            if reached.files.crl.crl_strict {
+                config = config.concentrator_env("SSNTP_CRL_STRICT", "true");
+            }
             if !addresses.is_empty() {
                 config = config.concentrator_env("SSNTP_CONNECT", addresses.join(","));
             }

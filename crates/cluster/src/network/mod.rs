@@ -59,6 +59,7 @@ mod wire;
 pub use self::attachment::MAX_KEY;
 pub(crate) use self::attachment::{Attachment, gateway, mac_of, subnet};
 pub use self::config::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig};
+pub(crate) use self::made::Namespace;
 pub(crate) use self::node::Networks;
 pub(crate) use self::wire::RESOLVER;
 pub use self::wire::{Tap, Wire};
