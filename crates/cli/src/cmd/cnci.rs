@@ -16,7 +16,7 @@ use crate::connection::{Connection, closed};
 use crate::credentials::{CredentialFiles, FilesRead};
 use crate::daemon::{Daemon, Presence, Service, on};
 use crate::failure::Failure;
-use crate::networks::{NetworkName, TunnelArgs};
+use crate::networks::TunnelArgs;
 use crate::output::{Output, printable};
 use crate::settings::{ConfigFile, Problems, Settings};
 
@@ -99,10 +99,9 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
     if let Some(state) = args.state {
         config = config.state(state);
     }
-    if args.tunnels.network == NetworkName::Tenants {
-        let plane = Routing::open(ip).map_err(|why| Failure::new(format!("--network tenants: {why}")))?;
-        let plane = plane.mtu(args.tunnels.mtu).port(args.tunnels.vxlan_port);
-        config = config.data_plane(plane.name_servers(args.tunnels.name_server));
+    if let Some(tunnels) = args.tunnels.config() {
+        let plane = Routing::open(ip, tunnels);
+        config = config.data_plane(plane.map_err(|why| Failure::new(format!("--network tenants: {why}")))?);
     }
     let cnci = Arc::new(Cnci::start(config)?);
     let client = Arc::downgrade(&cnci);

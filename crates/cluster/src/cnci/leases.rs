@@ -6,7 +6,6 @@
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Seek, Write};
-use std::net::IpAddr;
 use std::process::{Child, Command, Stdio};
 
 use ipnet::Ipv4Net;
@@ -16,7 +15,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::network::links::tunnel_name;
-use crate::network::{Namespace, gateway, mac_of};
+use crate::network::{Namespace, TunnelConfig, gateway, mac_of};
 
 /// The words that dnsmasq is started with. They tell it from one that somebody else runs.
 const COMMAND: [&str; 3] = ["dnsmasq", "--keep-in-foreground", "--conf-file=-"];
@@ -39,13 +38,8 @@ pub(super) struct Leases {
 impl Leases {
     /// Serves these subnets, and no others. Starts dnsmasq again if it has ended. Processes need
     /// no leases, so a failure is only logged.
-    pub(super) fn serve(
-        &mut self,
-        subnets: impl Iterator<Item = (u32, Ipv4Net)>,
-        mtu: u16,
-        name_servers: &[IpAddr],
-    ) {
-        let config = config(subnets, mtu, name_servers);
+    pub(super) fn serve(&mut self, subnets: impl Iterator<Item = (u32, Ipv4Net)>, tunnels: &TunnelConfig) {
+        let config = config(subnets, tunnels);
         let runs = |server: &mut Child| matches!(server.try_wait(), Ok(None));
         if self.config == config && self.server.as_mut().is_none_or(runs) && self.trouble.is_empty() {
             return;
@@ -86,7 +80,7 @@ impl Drop for Leases {
 }
 
 /// The settings of dnsmasq; none without a subnet.
-fn config(subnets: impl Iterator<Item = (u32, Ipv4Net)>, mtu: u16, name_servers: &[IpAddr]) -> String {
+fn config(subnets: impl Iterator<Item = (u32, Ipv4Net)>, tunnels: &TunnelConfig) -> String {
     let mut config = String::new();
     for (key, subnet) in subnets {
         let (network, mask) = (subnet.network(), subnet.netmask());
@@ -102,7 +96,7 @@ fn config(subnets: impl Iterator<Item = (u32, Ipv4Net)>, mtu: u16, name_servers:
     if config.is_empty() {
         return config;
     }
-    let servers = name_servers.iter().filter(|ip| ip.is_ipv4());
+    let servers = tunnels.name_servers.iter().filter(|ip| ip.is_ipv4());
     let servers: Vec<_> = servers.map(ToString::to_string).collect();
     if !servers.is_empty() {
         let _ = writeln!(config, "dhcp-option=option:dns-server,{}", servers.join(","));
@@ -111,7 +105,8 @@ fn config(subnets: impl Iterator<Item = (u32, Ipv4Net)>, mtu: u16, name_servers:
     let _ = write!(
         config,
         "port=0\npid-file=\nlog-facility=-\nquiet-dhcp\nleasefile-ro\nno-ping\n\
-         dhcp-authoritative\ndhcp-lease-max={hosts}\ndhcp-option=option:mtu,{mtu}\n"
+         dhcp-authoritative\ndhcp-lease-max={hosts}\ndhcp-option=option:mtu,{}\n",
+        tunnels.mtu
     );
     config
 }
@@ -159,7 +154,7 @@ mod tests {
         crate::network::alone::alone(|| {
             let serve = |leases: &mut Leases, subnet: &str| {
                 let subnet = subnet.parse().unwrap();
-                leases.serve([(7, subnet)].into_iter(), 1450, &[]);
+                leases.serve([(7, subnet)].into_iter(), &TunnelConfig::default());
                 leases.server.take()
             };
             let Some(mut former) = serve(&mut Leases::default(), "172.16.0.0/24") else {
@@ -184,7 +179,11 @@ mod tests {
     #[test]
     fn each_address_has_its_own_mac_address() {
         let subnet = "172.16.0.8/29".parse().unwrap();
-        let config = config([(7, subnet)].into_iter(), 1450, &["192.0.2.53".parse().unwrap()]);
+        let tunnels = TunnelConfig {
+            name_servers: vec!["192.0.2.53".parse().unwrap()],
+            ..TunnelConfig::default()
+        };
+        let config = config([(7, subnet)].into_iter(), &tunnels);
         for line in [
             "interface=ssx7",
             "dhcp-range=172.16.0.8,static,255.255.255.248,1h",
@@ -195,6 +194,6 @@ mod tests {
             assert!(config.lines().any(|there| there == line), "{line}: {config}");
         }
         assert_eq!(config.matches("dhcp-host").count(), 5, "the gateway has none");
-        assert_eq!(super::config(std::iter::empty(), 1450, &[]), "");
+        assert_eq!(super::config(std::iter::empty(), &tunnels), "");
     }
 }

@@ -177,7 +177,7 @@ impl Part<'_> {
             && match self {
                 Part::Bridge | Part::Concentrator => true,
                 Part::Tunnel(net) => is_on(net),
-                Part::Port(net, _) => is_on(net) && link.linkinfo.info_slave_data.isolated,
+                Part::Port(net, _) => is_on(net) && link.linkinfo["info_slave_data"]["isolated"] == true,
             }
     }
 }

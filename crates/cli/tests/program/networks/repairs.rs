@@ -57,8 +57,7 @@ fn what_is_broken_by_hand_is_made_again_and_certificates_are_renewed() {
 
     // It is as strict with revocation lists as its node, and its copies of certificates follow
     // the originals.
-    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap();
-    let environment = String::from_utf8_lossy(&environment);
+    let environment = concentrator.environment();
     assert!(environment.contains("SSNTP_CRL_STRICT=true"), "{environment}");
     let dir = rig.dir.path().join(format!("state-k/instances/{uuid}"));
     let copy = |name: &str| fs::read_to_string(dir.join(name)).unwrap();

@@ -400,11 +400,21 @@ impl Instance {
         Self { pid, ..self.clone() }
     }
 
-    /// A file as the instance's program sees it.
-    pub fn reads(&self, path: &str) -> String {
+    /// A file of `/proc` about the instance's program, which is a child of its supervisor.
+    fn of_program(&self, file: &str) -> String {
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid)).unwrap();
         let program = children.split_whitespace().next().unwrap();
-        fs::read_to_string(format!("/proc/{program}/root{path}")).unwrap()
+        fs::read_to_string(format!("/proc/{program}/{file}")).unwrap()
+    }
+
+    /// A file as the instance's program sees it.
+    pub fn reads(&self, path: &str) -> String {
+        self.of_program(&format!("root{path}"))
+    }
+
+    /// The variables of the instance's program.
+    pub fn environment(&self) -> String {
+        self.of_program("environ")
     }
 
     /// A function in the instance's network.
