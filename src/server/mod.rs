@@ -74,6 +74,7 @@ pub mod core;
 mod credentials;
 mod delivery;
 mod disconnect;
+mod entry;
 mod exchange;
 mod federation;
 mod figures;

@@ -51,10 +51,13 @@ pub(crate) enum Command {
     Answer(exchange::AnswerArgs),
     #[command(hide = true)]
     Caretaker(demo::caretaker::Args),
+    #[command(subcommand)]
     Cert(cert::Args),
     Cnci(cnci::Args),
     Completions(completions::Args),
+    #[command(subcommand)]
     Config(config::Args),
+    #[command(subcommand)]
     Context(context::Args),
     Controller(Box<controller::Args>),
     Ctl(ctl::Args),
@@ -64,6 +67,7 @@ pub(crate) enum Command {
     #[command(name = "man", alias = "manual")]
     Manual(completions::ManualArgs),
     Operands(operands::Args),
+    #[command(subcommand)]
     Opflex(opflex::Args),
     Request(exchange::Args),
     Scheduler(scheduler::Args),

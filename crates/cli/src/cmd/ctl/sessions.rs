@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
 use ssntp::Role;
 use ssntp::client::{Client, ClientError, ClientEvent};
 use ssntp::payload::{
@@ -16,10 +15,9 @@ use super::options::Options;
 use super::session::await_session;
 use super::{json, tables};
 use crate::clock::wall_clock;
-use crate::cmd::table::list;
+use crate::cmd::table::print;
 use crate::connection::closed;
 use crate::failure::Failure;
-use crate::output::{say, say_json};
 use crate::signals::Stop;
 
 /// Show the sessions of the server, of any role
@@ -35,11 +33,9 @@ pub(super) struct Args {
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
     let sessions = Operator::open(options, stop)?.sessions(args.role)?;
     let now = wall_clock();
-    let values = sessions.iter().map(|one| json::session(one, now));
-    match options.json {
-        true => say_json(values.collect::<Value>()),
-        false => say(list(tables::SESSIONS, &(), sessions.iter())),
-    }
+    print(options.json, tables::SESSIONS, &(), &sessions, |one| {
+        json::session(one, now)
+    })
 }
 
 /// A client that asks its server.
