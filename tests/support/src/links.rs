@@ -79,7 +79,14 @@ impl Handler for Answers {
 
 fn core(config: ServerConfig, environment: &Arc<Environment>) -> (ServerCore, Receiver<Infallible>) {
     let (open, stopped) = bounded(0);
-    let core = ServerCore::new(config, Arc::clone(environment), 10, Box::new(Answers), open, now());
+    let core = ServerCore::new(
+        config,
+        Arc::clone(environment),
+        10,
+        Box::new(Answers),
+        open,
+        now(),
+    );
     (core.unwrap(), stopped)
 }
 
@@ -171,7 +178,12 @@ pub fn link(data: &[u8]) {
     let mut input = BytesMut::new();
     input.extend(ClientHandshake::new(connect, Role::ALL, None, MAX_PAYLOAD).connect());
     let memory = PeerAddress::Memory;
-    let entry = Entry::client(&made.environment, made.client.clone(), vec![made.client.der.clone()], memory);
+    let entry = Entry::client(
+        &made.environment,
+        made.client.clone(),
+        vec![made.client.der.clone()],
+        memory,
+    );
     let client = server.bring_in(entry, &mut input).expect("the client comes in");
     let mut input = BytesMut::new();
     if options & 1 == 0 {
@@ -188,7 +200,10 @@ pub fn link(data: &[u8]) {
         let _ = decoder.decode(&mut input, &mut items);
         admitted
             .credit
-            .spend(ssntp_transport::flow::Credit::memory_of::<ssntp::proto::Item>(items.len(), bytes));
+            .spend(ssntp_transport::flow::Credit::memory_of::<ssntp::proto::Item>(
+                items.len(),
+                bytes,
+            ));
         server.handle(DispatchEvent::Items(admitted.id, items, bytes));
         all.push(admitted);
     }
