@@ -32,7 +32,7 @@ pub(crate) struct CrlArgs {
     pub(crate) crl: Vec<PathBuf>,
     /// Refuse all certificates while a revocation list is out of date, instead of
     /// logging a warning
-    #[arg(long, global = true)]
+    #[arg(long, global = true, env = "SSNTP_CRL_STRICT")]
     pub(crate) crl_strict: bool,
 }
 
