@@ -23,16 +23,22 @@ use ssntp_cluster::controller::{Controller, ControllerConfig, StreamError, Strea
 use uuid::Uuid;
 
 use crate::cluster::processes::{Cluster, LIMIT, Process, wait_for};
-use crate::processes::words;
 
 /// Starts a persistent instance that runs a script.
 #[track_caller]
 fn script(cluster: &Cluster, script: &str) -> Uuid {
     let uuid = Uuid::new_v4();
     let named = uuid.to_string();
-    let done = cluster.ctl_words(&words(&format!(
-        "start --persistent --uuid {named} -- sh -c {script}"
-    )));
+    let done = cluster.ctl_words(&[
+        "start",
+        "--persistent",
+        "--uuid",
+        &named,
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]);
     assert_eq!(done.code, Some(0), "{}", done.stderr);
     uuid
 }
