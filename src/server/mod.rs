@@ -80,6 +80,7 @@ mod figures;
 mod filter;
 mod handler;
 mod held;
+mod life;
 mod operators;
 mod routing;
 mod sessions;
