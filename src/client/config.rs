@@ -180,7 +180,8 @@ impl ClientConfig {
     }
 
     /// Adds the address of a server. They are tried in order, and the first
-    /// that answers is taken. Default: the names and addresses in the
+    /// that answers is taken. If its session is lost, the next one is tried at
+    /// once, and the pauses begin when all have been tried. Default: the names and addresses in the
     /// certificates of the trusted authorities, else localhost; port 8888.
     #[must_use]
     pub fn address(mut self, address: Address) -> Self {

@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!  round: each server that is not ruled out, in order
-//!    ├ one answers ──▶ session ──▶ lost ──▶ pause ──▶ next round
-//!    ├ none answers ─────────────────────▶ pause ──▶ next round
+//!    ├ one answers ──▶ session ──▶ lost ─┬─▶ a new round at once, from the next server on
+//!    │                                   ├─▶ the rest of this round, if the session was short
+//!    │                                   └─▶ pause, if there is no other server or no rest
+//!    ├ none answers ──▶ pause ──▶ next round
 //!    ├ ConnectionAborted ──▶ the end
 //!    └ the last one is ruled out ──▶ the end
 //! ```
@@ -20,7 +22,7 @@
 //! ```
 //!
 //! A client that a draining server asks to leave does the same at a random moment, with
-//! Disconnected { Draining }, and tries each of its servers.
+//! Disconnected { Draining }, and tries each of its servers, the next one first.
 //!
 //! Two sessions never stand side by side: a server can let the second take the
 //! first over only where both certificates are bound to the UUID by one authority
@@ -69,6 +71,9 @@ pub(super) struct Supervisor {
     state: Arc<ClientState>,
     dialer: Dialer,
     servers: Vec<Server>,
+    /// The server that is tried next, and how many are left to be tried until the next pause.
+    next: usize,
+    left: usize,
     config: Arc<ClientConfig>,
     /// What attempts use, and the identity of the last session that stood.
     credentials: Credentials,
@@ -138,6 +143,8 @@ impl Supervisor {
             state: Arc::clone(&state),
             dialer: Dialer::new(Arc::clone(&config), uuid.uuid, state.cancel.clone()),
             servers: servers.collect(),
+            next: 0,
+            left: 0,
             config,
             credentials,
             proven: None,
@@ -169,8 +176,8 @@ impl Supervisor {
     fn serve(&mut self) -> ClientError {
         let mut attempts = self.config.first_attempts.or(self.config.attempts);
         loop {
-            let established = match self.connect(attempts) {
-                Ok(established) => established,
+            let (at, established) = match self.connect(attempts) {
+                Ok(connected) => connected,
                 Err(reason) => return reason,
             };
             attempts = self.config.attempts;
@@ -182,7 +189,11 @@ impl Supervisor {
                     return ClientError::Aborted { server };
                 }
                 reason if !self.config.reconnect => return ClientError::Disconnected(reason),
-                DisconnectReason::Renewed | DisconnectReason::Draining => {
+                reason @ (DisconnectReason::Renewed | DisconnectReason::Draining) => {
+                    if reason == DisconnectReason::Renewed {
+                        self.next = at;
+                    }
+                    self.left = 0;
                     // The old session ended in order, so what is sent meanwhile waits a little for
                     // the next one, as if there were no gap.
                     self.gap = Some(deadline(GAP));
@@ -198,22 +209,32 @@ impl Supervisor {
             let lasted = now().saturating_duration_since(began);
             if lasted > self.config.backoff.ceiling(self.setbacks) {
                 self.setbacks = 0;
+                let in_use = self.servers.iter().filter(|server| server.ruled_out.is_none());
+                if in_use.count() > 1 {
+                    self.left = self.servers.len();
+                }
             }
-            if !self.pause() {
+            if self.left == 0 && !self.pause() {
                 return ClientError::Closed;
             }
         }
     }
 
     /// Rounds of attempts until a session stands.
-    fn connect(&mut self, attempts: Option<u32>) -> Result<Established, ClientError> {
+    fn connect(&mut self, attempts: Option<u32>) -> Result<(usize, Established), ClientError> {
         let mut rounds = 0;
         loop {
             let mut errors = Vec::new();
+            if self.left == 0 {
+                self.left = self.servers.len();
+            }
+            let is_whole = self.left == self.servers.len();
             // Before each round, so that credentials that were renewed during the pause are used
             // at once.
             self.adopt_news();
-            for at in 0..self.servers.len() {
+            while self.left > 0 {
+                let at = self.next % self.servers.len();
+                (self.next, self.left) = (at + 1, self.left - 1);
                 if let Some(error) = &self.servers[at].ruled_out {
                     errors.push(error.clone());
                     continue;
@@ -223,7 +244,7 @@ impl Supervisor {
                         lock(&self.state.failures).clear();
                         self.servers[at].known = true;
                         self.gap = None;
-                        return Ok(established);
+                        return Ok((at, established));
                     }
                     Err(_) if self.state.cancel.is_cancelled() => return Err(ClientError::Closed),
                     Err(error) => {
@@ -245,7 +266,7 @@ impl Supervisor {
                 self.state.counts.lose(self.state.uplink.give_up());
             }
             lock(&self.state.failures).clone_from(&errors);
-            rounds += 1;
+            rounds += u32::from(is_whole);
             if attempts.is_some_and(|attempts| rounds >= attempts) {
                 return Err(ClientError::GaveUp {
                     attempts: rounds,

@@ -190,6 +190,7 @@ mod tests {
             "ListBans",
             "Unban",
             "Tenant",
+            "Watch",
         ];
         assert_eq!(printed, expected);
         assert_eq!(operand_name(ErrorCode::DELETE_FAILURE.into()), "4");

@@ -226,12 +226,12 @@ fn every_operand_has_its_number_and_name() {
     let ours = [
         (
             0,
-            "OpenStream StreamCredit CloseStream ListSessions Kick ListBans Unban Tenant",
+            "OpenStream StreamCredit CloseStream ListSessions Kick ListBans Unban Tenant Watch",
         ),
         (
             3,
             "StreamOpened StreamData StreamEnded Sessions Kicked Bans Unbanned Tenants Draining \
-             SnapshotComplete",
+             SnapshotComplete Watched",
         ),
     ];
     for (frame_type, names) in ours {

@@ -87,6 +87,7 @@ impl Filter {
             Command::LIST_BANS,
             Command::UNBAN,
             Command::TENANT,
+            Command::WATCH,
         ];
         let mut filter = Self::deny_all();
         for command in commands {
@@ -167,7 +168,7 @@ mod tests {
                 "controller",
             ),
             ("OpenStream StreamCredit CloseStream", "controller"),
-            ("ListSessions Kick ListBans Unban Tenant", "controller"),
+            ("ListSessions Kick ListBans Unban Tenant Watch", "controller"),
             ("StreamOpened StreamData StreamEnded", "agent,netagent"),
             ("STATS READY FULL MAINTENANCE OFFLINE", "agent,netagent"),
             ("TenantAdded TenantRemoved", "agent"),

@@ -26,7 +26,7 @@ use super::disconnect::DisconnectReason;
 use super::sessions::{Session, SessionInfo};
 use crate::payload::{
     self, BanEntry, Bans, Id, InvalidFrameType, Kick, Kicked, ListBans, ListSessions, OperatorRefusal,
-    Payload, SessionEntry, Sessions, Unban, Unbanned,
+    Payload, SessionEntry, Sessions, Unban, Unbanned, Watch,
 };
 use crate::proto::{Command, Frame, FrameKind, FrameType, Item, answer_to_filtered};
 use ssntp_transport::Role;
@@ -83,6 +83,9 @@ impl ServerCore {
                 read(frame, |asked: &ListBans| &asked.id).map(|asked| state.list_bans(info, &asked))
             }
             Command::KICK => read(frame, |asked: &Kick| &asked.id).map(|asked| state.kicked(info, &asked)),
+            Command::WATCH => {
+                read(frame, |asked: &Watch| &asked.id).and_then(|asked| state.watch(info, asked))
+            }
             _ => read(frame, |asked: &Unban| &asked.id).map(|asked| state.unbanned(info, &asked)),
         };
         if let Err(reason) = answered {

@@ -163,6 +163,32 @@ fn a_lost_session_is_stood_up_again_and_events_keep_their_order() {
 }
 
 #[test]
+fn a_lost_session_makes_no_pause_before_the_next_server_and_one_after_a_whole_round() {
+    let servers = [(); 3].map(|()| TestServer::memory());
+    let hour = Duration::from_secs(3600);
+    let rare = Backoff {
+        initial: hour,
+        factor: 1.0,
+        cap: hour,
+    };
+    let config = servers
+        .iter()
+        .fold(agent().backoff(rare), |config, (_, listener)| {
+            config.connect_in_memory(listener)
+        });
+    let client = Client::start(config).unwrap();
+    for (server, _) in &servers {
+        let peer = server.session();
+        connected(&client);
+        peer.cut();
+        disconnected(&client);
+    }
+    // Sessions that do not last are no reason to go round without a pause.
+    assert!(!client.handle().wait_connected(Some(Duration::ZERO)).unwrap());
+    assert!(servers[0].0.nobody_connected());
+}
+
+#[test]
 fn without_reconnecting_a_lost_session_ends_the_client() {
     let (client, peer, _server) = pair(|config| config.reconnect(false));
     peer.close();

@@ -47,5 +47,7 @@ super::operand::operand! {
         0x46 UNBAN = "Unban";
         /// Ours: the tenants, their keys and addresses.
         0x47 TENANT = "Tenant";
+        /// Ours: tell which client sends what.
+        0x48 WATCH = "Watch";
     }
 }

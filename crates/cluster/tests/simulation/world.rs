@@ -8,18 +8,22 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::application::{Application, Router, SharedLog, filter, operands, rules, uuid};
 use super::network::Stream;
-use super::peers::{Ending, Pace, Peer, Plan};
+use super::peers::{Pace, Peer, Plan};
+use super::plans::plans;
 use super::random::Random;
-use super::threads::{Core, Fails, Newcomer, Reader, SimEvent, SimEvents, SimThreads, Step, View, Writer};
+use super::threads::{
+    Core, Fails, Newcomer, PIECES, Reader, SimEvent, SimEvents, SimThreads, Step, View, Writer,
+};
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
-use ssntp::server::core::{Arrival, Environment};
+use ssntp::server::core::{Arrival, Entry, Environment};
 use ssntp::server::{ServerConfig, SessionId, SlowConsumer};
 use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
 use ssntp_transport::dispatch::events::{self, Watch};
 use ssntp_transport::dispatch::{Core as _, DispatchEvent, EVENTS, Queue, Runner, Settings};
 use ssntp_transport::outbox::{Outbox, interleaving};
-use ssntp_transport::{Budget, BufferPool, Limits};
+use ssntp_transport::{Budget, BufferPool, Limits, PeerAddress};
+use uuid::Uuid;
 
 /// A world that has not ended after so many steps never ends.
 const MOST_STEPS: u64 = 200_000;
@@ -34,12 +38,14 @@ struct Certificates {
     trust: Trust,
     clients: Vec<CertificateInfo>,
     environment: Arc<Environment>,
+    /// The same, where sessions outlive their certificates: nothing is looked at later.
+    lasting: Arc<Environment>,
 }
 
 /// The first certificates are bound to nobody, and the others to the entities
 /// from 0 on.
-const UNBOUND: usize = 2;
-const BOUND: usize = 3;
+pub(super) const UNBOUND: usize = 2;
+pub(super) const BOUND: usize = 3;
 /// As the default of a server is.
 const MAX_PAYLOAD: u32 = 16 << 20;
 /// When each world begins, by the time of day.
@@ -65,11 +71,15 @@ fn certificates() -> &'static Certificates {
             .issue(&CertificateRequest::new(Role::SCHEDULER))
             .unwrap();
         let (identity, trust) = (server.identity().clone(), authority.trust().clone());
-        let config = ServerConfig::new(identity.clone(), trust.clone())
-            .max_payload(MAX_PAYLOAD)
-            .operands(operands());
+        let config = || {
+            ServerConfig::new(identity.clone(), trust.clone())
+                .uuid(Uuid::from_u128(1))
+                .max_payload(MAX_PAYLOAD)
+                .operands(operands())
+        };
         Certificates {
-            environment: Environment::new(&config).unwrap(),
+            environment: Environment::new(&config()).unwrap(),
+            lasting: Environment::new(&config().outlive_certificates(true)).unwrap(),
             identity,
             trust,
             clients,
@@ -334,6 +344,8 @@ impl World {
                     full: &full,
                     write_timeout,
                     pool: &pool,
+                    pieces: PIECES,
+                    wall: MORNING,
                 };
                 if let Some(writer) = &mut writers[at] {
                     writer.step(&mut view);
@@ -498,13 +510,23 @@ impl World {
                 // Long frames in the smallest pieces would take for ever.
                 let least = connection.peer.plan.longest / 10;
                 let piece = self.random.pick(&[0, 3 + least, 50 + least, 4000]);
-                let certificate = certificates().clients[connection.peer.plan.certificate].clone();
+                let made = certificates();
+                let mut certificate = made.clients[connection.peer.plan.certificate].clone();
+                let environment = match connection.peer.plan.expires {
+                    Some(expires) => {
+                        certificate.not_after = MORNING + expires;
+                        &made.environment
+                    }
+                    None => &made.lasting,
+                };
+                let chain = vec![certificate.der.clone()];
+                let entry = Entry::client(environment, certificate, chain, PeerAddress::Memory);
                 connection.newcomer = Some(Newcomer::new(
                     connection.stream.clone(),
-                    certificate,
+                    environment,
+                    entry,
                     connection.fails,
                     piece,
-                    (MAX_PAYLOAD, connection.peer.plan.expires.map(|at| MORNING + at)),
                     self.now,
                 ));
             }
@@ -517,6 +539,8 @@ impl World {
             full: &full,
             write_timeout: self.write_timeout,
             pool: &self.pool,
+            pieces: PIECES,
+            wall: MORNING + self.now.duration_since(self.begin),
         };
         match which {
             1 => {
@@ -590,89 +614,6 @@ impl World {
     }
 }
 
-fn plans(random: &mut Random, scheduler: bool, is_long: bool) -> Vec<Plan> {
-    let peers = random.between(2, 9);
-    let entities = random.between(2, 6);
-    let entities = u32::try_from(entities).unwrap();
-    let longest = match is_long {
-        true => (16 << 20) - 100,
-        false => random.pick(&[100, 100, 2000, 8000, 30_000]),
-    };
-    // Most worlds have little that goes wrong, so that much is to be kept.
-    let trouble = random.pick(&[0, 30, 60]);
-    let asks = !scheduler && random.chance(15);
-    let kicks = random.chance(15);
-    let expires = random.chance(10);
-    let mut plans = Vec::new();
-    for number in 0..u32::try_from(peers).unwrap() {
-        let entity = if random.chance(15) {
-            u32::try_from(random.below(entities as usize)).unwrap()
-        } else {
-            number % (entities + 2)
-        };
-        let bound = (entity as usize) < BOUND && random.chance(50);
-        let pace = match random.below(100) {
-            n if n >= trouble => Pace::Full,
-            n if n % 8 == 0 => Pace::Deaf,
-            n if n % 2 == 0 => Pace::Stuck,
-            // Nobody waits for the smallest pieces of the longest frames.
-            _ if is_long => Pace::Slow(1 << 18, Duration::from_millis(5)),
-            _ => random.pick(&[
-                Pace::Slow(50, Duration::from_micros(100)),
-                Pace::Slow(1000, Duration::from_millis(5)),
-            ]),
-        };
-        let most = match longest {
-            0..=2000 => 150,
-            2001..=30_000 => 20,
-            _ => 2,
-        };
-        let frames = random.pick(&[0, most.min(10), most / 2, most]);
-        let latest = if random.chance(70) { 300 } else { 20_000 };
-        let ending = match random.below(100) {
-            n if n >= trouble + 20 => Ending::Stays,
-            _ => match random.below(10) {
-                0..4 => Ending::HalfCloses,
-                4 => Ending::Truncates,
-                5..7 => Ending::Cut(random.between(0, 40 + frames * 200)),
-                7 => Ending::Junk,
-                8 => Ending::ConnectsTwice,
-                _ => Ending::Refuses,
-            },
-        };
-        plans.push(Plan {
-            number,
-            entity,
-            role: if random.chance(35) {
-                Role::CONTROLLER
-            } else {
-                Role::AGENT
-            },
-            certificate: if bound {
-                UNBOUND + entity as usize
-            } else {
-                random.below(UNBOUND)
-            },
-            begins: Duration::from_micros(random.below(latest) as u64),
-            pace,
-            ending,
-            frames,
-            longest,
-            pause: Duration::from_micros(random.pick(&[0, 0, 0, 50, 3000])),
-            rude: random.chance(trouble / 2),
-            eager: random.chance(10),
-            entities,
-            scheduler,
-            tracing: random.chance(20),
-            asks,
-            kicks,
-            expires: (expires && random.chance(50))
-                .then(|| Duration::from_millis(random.pick(&[0, 400, 1500, 4000]))),
-        });
-    }
-    plans
-}
-
 fn connection(plan: Plan, random: &mut Random) -> Connection {
     let wide = plan.longest > 1 << 20 || random.chance(70);
     let room = |random: &mut Random| {
@@ -682,7 +623,7 @@ fn connection(plan: Plan, random: &mut Random) -> Connection {
             random.pick(&[50, 300, 3000]).max(plan.longest / 4)
         }
     };
-    let stream = Stream::new(room(random), room(random));
+    let [peers, stream] = Stream::new([room(random), room(random)]);
     let fails = match random.below(30) {
         0 => Fails::BeforeVerdict,
         1 => Fails::Connected,
@@ -690,7 +631,7 @@ fn connection(plan: Plan, random: &mut Random) -> Connection {
         _ => Fails::Not,
     };
     Connection {
-        peer: Peer::new(plan, stream.clone(), MAX_PAYLOAD),
+        peer: Peer::new(plan, peers, MAX_PAYLOAD),
         stream,
         fails,
         newcomer: None,
