@@ -190,6 +190,8 @@ mod tests {
             "ListBans",
             "Unban",
             "Tenant",
+            "ListServers",
+            "DrainServer",
         ];
         assert_eq!(printed, expected);
         assert_eq!(operand_name(ErrorCode::DELETE_FAILURE.into()), "4");

@@ -43,5 +43,7 @@ super::operand::operand! {
         0x48 DRAINING = "Draining";
         /// Ours: a new controller has been told of all nodes and instances.
         0x49 SNAPSHOT_COMPLETE = "SnapshotComplete";
+        /// Ours: some of the servers, or what became of a DrainServer.
+        0x4a SERVERS = "Servers";
     }
 }

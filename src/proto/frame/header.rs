@@ -114,7 +114,11 @@ impl FrameKind {
     /// Whether it is a question of operators, who see and end sessions, or an
     /// answer to one (docs/admission.md, "Operators").
     pub const fn is_of_operators(self) -> bool {
-        self.is_known() && matches!(self.operand, 0x43..=0x46)
+        match self.frame_type {
+            FrameType::COMMAND => matches!(self.operand, 0x43..=0x46 | 0x48 | 0x49),
+            FrameType::EVENT => matches!(self.operand, 0x43..=0x46 | 0x4a),
+            _ => false,
+        }
     }
 
     /// Every kind the protocol defines, by type, then operand.

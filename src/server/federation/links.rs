@@ -185,9 +185,9 @@ pub(crate) struct Links {
     /// See [`Rank::stamp`].
     clock: u64,
     /// The highest token seen.
-    pub(super) token: u64,
+    pub(in crate::server) token: u64,
     /// The token under which this server leads.
-    pub(super) leads: Option<u64>,
+    pub(in crate::server) leads: Option<u64>,
     /// The token of what is being sent: that of `leads` while the application acts.
     pub(super) acting: u64,
     claims: HashMap<u64, Claim>,

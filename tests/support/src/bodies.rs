@@ -288,6 +288,9 @@ pub fn payload_yaml(data: &[u8]) {
         read::<Bans>,
         read::<Unban>,
         read::<Unbanned>,
+        read::<ListServers>,
+        read::<DrainServer>,
+        read::<Servers>,
         read::<Tenant>,
         read::<Tenants>,
         read::<Draining>,
@@ -297,7 +300,7 @@ pub fn payload_yaml(data: &[u8]) {
     READERS[usize::from(*schema) % SCHEMAS](document);
 }
 
-const SCHEMAS: usize = 47;
+const SCHEMAS: usize = 50;
 
 const COMMAND: &[u8] = b"start: {instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001}\n";
 

@@ -27,6 +27,7 @@
 //! | `wait` | `wait`: until instances run, or have ended |
 //! | `prune` | `prune`: deletes what has ended |
 //! | `sessions` | `sessions`: the sessions of all roles |
+//! | `servers` | `servers`: those that act as one |
 //! | `kick` | `kick`, `bans`, `unban` |
 //! | `tenant` | `tenant`: networks of tenants |
 //! | `top` | `ssntp top`: sessions with their rates |
@@ -49,6 +50,7 @@ mod moves;
 mod options;
 mod prune;
 mod select;
+mod servers;
 mod session;
 mod sessions;
 pub(crate) mod tables;
@@ -112,6 +114,7 @@ enum Verb {
     Events(events::Args),
     Logs(logs::Args),
     Sessions(sessions::Args),
+    Servers(servers::Args),
     Kick(kick::Args),
     /// Show the bans, and how long each still lasts
     Bans,
@@ -159,6 +162,7 @@ fn done(options: &Options, stop: &Stop, verb: Verb) -> Result<(), Failure> {
         Verb::Events(args) => events::run(options, stop, &args),
         Verb::Logs(args) => logs::run(options, stop, &args),
         Verb::Sessions(args) => sessions::run(options, stop, &args),
+        Verb::Servers(args) => servers::run(options, stop, &args),
         Verb::Kick(args) => kick::run(options, stop, &args),
         Verb::Bans => kick::bans(options, stop),
         Verb::Unban(args) => kick::unban(options, stop, &args),
