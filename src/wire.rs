@@ -10,9 +10,9 @@ use uuid::Uuid;
 use crate::proto::{Codec, Frame, Item, Operands, ProtocolError, TRACE_FLAG};
 use ssntp_transport::{Decode, Outgoing, Role};
 
-/// The codec of a session's reader: stamps traced frames, and counts malformed traces.
+/// The codec of a connection's reader: it stamps traced frames, and counts malformed traces.
 #[derive(Debug)]
-pub(super) struct Decoder {
+pub struct Decoder {
     codec: Codec,
     /// Malformed traces of this session that `bad_traces` has.
     counted: u64,

@@ -149,6 +149,16 @@ class Session:
         """
         self._ask({"do": "send", "operand": operand, **_encoded(payload), **_limit(timeout)})
 
+    def send_counted(self, operand: str, payload: Payload = b"", timeout: Optional[float] = None) -> int:
+        """Sends a frame, and waits until the server says how many sessions it handed it to.
+
+        Raises `Error`: with the codes `disconnected` and `timed_out` the frame may be lost.
+        """
+        line = {"do": "send", "operand": operand, "receipt": True}
+        receivers = self._ask({**line, **_encoded(payload), **_limit(timeout)})["receivers"]
+        assert isinstance(receivers, int)
+        return receivers
+
     def request(
         self,
         operand: str,

@@ -40,6 +40,7 @@ class Sessions(unittest.TestCase):
                 frame = next(frames)
                 expected = payload.encode() if isinstance(payload, str) else payload
                 self.assertEqual((frame.type, frame.operand, frame.payload), ("COMMAND", "STATS", expected))
+            self.assertEqual(agent.send_counted("STATS", "load: 2"), 1)
 
     def test_a_request_is_answered_or_refused(self) -> None:
         with session("agent") as asked, session("controller") as asker:

@@ -45,6 +45,7 @@
 //! | `sessions` | ListSessions, Sessions |
 //! | `draining` | Draining |
 //! | `kick` | Kick, Kicked, ListBans, Bans, Unban, Unbanned |
+//! | `watch` | Watch, Watched |
 //! | `tenants` | Tenant, Tenants |
 //! | `failure` | StartFailure and the other failures of commands |
 //! | `invalid_frame_type` | InvalidFrameType |
@@ -102,6 +103,7 @@ mod tenants;
 pub mod timestamp;
 mod trace_report;
 mod volume;
+mod watch;
 mod workload;
 pub mod yaml;
 
@@ -138,6 +140,7 @@ pub use self::tenant::{TenantAdded, TenantRemoved, subnet_key};
 pub use self::tenants::{Tenant, TenantAction, TenantAddress, TenantEntry, TenantRefusal, Tenants};
 pub use self::trace_report::{FrameTrace, NodeTrace, TraceReport};
 pub use self::volume::{AttachVolume, DetachVolume};
+pub use self::watch::{Watch, Watched};
 pub use self::workload::{FwType, Networking, Persistence, Requirements};
 use crate::proto::FrameKind;
 

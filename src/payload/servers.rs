@@ -1,4 +1,4 @@
-//! ListServers, DrainServer and Servers (COMMAND 0x48, 0x49 and EVENT 0x4a): the servers that act as
+//! ListServers, DrainServer and Servers (COMMAND 0x49, 0x4a and EVENT 0x4b): the servers that act as
 //! one, and the end of one of them.
 
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use super::{Id, OperatorRefusal, payload};
 
 /// An operator asks for the servers, a page at a time.
 ///
-/// The payload of ListServers (COMMAND 0x48):
+/// The payload of ListServers (COMMAND 0x49):
 ///
 /// ```yaml
 /// list_servers:
@@ -28,7 +28,7 @@ payload!(ListServers = Command::LIST_SERVERS, under "list_servers", requires id)
 
 /// An operator has a server drained: its clients are asked to leave, and then it stops.
 ///
-/// The payload of DrainServer (COMMAND 0x49):
+/// The payload of DrainServer (COMMAND 0x4a):
 ///
 /// ```yaml
 /// drain_server:
@@ -53,7 +53,7 @@ payload!(DrainServer = Command::DRAIN_SERVER, under "drain_server", requires id)
 /// A page of the servers, or what became of a [`DrainServer`]. The answer to that comes from the server
 /// that is drained, and has its entry alone.
 ///
-/// The payload of Servers (EVENT 0x4a), made by the server:
+/// The payload of Servers (EVENT 0x4b), made by the server:
 ///
 /// ```yaml
 /// servers:

@@ -190,6 +190,7 @@ mod tests {
             "ListBans",
             "Unban",
             "Tenant",
+            "Watch",
             "ListServers",
             "DrainServer",
         ];

@@ -1,36 +1,26 @@
-//! Newcomers: brought through TLS and CONNECT on a thread each, under one
-//! deadline, until their session's own threads run.
+//! Newcomers: brought through TLS and their [`Entry`] on a thread each, under one
+//! deadline, until their connection's own threads run.
 //!
 //! ```text
-//!  Acceptance ─▶ TLS ─▶ CONNECT ─▶ Admit ─▶ dispatcher
-//!                                               │ Admitted
-//!                                               ▼
-//!                          CONNECTED goes out ─▶ Link::start ─▶ Started
+//!  Acceptance ─▶ TLS ─▶ Passage: the steps of an Entry ─▶ Link::start ─▶ Started
+//!  Dialler    ─▶ TLS ─▶    └─▶ Admit ─▶ dispatcher
 //! ```
-//!
-//! CONNECTED is sent by this thread, still under the handshake's deadline and
-//! outside of the session's queue: whatever is routed to the session meanwhile
-//! waits in that queue, whose writer has not begun, so nothing can come before
-//! CONNECTED or have it dropped.
 
 use std::fmt;
 use std::io;
 use std::net::Shutdown;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::audit::{AUDIT, Named};
-use super::config::Environment;
-use super::core::{AdmissionRequest, Arrival, ServerCore};
-use super::federation::{self, LINK_PROTOCOL};
-use super::sessions::SessionId;
-use super::{now, wall_clock};
-use crate::proto::{Connect, ErrorCode, Frame, Refusal, ServerHandshake};
-use crate::wire::{Decoder, outgoing};
-use bytes::{Bytes, BytesMut};
 use log::{Level, info, log};
-use ssntp_transport::dispatch::{Admission, DispatchEvent, Events, Feed};
+
+use super::audit::AUDIT;
+use super::config::Environment;
+use super::core::{Grant, ServerCore};
+use super::entry::{CLAIM, Entry, NoEntry, Step, Why};
+use super::federation::LINK_PROTOCOL;
+use super::{now, wall_clock};
+use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Feed};
 use ssntp_transport::excerpt;
 use ssntp_transport::pki::CertificateInfo;
 use ssntp_transport::tls::TlsError;
@@ -58,7 +48,6 @@ pub(super) fn start(
 /// Brings one newcomer in, or refuses it.
 fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<Newcomer>) {
     let deadline = after(newcomer.accepted(), environment.handshake_timeout);
-    let peer = newcomer.peer();
     let stream = newcomer.stream();
     let in_force = environment.in_force();
     let secured = match in_force
@@ -73,7 +62,7 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
                 "lost" | "timeout" => Level::Info,
                 _ => Level::Warn,
             };
-            environment.say(newcomer, level, "no TLS", &"", &e);
+            environment.say(newcomer, level, "no TLS", "", &e);
             if matches!(e, TlsError::Tls(_)) {
                 // The alert that was sent says why. Closing a socket with unread
                 // input would destroy it on its way, so the input is read first.
@@ -83,118 +72,124 @@ fn serve(environment: &Arc<Environment>, events: &CoreEvents, newcomer: &Arc<New
             return;
         }
     };
-    if secured.alpn.as_deref() == Some(LINK_PROTOCOL) {
-        return federation::serve(environment, events, newcomer, secured, &in_force, deadline);
-    }
-    let mut halves = secured.halves;
-    let refuse = |halves: &mut Halves, answer: Option<ErrorCode>| {
-        let answer = answer.map(|code| outgoing(&Frame::new(code), false));
-        refuse(halves, answer, LINGER);
+    let passage = Passage {
+        environment,
+        events,
+        newcomer: Some(newcomer),
+        stream,
+        deadline,
     };
     // Always there: the verifier refuses who shows no certificate.
     let Some(leaf) = secured.peer.first() else { return };
     let certificate = match CertificateInfo::from_der(leaf) {
         Ok(certificate) => certificate,
-        Err(e) => {
-            environment.refused(newcomer, "certificate");
-            environment.say(newcomer, Level::Warn, "refused", &"", &e);
-            return refuse(&mut halves, Some(ErrorCode::CONNECTION_ABORTED));
-        }
+        Err(fault) => return passage.refuse(secured.halves, &NoEntry(Why::Unreadable(fault)), ""),
     };
-    let connect = match receive_connect(&mut halves, &certificate, deadline) {
-        Ok(connect) => connect,
-        Err(Ended::Refused(refusal)) => {
-            environment.refused(newcomer, refusal.word());
-            let named = Named(&certificate);
-            environment.say(newcomer, Level::Warn, "refused", &named, &refusal);
-            return refuse(&mut halves, refusal.answer());
-        }
-        Err(Ended::Lost(_)) if newcomer.is_stopping() => {
-            environment.refused(newcomer, "stopping");
-            return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
-        }
-        Err(Ended::Lost(e)) => {
-            environment.refused(newcomer, "lost");
-            let named = Named(&certificate);
-            environment.say(newcomer, Level::Info, "lost before CONNECT", &named, &e);
-            return;
-        }
+    let entry = match secured.alpn.as_deref() == Some(LINK_PROTOCOL) {
+        true => Entry::server(environment, certificate, secured.peer, newcomer.peer(), None),
+        false => Entry::client(environment, certificate, secured.peer, newcomer.peer()),
     };
-    if !newcomer.heard() {
-        environment.refused(newcomer, "stopping");
-        return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
+    let mut entry = entry.verified_by(&in_force);
+    match passage.take(&mut entry, secured.halves) {
+        Ok(()) => environment.handshakes.finished(secured.resumed),
+        Err(turned) => match *turned {
+            (why, Some(halves)) => passage.refuse(halves, &why, &entry.named()),
+            (why, None) => environment.refused(newcomer, why.word()),
+        },
     }
-    // What was put in force since the handshake began decides.
-    // The handshake may have taken ten seconds, in which its credentials were replaced.
-    let newest = environment.in_force();
-    let is_old = newest.generation() != in_force.generation();
-    let objection = || newest.objection(&secured.peer, &certificate, wall_clock());
-    if let Some(why) = is_old.then(objection).flatten() {
-        environment.refused(newcomer, "certificate");
-        environment.say(newcomer, Level::Warn, "refused", &Named(&certificate), &why);
-        return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
-    }
-    if let Some(refusal) = federation::claim(environment, events, connect.source, &certificate.der) {
-        environment.refused(newcomer, refusal.word());
-        environment.say(newcomer, Level::Warn, "refused", &Named(&certificate), &refusal);
-        return refuse(&mut halves, refusal.answer());
-    }
-    let bad_traces = Arc::new(AtomicU64::new(0));
-    // Certificates without a fingerprint share one part.
-    let owner = certificate.fingerprint.clone().unwrap_or_default();
-    let mut chain = secured.peer;
-    let named = Named(&certificate).to_string();
-    let request = AdmissionRequest {
-        connect,
-        // The second that `not_after` names belongs to the lifetime.
-        ends: (!newest.outlive).then(|| certificate.not_after + Duration::from_secs(1)),
-        certificate,
-        intermediates: chain.split_off(1),
-        generation: newest.generation(),
-        address: peer,
-        bad_traces: Arc::clone(&bad_traces),
-    };
-    let admitted = match events.admit(Arrival::Session(request), newcomer.stream()) {
-        Some(Ok(admitted)) => admitted,
-        Some(Err(refusal)) => {
-            environment.refused(newcomer, refusal.word());
-            let (uuid, role) = (connect.source, connect.role);
-            let why = format_args!("{uuid} ({role}): {refusal}");
-            environment.say(newcomer, Level::Warn, "refused", &named, &why);
-            return refuse(&mut halves, refusal.answer());
+}
+
+/// Why somebody does not come in, and the halves if it can be told.
+type Turned = (NoEntry, Option<Halves>);
+
+/// Takes the steps of an [`Entry`] on this thread.
+pub(super) struct Passage<'a> {
+    pub(super) environment: &'a Environment,
+    pub(super) events: &'a CoreEvents,
+    /// Who came; none if this server has dialled.
+    pub(super) newcomer: Option<&'a Arc<Newcomer>>,
+    pub(super) stream: Arc<dyn Duplex>,
+    pub(super) deadline: Instant,
+}
+
+impl Passage<'_> {
+    /// Blocks until the threads of the connection run.
+    ///
+    /// # Errors
+    /// It does not come in.
+    pub(super) fn take(&self, entry: &mut Entry, mut halves: Halves) -> Result<(), Box<Turned>> {
+        let mut admitted: Option<(Admitted<Grant>, Admission<ServerCore>)> = None;
+        let mut step = entry.begin(halves.inbox.bytes_mut(), wall_clock());
+        loop {
+            let is_heard = matches!(step, Step::Claim(..) | Step::Admit(_));
+            if is_heard && self.newcomer.is_some_and(|newcomer| !newcomer.heard()) {
+                step = entry.stopping();
+            }
+            step = match step {
+                Step::Receive => match halves.receive_until(self.deadline) {
+                    Ok(received) => entry.received(halves.inbox.bytes_mut(), received.end, wall_clock()),
+                    Err(_) if self.newcomer.is_some_and(|newcomer| newcomer.is_stopping()) => {
+                        entry.stopping()
+                    }
+                    Err(e) => entry.lost(e),
+                },
+                Step::Claim(call, word) => {
+                    let asked = self.events.send(DispatchEvent::Call(call)).is_ok();
+                    entry.claimed(asked.then(|| word.recv_timeout(CLAIM).ok()).flatten())
+                }
+                Step::Admit(arrival) => match self.events.admit(*arrival, Arc::clone(&self.stream)) {
+                    Some(Ok(granted)) => {
+                        let step = entry.decided(Ok(&granted.grant));
+                        let admission = Admission::new(granted.id, self.events.clone());
+                        admitted = Some((granted, admission));
+                        step
+                    }
+                    Some(Err(refusal)) => entry.decided(Err(refusal)),
+                    None => entry.stopping(),
+                },
+                Step::Send(item) => match send(&mut halves, item, self.deadline) {
+                    Ok(()) => entry.sent(),
+                    Err(e) => {
+                        if let Some((_, admission)) = &mut admitted {
+                            admission.started(Err(io::Error::new(e.kind(), e.to_string())));
+                        }
+                        entry.lost(e)
+                    }
+                },
+                Step::Start => break,
+                // It was told of its admission, or cannot be told anything.
+                Step::End(why) => return Err(Box::new((why, admitted.is_none().then_some(halves)))),
+            };
         }
-        None => {
-            environment.refused(newcomer, "stopping");
-            return refuse(&mut halves, Some(ErrorCode::CONNECTION_FAILURE));
+        let Some((admitted, mut admission)) = admitted else {
+            return Ok(());
+        };
+        if self.newcomer.is_some_and(|newcomer| !newcomer.admitted()) {
+            admission.started(Err(io::ErrorKind::TimedOut.into()));
+            return Err(Box::new((NoEntry(Why::Stopping), None)));
         }
-    };
-    let mut admission = Admission::new(admitted.id, events.clone());
-    let info = Arc::clone(&admitted.grant.info);
-    let connected = admitted.grant.answer.clone();
-    if let Err(e) = send_connected(&mut halves, connected, deadline) {
-        environment.refused(newcomer, "lost");
-        return admission.started(Err(e));
+        let feed = Feed::new(&admitted, self.events.clone(), &entry.memory(&admitted));
+        let config = LinkConfig {
+            name: entry.name(admitted.id),
+            write_timeout: Some(self.environment.write_timeout),
+            ..LinkConfig::default()
+        };
+        let started = Link::start(halves, entry.decoder(), admitted.outbox, feed, config);
+        admission.started(started);
+        Ok(())
     }
-    let decoder = Decoder::new(
-        environment.max_payload,
-        info.tracing(),
-        environment.operands.clone(),
-        bad_traces,
-        (environment.uuid, environment.role),
-    );
-    let memory = admitted.credit.budget().of(owner.as_bytes());
-    let feed = Feed::new(&admitted, events.clone(), &memory);
-    let config = LinkConfig {
-        name: SessionId(admitted.id).to_string(),
-        write_timeout: Some(environment.write_timeout),
-        ..LinkConfig::default()
-    };
-    if !newcomer.admitted() {
-        environment.refused(newcomer, "stopping");
-        return admission.started(Err(io::ErrorKind::TimedOut.into()));
+
+    /// Says why somebody does not come in: in the log, and to the peer, who gets a second to read
+    /// it.
+    pub(super) fn refuse(&self, mut halves: Halves, why: &NoEntry, certificate: &str) {
+        if let Some(newcomer) = self.newcomer {
+            self.environment.refused(newcomer, why.word());
+            if let Some((level, what)) = why.log() {
+                self.environment.say(newcomer, level, what, certificate, why);
+            }
+        }
+        refuse(&mut halves, why.answer(self.environment), LINGER);
     }
-    environment.handshakes.finished(secured.resumed);
-    admission.started(Link::start(halves, decoder, admitted.outbox, feed, config));
 }
 
 impl Environment {
@@ -215,12 +210,12 @@ impl Environment {
         newcomer: &Arc<Newcomer>,
         level: Level,
         what: &'static str,
-        certificate: &dyn fmt::Display,
+        certificate: &str,
         why: &dyn fmt::Display,
     ) {
         let peer = newcomer.peer();
-        let why = match certificate.to_string() {
-            unread if unread.is_empty() => excerpt(why).to_string(),
+        let why = match certificate {
+            "" => excerpt(why).to_string(),
             certificate => format!("({certificate}) {}", excerpt(why)),
         };
         info!(target: AUDIT, "{what}: {peer}: {why}");
@@ -237,42 +232,12 @@ impl Environment {
     }
 }
 
-fn send_connected(halves: &mut Halves, connected: Bytes, deadline: Instant) -> io::Result<()> {
+fn send(halves: &mut Halves, item: Outgoing, deadline: Instant) -> io::Result<()> {
     // At the deadline no time is left, but a socket takes a limit of zero
     // for no limit at all, so it is a millisecond at least.
     let limit = left(deadline).unwrap_or(Duration::from_millis(1));
     halves.stream.set_write_timeout(Some(limit))?;
-    halves.transmit.transmit(&[Outgoing::whole(connected, 1)])?;
+    halves.transmit.transmit(&[item])?;
     halves.transmit.idle();
     Ok(())
-}
-
-enum Ended {
-    Refused(Refusal),
-    Lost(io::Error),
-}
-
-fn receive_connect(
-    halves: &mut Halves,
-    certificate: &CertificateInfo,
-    deadline: Instant,
-) -> Result<Connect, Ended> {
-    let handshake = ServerHandshake::new(certificate.roles, certificate.uuid);
-    let mut end = false;
-    loop {
-        let input: &mut BytesMut = halves.inbox.bytes_mut();
-        match handshake.receive(input) {
-            Ok(Some(connect)) => return Ok(connect),
-            Ok(None) => {}
-            Err(refusal) => return Err(Ended::Refused(refusal)),
-        }
-        if end {
-            return Err(Ended::Lost(io::ErrorKind::UnexpectedEof.into()));
-        }
-        match halves.receive_until(deadline) {
-            Ok(received) => end = received.end,
-            Err(e) if e.kind() == io::ErrorKind::TimedOut => return Err(Ended::Refused(Refusal::Deadline)),
-            Err(e) => return Err(Ended::Lost(e)),
-        }
-    }
 }

@@ -19,6 +19,8 @@
 //! |---|---|
 //! | [`ServerCore`] | all state of a server, with its application |
 //! | [`Environment`] | the part that threads share: credentials, limits, counts of newcomers |
+//! | [`Entry`] | the way in of a newcomer, client or server, step by step |
+//! | [`Redial`] | when another server is dialled |
 //! | [`AdmissionRequest`], [`Grant`] | a client that asks to be admitted, and the answer |
 //!
 //! A session is in the index from its admission until its end, which takes it out of every
@@ -42,7 +44,8 @@ pub use super::config::Environment;
 use super::config::{ConfigurationCheck, ServerConfig, SlowConsumer};
 use super::delivery::Fan;
 use super::disconnect::DisconnectReason;
-pub use super::federation::LinkRequest;
+pub use super::entry::{CLAIM, Entry, NoEntry, Step};
+pub use super::federation::{Attempt, LinkRequest, Redial};
 use super::federation::{Bundle, Dialler, End, Links};
 use super::filter::Filter;
 use super::handler::{Context, Handler, Newcomer};
@@ -51,11 +54,13 @@ use super::operators::is_of_operators;
 use super::routing::{Rule, RuleTable};
 use super::sessions::{Session, SessionId, SessionInfo, Sessions};
 use super::tally::Tally;
+use super::watching::Watcher;
 use crate::payload::Draining;
 use crate::proto::{
     Command, Connect, ErrorCode, Frame, Item, Refusal, Run, ServerHandshake, answer_to_unsupported,
 };
 use crate::request::Outstanding;
+pub use crate::wire::Decoder;
 use crate::wire::outgoing;
 use ssntp_transport::LogLimit;
 use ssntp_transport::Role;
@@ -152,6 +157,8 @@ pub(super) struct State {
     /// The roles of those whose [`operators`](super::operators) commands are taken.
     pub(super) operators: Role,
     pub(super) bans: Bans,
+    /// Operators that are told of the frames that arrive.
+    pub(super) watchers: Vec<Watcher>,
     pub(super) tally: Tally,
     /// What sessions that are gone have lost.
     pub(super) frames_lost: u64,
@@ -231,6 +238,7 @@ impl ServerCore {
             dialler: None,
             operators: config.operators,
             bans: Bans::default(),
+            watchers: Vec::new(),
             tally: Tally::new(now),
             frames_lost: 0,
             departed: Vec::new(),
@@ -265,6 +273,11 @@ impl ServerCore {
         let result = act(self);
         std::mem::swap(&mut self.state.actions, actions);
         result
+    }
+
+    /// The HELLO by which this server opens a link that it has dialled.
+    pub fn hello(&self) -> Bytes {
+        self.state.links.hello(&self.state.environment)
     }
 
     /// Runs a closure of another thread with a context; what it does becomes actions.
@@ -599,6 +612,9 @@ impl ServerCore {
             Item::Unsupported(_) => 0,
         };
         self.state.tally.received(kind, frames, bytes as u64);
+        if !self.state.watchers.is_empty() {
+            self.state.show_watchers(&info, kind, frames.into(), bytes as u64);
+        }
         // Before the filter: a client that leaves needs no permission.
         if kind == ErrorCode::CONNECTION_FAILURE || kind == ErrorCode::CONNECTION_ABORTED {
             let reason = DisconnectReason::PeerRefused(ErrorCode(kind.operand));
@@ -644,9 +660,12 @@ impl ServerCore {
                 let role = *role;
                 // One item for all receivers. They share its bytes, and nothing is encoded again.
                 let item = Outgoing::whole(run.wire().clone(), run.len());
-                self.state.fan_out(info.id, role, run.kind(), |_| item.clone());
-                self.state
-                    .send_to_remote_role(Some(info.uuid), role, || Bundle::from(run));
+                let here = self.state.fan_out(info.id, role, run.kind(), |_| item.clone());
+                let state = &mut self.state;
+                let elsewhere = state.send_to_remote_role(Some(info.uuid), role, || Bundle::from(run));
+                if here == 0 && elsewhere == 0 {
+                    state.tally.unreceived += u64::from(run.len());
+                }
             }
             Some(Rule::Function(_)) => {
                 for frame in run.frames() {
@@ -665,10 +684,12 @@ impl ServerCore {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
                 let mut fan = Fan::new(frame, &self.state);
-                self.state
-                    .fan_out(info.id, role, frame.kind(), |session| fan.for_session(session));
-                self.state
-                    .send_to_remote_role(Some(info.uuid), role, || fan.for_link());
+                let state = &mut self.state;
+                let here = state.fan_out(info.id, role, frame.kind(), |session| fan.for_session(session));
+                let elsewhere = state.send_to_remote_role(Some(info.uuid), role, || fan.for_link());
+                if here == 0 && elsewhere == 0 {
+                    state.tally.unreceived += 1;
+                }
             }
             Some(Rule::Function(_)) => self
                 .state

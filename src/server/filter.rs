@@ -87,6 +87,7 @@ impl Filter {
             Command::LIST_BANS,
             Command::UNBAN,
             Command::TENANT,
+            Command::WATCH,
             Command::LIST_SERVERS,
             Command::DRAIN_SERVER,
         ];
@@ -170,7 +171,7 @@ mod tests {
             ),
             ("OpenStream StreamCredit CloseStream", "controller"),
             (
-                "ListSessions Kick ListBans Unban Tenant ListServers DrainServer",
+                "ListSessions Kick ListBans Unban Tenant Watch ListServers DrainServer",
                 "controller",
             ),
             ("StreamOpened StreamData StreamEnded", "agent,netagent"),
@@ -210,9 +211,9 @@ mod tests {
                 seen += 1;
             }
         }
-        // Not in the table: the handshake's four, and the ten events that
+        // Not in the table: the handshake's four, and the eleven events that
         // only the scheduler makes.
-        assert_eq!(FrameKind::all().count(), seen + 14);
+        assert_eq!(FrameKind::all().count(), seen + 15);
         assert!(!filter.allows(Role::ALL, Event::SNAPSHOT_COMPLETE.into()));
         assert!(!filter.allows(Role::ALL, Event::NODE_CONNECTED.into()));
         assert!(!filter.allows(Role::ALL, Event::NODE_DISCONNECTED.into()));

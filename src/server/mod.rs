@@ -74,6 +74,7 @@ pub mod core;
 mod credentials;
 mod delivery;
 mod disconnect;
+mod entry;
 mod exchange;
 mod federation;
 mod figures;
@@ -88,6 +89,7 @@ mod tally;
 #[cfg(test)]
 #[cfg(feature = "issue")]
 mod tests;
+mod watching;
 
 use std::any::Any;
 use std::convert::Infallible;

@@ -28,7 +28,7 @@ use super::federation::Bundle;
 use super::sessions::{Session, SessionInfo};
 use crate::payload::{
     self, BanEntry, Bans, DrainServer, Id, InvalidFrameType, Kick, Kicked, ListBans, ListServers,
-    ListSessions, OperatorRefusal, Payload, SessionEntry, Sessions, Unban, Unbanned,
+    ListSessions, OperatorRefusal, Payload, SessionEntry, Sessions, Unban, Unbanned, Watch,
 };
 use crate::proto::{Command, Frame, FrameKind, FrameType, Item, Run, answer_to_filtered};
 use ssntp_transport::Role;
@@ -93,6 +93,9 @@ impl ServerCore {
             Command::KICK => read(frame, |asked: &Kick| &asked.id).map(|asked| state.kicked(info, &asked)),
             Command::DRAIN_SERVER => {
                 read(frame, |asked: &DrainServer| &asked.id).map(|asked| state.drained(info, &asked, frame))
+            }
+            Command::WATCH => {
+                read(frame, |asked: &Watch| &asked.id).and_then(|asked| state.watch(info, asked))
             }
             _ => read(frame, |asked: &Unban| &asked.id).map(|asked| state.unbanned(info, &asked)),
         };

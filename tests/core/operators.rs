@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ssntp::payload::{
     BanEntry, Bans, InvalidFrameType, Kick, Kicked, ListBans, ListSessions, OperatorRefusal, Payload,
-    SessionEntry, Sessions, Unban, Unbanned,
+    SessionEntry, Sessions, Unban, Unbanned, Watch, Watched,
 };
 use ssntp::pki::Identity;
 use ssntp::proto::{Command, FrameKind, Refusal};
@@ -403,4 +403,85 @@ fn bans_are_bounded_and_listed_in_pages() {
     rig.pass(60);
     assert!(rig.bans().is_empty());
     assert_eq!(rig.kick(by_uuid(uuid, 60)).reason, DONE);
+}
+
+#[test]
+fn an_operator_watches_who_sends_what() {
+    let mut rig = Rig::new();
+    let agent = rig.agent();
+    let [one, other] = [1, 2].map(|_| rig.test.connect(&agent).unwrap().uuid());
+    let watch = |uuid: &str, kind: &str| Watch {
+        id: "w".into(),
+        uuid: uuid.into(),
+        kind: kind.into(),
+    };
+    let told = |rig: &mut Rig| -> Vec<(String, u64, u64)> {
+        let frames = rig.test.sent_to(rig.operator);
+        let watched = frames.iter().filter(|frame| frame.kind() == Watched::KIND);
+        let watched = watched.map(|frame| frame.payload::<Watched>().unwrap());
+        watched.map(|one| (one.kind, one.frames, one.missed)).collect()
+    };
+    for (refused, reason) in [
+        (watch("x", ""), "invalid_data"),
+        (watch("", "nothing"), "invalid_data"),
+    ] {
+        let refusal: InvalidFrameType = rig.ask(&refused);
+        assert_eq!(refusal.reason.as_str(), reason);
+    }
+    // Somebody who is no operator learns nothing.
+    let refusal: InvalidFrameType = rig.ask_as(one, &watch("", ""));
+    assert_eq!(refusal.reason.as_str(), "role_not_allowed");
+    let began: Watched = rig.ask(&watch(&one.to_string(), ""));
+    assert_eq!((began.id.as_str(), began.frames), ("w", 0));
+    let stats = Frame::with_payload(Command::STATS, "secret");
+    rig.test.receive(one, &stats);
+    rig.test.receive(other, &stats);
+    let sent = rig.test.sent_to(rig.operator);
+    let [watched] = &sent[..] else { panic!("{sent:?}") };
+    assert!(!String::from_utf8_lossy(watched.payload_bytes()).contains("secret"));
+    let watched: Watched = watched.payload().unwrap();
+    assert_eq!(
+        (watched.uuid, watched.bytes),
+        (one.into(), stats.encoded_len() as u64)
+    );
+    assert_eq!(
+        (watched.roles.as_str(), watched.kind.as_str()),
+        ("agent", "STATS")
+    );
+    // The next question replaces the first one.
+    let _: Watched = rig.ask(&watch("", "ready"));
+    rig.test.receive(one, &stats);
+    rig.test.receive(other, &Frame::new(ssntp::proto::Status::READY));
+    assert_eq!(told(&mut rig), [("READY".to_owned(), 1, 0)]);
+    // Nobody waits for an operator that does not read, and it learns how much it has missed.
+    let _: Watched = rig.ask(&watch("", ""));
+    for _ in 0..300 {
+        rig.test.receive(one, &stats);
+    }
+    let first = told(&mut rig).len();
+    assert!((1..=128).contains(&first), "{first}");
+    rig.test.receive(one, &stats);
+    assert_eq!(told(&mut rig), [("STATS".to_owned(), 1, 300 - first as u64)]);
+}
+
+#[test]
+fn as_many_operators_watch_as_may() {
+    let mut rig = Rig::new();
+    let controller = rig.kit.identity(Role::CONTROLLER).unwrap();
+    let watch = Watch {
+        id: "w".into(),
+        ..Watch::default()
+    };
+    let others: Vec<_> = (0..16)
+        .map(|_| rig.test.connect(&controller).unwrap().uuid())
+        .collect();
+    for other in &others {
+        rig.test.receive(*other, &Frame::of(&watch));
+    }
+    let refusal: InvalidFrameType = rig.ask(&watch);
+    assert_eq!(refusal.reason.as_str(), "too_many");
+    // The place of a session that has ended is free.
+    let _: Kicked = rig.kick(by_uuid(others[0], 0));
+    rig.test.sent_to(rig.operator);
+    let _: Watched = rig.ask(&watch);
 }

@@ -112,6 +112,10 @@ fn what_operators_ask_and_are_told() {
     assert_eq!(unban.uuid, NODE);
     let unbanned: Unbanned = current(&fixture("ours_Unbanned"));
     assert_eq!(unbanned.reason, OperatorRefusal::NotBanned);
+    let watch: Watch = current(&fixture("ours_Watch"));
+    assert_eq!((watch.uuid.as_str(), watch.kind.as_str()), (NODE, "STATS"));
+    let watched: Watched = current(&fixture("ours_Watched"));
+    assert_eq!((watched.frames, watched.bytes, watched.missed), (3, 360, 0));
     let _: ListServers = current(&fixture("ours_ListServers"));
     let drain: DrainServer = current(&fixture("ours_DrainServer"));
     assert_eq!(drain.within_s, 30);

@@ -64,6 +64,8 @@ macro_rules! for_every_schema {
             tenants: Tenants = "ours_Tenants";
             draining: Draining = "ours_Draining";
             snapshot_complete: SnapshotComplete = "ours_SnapshotComplete";
+            watch: Watch = "ours_Watch";
+            watched: Watched = "ours_Watched";
         }
     };
 }

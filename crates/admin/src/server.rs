@@ -108,6 +108,7 @@ const SERVER: &[Metric<Figures>] = &[
     counter("ssntp_frames_unsupported_total", "Frames received of types or operands that are not supported.",
         |f| one(f.unsupported)),
     counter("ssntp_frames_filtered_total", "Frames that the role filter discarded.", |f| one(f.filtered)),
+    counter("ssntp_frames_unreceived_total", "Frames that a forwarding rule sent to no session.", |f| one(f.unreceived)),
     counter("ssntp_frames_answered_total", "Frames that the server answered with InvalidFrameType.",
         |f| one(f.answered)),
     counter("ssntp_frames_dropped_total", "Frames dropped because a queue was full.", |f| one(f.dropped)),

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use clap::{ValueEnum, value_parser};
 use log::warn;
 use ssntp::Role;
-use ssntp::client::{ClientError, UuidSource};
+use ssntp::client::{ClientConfig, ClientError, UuidSource};
 use ssntp::payload::NextState;
 use ssntp_cluster::agent::driver::{Confinement, ProcessDriver, QemuDriver};
 use ssntp_cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, RunAs};
 
 use crate::admin::{self, AdminArgs};
-use crate::choice::{Choices, one_of};
+use crate::choice::{Choices, Given, one_of};
 use crate::connection::{Connection, closed};
 use crate::credentials::{CredentialFiles, FilesRead};
 use crate::daemon::{Daemon, Next, Presence, Service, on};
@@ -199,40 +199,29 @@ const CONFINEMENTS: Choices<Confinement> = &[
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let (mut daemon, toggle) = Daemon::install_with(settings, signal_hook::consts::SIGUSR1)?;
     let (client, renewal) = args.connection.config_as(ROLES, daemon.stop())?;
-    let mut client = client.tracing(true);
     // --uuid wins over the UUID that is kept in --state.
-    if let Some(state) = &args.state
-        && !args.connection.has_uuid()
-    {
-        client = client.uuid(UuidSource::Persistent(state.clone()));
-    }
+    let kept = args.state.clone().filter(|_| !args.connection.has_uuid());
+    let client = client
+        .tracing(true)
+        .given(kept.map(UuidSource::Persistent), ClientConfig::uuid);
+    let network = args.network.config(&args.connection, daemon.stop())?;
     let mut config = AgentConfig::new(client)
         .policy(args.policy.policy()?)
         .max_instances(args.max_instances as usize)
         .interval(args.interval.into())
-        .grace(args.grace.into());
+        .grace(args.grace.into())
+        .given(args.state.as_ref(), AgentConfig::state)
+        .given(network, AgentConfig::network)
+        .given(args.volumes.as_ref(), AgentConfig::volumes)
+        .given(args.mem, AgentConfig::mem_mb)
+        .given(args.disk, AgentConfig::disk_mb);
     // Each instance has a directory in --state. Without it the agent has no drivers, and only
     // reports.
-    if let Some(state) = &args.state {
-        config = config.state(state);
-        for driver in &args.driver {
-            config = match driver {
-                DriverName::Process => config.driver(process(&args)?),
-                DriverName::Qemu => config.driver(qemu(&args)?),
-            };
-        }
-    }
-    if let Some(network) = args.network.config(&args.connection, daemon.stop())? {
-        config = config.network(network);
-    }
-    if let Some(volumes) = &args.volumes {
-        config = config.volumes(volumes);
-    }
-    if let Some(mb) = args.mem {
-        config = config.mem_mb(mb);
-    }
-    if let Some(mb) = args.disk {
-        config = config.disk_mb(mb);
+    for driver in args.driver.iter().filter(|_| args.state.is_some()) {
+        config = match driver {
+            DriverName::Process => config.driver(process(&args)?),
+            DriverName::Qemu => config.driver(qemu(&args)?),
+        };
     }
     let agent = Arc::new(Agent::start(config)?);
     // A weak reference, because the thread that asks for the status would keep the agent alive.
@@ -296,11 +285,9 @@ fn process(args: &Args) -> Result<ProcessDriver, Failure> {
 fn qemu(args: &Args) -> Result<QemuDriver, Failure> {
     let driver = QemuDriver::new(args.confinement);
     let driver = driver.map_err(|e| Failure::new(format!("the qemu driver: {e}")))?;
-    let driver = driver.log_mb(args.log_limit);
-    Ok(match &args.images {
-        Some(images) => driver.images(images),
-        None => driver,
-    })
+    Ok(driver
+        .log_mb(args.log_limit)
+        .given(args.images.as_ref(), QemuDriver::images))
 }
 
 /// The program of `--after-evacuation`. The agent does not end it and does not wait for it,

@@ -1,4 +1,4 @@
-//! Flags whose value is one word of a short list.
+//! Flags whose value is one word of a short list, and flags that may be left out.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
@@ -19,3 +19,16 @@ pub(crate) fn one_of<T: Clone + Send + Sync>(choices: Choices<T>) -> impl TypedV
         chosen.map(|(.., value)| value.clone()).ok_or("not a known word")
     })
 }
+
+/// A configuration that has a default for each of its values.
+pub(crate) trait Given: Sized {
+    /// The configuration with a value if the user gave one, else as it is.
+    fn given<T>(self, value: Option<T>, set: impl FnOnce(Self, T) -> Self) -> Self {
+        match value {
+            Some(value) => set(self, value),
+            None => self,
+        }
+    }
+}
+
+impl<C> Given for C {}

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
+use crossbeam_channel::{Receiver, TryRecvError};
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle, DialError};
 use ssntp::pki::Identity;
@@ -13,7 +13,7 @@ use ssntp::proto::TraceParent;
 use ssntp::transport::Address;
 use uuid::Uuid;
 
-use crate::clock::now;
+use crate::choice::Given;
 use crate::context::{Context, Contexts, OneOrSeveral};
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::failure::Failure;
@@ -132,28 +132,18 @@ impl ServerArgs {
 
     fn find_context(&self, stop: &Stop) -> Result<Option<Context>, Failure> {
         let says_nothing = self.ca.is_none() && self.cert.is_none() && self.context.is_none();
-        let began = now();
-        let mut told = false;
-        loop {
-            let found = Contexts::load()?.find(self.context.as_deref())?;
-            // If the user has named a file or a context, a missing value is a mistake, which
-            // waiting does not mend.
-            if found.is_some() || !says_nothing || began.elapsed() > MAKING {
-                return Ok(found);
-            }
-            if !told {
-                note(format_args!(
-                    "ssntp: no server is chosen: waiting {} s for a context, as `ssntp server --dev` makes one",
-                    MAKING.as_secs()
-                ));
-                told = true;
-            }
-            // No message ever comes: the channel is closed by a signal. So this is a sleep that a
-            // signal ends.
-            if stop.channel().recv_timeout(LOOK) == Err(RecvTimeoutError::Disconnected) {
-                return Err(stop.interrupted());
-            }
+        let find = || Contexts::load()?.find(self.context.as_deref());
+        let found = find()?;
+        // If the user has named a file or a context, a missing value is a mistake, which waiting
+        // does not mend.
+        if found.is_some() || !says_nothing {
+            return Ok(found);
         }
+        note(format_args!(
+            "ssntp: no server is chosen: waiting {} s for a context, as `ssntp server --dev` makes one",
+            MAKING.as_secs()
+        ));
+        stop.poll(LOOK, MAKING, find)
     }
 
     /// Whether the command line or the environment names a server, a file or a context.
@@ -207,12 +197,10 @@ impl Reached {
         let role = role(&identity)?;
         let files = self.files;
         let renewal = Renewal { files, read };
-        let mut config = ClientConfig::new(identity, trust)
+        let config = ClientConfig::new(identity, trust)
             .addresses(self.connect)
-            .role(role);
-        if let Some(name) = self.server_name {
-            config = config.server_name(name);
-        }
+            .role(role)
+            .given(self.server_name, ClientConfig::server_name);
         Ok((config, renewal))
     }
 }
@@ -281,10 +269,7 @@ impl Connection {
     ) -> Result<(ClientConfig, Renewal), Failure> {
         let choose = |identity: &Identity| Ok(self.role.unwrap_or_else(|| choose(identity.roles())));
         let (config, renewal) = self.server.reach(stop)?.config(choose)?;
-        Ok(match self.uuid {
-            Some(uuid) => (config.uuid(uuid), renewal),
-            None => (config, renewal),
-        })
+        Ok((config.given(self.uuid, ClientConfig::uuid), renewal))
     }
 
     /// As [`config`](Self::config), for a program that works in `roles` only. It advertises those

@@ -171,7 +171,7 @@ pub(crate) fn link(
 }
 
 /// Where the others reach a server.
-fn addresses(listening: &[Address], advertise: Option<&Address>) -> Result<Vec<String>, Failure> {
+pub(crate) fn addresses(listening: &[Address], advertise: Option<&Address>) -> Result<Vec<String>, Failure> {
     if let Some(address) = advertise {
         return Ok(vec![address.to_string()]);
     }

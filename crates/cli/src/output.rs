@@ -33,9 +33,7 @@ impl Output {
 
     /// Writes text as it is.
     pub(crate) fn text(&mut self, text: &str) -> Result<(), Failure> {
-        self.0
-            .write_all(text.as_bytes())
-            .map_err(|error| Failure::output(&error))
+        self.bytes(text.as_bytes())
     }
 
     /// Writes bytes as they are.
@@ -58,10 +56,29 @@ pub(crate) fn lone_line(text: String, as_json: Option<String>) -> Result<(), Fai
     }
 }
 
+/// Prints the answer of a command, and flushes it: the value for a program, the text for people.
+pub(crate) fn say_either(json: bool, value: impl Display, text: impl Display) -> Result<(), Failure> {
+    if json { say_json(value) } else { say(text) }
+}
+
+/// Prints each value as a line of JSON, and flushes them.
+pub(crate) fn say_lines(values: impl IntoIterator<Item = impl Display>) -> Result<(), Failure> {
+    let mut output = Output::new();
+    values.into_iter().try_for_each(|value| output.json(value))?;
+    output.flush()
+}
+
 /// Prints one line, and flushes it.
 pub(crate) fn say(line: impl Display) -> Result<(), Failure> {
     let mut output = Output::new();
     output.line(line)?;
+    output.flush()
+}
+
+/// Prints text as it is, and flushes it.
+pub(crate) fn say_text(text: &str) -> Result<(), Failure> {
+    let mut output = Output::new();
+    output.text(text)?;
     output.flush()
 }
 

@@ -28,8 +28,8 @@ const IS_THERE: &str = "who-is:";
 /// A question that a traced frame asks its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
-    /// How many sessions the frame was handed to.
-    Receivers,
+    /// How many sessions the frame was handed to. The answer repeats the number.
+    Receivers(Option<u64>),
     /// How many sessions have one of these roles. The frame is for the server
     /// alone.
     Sessions(Role),
@@ -42,7 +42,12 @@ impl Question {
         match label.strip_prefix(IS_THERE) {
             Some(role) if frame.kind() == Event::TRACE_REPORT => role.parse().ok().map(Self::Sessions),
             // If the frame is part of a trace, the label names that trace behind the word.
-            _ => (label.split_whitespace().next() == Some(RECEIVED)).then_some(Self::Receivers),
+            _ => {
+                let mut words = label.split_whitespace();
+                let is_asking = words.next() == Some(RECEIVED);
+                let number = words.next().and_then(|word| word.strip_prefix('#')?.parse().ok());
+                is_asking.then_some(Self::Receivers(number))
+            }
         }
     }
 
@@ -59,14 +64,24 @@ impl Question {
         })
     }
 
+    /// The frame, asking the same, with a number that the answer repeats.
+    pub(crate) fn numbered(frame: Frame, number: u64) -> Frame {
+        frame.traced(Trace::new(&format!("{RECEIVED} #{number}")))
+    }
+
     /// The answer to a frame of kind `of`; none if it cannot be encoded.
     pub(crate) fn answer(self, of: FrameKind, receivers: usize) -> Option<Frame> {
         let label = match self {
-            Self::Receivers => RECEIVED.to_owned(),
+            Self::Receivers(_) => RECEIVED.to_owned(),
             Self::Sessions(role) => format!("{IS_THERE}{role}"),
+        };
+        let question = match self {
+            Self::Receivers(number) => number,
+            Self::Sessions(_) => None,
         };
         let answer = Answer {
             label,
+            question,
             frame_type: of.frame_type.to_string(),
             operand: of.to_string(),
             receivers: Some(receivers as u64),
@@ -76,8 +91,16 @@ impl Question {
     }
 }
 
-/// The number in a frame that answers a question; none in other frames.
-pub(crate) fn answered(frame: &Frame) -> Option<u64> {
+/// What a frame says that answers a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answered {
+    /// The number of the question, if it had one and the server repeats it.
+    pub(crate) question: Option<u64>,
+    pub(crate) receivers: u64,
+}
+
+/// The answer to a question; none in other frames.
+pub(crate) fn answered(frame: &Frame) -> Option<Answered> {
     if frame.kind() != Event::TRACE_REPORT {
         return None;
     }
@@ -87,7 +110,8 @@ pub(crate) fn answered(frame: &Frame) -> Option<u64> {
     };
     // A TraceReport may be about a trace of some other program.
     let is_ours = answer.label == RECEIVED || answer.label.starts_with(IS_THERE);
-    answer.receivers.filter(|_| is_ours)
+    let (question, receivers) = (answer.question, answer.receivers.filter(|_| is_ours)?);
+    Some(Answered { question, receivers })
 }
 
 /// The part of a TraceReport that answers questions.
@@ -104,6 +128,8 @@ struct Answer {
     #[serde(rename = "type")]
     frame_type: String,
     operand: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    question: Option<u64>,
     receivers: Option<u64>,
 }
 
@@ -120,15 +146,28 @@ mod tests {
         let parent: TraceParent = parent.parse().unwrap();
         for parent in [None, Some(&parent)] {
             let asking = Question::receivers(plain.clone(), parent);
-            assert_eq!(Question::of(&asking), Some(Question::Receivers));
+            assert_eq!(Question::of(&asking), Some(Question::Receivers(None)));
         }
         let role = Role::CONTROLLER | Role::AGENT;
         assert_eq!(
             Question::of(&Question::sessions(role)),
             Some(Question::Sessions(role))
         );
-        let answer = Question::Receivers.answer(plain.kind(), 7).unwrap();
-        assert_eq!(answered(&answer), Some(7));
+        let asking = Question::numbered(plain.clone(), 5);
+        for (asking, question) in [
+            (Question::receivers(plain.clone(), None), None),
+            (asking, Some(5)),
+        ] {
+            let answer = Question::of(&asking).unwrap().answer(plain.kind(), 7).unwrap();
+            assert_eq!(
+                answered(&answer),
+                Some(Answered {
+                    question,
+                    receivers: 7
+                })
+            );
+        }
+        let answer = Question::Receivers(None).answer(plain.kind(), 7).unwrap();
         assert_eq!(Question::of(&answer), None);
         for other in [
             plain,

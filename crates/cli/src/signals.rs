@@ -12,6 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use ssntp_transport::threads;
 
+use crate::clock::now;
 use crate::failure::Failure;
 
 /// The signals that end a program.
@@ -124,6 +125,31 @@ impl Stop {
     /// Whether a signal has come.
     pub(crate) fn requested(&self) -> bool {
         self.stopped.try_recv() == Err(TryRecvError::Disconnected)
+    }
+
+    /// Asks `there` again and again until it gives something. `None` if `limit` has passed first.
+    /// The pause between two questions is `pause`; it is zero if `there` itself waits for a while.
+    ///
+    /// # Errors
+    /// `there` failed, or a signal has come.
+    pub(crate) fn poll<T>(
+        &self,
+        pause: Duration,
+        limit: Duration,
+        mut there: impl FnMut() -> Result<Option<T>, Failure>,
+    ) -> Result<Option<T>, Failure> {
+        let deadline = now() + limit;
+        loop {
+            if let Some(found) = there()? {
+                return Ok(Some(found));
+            }
+            if self.stopped.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
+                return Err(self.interrupted());
+            }
+            if now() >= deadline {
+                return Ok(None);
+            }
+        }
     }
 
     /// The failure of a command that a signal has ended.

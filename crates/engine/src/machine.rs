@@ -251,6 +251,11 @@ impl Machine {
         self.show();
     }
 
+    /// Reads the engine next, because something has been written to it.
+    pub fn reread(&mut self) {
+        self.read = None;
+    }
+
     /// From now on it gives its leases back, the leader's first.
     pub fn leave(&mut self) {
         self.is_leaving = true;

@@ -170,6 +170,7 @@ fn serve(
             Ok(Order::Look) | Err(RecvTimeoutError::Timeout) => {}
             Ok(Order::Write(request, told)) => {
                 let _ = told.send(write(&mut *engine, &request));
+                machine.reread();
             }
             Ok(Order::Resign) => machine.resign(),
             Ok(Order::Leave) | Err(RecvTimeoutError::Disconnected) => break,

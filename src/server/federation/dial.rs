@@ -1,38 +1,128 @@
 //! Dials the servers of a list until there is a link to each of them.
 //!
 //! ```text
-//!  dial ─▶ thread ssntp-peer-N ─▶ attempt ── a link stands ─▶ wait until it ends ─┐
-//!                    ▲              │  └── it is this server itself ─▶ the end     │
-//!                    └── back-off ◀─┴─────────────────────────────────────────────┘
+//!            ┌── the pause is over ──▶ attempt ── a link stands ─▶ Linked ─┐
+//!  Redial:  Wait ◀── no link ────────────┘  └── it is this server itself   │
+//!            └◀───────────────── the link has ended ◀──────────────────────┘
 //! ```
+//!
+//! [`Redial`] says when, and has no thread and no clock; [`Dialler`] has a thread for each peer.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::select;
+use crossbeam_channel::{Receiver, select};
 use log::{info, warn};
 use uuid::Uuid;
 
 use super::LINK_PROTOCOL;
-use super::frames::LinkFrame;
-use super::join::{NoLink, join, part, receive_hello};
+use super::join::NoLink;
 use crate::client::random_share;
-use crate::server::accept::CoreEvents;
+use crate::server::accept::{CoreEvents, Passage};
 use crate::server::config::Environment;
+use crate::server::entry::{Entry, NoEntry, Why};
 use crate::server::now;
-use ssntp_transport::dispatch::Admission;
+use ssntp_transport::pki::CertificateInfo;
 use ssntp_transport::tls::Connector;
-use ssntp_transport::{Cancel, LogLimit, Outgoing, Target, TcpOptions, deadline, excerpt, threads};
+use ssntp_transport::{Cancel, LogLimit, Target, TcpOptions, deadline, excerpt, threads};
 
 /// The first pause after an attempt that failed, and the longest. A pause is between a half
 /// and all of that, so that servers that lost each other do not dial at the same moments.
 const PAUSES: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(5)];
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(5);
+
+/// What [`Redial`] wants done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attempt {
+    /// Dial now, and tell [`Redial::attempted`].
+    Now,
+    /// Nothing until then.
+    Wait(Instant),
+    /// Nothing while the link to this server stands.
+    Linked(Uuid),
+    /// The peer is this server itself.
+    Never,
+}
+
+/// When a peer is dialled.
+#[derive(Debug)]
+pub struct Redial {
+    /// The server that was found there.
+    known: Option<Uuid>,
+    is_own: bool,
+    /// Since when the link to it stands.
+    linked: Option<Instant>,
+    pause: Duration,
+    next: Option<Instant>,
+}
+
+impl Redial {
+    /// A peer that has not been dialled yet.
+    pub fn new() -> Self {
+        let [pause, _] = PAUSES;
+        Self {
+            known: None,
+            is_own: false,
+            linked: None,
+            pause,
+            next: None,
+        }
+    }
+
+    /// What to do at that time. `share` is a random number between 0 and 1; `stands` tells
+    /// whether there is a link to a server, whoever has dialled.
+    pub fn next(&mut self, now: Instant, share: f64, stands: impl Fn(Uuid) -> bool) -> Attempt {
+        if self.is_own {
+            return Attempt::Never;
+        }
+        if let Some(server) = self.known.filter(|server| stands(*server)) {
+            self.linked.get_or_insert(now);
+            return Attempt::Linked(server);
+        }
+        if let Some(since) = self.linked.take() {
+            // The pause is short again only after a link that stood for a while, so that two
+            // servers which do not fit do not dial in a circle.
+            let [first, longest] = PAUSES;
+            if now.saturating_duration_since(since) > longest {
+                self.pause = first;
+            }
+            self.wait(now, share);
+        }
+        match self.next.filter(|next| now < *next) {
+            Some(next) => Attempt::Wait(next),
+            None => Attempt::Now,
+        }
+    }
+
+    /// The peer was dialled: which server was found, if one, and why there is no link.
+    pub fn attempted(&mut self, server: Option<Uuid>, why: Option<&NoEntry>, now: Instant, share: f64) {
+        self.is_own = matches!(why, Some(NoEntry(Why::Link(NoLink::Own))));
+        self.known = match why {
+            Some(NoEntry(Why::Link(NoLink::Duplicate(server)))) => Some(*server),
+            Some(_) => self.known,
+            None => server.or(self.known),
+        };
+        self.wait(now, share);
+    }
+
+    fn wait(&mut self, now: Instant, share: f64) {
+        let [_, longest] = PAUSES;
+        self.next = Some(now + self.pause.mul_f64(0.5 + share / 2.0));
+        self.pause = (self.pause * 2).min(longest);
+    }
+}
+
+impl Default for Redial {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 /// What has become of a peer that is dialled.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -208,41 +298,39 @@ struct PeerThread {
 }
 
 impl PeerThread {
-    /// Waits while a link to the server stands. The next pause is short again only after a link
-    /// that stood for a while, so that two servers which do not fit do not dial in a circle.
-    fn wait_for_end(&self, server: Option<Uuid>, pause: &mut Duration) {
-        let [first, longest] = PAUSES;
-        let began = now();
-        if server.is_some_and(|server| self.wait(server)) && began.elapsed() > longest {
-            *pause = first;
-        }
-    }
-
     fn run(&mut self) {
-        let [first, longest] = PAUSES;
-        let mut pause = first;
-        let mut known = None;
+        let mut redial = Redial::new();
         while !self.cancel.is_cancelled() {
-            // The peer may have dialled.
-            self.wait_for_end(known, &mut pause);
-            match self.attempt() {
-                Ok(server) | Err(NoLink::Duplicate(server)) => known = Some(server),
-                Err(NoLink::Own) => {
+            let stands = |server| self.standing(server).is_some();
+            match redial.next(now(), random_share(), stands) {
+                Attempt::Now => {
+                    let attempt = self.attempt();
+                    let why = attempt.as_ref().err();
+                    let server = attempt.as_ref().ok().copied().flatten();
+                    redial.attempted(server, why, now(), random_share());
+                    if let Some(why) = why {
+                        self.note(why);
+                    }
+                }
+                Attempt::Wait(until) => {
+                    if !self.cancel.pause(until.saturating_duration_since(now())) {
+                        return;
+                    }
+                }
+                Attempt::Linked(server) => self.wait_for_end(server),
+                Attempt::Never => {
                     info!(target: "ssntp::server", "{}: it is this server's own address", self.target);
                     *lock(&self.state) = PeerState::Own;
                     return;
                 }
-                Err(why) => self.note(&why),
             }
-            self.wait_for_end(known, &mut pause);
-            if !self.cancel.pause(pause.mul_f64(0.5 + random_share() / 2.0)) {
-                return;
-            }
-            pause = (pause * 2).min(longest);
         }
     }
 
-    fn note(&mut self, why: &NoLink) {
+    fn note(&mut self, why: &NoEntry) {
+        if matches!(why.0, Why::Link(NoLink::Own | NoLink::Duplicate(_))) {
+            return;
+        }
         *lock(&self.state) = PeerState::Trying(excerpt(why).to_string());
         if !self.cancel.is_cancelled()
             && let Some(more) = self.log.admit((), "no link", now())
@@ -251,38 +339,34 @@ impl PeerThread {
         }
     }
 
-    /// Waits until the link to a server ends, or until it is cancelled. False if there is no link.
-    fn wait(&self, server: Uuid) -> bool {
-        let standing = self
-            .environment
-            .joins
-            .as_ref()
-            .and_then(|joins| joins.standing(server));
-        let Some(link) = standing else { return false };
+    /// A channel that is disconnected when the link to a server ends, if there is one.
+    fn standing(&self, server: Uuid) -> Option<Receiver<Infallible>> {
+        self.environment.joins.as_ref()?.standing(server)
+    }
+
+    /// Waits until the link to a server ends, or until it is cancelled.
+    fn wait_for_end(&self, server: Uuid) {
+        let Some(link) = self.standing(server) else { return };
         *lock(&self.state) = PeerState::Linked(server);
         select! {
             recv(link) -> _ => {}
             recv(self.cancel.done()) -> _ => {}
         }
         *lock(&self.state) = PeerState::Trying("the link has ended".into());
-        true
     }
 
     /// Makes a link. Returns the server's UUID.
-    fn attempt(&self) -> Result<Uuid, NoLink> {
+    fn attempt(&self) -> Result<Option<Uuid>, NoEntry> {
         let environment = &self.environment;
-        let refused = |e: &dyn fmt::Display| NoLink::Refused(e.to_string());
-        let (role, max_payload) = (environment.role, environment.max_payload);
-        let look = self
-            .events
-            .look(move |core, _| core.state.links.hello(role, max_payload));
-        let (own, _) = look.ok_or_else(|| refused(&"the server has stopped"))?;
+        let refused = |e: &dyn fmt::Display| NoEntry(Why::Link(NoLink::Refused(e.to_string())));
+        let hello = self.events.look(|core, _| core.hello());
+        let (hello, _) = hello.ok_or_else(|| refused(&"the server has stopped"))?;
         let in_force = environment.in_force();
         let credentials = &in_force.credentials;
         let connector = Connector::mutual(&credentials.identity, &credentials.trust);
         let connector = connector.map_err(|e| refused(&e))?.protocol(LINK_PROTOCOL);
         let stream = self.target.connect(&self.tcp, CONNECT, &self.cancel);
-        let stream = stream.map_err(NoLink::Lost)?;
+        let stream = stream.map_err(|e| NoEntry(Why::Link(NoLink::Lost(e))))?;
         let _watch = self.cancel.watch(&stream);
         let address = stream.peer();
         let deadline = deadline(environment.handshake_timeout);
@@ -292,35 +376,31 @@ impl PeerThread {
             &environment.pool,
             deadline,
         );
-        let mut secured = secured.map_err(|e| refused(&e))?;
+        let secured = secured.map_err(|e| refused(&e))?;
         if secured.alpn.as_deref() != Some(LINK_PROTOCOL) {
             return Err(refused(&"it takes no links: it runs without peers"));
         }
-        let exchange = || {
-            let peer = join(environment, &secured.peer, &in_force)?;
-            let hello = Outgoing::whole(LinkFrame::Hello(own).encode(), 1);
-            secured.halves.transmit.transmit(&[hello]).map_err(NoLink::Lost)?;
-            let hello = receive_hello(&mut secured.halves, deadline)?;
-            peer.check(environment, &hello)?;
-            let server = hello.uuid;
-            let admitted = peer.admit(&self.events, hello, Arc::clone(&stream), address, true)?;
-            Ok((peer, server, admitted))
-        };
-        let (peer, server, admitted) = match exchange() {
-            Ok(joined) => joined,
-            Err(why) => {
-                part(&mut secured.halves, environment.uuid, &why);
-                return Err(why);
-            }
-        };
-        let mut admission = Admission::new(admitted.id, self.events.clone());
-        peer.start(
+        let leaf = secured.peer.first();
+        let leaf = leaf.ok_or_else(|| refused(&"it shows no certificate"))?;
+        let certificate = CertificateInfo::from_der(leaf).map_err(|e| refused(&e))?;
+        let entry = Entry::server(environment, certificate, secured.peer, address, Some(hello));
+        let mut entry = entry.verified_by(&in_force);
+        let passage = Passage {
             environment,
-            &self.events,
-            admitted,
-            &mut admission,
-            secured.halves,
-        );
-        Ok(server)
+            events: &self.events,
+            newcomer: None,
+            stream,
+            deadline,
+        };
+        match passage.take(&mut entry, secured.halves) {
+            Ok(()) => Ok(entry.peer()),
+            Err(turned) => {
+                let (why, halves) = *turned;
+                if let Some(halves) = halves {
+                    passage.refuse(halves, &why, "");
+                }
+                Err(why)
+            }
+        }
     }
 }

@@ -14,8 +14,8 @@ use bytes::{Bytes, BytesMut};
 use log::debug;
 use uuid::Uuid;
 
+use super::facts::ServerLink;
 use super::frames::{Forward, LinkFault, LinkFrame, To};
-use super::links::ServerLink;
 use crate::proto::{Codec, Command, Frame, FrameKind, Item, MAX_WASTE, Run};
 use crate::server::core::{ServerCore, State};
 use crate::server::delivery::Fan;

@@ -1,39 +1,28 @@
-//! How a link begins: HELLO in both directions, on the thread of its handshake.
+//! What an [`Entry`](crate::server::entry::Entry) of another server does: HELLO in both directions, and whether the two fit.
 //!
 //! ```text
 //!  dialler: TLS ─▶ HELLO ─────────▶ acceptor: is it a server, does it fit? ─▶ Admit
 //!  Admit ◀─ does it fit? ◀────────── HELLO, or END with the reason ◀─────────┘
-//!    └─▶ Link::start                                          Link::start ◀──┘
 //! ```
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, PoisonError};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use crossbeam_channel::{Receiver, TryRecvError};
-use log::Level;
 use uuid::Uuid;
 
-use super::SLACK;
+use super::facts::LinkRequest;
 use super::frames::{End, Hello, LinkFrame, VERSION};
-use super::links::{CLAIM, DUPLICATE, LinkRequest, refusal};
+use super::links::DUPLICATE;
 use crate::proto::{FrameKind, HEADER_LEN, Header, MAJOR, Refusal};
-use crate::server::accept::CoreEvents;
-use crate::server::audit::Named;
 use crate::server::config::Environment;
-use crate::server::core::{Arrival, Grant};
-use crate::server::credentials::InForce;
-use crate::wire::Decoder;
-use ssntp_transport::dispatch::{Action, Admission, Admitted, DispatchEvent, Feed};
-use ssntp_transport::pki::{CertificateDer, CertificateInfo};
-use ssntp_transport::tls::Secured;
-use ssntp_transport::{Halves, Link, LinkConfig, Newcomer, Outgoing, Role, refuse};
+use crate::server::entry::Facts;
+use ssntp_transport::{Outgoing, Role};
 
-/// How long the peer may take to read why there is no link.
-const LINGER: Duration = Duration::from_secs(1);
 /// The longest first frame: a HELLO has less than 400 bytes.
 const MAX_FIRST: usize = 1024;
 
@@ -72,7 +61,7 @@ fn stands(link: &Receiver<Infallible>) -> bool {
 
 /// Why there is no link.
 #[derive(Debug)]
-pub(super) enum NoLink {
+pub(in crate::server) enum NoLink {
     /// It is this server itself.
     Own,
     /// There is one already.
@@ -84,20 +73,24 @@ pub(super) enum NoLink {
 }
 
 impl NoLink {
-    fn end(&self) -> Option<(End, String)> {
-        Some(match self {
-            Self::Own => (End::Own, "it is the same server".into()),
-            Self::Duplicate(_) => (End::Duplicate, DUPLICATE.into()),
-            Self::Refused(why) => (End::Refused, why.clone()),
+    /// The END that tells the peer.
+    pub(in crate::server) fn answer(&self, server: Uuid) -> Option<Outgoing> {
+        let end = match self {
+            Self::Own => End::Own,
+            Self::Duplicate(_) => End::Duplicate,
+            Self::Refused(_) => End::Refused,
             Self::Lost(_) => return None,
-        })
+        };
+        let reason = self.to_string();
+        let end = LinkFrame::End { end, server, reason };
+        Some(Outgoing::whole(end.encode(), 1))
     }
 }
 
-impl std::fmt::Display for NoLink {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for NoLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Own => f.write_str("it is this server itself"),
+            Self::Own => f.write_str("it is the same server"),
             Self::Duplicate(_) => f.write_str(DUPLICATE),
             Self::Lost(e) => e.fmt(f),
             Self::Refused(why) => f.write_str(why),
@@ -105,194 +98,121 @@ impl std::fmt::Display for NoLink {
     }
 }
 
-/// Tells the peer why there is no link, and gives it time to read that.
-pub(super) fn part(halves: &mut Halves, server: Uuid, why: &NoLink) {
-    let end = why.end();
-    let end = end.map(|(end, reason)| LinkFrame::End { end, server, reason }.encode());
-    refuse(halves, end.map(|end| Outgoing::whole(end, 1)), LINGER);
-}
-
-/// Brings a server in that has asked for a link, or refuses it.
-pub(in crate::server) fn serve(
-    environment: &Arc<Environment>,
-    events: &CoreEvents,
-    newcomer: &Arc<Newcomer>,
-    mut secured: Secured,
-    in_force: &InForce,
-    deadline: Instant,
-) {
-    let joined = join(environment, &secured.peer, in_force).and_then(|peer| {
-        let hello = receive_hello(&mut secured.halves, deadline)?;
-        peer.check(environment, &hello)?;
-        if !newcomer.heard() {
-            return Err(NoLink::Refused("the server is shutting down".into()));
-        }
-        let admitted = peer.admit(events, hello, newcomer.stream(), newcomer.stream().peer(), false)?;
-        Ok((peer, admitted))
-    });
-    let (peer, admitted) = match joined {
-        Ok(joined) => joined,
-        Err(why) => {
-            let level = match why {
-                NoLink::Refused(_) => Level::Warn,
-                _ => Level::Info,
-            };
-            environment.refused(newcomer, "link");
-            let named = secured.peer.first().map(CertificateInfo::from_der);
-            match named {
-                Some(Ok(certificate)) => {
-                    environment.say(newcomer, level, "no link", &Named(&certificate), &why);
-                }
-                _ => environment.say(newcomer, level, "no link", &"", &why),
-            }
-            return part(&mut secured.halves, environment.uuid, &why);
-        }
-    };
-    let mut admission = Admission::new(admitted.id, events.clone());
-    let answer = Outgoing::whole(admitted.grant.answer.clone(), 1);
-    if let Err(e) = secured.halves.transmit.transmit(&[answer]) {
-        return admission.started(Err(e));
-    }
-    if !newcomer.admitted() {
-        return admission.started(Err(io::ErrorKind::TimedOut.into()));
-    }
-    environment.handshakes.finished(secured.resumed);
-    peer.start(environment, events, admitted, &mut admission, secured.halves);
-}
-
-/// A server at the other end, whose certificate says that it is one.
+/// The part of an entry that is a server's.
 #[derive(Debug)]
-pub(super) struct Peer {
-    certificate: CertificateInfo,
-    intermediates: Vec<CertificateDer<'static>>,
-    outlive: bool,
-    generation: u64,
-    joins: Arc<Joins>,
+pub(in crate::server) struct Joining {
+    /// What this server says first to one that it has dialled.
+    hello: Option<Bytes>,
+    peer: Option<Uuid>,
+    /// Disconnected when the link ends.
+    link: Option<Receiver<Infallible>>,
 }
 
-/// Looks at the certificate of a server.
-pub(super) fn join(
-    environment: &Environment,
-    chain: &[CertificateDer<'static>],
-    in_force: &InForce,
-) -> Result<Peer, NoLink> {
-    let refused = |why: &dyn std::fmt::Display| NoLink::Refused(why.to_string());
-    let joins = environment.joins.clone();
-    let joins = joins.ok_or_else(|| refused(&"this server links with no other one"))?;
-    let mut chain = chain.to_vec();
-    let intermediates = chain.split_off(chain.len().min(1));
-    let leaf = chain.first().ok_or_else(|| refused(&"it shows no certificate"))?;
-    let certificate = CertificateInfo::from_der(leaf).map_err(|e| refused(&e))?;
-    if !certificate.roles.intersects(Role::SERVER | Role::SCHEDULER) {
-        let roles = certificate.roles;
-        let why = format!("its certificate has the roles {roles}, and a link needs server or scheduler");
-        return Err(NoLink::Refused(why));
-    }
-    Ok(Peer {
-        certificate,
-        intermediates,
-        outlive: in_force.outlive,
-        generation: in_force.generation(),
-        joins,
-    })
-}
-
-impl Peer {
-    /// Whether this server and the one that said HELLO can be linked.
-    pub(super) fn check(&self, environment: &Environment, hello: &Hello) -> Result<(), NoLink> {
-        let why = if hello.version != VERSION {
-            format!("version {} of links, this server has {VERSION}", hello.version)
-        } else if hello.uuid == environment.uuid && hello.incarnation == environment.incarnation {
-            return Err(NoLink::Own);
-        } else if hello.uuid == environment.uuid {
-            format!("two servers have the UUID {}", hello.uuid)
-        } else if let Some(bound) = self.certificate.uuid.filter(|bound| *bound != hello.uuid) {
-            format!("its certificate is bound to {bound}, and it says {}", hello.uuid)
-        } else if !hello.role.may_be_advertised_with(self.certificate.roles) {
-            format!(
-                "its certificate has the roles {}, and it says {}",
-                self.certificate.roles, hello.role
-            )
-        } else if hello.max_payload != environment.max_payload {
-            let (theirs, own) = (hello.max_payload, environment.max_payload);
-            format!("its longest payload is {theirs} bytes, this server's {own}: they have to be the same")
-        } else {
-            return Ok(());
-        };
-        Err(NoLink::Refused(why))
-    }
-
-    pub(super) fn admit(
-        &self,
-        events: &CoreEvents,
-        hello: Hello,
-        stream: Arc<dyn ssntp_transport::Duplex>,
-        address: ssntp_transport::PeerAddress,
-        dialled: bool,
-    ) -> Result<Admitted<Grant>, NoLink> {
-        let (standing, link) = crossbeam_channel::bounded(0);
-        let server = hello.uuid;
-        let request = LinkRequest {
+impl Joining {
+    pub(in crate::server) fn new(hello: Option<Bytes>) -> Self {
+        Self {
             hello,
-            certificate: self.certificate.clone(),
-            intermediates: self.intermediates.clone(),
-            ends: (!self.outlive).then(|| self.certificate.not_after + Duration::from_secs(1)),
-            generation: self.generation,
-            address,
-            dialled,
-            standing,
-        };
-        match events.admit(Arrival::Link(request), stream) {
-            Some(Ok(admitted)) => {
-                self.joins.stand(server, link);
-                Ok(admitted)
-            }
-            Some(Err(Refusal::Busy(DUPLICATE))) => Err(NoLink::Duplicate(server)),
-            Some(Err(refusal)) => Err(NoLink::Refused(refusal.to_string())),
-            None => Err(NoLink::Refused("the server is shutting down".into())),
+            peer: None,
+            link: None,
         }
     }
 
-    /// Starts the threads of an admitted link.
-    pub(super) fn start(
-        &self,
-        environment: &Environment,
-        events: &CoreEvents,
-        admitted: Admitted<Grant>,
-        admission: &mut Admission<crate::server::core::ServerCore>,
-        halves: Halves,
-    ) {
-        let decoder = Decoder::of_links(environment.max_payload.saturating_add(SLACK));
-        let feed = Feed::new(&admitted, events.clone(), admitted.credit.budget());
-        let config = LinkConfig {
-            name: format!("l{}", admitted.id),
-            write_timeout: Some(environment.write_timeout),
-            ..LinkConfig::default()
+    pub(in crate::server) fn first(&self) -> Option<Bytes> {
+        self.hello.clone()
+    }
+
+    pub(in crate::server) fn is_dialled(&self) -> bool {
+        self.hello.is_some()
+    }
+
+    pub(in crate::server) fn peer(&self) -> Option<Uuid> {
+        self.peer
+    }
+
+    /// Reads the first frame, HELLO, and makes of it what the dispatcher is asked.
+    ///
+    /// # Errors
+    /// The peer is no server, says that there is no link, or does not fit.
+    pub(in crate::server) fn receive(
+        &mut self,
+        facts: &Facts,
+        input: &mut BytesMut,
+    ) -> Result<Option<LinkRequest>, NoLink> {
+        let roles = facts.certificate.roles;
+        if !roles.intersects(Role::SERVER | Role::SCHEDULER) {
+            let why = format!("its certificate has the roles {roles}, and a link needs server or scheduler");
+            return Err(NoLink::Refused(why));
+        }
+        let Some(header) = Header::decode(input) else {
+            return Ok(None);
         };
-        admission.started(Link::start(halves, decoder, admitted.outbox, feed, config));
+        let (kind, length) = (header.kind, header.word as usize);
+        // The length first: memory is taken for a first frame that may be one.
+        if kind.frame_type != super::LINK || header.major != MAJOR || length > MAX_FIRST {
+            return Err(NoLink::Refused(format!("the first frame is {kind}, not HELLO")));
+        }
+        if input.len() < HEADER_LEN + length {
+            return Ok(None);
+        }
+        let frame = input.split_to(HEADER_LEN + length).freeze();
+        let hello = first(kind, frame.slice(HEADER_LEN..))?;
+        check(facts, &hello)?;
+        let (standing, link) = crossbeam_channel::bounded(0);
+        self.peer = Some(hello.uuid);
+        self.link = Some(link);
+        Ok(Some(LinkRequest {
+            certificate: facts.certificate.clone(),
+            intermediates: facts.intermediates(),
+            ends: facts.ends(),
+            generation: facts.in_force.generation(),
+            address: facts.address,
+            dialled: self.is_dialled(),
+            standing,
+            hello,
+        }))
+    }
+
+    /// The link stands: diallers wait for its end from now on.
+    pub(in crate::server) fn stand(&mut self, environment: &Environment) {
+        if let Some(joins) = &environment.joins
+            && let (Some(peer), Some(link)) = (self.peer, self.link.take())
+        {
+            joins.stand(peer, link);
+        }
+    }
+
+    /// What a refusal of the dispatcher means.
+    pub(in crate::server) fn refused(&self, refusal: &Refusal) -> NoLink {
+        match (refusal, self.peer) {
+            (Refusal::Busy(DUPLICATE), Some(peer)) => NoLink::Duplicate(peer),
+            (refusal, _) => NoLink::Refused(refusal.to_string()),
+        }
     }
 }
 
-/// Waits for the first frame: HELLO, or END with the reason why there will be none.
-pub(super) fn receive_hello(halves: &mut Halves, deadline: Instant) -> Result<Hello, NoLink> {
-    loop {
-        let input = halves.inbox.bytes_mut();
-        if let Some(header) = Header::decode(input) {
-            let (kind, length) = (header.kind, header.word as usize);
-            // The length first: memory is taken for a first frame that may be one.
-            if kind.frame_type != super::LINK || header.major != MAJOR || length > MAX_FIRST {
-                return Err(NoLink::Refused(format!("the first frame is {kind}, not HELLO")));
-            }
-            if input.len() >= HEADER_LEN + length {
-                let frame = input.split_to(HEADER_LEN + length).freeze();
-                return first(kind, frame.slice(HEADER_LEN..));
-            }
-        }
-        let received = halves.receive_until(deadline).map_err(NoLink::Lost)?;
-        if received.end && halves.inbox.bytes_mut().len() < HEADER_LEN {
-            return Err(NoLink::Lost(io::ErrorKind::UnexpectedEof.into()));
-        }
-    }
+/// Whether this server and the one that said HELLO can be linked.
+fn check(facts: &Facts, hello: &Hello) -> Result<(), NoLink> {
+    let (environment, certificate) = (&facts.environment, &facts.certificate);
+    let why = if hello.version != VERSION {
+        format!("version {} of links, this server has {VERSION}", hello.version)
+    } else if hello.uuid == environment.uuid && hello.incarnation == environment.incarnation {
+        return Err(NoLink::Own);
+    } else if hello.uuid == environment.uuid {
+        format!("two servers have the UUID {}", hello.uuid)
+    } else if let Some(bound) = certificate.uuid.filter(|bound| *bound != hello.uuid) {
+        format!("its certificate is bound to {bound}, and it says {}", hello.uuid)
+    } else if !hello.role.may_be_advertised_with(certificate.roles) {
+        format!(
+            "its certificate has the roles {}, and it says {}",
+            certificate.roles, hello.role
+        )
+    } else if hello.max_payload != environment.max_payload {
+        let (theirs, own) = (hello.max_payload, environment.max_payload);
+        format!("its longest payload is {theirs} bytes, this server's {own}: they have to be the same")
+    } else {
+        return Ok(());
+    };
+    Err(NoLink::Refused(why))
 }
 
 fn first(kind: FrameKind, payload: Bytes) -> Result<Hello, NoLink> {
@@ -309,23 +229,4 @@ fn first(kind: FrameKind, payload: Bytes) -> Result<Hello, NoLink> {
         ))),
         Err(fault) => Err(NoLink::Refused(fault.to_string())),
     }
-}
-
-/// Asks the server that has a session of a newcomer's UUID to give it up. Blocks until it
-/// answers, for two seconds at most. `Some` if the newcomer may not have the UUID.
-pub(in crate::server) fn claim(
-    environment: &Environment,
-    events: &CoreEvents,
-    uuid: Uuid,
-    leaf: &CertificateDer<'_>,
-) -> Option<Refusal> {
-    environment.joins.as_ref()?;
-    let (reply, asked) = crossbeam_channel::bounded(1);
-    let certificate = Bytes::copy_from_slice(leaf);
-    let call = move |core: &mut crate::server::core::ServerCore, now, actions: &mut Vec<Action>| {
-        let _ = reply.send(core.claim(now, actions, uuid, certificate));
-    };
-    events.send(DispatchEvent::Call(Box::new(call))).ok()?;
-    let verdict = events.answer(&asked)?.recv_timeout(CLAIM);
-    refusal(verdict.ok()?, uuid)
 }

@@ -7,131 +7,36 @@
 //!                    ▼                           ▼
 //!                 refused      a fault, silence, the peer's end, stop ─▶ end_link: its rows go
 //! ```
-//!
-//! # One UUID, one session
-//!
-//! A newcomer whose UUID has a row of another server is announced there by CLAIM before it is
-//! admitted, on its handshake's thread and for two seconds at most. That server judges it by its
-//! own admission rules, as it would judge a newcomer of its own: it ends its session as
-//! replaced, or it says why the newcomer may not have the UUID. Without an answer the newcomer
-//! is admitted. When two servers find that both have a session of one UUID, the one of the
-//! higher [`Rank`] stays, and then the one of the greater server.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 use log::{info, warn};
 use uuid::Uuid;
 
+use super::claims::Claims;
+use super::facts::{LinkCounters, LinkFigures, LinkRequest, ServerLink};
 use super::frames::{End, Hello, LinkFault, LinkFrame, ROWS, VERSION};
-use super::roster::{Changes, Rank, Remote, Roster, Row};
+use super::roster::{Rank, Remote, Roster, Row};
 use crate::proto::{Item, Refusal};
-use crate::server::DisconnectReason;
-use crate::server::admission::{Candidate, Holder, Standing};
+use crate::server::config::Environment;
 use crate::server::core::{Grant, ServerCore, State};
 use crate::server::sessions::{Session, SessionId, SessionInfo};
 use ssntp_transport::dispatch::{Action, DistantChange, Origin};
 use ssntp_transport::pki::{CertificateDer, CertificateInfo, KeptCertificate};
-use ssntp_transport::{ConnectionId, Gauge, Outgoing, PeerAddress, Role, Table, excerpt};
+use ssntp_transport::{ConnectionId, Gauge, Outgoing, Table, excerpt};
 
 /// How often each link is sent something, so that the peer knows of the other's life.
 const BEAT: Duration = Duration::from_secs(1);
 /// How long nothing may be heard of a peer. A stopped process still has its kernel
 /// acknowledge, so TCP does not notice.
 const SILENCE: Duration = Duration::from_secs(10);
-/// How long a newcomer waits for the server that has a session of its UUID.
-pub(super) const CLAIM: Duration = Duration::from_secs(2);
-/// How many newcomers may wait for another server at a time.
-const MAX_CLAIMS: usize = 1024;
-
 /// Why a link is not admitted that there is already.
 pub(super) const DUPLICATE: &str = "there is a link between the two servers already";
-
-/// A server that asks for a link, or that was dialled.
-#[derive(Debug)]
-pub struct LinkRequest {
-    pub(super) hello: Hello,
-    pub(super) certificate: CertificateInfo,
-    pub(super) intermediates: Vec<CertificateDer<'static>>,
-    /// When the link ends with the certificate, where it does.
-    pub(super) ends: Option<SystemTime>,
-    pub(in crate::server) generation: u64,
-    pub(super) address: PeerAddress,
-    /// Whether this server has dialled.
-    pub(super) dialled: bool,
-    /// Dropped when the link ends.
-    pub(super) standing: Sender<Infallible>,
-}
-
-/// A server that there is a link to. Shown in logs as `server UUID (roles) at ADDRESS`.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ServerLink {
-    /// Its UUID.
-    pub uuid: Uuid,
-    /// The random number of its start.
-    pub incarnation: u64,
-    /// Its roles.
-    pub role: Role,
-    /// The address of the other end of the link.
-    pub address: PeerAddress,
-    /// Where it says that others reach it. Empty if it does not say.
-    pub advertised: String,
-    /// Whether this server has dialled.
-    pub dialled: bool,
-    /// Since when the link stands.
-    pub since: Instant,
-}
-
-impl fmt::Display for ServerLink {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "server {} ({}) at {}", self.uuid, self.role, self.address)
-    }
-}
-
-/// What a server knows about one of its links.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct LinkFigures {
-    /// The server at the other end.
-    pub server: ServerLink,
-    /// How long the link stands.
-    pub age: Duration,
-    /// Whether that server's sessions are known, so that frames for them are taken.
-    pub linked: bool,
-    /// Its sessions.
-    pub sessions: usize,
-    /// Sessions of this server that are not read, since a receiver there has no room.
-    pub held: usize,
-    /// Frames and bytes that wait for the link, and how many frames it has carried there.
-    pub frames_waiting: u64,
-    /// See [`frames_waiting`](Self::frames_waiting).
-    pub bytes_waiting: u64,
-    /// See [`frames_waiting`](Self::frames_waiting).
-    pub frames_sent: u64,
-    /// Frames that came for sessions of this server, or for its application.
-    pub frames_received: u64,
-    /// Those of them that found no receiver.
-    pub frames_astray: u64,
-    /// Those of them that came under an old token, and were dropped.
-    pub frames_stale: u64,
-}
-
-/// Counts of one link.
-#[derive(Clone, Copy, Debug, Default)]
-pub(in crate::server) struct LinkCounters {
-    /// Frames that came for sessions or for the application.
-    pub(in crate::server) received: u64,
-    /// Frames for sessions that are gone, or of kinds that this server does not know.
-    pub(in crate::server) astray: u64,
-    /// Frames under a token that is older than another one seen.
-    pub(in crate::server) stale: u64,
-}
 
 /// One link.
 #[derive(Debug)]
@@ -151,18 +56,9 @@ pub(in crate::server) struct LinkState {
     _standing: Sender<Infallible>,
 }
 
-/// A newcomer that waits for the server which has a session of its UUID.
-#[derive(Debug)]
-struct Claim {
-    link: ConnectionId,
-    /// Until then.
-    until: Instant,
-    verdict: Sender<u8>,
-}
-
 /// What the application is to be told.
 #[derive(Debug)]
-enum News {
+pub(super) enum News {
     Linked(Arc<ServerLink>),
     Unlinked(Arc<ServerLink>),
     Connected(Arc<Remote>),
@@ -183,16 +79,15 @@ pub(crate) struct Links {
     /// The number of the last change of this server's own sessions.
     sequence: u64,
     /// See [`Rank::stamp`].
-    clock: u64,
+    pub(super) clock: u64,
     /// The highest token seen.
     pub(in crate::server) token: u64,
     /// The token under which this server leads.
     pub(in crate::server) leads: Option<u64>,
     /// The token of what is being sent: that of `leads` while the application acts.
     pub(super) acting: u64,
-    claims: HashMap<u64, Claim>,
-    last_claim: u64,
-    news: Vec<News>,
+    pub(super) claims: Claims,
+    pub(super) news: Vec<News>,
     next_beat: Option<Instant>,
 }
 
@@ -212,8 +107,7 @@ impl Links {
             token: 0,
             leads: None,
             acting: 0,
-            claims: HashMap::new(),
-            last_claim: 0,
+            claims: Claims::default(),
             news: Vec::new(),
             next_beat: None,
         }
@@ -290,16 +184,18 @@ impl Links {
         all
     }
 
-    pub(super) fn hello(&self, role: Role, max_payload: u32) -> Hello {
-        Hello {
+    /// The HELLO of this server.
+    pub(in crate::server) fn hello(&self, environment: &Environment) -> Bytes {
+        let hello = Hello {
             version: VERSION,
             uuid: self.own,
             incarnation: self.incarnation,
-            role,
+            role: environment.role,
             token: self.token,
-            max_payload,
+            max_payload: environment.max_payload,
             advertised: self.advertised.clone(),
-        }
+        };
+        LinkFrame::Hello(hello).encode()
     }
 }
 
@@ -412,8 +308,6 @@ impl State {
         self.links.table.insert(id, link);
         self.links.by_server.insert(peer, id);
         self.links.next_beat.get_or_insert(self.now + BEAT);
-        let environment = &self.environment;
-        let hello = self.links.hello(environment.role, environment.max_payload);
         Ok(Grant {
             info: Arc::new(SessionInfo {
                 id: SessionId(id),
@@ -424,7 +318,7 @@ impl State {
                 certificate,
                 tracing: false,
             }),
-            answer: LinkFrame::Hello(hello).encode(),
+            answer: self.links.hello(&self.environment),
         })
     }
 
@@ -484,7 +378,7 @@ impl State {
                 held: false,
             });
         }
-        self.links.claims.retain(|_, claim| claim.link != id);
+        self.links.claims.give_up(id);
         let server = link.server;
         let was_quiet = end == End::Duplicate || self.open.is_none();
         if was_quiet {
@@ -551,123 +445,9 @@ impl State {
             self.actions.push(Action::Hold { id, held });
         }
     }
-
-    /// Takes what another server tells of its sessions. Where both have one of a UUID, one ends.
-    fn take_changes(&mut self, changes: Changes) {
-        let gone = changes.gone.into_iter().map(News::Disconnected);
-        self.links.news.extend(gone);
-        for row in changes.connected {
-            self.links.clock = self.links.clock.max(row.rank.stamp);
-            let own = self
-                .sessions
-                .id_of(row.info.uuid)
-                .and_then(|id| self.sessions.get(id));
-            if let Some(own) = own
-                && (row.rank, row.info.server) > (own.rank, self.environment.uuid)
-            {
-                self.end(own.info.id, DisconnectReason::Replaced, true);
-            }
-            self.links.news.push(News::Connected(row));
-        }
-    }
-
-    /// Asks the server that has a session of this UUID to give it up. `verdict` is dropped if
-    /// nobody has to be asked, or if there will be no answer.
-    fn claim(&mut self, uuid: Uuid, certificate: Bytes, verdict: Sender<u8>) {
-        let own = self.sessions.id_of(uuid).is_some();
-        let Some(row) = self.links.roster.get(uuid).filter(|_| !own) else {
-            return;
-        };
-        let Some(link) = self.links.to(row.info.server) else {
-            return;
-        };
-        let now = self.now;
-        if self.links.claims.len() >= MAX_CLAIMS {
-            self.links.claims.retain(|_, claim| claim.until > now);
-        }
-        if self.links.claims.len() >= MAX_CLAIMS {
-            return;
-        }
-        self.links.last_claim += 1;
-        let id = self.links.last_claim;
-        let until = now + CLAIM;
-        self.links.claims.insert(id, Claim { link, until, verdict });
-        self.say(
-            link,
-            &LinkFrame::Claim {
-                id,
-                uuid,
-                certificate,
-            },
-        );
-    }
-
-    /// Judges a newcomer of another server, which ends this server's session if it may.
-    fn claimed(&mut self, uuid: Uuid, certificate: &Bytes) -> u8 {
-        let session = self.sessions.id_of(uuid).and_then(|id| self.sessions.get(id));
-        let Some(session) = session else { return 0 };
-        let Ok(certificate) = CertificateInfo::from_der(&CertificateDer::from(&certificate[..])) else {
-            return u8::MAX;
-        };
-        let newcomer = Candidate {
-            uuid,
-            bound: certificate.uuid,
-        };
-        // The other server has looked at its own limits.
-        let standing = Standing {
-            server: self.environment.uuid,
-            stopping: false,
-            maximum: usize::MAX - 1,
-            sessions: 0,
-            of_certificate: 0,
-            banned: self.bans.left(uuid, self.now),
-            holder: Some(Holder::new(
-                session.info.id,
-                &session.info.certificate,
-                &certificate,
-            )),
-        };
-        match self.admission.judge(newcomer, &standing) {
-            Ok(old) => {
-                if let Some(old) = old {
-                    self.end(old, DisconnectReason::Replaced, true);
-                }
-                0
-            }
-            Err(Refusal::UuidInUse(_)) => 1,
-            Err(Refusal::UuidOwned(_)) => 2,
-            Err(Refusal::OtherAuthority(_)) => 3,
-            Err(_) => u8::MAX,
-        }
-    }
-}
-
-/// The refusal that the verdict of another server means. `None` if the newcomer may have the
-/// UUID.
-pub(super) fn refusal(verdict: u8, uuid: Uuid) -> Option<Refusal> {
-    Some(match verdict {
-        0 => return None,
-        1 => Refusal::UuidInUse(uuid),
-        2 => Refusal::UuidOwned(uuid),
-        3 => Refusal::OtherAuthority(uuid),
-        _ => Refusal::Busy("the server that has its session does not give it up"),
-    })
 }
 
 impl ServerCore {
-    /// Begins to ask another server for a UUID; see [`State::claim`].
-    pub(super) fn claim(
-        &mut self,
-        now: Instant,
-        actions: &mut Vec<Action>,
-        uuid: Uuid,
-        certificate: Bytes,
-    ) -> Receiver<u8> {
-        let (verdict, answer) = crossbeam_channel::bounded(1);
-        self.at(now, actions, |core| core.state.claim(uuid, certificate, verdict));
-        answer
-    }
-
     /// Deals with what came over a link. False if the connection is no link.
     pub(in crate::server) fn link_item(&mut self, id: ConnectionId, item: Item) -> bool {
         if !self.state.links.table.contains(id) {
@@ -736,12 +516,7 @@ impl ServerCore {
                 let answer = LinkFrame::Claimed { id: claim, verdict };
                 self.state.say(id, &answer);
             }
-            LinkFrame::Claimed { id: claim, verdict } => {
-                if let Some(claim) = self.state.links.claims.remove(&claim) {
-                    // The newcomer may have stopped waiting.
-                    let _ = claim.verdict.try_send(verdict);
-                }
-            }
+            LinkFrame::Claimed { id: claim, verdict } => self.state.links.claims.answer(claim, verdict),
             LinkFrame::Alive => {}
             LinkFrame::End { end, reason, .. } => {
                 let why = format!("the other server has ended it: {reason}");

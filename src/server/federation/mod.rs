@@ -22,31 +22,35 @@
 //! * A link that ends loses what is on it; that is counted and logged. The next link starts with
 //!   a snapshot.
 //! * A client that connects here while another server has its UUID takes its session over, if
-//!   that server's admission rules allow it: see `links`.
+//!   that server's admission rules allow it: see `claims`.
 //!
 //! | file | holds | thread |
 //! |---|---|---|
 //! | `frames` | link frames, byte by byte | none |
 //! | `roster` | the rows of other servers' sessions | dispatcher |
-//! | `links` | what the server's core does with links | dispatcher |
+//! | `links`, `facts` | what the server's core does with links, and what it says of them | dispatcher |
+//! | `claims` | a UUID that two servers have, or are to have | dispatcher |
 //! | `forward` | frames on their way over links and from them | dispatcher |
-//! | `join` | HELLO and the admission of a link | a handshake's, or a dialler's |
-//! | `dial` | [`Dialler`]: a thread for each peer, which dials until there is a link | `ssntp-peer-N` |
+//! | `join` | HELLO: whether two servers fit | a handshake's, or a dialler's |
+//! | `dial` | [`Redial`]: when a peer is dialled; [`Dialler`]: a thread for each peer, which does so | `ssntp-peer-N` |
 
+mod claims;
 mod dial;
+mod facts;
 mod forward;
 mod frames;
 mod join;
 mod links;
 mod roster;
 
-pub use self::dial::{Dialler, PeerState};
+pub(super) use self::claims::refusal;
+pub use self::dial::{Attempt, Dialler, PeerState, Redial};
+pub use self::facts::{LinkFigures, LinkRequest, ServerLink};
 pub(super) use self::forward::Bundle;
 pub(super) use self::frames::End;
 pub(crate) use self::frames::{LINK, SLACK};
-pub(super) use self::join::{Joins, claim, serve};
+pub(super) use self::join::{Joining, Joins, NoLink};
 pub(crate) use self::links::Links;
-pub use self::links::{LinkFigures, LinkRequest, ServerLink};
 pub(crate) use self::roster::{Rank, Roster};
 use ssntp_transport::Target;
 

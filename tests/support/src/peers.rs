@@ -230,6 +230,7 @@ fn sample(kind: FrameKind, other: Uuid) -> Vec<u8> {
         }
         kind if kind == Command::KICK => format!("kick:\n  id: a\n  uuid: {other}\n  ban_s: 1\n"),
         kind if kind == Command::UNBAN => format!("unban:\n  id: a\n  uuid: {other}\n"),
+        kind if kind == Command::WATCH => "watch:\n  id: a\n".to_owned(),
         kind if kind == Command::LIST_BANS => "list_bans:\n  id: a\n".to_owned(),
         kind if kind == Command::DRAIN_SERVER => format!("drain_server:\n  id: a\n  uuid: {other}\n"),
         kind if kind == Command::LIST_SERVERS => "list_servers:\n  id: a\n".to_owned(),

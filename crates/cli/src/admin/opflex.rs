@@ -1,16 +1,17 @@
 //! The pages of an OpFlex server.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, Weak};
 
 use serde_json::json;
 use ssntp::Role;
 use ssntp_admin::{Labels, Metric, Row, Samples, Snapshot, by, counter, gauge, one};
+use ssntp_engine::Membership;
 use ssntp_opflex::message::Method;
 use ssntp_opflex::run::{ServerFigures, ServerHandle};
 use ssntp_opflex::server::{AgentInfo, SessionInfo};
 
-use super::Figures;
+use super::{Figures, members};
 
 /// How many agents have series of their own, over all time: agents choose their names, and
 /// a database of series keeps each name that it has seen.
@@ -23,7 +24,7 @@ const OF_AGENT: [Method; 3] = [
 ];
 
 /// The pages of an OpFlex server.
-pub(crate) fn of_opflex(server: ServerHandle) -> Figures {
+pub(crate) fn of_opflex(server: ServerHandle, membership: Weak<Membership>) -> Figures {
     let named = Mutex::new(BTreeSet::new());
     Box::new(move || {
         let mut figures = server.figures().map_err(|e| e.to_string())?;
@@ -48,6 +49,7 @@ pub(crate) fn of_opflex(server: ServerHandle) -> Figures {
             "received_bytes": received.limit,
         });
         snapshot.show("limits", limits);
+        members::show(&mut snapshot, &membership);
         snapshot.show("policy_revision", figures.policy_revision);
         snapshot.sessions = figures.sessions.into_iter().map(row).collect();
         snapshot.sessions.sort_unstable_by_key(|row| row.key);

@@ -12,12 +12,13 @@ use uuid::Uuid;
 
 use super::table::{self, Columns};
 use crate::admin::{self, AdminArgs};
+use crate::choice::Given;
 use crate::connection::{Connection, closed};
 use crate::credentials::{CredentialFiles, FilesRead};
 use crate::daemon::{Daemon, Presence, Service, on};
 use crate::failure::Failure;
 use crate::networks::{NetworkName, TunnelArgs};
-use crate::output::{Output, printable};
+use crate::output::{Output, printable, say_json};
 use crate::settings::{ConfigFile, Problems, Settings};
 
 /// Run the agent of a concentrator instance, or print its tables
@@ -95,10 +96,8 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
         ));
     }
     let (client, renewal) = connection.config_as(Role::CNCIAGENT, daemon.stop())?;
-    let mut config = CnciConfig::new(client.tracing(true), tenant, ip);
-    if let Some(state) = args.state {
-        config = config.state(state);
-    }
+    let client = client.tracing(true);
+    let mut config = CnciConfig::new(client, tenant, ip).given(args.state, CnciConfig::state);
     if args.tunnels.network == NetworkName::Tenants {
         let plane = Routing::open(ip).map_err(|why| Failure::new(format!("--network tenants: {why}")))?;
         let plane = plane.mtu(args.tunnels.mtu).port(args.tunnels.vxlan_port);
@@ -137,12 +136,10 @@ impl Service for Running<'_> {
 fn show(state: &Path, json: bool) -> Result<(), Failure> {
     let found = Tables::load(state).map_err(Failure::new)?;
     let found = found.ok_or_else(|| Failure::at(state, "it holds no tables of a concentrator"))?;
-    let mut output = Output::new();
     if json {
-        let text = serde_json::to_string(&found).map_err(Failure::new)?;
-        output.json(text)?;
-        return output.flush();
+        return say_json(serde_json::to_string(&found)?);
     }
+    let mut output = Output::new();
     let heads = [
         ("concentrator", found.concentrator_uuid.as_str()),
         ("tenant", found.tenant_uuid.as_str()),

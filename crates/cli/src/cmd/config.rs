@@ -10,7 +10,7 @@ use super::table::{Columns, list};
 use super::{cnci, controller, opflex, scheduler, server};
 use crate::agent;
 use crate::failure::Failure;
-use crate::output::{Output, printable, say, say_json};
+use crate::output::{Output, printable, say, say_json, say_text};
 use crate::settings::{
     self, Flags, Problem, Problems, Read, Refused, Setting, choices, is_repeated, is_switch,
 };
@@ -20,14 +20,8 @@ use crate::settings::{
 /// Such a file is YAML: each key is a flag of the daemon without its dashes, switches
 /// are true or false, and flags that may be given several times are lists. Flags win
 /// over the environment, the environment over the file, and the file over defaults.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    action: Action,
-}
-
 #[derive(Debug, Subcommand)]
-enum Action {
+pub(crate) enum Args {
     Check(Check),
     Show(Show),
     /// Print an example file with every key, its purpose and its default
@@ -43,7 +37,7 @@ enum Action {
 /// one. Certificates and other files that a file names are read, too. Nothing is
 /// started.
 #[derive(Debug, clap::Args)]
-struct Check {
+pub(crate) struct Check {
     #[arg(value_enum)]
     daemon: Name,
     #[arg(value_name = "FILE", required = true)]
@@ -58,7 +52,7 @@ struct Check {
 
 /// Print the settings that a daemon would use, and where each comes from
 #[derive(Debug, clap::Args)]
-struct Show {
+pub(crate) struct Show {
     #[arg(value_enum)]
     daemon: Name,
     #[arg(value_name = "FILE")]
@@ -72,7 +66,7 @@ struct Show {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Name {
+pub(crate) enum Name {
     Server,
     Scheduler,
     #[value(alias = "netagent")]
@@ -173,14 +167,10 @@ impl Name {
 
 /// Runs `ssntp config`, of a program with this command line.
 pub(crate) fn run(args: Args, command: &Command) -> Result<(), Failure> {
-    match args.action {
-        Action::Check(args) => check(command, &args),
-        Action::Show(args) => show(command, &args),
-        Action::Example { daemon } => {
-            let mut output = Output::new();
-            output.text(&example(command, daemon)?)?;
-            output.flush()
-        }
+    match args {
+        Args::Check(args) => check(command, &args),
+        Args::Show(args) => show(command, &args),
+        Args::Example { daemon } => say_text(&example(command, daemon)?),
     }
 }
 

@@ -1,27 +1,21 @@
 //! `ssntp context`: names servers, and how to reach them.
 
 use clap::Subcommand;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::table::{self, Columns};
 use crate::connection::ServerArgs;
 use crate::context::{self, Context, Contexts};
 use crate::failure::Failure;
-use crate::output::{say, say_json};
+use crate::output::say;
 
 /// Name a server and how to reach it, so that commands need no options
 ///
 /// A command takes the values that its options and SSNTP_CONNECT, SSNTP_CA, SSNTP_CERT
 /// and SSNTP_CRL do not give from the context that --context or SSNTP_CONTEXT names,
 /// else from the current context.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    command: Command,
-}
-
 #[derive(Debug, Subcommand)]
-enum Command {
+pub(crate) enum Args {
     Add(Add),
     /// Make a context the current one
     Use {
@@ -45,7 +39,7 @@ enum Command {
 ///
 /// The first one becomes the current one.
 #[derive(Debug, clap::Args)]
-struct Add {
+pub(crate) struct Add {
     /// The context's name
     name: String,
     #[command(flatten)]
@@ -56,9 +50,9 @@ struct Add {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    match args.command {
-        Command::Add(add) => self::add(&add),
-        Command::Use { name } => Contexts::change(|contexts| {
+    match args {
+        Args::Add(add) => self::add(&add),
+        Args::Use { name } => Contexts::change(|contexts| {
             // This includes the context of the older file, which a user may choose as well.
             let all = Contexts::load()?;
             if !all.contexts.contains_key(&name) {
@@ -67,8 +61,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             contexts.current = name;
             Ok(())
         }),
-        Command::List { json } => list(json),
-        Command::Remove { name } => remove(&name),
+        Args::List { json } => list(json),
+        Args::Remove { name } => remove(&name),
     }
 }
 
@@ -105,12 +99,9 @@ fn list(as_json: bool) -> Result<(), Failure> {
             "server_name": context.server_name,
         })
     };
-    match as_json {
-        true => say_json(rows.iter().map(value).collect::<Value>()),
-        false if rows.is_empty() => {
-            say("there are no contexts: `ssntp context add` makes one, and so does `ssntp server --dev`")
-        }
-        false => say(table::list(COLUMNS, &contexts, rows.iter())),
+    match rows.is_empty() && !as_json {
+        true => say("there are no contexts: `ssntp context add` makes one, and so does `ssntp server --dev`"),
+        false => table::print(as_json, COLUMNS, &contexts, &rows, value),
     }
 }
 

@@ -106,9 +106,14 @@ pub(super) fn head(operands: &Operands, frame: &Frame, from: Option<Sender>) -> 
 /// The sender of a frame: its UUID and its roles.
 pub(super) type Sender = (Uuid, Role);
 
+/// The time as it is in JSON.
+pub(super) fn time() -> String {
+    timestamp::format(nanoseconds(wall_clock()))
+}
+
 /// The time of day in UTC, to a millisecond, which is enough for people.
-fn clock() -> String {
-    let now = timestamp::format(nanoseconds(wall_clock()));
+pub(super) fn clock() -> String {
+    let now = time();
     let time = now.split_once('T').map_or("", |(_, time)| time);
     format!("{:.12}Z", time.trim_end_matches('Z'))
 }
@@ -160,7 +165,7 @@ fn total(trace: &Trace) -> String {
 /// A frame as JSON.
 pub(super) fn to_json(operands: &Operands, frame: &Frame, from: Option<Sender>) -> Value {
     let mut object = json!({
-        "time": timestamp::format(nanoseconds(wall_clock())),
+        "time": time(),
         "type": frame.kind().frame_type.to_string(),
         "operand": operands.show(frame.kind()).to_string(),
         "type_number": frame.kind().frame_type.0,

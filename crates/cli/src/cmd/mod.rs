@@ -19,6 +19,7 @@
 //! | `send` | send frames |
 //! | `server/` | filter and route |
 //! | `session/` | a session for programs in any language |
+//! | `watch` | show who sends what |
 //!
 //! `table` prints the lists of all of them.
 
@@ -40,6 +41,7 @@ mod send;
 mod server;
 mod session;
 mod table;
+mod watch;
 
 use crate::failure::Failure;
 use crate::settings::Settings;
@@ -49,10 +51,13 @@ pub(crate) enum Command {
     Answer(exchange::AnswerArgs),
     #[command(hide = true)]
     Caretaker(demo::caretaker::Args),
+    #[command(subcommand)]
     Cert(cert::Args),
     Cnci(cnci::Args),
     Completions(completions::Args),
+    #[command(subcommand)]
     Config(config::Args),
+    #[command(subcommand)]
     Context(context::Args),
     Controller(Box<controller::Args>),
     Ctl(ctl::Args),
@@ -62,6 +67,7 @@ pub(crate) enum Command {
     #[command(name = "man", alias = "manual")]
     Manual(completions::ManualArgs),
     Operands(operands::Args),
+    #[command(subcommand)]
     Opflex(opflex::Args),
     Request(exchange::Args),
     Scheduler(scheduler::Args),
@@ -69,6 +75,7 @@ pub(crate) enum Command {
     Server(server::Args),
     Session(session::Args),
     Top(ctl::top::Args),
+    Watch(watch::Args),
 }
 
 impl Command {
@@ -97,6 +104,7 @@ impl Command {
             Self::Server(args) => server::run(args, settings),
             Self::Session(args) => session::run(args),
             Self::Top(args) => ctl::top::run(&args),
+            Self::Watch(args) => watch::run(&args),
         }
     }
 

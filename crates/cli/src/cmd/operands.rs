@@ -5,10 +5,9 @@ use ssntp::Role;
 use ssntp::proto::{FrameKind, FrameType, Operands};
 use ssntp::server::{Filter, Rules};
 
-use super::table::{Columns, list};
+use super::table::{Columns, print};
 use crate::choice::{Choices, one_of};
 use crate::failure::Failure;
-use crate::output::{say, say_json};
 
 /// Show every type and operand, who may send it, and where it goes
 ///
@@ -36,15 +35,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let (filter, rules) = (Filter::spec(), Rules::spec());
     let is_wanted = |kind: &FrameKind| args.frame_type.is_none_or(|wanted| kind.frame_type == wanted);
     let kinds = FrameKind::all().filter(is_wanted);
-    if args.json {
-        return say_json(
-            kinds
-                .map(|kind| to_json(kind, &filter, &rules))
-                .collect::<Value>(),
-        );
-    }
     let kinds: Vec<_> = kinds.collect();
-    say(list(COLUMNS, &(filter, rules), kinds.iter()))
+    let spec = (filter, rules);
+    print(args.json, COLUMNS, &spec, &kinds, |kind| to_json(*kind, &spec))
 }
 
 #[rustfmt::skip] // A table: one row a column.
@@ -83,7 +76,7 @@ fn whom(roles: Role, nobody: &str) -> String {
     }
 }
 
-fn to_json(kind: FrameKind, filter: &Filter, rules: &Rules) -> Value {
+fn to_json(kind: FrameKind, (filter, rules): &(Filter, Rules)) -> Value {
     let names = |roles: Role| roles.iter().map(|role| role.to_string()).collect::<Vec<_>>();
     json!({
         "type": kind.frame_type.to_string(),

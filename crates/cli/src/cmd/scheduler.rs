@@ -11,7 +11,7 @@ use ssntp_cluster::scheduler::placement::Policy;
 use ssntp_cluster::scheduler::{ControllerMode, JoinedScheduler, Scheduler, SchedulerConfig};
 
 use crate::admin::{self, AdminArgs};
-use crate::choice::{Choices, one_of};
+use crate::choice::{Choices, Given, one_of};
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::daemon::server::{Admission, listening, load_configuration, sessions};
 use crate::daemon::{Daemon, Next, Presence, Service, ended, on};
@@ -133,24 +133,17 @@ impl Args {
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let mut daemon = Daemon::install(settings)?;
-    let mut config = SchedulerConfig::new()
+    let config = SchedulerConfig::new()
         .policy(args.placement)
         .controllers(args.controllers)
-        .start_time(QUIET, args.start_limit.into());
-    if let Some(path) = &args.config {
-        config = config.configuration_file(path.clone());
-    }
-    if let Some(state) = &args.state {
-        config = config.state(state);
-    }
+        .start_time(QUIET, args.start_limit.into())
+        .given(args.config.as_ref(), SchedulerConfig::configuration_file)
+        .given(args.state.as_ref(), SchedulerConfig::state);
     let files = args.files();
     let (identity, trust, read) = files.read()?;
-    let mut server = args
-        .admission
-        .apply(ServerConfig::new(identity, trust), !args.allow_unbound);
-    for address in &args.listen {
-        server = server.listen(address.clone());
-    }
+    let server = ServerConfig::new(identity, trust);
+    let server = args.listen.iter().cloned().fold(server, ServerConfig::listen);
+    let server = args.admission.apply(server, !args.allow_unbound);
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config or --state: {e}")))?;
     let (server, membership, lost) = match args.join.engine()? {
         Some(engine) => {

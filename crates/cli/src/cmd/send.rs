@@ -402,10 +402,10 @@ impl Sending<'_> {
                 }
             }
             ClientEvent::Frame(frame) => {
-                if let Some(receivers) = receipt::answered(&frame)
+                if let Some(answer) = receipt::answered(&frame)
                     && self.answers.len() < self.asked
                 {
-                    self.answers.push(receivers);
+                    self.answers.push(answer.receivers);
                     self.tells = true;
                 }
                 Ok(())

@@ -4,8 +4,10 @@
 use std::io::IsTerminal;
 
 use comfy_table::{Row, Table, presets};
+use serde_json::Value;
 
-use crate::output::printable;
+use crate::failure::Failure;
+use crate::output::{printable, say, say_json, say_lines};
 
 /// The columns of a list of `T`: the heading of each, and its text in a row. `X` is what the
 /// texts need in addition to the row.
@@ -43,6 +45,28 @@ pub(crate) fn list<'a, X, T: 'a>(columns: Columns<X, T>, x: &X, rows: impl Itera
     match terminal_size().is_none_or(|(width, _)| widest.unwrap_or(0) <= width) {
         true => text,
         false => records(&table),
+    }
+}
+
+/// Prints rows: one array of JSON for a program, a [`list`] for people.
+pub(crate) fn print<X, T>(
+    json: bool,
+    columns: Columns<X, T>,
+    x: &X,
+    rows: &[T],
+    value: impl Fn(&T) -> Value,
+) -> Result<(), Failure> {
+    match json {
+        true => say_json(rows.iter().map(value).collect::<Value>()),
+        false => say(list(columns, x, rows.iter())),
+    }
+}
+
+/// Prints rows that came as JSON: a line each for a program, a [`list`] for people.
+pub(crate) fn print_values(json: bool, columns: Columns<(), Value>, rows: &[Value]) -> Result<(), Failure> {
+    match json {
+        true => say_lines(rows),
+        false => say(list(columns, &(), rows.iter())),
     }
 }
 

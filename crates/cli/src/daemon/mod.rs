@@ -38,7 +38,7 @@ use crate::clock::wall_clock;
 use crate::credentials::{Expiry, FilesRead};
 use crate::failure::Failure;
 use crate::logging;
-use crate::output::lone_line;
+use crate::output::say_either;
 use crate::service_manager::ServiceManager;
 use crate::settings::{self, Settings};
 use crate::signals::Stop;
@@ -203,7 +203,7 @@ impl Daemon {
         // this daemon.
         self.pages = presence.admin.start(about, credentials, presence.figures)?;
         for (text, value) in presence.lines {
-            lone_line(text, presence.json.then(|| value.to_string()))?;
+            say_either(presence.json, value, text)?;
         }
         self.pages.announce(presence.json);
         self.manager.ready(presence.status);

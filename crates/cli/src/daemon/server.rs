@@ -10,6 +10,7 @@ use ssntp::server::{AdmissionPolicy, ServerConfig, ServerHandle};
 use ssntp::transport::Address;
 use uuid::Uuid;
 
+use crate::choice::Given;
 use crate::failure::Failure;
 use crate::input;
 
@@ -49,19 +50,14 @@ impl Admission {
 
     /// The configuration with these flags. `bound` is whether clients need a certificate that
     /// is bound to their UUID.
-    pub(crate) fn apply(&self, mut config: ServerConfig, bound: bool) -> ServerConfig {
-        let mut policy = AdmissionPolicy::default().require_bound_uuid(bound);
-        if let Some(sessions) = self.sessions_per_certificate {
-            policy = policy.sessions_per_certificate(sessions as usize);
-        }
-        if let Some(sessions) = self.max_sessions {
-            config = config.max_sessions(sessions as usize);
-        }
-        if let Some(uuid) = self.uuid {
-            config = config.uuid(uuid);
-        }
+    pub(crate) fn apply(&self, config: ServerConfig, bound: bool) -> ServerConfig {
+        let number = |flag: Option<u32>| flag.map(|number| number as usize);
+        let most = number(self.sessions_per_certificate);
+        let policy = AdmissionPolicy::default().require_bound_uuid(bound);
         config
-            .admission(policy)
+            .admission(policy.given(most, AdmissionPolicy::sessions_per_certificate))
+            .given(number(self.max_sessions), ServerConfig::max_sessions)
+            .given(self.uuid, ServerConfig::uuid)
             .resumption(!self.no_resumption)
             .outlive_certificates(self.outlive_certificates)
     }

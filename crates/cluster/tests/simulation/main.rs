@@ -8,14 +8,14 @@
 //!  jumps to the next timer
 //!
 //!  Peer ◀──▶ Stream ◀──▶ Newcomer, Reader, Writer ──▶ Events ──▶ Runner<ServerCore<Application>>
-//!  (ClientHandshake,     (ServerHandshake, Codec,                 (the real one, with its
-//!   Codec, a plan)        Credit, Outbox: the real ones)           Flow, and the scheduler)
+//!  (ClientHandshake,     (Entry, Incoming, Writing, Credit,       (the real one, with its
+//!   Codec, a plan)        Outbox: the real ones)                   Flow, and the scheduler)
 //! ```
 //!
 //! There are no threads, sockets or clocks. What serves for real is real: the
 //! dispatcher's core and runner, outboxes, credit, budget, codec, handshakes, and
 //! the steps of readers and writers. What blocks in a thread is suspended here
-//! until it can go on; newcomers do what `server::accept` does. Writers also move between two looks of the dispatcher
+//! until it can go on. Writers also move between two looks of the dispatcher
 //! at a ledger (`transport::outbox::interleaving`), as other threads do.
 //!
 //! | invariant | says |

@@ -1,169 +1,237 @@
-//! A stream between a peer and the server: a bounded pipe for each direction.
+//! A stream between two ends: a bounded pipe for each direction.
 //!
-//! Bytes arrive in order, in whatever pieces the reader takes them. A stream
-//! may be cut at any byte; what is under way then may arrive or not.
+//! Bytes arrive in order, in whatever pieces the reader takes them, and after the time that
+//! they are on their way. A stream may be cut at any byte; what is under way then may arrive or
+//! not. It may also stall, so that nothing arrives and nobody is told.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 
 use ssntp_transport::Tried;
 use ssntp_transport::{Duplex, Outgoing, PeerAddress, Transmit};
 
+/// One end of a stream.
 #[derive(Clone, Debug)]
-pub(super) struct Stream(Arc<Mutex<Pipes>>);
+pub(super) struct Stream {
+    pipes: Arc<Mutex<Pipes>>,
+    end: usize,
+}
 
 #[derive(Debug)]
 pub(super) struct Pipes {
-    /// To the server.
-    up: Pipe,
-    /// To the peer.
-    down: Pipe,
+    /// What each end sends.
+    pipes: [Pipe; 2],
     cut: bool,
-    /// Something that was sent to the peer may not have arrived.
+    /// Something that was sent may not have arrived.
     pub(super) lossy: bool,
-    /// The server has ended it by a time limit, or a policy, before everything was sent.
+    /// A server has ended it by a time limit, or a policy, before everything was sent.
     pub(super) cut_off: bool,
-    /// The most that one write of the server takes.
-    pub(super) piece: usize,
-    /// How much the server has written.
-    pub(super) written: u64,
+    /// The time at which this was looked at last.
+    now: Option<Instant>,
+    /// How long bytes are under way.
+    delay: Duration,
+    stalls: bool,
 }
 
 #[derive(Debug)]
 struct Pipe {
     bytes: BytesMut,
+    /// How many of them have arrived, and when others do.
+    here: usize,
+    on_their_way: VecDeque<(Instant, usize)>,
     room: usize,
     /// The writer has ended.
     end: bool,
     /// The reader takes nothing more.
     deaf: bool,
+    /// The most that one write takes.
+    piece: usize,
+    /// How much was written.
+    written: u64,
 }
 
 impl Pipe {
     fn new(room: usize) -> Self {
         Self {
             bytes: BytesMut::new(),
+            here: 0,
+            on_their_way: VecDeque::new(),
             room,
             end: false,
             deaf: false,
+            piece: usize::MAX,
+            written: 0,
         }
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let taken = bytes.len().min(self.room - self.bytes.len());
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.here = 0;
+        self.on_their_way.clear();
+    }
+
+    fn write(&mut self, bytes: &[u8], arrives: Option<Instant>) -> io::Result<usize> {
+        let taken = bytes.len().min(self.piece).min(self.room - self.bytes.len());
         if taken == 0 && !bytes.is_empty() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         self.bytes.extend_from_slice(&bytes[..taken]);
+        self.written += taken as u64;
+        match arrives {
+            Some(at) => self.on_their_way.push_back((at, taken)),
+            None => self.here += taken,
+        }
         Ok(taken)
     }
 
     /// Empty at the end of the stream.
-    fn read(&mut self, most: usize) -> io::Result<BytesMut> {
-        let most = most.min(self.bytes.len());
-        if most == 0 && !self.end {
+    fn read(&mut self, most: usize, stalls: bool) -> io::Result<BytesMut> {
+        let most = most.min(self.here);
+        if most == 0 && !(self.end && self.bytes.is_empty() && !stalls) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
+        self.here -= most;
         Ok(self.bytes.split_to(most))
     }
 }
 
 impl Stream {
-    pub(super) fn new(up: usize, down: usize) -> Self {
-        Self(Arc::new(Mutex::new(Pipes {
-            up: Pipe::new(up),
-            down: Pipe::new(down),
+    /// Both ends; `rooms` are for what each of them sends.
+    pub(super) fn new(rooms: [usize; 2]) -> [Self; 2] {
+        let pipes = Arc::new(Mutex::new(Pipes {
+            pipes: rooms.map(Pipe::new),
             cut: false,
             lossy: false,
             cut_off: false,
-            piece: usize::MAX,
-            written: 0,
-        })))
+            now: None,
+            delay: Duration::ZERO,
+            stalls: false,
+        }));
+        [0, 1].map(|end| Self {
+            pipes: Arc::clone(&pipes),
+            end,
+        })
     }
 
     pub(super) fn pipes(&self) -> MutexGuard<'_, Pipes> {
-        self.0.lock().unwrap()
+        self.pipes.lock().unwrap()
     }
 
-    pub(super) fn server_write(&self, bytes: &[u8]) -> io::Result<usize> {
+    /// What this end sends from now on is under way for so long.
+    #[allow(dead_code, reason = "for links")]
+    pub(super) fn delay(&self, delay: Duration) {
+        self.pipes().delay = delay;
+    }
+
+    /// Nothing arrives any more, or everything goes on.
+    #[allow(dead_code, reason = "for links")]
+    pub(super) fn stall(&self, stalls: bool) {
+        self.pipes().stalls = stalls;
+    }
+
+    /// Tells the time. Returns when something arrives next.
+    #[allow(dead_code, reason = "for links")]
+    pub(super) fn advance(&self, now: Instant) -> Option<Instant> {
         let mut pipes = self.pipes();
-        if pipes.cut || pipes.down.end {
+        pipes.now = Some(now);
+        if pipes.stalls {
+            return None;
+        }
+        let mut next = None;
+        for pipe in &mut pipes.pipes {
+            while let Some((at, length)) = pipe.on_their_way.front().copied() {
+                if at > now {
+                    next = [next, Some(at)].into_iter().flatten().min();
+                    break;
+                }
+                pipe.on_their_way.pop_front();
+                pipe.here += length;
+            }
+        }
+        next
+    }
+
+    /// How much this end has written.
+    pub(super) fn written(&self) -> u64 {
+        self.pipes().pipes[self.end].written
+    }
+
+    /// The most that one write of this end takes.
+    pub(super) fn set_piece(&self, piece: usize) {
+        self.pipes().pipes[self.end].piece = piece;
+    }
+
+    pub(super) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        let mut pipes = self.pipes();
+        let arrives = pipes.now.filter(|_| !pipes.delay.is_zero());
+        let arrives = arrives.map(|now| now + pipes.delay);
+        let cut = pipes.cut;
+        let pipe = &mut pipes.pipes[self.end];
+        if cut || pipe.end || pipe.deaf {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        let piece = bytes.len().min(pipes.piece);
-        let taken = pipes.down.write(&bytes[..piece])?;
-        pipes.written += taken as u64;
-        Ok(taken)
+        pipe.write(bytes, arrives)
     }
 
-    pub(super) fn server_read(&self, most: usize) -> io::Result<BytesMut> {
+    pub(super) fn receive(&self, most: usize) -> io::Result<BytesMut> {
         let mut pipes = self.pipes();
-        if pipes.up.deaf {
+        let (cut, stalls) = (pipes.cut, pipes.stalls);
+        let pipe = &mut pipes.pipes[1 - self.end];
+        if pipe.deaf {
             return Ok(BytesMut::new());
         }
-        if pipes.cut && pipes.up.bytes.is_empty() {
+        if cut && pipe.bytes.is_empty() {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
-        pipes.up.read(most)
+        pipe.read(most, stalls)
     }
 
-    pub(super) fn server_ends(&self) {
-        self.pipes().down.end = true;
+    /// This end sends nothing more.
+    pub(super) fn end(&self) {
+        self.pipes().pipes[self.end].end = true;
     }
 
-    pub(super) fn server_shuts_down(&self) {
+    /// This end neither sends nor takes anything more.
+    pub(super) fn shut_down(&self) {
         let mut pipes = self.pipes();
-        pipes.down.end = true;
-        pipes.up.deaf = true;
-        pipes.up.bytes.clear();
+        pipes.pipes[self.end].end = true;
+        let other = &mut pipes.pipes[1 - self.end];
+        other.deaf = true;
+        other.clear();
     }
 
-    pub(super) fn peer_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        let mut pipes = self.pipes();
-        if pipes.cut || pipes.up.deaf {
-            return Err(io::ErrorKind::BrokenPipe.into());
-        }
-        pipes.up.write(bytes)
-    }
-
-    pub(super) fn peer_read(&self, most: usize) -> io::Result<BytesMut> {
-        let mut pipes = self.pipes();
-        if pipes.cut {
-            return Err(io::ErrorKind::ConnectionReset.into());
-        }
-        pipes.down.read(most)
-    }
-
-    pub(super) fn peer_ends(&self) {
-        self.pipes().up.end = true;
-    }
-
-    /// Cuts the stream. What is under way to the server arrives or is lost.
+    /// Cuts the stream, whoever notices. What this end has sent arrives or is lost.
     pub(super) fn cut(&self, keep: bool) {
         let mut pipes = self.pipes();
         pipes.cut = true;
         pipes.lossy = true;
-        pipes.down.bytes.clear();
-        if !keep {
-            pipes.up.bytes.clear();
+        pipes.pipes[1 - self.end].clear();
+        let own = &mut pipes.pipes[self.end];
+        match keep {
+            true => {
+                own.here = own.bytes.len();
+                own.on_their_way.clear();
+            }
+            false => own.clear(),
         }
     }
 
-    /// Whether bytes for the peer are under way.
-    pub(super) fn holds_for_peer(&self) -> usize {
-        self.pipes().down.bytes.len()
+    /// How many bytes for this end are under way.
+    pub(super) fn holds(&self) -> usize {
+        self.pipes().pipes[1 - self.end].bytes.len()
     }
 }
 
-/// The server's end. Where it would block it says `WouldBlock`.
+/// A server's end. Where it would block it says `WouldBlock`.
 impl Duplex for Stream {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        let bytes = self.server_read(buffer.len())?;
+        let bytes = self.receive(buffer.len())?;
         buffer[..bytes.len()].copy_from_slice(&bytes);
         Ok(bytes.len())
     }
@@ -178,21 +246,23 @@ impl Duplex for Stream {
 
     fn is_readable(&self) -> bool {
         let pipes = self.pipes();
-        pipes.up.deaf || pipes.cut || pipes.up.end || !pipes.up.bytes.is_empty()
+        let pipe = &pipes.pipes[1 - self.end];
+        let ends = pipe.end && pipe.bytes.is_empty() && !pipes.stalls;
+        pipe.deaf || pipes.cut || ends || pipe.here > 0
     }
 
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.server_write(bytes)
+        self.send(bytes)
     }
 
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         match how {
-            Shutdown::Write => self.server_ends(),
+            Shutdown::Write => self.end(),
             _ => {
                 let mut pipes = self.pipes();
-                pipes.cut_off |= !pipes.down.end;
+                pipes.cut_off |= !pipes.pipes[self.end].end;
                 drop(pipes);
-                self.server_shuts_down();
+                self.shut_down();
             }
         }
         Ok(())
@@ -235,7 +305,7 @@ impl SimTransmit {
     }
 
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        let sent = self.stream.server_write(bytes)?;
+        let sent = self.stream.send(bytes)?;
         self.written.fetch_add(sent as u64, Ordering::Relaxed);
         Ok(sent)
     }
@@ -249,7 +319,7 @@ impl SimTransmit {
     }
 }
 
-fn bytes_of(item: &Outgoing) -> Vec<u8> {
+pub(super) fn bytes_of(item: &Outgoing) -> Vec<u8> {
     item.parts().collect::<Vec<_>>().concat()
 }
 
@@ -288,7 +358,7 @@ impl Transmit for SimTransmit {
 
     fn finish(&mut self) -> io::Result<()> {
         self.send_rest()?;
-        self.stream.server_ends();
+        self.stream.end();
         Ok(())
     }
 

@@ -233,17 +233,17 @@ impl Peer {
                 {
                     return Step::Waits(Some(at));
                 }
-                if self.stream.holds_for_peer() > 0 {
+                if self.stream.holds() > 0 {
                     self.next_read = Some(now + every);
                 }
                 random.between(1, most)
             }
             _ => usize::MAX,
         };
-        match self.stream.peer_read(most) {
+        match self.stream.receive(most) {
             Ok(bytes) if bytes.is_empty() => {
                 self.read_to_end = true;
-                self.stream.peer_ends();
+                self.stream.end();
                 self.stage = Stage::Over;
             }
             Ok(bytes) => {
@@ -275,7 +275,7 @@ impl Peer {
                     self.left = 0;
                     if !self.ended {
                         self.ended = true;
-                        self.stream.peer_ends();
+                        self.stream.end();
                     }
                     return;
                 }
@@ -416,7 +416,7 @@ impl Peer {
             Ending::Cut(at) => piece.min(at.saturating_sub(self.written).max(1)),
             _ => piece,
         };
-        match self.stream.peer_write(&self.output[..piece]) {
+        match self.stream.send(&self.output[..piece]) {
             Ok(taken) => {
                 self.written += taken;
                 self.output.drain(..taken);
@@ -550,7 +550,7 @@ impl Peer {
             Ending::Cut(_) => {}
             Ending::HalfCloses => {
                 self.closed_in_order = true;
-                self.stream.peer_ends();
+                self.stream.end();
                 if self.plan.is_stuck() {
                     self.stage = Stage::Over;
                 }
@@ -559,11 +559,11 @@ impl Peer {
                 let whole = Header::new(Command::STATS.into(), 50).encode();
                 let part = random.between(1, 7);
                 // Where there is no room for that, it ends in order.
-                match self.stream.peer_write(&whole[..part]) {
+                match self.stream.send(&whole[..part]) {
                     Ok(_) => {}
                     Err(_) => self.closed_in_order = true,
                 }
-                self.stream.peer_ends();
+                self.stream.end();
             }
             Ending::Junk => {
                 let junk: Vec<u8> = (0..random.between(8, 200))

@@ -11,18 +11,16 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::BytesMut;
 use crossbeam_channel::{Receiver, TryRecvError};
 
-use super::application::operands;
-use super::network::{SimTransmit, Stream};
+use super::network::{SimTransmit, Stream, bytes_of};
 use super::random::Random;
-use ssntp::pki::CertificateInfo;
-use ssntp::proto::{Codec, ErrorCode, Frame, Item, ProtocolError, Refusal, ServerHandshake};
-use ssntp::server::core::{AdmissionRequest, Arrival, ServerCore};
+use ssntp::proto::Item;
+use ssntp::server::core::{CLAIM, Decoder, Entry, Environment, Grant, ServerCore, Step as Taking};
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Threads, Verdict};
 use ssntp_transport::flow::{Credit, Look, Unfinished};
 use ssntp_transport::outbox::Outbox;
 use ssntp_transport::{
-    BufferPool, ConnectionId, Decode, Duplex, EndReason, Incoming, LastWrites, Next, PeerAddress, Receive,
-    Writing, Wrote, end_reason, plain, silent_peer,
+    BufferPool, ConnectionId, Duplex, EndReason, Incoming, LastWrites, Next, Receive, Writing, Wrote,
+    end_reason, plain, silent_peer,
 };
 
 pub(super) type Core = ServerCore;
@@ -51,7 +49,14 @@ pub(super) struct View<'a> {
     pub(super) full: &'a dyn Fn() -> bool,
     pub(super) write_timeout: Duration,
     pub(super) pool: &'a BufferPool,
+    /// The most that one write takes, one of these.
+    pub(super) pieces: &'a [usize],
+    /// The time of day.
+    pub(super) wall: SystemTime,
 }
+
+/// Small ones, so that a batch is written in many steps.
+pub(super) const PIECES: &[usize] = &[1, 7, 64, 1000, 100_000];
 
 /// The handle of both threads.
 #[derive(Debug)]
@@ -99,19 +104,16 @@ impl Writer {
             return Step::Moved;
         }
         if self.ends {
-            self.stream.server_shuts_down();
+            self.stream.shut_down();
             self.over = true;
             return Step::Moved;
         }
-        let before = {
-            let mut pipes = self.stream.pipes();
-            pipes.piece = view.random.pick(&[1, 7, 64, 1000, 100_000]);
-            pipes.written
-        };
+        self.stream.set_piece(view.random.pick(view.pieces));
+        let before = self.stream.written();
         let now = view.now;
         let wrote = self.writing.step(&|| self.owes_room.set(true), || now);
-        self.stream.pipes().piece = usize::MAX;
-        let moved = self.stream.pipes().written > before;
+        self.stream.set_piece(usize::MAX);
+        let moved = self.stream.written() > before;
         if moved || !matches!(wrote, Wrote::Blocked) {
             self.until = None;
         }
@@ -127,7 +129,7 @@ impl Writer {
                     return Step::Waits(Some(until));
                 }
                 self.writing.fail(silent_peer(), &|| self.owes_room.set(true));
-                self.stream.server_shuts_down();
+                self.stream.shut_down();
                 Step::Moved
             }
             Wrote::Over => {
@@ -150,23 +152,6 @@ pub(super) struct Reader {
     ended: Arc<AtomicBool>,
     stage: Reading,
     piece: usize,
-}
-
-/// The codec without stamps.
-#[derive(Debug)]
-struct Decoder(Codec);
-
-impl Decode for Decoder {
-    type Item = Item;
-    type Error = ProtocolError;
-
-    fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<(), ProtocolError> {
-        self.0.decode(input, items)
-    }
-
-    fn wanted(&self) -> usize {
-        self.0.wanted()
-    }
 }
 
 enum Reading {
@@ -277,7 +262,7 @@ impl Reader {
                 self.outbox.close();
                 (Reading::Drain, Step::Moved)
             }
-            Reading::Drain => match self.stream.server_read(1024) {
+            Reading::Drain => match self.stream.receive(1024) {
                 Ok(bytes) if !bytes.is_empty() => (Reading::Drain, Step::Moved),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => (Reading::Drain, Step::Waits(None)),
                 _ => {
@@ -319,7 +304,7 @@ impl Reader {
 
     fn cut_off(&self) -> Reading {
         self.outbox.abort();
-        self.stream.server_shuts_down();
+        self.stream.shut_down();
         Reading::Join
     }
 
@@ -340,26 +325,26 @@ pub(super) enum Fails {
     Threads,
 }
 
-/// The handshake of one connection.
+/// The handshake of one connection: the steps of an [`Entry`], suspended where a thread blocks.
 pub(super) struct Newcomer {
     stream: Stream,
-    certificate: CertificateInfo,
-    input: BytesMut,
+    environment: Arc<Environment>,
+    entry: Entry,
+    inbox: BytesMut,
     stage: Shaking,
     fails: Fails,
     piece: usize,
-    max_payload: u32,
-    /// When its certificate ends.
-    ends: Option<SystemTime>,
+    deadline: Instant,
     /// Who was admitted, and the books of its way out.
     pub(super) admitted: Option<(ConnectionId, Outbox)>,
 }
 
 enum Shaking {
-    Connect(Instant),
-    Admit(Box<Arrival>),
+    Begin,
+    Takes(Taking, Box<Option<Admitting>>),
     Verdict(Receiver<Verdict<Core>>),
-    SendConnected(Box<Admitting>, Vec<u8>),
+    Claimed(Receiver<u8>, Instant),
+    Send(Vec<u8>, Box<Option<Admitting>>),
     Started(Admission<Core, SimThreads>),
     Refuse(Vec<u8>, Instant),
     Linger(Instant),
@@ -368,28 +353,27 @@ enum Shaking {
 
 struct Admitting {
     admission: Admission<Core, SimThreads>,
-    admitted: Admitted<ssntp::server::core::Grant>,
-    deadline: Instant,
+    admitted: Admitted<Grant>,
 }
 
 impl Newcomer {
     pub(super) fn new(
         stream: Stream,
-        certificate: CertificateInfo,
+        environment: &Arc<Environment>,
+        entry: Entry,
         fails: Fails,
         piece: usize,
-        (max_payload, ends): (u32, Option<SystemTime>),
         now: Instant,
     ) -> Self {
         Self {
             stream,
-            certificate,
-            input: BytesMut::new(),
-            stage: Shaking::Connect(now + HANDSHAKE),
+            environment: Arc::clone(environment),
+            entry,
+            inbox: BytesMut::new(),
+            stage: Shaking::Begin,
             fails,
             piece,
-            max_payload,
-            ends,
+            deadline: now + HANDSHAKE,
             admitted: None,
         }
     }
@@ -413,42 +397,48 @@ impl Newcomer {
         view: &mut View<'_>,
     ) -> (Shaking, Step, Option<(Reader, Writer)>) {
         let next = match stage {
-            Shaking::Connect(deadline) => {
-                let handshake = ServerHandshake::new(self.certificate.roles, self.certificate.uuid);
-                match handshake.receive(&mut self.input) {
-                    Ok(Some(connect)) => Shaking::Admit(Box::new(Arrival::Session(AdmissionRequest {
-                        connect,
-                        certificate: self.certificate.clone(),
-                        intermediates: Vec::new(),
-                        ends: self.ends,
-                        generation: 0,
-                        address: PeerAddress::Memory,
-                        bad_traces: Arc::default(),
-                    }))),
-                    Err(refusal) => Self::refuse(Some(&refusal), view),
-                    Ok(None) if stopping => Self::refuse_with(Some(ErrorCode::CONNECTION_FAILURE), view),
-                    Ok(None) => {
-                        let most = view.random.between(1, self.piece.max(40));
-                        match self.stream.server_read(most) {
-                            Ok(bytes) if bytes.is_empty() => self.gone(),
-                            Ok(bytes) => {
-                                self.input.extend_from_slice(&bytes);
-                                Shaking::Connect(deadline)
-                            }
-                            Err(e) if e.kind() == io::ErrorKind::WouldBlock && view.now < deadline => {
-                                return (Shaking::Connect(deadline), Step::Waits(Some(deadline)), None);
-                            }
-                            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                                Self::refuse(Some(&Refusal::Deadline), view)
-                            }
-                            Err(_) => self.gone(),
+            Shaking::Begin => Shaking::Takes(self.entry.begin(&mut self.inbox, view.wall), Box::new(None)),
+            Shaking::Takes(Taking::Receive, admitting) => {
+                let most = view.random.between(1, self.piece.max(40));
+                let taking = match self.stream.receive(most) {
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                        if stopping {
+                            self.entry.stopping()
+                        } else if view.now < self.deadline {
+                            let until = self.deadline;
+                            let receive = Shaking::Takes(Taking::Receive, admitting);
+                            return (receive, Step::Waits(Some(until)), None);
+                        } else {
+                            self.entry.lost(io::ErrorKind::TimedOut.into())
                         }
                     }
-                }
+                    Ok(bytes) => {
+                        self.inbox.extend_from_slice(&bytes);
+                        self.entry.received(&mut self.inbox, bytes.is_empty(), view.wall)
+                    }
+                    Err(e) => self.entry.lost(e),
+                };
+                Shaking::Takes(taking, admitting)
             }
-            Shaking::Admit(request) => {
+            Shaking::Takes(Taking::Claim(call, word), admitting) => {
                 if (view.full)() {
-                    return (Shaking::Admit(request), Step::Waits(None), None);
+                    let claim = Shaking::Takes(Taking::Claim(call, word), admitting);
+                    return (claim, Step::Waits(None), None);
+                }
+                let _ = view.events.try_send(DispatchEvent::Call(call));
+                Shaking::Claimed(word, view.now + CLAIM)
+            }
+            Shaking::Claimed(word, until) => {
+                let said = word.try_recv();
+                if said == Err(TryRecvError::Empty) && view.now < until {
+                    return (Shaking::Claimed(word, until), Step::Waits(Some(until)), None);
+                }
+                Shaking::Takes(self.entry.claimed(said.ok()), Box::new(None))
+            }
+            Shaking::Takes(Taking::Admit(request), admitting) => {
+                if (view.full)() {
+                    let admit = Shaking::Takes(Taking::Admit(request), admitting);
+                    return (admit, Step::Waits(None), None);
                 }
                 let (reply, verdict) = crossbeam_channel::bounded(1);
                 let stream = Arc::new(self.stream.clone());
@@ -462,50 +452,57 @@ impl Newcomer {
             Shaking::Verdict(verdict) => match verdict.try_recv() {
                 Err(TryRecvError::Empty) => return (Shaking::Verdict(verdict), Step::Waits(None), None),
                 Err(TryRecvError::Disconnected) => panic!("a newcomer got no verdict"),
-                Ok(Err(refusal)) => Self::refuse(Some(&refusal), view),
+                Ok(Err(refusal)) => Shaking::Takes(self.entry.decided(Err(refusal)), Box::new(None)),
                 Ok(Ok(admitted)) => {
                     let admission = Admission::new(admitted.id, view.events.clone());
                     self.admitted = Some((admitted.id, admitted.outbox.clone()));
-                    let connected = admitted.grant.answer.to_vec();
-                    let deadline = view.now + HANDSHAKE;
-                    let admitting = Admitting {
-                        admission,
-                        admitted,
-                        deadline,
-                    };
-                    Shaking::SendConnected(Box::new(admitting), connected)
+                    let taking = self.entry.decided(Ok(&admitted.grant));
+                    Shaking::Takes(taking, Box::new(Some(Admitting { admission, admitted })))
                 }
             },
-            Shaking::SendConnected(mut admitting, mut bytes) => {
-                let most = bytes.len().min(view.random.between(1, 100));
-                let written = match self.stream.server_write(&bytes[..most]) {
+            Shaking::Takes(Taking::Send(item), admitting) => Shaking::Send(bytes_of(&item), admitting),
+            Shaking::Send(mut bytes, mut admitting) => {
+                let most = bytes.len().min(view.random.between(1, self.piece.max(100)));
+                let written = match self.stream.send(&bytes[..most]) {
                     _ if self.fails == Fails::Connected => Err(io::ErrorKind::BrokenPipe.into()),
-                    Err(e) if e.kind() == io::ErrorKind::WouldBlock && view.now < admitting.deadline => {
-                        let until = admitting.deadline;
-                        return (
-                            Shaking::SendConnected(admitting, bytes),
-                            Step::Waits(Some(until)),
-                            None,
-                        );
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock && view.now < self.deadline => {
+                        let until = self.deadline;
+                        return (Shaking::Send(bytes, admitting), Step::Waits(Some(until)), None);
                     }
                     written => written,
                 };
                 match written {
-                    Ok(written) => {
+                    Ok(written) if written < bytes.len() => {
                         bytes.drain(..written);
-                        if bytes.is_empty() {
-                            let (started, threads) = self.start(&admitting.admitted, view);
-                            admitting.admission.started(started);
-                            return (Shaking::Started(admitting.admission), Step::Moved, threads);
-                        }
-                        Shaking::SendConnected(admitting, bytes)
+                        Shaking::Send(bytes, admitting)
                     }
+                    Ok(_) => Shaking::Takes(self.entry.sent(), admitting),
                     Err(e) => {
-                        self.stream.server_shuts_down();
-                        admitting.admission.started(Err(e));
-                        Shaking::Started(admitting.admission)
+                        if let Some(admitting) = &mut *admitting {
+                            admitting.admission.started(Err(e.kind().into()));
+                        }
+                        Shaking::Takes(self.entry.lost(e), admitting)
                     }
                 }
+            }
+            Shaking::Takes(Taking::Start, admitting) => {
+                let Some(mut admitting) = *admitting else {
+                    panic!("nobody was admitted");
+                };
+                let (started, threads) = self.start(&admitting.admitted, view);
+                admitting.admission.started(started);
+                return (Shaking::Started(admitting.admission), Step::Moved, threads);
+            }
+            Shaking::Takes(Taking::End(_), admitting) if admitting.is_some() => {
+                self.stream.shut_down();
+                let Some(admitting) = *admitting else {
+                    return (Shaking::Over, Step::Moved, None);
+                };
+                Shaking::Started(admitting.admission)
+            }
+            Shaking::Takes(Taking::End(why), _) => {
+                let answer = why.answer(&self.environment).as_ref().map(bytes_of);
+                Shaking::Refuse(answer.unwrap_or_default(), view.now + LINGER)
             }
             Shaking::Started(admission) => {
                 if (view.full)() {
@@ -515,7 +512,7 @@ impl Newcomer {
                 drop(admission);
                 Shaking::Over
             }
-            Shaking::Refuse(mut bytes, until) => match self.stream.server_write(&bytes) {
+            Shaking::Refuse(mut bytes, until) => match self.stream.send(&bytes) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock && view.now < until => {
                     return (Shaking::Refuse(bytes, until), Step::Waits(Some(until)), None);
                 }
@@ -524,11 +521,11 @@ impl Newcomer {
                     Shaking::Refuse(bytes, until)
                 }
                 _ => {
-                    self.stream.server_ends();
+                    self.stream.end();
                     Shaking::Linger(until)
                 }
             },
-            Shaking::Linger(until) => match self.stream.server_read(4096) {
+            Shaking::Linger(until) => match self.stream.receive(4096) {
                 Ok(bytes) if !bytes.is_empty() => Shaking::Linger(until),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock && view.now < until => {
                     return (Shaking::Linger(until), Step::Waits(Some(until)), None);
@@ -541,22 +538,13 @@ impl Newcomer {
     }
 
     fn gone(&self) -> Shaking {
-        self.stream.server_shuts_down();
+        self.stream.shut_down();
         Shaking::Over
-    }
-
-    fn refuse(refusal: Option<&Refusal>, view: &View<'_>) -> Shaking {
-        Self::refuse_with(refusal.and_then(Refusal::answer), view)
-    }
-
-    fn refuse_with(answer: Option<ErrorCode>, view: &View<'_>) -> Shaking {
-        let bytes = answer.map(|code| Frame::new(code).encode().to_vec());
-        Shaking::Refuse(bytes.unwrap_or_default(), view.now + LINGER)
     }
 
     fn start(
         &mut self,
-        admitted: &Admitted<ssntp::server::core::Grant>,
+        admitted: &Admitted<Grant>,
         view: &View<'_>,
     ) -> (io::Result<SimThreads>, Option<(Reader, Writer)>) {
         let outbox = admitted.outbox.clone();
@@ -565,20 +553,18 @@ impl Newcomer {
             outbox.abort();
             outbox.shut();
             outbox.discard();
-            self.stream.server_shuts_down();
+            self.stream.shut_down();
             return (Err(io::ErrorKind::OutOfMemory.into()), None);
         }
         let ended = Arc::new(AtomicBool::new(false));
         let mut halves = plain(Arc::new(self.stream.clone()), view.pool.clone());
-        halves.inbox.bytes_mut().unsplit(std::mem::take(&mut self.input));
-        let codec = Codec::new(self.max_payload, admitted.grant.info.tracing());
-        let decoder = Decoder(codec.operands(operands()));
+        halves.inbox.bytes_mut().unsplit(std::mem::take(&mut self.inbox));
         let reader = Reader {
             id: admitted.id,
             stream: self.stream.clone(),
-            incoming: Incoming::new(decoder, halves.inbox, Some(view.write_timeout)),
+            incoming: Incoming::new(self.entry.decoder(), halves.inbox, Some(view.write_timeout)),
             receive: halves.receive,
-            unfinished: Unfinished::new(admitted.credit.budget()),
+            unfinished: Unfinished::new(&self.entry.memory(admitted)),
             credit: Arc::clone(&admitted.credit),
             outbox: outbox.clone(),
             ended: Arc::clone(&ended),

@@ -10,16 +10,19 @@ use super::application::{Application, Router, SharedLog, filter, operands, rules
 use super::network::Stream;
 use super::peers::{Ending, Pace, Peer, Plan};
 use super::random::Random;
-use super::threads::{Core, Fails, Newcomer, Reader, SimEvent, SimEvents, SimThreads, Step, View, Writer};
+use super::threads::{
+    Core, Fails, Newcomer, PIECES, Reader, SimEvent, SimEvents, SimThreads, Step, View, Writer,
+};
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
-use ssntp::server::core::{Arrival, Environment};
+use ssntp::server::core::{Arrival, Entry, Environment};
 use ssntp::server::{ServerConfig, SessionId, SlowConsumer};
 use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
 use ssntp_transport::dispatch::events::{self, Watch};
 use ssntp_transport::dispatch::{Core as _, DispatchEvent, EVENTS, Queue, Runner, Settings};
 use ssntp_transport::outbox::{Outbox, interleaving};
-use ssntp_transport::{Budget, BufferPool, Limits};
+use ssntp_transport::{Budget, BufferPool, Limits, PeerAddress};
+use uuid::Uuid;
 
 /// A world that has not ended after so many steps never ends.
 const MOST_STEPS: u64 = 200_000;
@@ -34,6 +37,8 @@ struct Certificates {
     trust: Trust,
     clients: Vec<CertificateInfo>,
     environment: Arc<Environment>,
+    /// The same, where sessions outlive their certificates: nothing is looked at later.
+    lasting: Arc<Environment>,
 }
 
 /// The first certificates are bound to nobody, and the others to the entities
@@ -65,11 +70,15 @@ fn certificates() -> &'static Certificates {
             .issue(&CertificateRequest::new(Role::SCHEDULER))
             .unwrap();
         let (identity, trust) = (server.identity().clone(), authority.trust().clone());
-        let config = ServerConfig::new(identity.clone(), trust.clone())
-            .max_payload(MAX_PAYLOAD)
-            .operands(operands());
+        let config = || {
+            ServerConfig::new(identity.clone(), trust.clone())
+                .uuid(Uuid::from_u128(1))
+                .max_payload(MAX_PAYLOAD)
+                .operands(operands())
+        };
         Certificates {
-            environment: Environment::new(&config).unwrap(),
+            environment: Environment::new(&config()).unwrap(),
+            lasting: Environment::new(&config().outlive_certificates(true)).unwrap(),
             identity,
             trust,
             clients,
@@ -334,6 +343,8 @@ impl World {
                     full: &full,
                     write_timeout,
                     pool: &pool,
+                    pieces: PIECES,
+                    wall: MORNING,
                 };
                 if let Some(writer) = &mut writers[at] {
                     writer.step(&mut view);
@@ -496,13 +507,23 @@ impl World {
                 // Long frames in the smallest pieces would take for ever.
                 let least = connection.peer.plan.longest / 10;
                 let piece = self.random.pick(&[0, 3 + least, 50 + least, 4000]);
-                let certificate = certificates().clients[connection.peer.plan.certificate].clone();
+                let made = certificates();
+                let mut certificate = made.clients[connection.peer.plan.certificate].clone();
+                let environment = match connection.peer.plan.expires {
+                    Some(expires) => {
+                        certificate.not_after = MORNING + expires;
+                        &made.environment
+                    }
+                    None => &made.lasting,
+                };
+                let chain = vec![certificate.der.clone()];
+                let entry = Entry::client(environment, certificate, chain, PeerAddress::Memory);
                 connection.newcomer = Some(Newcomer::new(
                     connection.stream.clone(),
-                    certificate,
+                    environment,
+                    entry,
                     connection.fails,
                     piece,
-                    (MAX_PAYLOAD, connection.peer.plan.expires.map(|at| MORNING + at)),
                     self.now,
                 ));
             }
@@ -515,6 +536,8 @@ impl World {
             full: &full,
             write_timeout: self.write_timeout,
             pool: &self.pool,
+            pieces: PIECES,
+            wall: MORNING + self.now.duration_since(self.begin),
         };
         match which {
             1 => {
@@ -680,7 +703,7 @@ fn connection(plan: Plan, random: &mut Random) -> Connection {
             random.pick(&[50, 300, 3000]).max(plan.longest / 4)
         }
     };
-    let stream = Stream::new(room(random), room(random));
+    let [peers, stream] = Stream::new([room(random), room(random)]);
     let fails = match random.below(30) {
         0 => Fails::BeforeVerdict,
         1 => Fails::Connected,
@@ -688,7 +711,7 @@ fn connection(plan: Plan, random: &mut Random) -> Connection {
         _ => Fails::Not,
     };
     Connection {
-        peer: Peer::new(plan, stream.clone(), MAX_PAYLOAD),
+        peer: Peer::new(plan, peers, MAX_PAYLOAD),
         stream,
         fails,
         newcomer: None,

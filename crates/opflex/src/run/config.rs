@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::model::{FileError, ManagedObject, ModelError, Schema};
 use crate::rpc::{self, Framing};
 use crate::{policy_element, server};
+use ssntp_engine::EngineError;
 use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::tls::{Acceptor, Connector, TlsError};
 use ssntp_transport::{Address, Limits, Listener, TcpOptions, default_max_handshakes};
@@ -270,6 +271,9 @@ pub enum StartError {
     /// The policy to begin with is no policy.
     #[error("policy: {0}")]
     Policy(#[source] ModelError),
+    /// The engine did not take the server in, or the policy of the cluster cannot be used here.
+    #[error("cannot join: {0}")]
+    Join(#[source] CallError),
 }
 
 /// Why a call on a handle was not carried out.
@@ -299,4 +303,11 @@ pub enum CallError {
         /// The one that it has.
         is: u64,
     },
+    /// The engine that keeps the policy of several servers did not take the change. After
+    /// [`EngineError::Away`] it is open whether it was made.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The engine's document with the policy of the cluster cannot be read. A reload replaces it.
+    #[error("the policy of the cluster: {0}")]
+    Document(#[source] FileError),
 }

@@ -27,11 +27,9 @@ impl ServerContext<'_> {
         self.now
     }
 
-    /// See [`ServerCore::edit`].
-    ///
-    /// # Errors
-    /// The objects are malformed or not what the model allows.
-    pub fn edit(&mut self, edit: Edit) -> Result<Changes, ModelError> {
+    /// Edits this server's copy of the policy. Only [`editing`](super::editing) calls it, since a
+    /// policy of several servers is changed in the engine first.
+    pub(super) fn edit(&mut self, edit: Edit) -> Result<Changes, ModelError> {
         let changes = self.core.edit(edit, self.now)?;
         // A line has the objects as they are now, so it is made before the next edit.
         if let Some(edits) = self.edits.as_mut().filter(|_| !changes.is_empty()) {

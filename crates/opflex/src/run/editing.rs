@@ -15,17 +15,18 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Receiver, Sender};
 
 use super::control::{Edited, PolicyEdit};
 use super::server_side::{ServerEvents, call, copy_policy};
-use super::{CallError, keeper, machine};
+use super::{CallError, cluster, keeper, machine};
 use crate::message::ErrorResponse;
 use crate::model::{Edit, ManagedObject, Tree, Uri};
 use crate::peer::ConnectionId;
-use ssntp_transport::threads;
+use ssntp_transport::{dispatch, threads};
 
 /// Objects that are edited in one go.
 const AT_ONCE: usize = 1000;
@@ -35,23 +36,40 @@ const JOBS: usize = 16;
 /// meanwhile, before it is made in one go.
 const TRIES: usize = 3;
 
-/// Makes an edit, and waits until it is kept, where it is. With `at`, only where
-/// that is the revision of policy.
-pub(super) fn edit(
-    events: &ServerEvents,
-    keeper: Option<&keeper::Ask>,
-    edit: Edit,
-    at: Option<u64>,
-) -> Result<Edited, CallError> {
-    let edited = match edit {
-        Edit::Merge(objects) if objects.len() > AT_ONCE => merge_in_pieces(events, objects, at)?,
-        Edit::Reload(objects) => reload(events, objects, at)?,
-        edit => change(events, at, edit)?,
-    };
-    if let Some(keeper) = keeper.filter(|_| edited.changed > 0) {
-        keeper.wait()?;
+/// The way by which other threads edit policy. A clone is another handle.
+#[derive(Clone)]
+pub(super) struct Editing {
+    pub(super) events: ServerEvents,
+    pub(super) keeper: Option<keeper::Ask>,
+    /// Set if the policy is that of several servers.
+    pub(super) cluster: Option<Arc<cluster::Shared>>,
+}
+
+impl Editing {
+    /// Makes an edit. It waits until the edit is in the policy's file, or in the engine of a
+    /// cluster, if there is one. With `at`, it changes only a policy of that revision.
+    pub(super) fn edit(&self, edit: Edit, at: Option<u64>) -> Result<Edited, CallError> {
+        if dispatch::is_dispatcher() {
+            return Err(CallError::OnDispatcher);
+        }
+        if let Some(cluster) = &self.cluster {
+            return cluster.edit(&edit, at);
+        }
+        let edited = edit_here(&self.events, edit, at)?;
+        if let Some(keeper) = self.keeper.as_ref().filter(|_| edited.changed > 0) {
+            keeper.wait()?;
+        }
+        Ok(edited)
     }
-    Ok(edited)
+}
+
+/// Makes an edit of this server's copy of the policy.
+pub(super) fn edit_here(events: &ServerEvents, edit: Edit, at: Option<u64>) -> Result<Edited, CallError> {
+    match edit {
+        Edit::Merge(objects) if objects.len() > AT_ONCE => merge_in_pieces(events, objects, at),
+        Edit::Reload(objects) => reload(events, objects, at),
+        edit => change(events, at, edit),
+    }
 }
 
 /// Changes policy in one go. With `at`, only where that is its revision.
@@ -159,6 +177,9 @@ fn difference(there: &[ManagedObject], wanted: &Tree) -> (Vec<Uri>, Vec<ManagedO
     (delete, merge)
 }
 
+/// An edit that a control connection waits for.
+pub(super) type Job = (ConnectionId, PolicyEdit);
+
 /// The thread that edits for control connections, one edit after the other.
 #[derive(Debug)]
 pub(super) struct Editor {
@@ -167,12 +188,13 @@ pub(super) struct Editor {
 }
 
 impl Editor {
-    /// Starts the thread, and returns the way to it.
-    pub(super) fn start(
-        events: ServerEvents,
-        keeper: Option<keeper::Ask>,
-    ) -> io::Result<(Self, Sender<(ConnectionId, PolicyEdit)>)> {
-        let (jobs, queue) = crossbeam_channel::bounded::<(ConnectionId, PolicyEdit)>(JOBS);
+    /// The queue of the thread.
+    pub(super) fn queue() -> (Sender<Job>, Receiver<Job>) {
+        crossbeam_channel::bounded(JOBS)
+    }
+
+    /// Starts the thread.
+    pub(super) fn start(editing: Editing, queue: Receiver<Job>) -> io::Result<Self> {
         let (stop, stopped) = crossbeam_channel::bounded(0);
         let thread = threads::spawn("opflex-edit", move || {
             loop {
@@ -180,10 +202,10 @@ impl Editor {
                     recv(queue) -> job => match job {
                         Ok((connection, job)) => {
                             let edited = job.edit().and_then(|(wanted, at)| {
-                                edit(&events, keeper.as_ref(), wanted, at).map_err(ErrorResponse::error)
+                                editing.edit(wanted, at).map_err(ErrorResponse::error)
                             });
                             let frame = job.answer(edited);
-                            machine::post(&events, move |machine, now, actions| {
+                            machine::post(&editing.events, move |machine, now, actions| {
                                 machine.side.answer(connection, frame);
                                 machine.hand_on(now, actions);
                             });
@@ -194,7 +216,7 @@ impl Editor {
                 }
             }
         })?;
-        Ok((Self { stop, thread }, jobs))
+        Ok(Self { stop, thread })
     }
 
     /// Ends the thread after the edit that it is at; those that wait are not

@@ -50,6 +50,7 @@
 //! | `query`, `control` | [`Control`]: how programs on the same host change policy |
 //! | `server_side` | what is the server's in that |
 //! | `editing` | changes of policy, large ones in steps |
+//! | `cluster` | a policy that several servers share |
 //! | `inspector` | what `gbp_inspect` of agent-ovs sees a server or an element through |
 //! | `server` | [`Server`], [`ServerHandle`], newcomers |
 //! | `dial` | one attempt at one server |
@@ -61,6 +62,7 @@
 //! [`ServerCore`]: super::server::ServerCore
 //! [`ElementCore`]: super::policy_element::ElementCore
 
+mod cluster;
 mod config;
 mod connection;
 mod context;

@@ -9,9 +9,10 @@ use std::time::SystemTime;
 use crossbeam_channel::Receiver;
 use log::warn;
 
+use super::cluster::Cluster;
 use super::connection::{Shown, enter};
 use super::control;
-use super::editing::{self, Editor};
+use super::editing::{Editing, Editor};
 use super::figures::ServerFigures;
 use super::inspector::Inspector;
 use super::keeper::{self, Keeper};
@@ -22,7 +23,8 @@ use crate::message::Decoder;
 use crate::model::{Edit, ManagedObject};
 use crate::peer::host;
 use crate::rpc;
-use crate::server::{AgentInfo, ServerCore, SessionInfo};
+use crate::server::{self, AgentInfo, ServerCore, SessionInfo};
+use ssntp_engine::{Engine, Membership};
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
 use ssntp_transport::pki::CertificateInfo;
 use ssntp_transport::tls::Acceptor;
@@ -49,6 +51,7 @@ pub struct Server {
     acceptance: Option<Acceptance>,
     inspector: Option<Inspector>,
     keeper: Option<Keeper>,
+    cluster: Option<Cluster>,
     editor: Option<Editor>,
     dispatcher: Option<JoinHandle<()>>,
 }
@@ -60,7 +63,31 @@ impl Server {
     ///
     /// # Errors
     /// [`StartError`]; nothing runs then.
-    pub fn start(mut config: ServerConfig) -> Result<Self, StartError> {
+    pub fn start(config: ServerConfig) -> Result<Self, StartError> {
+        Self::begin(config, None)
+    }
+
+    /// As [`start`](Self::start), as one of several servers that share an engine and have the
+    /// same policy. An edit on any of them changes the policy of all, and fails while the engine
+    /// is away. The policy of `config` is used only if the engine has none yet. Each server names
+    /// the members to its elements, which then connect to all of them. `advertise` is the address
+    /// at which elements reach this one; without it, the first one that it listens at. Blocks until
+    /// the engine has answered.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing runs then.
+    pub fn start_joined(
+        config: ServerConfig,
+        engine: Box<dyn Engine>,
+        advertise: Option<String>,
+    ) -> Result<Self, StartError> {
+        Self::begin(config, Some((engine, advertise)))
+    }
+
+    fn begin(
+        mut config: ServerConfig,
+        join: Option<(Box<dyn Engine>, Option<String>)>,
+    ) -> Result<Self, StartError> {
         // First, so that a server that the system has no room for does not even listen.
         let room = Room::claim(config.max_handshakes, config.max_connections, LOG)
             .map_err(StartError::TooManyConnections)?;
@@ -80,7 +107,7 @@ impl Server {
                 listeners.push(listener);
             }
         }
-        let addresses = listeners.iter().filter_map(Listener::local_address).collect();
+        let addresses: Vec<Address> = listeners.iter().filter_map(Listener::local_address).collect();
         for (place, address) in &config.memory {
             listeners.push(Listener::memory(place.clone()));
             places.push(Place::Named(address.clone()));
@@ -101,12 +128,7 @@ impl Server {
             None => None,
         };
         let asked = || keeper.as_ref().map(Keeper::sender);
-        let (editor, jobs) = match &config.control {
-            Some(_) => Editor::start(events.clone(), asked())
-                .map(|(editor, jobs)| (Some(editor), Some(jobs)))
-                .map_err(StartError::Thread)?,
-            None => (None, None),
-        };
+        let (jobs, edits) = config.control.as_ref().map(|_| Editor::queue()).unzip();
         let side = ServerSide::new(core, asked(), jobs, room.sessions);
         // Clients are many and chosen by nobody: all their queues share one bound.
         let (budget, received) = Budget::for_queues_and_received(memory_for_queues());
@@ -120,8 +142,11 @@ impl Server {
         };
         let dispatcher = Machine::new(side).spawn("opflex-dispatch", settings, queue)?;
         let handle = ServerHandle {
-            events: events.clone(),
-            keeper: asked(),
+            editing: Editing {
+                events: events.clone(),
+                keeper: asked(),
+                cluster: None,
+            },
             occupancy: None,
         };
         let tls = Arc::new(Mutex::new(Tls {
@@ -135,10 +160,24 @@ impl Server {
             acceptance: None,
             inspector: None,
             keeper,
-            editor,
+            cluster: None,
+            editor: None,
             dispatcher: Some(dispatcher),
         };
         // From here on, dropping `server` ends what runs already.
+        if let Some((engine, advertise)) = join {
+            let named = || config.memory.first().map(|(_, address)| address.clone());
+            let first = server.addresses.first().map(ToString::to_string);
+            let address = advertise.or(first).or_else(named).unwrap_or_default();
+            let server::Settings { roles, peers, .. } = &config.settings;
+            let cluster = Cluster::join((engine, address), &events, roles, peers, config.schema.clone())?;
+            server.handle.editing.cluster = Some(cluster.shared());
+            server.cluster = Some(cluster);
+        }
+        if let Some(edits) = edits {
+            let editor = Editor::start(server.handle.editing.clone(), edits);
+            server.editor = Some(editor.map_err(StartError::Thread)?);
+        }
         // It shows an empty server rather than none while the others start.
         let inspector = config.inspector.as_ref();
         let inspector = inspector.map(|socket| Inspector::start(socket, events.clone()));
@@ -184,7 +223,7 @@ impl Server {
             tls.generation += 1;
             tls.generation
         };
-        let events = &self.handle.events;
+        let events = &self.handle.editing.events;
         let clients = server_side::tls_replaced(events, generation)?;
         let now = time_of_day();
         // On this thread: verifying the certificates of all clients would hold up the dispatcher.
@@ -198,6 +237,11 @@ impl Server {
         })
     }
 
+    /// What the server knows of its cluster, if it has joined one.
+    pub fn membership(&self) -> Option<&Arc<Membership>> {
+        self.cluster.as_ref().and_then(Cluster::membership)
+    }
+
     /// A handle for other threads.
     pub fn handle(&self) -> ServerHandle {
         self.handle.clone()
@@ -208,7 +252,7 @@ impl Server {
     /// nothing any more, and whoever owns it should end the process, so that
     /// its supervisor starts another one.
     pub fn running(&self) -> &Receiver<Infallible> {
-        self.handle.events.life()
+        self.handle.editing.events.life()
     }
 
     /// Accepts nobody any more, flushes the queues within the grace period,
@@ -220,7 +264,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let events = self.handle.events.clone();
+        let events = self.handle.editing.events.clone();
         // The dispatcher takes events until the last one, so nothing here
         // waits for long.
         let _ = events.send(DispatchEvent::Stop);
@@ -231,6 +275,8 @@ impl Drop for Server {
         if let Some(inspector) = self.inspector.take() {
             inspector.stop();
         }
+        // Before the editor, whose edit may wait for the engine.
+        self.cluster = None;
         // Before the keeper, which the edit that is under way still waits for.
         if let Some(editor) = self.editor.take() {
             editor.stop();
@@ -404,8 +450,7 @@ impl HandshakeContext {
 /// kept, where it is.
 #[derive(Clone)]
 pub struct ServerHandle {
-    events: ServerEvents,
-    keeper: Option<keeper::Ask>,
+    editing: Editing,
     /// Of its handshakes; there when the server is.
     occupancy: Option<Arc<Occupancy>>,
 }
@@ -418,8 +463,7 @@ impl fmt::Debug for ServerHandle {
 
 impl ServerHandle {
     /// Runs `call` on the dispatcher, and gives back what it returns: the way
-    /// to everything that [`ServerContext`] offers. Changes of policy are
-    /// written to the file soon after.
+    /// to everything that [`ServerContext`] offers.
     ///
     /// # Errors
     /// [`CallError::Stopped`], also where `call` panicked;
@@ -428,17 +472,18 @@ impl ServerHandle {
         &self,
         call: impl FnOnce(&mut ServerContext<'_>) -> T + Send + 'static,
     ) -> Result<T, CallError> {
-        server_side::call(&self.events, call)
+        server_side::call(&self.editing.events, call)
     }
 
-    /// Changes policy. More than a thousand objects to be merged are checked as a
-    /// whole and then put in piece by piece. What a reload changes is found out on
-    /// this thread, and put in like that. How many objects changed.
+    /// Changes policy, and returns how many objects have changed. More than a thousand objects
+    /// to be merged are checked as a whole and then put in piece by piece. What a reload changes
+    /// is found out on this thread, and put in like that. One of several servers changes the
+    /// policy of all of them, and returns when it has read that back from the engine.
     ///
     /// # Errors
     /// [`CallError`].
     pub fn edit(&self, edit: Edit) -> Result<usize, CallError> {
-        editing::edit(&self.events, self.keeper.as_ref(), edit, None).map(|edited| edited.changed)
+        self.editing.edit(edit, None).map(|edited| edited.changed)
     }
 
     /// All policy as it is now, parents first. It is copied in steps, so that
@@ -447,7 +492,7 @@ impl ServerHandle {
     /// # Errors
     /// [`CallError`].
     pub fn policy(&self) -> Result<Vec<ManagedObject>, CallError> {
-        server_side::copy_policy(&self.events)
+        server_side::copy_policy(&self.editing.events)
     }
 
     /// What the server knows about itself: see [`ServerFigures`].
@@ -456,7 +501,10 @@ impl ServerHandle {
     /// [`CallError`].
     pub fn figures(&self) -> Result<ServerFigures, CallError> {
         let agents = self.agents()?;
-        let taken = self.events.look(|machine, view| machine.side.figures(view));
+        let taken = self
+            .editing
+            .events
+            .look(|machine, view| machine.side.figures(view));
         let (mut figures, dispatcher) = taken.ok_or(CallError::Stopped)?;
         figures.known_agents = agents.len();
         figures.agents = agents;
@@ -511,7 +559,7 @@ mod tests {
         let still = server.running().recv_timeout(Duration::from_millis(1));
         assert_eq!(still, Err(crossbeam_channel::RecvTimeoutError::Timeout));
         let panics = DispatchEvent::Call(Box::new(|_: &mut Machine<ServerSide>, _, _| panic!("on purpose")));
-        server.handle.events.send(panics).map_err(drop).unwrap();
+        server.handle.editing.events.send(panics).map_err(drop).unwrap();
         let ended = server.running().recv_timeout(Duration::from_secs(30));
         assert_eq!(ended, Err(crossbeam_channel::RecvTimeoutError::Disconnected));
         assert!(matches!(server.handle().sessions(), Err(CallError::Stopped)));

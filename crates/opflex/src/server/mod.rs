@@ -91,7 +91,7 @@ use self::session::{Answer, Element, Session};
 pub use self::settings::{OnLeave, RollUp, ServerLimits, Settings};
 use super::deadlines::Deadlines;
 pub use super::message::Store;
-use super::message::{Incoming, Method, Reply, Update};
+use super::message::{Incoming, Method, Peer, Reply, Update};
 use super::model::{Changes, Edit, ManagedObject, ModelError, Name, Schema, Tree, Uri, Walk};
 use super::peer::{Beat, CloseReason, ConnectionId, host};
 use super::rpc::{EncodeError, Frame, Id};
@@ -422,6 +422,11 @@ impl ServerCore {
         let changes = self.policy.tree.edit(edit)?;
         self.tell(Store::Policy, &changes, now);
         Ok(changes)
+    }
+
+    /// Names these servers to elements that send their identity from now on.
+    pub fn set_peers(&mut self, peers: Vec<Peer>) {
+        self.settings.peers = peers;
     }
 
     /// The revision of policy. It grows with each edit that changes policy.

@@ -13,6 +13,7 @@
 mod bad_answers;
 mod bad_input;
 mod certificates;
+mod cluster;
 mod control;
 mod feed;
 mod inspector;

@@ -453,9 +453,17 @@ impl<I> Flow<I> {
     /// Holds a connection, or lets it go on, because another dispatcher says so. Each hold is
     /// let go once.
     pub fn hold_for_another(&mut self, id: ConnectionId, held: bool, now: Instant) {
+        let Some(way) = self.ways.get_mut(id) else { return };
         match held {
-            true => self.hold(Origin::Connection(id), now),
-            false => self.let_go(vec![Origin::Connection(id)]),
+            true => {
+                way.held_elsewhere += 1;
+                self.hold(Origin::Connection(id), now);
+            }
+            false if way.held_elsewhere > 0 => {
+                way.held_elsewhere -= 1;
+                self.let_go(vec![Origin::Connection(id)]);
+            }
+            false => {}
         }
     }
 

@@ -41,16 +41,25 @@ impl<I> Flow<I> {
         self.ways.len()
     }
 
-    /// A fault in the books, for tests and simulations: a connection that is held by more or
-    /// fewer items than wait, or that others wait for although its queue is below its mark.
+    /// A fault in the books, for tests and simulations: an origin that is held by more or
+    /// fewer items than wait, or a receiver that others wait for although its queue is below its
+    /// mark.
     pub fn fault(&self) -> Option<String> {
-        let held = |id| {
+        let held = |origin| {
             let waiting = self.ways.iter().flat_map(|(_, way)| way.line.iter());
-            let holds = |waiting: &&Waiting| waiting.holds && waiting.origin == Origin::Connection(id);
+            let holds = |waiting: &&Waiting| waiting.holds && waiting.origin == origin;
             waiting.filter(holds).count()
         };
+        for ((link, number), waiting) in &self.distant {
+            let (link, number) = (*link, *number);
+            if *waiting != held(Origin::Distant { link, number }) {
+                return Some(format!(
+                    "{waiting} items of {number} behind {link} are believed to wait"
+                ));
+            }
+        }
         self.ways.iter().find_map(|(id, way)| {
-            if way.waiting != held(id) {
+            if way.waiting != held(Origin::Connection(id)) + way.held_elsewhere {
                 return Some(format!("{id} believes that {} of its items wait", way.waiting));
             }
             let mark = way.mark();

@@ -24,6 +24,8 @@ pub(super) struct Way<I> {
     pub(super) runs: u64,
     /// How many of its items wait in lines, and hold it.
     pub(super) waiting: usize,
+    /// How often other dispatchers hold it. These count in `waiting`, too.
+    pub(super) held_elsewhere: usize,
     /// It has taken too little of its own answers, which holds it as well.
     pub(super) is_behind: bool,
     /// Since when it is held.
@@ -73,6 +75,7 @@ impl<I> Way<I> {
             run: FIRST_RUN,
             runs: 0,
             waiting: 0,
+            held_elsewhere: 0,
             is_behind: false,
             held_since: None,
             outbox,

@@ -18,6 +18,7 @@ use ssntp::pki::{
 use uuid::Uuid;
 
 use super::table::{Columns, sheet};
+use crate::choice::Given;
 use crate::clock::wall_clock;
 use crate::credentials::CrlArgs;
 use crate::failure::Failure;
@@ -25,14 +26,8 @@ use crate::output::{Output, printable, say, say_json};
 use crate::signals::Stop;
 
 /// Make, renew, revoke, show and check certificates
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    command: Command,
-}
-
 #[derive(Debug, Subcommand)]
-enum Command {
+pub(crate) enum Args {
     Ca(Ca),
     Issue(Issue),
     Request(signing::Request),
@@ -47,7 +42,7 @@ enum Command {
 
 /// Make a certificate authority: DIR/ca.pem and DIR/ca.key
 #[derive(Debug, clap::Args)]
-struct Ca {
+pub(crate) struct Ca {
     /// The directory for it, which is made if it does not exist
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
@@ -73,7 +68,7 @@ struct Ca {
 ///
 /// An older file of that name is replaced.
 #[derive(Debug, clap::Args)]
-struct Issue {
+pub(crate) struct Issue {
     /// The directory of the authority, and for the certificate
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
@@ -116,10 +111,7 @@ impl Holder {
         let mut request = CertificateRequest::new(self.roles);
         request.hosts = self.hosts;
         request.uuid = self.uuid.or_else(|| self.bound.then(Uuid::new_v4));
-        match self.name {
-            Some(name) => request.name(name),
-            None => request,
-        }
+        request.given(self.name, CertificateRequest::name)
     }
 }
 
@@ -130,7 +122,7 @@ impl Holder {
 /// itself, which keeps its key: certificates that it has issued are valid under its
 /// old and its new certificate.
 #[derive(Debug, clap::Args)]
-struct Renew {
+pub(crate) struct Renew {
     /// The directory of the authority and the certificate
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
@@ -161,7 +153,7 @@ struct Renew {
 /// Servers and clients with this list (--crl) refuse the certificates on it. An entry
 /// stays on the list.
 #[derive(Debug, clap::Args)]
-struct Revoke {
+pub(crate) struct Revoke {
     /// The directory of the authority and its list
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
@@ -180,7 +172,7 @@ struct Revoke {
 
 /// Sign the list of revoked certificates again, so that it stays valid: DIR/crl.pem
 #[derive(Debug, clap::Args)]
-struct Crl {
+pub(crate) struct Crl {
     /// The directory of the authority and its list
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
@@ -191,7 +183,7 @@ struct Crl {
 
 /// Show what the certificates and revocation lists in a file say
 #[derive(Debug, clap::Args)]
-struct Inspect {
+pub(crate) struct Inspect {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -204,7 +196,7 @@ struct Inspect {
 /// It checks the signatures up to the authority, the lifetimes, that the usages allow
 /// what the roles need, and that no list of --crl revokes the certificate.
 #[derive(Debug, clap::Args)]
-struct Verify {
+pub(crate) struct Verify {
     /// A PEM file with the trusted authorities
     #[arg(long, value_name = "FILE")]
     ca: PathBuf,
@@ -222,16 +214,16 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     // A signal does not interrupt the writing of a key or a list. If the program has to be ended by
     // force, its exit code says that it was not done.
     let _stop = Stop::install_for_commands()?;
-    match args.command {
-        Command::Ca(ca) => make(ca),
-        Command::Issue(request) => issue(request),
-        Command::Request(request) => signing::request(request),
-        Command::Sign(request) => signing::sign(request),
-        Command::Renew(what) => renew(&what),
-        Command::Revoke(what) => revoke(&what),
-        Command::Crl(what) => sign_list(&what),
-        Command::Inspect(what) => inspect(&what),
-        Command::Verify(what) => verify(&what),
+    match args {
+        Args::Ca(ca) => make(ca),
+        Args::Issue(request) => issue(request),
+        Args::Request(request) => signing::request(request),
+        Args::Sign(request) => signing::sign(request),
+        Args::Renew(what) => renew(&what),
+        Args::Revoke(what) => revoke(&what),
+        Args::Crl(what) => sign_list(&what),
+        Args::Inspect(what) => inspect(&what),
+        Args::Verify(what) => verify(&what),
     }
 }
 
@@ -465,16 +457,15 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
         false => key_state(&args.file),
     };
     let now = wall_clock();
-    let mut output = Output::new();
     if args.json {
-        output.json(json!({
+        return say_json(json!({
             "file": args.file.to_string_lossy(),
             "certificates": certificates.iter().map(|info| to_json(info, now)).collect::<Value>(),
             "revocation_lists": lists.iter().map(|list| list_to_json(list, now)).collect::<Value>(),
             "private_key": key.name(),
-        }))?;
-        return output.flush();
+        }));
     }
+    let mut output = Output::new();
     let (origin, count) = (args.file.display(), certificates.len());
     for (info, number) in certificates.iter().zip(1..) {
         let title = format!("{origin}: certificate {number} of {count}");
@@ -505,7 +496,7 @@ const CERTIFICATE: Columns<SystemTime, CertificateInfo> = &[
     ("other names", |_, info| info.other_names.join(", ")),
     ("valid", validity),
     ("key", |_, info| info.key.clone()),
-    ("usage", |_, info| usages(info).join(", ")),
+    ("usage", |_, info| usages(info).to_owned()),
     ("sha256", |_, info| info.fingerprint.clone().unwrap_or_default()),
 ];
 
@@ -535,17 +526,14 @@ fn validity(now: &SystemTime, info: &CertificateInfo) -> String {
     format!("{} to {}{state}", info.not_before_text(), info.not_after_text())
 }
 
-fn usages(info: &CertificateInfo) -> Vec<&'static str> {
-    let usages = [
-        (info.is_authority, "certificate authority"),
-        (info.server_auth && !info.is_authority, "serverAuth"),
-        (info.client_auth && !info.is_authority, "clientAuth"),
-    ];
-    usages
-        .iter()
-        .filter(|(has, _)| *has)
-        .map(|(_, name)| *name)
-        .collect()
+fn usages(info: &CertificateInfo) -> &'static str {
+    match (info.is_authority, info.server_auth, info.client_auth) {
+        (true, ..) => "certificate authority",
+        (_, true, true) => "serverAuth, clientAuth",
+        (_, true, false) => "serverAuth",
+        (_, false, true) => "clientAuth",
+        (_, false, false) => "",
+    }
 }
 
 fn hosts(info: &CertificateInfo) -> Vec<String> {

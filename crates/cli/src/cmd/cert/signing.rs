@@ -18,7 +18,7 @@ use crate::output::say;
 /// the request is for that key. Programs take the certificate with --cert and the key with
 /// --key.
 #[derive(Debug, clap::Args)]
-pub(super) struct Request {
+pub(crate) struct Request {
     /// The directory for both files
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
@@ -34,7 +34,7 @@ pub(super) struct Request {
 /// The certificate says what this command line says. Of the request only the key counts, and
 /// that its holder has signed the request.
 #[derive(Debug, clap::Args)]
-pub(super) struct Sign {
+pub(crate) struct Sign {
     /// The directory of the authority, and for the certificate
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,

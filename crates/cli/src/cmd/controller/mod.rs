@@ -61,6 +61,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
+    #[command(subcommand)]
     Token(token::Args),
 }
 

@@ -7,23 +7,23 @@ use ssntp::pki::rfc3339;
 use ssntp_controller::http::{Right, Token, Tokens};
 
 use crate::clock::wall_clock;
-use crate::cmd::table::{Columns, list};
+use crate::cmd::table::{Columns, print};
 use crate::failure::Failure;
-use crate::output::{say, say_json};
+use crate::output::say_either;
 
 /// Make, list and remove tokens, by which browsers and programs may use the API
 ///
 /// A change counts at once, also while the controller runs.
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    #[command(subcommand)]
-    verb: Verb,
-}
-
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
+pub(super) enum Args {
     /// Make a token and print it; it is not shown again
-    Add(AddArgs),
+    Add {
+        /// What people call it
+        name: String,
+        /// It may write, and not only look
+        #[arg(long)]
+        write: bool,
+    },
     /// List the tokens, without their secrets
     List,
     /// Remove a token
@@ -33,35 +33,21 @@ enum Verb {
     },
 }
 
-#[derive(Debug, clap::Args)]
-struct AddArgs {
-    /// What people call it
-    name: String,
-    /// It may write, and not only look
-    #[arg(long)]
-    write: bool,
-}
-
 pub(super) fn run(args: &Args, store: &Path, json: bool) -> Result<(), Failure> {
     let tokens = Tokens::new(store);
-    match &args.verb {
-        Verb::Add(AddArgs { name, write }) => {
+    match args {
+        Args::Add { name, write } => {
             let right = if *write { Right::Write } else { Right::Read };
             let secret = tokens.add(name, right, &rfc3339(wall_clock()));
             let secret = secret.map_err(Failure::new)?;
-            match json {
-                true => say_json(json!({ "name": name, "right": right, "token": secret })),
-                false => say(secret),
-            }
+            let value = json!({ "name": name, "right": right, "token": secret });
+            say_either(json, value, secret)
         }
-        Verb::List => {
+        Args::List => {
             let tokens = tokens.list().map_err(Failure::new)?;
-            match json {
-                true => say_json(tokens.iter().map(shown).collect::<Value>()),
-                false => say(list(TOKENS, &(), tokens.iter())),
-            }
+            print(json, TOKENS, &(), &tokens, shown)
         }
-        Verb::Remove { name } => tokens.remove(name).map_err(Failure::new),
+        Args::Remove { name } => tokens.remove(name).map_err(Failure::new),
     }
 }
 

@@ -7,7 +7,7 @@ use super::session::Session;
 use super::{json, tables};
 use crate::cmd::table::{sheet, sheet_line};
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::say_either;
 use crate::signals::Stop;
 
 /// Show all that is known of an instance or a node
@@ -20,20 +20,14 @@ pub(super) struct Args {
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
     let session = Session::open_told(options, stop)?;
-    let said: Result<String, Failure> = session.controller.look(|view| {
-        Ok(match (find(view, &args.what)?, options.json) {
-            (Found::Instance(found), true) => json::instance(view, found).to_string(),
-            (Found::Instance(found), false) => instance(view, found),
-            (Found::Node(found), true) => json::node(found).to_string(),
-            (Found::Node(found), false) => node(view, found),
+    let said: Result<_, Failure> = session.controller.look(|view| {
+        Ok(match find(view, &args.what)? {
+            Found::Instance(found) => (json::instance(view, found), instance(view, found)),
+            Found::Node(found) => (json::node(found), node(view, found)),
         })
     });
-    let mut output = Output::new();
-    match options.json {
-        true => output.json(said?)?,
-        false => output.text(&said?)?,
-    }
-    output.flush()
+    let (value, text) = said?;
+    say_either(options.json, value, text.trim_end())
 }
 
 enum Found<'a> {
@@ -65,12 +59,8 @@ fn find<'a>(view: &'a View, text: &str) -> Result<Found<'a>, Failure> {
 }
 
 fn instance(view: &View, instance: &Instance) -> String {
-    sheet(
-        &format!("instance {}", instance.uuid),
-        tables::INSTANCE,
-        view,
-        instance,
-    )
+    let title = format!("instance {}", instance.uuid);
+    sheet(&title, tables::INSTANCE, view, instance)
 }
 
 fn node(view: &View, node: &Node) -> String {

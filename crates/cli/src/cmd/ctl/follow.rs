@@ -1,14 +1,17 @@
-//! The loop of commands that run until a signal comes: `events`, and the lists with `--watch`.
+//! The loop of commands that run until a signal comes, which are the lists with `--watch` and
+//! `events`; and `ssntp ctl events`.
 
 use std::time::Duration;
 
 use ssntp::client::ClientError;
 use ssntp_cluster::controller::{Change, Controller};
 
+use super::json;
 use super::options::Options;
+use crate::clock::wall_clock;
 use crate::connection::{self, Complaint};
 use crate::failure::Failure;
-use crate::output::reader_is_gone;
+use crate::output::{Output, printable, printable_json, reader_is_gone};
 use crate::signals::Stop;
 
 /// The time between two looks at a list that changes, and at whether the output is still read.
@@ -55,5 +58,38 @@ pub(super) fn follow(
         if is_over {
             return Err(ended());
         }
+    }
+}
+
+/// Print what happens in the cluster, until a signal comes
+///
+/// Begins with the nodes and instances that the scheduler knows already. Reconnects
+/// whenever the connection is lost.
+#[derive(Debug, clap::Args)]
+pub(super) struct EventsArgs {
+    /// Print a line also for STATS that change nothing
+    #[arg(long)]
+    stats: bool,
+}
+
+pub(super) fn events(options: &Options, stop: &Stop, args: &EventsArgs) -> Result<(), Failure> {
+    follow(options, stop, |_, changes| {
+        let mut output = Output::new();
+        for change in changes {
+            match change {
+                Change::NodeStats { .. } if !args.stats => {}
+                _ => output.line(line(change, options.json))?,
+            }
+        }
+        // A reader at the other end of a pipe waits for each line.
+        output.flush()
+    })
+}
+
+fn line(change: &Change, json: bool) -> String {
+    let at = wall_clock();
+    match json {
+        true => printable_json(&json::change(change, at).to_string()),
+        false => format!("{} {}", json::time(at), printable(&change.to_string())),
     }
 }

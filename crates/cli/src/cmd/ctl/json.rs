@@ -14,18 +14,10 @@ pub(super) fn time(at: SystemTime) -> String {
 
 pub(super) fn node(node: &Node) -> Value {
     let stats = &node.stats;
-    let mut types = Vec::new();
-    if node.compute {
-        types.push("compute_node");
-    }
-    if node.network {
-        types.push("network_node");
-    }
-    let networks: Vec<_> = stats
-        .networks
-        .iter()
-        .map(|n| json!({"ip": n.ip, "mac": n.mac}))
-        .collect();
+    let types = [(node.compute, "compute_node"), (node.network, "network_node")];
+    let types: Vec<_> = types.iter().filter(|(is, _)| *is).map(|(_, name)| name).collect();
+    let networks = stats.networks.iter().map(|n| json!({"ip": n.ip, "mac": n.mac}));
+    let networks: Vec<_> = networks.collect();
     json!({
         "uuid": node.uuid, "types": types, "connected": node.connected, "since": time(node.since),
         "status": node.status.as_str(), "seen": node.seen.map(time), "hostname": stats.hostname,
@@ -126,31 +118,26 @@ pub(super) fn accepted(subject: &str) -> Value {
 }
 
 pub(super) fn settled(subject: &str, settled: &Result<Shown, OrderError>) -> Value {
-    let mut value = json!({"subject": subject});
+    let result = match settled {
+        Ok(_) => "done",
+        Err(OrderError::Failed(_)) => "failed",
+        Err(OrderError::TimedOut { .. }) => "timed_out",
+        Err(OrderError::Lost(_)) => "lost",
+        Err(_) => "ended",
+    };
+    let text = settled
+        .as_ref()
+        .map_or_else(ToString::to_string, ToString::to_string);
+    let mut value = json!({"subject": subject, "result": result, "text": text});
     match settled {
-        Ok(shown) => {
-            value["result"] = "done".into();
-            value["text"] = shown.to_string().into();
-            match shown {
-                Shown::Running { node, .. } => value["node"] = node.to_string().into(),
-                Shown::Ended { ending, .. } => value["end"] = ending.as_ref().map(end).into(),
-                _ => {}
-            }
+        Ok(Shown::Running { node, .. }) => value["node"] = node.to_string().into(),
+        Ok(Shown::Ended { ending, .. }) => value["end"] = ending.as_ref().map(end).into(),
+        Err(OrderError::Failed(failed)) => {
+            value["reason"] = failed.reason.as_str().into();
+            value["node"] = failed.node.as_str().into();
+            value["detail"] = failed.detail.as_str().into();
         }
-        Err(error) => {
-            value["result"] = match error {
-                OrderError::Failed(_) => "failed".into(),
-                OrderError::TimedOut { .. } => "timed_out".into(),
-                OrderError::Lost(_) => "lost".into(),
-                _ => "ended".into(),
-            };
-            value["text"] = error.to_string().into();
-            if let OrderError::Failed(failed) = error {
-                value["reason"] = failed.reason.as_str().into();
-                value["node"] = failed.node.as_str().into();
-                value["detail"] = failed.detail.as_str().into();
-            }
-        }
+        _ => {}
     }
     value
 }

@@ -10,10 +10,10 @@ use uuid::Uuid;
 
 use super::api::{Api, ApiArgs};
 use super::options::Options;
-use crate::cmd::table::{Columns, list, sheet};
+use crate::cmd::table::{Columns, list, print_values, sheet};
 use crate::failure::Failure;
 use crate::input;
-use crate::output::{Output, printable, say, say_json};
+use crate::output::{printable, say, say_either, say_json};
 use crate::signals::Stop;
 
 /// The most workloads of a file.
@@ -21,7 +21,8 @@ const MOST: usize = 1000;
 
 /// Say what should run: the controller starts, replaces and deletes instances until it does
 ///
-/// docs/controller.md describes the file. Workloads that the file does not name stay as they are.
+/// docs/controller.md describes the file. All workloads in it are applied, or none if one cannot
+/// be. Workloads that the file does not name stay as they are.
 #[derive(Debug, clap::Args)]
 pub(super) struct ApplyArgs {
     #[command(flatten)]
@@ -123,22 +124,20 @@ impl ApplyArgs {
         }
     }
 
-    /// Applies each workload; gives whether something is changed by that, or would be.
+    /// Applies all workloads or none; gives whether something is changed by that, or would be.
     fn apply(&self, options: &Options, stop: &Stop, dry_run: bool) -> Result<bool, Failure> {
-        let specs = self.specs()?;
-        let api = Api::new(&self.api, options, stop);
+        let body = serde_json::to_value(self.specs()?).map_err(Failure::new)?;
+        let path = format!("workloads?dry_run={}", u8::from(dry_run));
+        let answer = Api::new(&self.api, options, stop).ask("PUT", &path, Some(&body))?;
         let mut is_changed = false;
-        for spec in specs {
-            let path = format!("workloads/{}?dry_run={}", spec.name, u8::from(dry_run));
-            let body = serde_json::to_value(&spec).map_err(Failure::new)?;
-            let mut applied = api.ask("PUT", &path, Some(&body))?;
+        for applied in rows(answer) {
             is_changed |= applied["change"] != json!(Changed::Unchanged);
             if options.json {
-                applied["name"] = json!(spec.name);
                 say_json(applied)?;
                 continue;
             }
-            say(format_args!("workload {} is {}", spec.name, in_words(&applied)))?;
+            let name = text(&applied["name"]);
+            say(format_args!("workload {name} is {}", in_words(&applied)))?;
             for one in applied["differences"].as_array().into_iter().flatten() {
                 let (path, before, after) = (text(&one["path"]), &one["before"], &one["after"]);
                 say(printable(&format!("  {path}: {before} -> {after}")))?;
@@ -170,18 +169,14 @@ pub(super) fn diff(options: &Options, stop: &Stop, args: &DiffArgs) -> Result<()
 pub(super) fn get(options: &Options, stop: &Stop, args: &GetArgs) -> Result<(), Failure> {
     let api = Api::new(&args.api, options, stop);
     let Some(name) = &args.name else {
-        let workloads = rows(api.get("workloads")?);
-        return match options.json {
-            true => lines(&workloads),
-            false => say(list(WORKLOADS, &(), workloads.iter())),
-        };
+        return print_values(options.json, WORKLOADS, &rows(api.get("workloads")?));
     };
     let workload = api.get(&format!("workloads/{}", escaped(name)))?;
     let instances = rows(api.get(&format!("instances?workload={}", escaped(name)))?);
     if options.json {
         return say_json(json!({"workload": workload, "instances": instances}));
     }
-    say(sheet(&format!("workload {name}"), WORKLOAD, &(), &workload).trim_end())?;
+    say(shown(name, &workload))?;
     match instances.is_empty() {
         true => Ok(()),
         false => say(format_args!("\n{}", list(INSTANCES, &(), instances.iter()))),
@@ -203,10 +198,7 @@ pub(super) fn history(options: &Options, stop: &Stop, args: &HistoryArgs) -> Res
         }
     }
     let rows = rows(Api::new(&args.api, options, stop).get(&path)?);
-    match options.json {
-        true => lines(&rows),
-        false => say(list(HISTORY, &(), rows.iter())),
-    }
+    print_values(options.json, HISTORY, &rows)
 }
 
 pub(super) fn rollout(options: &Options, stop: &Stop, args: &RolloutArgs) -> Result<(), Failure> {
@@ -219,27 +211,24 @@ pub(super) fn rollout(options: &Options, stop: &Stop, args: &RolloutArgs) -> Res
         _ => None,
     };
     if let Some(order) = order {
-        api.ask(
-            "POST",
-            &format!("{path}/rollout"),
-            Some(&json!({ "order": order })),
-        )?;
+        let body = json!({ "order": order });
+        api.ask("POST", &format!("{path}/rollout"), Some(&body))?;
     }
     let workload = api.get(&path)?;
-    match options.json {
-        true => say_json(workload),
-        false => say(sheet(&format!("workload {}", args.workload), WORKLOAD, &(), &workload).trim_end()),
-    }
+    say_either(options.json, &workload, shown(&args.workload, &workload))
+}
+
+fn shown(name: &str, workload: &Value) -> String {
+    let text = sheet(&format!("workload {name}"), WORKLOAD, &(), workload);
+    text.trim_end().to_owned()
 }
 
 pub(super) fn remove(options: &Options, stop: &Stop, args: &RemoveArgs) -> Result<(), Failure> {
     let api = Api::new(&args.api, options, stop);
     for name in &args.names {
         let removed = api.ask("DELETE", &format!("workloads/{}", escaped(name)), None)?;
-        match options.json {
-            true => say_json(removed)?,
-            false => say(format_args!("workload {name} is being deleted"))?,
-        }
+        let text = format_args!("workload {name} is being deleted");
+        say_either(options.json, removed, text)?;
     }
     Ok(())
 }
@@ -316,12 +305,6 @@ fn rows(value: Value) -> Vec<Value> {
         Value::Array(rows) => rows,
         _ => Vec::new(),
     }
-}
-
-fn lines(rows: &[Value]) -> Result<(), Failure> {
-    let mut output = Output::new();
-    rows.iter().try_for_each(|row| output.json(row))?;
-    output.flush()
 }
 
 /// A text as a part of an address.

@@ -11,9 +11,9 @@ use super::options::Options;
 use super::sessions::{Operator, new_id};
 use super::{json as shapes, tables};
 use crate::clock::wall_clock;
-use crate::cmd::table::list;
+use crate::cmd::table::print;
 use crate::failure::Failure;
-use crate::output::{note, printable, say, say_json};
+use crate::output::{note, printable, say_either};
 use crate::seconds::Age;
 use crate::signals::Stop;
 
@@ -64,9 +64,6 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     };
     let kicked: Kicked = operator.ask(&kick, |answer: &Kicked| answer.id == kick.id)?;
     check(&kicked.reason, &kicked.detail)?;
-    if options.json {
-        return say_json(kicked_json(&kicked));
-    }
     let sessions = match kicked.count {
         1 => "1 session was ended".to_owned(),
         count => format!("{count} sessions were ended"),
@@ -75,8 +72,9 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         0 => String::new(),
         seconds => format!(", banned for {}", tables::span(seconds)),
     };
-    say(format_args!("{}: {sessions}{banned}", args.named.who))?;
-    if !kicked.detail.is_empty() {
+    let text = format_args!("{}: {sessions}{banned}", args.named.who);
+    say_either(options.json, kicked_json(&kicked), text)?;
+    if !options.json && !kicked.detail.is_empty() {
         note(format_args!("ssntp: {}", kicked.detail));
     }
     Ok(())
@@ -85,11 +83,9 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
 pub(super) fn bans(options: &Options, stop: &Stop) -> Result<(), Failure> {
     let bans = Operator::open(options, stop)?.bans()?;
     let now = wall_clock();
-    let values = bans.iter().map(|ban| shapes::ban(ban, now));
-    match options.json {
-        true => say_json(values.collect::<Value>()),
-        false => say(list(tables::BANS, &(), bans.iter())),
-    }
+    print(options.json, tables::BANS, &(), &bans, |ban| {
+        shapes::ban(ban, now)
+    })
 }
 
 pub(super) fn unban(options: &Options, stop: &Stop, args: &UnbanArgs) -> Result<(), Failure> {
@@ -102,10 +98,8 @@ pub(super) fn unban(options: &Options, stop: &Stop, args: &UnbanArgs) -> Result<
     let unban = Unban { id: new_id(), uuid };
     let lifted: Unbanned = operator.ask(&unban, |answer: &Unbanned| answer.id == unban.id)?;
     check(&lifted.reason, &lifted.detail)?;
-    match options.json {
-        true => say_json(json!({"uuid": unban.uuid.as_str()})),
-        false => say(format_args!("{}: it may come again", args.named.who)),
-    }
+    let text = format_args!("{}: it may come again", args.named.who);
+    say_either(options.json, json!({"uuid": unban.uuid.as_str()}), text)
 }
 
 impl Named {

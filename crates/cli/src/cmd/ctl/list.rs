@@ -1,20 +1,20 @@
-//! `ssntp ctl nodes`, `instances` and `cncis`.
+//! `ssntp ctl nodes`, `instances` and `cncis`, and the filters by label, node and state.
 
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use serde_json::Value;
-use ssntp::payload::{Id, InstanceState};
+use ssntp::payload::{Id, InstanceState, NodeStatus};
 use ssntp_cluster::controller::{Change, Instance, Node, View};
+use uuid::Uuid;
 
 use super::follow::follow;
 use super::options::Options;
-use super::select::{self, Selection};
 use super::session::Session;
 use super::{json, tables};
 use crate::cmd::table::list;
 use crate::failure::Failure;
-use crate::output::{Output, note, printable_json, say};
+use crate::output::{note, printable_json, say, say_text};
 use crate::signals::Stop;
 
 #[derive(Debug, clap::Args)]
@@ -29,7 +29,7 @@ pub(super) struct NodesArgs {
     #[command(flatten)]
     pub(super) list: Args,
     /// Only nodes with that status, for example READY or gone
-    #[arg(long, value_parser = select::status)]
+    #[arg(long, value_parser = status)]
     pub(super) state: Option<String>,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct InstancesArgs {
     #[command(flatten)]
     pub(super) selection: Selection,
     /// Only instances in that state, for example active or exited
-    #[arg(long, value_parser = select::instance_state)]
+    #[arg(long, value_parser = instance_state)]
     pub(super) state: Option<InstanceState>,
 }
 
@@ -90,9 +90,7 @@ impl What {
             Self::Cncis => list(tables::CNCIS, view, view.cncis()),
         })
     }
-}
 
-impl What {
     /// A line for each instance that two nodes have.
     fn doubled(&self, view: &View) -> Vec<String> {
         let foreign = |node: &Node| {
@@ -106,12 +104,9 @@ impl What {
             };
             instances.map(line).collect::<Vec<_>>()
         };
+        let connected = view.nodes().filter(|node| node.connected);
         match self {
-            Self::Instances(..) => view
-                .nodes()
-                .filter(|node| node.connected)
-                .flat_map(foreign)
-                .collect(),
+            Self::Instances(..) => connected.flat_map(foreign).collect(),
             Self::Nodes(_) | Self::Cncis => Vec::new(),
         }
     }
@@ -144,11 +139,7 @@ fn watch(options: &Options, stop: &Stop, what: &What) -> Result<(), Failure> {
         }
         shown.clone_from(&text);
         match over_itself {
-            true => {
-                let mut output = Output::new();
-                output.text(&over(&text))?;
-                output.flush()
-            }
+            true => say_text(&over(&text)),
             false => say(text),
         }
     })
@@ -165,4 +156,60 @@ pub(super) fn over(text: &str) -> String {
     }
     screen.push_str("\x1b[J");
     screen
+}
+
+/// Which instances are meant; by default all.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(super) struct Selection {
+    /// Only instances with that label, or with any label of that key; may be given
+    /// several times
+    #[arg(long = "label", value_name = "KEY[=VALUE]")]
+    labels: Vec<String>,
+    /// Only instances on that node
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
+}
+
+impl Selection {
+    /// The instances that match every filter.
+    pub(super) fn of<'a>(
+        &'a self,
+        view: &'a View,
+    ) -> Result<impl Iterator<Item = &'a Instance> + use<'a>, Failure> {
+        let node = self.node.as_ref().map(|node| view.find_node(node)).transpose();
+        let node: Option<Uuid> = node?;
+        Ok(view.instances().filter(move |instance| {
+            node.is_none_or(|node| instance.node == node) && self.has_labels(instance)
+        }))
+    }
+
+    fn has_labels(&self, instance: &Instance) -> bool {
+        let labels = &instance.stats.labels;
+        self.labels.iter().all(|label| match label.split_once('=') {
+            Some((key, value)) => labels.get(key).is_some_and(|own| own == value),
+            None => labels.contains_key(label),
+        })
+    }
+}
+
+/// The state of an instance, by one of its known names.
+pub(super) fn instance_state(text: &str) -> Result<InstanceState, String> {
+    let state = InstanceState::from(text);
+    match state.is_known() {
+        true => Ok(state),
+        false => Err(one_of(InstanceState::ALL.iter().map(InstanceState::as_str))),
+    }
+}
+
+/// The status of a node as `ssntp ctl nodes` shows it, in small letters or large.
+pub(super) fn status(text: &str) -> Result<String, String> {
+    let known = || NodeStatus::ALL.iter().map(NodeStatus::as_str).chain(["gone"]);
+    match known().find(|known| known.eq_ignore_ascii_case(text)) {
+        Some(known) => Ok(known.to_owned()),
+        None => Err(one_of(known())),
+    }
+}
+
+fn one_of<'a>(known: impl Iterator<Item = &'a str>) -> String {
+    format!("it is none of {}", known.collect::<Vec<_>>().join(", "))
 }

@@ -14,7 +14,7 @@ use super::session::Session;
 use super::verbs::find;
 use crate::choice::{Choices, one_of};
 use crate::failure::Failure;
-use crate::output::{Output, note, printable, reader_is_gone};
+use crate::output::{Output, note, printable, reader_is_gone, say_json};
 use crate::signals::Stop;
 
 /// How long the instance's node may take to answer, unless --timeout is given.
@@ -60,11 +60,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         follow: args.follow,
     };
     let stream = session.controller.stream(instance, request)?;
-    let opening = if options.is_limited() {
-        options.limit()
-    } else {
-        OPENING
-    };
+    let opening = options.asked_limit().unwrap_or(OPENING);
     let mut printer = Printer::new(options.json.then_some(instance));
     let mut patience = opening;
     let mut late = crossbeam_channel::after(opening);
@@ -181,9 +177,7 @@ impl Printer {
                     write(output, printable(&String::from_utf8_lossy(held)).as_bytes())?;
                 }
                 Form::Lines(held, gap) if !held.is_empty() => {
-                    let mut lines = Output::new();
-                    lines.json(line_of(self.json, output, held, true, gap))?;
-                    lines.flush()?;
+                    say_json(line_of(self.json, output, held, true, gap))?;
                 }
                 _ => {}
             }

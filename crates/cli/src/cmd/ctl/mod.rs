@@ -21,8 +21,7 @@
 //! | `workload` | what `start` starts: flags or a file |
 //! | `kept` | `apply`, `diff`, `get`, `history`, `rollout`, `remove`: what a controller daemon keeps |
 //! | `api` | requests to a controller daemon |
-//! | `list` | `nodes`, `instances`, `cncis` |
-//! | `select` | which of many are meant |
+//! | `list` | `nodes`, `instances`, `cncis`, and which of many are meant |
 //! | `describe` | `describe`: all of one instance or node |
 //! | `wait` | `wait`: until instances run, or have ended |
 //! | `prune` | `prune`: deletes what has ended |
@@ -33,13 +32,11 @@
 //! | `top` | `ssntp top`: sessions with their rates |
 //! | `tables` | what they print, for people |
 //! | `json` | what they print, for programs |
-//! | `events` | `events` |
 //! | `follow` | what `events` and `--watch` do until a signal comes |
 //! | `logs` | `logs` |
 
 mod api;
 mod describe;
-mod events;
 mod follow;
 mod json;
 mod kept;
@@ -49,10 +46,9 @@ mod logs;
 mod moves;
 mod options;
 mod prune;
-mod select;
 mod servers;
 mod session;
-mod sessions;
+pub(super) mod sessions;
 pub(crate) mod tables;
 mod tenant;
 pub(crate) mod top;
@@ -111,7 +107,7 @@ enum Verb {
     Describe(describe::Args),
     Wait(wait::Args),
     Prune(prune::Args),
-    Events(events::Args),
+    Events(follow::EventsArgs),
     Logs(logs::Args),
     Sessions(sessions::Args),
     Servers(servers::Args),
@@ -119,6 +115,7 @@ enum Verb {
     /// Show the bans, and how long each still lasts
     Bans,
     Unban(kick::UnbanArgs),
+    #[command(subcommand)]
     Tenant(tenant::Args),
     Apply(kept::ApplyArgs),
     Diff(kept::DiffArgs),
@@ -159,7 +156,7 @@ fn done(options: &Options, stop: &Stop, verb: Verb) -> Result<(), Failure> {
         Verb::Describe(args) => describe::run(options, stop, &args),
         Verb::Wait(args) => wait::run(options, stop, &args),
         Verb::Prune(args) => prune::run(options, stop, &args),
-        Verb::Events(args) => events::run(options, stop, &args),
+        Verb::Events(args) => follow::events(options, stop, &args),
         Verb::Logs(args) => logs::run(options, stop, &args),
         Verb::Sessions(args) => sessions::run(options, stop, &args),
         Verb::Servers(args) => servers::run(options, stop, &args),

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::session::Session;
 use crate::failure::Failure;
-use crate::output::{printable, say, say_json};
+use crate::output::{printable, say_either};
 
 /// The time between two looks at the instances, in case no change is reported.
 const LOOK: Duration = Duration::from_millis(100);
@@ -49,35 +49,23 @@ impl Moves {
         let timeout = crossbeam_channel::after(session.limit);
         let mut is_late = false;
         loop {
-            let elsewhere = |uuid: &Uuid| {
-                let found = session.controller.look(|view| {
-                    view.instance(*uuid)
-                        .map(|instance| (instance.node, instance.state.clone()))
-                });
+            let moved: Vec<_> = session.controller.look(|view| {
+                let waiting = self.waiting.iter().filter_map(|uuid| view.instance(*uuid));
                 // A short workload may have run and ended on the other node before this look.
-                found.filter(|(node, state)| {
-                    *node != self.node && matches!(state, InstanceState::Active | InstanceState::Exited)
-                })
-            };
-            let moved: Vec<_> = self
-                .waiting
-                .iter()
-                .filter_map(|uuid| Some((*uuid, elsewhere(uuid)?.0)))
-                .collect();
+                let has_run = |state: &_| matches!(state, InstanceState::Active | InstanceState::Exited);
+                let moved = waiting.filter(|one| one.node != self.node && has_run(&one.state));
+                moved.map(|one| (one.uuid, one.node)).collect()
+            });
             for (instance, node) in moved {
                 self.waiting.remove(&instance);
                 tell(session, instance, Ok(node))?;
             }
             if is_late {
-                for instance in &self.waiting {
-                    tell(
-                        session,
-                        *instance,
-                        Err("the scheduler has not said whether it started elsewhere"),
-                    )?;
+                for instance in std::mem::take(&mut self.waiting) {
+                    stayed += 1;
+                    let why = "the scheduler has not said whether it started elsewhere";
+                    tell(session, instance, Err(why))?;
                 }
-                stayed += self.waiting.len();
-                self.waiting.clear();
             }
             if self.waiting.is_empty() {
                 break;
@@ -106,12 +94,21 @@ impl Moves {
 }
 
 fn tell(session: &Session<'_>, instance: Uuid, moved: Result<Uuid, &str>) -> Result<(), Failure> {
-    match (session.json, moved) {
-        (true, Ok(node)) => say_json(json!({"instance": instance, "moved_to": node})),
-        (true, Err(why)) => say_json(json!({"instance": instance, "not_moved": why})),
-        (false, Ok(node)) => say(format!("instance {instance} was moved to node {node}")),
-        (false, Err(why)) => say(format!("instance {instance} was not moved: {}", printable(why))),
-    }
+    let (value, text) = match moved {
+        Ok(node) => (
+            json!({"instance": instance, "moved_to": node}),
+            format!("moved to node {node}"),
+        ),
+        Err(why) => (
+            json!({"instance": instance, "not_moved": why}),
+            format!("not moved: {why}"),
+        ),
+    };
+    say_either(
+        session.json,
+        value,
+        printable(&format!("instance {instance} was {text}")),
+    )
 }
 
 /// The reason that the scheduler gives, in words.

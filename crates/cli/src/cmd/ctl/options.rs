@@ -7,6 +7,7 @@ use ssntp::client::{Backoff, ClientConfig};
 use ssntp::pki::{Identity, Trust};
 use ssntp_cluster::controller::ControllerConfig;
 
+use crate::choice::Given;
 use crate::connection::{self, Renewal, ServerArgs};
 use crate::failure::Failure;
 use crate::seconds::Seconds;
@@ -61,10 +62,7 @@ impl Options {
     /// are part of the trace that the environment names.
     pub(super) fn config(&self, stop: &Stop) -> Result<ControllerConfig, Failure> {
         let config = ControllerConfig::new(self.client(stop)?);
-        Ok(match connection::traceparent() {
-            Some(parent) => config.traceparent(parent),
-            None => config,
-        })
+        Ok(config.given(connection::traceparent(), ControllerConfig::traceparent))
     }
 
     /// The client of a program that ends once it has done its work.

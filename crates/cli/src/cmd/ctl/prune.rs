@@ -6,13 +6,13 @@ use ssntp::payload::{InstanceState, timestamp};
 use ssntp_cluster::controller::{Instance, View};
 use uuid::Uuid;
 
+use super::list::Selection;
 use super::options::Options;
-use super::select::Selection;
 use super::session::Session;
 use super::verbs::Waiting;
 use crate::clock::wall_clock;
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::say;
 use crate::seconds::Age;
 use crate::signals::Stop;
 
@@ -47,9 +47,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         orders.push(session.controller.delete(instance)?);
     }
     if orders.is_empty() && !options.json {
-        let mut output = Output::new();
-        output.line("nothing to delete")?;
-        return output.flush();
+        return say("nothing to delete");
     }
     session.finish(orders, args.waiting.wait())
 }

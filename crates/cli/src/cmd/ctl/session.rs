@@ -4,7 +4,6 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::RecvTimeoutError;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ssntp::Role;
 use ssntp::client::ClientHandle;
@@ -16,7 +15,7 @@ use super::options::Options;
 use crate::clock::now;
 use crate::connection::{Complaint, closed, unanswered};
 use crate::failure::Failure;
-use crate::output::{Output, printable, say, say_json};
+use crate::output::{Output, note, printable, say, say_json};
 use crate::signals::Stop;
 
 /// How long a signal may go unnoticed in a wait that it cannot end.
@@ -42,18 +41,15 @@ pub(super) fn await_session(
     limit: Duration,
     stop: &Stop,
 ) -> Result<(), Failure> {
-    let deadline = now() + limit;
     let mut complaint = Complaint::default();
-    while !client.wait_connected(Some(LOOK.min(limit))).map_err(closed)? {
-        if stop.requested() {
-            return Err(stop.interrupted());
+    let connected = stop.poll(Duration::ZERO, limit, || {
+        let connected = client.wait_connected(Some(LOOK.min(limit))).map_err(closed)?;
+        if !connected {
+            complaint.tell(client);
         }
-        if now() >= deadline {
-            return Err(unanswered(client, server, limit));
-        }
-        complaint.tell(client);
-    }
-    Ok(())
+        Ok(connected.then_some(()))
+    })?;
+    connected.ok_or_else(|| unanswered(client, server, limit))
 }
 
 /// A connected controller for one command, with its time limit and the signals.
@@ -104,14 +100,8 @@ impl<'a> Session<'a> {
         let session = Self::open(options, stop)?;
         // After this time the command goes on with the nodes that are known. If it names another
         // one, that is an error of its own.
-        for _ in 0..TELLING.as_millis() / LOOK.as_millis() {
-            if session.controller.wait_complete(LOOK) {
-                break;
-            }
-            if stop.requested() {
-                return Err(stop.interrupted());
-            }
-        }
+        let told = || Ok(session.controller.wait_complete(LOOK).then_some(()));
+        stop.poll(Duration::ZERO, TELLING, told)?;
         Ok(session)
     }
 
@@ -138,22 +128,17 @@ impl<'a> Session<'a> {
     /// scheduler would refuse an earlier START at once, and an agent that was just
     /// started takes a moment to connect.
     pub(super) fn wait_for_node(&self, is_of_use: impl Fn(&Node) -> bool) -> Result<(), Failure> {
-        let is_there = || {
-            self.controller
-                .look(|view| view.nodes().any(|node| node.connected && is_of_use(node)))
-        };
-        let deadline = now() + NODE.min(self.limit);
+        let is_of_use = |node: &Node| node.connected && is_of_use(node);
         let mut told = false;
-        while !is_there() && now() < deadline {
-            if !told {
-                crate::output::note("ssntp: no node for it is connected yet: waiting for one");
-                told = true;
+        let there = || {
+            let is_there = self.controller.look(|view| view.nodes().any(is_of_use));
+            if !is_there && !std::mem::replace(&mut told, true) {
+                note("ssntp: no node for it is connected yet: waiting for one");
             }
-            if self.stop.channel().recv_timeout(LOOK) == Err(RecvTimeoutError::Disconnected) {
-                return Err(self.stop.interrupted());
-            }
-        }
-        Ok(())
+            Ok(is_there.then_some(()))
+        };
+        // Without a node the scheduler says in its answer what is missing.
+        self.stop.poll(LOOK, NODE.min(self.limit), there).map(drop)
     }
 
     /// Waits until an order is carried out, and reports only a failure.
@@ -185,7 +170,7 @@ impl<'a> Session<'a> {
             several => {
                 // With --json, a program has read every failure already.
                 for text in several.iter().filter(|_| !self.json) {
-                    crate::output::note(format_args!("ssntp: {text}"));
+                    note(format_args!("ssntp: {text}"));
                 }
                 Err(Failure::new(format!("{} of {total} failed", several.len())))
             }
@@ -252,16 +237,9 @@ impl<'a> Session<'a> {
 
     /// Waits until the commands have left this process.
     fn leave(&self, orders: &[Order]) -> Result<(), Failure> {
-        let mut looks = LEAVING.as_millis() / LOOK.as_millis();
-        while !self.controller.flush(LOOK) {
-            looks -= 1;
-            if self.stop.requested() {
-                return Err(self.stop.interrupted());
-            }
-            if looks == 0 {
-                return Err(Failure::new("the scheduler does not take the commands"));
-            }
-        }
+        let left = || Ok(self.controller.flush(LOOK).then_some(()));
+        let left = self.stop.poll(Duration::ZERO, LEAVING, left)?;
+        left.ok_or_else(|| Failure::new("the scheduler does not take the commands"))?;
         let mut output = Output::new();
         for order in orders {
             match order.subject() {

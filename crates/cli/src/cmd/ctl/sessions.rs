@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
 use ssntp::Role;
 use ssntp::client::{Client, ClientError, ClientEvent};
 use ssntp::payload::{
@@ -16,10 +15,9 @@ use super::options::Options;
 use super::session::await_session;
 use super::{json, tables};
 use crate::clock::wall_clock;
-use crate::cmd::table::list;
+use crate::cmd::table::print;
 use crate::connection::closed;
 use crate::failure::Failure;
-use crate::output::{say, say_json};
 use crate::signals::Stop;
 
 /// Show the sessions of the server, of any role
@@ -35,11 +33,9 @@ pub(super) struct Args {
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
     let sessions = Operator::open(options, stop)?.sessions(args.role)?;
     let now = wall_clock();
-    let values = sessions.iter().map(|one| json::session(one, now));
-    match options.json {
-        true => say_json(values.collect::<Value>()),
-        false => say(list(tables::SESSIONS, &(), sessions.iter())),
-    }
+    print(options.json, tables::SESSIONS, &(), &sessions, |one| {
+        json::session(one, now)
+    })
 }
 
 /// A client that asks its server.
@@ -171,11 +167,11 @@ pub(super) fn all_pages<T>(
 }
 
 /// An id that no other question has.
-pub(super) fn new_id() -> Id {
+pub(in crate::cmd) fn new_id() -> Id {
     Uuid::new_v4().into()
 }
 
-fn refused(refusal: &InvalidFrameType) -> String {
+pub(in crate::cmd) fn refused(refusal: &InvalidFrameType) -> String {
     let kind = refusal.refused();
     match refusal.reason.as_str() {
         "role_not_allowed" => format!(
@@ -183,6 +179,7 @@ fn refused(refusal: &InvalidFrameType) -> String {
              controller is the master"
         ),
         "unsupported_operand" => format!("the server is too old: it does not know {kind}"),
+        "too_many" => "as many operators watch as may; end another one first".into(),
         reason => format!("the server refuses {kind}: {reason}"),
     }
 }

@@ -7,7 +7,7 @@ use clap::value_parser;
 use serde_json::{Value, json};
 use ssntp::payload::{
     Id, Networking, Persistence, Requirements, RestartPolicy, Start, StartPayload, Tenant, TenantAction,
-    TenantEntry, TenantRefusal, Tenants, VmType,
+    TenantEntry, TenantRefusal, Tenants, TunnelStats, VmType,
 };
 use ssntp_cluster::network::MAX_KEY;
 use uuid::Uuid;
@@ -18,21 +18,15 @@ use super::sessions::{Operator, new_id};
 use super::tables;
 use crate::cmd::table;
 use crate::failure::Failure;
-use crate::output::{printable, say, say_json};
+use crate::output::{printable, say, say_either, say_json};
 use crate::signals::Stop;
 
 /// Make, show and remove the networks of tenants
 ///
 /// A tenant's network is one subnet with a concentrator, which runs on a network node.
 /// Nodes need `ssntp agent --network tenants`; see docs/networks.md.
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    #[command(subcommand)]
-    verb: Verb,
-}
-
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
+pub(super) enum Args {
     Add(Box<AddArgs>),
     /// Show all tenants
     List,
@@ -45,7 +39,7 @@ enum Verb {
 
 /// Make a tenant's network, and start its concentrator
 #[derive(Debug, clap::Args)]
-struct AddArgs {
+pub(super) struct AddArgs {
     #[command(flatten)]
     named: Named,
     /// Its subnet, of 20 to 29 bits; the first address is the gateway. Other tenants may
@@ -73,7 +67,7 @@ struct AddArgs {
 /// The address of an instance is freed when the instance is deleted; this is for an
 /// instance whose node is lost.
 #[derive(Debug, clap::Args)]
-struct ReleaseArgs {
+pub(super) struct ReleaseArgs {
     #[command(flatten)]
     named: Named,
     /// The instance
@@ -81,19 +75,19 @@ struct ReleaseArgs {
 }
 
 #[derive(Debug, clap::Args)]
-struct Named {
+pub(super) struct Named {
     /// The tenant
     #[arg(value_name = "NAME")]
     name: String,
 }
 
 pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
-    match &args.verb {
-        Verb::Add(args) => add(options, stop, args),
-        Verb::List => list(options, stop),
-        Verb::Show(named) => show(options, stop, &named.name),
-        Verb::Delete(named) => delete(options, stop, &named.name),
-        Verb::Release(args) => {
+    match args {
+        Args::Add(args) => add(options, stop, args),
+        Args::List => list(options, stop),
+        Args::Show(named) => show(options, stop, &named.name),
+        Args::Delete(named) => delete(options, stop, &named.name),
+        Args::Release(args) => {
             let mut question = question(TenantAction::Release, &args.named.name);
             question.instance_uuid = args.instance.into();
             ask(options, stop, question).map(drop)
@@ -119,13 +113,9 @@ fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
             "{why}; `ssntp ctl tenant delete {name}` removes the tenant"
         ))
     })?;
-    match options.json {
-        true => say_json(shown(&entry)),
-        false => say(format_args!(
-            "tenant {name}: key {}, concentrator {} at {}",
-            entry.key, entry.concentrator_uuid, entry.concentrator_ip
-        )),
-    }
+    let (key, uuid, ip) = (entry.key, &entry.concentrator_uuid, &entry.concentrator_ip);
+    let text = format_args!("tenant {name}: key {key}, concentrator {uuid} at {ip}");
+    say_either(options.json, shown(&entry), text)
 }
 
 /// Starts the concentrator of a new tenant, and waits until it has announced itself.
@@ -134,20 +124,9 @@ fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: 
     let (ip, _) = entry.concentrator_ip.split_once('/').unwrap_or_default();
     // The server and the files of certificates are not named here: the agent gives them to a
     // concentrator through its environment. The state is below the directory of the instance.
-    let command = [
-        "ssntp",
-        "cnci",
-        "--network",
-        "tenants",
-        "--state",
-        "state",
-        "--uuid",
-        &uuid.to_string(),
-        "--tenant",
-        entry.tenant_uuid.as_str(),
-        "--ip",
-        ip,
-    ];
+    let mut command: Vec<_> = "ssntp cnci --network tenants --state state".split(' ').collect();
+    let own = uuid.to_string();
+    command.extend(["--uuid", &own, "--tenant", entry.tenant_uuid.as_str(), "--ip", ip]);
     let start = Start {
         tenant_uuid: entry.tenant_uuid.clone(),
         instance_uuid: uuid,
@@ -165,7 +144,7 @@ fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: 
             ..Requirements::default()
         },
         restart_policy: RestartPolicy::Always,
-        command: command.map(str::to_owned).into(),
+        command: command.into_iter().map(str::to_owned).collect(),
         name: format!("cnci-{}", entry.name),
         ..Start::default()
     };
@@ -173,30 +152,20 @@ fn start_concentrator(options: &Options, stop: &Stop, entry: &TenantEntry, mem: 
     session.wait_for_node(|node| node.network)?;
     let order = session.controller.start_workload(&StartPayload::from(start))?;
     session.settle(order)?;
-    let is_there = || {
-        session
-            .controller
-            .look(|view| view.cnci(uuid).is_some_and(|cnci| cnci.since.is_some()))
-    };
-    let looks = crossbeam_channel::tick(LOOK);
-    let late = crossbeam_channel::after(session.limit.min(ANNOUNCED));
-    while !is_there() {
-        crossbeam_channel::select! {
-            recv(looks) -> _ => {}
-            recv(stop.channel()) -> _ => return Err(stop.interrupted()),
-            recv(late) -> _ => return Err(Failure::new(format!(
-                "the concentrator {uuid} does not announce itself: `ssntp ctl logs` shows why"
-            ))),
-        }
-    }
-    Ok(())
+    let announced = || Ok(session.controller.look(|view| view.cnci(uuid)?.since));
+    let announced = stop.poll(LOOK, session.limit.min(ANNOUNCED), announced)?;
+    announced.map(drop).ok_or_else(|| {
+        Failure::new(format!(
+            "the concentrator {uuid} does not announce itself: `ssntp ctl logs` shows why"
+        ))
+    })
 }
 
 /// How long a concentrator that runs may take to announce itself.
 const ANNOUNCED: Duration = Duration::from_secs(30);
 
 fn delete(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
-    let entry = one(ask(options, stop, question(TenantAction::Show, name))?)?;
+    let entry = find(options, stop, name)?;
     // If instances still have addresses, the scheduler refuses the deletion below, and they need
     // the concentrator.
     if entry.addresses.is_empty() {
@@ -222,30 +191,25 @@ fn list(options: &Options, stop: &Stop) -> Result<(), Failure> {
         }
         after = page.next;
     }
-    match options.json {
-        true => say_json(entries.iter().map(shown).collect::<Value>()),
-        false => say(table::list(tables::TENANTS, &(), entries.iter())),
-    }
+    table::print(options.json, tables::TENANTS, &(), &entries, shown)
 }
 
 fn show(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
-    let entry = one(ask(options, stop, question(TenantAction::Show, name))?)?;
+    let entry = find(options, stop, name)?;
     let session = Session::open_told(options, stop)?;
-    if options.json {
-        let tunnels = session.controller.look(|view| tables::tunnels(view, &entry));
-        let mut shown = shown(&entry);
-        shown["tunnels"] = tunnels
-            .iter()
-            .map(|(node, tunnel)| {
-                json!({
-                    "node": node, "up": tunnel.up, "rx_bytes": tunnel.rx_bytes, "tx_bytes": tunnel.tx_bytes,
-                    "drops": tunnel.drops,
-                })
-            })
-            .collect();
-        return say_json(shown);
+    if !options.json {
+        return say(session.controller.look(|view| tables::tenant(view, &entry)));
     }
-    say(session.controller.look(|view| tables::tenant(view, &entry)))
+    let tunnel = |(node, tunnel): &(Uuid, TunnelStats)| {
+        json!({
+            "node": node, "up": tunnel.up, "rx_bytes": tunnel.rx_bytes, "tx_bytes": tunnel.tx_bytes,
+            "drops": tunnel.drops,
+        })
+    };
+    let tunnels = session.controller.look(|view| tables::tunnels(view, &entry));
+    let mut shown = shown(&entry);
+    shown["tunnels"] = tunnels.iter().map(tunnel).collect();
+    say_json(shown)
 }
 
 /// Gives each of these instances the network of a tenant, and an address there: `ip`, or one that
@@ -263,9 +227,7 @@ pub(super) fn join(
         let mut question = question(TenantAction::Lease, name);
         question.instance_uuid = start.instance_uuid.into();
         question.ip = ip.map(|ip| ip.to_string()).unwrap_or_default();
-        let entry = one(checked(
-            operator.ask(&question, |answer: &Tenants| answer.id == question.id)?,
-        )?)?;
+        let entry = one(answered(&operator, &question)?)?;
         let mut addresses = entry.addresses.iter();
         let address = addresses.find(|address| address.instance_uuid == start.instance_uuid);
         let address = address.ok_or_else(|| Failure::new("the scheduler gave no address"))?;
@@ -299,11 +261,11 @@ fn question(action: TenantAction, name: &str) -> Tenant {
 
 /// Asks in a session of its own: a client has one session at a time.
 fn ask(options: &Options, stop: &Stop, question: Tenant) -> Result<Tenants, Failure> {
-    let operator = Operator::open(options, stop)?;
-    checked(operator.ask(&question, |answer: &Tenants| answer.id == question.id)?)
+    answered(&Operator::open(options, stop)?, &question)
 }
 
-fn checked(answer: Tenants) -> Result<Tenants, Failure> {
+fn answered(operator: &Operator<'_>, question: &Tenant) -> Result<Tenants, Failure> {
+    let answer = operator.ask(question, |answer: &Tenants| answer.id == question.id)?;
     match &answer.reason {
         TenantRefusal::Other(reason) if reason.is_empty() => Ok(answer),
         reason if answer.detail.is_empty() => Err(Failure::new(reason)),

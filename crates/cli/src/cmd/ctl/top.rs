@@ -16,7 +16,7 @@ use super::sessions::Operator;
 use crate::clock::{now, wall_clock};
 use crate::cmd::table::{Columns, list, terminal_size};
 use crate::failure::Failure;
-use crate::output::{Output, reader_is_gone, say, say_json};
+use crate::output::{reader_is_gone, say, say_json, say_text};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
@@ -96,11 +96,7 @@ fn print(rows: &[Row], json: bool) -> Result<(), Failure> {
     let text = list(COLUMNS, &(), rows.iter().take(most));
     match size {
         None => say(format_args!("{text}\n")),
-        Some(_) => {
-            let mut output = Output::new();
-            output.text(&over(&text))?;
-            output.flush()
-        }
+        Some(_) => say_text(&over(&text)),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
+use serde_json::json;
 use ssntp::payload::InstanceState;
 use ssntp_cluster::controller::{Ending, View};
 use uuid::Uuid;
@@ -12,7 +13,7 @@ use super::options::Options;
 use super::session::{LOOK, Progress, Session};
 use crate::clock::{now, wall_clock};
 use crate::failure::Failure;
-use crate::output::{printable, say, say_json};
+use crate::output::{printable, say_either};
 use crate::signals::Stop;
 
 /// The exit code if a workload has failed.
@@ -126,22 +127,16 @@ fn report(uuid: Uuid, outcome: &Outcome, json: bool) -> Result<(), Failure> {
         Outcome::Ended(ending) => format!("instance {uuid} has ended: {ending}: {}", ending.detail),
         Outcome::Gone => format!("instance {uuid} is gone"),
     };
-    if !json {
-        return say(printable(&text));
-    }
-    let mut value = serde_json::json!({"subject": uuid, "text": text});
-    match outcome {
+    let value = match outcome {
         Outcome::Running { node } => {
-            value["result"] = "running".into();
-            value["node"] = node.to_string().into();
+            json!({"result": "running", "node": node, "subject": uuid, "text": text})
         }
         Outcome::Ended(ending) => {
-            value["result"] = "ended".into();
-            value["end"] = json::end(ending);
+            json!({"result": "ended", "end": json::end(ending), "subject": uuid, "text": text})
         }
-        Outcome::Gone => value["result"] = "gone".into(),
-    }
-    say_json(value)
+        Outcome::Gone => json!({"result": "gone", "subject": uuid, "text": text}),
+    };
+    say_either(json, value, printable(&text))
 }
 
 fn late(session: &Session<'_>, waiting: &[Uuid], what: What) -> Failure {

@@ -30,7 +30,7 @@ use crate::signals::Stop;
 /// resolved, and ends. With --watch it keeps running and prints changes. While it keeps
 /// running, it reads the files of its certificates again when they change, and at SIGHUP.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     config_file: ConfigFile,
     /// The servers to begin with: HOST:PORT, [IPV6]:PORT or unix:PATH
@@ -260,10 +260,8 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         .collect::<Result<Vec<Reference>, _>>()
         .map_err(Failure::new)?;
     let result = if stays {
-        let mut running = Running {
-            element: &element,
-            tls: args.tls,
-        };
+        let (element, tls) = (&element, args.tls);
+        let mut running = Running { element, tls };
         let events = on(element.events().clone(), |_, event: Option<ElementEvent>| {
             let event = event.ok_or_else(|| Failure::new("the element has ended"))?;
             if args.watch {
@@ -273,12 +271,9 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         });
         daemon.serve(read, &mut running, vec![events])
     } else {
-        resolve_once(&element, daemon.stop(), args.timeout.into()).and_then(|done| {
-            if done {
-                show(&element, &wanted, args.follow, args.json)
-            } else {
-                Ok(())
-            }
+        resolve_once(&element, daemon.stop(), args.timeout.into()).and_then(|done| match done {
+            true => show(&element, &wanted, args.follow, args.json),
+            false => Ok(()),
         })
     };
     // A reference that is dropped tells the element, so this comes before the element ends.
@@ -349,15 +344,8 @@ fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result
                 reason: Some(reason),
                 ..
             } => last = Some(format!("{address}: {reason}")),
-            ElementEvent::Refused {
-                address,
-                method,
-                about,
-                error,
-            } => {
-                return Err(Failure::new(format!(
-                    "{address} refused {method} {about}: {error}"
-                )));
+            refused @ ElementEvent::Refused { .. } => {
+                return Err(Failure::new(text(&refused).unwrap_or_default()));
             }
             _ => {}
         }
@@ -432,7 +420,17 @@ fn subtrees(mut objects: Vec<ManagedObject>) -> Vec<Vec<ManagedObject>> {
 
 /// Prints an event for people.
 fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
-    let text = match event {
+    if let ElementEvent::Changed { what, objects } = event {
+        return objects
+            .iter()
+            .try_for_each(|change| print_change(output, *what, change));
+    }
+    text(event).map_or(Ok(()), |text| output.line(printable(&text)))
+}
+
+/// An event in one line; `None` for one that people need not know.
+fn text(event: &ElementEvent) -> Option<String> {
+    Some(match event {
         ElementEvent::Health { health } => format!("health: {health:?}").to_lowercase(),
         ElementEvent::Peer {
             address,
@@ -454,11 +452,6 @@ fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
             let found = if *found { "resolved" } else { "not there yet" };
             format!("{subject} {target} {found}")
         }
-        ElementEvent::Changed { what, objects } => {
-            return objects
-                .iter()
-                .try_for_each(|change| print_change(output, *what, change));
-        }
         ElementEvent::Refused {
             address,
             method,
@@ -476,9 +469,8 @@ fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
             format!("alarm: {method} {about}: no answer after {attempts} attempts")
         }
         ElementEvent::Missed { count } => format!("{count} events are lost"),
-        _ => return Ok(()),
-    };
-    output.line(printable(&text))
+        _ => return None,
+    })
 }
 
 fn print_change(output: &mut Output, what: Store, change: &ObjectChange) -> Result<(), Failure> {

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use ssntp_opflex::run::LocalSocket;
 
+use crate::choice::Given;
+
 /// The inspector of a server or an element.
 #[derive(Debug, clap::Args)]
 pub(super) struct InspectorArgs {
@@ -44,9 +46,6 @@ impl ServeArgs {
 }
 
 fn socket(path: PathBuf, for_group: bool) -> Option<LocalSocket> {
-    let socket = LocalSocket::new(path);
-    Some(match for_group {
-        true => socket.for_group(),
-        false => socket,
-    })
+    let group = for_group.then_some(());
+    Some(LocalSocket::new(path).given(group, |socket, ()| socket.for_group()))
 }

@@ -32,14 +32,8 @@ use crate::failure::Failure;
 use crate::settings::{Problems, Settings};
 
 /// Serve and use policy over OpFlex
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    command: Command,
-}
-
 #[derive(Debug, Subcommand)]
-enum Command {
+pub(crate) enum Args {
     Serve(Box<serve::Args>),
     Element(Box<element::Args>),
     Policy(policy::Args),
@@ -50,32 +44,32 @@ enum Command {
 }
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
-    match args.command {
-        Command::Serve(args) => serve::run(*args, settings),
-        Command::Element(args) => element::run(*args),
-        Command::Policy(args) => policy::run(args),
-        Command::Endpoints(args) => show::endpoints(args),
-        Command::Reports(args) => show::reports(args),
-        Command::Sessions(args) => show::sessions(args),
-        Command::Agents(args) => show::agents(args),
+    match args {
+        Args::Serve(args) => serve::run(*args, settings),
+        Args::Element(args) => element::run(*args),
+        Args::Policy(args) => policy::run(args),
+        Args::Endpoints(args) => show::endpoints(args),
+        Args::Reports(args) => show::reports(args),
+        Args::Sessions(args) => show::sessions(args),
+        Args::Agents(args) => show::agents(args),
     }
 }
 
 impl Args {
     /// The problems that can be found without starting anything, by key.
     pub(crate) fn problems(&self) -> Problems {
-        match &self.command {
-            Command::Serve(args) => args.problems(),
-            Command::Element(args) => args.problems(),
+        match self {
+            Self::Serve(args) => args.problems(),
+            Self::Element(args) => args.problems(),
             _ => Problems::default(),
         }
     }
 
     /// Whether this command runs until it is stopped. Then its warnings are logged by default.
     pub(crate) fn serves(&self) -> bool {
-        match &self.command {
-            Command::Serve(_) => true,
-            Command::Element(args) => args.stays(),
+        match self {
+            Self::Serve(_) => true,
+            Self::Element(args) => args.stays(),
             _ => false,
         }
     }

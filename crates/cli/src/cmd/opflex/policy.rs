@@ -9,7 +9,7 @@ use ssntp_opflex::model::{Format, ManagedObject, Uri};
 use super::control::ControlArgs;
 use super::load_objects;
 use crate::failure::Failure;
-use crate::output::{Output, lone_line, printable_json};
+use crate::output::{printable_json, say_either, say_text};
 
 /// Change or show the policy of a running server
 ///
@@ -17,7 +17,7 @@ use crate::output::{Output, lone_line, printable_json};
 /// when the elements that use the policy have been told and, with --persist, it is on
 /// the disk.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     control: ControlArgs,
     #[command(subcommand)]
@@ -76,7 +76,6 @@ struct Only {
 
 pub(super) fn run(args: Args) -> Result<(), Failure> {
     let mut control = args.control.connect()?;
-    let mut output = Output::new();
     let changed = match args.command {
         Command::Put { files, replace, only } => {
             control.only_at(only.if_revision);
@@ -94,25 +93,20 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             let (revision, objects) = control.status().map_err(Failure::new)?;
             let text = format!("revision {revision}, {objects} objects");
             let as_json = json!({ "revision": revision, "objects": objects });
-            return lone_line(text, args.control.json.then(|| as_json.to_string()));
+            return say_either(args.control.json, as_json, text);
         }
         Command::Dump { uri, yaml } => {
             let objects = control.dump(&uri.unwrap_or_else(Uri::root));
             let objects = objects.map_err(Failure::new)?;
             let format = if yaml { Format::Yaml } else { Format::Json };
             let text = ManagedObject::write_all(&objects, format).map_err(Failure::new)?;
-            output.text(&if yaml { text } else { printable_json(&text) })?;
-            return output.flush();
+            return say_text(&if yaml { text } else { printable_json(&text) });
         }
     };
     let changed = changed.map_err(Failure::new)?;
-    if args.control.json {
-        output.json(json!({ "changed": changed, "revision": control.revision() }))?;
-    } else {
-        let objects = if changed == 1 { "object" } else { "objects" };
-        output.line(format!("{changed} {objects} changed"))?;
-    }
-    output.flush()
+    let objects = if changed == 1 { "object" } else { "objects" };
+    let value = json!({ "changed": changed, "revision": control.revision() });
+    say_either(args.control.json, value, format!("{changed} {objects} changed"))
 }
 
 fn load_all(files: &[PathBuf]) -> Result<Vec<ManagedObject>, Failure> {

@@ -19,6 +19,7 @@ use crate::credentials::FilesRead;
 use crate::daemon::server::listening;
 use crate::daemon::{Arms, Daemon, Next, Presence, Service, on};
 use crate::failure::Failure;
+use crate::join::{self, JoinArgs};
 use crate::settings::{ConfigFile, Problems, Settings};
 use crate::watched::{modified, stamp};
 
@@ -29,9 +30,10 @@ use crate::watched::{modified, stamp};
 /// or --tls-crl changes, it is read again, and clients whose certificate is not valid any
 /// more are disconnected. A file that cannot be read changes nothing. SIGHUP makes the
 /// server read all files at once; policy files whose contents are the same do not undo
-/// what `ssntp opflex policy` has changed.
+/// what `ssntp opflex policy` has changed. With --join, several servers have the same
+/// policy, and each tells elements the addresses of all.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     config_file: ConfigFile,
     /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
@@ -59,6 +61,12 @@ pub(super) struct Args {
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
     #[command(flatten)]
+    join: JoinArgs,
+    /// The address at which elements reach this server, which all servers tell them [default:
+    /// the first of --listen]
+    #[arg(long, value_name = "ADDR", requires = "join")]
+    advertise: Option<Address>,
+    #[command(flatten)]
     inspector: InspectorArgs,
     /// The most clients at a time; one host may always have 64, and beyond that no more than
     /// it leaves free [default: what the system allows]
@@ -75,6 +83,7 @@ impl Args {
     pub(super) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
         problems.of("tls-cert", Some(self.tls.read()));
+        self.join.problems(&mut problems);
         let schema = self.model.as_deref().map(load_model).transpose();
         let read = |schema| self.policy.clone().map(|path| Source::new(path, schema).read());
         match schema {
@@ -89,6 +98,10 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let mut daemon = Daemon::install(settings)?;
     let mut config = ServerConfig::new(args.identity.settings());
     config.schema = args.model.as_deref().map(load_model).transpose()?;
+    let engine = args.join.engine()?;
+    if engine.is_some() {
+        join::addresses(&args.listen, args.advertise.as_ref())?;
+    }
     config.listen = args.listen;
     let (acceptor, read) = args.tls.read()?;
     config.tls = acceptor;
@@ -105,10 +118,22 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     }
     // Looked up before the server starts, because a running server writes this file.
     let kept = config.keep.clone().filter(|path| path.exists());
-    let server = Server::start(config)?;
+    let is_joined = engine.is_some();
+    let server = match engine {
+        Some(engine) => {
+            let advertise = args.advertise.map(|address| address.to_string());
+            Server::start_joined(config, Box::new(engine), advertise)?
+        }
+        None => Server::start(config)?,
+    };
     let handle = server.handle();
-    if let Some((kept, source)) = kept.as_deref().zip(source.as_ref()) {
-        tell_of_kept(kept, source);
+    match (kept.as_deref(), &source) {
+        (_, Some(source)) if is_joined => log::info!(
+            "the policy of the cluster is in force; {} counts once it changes, or if the cluster had none",
+            source.path().display()
+        ),
+        (Some(kept), Some(source)) => tell_of_kept(kept, source),
+        _ => {}
     }
     let presence = Presence {
         name: "opflex",
@@ -116,7 +141,7 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         lines: vec![listening(server.addresses())],
         json: args.json,
         admin: &args.admin,
-        figures: admin::of_opflex(server.handle()),
+        figures: admin::of_opflex(server.handle(), join::weak(server.membership())),
         status: Box::new(move || {
             let clients = handle.with(|cx| cx.core().session_count()).ok()?;
             Some(format!("{clients} clients"))
@@ -132,8 +157,11 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let mut running = Running {
         server: &server,
         source,
-        // The kept policy is not that of the files, so replacing it loses something.
-        revision: kept.map_or_else(|| revision(&server).ok(), |_| None),
+        // The kept policy, or the cluster's, is not that of the files, so replacing it loses something.
+        revision: match kept.is_some() || is_joined {
+            true => None,
+            false => revision(&server).ok(),
+        },
         is_due: false,
         tls: args.tls,
     };

@@ -8,13 +8,13 @@ use ssntp_opflex::model::{ManagedObject, Uri};
 use super::control::ControlArgs;
 use super::printing::print_with_note;
 use crate::clock::{since_1970, wall_clock};
-use crate::cmd::table::{self, Columns};
+use crate::cmd::table::{Columns, print_values};
 use crate::failure::Failure;
-use crate::output::{Output, printable};
+use crate::output::{Output, printable, say_lines};
 
 /// Print the endpoints that a running server knows
 #[derive(Debug, clap::Args)]
-pub(super) struct EndpointArgs {
+pub(crate) struct EndpointArgs {
     /// Only those at and below this URI
     uri: Option<Uri>,
     #[command(flatten)]
@@ -23,7 +23,7 @@ pub(super) struct EndpointArgs {
 
 /// Print the last state report of each object, and its numbers over time
 #[derive(Debug, clap::Args)]
-pub(super) struct ReportArgs {
+pub(crate) struct ReportArgs {
     /// Only those at and below this URI
     uri: Option<Uri>,
     #[command(flatten)]
@@ -32,7 +32,7 @@ pub(super) struct ReportArgs {
 
 /// Print the clients of a running server with their counters
 #[derive(Debug, clap::Args)]
-pub(super) struct SessionArgs {
+pub(crate) struct SessionArgs {
     #[command(flatten)]
     control: ControlArgs,
 }
@@ -40,7 +40,7 @@ pub(super) struct SessionArgs {
 /// Print every agent that was connected since the server started, and the counters of
 /// all its sessions
 #[derive(Debug, clap::Args)]
-pub(super) struct AgentArgs {
+pub(crate) struct AgentArgs {
     #[command(flatten)]
     control: ControlArgs,
 }
@@ -67,13 +67,10 @@ pub(super) fn endpoints(args: EndpointArgs) -> Result<(), Failure> {
 pub(super) fn reports(args: ReportArgs) -> Result<(), Failure> {
     let uri = args.uri.unwrap_or_else(Uri::root);
     let reports = args.control.connect()?.reports(&uri).map_err(Failure::new)?;
-    let mut output = Output::new();
     if args.control.json {
-        for report in reports {
-            output.json(report)?;
-        }
-        return output.flush();
+        return say_lines(reports);
     }
+    let mut output = Output::new();
     let now = since_1970(wall_clock());
     for mut report in reports {
         let object = ManagedObject::deserialize(report["object"].take()).map_err(Failure::new)?;
@@ -107,12 +104,12 @@ fn print_numbers(output: &mut Output, name: &str, rows: &Value) -> Result<(), Fa
 
 pub(super) fn sessions(args: SessionArgs) -> Result<(), Failure> {
     let sessions = args.control.connect()?.sessions().map_err(Failure::new)?;
-    print_rows(&args.control, sessions, SESSIONS)
+    print_values(args.control.json, SESSIONS, &sessions)
 }
 
 pub(super) fn agents(args: AgentArgs) -> Result<(), Failure> {
     let agents = args.control.connect()?.agents().map_err(Failure::new)?;
-    print_rows(&args.control, agents, AGENTS)
+    print_values(args.control.json, AGENTS, &agents)
 }
 
 const SESSIONS: Columns<(), Value> = &[
@@ -141,32 +138,17 @@ const AGENTS: Columns<(), Value> = &[
     ("bytes_sent", |(), row| cell(&row["bytes_sent"])),
 ];
 
-/// Prints each row as a line of JSON, or all rows as a table.
-fn print_rows(control: &ControlArgs, rows: Vec<Value>, columns: Columns<(), Value>) -> Result<(), Failure> {
-    let mut output = Output::new();
-    if control.json {
-        for row in rows {
-            output.json(row)?;
-        }
-    } else {
-        output.line(table::list(columns, &(), rows.iter()))?;
-    }
-    output.flush()
-}
-
 /// The text of one member in a table. For counts by method, it is their sum.
 fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) => text.clone(),
-        Value::Array(texts) => {
-            let texts: Vec<_> = texts.iter().filter_map(Value::as_str).collect();
-            texts.join(" ")
-        }
-        Value::Object(counts) => {
-            let sum: u64 = counts.values().filter_map(Value::as_u64).sum();
-            sum.to_string()
-        }
+        Value::Array(texts) => texts
+            .iter()
+            .filter_map(Value::as_str)
+            .collect::<Vec<_>>()
+            .join(" "),
+        Value::Object(counts) => counts.values().filter_map(Value::as_u64).sum::<u64>().to_string(),
         other => other.to_string(),
     }
 }

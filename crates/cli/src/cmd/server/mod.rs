@@ -24,7 +24,7 @@ use self::forwarding::{Application, Receivers, SHOWN, forwarding, lock, receiver
 use super::operands::{self, senders};
 use crate::admin::{self, AdminArgs};
 use crate::application::Applications;
-use crate::choice::{Choices, one_of};
+use crate::choice::{Choices, Given, one_of};
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::daemon::server::{Admission, check_configuration, listening, load_configuration, sessions};
 use crate::daemon::{Daemon, Next, Presence, Service, ended, on};
@@ -277,18 +277,14 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .operators(Role::CONTROLLER)
         .configuration_check(check_configuration);
     config = args.admission.apply(config, args.require_bound);
-    if let Some(yaml) = args.configuration()? {
-        config = config.configuration(yaml);
-    }
     if dev.is_some() && args.listen.is_empty() {
         config = config.listen(dev::LISTEN.parse()?);
     }
-    for address in args.listen.iter().cloned() {
-        config = config.listen(address);
-    }
-    if let Some(federation) = args.federation() {
-        config = config.federate(federation);
-    }
+    let listen = args.listen.iter().cloned();
+    let config = listen
+        .fold(config, ServerConfig::listen)
+        .given(args.configuration()?, ServerConfig::configuration)
+        .given(args.federation(), ServerConfig::federate);
     let engine = args.join.engine()?;
     let server = Server::start(config, application)?;
     // Dropped before the server, so that the members know at once that it leaves.
@@ -388,10 +384,9 @@ impl Args {
     /// The servers to link with.
     fn federation(&self) -> Option<Federation> {
         let federation = Federation::new().peers(self.peers.iter().cloned());
-        (!self.peers.is_empty() || self.join.is_given()).then(|| match &self.advertise {
-            Some(address) => federation.advertise(address.to_string()),
-            None => federation,
-        })
+        let advertise = self.advertise.as_ref().map(Address::to_string);
+        (!self.peers.is_empty() || self.join.is_given())
+            .then(|| federation.given(advertise, Federation::advertise))
     }
 
     /// The file of the configuration, to be read again when it changes; not with --dev.

@@ -12,6 +12,7 @@ use ssntp_transport::threads;
 use uuid::Uuid;
 
 use super::line::{Error, Id, Line, answer, payload};
+use super::receipts::Receipts;
 use super::{FLUSH, write};
 use crate::clock::now;
 use crate::failure::Failure;
@@ -77,6 +78,7 @@ impl Asked {
 pub(super) struct Input {
     client: Arc<Client>,
     asked: Arc<Asked>,
+    receipts: Arc<Receipts>,
     operands: Operands,
     timeout: Duration,
     /// A message for each request that may still be asked. The thread of a request gives it back.
@@ -87,6 +89,7 @@ impl Input {
     pub(super) fn new(
         client: &Arc<Client>,
         asked: &Arc<Asked>,
+        receipts: &Arc<Receipts>,
         operands: Operands,
         timeout: Duration,
     ) -> Self {
@@ -97,6 +100,7 @@ impl Input {
         Self {
             client: Arc::clone(client),
             asked: Arc::clone(asked),
+            receipts: Arc::clone(receipts),
             operands,
             timeout,
             free,
@@ -135,6 +139,7 @@ impl Input {
         for _ in 0..MAX_REQUESTS {
             let _ = self.free.1.recv();
         }
+        self.receipts.await_all();
         // If the client ends, this wait ends early.
         self.client.flush(FLUSH);
         Ok(())
@@ -149,21 +154,23 @@ impl Input {
         let id = line.id().clone();
         match self.act(line) {
             Ok(true) => write(&answer(&id, Ok(None))),
-            // Its thread answers.
+            // Another thread answers.
             Ok(false) => Ok(()),
             Err(error) => write(&answer(&id, Err(error))),
         }
     }
 
-    /// Carries out a line. Returns false for a request, whose own thread writes the answer.
+    /// Carries out a line. Returns false for a request, whose own thread writes the answer, and for
+    /// a frame with a receipt, which the main thread writes.
     fn act(&self, line: Line) -> Result<bool, Error> {
         match line {
             Line::Send {
+                id,
                 operand,
                 payload: text,
                 payload_base64,
                 timeout,
-                ..
+                receipt,
             } => {
                 let frame = Frame::with_payload(self.kind(&operand)?, payload(text, payload_base64)?);
                 if !self.operands.may_be_sent(frame.kind()) {
@@ -171,6 +178,15 @@ impl Input {
                     return Err(Error::new("bad_operand", why));
                 }
                 let left = self.connected(self.limit(timeout)?)?;
+                if receipt {
+                    let (number, frame) = self.receipts.ask(&self.client, id, frame, left)?;
+                    let sent = self.client.send_timeout(frame, left);
+                    sent.map_err(|unsent| {
+                        self.receipts.forget(number);
+                        Error::from(unsent.fault())
+                    })?;
+                    return Ok(false);
+                }
                 let sent = self.client.send_timeout(frame, left);
                 sent.map_err(|unsent| Error::from(unsent.fault()))?;
             }
@@ -257,6 +273,6 @@ fn connected(client: &Client, limit: Duration) -> Result<Duration, Error> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -22,6 +22,8 @@ pub(super) enum Line {
         payload: Option<String>,
         payload_base64: Option<String>,
         timeout: Option<f64>,
+        #[serde(default)]
+        receipt: bool,
     },
     Request {
         #[serde(default)]
@@ -100,7 +102,7 @@ impl Id {
 }
 
 /// The reason why a line was not carried out.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Error {
     code: &'static str,
     message: String,

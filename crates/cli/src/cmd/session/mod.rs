@@ -17,9 +17,11 @@
 //! |---|---|
 //! | `input` | the lines that are read, and what is done about each |
 //! | `line` | what stands in a line, read and written |
+//! | `receipts` | what the server says became of a frame |
 
 mod input;
 mod line;
+mod receipts;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +32,7 @@ use ssntp::client::{Backoff, Client, ClientError, ClientEvent, DialError};
 use ssntp::proto::Operands;
 
 use self::input::{Asked, Input};
+use self::receipts::Receipts;
 use crate::application::Applications;
 use crate::connection::{self, Connection, Renewal, closed};
 use crate::failure::Failure;
@@ -87,11 +90,13 @@ fn hold(args: &Args) -> Result<(), Failure> {
     let config = config.tracing(true).operands(operands.clone()).backoff(BACKOFF);
     let client = Arc::new(Client::start(config)?);
     let asked = Arc::new(Asked::default());
-    let input = Input::new(&client, &asked, operands.clone(), args.timeout.into());
+    let receipts = Arc::new(Receipts::default());
+    let input = Input::new(&client, &asked, &receipts, operands.clone(), args.timeout.into());
     let ended = input.start()?;
     Session {
         client: &client,
         asked: &asked,
+        receipts: &receipts,
         operands,
         unreachable: String::new(),
         renewal,
@@ -103,6 +108,7 @@ fn hold(args: &Args) -> Result<(), Failure> {
 struct Session<'a> {
     client: &'a Client,
     asked: &'a Asked,
+    receipts: &'a Receipts,
     operands: Operands,
     /// Why no session stands, as it was last told.
     unreachable: String,
@@ -114,6 +120,7 @@ impl Session<'_> {
     fn run(&mut self, stop: &Stop, ended: &Receiver<Result<(), Failure>>) -> Result<(), Failure> {
         let events = self.client.events();
         let looks = connection::looks();
+        let moments = crossbeam_channel::tick(LOOK);
         loop {
             crossbeam_channel::select! {
                 recv(stop.channel()) -> _ => break,
@@ -128,10 +135,11 @@ impl Session<'_> {
                     break;
                 }
                 recv(looks) -> _ => self.renewal.look(&self.client.handle()),
-                default(LOOK) => {
+                recv(moments) -> _ => {
                     if reader_is_gone() {
                         return Ok(());
                     }
+                    self.receipts.late().iter().try_for_each(write)?;
                     self.tell_of_failures()?;
                 }
             }
@@ -148,7 +156,10 @@ impl Session<'_> {
 
     fn tell(&mut self, event: ClientEvent) -> Result<(), Failure> {
         match event {
-            ClientEvent::Frame(frame) => write(&line::frame(&frame, &self.operands)),
+            ClientEvent::Frame(frame) => match self.receipts.take(&frame) {
+                Some(receipt) => write(&receipt),
+                None => write(&line::frame(&frame, &self.operands)),
+            },
             ClientEvent::Request(request) => {
                 let mut shown = line::request(&request, &self.operands);
                 let (number, pushed_out) = self.asked.keep(request);
@@ -175,9 +186,12 @@ impl Session<'_> {
                     },
                 }))
             }
-            ClientEvent::Disconnected { reason, retrying } => write(&json!({
-                "event": "disconnected", "reason": reason.to_string(), "retrying": retrying,
-            })),
+            ClientEvent::Disconnected { reason, retrying } => {
+                self.receipts.lose().iter().try_for_each(write)?;
+                write(&json!({
+                    "event": "disconnected", "reason": reason.to_string(), "retrying": retrying,
+                }))
+            }
             ClientEvent::Closed(why) => Err(closed(why)),
             _ => Ok(()),
         }

@@ -353,6 +353,66 @@ fn a_server_that_is_started_again_is_connected_to_again() {
 }
 
 #[test]
+fn a_receipt_says_who_got_a_frame_or_that_it_may_be_lost() {
+    let place = Place::new();
+    let server = place.server("--filter spec --allow Scaled=agent --allow QUERY=agent");
+    let mut agent = place.session("agent");
+    let line =
+        |id: u64, operand: &str| json!({ "do": "send", "id": id, "operand": operand, "receipt": true });
+    let got = agent.ask(&line(1, "STATS"));
+    assert_eq!(
+        (&got["id"], &got["ok"], &got["receivers"]),
+        (&1.into(), &true.into(), &0.into())
+    );
+    let controllers = [1, 2].map(|_| place.session("controller"));
+    assert_eq!(agent.ask(&line(2, "STATS"))["receivers"], 2);
+    assert!(
+        controllers
+            .iter()
+            .all(|one| one.event("frame")["operand"] == "STATS")
+    );
+    assert_eq!(agent.refused(&line(3, "START")), "refused");
+    assert_eq!(
+        agent.ask(&line(4, "STATS"))["receivers"],
+        2,
+        "the next one is not mixed up with it"
+    );
+    // A server that stands still has taken nothing, as far as anybody can tell.
+    server.signal(Signal::STOP);
+    let mut hasty = line(5, "STATS");
+    hasty["timeout"] = json!(0.1);
+    assert_eq!(agent.refused(&hasty), "timed_out");
+    for id in [6, 7] {
+        agent.write(line(id, "STATS").to_string().as_bytes());
+    }
+    // Frames are sent in the order of their lines, so both are sent.
+    assert_eq!(
+        agent.ask(&json!({ "do": "send", "id": 8, "operand": "STATS" }))["ok"],
+        true
+    );
+    server.signal(Signal::KILL);
+    for id in [6, 7] {
+        let lost = agent.event("answer");
+        assert_eq!(
+            (&lost["id"], &lost["error"]["code"]),
+            (&id.into(), &"disconnected".into())
+        );
+    }
+    assert_eq!(agent.event("disconnected")["retrying"], true);
+    server.end();
+    let _server = place.server("");
+    agent.event("connected");
+    assert!(agent.ask(&line(9, "STATS"))["receivers"].is_u64());
+    agent.write(line(10, "STATS").to_string().as_bytes());
+    agent.input.take();
+    let (code, rest) = agent.end();
+    assert!(
+        code == Some(0) && rest.iter().any(|line| line["id"] == 10 && line["ok"] == true),
+        "{rest:?}"
+    );
+}
+
+#[test]
 fn the_longest_payload_passes() {
     let place = Place::new();
     let _server = place.server("");

@@ -551,3 +551,38 @@ fn top_shows_what_each_session_carries() {
     let ended = top.end();
     assert_eq!((ended.code, ended.err.len()), (Some(0), 0), "{:?}", ended.err);
 }
+
+#[test]
+fn watch_shows_who_sends_what_and_no_payload() {
+    let place = Place::new();
+    let own = "--application COMMAND/0x80=Scaled";
+    let (_server, at) = place.server(own);
+    let (controller, agent) = (connect(&at, "controller"), connect(&at, "agent"));
+    let watching = |flags: &str| {
+        let program = place.start(&format!("watch {controller} {flags}"));
+        program.error_line("watching");
+        program
+    };
+    let uuid = "11111111-2222-4333-8444-555555555555";
+    let of_one = watching(&format!("--json --from {uuid}"));
+    let of_own = watching(&format!("{own} --kind Scaled"));
+    place.succeed(&format!("send {agent} STATS secret"));
+    place.succeed(&format!("send {agent} --uuid {uuid} STATS secret"));
+    place.succeed(&format!("send {agent} {own} Scaled secret"));
+    let shown = json(&of_one.line());
+    assert_eq!(
+        (&shown["from"]["uuid"], &shown["operand"], &shown["frames"]),
+        (&uuid.into(), &"STATS".into(), &1.into()),
+        "{shown}"
+    );
+    let line = of_own.line();
+    assert!(line.contains("(agent) Scaled: 1 frame, "), "{line}");
+    assert!(!line.contains("secret") && !shown.to_string().contains("secret"));
+    for program in [of_one, of_own] {
+        program.signal(Signal::TERM);
+        let ended = program.end();
+        assert_eq!(ended.code, Some(0), "{:?}", ended.err);
+    }
+    let why = place.fail(&format!("watch {agent}"), 1);
+    assert!(why.contains("controller"), "{why}");
+}

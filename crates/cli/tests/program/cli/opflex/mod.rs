@@ -2,6 +2,7 @@
 
 mod element;
 mod files;
+mod joined;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,0 +1,119 @@
+//! `ssntp watch`: which client of a server sends what.
+
+use serde_json::json;
+use ssntp::Role;
+use ssntp::client::{Client, ClientEvent};
+use ssntp::payload::{InvalidFrameType, Payload, Watch as Question, Watched};
+use ssntp::proto::{Command, Frame, Operands};
+use uuid::Uuid;
+
+use super::ctl::sessions::{new_id, refused};
+use super::listen::{clock, time};
+use super::operands;
+use crate::application::Applications;
+use crate::connection::{Connection, Waited, Watch};
+use crate::failure::Failure;
+use crate::output::{Output, note, printable};
+use crate::signals::Stop;
+
+/// Show which clients of a server send what: sender, operand and length, without payloads
+///
+/// Asks a server that takes operators, as `ssntp server` and `ssntp scheduler` do; the certificate
+/// must have the role controller. Consecutive frames of one client and one operand are one line.
+/// Frames that this program takes too slowly are left out and counted. Runs until a signal comes,
+/// and goes on when the connection comes back.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    connection: Connection,
+    #[command(flatten)]
+    applications: Applications,
+    /// Only frames of this client
+    #[arg(long, value_name = "UUID")]
+    from: Option<Uuid>,
+    /// Only frames with this operand, as in STATS
+    #[arg(long, value_name = "OPERAND")]
+    kind: Option<String>,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let stop = Stop::install()?;
+    let operands = args.applications.operands()?;
+    let kind = args.kind.as_deref().map(|text| operands::kind(&operands, text));
+    let question = Question {
+        id: new_id(),
+        uuid: args.from.map(Into::into).unwrap_or_default(),
+        kind: kind.transpose()?.map(|kind| kind.to_string()).unwrap_or_default(),
+    };
+    let (config, renewal) = args.connection.config_as(Role::CONTROLLER, &stop)?;
+    let client = Client::start(config)?;
+    let mut watch = Watch::new(&client, &stop, renewal);
+    loop {
+        match watch.wait(None)? {
+            // If the session has ended already, the next one asks again.
+            Waited::Event(ClientEvent::Connected(_)) => drop(client.send(Frame::of(&question))),
+            Waited::Event(ClientEvent::Disconnected { reason, .. }) => {
+                note(format_args!("disconnected: {reason}"));
+            }
+            Waited::Event(ClientEvent::Frame(frame)) if frame.kind() == Watched::KIND => {
+                let watched: Watched = frame.payload()?;
+                if watched.id == question.id {
+                    print(&watched, &operands, args.json)?;
+                }
+            }
+            Waited::Event(ClientEvent::Frame(frame)) => {
+                if let Ok(refusal) = frame.payload::<InvalidFrameType>()
+                    && refusal.refused() == Command::WATCH
+                {
+                    return Err(Failure::new(refused(&refusal)));
+                }
+            }
+            Waited::Event(_) => {}
+            Waited::Stopped | Waited::TimedOut => break,
+        }
+    }
+    client.close();
+    Ok(())
+}
+
+fn print(watched: &Watched, operands: &Operands, json: bool) -> Result<(), Failure> {
+    let Watched {
+        uuid,
+        roles,
+        frames,
+        bytes,
+        missed,
+        ..
+    } = watched;
+    let kind = watched.kind.parse();
+    let name = kind.map_or_else(
+        |_| watched.kind.clone(),
+        |kind: ssntp::proto::FrameKind| operands.show(kind).to_string(),
+    );
+    if *missed > 0 {
+        note(format_args!("ssntp: {missed} frames are not shown"));
+    }
+    if *frames == 0 {
+        note(format_args!("watching"));
+        return Ok(());
+    }
+    let mut output = Output::new();
+    match json {
+        true => output.json(json!({
+            "time": time(), "from": { "uuid": uuid, "role": roles }, "operand": name,
+            "frames": frames, "bytes": bytes, "missed": missed,
+        }))?,
+        false => {
+            let many = if *frames == 1 { "frame" } else { "frames" };
+            let line = format!(
+                "{} {uuid} ({roles}) {name}: {frames} {many}, {bytes} bytes",
+                clock()
+            );
+            output.line(printable(&line))?;
+        }
+    }
+    output.flush()
+}

@@ -1,0 +1,104 @@
+//! `ssntp opflex serve --join`: several servers with the same policy.
+
+use ssntp_test_support::etcd::EtcdProcess;
+
+use super::*;
+
+/// How long a change may take from one server to another.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn serve(dir: &Path, control: &str, join: &str, more: &[&str]) -> Child {
+    let flags = [
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--control",
+        control,
+        "--join",
+        join,
+    ];
+    let (server, mut output) = start(dir, &[&flags, more].concat());
+    assert!(line(&mut output).starts_with("listening at "));
+    server
+}
+
+fn status(dir: &Path, control: &str) -> Value {
+    lines(dir, &["policy", "status", "--control", control, "--json"]).remove(0)
+}
+
+#[test]
+fn servers_that_share_an_etcd_have_the_same_policy_and_refuse_an_edit_of_an_older_one() {
+    let Some(etcd) = EtcdProcess::start(1) else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for (file, uri) in [("one.json", "/a/"), ("two.json", "/b/"), ("three.json", "/c/")] {
+        let text = format!(r#"[{{"subject": "Group", "uri": "{uri}"}}]"#);
+        fs::write(dir.join(file), text).unwrap();
+    }
+    let join = etcd.join();
+    let one = serve(dir, "one", &join, &["--policy", "one.json"]);
+    let two = serve(dir, "two", &join, &["--policy", "two.json"]);
+    let first = status(dir, "one");
+    assert_eq!((&first["objects"], &status(dir, "two")), (&1.into(), &first));
+
+    let revision = first["revision"].to_string();
+    let put = [
+        "policy",
+        "put",
+        "two.json",
+        "--if-revision",
+        &revision,
+        "--json",
+        "--control",
+        "two",
+    ];
+    let made = lines(dir, &put).remove(0);
+    assert_eq!(
+        (&made["changed"], &status(dir, "two")["revision"]),
+        (&1.into(), &made["revision"])
+    );
+    let end_of_wait = Instant::now() + LIMIT;
+    while status(dir, "one")["revision"] != made["revision"] {
+        assert!(Instant::now() < end_of_wait, "the edit does not come across");
+    }
+    assert_eq!(status(dir, "one")["objects"], 2);
+    let stale = [
+        "policy",
+        "put",
+        "three.json",
+        "--if-revision",
+        &revision,
+        "--control",
+        "one",
+    ];
+    let wanted = format!(
+        "policy has changed: its revision is {}, not {revision}",
+        made["revision"]
+    );
+    let error = failure(dir, &stale);
+    assert!(error.contains(&wanted), "{error}");
+
+    // One that starts with another file begins with what the cluster has.
+    end(one, Signal::TERM);
+    let three = serve(dir, "three", &join, &["--policy", "three.json"]);
+    assert_eq!(status(dir, "three"), status(dir, "two"));
+    end(three, Signal::TERM);
+    end(two, Signal::TERM);
+}
+
+#[test]
+fn a_server_that_cannot_join_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let join = "etcd://127.0.0.1:1";
+    for (listen, code, why) in [
+        ("127.0.0.1:0", 1, "cannot join: the engine is away: 127.0.0.1:1: "),
+        (":0", 2, "--advertise is needed"),
+    ] {
+        let output = run(dir.path(), &["serve", "--listen", listen, "--join", join]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(why), "{said}");
+        assert_eq!(output.status.code(), Some(code), "{said}");
+    }
+}

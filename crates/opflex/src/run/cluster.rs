@@ -1,0 +1,340 @@
+//! A server that is one of several with the same policy, which an engine keeps.
+//!
+//! ```text
+//!  editor, ServerHandle ─ edit ─▶ Shared ─ write, at the revision of the edit ─▶ ssntp-engine
+//!                                   ▲ waits until it is read back                    │
+//!  dispatcher ◀ difference, revision, peers ─ opflex-cluster ◀─ the view, each second ─┘
+//! ```
+//!
+//! The policy is one document in the engine, and its revision is the revision of the policy.
+//! A server changes its own copy only to a document that it has read, also after its own edit.
+//! So all servers make the same changes in the same order, and an edit that was made on an
+//! older document is refused by the engine.
+//!
+//! Servers share nothing else. Each one names all members to its elements, as the draft has it,
+//! and elements connect to all of them: so each server is told what every element declares,
+//! resolves and reports, and nothing in the engine grows with elements.
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, bounded};
+use log::{error, info, warn};
+use ssntp_engine::{Documents, Engine, EngineError, Join, Member, Membership, View, When};
+use uuid::Uuid;
+
+use super::control::Edited;
+use super::editing;
+use super::server_side::{ServerEvents, call, copy_policy};
+use super::{CallError, SERVER_LOG as LOG, StartError, now};
+use crate::message::{Peer, Role};
+use crate::model::{Edit, FileError, Format, ManagedObject, Schema, Tree};
+use ssntp_transport::threads;
+
+/// The document with the policy.
+const POLICY: &str = "policy";
+/// The longest document. etcd takes requests of 1.5 MiB.
+const LONGEST: usize = 1 << 20;
+/// A document without objects.
+const NOTHING: &[u8] = b"[]";
+/// How long an edit waits until its document is read back, and until others are out of its
+/// way. A read follows each write at once, and takes a second at most.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The most members that are named to elements, because an identity has to stay short.
+const MOST: usize = 64;
+
+/// How a server joins: the engine, and where elements reach the server.
+pub(super) type Joining = (Box<dyn Engine>, String);
+
+/// The membership of a server, and the thread that follows the policy of the others.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    shared: Arc<Shared>,
+    /// Given up first when the server ends, which also ends the thread.
+    membership: Option<Arc<Membership>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What threads that edit policy share with the thread that follows it.
+pub(super) struct Shared {
+    events: ServerEvents,
+    documents: Documents,
+    schema: Option<Arc<Schema>>,
+    state: Mutex<State>,
+    /// Signalled when the state has changed.
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The document that was read last. Until there is one, the policy that the server brings.
+    text: Vec<u8>,
+    /// Its revision; none if the engine has no document.
+    revision: Option<u64>,
+    is_stopping: bool,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    /// Becomes a member, and takes over the policy of the cluster. A cluster without policy gets
+    /// that of this server. Blocks until then.
+    pub(super) fn join(
+        (engine, address): Joining,
+        events: &ServerEvents,
+        roles: &[Role],
+        peers: &[Peer],
+        schema: Option<Arc<Schema>>,
+    ) -> Result<Self, StartError> {
+        let text = copy_policy(events).and_then(|own| document(&own).map_err(CallError::Document));
+        let text = text.map_err(StartError::Join)?;
+        // A process has a UUID of its own, so it has only one incarnation.
+        let member = Member {
+            uuid: Uuid::new_v4(),
+            incarnation: 1,
+            addresses: vec![address],
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            token: 0,
+        };
+        // One wake-up stands for all views that have come since.
+        let (wake, woken) = bounded(1);
+        let told = move |_: &View| {
+            let _ = wake.try_send(());
+        };
+        let membership = Membership::start(engine, Join { member, leads: false }, told);
+        let membership = Arc::new(membership.map_err(|e| StartError::Join(e.into()))?);
+        let is_empty = text == NOTHING;
+        let shared = Arc::new(Shared {
+            events: events.clone(),
+            documents: membership.documents(),
+            schema,
+            state: Mutex::new(State {
+                text,
+                revision: None,
+                is_stopping: false,
+            }),
+            changed: Condvar::new(),
+        });
+        let mut named = Named {
+            roles: roles.to_vec(),
+            configured: peers.to_vec(),
+            told: Vec::new(),
+        };
+        // No element is connected yet, so none sees the policy that the server has brought.
+        follow(&shared, &membership.view(), &mut named).map_err(StartError::Join)?;
+        let body = {
+            let (shared, membership) = (Arc::clone(&shared), Arc::downgrade(&membership));
+            move || run(&shared, &membership, &woken, named)
+        };
+        let thread = threads::spawn("opflex-cluster", body).map_err(StartError::Thread)?;
+        let cluster = Self {
+            shared,
+            membership: Some(membership),
+            thread: Some(thread),
+        };
+        if !is_empty {
+            cluster.shared.wait_past(None).map_err(StartError::Join)?;
+        }
+        Ok(cluster)
+    }
+
+    pub(super) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
+
+    pub(super) fn membership(&self) -> Option<&Arc<Membership>> {
+        self.membership.as_ref()
+    }
+}
+
+impl Drop for Cluster {
+    /// Leaves the cluster. Edits that wait end with an error. The dispatcher has to run.
+    fn drop(&mut self) {
+        self.shared.lock().is_stopping = true;
+        self.shared.changed.notify_all();
+        self.membership = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Makes an edit of the policy of all servers, and waits until this one has it. Without
+    /// `at`, an edit that comes too late for its document is made on the newer one.
+    pub(super) fn edit(&self, edit: &Edit, at: Option<u64>) -> Result<Edited, CallError> {
+        let end = now() + PATIENCE;
+        loop {
+            let (base, text) = {
+                let state = self.lock();
+                (state.revision, state.text.clone())
+            };
+            let is = base.unwrap_or(0);
+            if let Some(wanted) = at.filter(|wanted| *wanted != is) {
+                return Err(CallError::Revision { wanted, is });
+            }
+            let objects = match read(&text) {
+                Ok(objects) => objects,
+                // A reload replaces also a document that cannot be read.
+                Err(_) if matches!(edit, Edit::Reload(_)) => Vec::new(),
+                Err(why) => return Err(CallError::Document(why)),
+            };
+            let mut tree = self.schema.clone().map_or_else(Tree::new, Tree::with_schema);
+            tree.merge(objects)?;
+            let changed = tree.edit(edit.clone())?.len();
+            let next = document(&tree.to_objects()).map_err(CallError::Document)?;
+            if next == text {
+                return Ok(Edited {
+                    changed,
+                    revision: is,
+                });
+            }
+            match self.write(&next, base) {
+                Ok(revision) => {
+                    self.wait_past(base)?;
+                    return Ok(Edited { changed, revision });
+                }
+                Err(EngineError::Changed) if now() < end => self.wait_past(base)?,
+                Err(why) => return Err(why.into()),
+            }
+        }
+    }
+
+    /// Writes a document, if the engine has the one of this revision.
+    fn write(&self, text: &[u8], base: Option<u64>) -> Result<u64, EngineError> {
+        if text.len() > LONGEST {
+            let length = text.len();
+            let why = format!("the policy would take {length} bytes, and {LONGEST} are the most");
+            return Err(EngineError::Full(why));
+        }
+        self.documents
+            .write(POLICY, text, base.map_or(When::Absent, When::At))
+    }
+
+    /// Waits until another document than that of this revision has been read and is in force.
+    fn wait_past(&self, base: Option<u64>) -> Result<(), CallError> {
+        let is_same = |state: &mut State| state.revision == base && !state.is_stopping;
+        let waited = self.changed.wait_timeout_while(self.lock(), PATIENCE, is_same);
+        let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        match (state.is_stopping, waited.timed_out()) {
+            (true, _) => Err(CallError::Stopped),
+            (false, true) => {
+                Err(EngineError::Away("the policy was not read in time after an edit".to_owned()).into())
+            }
+            (false, false) => Ok(()),
+        }
+    }
+
+    /// Brings the server's policy to what was read.
+    fn take(&self, view: &View) -> Result<(), CallError> {
+        let known = self.lock().revision;
+        let Some(document) = view.documents.get(POLICY) else {
+            if known.is_some() {
+                warn!(target: LOG, "the engine has lost the policy; it is put back");
+            }
+            let text = {
+                let mut state = self.lock();
+                state.revision = None;
+                state.text.clone()
+            };
+            self.changed.notify_all();
+            // An empty policy is not put, so that a server that brings one may come later.
+            if text == NOTHING {
+                return Ok(());
+            }
+            // Several servers may put theirs at the same time; the first one counts.
+            return match self.write(&text, None) {
+                Ok(_) | Err(EngineError::Changed) => Ok(()),
+                Err(why) => Err(why.into()),
+            };
+        };
+        if known == Some(document.revision) {
+            return Ok(());
+        }
+        let revision = document.revision;
+        let objects = read(&document.text).map_err(CallError::Document);
+        let made = objects.and_then(|objects| {
+            let changed = editing::edit_here(&self.events, Edit::Reload(objects), None)?.changed;
+            call(&self.events, move |cx| cx.core.begin_at_revision(revision))?;
+            info!(target: LOG, "revision {revision} of the cluster's policy: {changed} objects changed");
+            Ok(())
+        });
+        // Also if it cannot be used: then the next edit has to be made on this document.
+        let mut state = self.lock();
+        state.text.clone_from(&document.text);
+        state.revision = Some(revision);
+        drop(state);
+        self.changed.notify_all();
+        made
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The servers that elements are told of.
+struct Named {
+    /// The roles of this server, which its members share.
+    roles: Vec<Role>,
+    configured: Vec<Peer>,
+    told: Vec<Peer>,
+}
+
+impl Named {
+    /// Names the members to elements that send their identity from now on.
+    fn tell(&mut self, view: &View, events: &ServerEvents) -> Result<(), CallError> {
+        let members = view.members.iter().filter_map(|member| member.addresses.first());
+        let peer = |address: &String| Peer {
+            role: self.roles.clone(),
+            connectivity_info: address.clone(),
+            extra: serde_json::Map::new(),
+        };
+        let is_new = |peer: &Peer| {
+            let same = |other: &Peer| other.connectivity_info == peer.connectivity_info;
+            !self.configured.iter().any(same)
+        };
+        let members = members.take(MOST).map(peer).filter(is_new);
+        let peers: Vec<Peer> = self.configured.iter().cloned().chain(members).collect();
+        if self.told != peers {
+            self.told.clone_from(&peers);
+            call(events, move |cx| cx.core.set_peers(peers))?;
+        }
+        Ok(())
+    }
+}
+
+/// Brings the server to what a view says.
+fn follow(shared: &Shared, view: &View, named: &mut Named) -> Result<(), CallError> {
+    shared.take(view)?;
+    named.tell(view, &shared.events)
+}
+
+/// Follows each view until the membership ends.
+fn run(shared: &Shared, membership: &Weak<Membership>, woken: &Receiver<()>, mut named: Named) {
+    for () in woken {
+        let Some(view) = membership.upgrade().map(|membership| membership.view()) else {
+            return;
+        };
+        match follow(shared, &view, &mut named) {
+            Ok(()) => {}
+            Err(CallError::Stopped) => return,
+            Err(why) => error!(target: LOG, "the policy of the cluster is not in force here: {why}"),
+        }
+    }
+}
+
+fn read(text: &[u8]) -> Result<Vec<ManagedObject>, FileError> {
+    ManagedObject::read_all(text, Format::Json)
+}
+
+/// Objects as the engine keeps them: without blanks, because the length is limited.
+fn document(objects: &[ManagedObject]) -> Result<Vec<u8>, FileError> {
+    serde_json::to_vec(objects).map_err(|e| FileError::Json(e.to_string()))
+}

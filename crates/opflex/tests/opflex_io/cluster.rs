@@ -1,0 +1,279 @@
+//! Several servers with the same policy.
+
+use ssntp_engine::{Engine, EngineError, Etcd, EtcdConfig, MemoryEngine, Request, When};
+use ssntp_opflex::policy_element::PeerState;
+use ssntp_opflex::run::{CallError, Control, ControlError, StartError};
+use ssntp_test_support::etcd::EtcdProcess;
+
+use super::*;
+
+const GROUP: &str = "/PolicyUniverse/PolicySpace/shop/GbpEpGroup/web/";
+const ENDPOINT: &str = "/EprL3Universe/EprL3Ep/10.0.0.1/";
+
+fn config(policy: Vec<ManagedObject>) -> ServerConfig {
+    let config = ServerConfig::new(server_settings("pr")).policy(policy);
+    config.listen(Address::tcp("127.0.0.1", 0))
+}
+
+fn try_join(engine: &MemoryEngine, config: ServerConfig) -> Result<Server, StartError> {
+    Server::start_joined(config, Box::new(engine.clone()), None)
+}
+
+fn join(engine: &MemoryEngine, policy: Vec<ManagedObject>) -> Server {
+    try_join(engine, config(policy)).unwrap()
+}
+
+/// The names of all objects, in the order of their URIs.
+fn names(server: &Server) -> Vec<String> {
+    let objects = server.handle().policy().unwrap();
+    let name = |object: &ManagedObject| object.property("name").unwrap().as_str().unwrap().to_owned();
+    objects.iter().map(name).collect()
+}
+
+fn revision(server: &Server) -> u64 {
+    server.handle().with(|cx| cx.core().policy_revision()).unwrap()
+}
+
+/// Waits until both have the same policy at the same revision, with these names.
+fn until_same(one: &Server, two: &Server, wanted: &[&str]) {
+    until(|| [one, two].iter().all(|server| names(server) == wanted) && revision(one) == revision(two));
+}
+
+/// Puts a document into the engine, as somebody who writes there by hand.
+fn put(engine: &MemoryEngine, text: &[u8]) {
+    let request = Request::Put {
+        key: "documents/policy".to_owned(),
+        value: text.to_vec(),
+        lease: None,
+        when: When::Always,
+    };
+    engine.clone().ask(&request).unwrap();
+}
+
+#[test]
+fn all_servers_have_the_policy_that_was_edited_on_any_of_them() {
+    let engine = MemoryEngine::new();
+    let one = join(&engine, vec![object("/a/", "first")]);
+    // What a later server brings does not count.
+    let two = join(&engine, vec![object("/b/", "second")]);
+    until_same(&one, &two, &["first"]);
+    let edit = |server: &Server, edit| server.handle().edit(edit).unwrap();
+    assert_eq!(edit(&two, Edit::Merge(vec![object("/c/", "third")])), 1);
+    assert_eq!(
+        names(&two),
+        ["first", "third"],
+        "an edit is in force when it is answered"
+    );
+    until_same(&one, &two, &["first", "third"]);
+    // On the server that may not have read the last edit yet: nothing of either is lost.
+    for n in 0..3 {
+        edit(&one, Edit::Merge(vec![object("/one/", &n.to_string())]));
+        edit(&two, Edit::Merge(vec![object("/two/", &n.to_string())]));
+    }
+    until_same(&one, &two, &["first", "third", "2", "2"]);
+    assert_eq!(
+        edit(&one, Edit::Merge(vec![object("/two/", "2")])),
+        0,
+        "it changes nothing"
+    );
+    edit(&one, Edit::Delete(vec![uri("/one/"), uri("/two/")]));
+    edit(&one, Edit::Reload(vec![object("/a/", "last")]));
+    until_same(&one, &two, &["last"]);
+    // One that starts later, and one that starts again, begins with it.
+    one.stop();
+    let three = join(&engine, Vec::new());
+    assert_eq!(names(&three), ["last"]);
+    until_same(&two, &three, &["last"]);
+}
+
+#[test]
+fn an_edit_for_another_revision_is_refused_with_the_one_that_is() {
+    let engine = MemoryEngine::new();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control");
+    let one = join(&engine, vec![object("/a/", "first")]);
+    let two = try_join(&engine, config(Vec::new()).control(&path)).unwrap();
+    let mut control = Control::connect(&path, LIMIT).unwrap();
+    let (made_on, _) = control.status().unwrap();
+    assert_eq!(made_on, revision(&one));
+    one.handle()
+        .edit(Edit::Merge(vec![object("/a/", "second")]))
+        .unwrap();
+    let is = revision(&one);
+    control.only_at(Some(made_on));
+    // Whether or not this server has read the edit of the other one meanwhile.
+    let refused = control.put(&[object("/a/", "third")], false).unwrap_err();
+    let ControlError::Refused(why) = refused else {
+        panic!("{refused}")
+    };
+    let wanted = format!("policy has changed: its revision is {is}, not {made_on}");
+    assert!(why.to_string().contains(&wanted), "{why}");
+    control.only_at(Some(is));
+    assert_eq!(control.put(&[object("/a/", "third")], false).unwrap(), 1);
+    assert!(control.revision() > Some(is));
+    until_same(&one, &two, &["third"]);
+}
+
+#[test]
+fn without_the_engine_policy_stays_and_edits_are_refused() {
+    let engine = MemoryEngine::new();
+    let one = join(&engine, vec![object("/a/", "first")]);
+    engine.fail(Some(EngineError::Away("cut off".to_owned())));
+    let edit = |value| one.handle().edit(Edit::Merge(vec![object("/a/", value)]));
+    let refused = edit("second").unwrap_err();
+    assert!(
+        matches!(&refused, CallError::Engine(EngineError::Away(_))),
+        "{refused}"
+    );
+    assert_eq!(names(&one), ["first"]);
+    let refused = try_join(&engine, config(Vec::new())).unwrap_err();
+    assert_eq!(refused.to_string(), "cannot join: the engine is away: cut off");
+    engine.fail(None);
+    until(|| edit("second").is_ok());
+    assert_eq!(names(&one), ["second"]);
+}
+
+#[test]
+fn an_engine_that_was_emptied_gets_the_policy_back() {
+    let engine = MemoryEngine::new();
+    let one = join(&engine, vec![object("/a/", "first")]);
+    let two = join(&engine, Vec::new());
+    let read = |engine: &MemoryEngine| match engine.clone().ask(&Request::Read).unwrap() {
+        ssntp_engine::Answer::Kept(kept) => kept.entries.contains_key("documents/policy"),
+        other => panic!("{other:?}"),
+    };
+    engine.lose();
+    until(|| read(&engine));
+    one.handle()
+        .edit(Edit::Merge(vec![object("/b/", "second")]))
+        .unwrap();
+    until_same(&one, &two, &["first", "second"]);
+}
+
+#[test]
+fn a_document_that_is_no_policy_changes_nothing_and_a_reload_replaces_it() {
+    let engine = MemoryEngine::new();
+    let one = join(&engine, vec![object("/a/", "first")]);
+    put(&engine, b"[{}, 7");
+    let edit = |edit| one.handle().edit(edit);
+    let mut why = String::new();
+    until(|| match edit(Edit::Merge(vec![object("/b/", "second")])) {
+        Ok(_) => false,
+        Err(refused) => {
+            why = refused.to_string();
+            matches!(refused, CallError::Document(_))
+        }
+    });
+    assert!(
+        why.starts_with("the policy of the cluster: ") && why.contains("line 1"),
+        "{why}"
+    );
+    let refused = try_join(&engine, config(Vec::new())).unwrap_err();
+    assert!(
+        refused
+            .to_string()
+            .starts_with("cannot join: the policy of the cluster: "),
+        "{refused}"
+    );
+    edit(Edit::Reload(vec![object("/a/", "again")])).unwrap();
+    assert_eq!(names(&one), ["again"]);
+    assert_eq!(names(&join(&engine, Vec::new())), ["again"]);
+}
+
+#[test]
+fn a_policy_that_is_too_long_for_the_engine_is_refused() {
+    let engine = MemoryEngine::new();
+    let one = join(&engine, vec![object("/a/", "first")]);
+    let long = object("/b/", &"x".repeat(1 << 20));
+    let refused = one.handle().edit(Edit::Merge(vec![long.clone()])).unwrap_err();
+    assert!(
+        refused.to_string().contains("and 1048576 are the most"),
+        "{refused}"
+    );
+    assert_eq!(names(&one), ["first"]);
+    let refused = try_join(&MemoryEngine::new(), config(vec![long])).unwrap_err();
+    assert!(
+        refused.to_string().contains("and 1048576 are the most"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn an_element_of_one_server_finds_the_others_and_each_knows_what_it_declares() {
+    let engine = MemoryEngine::new();
+    let servers = [
+        join(&engine, vec![object(GROUP, "first")]),
+        join(&engine, Vec::new()),
+    ];
+    let [first, second] = servers.each_ref().map(|server| server.addresses()[0].to_string());
+    // The first server learns of the second one within a second.
+    let is_named = |server: &Server| {
+        let watcher = element("watcher", &server.addresses()[0].to_string());
+        until_health(&watcher, Health::Healthy);
+        watcher.peers().unwrap().len() == 2
+    };
+    until(|| servers.iter().all(is_named));
+    let element = element("pe1", &first);
+    let all_ready = |state: &(String, PeerState)| state.1 == PeerState::Ready;
+    until(|| {
+        let peers = element.peers().unwrap();
+        peers.len() == 2 && peers.iter().all(all_ready)
+    });
+    let _policy = element.resolve(&uri(GROUP)).unwrap();
+    element
+        .declare(vec![ManagedObject::new("EprL3Ep", uri(ENDPOINT))])
+        .unwrap();
+    for server in &servers {
+        until_server(&server.handle(), |cx| {
+            let sessions = cx.core().sessions(cx.now());
+            cx.core().endpoints().len() == 1 && sessions.iter().any(|session| session.policies == 1)
+        });
+    }
+    // An edit reaches the element whichever server it is made on, and when only one is left.
+    let [one, two] = servers;
+    one.handle()
+        .edit(Edit::Merge(vec![object(GROUP, "second")]))
+        .unwrap();
+    until_value(&element, Store::Policy, GROUP, Some("second"));
+    one.stop();
+    two.handle()
+        .edit(Edit::Merge(vec![object(GROUP, "third")]))
+        .unwrap();
+    until_value(&element, Store::Policy, GROUP, Some("third"));
+    assert!(element.peers().unwrap().contains(&(second, PeerState::Ready)));
+}
+
+#[test]
+fn a_real_etcd_keeps_the_policy_of_several_servers() {
+    let Some(etcd) = EtcdProcess::start(1) else { return };
+    let join = |policy| {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let engine = Etcd::new(EtcdConfig {
+                endpoints: etcd.join().parse().unwrap(),
+                tls: None,
+                user: None,
+                cluster: "opflex".to_owned(),
+            });
+            // On a busy machine it may need more than the time of one call.
+            match Server::start_joined(config(Vec::clone(&policy)), Box::new(engine), None) {
+                Err(StartError::Join(CallError::Engine(EngineError::Away(_)))) if Instant::now() < end => {}
+                server => return server.unwrap(),
+            }
+        }
+    };
+    let one = join(vec![object("/a/", "first")]);
+    let two = join(Vec::new());
+    until_same(&one, &two, &["first"]);
+    until(|| {
+        two.handle()
+            .edit(Edit::Merge(vec![object("/b/", "second")]))
+            .is_ok()
+    });
+    until_same(&one, &two, &["first", "second"]);
+    until(|| one.handle().edit(Edit::Delete(vec![uri("/a/")])).is_ok());
+    until_same(&one, &two, &["second"]);
+    one.stop();
+    two.stop();
+    assert_eq!(names(&join(Vec::new())), ["second"]);
+}
