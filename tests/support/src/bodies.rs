@@ -29,7 +29,7 @@ const MAX_PAYLOAD: u32 = 64 * 1024;
 type Body = fn(&[u8]);
 
 /// Every body by the name of its fuzz target.
-pub const BODIES: [(&str, Body); 10] = [
+pub const BODIES: [(&str, Body); 11] = [
     ("codec", codec),
     ("server_handshake", server_handshake),
     ("client_handshake", client_handshake),
@@ -40,6 +40,7 @@ pub const BODIES: [(&str, Body); 10] = [
     ("certificate", certificate),
     ("address", address),
     ("opflex", opflex),
+    ("link", crate::links::link),
 ];
 
 /// Frames in pieces and at once are the same frames. The first byte says

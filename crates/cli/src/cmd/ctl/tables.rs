@@ -184,13 +184,11 @@ pub(super) fn tenant(view: &View, entry: &TenantEntry) -> String {
 
 /// The tunnels of a tenant, each with its node.
 pub(super) fn tunnels(view: &View, entry: &TenantEntry) -> Vec<(Uuid, TunnelStats)> {
-    let of_node = |node: &Node| {
-        let tunnels = node.stats.tunnels.iter().filter(|tunnel| tunnel.key == entry.key);
-        tunnels
-            .map(|tunnel| (node.uuid, tunnel.clone()))
-            .collect::<Vec<_>>()
-    };
-    view.nodes().flat_map(of_node).collect()
+    let all = view.nodes().flat_map(|node| {
+        let tunnels = node.stats.tunnels.iter();
+        tunnels.map(|tunnel| (node.uuid, tunnel.clone()))
+    });
+    all.filter(|(_, tunnel)| tunnel.key == entry.key).collect()
 }
 
 /// The instance that has an address.

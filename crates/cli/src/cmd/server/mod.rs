@@ -219,13 +219,10 @@ impl Args {
     /// Errors that can be found without starting the server.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        problems.credentials(
-            self.cert.as_ref(),
-            self.key.as_ref(),
-            self.ca.as_ref(),
-            &self.crl,
-            Role::SERVER,
-        );
+        let Self {
+            cert, key, ca, crl, ..
+        } = self;
+        problems.credentials(cert.as_ref(), key.as_ref(), ca.as_ref(), crl, Role::SERVER);
         problems.of("config", self.configuration().transpose());
         problems.of("forward", Some(self.rules()));
         problems.of("application", Some(self.applications.operands()));
