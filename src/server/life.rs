@@ -181,12 +181,17 @@ impl State {
     pub(super) fn drain(&mut self, within: Duration) {
         info!(target: "ssntp::server", "draining: clients have {} s to leave", within.as_secs_f64());
         self.draining = Some(after(self.now, within.saturating_add(LEAVING)));
+        self.begins_to_drain = true;
         let draining = Frame::of(&Draining {
             within_s: within.as_secs(),
         });
         for id in self.sessions.ids() {
             self.push(id, draining.kind(), outgoing(&draining, false));
         }
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining.is_some()
     }
 
     pub(super) fn disconnect(&mut self, uuid: Uuid) -> bool {
