@@ -372,7 +372,7 @@ fn wrong_usage_and_failures_have_their_exit_codes() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     fs::write(dir.join("bad.json"), "{}").unwrap();
-    let rows: [(&[&str], i32); 16] = [
+    let rows: [(&[&str], i32); 15] = [
         (&["serve"], 2),
         (&["serve", "--listen", "127.0.0.1:0", "--roles", "king"], 2),
         (&["serve", "--listen", "127.0.0.1:0", "--peer", "registry"], 2),
