@@ -35,10 +35,10 @@ mod start;
 mod tests;
 
 use std::collections::{BTreeSet, HashMap};
-use std::fs::{self, DirBuilder, File, Permissions, set_permissions};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -259,10 +259,6 @@ impl Store {
         if let Some(uid) = owner_of(&place) {
             self.uids().insert(instance, uid);
         }
-        // Agents before this one let everybody read them.
-        for path in [&record_path, &start_path] {
-            let _ = set_permissions(path, Permissions::from_mode(0o600));
-        }
         let record: Option<Record> = match read_summed(&record_path) {
             Ok(Some(record)) => Some(record),
             Ok(None) => {
@@ -341,8 +337,6 @@ impl Store {
 
     /// Writes down that a volume is attached: a link to it is the record.
     pub(crate) fn link(&self, place: &InstanceDir, volume: &Volume) -> io::Result<()> {
-        // An instance of an older version may have no such directory.
-        make_dirs(&place.volumes(), PRIVATE)?;
         symlink(&volume.path, place.volumes().join(volume.uuid.to_string()))?;
         sync_dir(&place.volumes())
     }
