@@ -300,7 +300,7 @@ fn what_cannot_be_executed_says_why() {
     let error = stage.try_launch(&words, &mut |_| Ok(())).unwrap_err();
     assert!(error.why.contains("Argument list too long"), "{error}");
     // For the next agent, should this one die before it hears.
-    assert!(stage.read("run/state").starts_with("failed "));
+    assert!(stage.read("run/state").starts_with("{\"state\":\"failed\""));
 }
 
 /// Users exist by their numbers: only root can become one.

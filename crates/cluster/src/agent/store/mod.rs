@@ -244,7 +244,10 @@ impl Store {
             let name = entry.file_name();
             match name.to_str().and_then(|name| Uuid::try_parse(name).ok()) {
                 Some(instance) => stored.extend(self.load_instance(instance)),
-                None => warn!("{}: no instance's directory", entry.path().display()),
+                None => warn!(
+                    "{}: its name is not the UUID of an instance, and it is ignored",
+                    entry.path().display()
+                ),
             }
         }
         // Directories are listed in any order; logs and tests want a fixed one.

@@ -62,7 +62,7 @@ pub(super) fn read_start(path: &Path) -> Result<StartPayload, String> {
     let end = bytes.iter().position(|byte| *byte == b'\n');
     let (sum, start) = bytes.split_at(end.map_or(0, |at| at + 1));
     if sum != sum_line(start).as_bytes() {
-        return Err("its checksum is wrong: it is torn".into());
+        return Err("its checksum is wrong: it is incomplete, or was changed".into());
     }
     StartPayload::decode(start).map_err(|e| e.to_string())
 }
