@@ -10,7 +10,6 @@ use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
 
-use crate::network::links::{Link, tunnel_name};
 use crate::network::{MAX_KEY, mac_of, subnet};
 use ssntp::payload::CnciPeer;
 
@@ -79,10 +78,6 @@ impl Mesh {
             )),
             None => Ok(()),
         }
-    }
-
-    pub(super) fn is(&self, link: &Link) -> bool {
-        link.ifname == tunnel_name(self.id)
     }
 
     /// The addresses of the others in the cluster's network.
