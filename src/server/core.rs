@@ -46,7 +46,7 @@ use super::delivery::Fan;
 use super::disconnect::DisconnectReason;
 pub use super::entry::{CLAIM, Entry, NoEntry, Step};
 pub use super::federation::{Attempt, LinkRequest, Redial};
-use super::federation::{Bundle, End, Links};
+use super::federation::{Bundle, Dialler, End, Links};
 use super::filter::Filter;
 use super::handler::{Context, Handler, Newcomer};
 use super::held::{Held, HeldFrame};
@@ -152,6 +152,8 @@ pub(super) struct State {
     /// The certificates and gauges of all connections, until their threads are joined.
     pub(super) connections: Table<(KeptCertificate, Gauge)>,
     pub(super) links: Links,
+    /// Who dials the peers, if the server has links.
+    pub(super) dialler: Option<Dialler>,
     /// The roles of those whose [`operators`](super::operators) commands are taken.
     pub(super) operators: Role,
     pub(super) bans: Bans,
@@ -168,6 +170,8 @@ pub(super) struct State {
     pub(super) open: Option<Sender<Infallible>>,
     /// Until when clients may leave before the server stops.
     draining: Option<Instant>,
+    /// The handler has not been told of it yet.
+    begins_to_drain: bool,
     pub(super) now: Instant,
     /// The time of day, as it was told last.
     pub(super) wall: SystemTime,
@@ -231,6 +235,7 @@ impl ServerCore {
             certificates: Certificates::default(),
             connections: Table::default(),
             links,
+            dialler: None,
             operators: config.operators,
             bans: Bans::default(),
             watchers: Vec::new(),
@@ -240,6 +245,7 @@ impl ServerCore {
             expired: Vec::new(),
             open: Some(open),
             draining: None,
+            begins_to_drain: false,
             now,
             wall: SystemTime::UNIX_EPOCH,
             generation: 0,
@@ -478,6 +484,11 @@ impl Core for ServerCore {
     /// Tells the handler of sessions that ended and frames that expired while
     /// something else was being done.
     fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        if std::mem::take(&mut self.state.begins_to_drain) {
+            self.at(now, actions, |core| {
+                core.guarded("draining", |handler, cx| handler.draining(cx));
+            });
+        }
         let links = |state: &State| state.links.has_news();
         while !(self.state.departed.is_empty() && self.state.expired.is_empty()) || links(&self.state) {
             self.at(now, actions, |core| {
@@ -649,9 +660,12 @@ impl ServerCore {
                 let role = *role;
                 // One item for all receivers. They share its bytes, and nothing is encoded again.
                 let item = Outgoing::whole(run.wire().clone(), run.len());
-                self.state.fan_out(info.id, role, run.kind(), |_| item.clone());
-                self.state
-                    .send_to_remote_role(Some(info.uuid), role, || Bundle::from(run));
+                let here = self.state.fan_out(info.id, role, run.kind(), |_| item.clone());
+                let state = &mut self.state;
+                let elsewhere = state.send_to_remote_role(Some(info.uuid), role, || Bundle::from(run));
+                if here == 0 && elsewhere == 0 {
+                    state.tally.unreceived += u64::from(run.len());
+                }
             }
             Some(Rule::Function(_)) => {
                 for frame in run.frames() {
@@ -670,10 +684,12 @@ impl ServerCore {
             Some(Rule::Multicast(role)) => {
                 let role = *role;
                 let mut fan = Fan::new(frame, &self.state);
-                self.state
-                    .fan_out(info.id, role, frame.kind(), |session| fan.for_session(session));
-                self.state
-                    .send_to_remote_role(Some(info.uuid), role, || fan.for_link());
+                let state = &mut self.state;
+                let here = state.fan_out(info.id, role, frame.kind(), |session| fan.for_session(session));
+                let elsewhere = state.send_to_remote_role(Some(info.uuid), role, || fan.for_link());
+                if here == 0 && elsewhere == 0 {
+                    state.tally.unreceived += 1;
+                }
             }
             Some(Rule::Function(_)) => self
                 .state
@@ -829,12 +845,17 @@ impl State {
     pub(super) fn drain(&mut self, within: Duration) {
         info!(target: "ssntp::server", "draining: clients have {} s to leave", within.as_secs_f64());
         self.draining = Some(after(self.now, within.saturating_add(LEAVING)));
+        self.begins_to_drain = true;
         let draining = Frame::of(&Draining {
             within_s: within.as_secs(),
         });
         for id in self.sessions.ids() {
             self.push(id, draining.kind(), outgoing(&draining, false));
         }
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining.is_some()
     }
 
     pub(super) fn disconnect(&mut self, uuid: Uuid) -> bool {

@@ -84,14 +84,15 @@ impl<'a> Fan<'a> {
 }
 
 impl State {
-    /// Sends frames of one session to every other session with a role.
+    /// Sends frames of one session to every other session with a role. Returns how many frames
+    /// that makes.
     pub(super) fn fan_out(
         &mut self,
         from: SessionId,
         to: Role,
         kind: FrameKind,
         mut item: impl FnMut(&Session) -> Outgoing,
-    ) {
+    ) -> u64 {
         let sessions = self.sessions.with_role(to);
         let others = sessions.filter(|session| session.info.id != from);
         let (origin, mut sent) = (self.origin, Load::default());
@@ -106,6 +107,7 @@ impl State {
         }));
         // Once for all receivers, because a look-up for each of a thousand would show.
         self.tally.sent(kind, sent);
+        sent.frames
     }
 
     /// Calls the routing function for the frame's kind and does what it decides:
@@ -139,11 +141,18 @@ impl State {
             Decision::Forward(targets) => {
                 let frame = apart(frame, memory);
                 let mut fan = Fan::new(&frame, self);
+                let mut count = 0;
                 for uuid in targets {
-                    if let Err(e) = self.send_fanned(Some(info.uuid), uuid, &mut fan) {
-                        let kind = self.environment.operands.show(frame.kind());
-                        debug!(target: "ssntp::server", "{info}: {kind} is not forwarded: {e}");
+                    match self.send_fanned(Some(info.uuid), uuid, &mut fan) {
+                        Ok(()) => count += 1,
+                        Err(e) => {
+                            let kind = self.environment.operands.show(frame.kind());
+                            debug!(target: "ssntp::server", "{info}: {kind} is not forwarded: {e}");
+                        }
                     }
+                }
+                if count == 0 {
+                    self.tally.unreceived += 1;
                 }
             }
         }

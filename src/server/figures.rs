@@ -90,6 +90,8 @@ pub struct Figures {
     pub unsupported: u64,
     /// Frames that the role filter discarded.
     pub filtered: u64,
+    /// Frames that a forwarding rule sent to no session, because none had the role or the UUID.
+    pub unreceived: u64,
     /// InvalidFrameType frames that the server itself has answered with.
     pub answered: u64,
     /// Frames dropped because a queue was full.
@@ -272,6 +274,7 @@ impl State {
                 .collect(),
             unsupported: tally.unsupported + sum(|counters| counters.frames_unsupported),
             filtered: tally.filtered + sum(|counters| counters.frames_filtered),
+            unreceived: tally.unreceived,
             answered: tally.answered,
             dropped: tally.dropped + sum(|counters| counters.frames_dropped),
             lost: self.frames_lost,

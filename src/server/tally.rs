@@ -33,6 +33,8 @@ pub(super) struct Tally {
     pub(super) dropped: u64,
     pub(super) answered: u64,
     pub(super) expired: u64,
+    /// Frames that a rule forwards and that had no receiver.
+    pub(super) unreceived: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,6 +67,7 @@ impl Tally {
             dropped: 0,
             answered: 0,
             expired: 0,
+            unreceived: 0,
         }
     }
 

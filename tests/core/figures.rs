@@ -45,7 +45,8 @@ fn of(figures: &Figures, kind: impl Into<FrameKind>) -> [u64; 4] {
 #[test]
 fn frames_are_counted_by_kind_and_fate_and_stay_counted_when_their_session_has_gone() {
     let server = TestServer::start((), |c| {
-        c.rules(Rules::new().multicast(Command::STATS, Role::CONTROLLER))
+        let rules = Rules::new().multicast(Command::STATS, Role::CONTROLLER);
+        c.rules(rules.multicast(Event::TRACE_REPORT, Role::SCHEDULER))
             .filter(Filter::spec().action(FilterAction::Reject))
     });
     let mut controllers = [(); 2].map(|()| server.connect(Role::CONTROLLER));
@@ -74,9 +75,11 @@ fn frames_are_counted_by_kind_and_fate_and_stay_counted_when_their_session_has_g
             unsupported,
             answered,
             dropped,
+            unreceived,
             ..
         } = figures;
         assert_eq!([*filtered, *unsupported, *answered, *dropped], [1, 1, 2, 0]);
+        assert_eq!(*unreceived, 1, "nobody with the role is there for the report");
         assert!(figures.frames.is_sorted_by_key(|frames| frames.kind));
     };
     let figures = figures_when(&server, "the last frame", |figures| {

@@ -44,7 +44,7 @@ impl Bench {
 
     fn apply(&mut self, json: serde_json::Value) {
         let spec: Spec = serde_json::from_value(json).unwrap();
-        let (_, writes) = self.core.apply(spec).unwrap();
+        let (_, writes) = self.core.apply(vec![spec]).unwrap();
         self.core.committed(writes, 1);
     }
 
@@ -366,7 +366,7 @@ fn orders_that_make_no_sense_are_refused() {
     assert!(
         bench
             .core
-            .apply(spec)
+            .apply(vec![spec])
             .unwrap_err()
             .to_string()
             .starts_with("start: it has")
@@ -377,21 +377,31 @@ fn orders_that_make_no_sense_are_refused() {
         spec.name = format!("w{number}");
         many.push(spec);
     }
-    let last = many.into_iter().map(|spec| {
-        bench
-            .core
-            .apply(spec)
-            .map(|(_, writes)| bench.core.committed(writes, 1))
-    });
-    let error = last.last().unwrap().unwrap_err().to_string();
+    // Each of them could be, but not all of them: then there is none.
+    let error = bench.core.apply(many.clone()).unwrap_err().to_string();
     assert!(error.contains("more than 100000 instances"), "{error}");
+    many.truncate(3);
+    many[2].count = 20_000;
+    let error = bench.core.apply(many.clone()).unwrap_err().to_string();
+    assert!(error.starts_with("w2.count"), "{error}");
+    many[2] = many[0].clone();
+    let error = bench.core.apply(many.clone()).unwrap_err().to_string();
+    assert!(error.starts_with("w0.name: two of"), "{error}");
+    many.truncate(2);
+    let (applied, writes) = bench.core.apply(many).unwrap();
+    assert_eq!((applied.len(), writes.len()), (2, 4));
+    bench.core.committed(writes, 1);
     // What is applied again is unchanged.
     let spec: Spec = serde_json::from_value(web(1, "a")).unwrap();
-    let (applied, writes) = bench.core.apply(spec).unwrap();
-    assert!(writes.is_empty() && applied.differences.is_empty());
+    let (applied, writes) = bench.core.apply(vec![spec]).unwrap();
+    assert!(writes.is_empty() && applied[0].differences.is_empty());
     let spec: Spec = serde_json::from_value(web(2, "b")).unwrap();
-    let (applied, _) = bench.core.apply(spec).unwrap();
-    let paths: Vec<_> = applied.differences.iter().map(|one| one.path.as_str()).collect();
+    let (applied, _) = bench.core.apply(vec![spec]).unwrap();
+    let paths: Vec<_> = applied[0]
+        .differences
+        .iter()
+        .map(|one| one.path.as_str())
+        .collect();
     assert_eq!(paths, ["count", "start.command"]);
     let writes = bench.core.delete("web").unwrap();
     assert!(matches!(writes[..], [Write::Event(_), Write::Workload(_)]));
@@ -400,9 +410,68 @@ fn orders_that_make_no_sense_are_refused() {
     assert!(
         bench
             .core
-            .apply(spec)
+            .apply(vec![spec])
             .unwrap_err()
             .to_string()
             .contains("being deleted")
     );
+}
+
+/// A workload whose instance its node is starting, and the instance.
+fn pending() -> (Bench, Uuid) {
+    let mut bench = Bench::new();
+    bench.apply(web(1, "a"));
+    let plan = bench.plan();
+    bench.core.committed(plan.writes, 1);
+    plan.commands.iter().for_each(|command| bench.carry_out(command));
+    let (uuid, seen) = bench.seen.instances.iter_mut().next().unwrap();
+    seen.is_pending = true;
+    let uuid = *uuid;
+    assert!(bench.settle().is_empty());
+    (bench, uuid)
+}
+
+#[test]
+fn an_instance_whose_node_goes_while_it_starts_it_is_given_up_with_its_node() {
+    let (mut bench, old) = pending();
+    bench.seen.nodes = BTreeSet::from([Uuid::from_u128(0xa1)]);
+    assert!(bench.settle().is_empty());
+    bench.wait(60);
+    let commands = bench.settle();
+    assert!(matches!(commands[..], [Command::Start(_)]), "{commands:?}");
+    // Nor does a workload wait for it that is deleted.
+    let writes = bench.core.delete("web").unwrap();
+    bench.core.committed(writes, 1);
+    bench.settle();
+    assert!(bench.core.state().workloads.is_empty());
+    // The node comes back with it.
+    bench.seen.nodes.insert(NODE);
+    bench.seen.instances.get_mut(&old).unwrap().is_pending = false;
+    let commands = bench.settle();
+    assert!(
+        matches!(commands[..], [Command::Delete { instance, .. }] if instance == old),
+        "{commands:?}"
+    );
+}
+
+#[test]
+fn an_instance_that_is_deleted_while_it_is_started_is_asked_about() {
+    let (mut bench, old) = pending();
+    // A new version: the node deletes what it is starting, and its START is never answered.
+    bench.apply(web(1, "b"));
+    let commands = bench.settle();
+    let [Command::Delete { instance, .. }, Command::Ask(asked)] = &commands[..] else {
+        panic!("{commands:?}");
+    };
+    assert_eq!((*instance, *asked), (old, old));
+    let why = "full_cloud".to_owned();
+    bench.core.answer(
+        old,
+        Answer::NotStarted {
+            why,
+            is_its_fault: false,
+        },
+    );
+    let commands = bench.settle();
+    assert!(matches!(commands[..], [Command::Start(_)]), "{commands:?}");
 }

@@ -29,7 +29,7 @@ const MAX_PAYLOAD: u32 = 64 * 1024;
 type Body = fn(&[u8]);
 
 /// Every body by the name of its fuzz target.
-pub const BODIES: [(&str, Body); 10] = [
+pub const BODIES: [(&str, Body); 11] = [
     ("codec", codec),
     ("server_handshake", server_handshake),
     ("client_handshake", client_handshake),
@@ -40,6 +40,7 @@ pub const BODIES: [(&str, Body); 10] = [
     ("certificate", certificate),
     ("address", address),
     ("opflex", opflex),
+    ("link", crate::links::link),
 ];
 
 /// Frames in pieces and at once are the same frames. The first byte says
@@ -288,6 +289,9 @@ pub fn payload_yaml(data: &[u8]) {
         read::<Bans>,
         read::<Unban>,
         read::<Unbanned>,
+        read::<ListServers>,
+        read::<DrainServer>,
+        read::<Servers>,
         read::<Tenant>,
         read::<Tenants>,
         read::<Draining>,
@@ -299,7 +303,7 @@ pub fn payload_yaml(data: &[u8]) {
     READERS[usize::from(*schema) % SCHEMAS](document);
 }
 
-const SCHEMAS: usize = 49;
+const SCHEMAS: usize = 52;
 
 const COMMAND: &[u8] = b"start: {instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001}\n";
 

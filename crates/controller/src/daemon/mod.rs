@@ -173,12 +173,15 @@ impl Drop for Daemon {
 #[derive(Debug)]
 struct Call {
     order: Order,
-    reply: Sender<Result<Applied, Refused>>,
+    reply: Sender<Outcome>,
 }
+
+/// The row of the history with the change, and what `apply` has to tell.
+type Outcome = Result<(i64, Vec<Applied>), Refused>;
 
 #[derive(Debug)]
 enum Order {
-    Apply { spec: Box<Spec>, dry_run: bool },
+    Apply { specs: Vec<Spec>, dry_run: bool },
     Delete(String),
     Rollout(String, RolloutOrder),
 }
@@ -219,14 +222,13 @@ impl Handle {
         self.reading.follow(after)
     }
 
-    /// A workload is to be as its spec says. With `dry_run` nothing changes. Waits until it is on
-    /// the disk, for 10 s at most.
+    /// Workloads are to be as their specs say, all or none. With `dry_run` nothing changes. Waits
+    /// until they are on the disk, for 10 s at most.
     ///
     /// # Errors
     /// [`Refused`].
-    pub fn apply(&self, spec: Spec, dry_run: bool) -> Result<Applied, Refused> {
-        let spec = Box::new(spec);
-        self.call(Order::Apply { spec, dry_run })
+    pub fn apply(&self, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused> {
+        Ok(self.call(Order::Apply { specs, dry_run })?.1)
     }
 
     /// A workload and its instances are to go. Waits until that is on the disk, for 10 s at most,
@@ -235,8 +237,7 @@ impl Handle {
     /// # Errors
     /// [`Refused`].
     pub fn delete(&self, name: &str) -> Result<i64, Refused> {
-        let applied = self.call(Order::Delete(name.to_owned()))?;
-        Ok(applied.revision)
+        Ok(self.call(Order::Delete(name.to_owned()))?.0)
     }
 
     /// A roll-out is to go back, to stop or to go on. Waits until that is on the disk, for 10 s at
@@ -245,11 +246,10 @@ impl Handle {
     /// # Errors
     /// [`Refused`].
     pub fn rollout(&self, name: &str, order: RolloutOrder) -> Result<i64, Refused> {
-        let applied = self.call(Order::Rollout(name.to_owned(), order))?;
-        Ok(applied.revision)
+        Ok(self.call(Order::Rollout(name.to_owned(), order))?.0)
     }
 
-    fn call(&self, order: Order) -> Result<Applied, Refused> {
+    fn call(&self, order: Order) -> Outcome {
         let late = || Refused::Conflict("the controller is busy: it has not answered in 10 s".into());
         let (reply, answer) = bounded(1);
         let call = Call { order, reply };

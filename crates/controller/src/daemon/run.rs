@@ -10,10 +10,10 @@ use uuid::Uuid;
 
 use super::checks::Checks;
 use super::seen::{event, figures, seen};
-use super::{Call, Handle, Health, Order, Snapshot};
+use super::{Call, Handle, Health, Order, Outcome, Snapshot};
 use crate::LOG;
 use crate::model::{State, Write};
-use crate::reconcile::{Answer, Applied, Changed, Command, Core, Now, Refused, Seen};
+use crate::reconcile::{Answer, Changed, Command, Core, Now, Seen};
 use crate::store::{Store, unix_ms};
 use ssntp::payload::{Delete, Requirements, Start, VmType};
 use ssntp::proto::ErrorCode;
@@ -247,33 +247,26 @@ impl Run {
         let _ = reply.try_send(outcome);
     }
 
-    fn order(&mut self, order: Order) -> Result<Applied, Refused> {
+    fn order(&mut self, order: Order) -> Outcome {
         let (mut applied, writes) = match order {
-            Order::Apply { spec, dry_run } => {
-                let (applied, writes) = self.core.apply(*spec)?;
+            Order::Apply { specs, dry_run } => {
+                let (applied, writes) = self.core.apply(specs)?;
                 if dry_run {
-                    return Ok(applied);
+                    return Ok((self.revision, applied));
                 }
                 (applied, writes)
             }
-            Order::Delete(name) => (self.unchanged(), self.core.delete(&name)?),
-            Order::Rollout(name, order) => (self.unchanged(), self.core.rollout(&name, order)?),
+            Order::Delete(name) => (Vec::new(), self.core.delete(&name)?),
+            Order::Rollout(name, order) => (Vec::new(), self.core.rollout(&name, order)?),
         };
         if !writes.is_empty() {
-            applied.revision = self.store.commit(writes.clone())?;
-            self.revision = applied.revision;
-            self.core.committed(writes, applied.revision);
+            self.revision = self.store.commit(writes.clone())?;
+            self.core.committed(writes, self.revision);
+            for one in applied.iter_mut().filter(|one| one.change != Changed::Unchanged) {
+                one.revision = self.revision;
+            }
         }
-        Ok(applied)
-    }
-
-    fn unchanged(&self) -> Applied {
-        Applied {
-            change: Changed::Changed,
-            version: 0,
-            revision: self.revision,
-            differences: Vec::new(),
-        }
+        Ok((self.revision, applied))
     }
 
     fn publish(&self) {

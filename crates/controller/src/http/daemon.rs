@@ -96,8 +96,8 @@ impl Source for Daemon {
         collect(&stream.map_err(|e| e.to_string())?)
     }
 
-    fn apply(&self, spec: Spec, dry_run: bool) -> Result<Applied, Refused> {
-        self.handle.apply(spec, dry_run)
+    fn apply(&self, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused> {
+        self.handle.apply(specs, dry_run)
     }
 
     fn delete(&self, workload: &str) -> Result<i64, Refused> {

@@ -109,6 +109,8 @@ impl Routes {
             ("PUT" | "DELETE", ["workloads", name]) | ("POST", ["workloads", name, "rollout"]) => {
                 decode(name)
             }
+            // Several, all or none. Each has a revision of its own, so none can be compared.
+            ("PUT", ["workloads"]) if params.get("revision").is_empty() => String::new(),
             _ => return Err(Problem::unknown("route")),
         };
         if method != "DELETE" {
@@ -125,16 +127,19 @@ impl Routes {
         self.check_revision(&name, params)?;
         match method {
             "PUT" => {
-                let spec: Spec = body(&request.body)?;
-                if spec.name != name {
-                    return Err(Problem::at(400, "name", "it is not the name in the address"));
-                }
                 let dry_run = match params.get("dry_run") {
                     "" | "0" => false,
                     "1" => true,
                     _ => return Err(Problem::at(400, "dry_run", "it must be 1 or 0")),
                 };
-                found(&self.source.apply(spec, dry_run)?)
+                if parts.len() == 1 {
+                    return found(&self.source.apply(body(&request.body)?, dry_run)?);
+                }
+                let spec: Spec = body(&request.body)?;
+                if spec.name != name {
+                    return Err(Problem::at(400, "name", "it is not the name in the address"));
+                }
+                found(&self.source.apply(vec![spec], dry_run)?.pop())
             }
             "DELETE" => found(&json!({ "revision": self.source.delete(&name)? })),
             _ => {

@@ -470,13 +470,14 @@ impl Source for MadeUp {
         )
     }
 
-    fn apply(&self, spec: Spec, dry_run: bool) -> Result<Applied, Refused> {
-        spec.check().map_err(Refused::Invalid)?;
-        self.orders
-            .lock()
-            .unwrap()
-            .push(format!("apply {} {dry_run}", spec.name));
-        Ok(applied())
+    fn apply(&self, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused> {
+        for spec in &specs {
+            spec.check().map_err(Refused::Invalid)?;
+        }
+        let names: Vec<_> = specs.into_iter().map(|spec| spec.name).collect();
+        let order = format!("apply {} {dry_run}", names.join(" "));
+        self.orders.lock().unwrap().push(order);
+        Ok(names.into_iter().map(applied).collect())
     }
 
     fn delete(&self, workload: &str) -> Result<i64, Refused> {
@@ -509,8 +510,9 @@ impl Following for Rows {
     }
 }
 
-fn applied() -> Applied {
+fn applied(name: String) -> Applied {
     Applied {
+        name,
         change: Changed::Created,
         version: 1,
         revision: 9,

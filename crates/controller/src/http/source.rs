@@ -48,7 +48,7 @@ pub(crate) trait Source: Send + Sync + 'static {
     /// The last output of an instance.
     fn output(&self, instance: Uuid) -> Result<String, String>;
 
-    fn apply(&self, spec: Spec, dry_run: bool) -> Result<Applied, Refused>;
+    fn apply(&self, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused>;
     fn delete(&self, workload: &str) -> Result<i64, Refused>;
     fn rollout(&self, workload: &str, order: RolloutOrder) -> Result<i64, Refused>;
 }

@@ -150,9 +150,20 @@ fn an_error_names_the_field_and_the_place() {
         put("/api/v1/workloads/new?revision=0", &spec.replace("web", "new")).0,
         200
     );
+    // Several are one order.
+    let both = format!("[{spec}, {}]", spec.replace("web", "other"));
+    assert_eq!(put("/api/v1/workloads?revision=7", &both).0, 404);
+    assert_eq!(put("/api/v1/workloads", spec).0, 400);
+    let (code, applied) = put("/api/v1/workloads", &both);
+    assert_eq!(
+        (code, applied.as_array().map(Vec::len)),
+        (200, Some(2)),
+        "{applied}"
+    );
+    assert_eq!(applied[1]["name"], "other");
     assert_eq!(
         *rig.made_up.orders.lock().unwrap(),
-        ["apply web true", "apply new false"]
+        ["apply web true", "apply new false", "apply web other false"]
     );
 }
 

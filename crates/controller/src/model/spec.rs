@@ -163,6 +163,13 @@ pub struct SpecError {
     pub why: String,
 }
 
+impl SpecError {
+    pub(crate) fn at(at: &str, why: impl Into<String>) -> Self {
+        let (at, why) = (at.to_owned(), why.into());
+        Self { at, why }
+    }
+}
+
 impl fmt::Display for SpecError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.at, self.why)

@@ -82,6 +82,9 @@ impl Pass<'_> {
                 self.soft
                     .deletes
                     .insert(uuid, (now + pause, sent.saturating_add(1)));
+                // The START of an instance that is deleted first may stay without an answer, so once
+                // no node lists it, it is asked about.
+                self.soft.asked.remove(&uuid);
                 let node = seen.node;
                 self.plan.commands.push(Command::Delete { instance: uuid, node });
             }

@@ -101,11 +101,24 @@ impl Pass<'_> {
 
     /// An instance that a node has listed.
     fn see(&mut self, instance: &Instance, seen: &SeenInstance) {
-        // It may come to nothing. The answer to its START tells.
-        if seen.is_pending && instance.state == InstanceState::Starting {
-            return;
-        }
         let is_current = self.is_current(seen.node);
+        // It may come to nothing. The answer to its START tells, unless that was lost and its node
+        // is away: then it is given up with its node.
+        if seen.is_pending && instance.state == InstanceState::Starting {
+            if !is_current && instance.node != Some(seen.node) {
+                let changed = Instance {
+                    node: Some(seen.node),
+                    ..instance.clone()
+                };
+                let text = format!(
+                    "{}: node {}, which starts it, is away",
+                    called(instance),
+                    seen.node
+                );
+                self.change(changed, "starting", text);
+            }
+            return self.give_up(instance, seen.node);
+        }
         let was_unseen = matches!(instance.state, InstanceState::Starting | InstanceState::Lost);
         let is_new = was_unseen || instance.node != Some(seen.node);
         let ended = seen.ended.as_ref().filter(|_| is_current);

@@ -17,9 +17,11 @@ const MOST_START: usize = 60 << 10;
 /// The most differences that are listed.
 const MOST_DIFFERENCES: usize = 256;
 
-/// The outcome of [`Core::apply`].
+/// The outcome of [`Core::apply`] for one workload.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Applied {
+    /// The workload.
+    pub name: String,
     /// What it means for the workload.
     pub change: Changed,
     /// The version that its instances are to have.
@@ -85,13 +87,46 @@ pub enum Refused {
 }
 
 impl Core {
-    /// A workload is to be as its spec says: gives the outcome, and what is to be written.
+    /// Workloads are to be as their specs say, all or none: gives the outcomes, and what is to be
+    /// written.
     ///
     /// # Errors
-    /// [`Refused`].
-    pub fn apply(&self, spec: Spec) -> Result<(Applied, Vec<Write>), Refused> {
-        spec.check().map_err(Refused::Invalid)?;
-        self.check_size(&spec)?;
+    /// [`Refused`]. If there are several specs, `at` begins with the workload's name.
+    pub fn apply(&self, specs: Vec<Spec>) -> Result<(Vec<Applied>, Vec<Write>), Refused> {
+        let many = specs.len() > 1;
+        let mut names = std::collections::BTreeSet::new();
+        for spec in &specs {
+            let is_new = names.insert(spec.name.clone());
+            let twice = || Err(SpecError::at("name", "two of the workloads have it"));
+            let checked = if is_new { check(spec) } else { twice() };
+            checked.map_err(|mut wrong| {
+                if many {
+                    wrong.at = format!("{}.{}", spec.name, wrong.at);
+                }
+                Refused::Invalid(wrong)
+            })?;
+        }
+        let others = self.state.workloads.values().map(|workload| &workload.spec);
+        let others = others.filter(|spec| !names.contains(&spec.name));
+        if others
+            .chain(&specs)
+            .map(|spec| u64::from(spec.count))
+            .sum::<u64>()
+            > MOST_INSTANCES
+        {
+            let why = format!("all workloads have more than {MOST_INSTANCES} instances then");
+            return Err(Refused::Invalid(SpecError::at("count", why)));
+        }
+        let (mut applied, mut writes) = (Vec::new(), Vec::new());
+        for spec in specs {
+            let (one, more) = self.apply_one(spec)?;
+            applied.push(one);
+            writes.extend(more);
+        }
+        Ok((applied, writes))
+    }
+
+    fn apply_one(&self, spec: Spec) -> Result<(Applied, Vec<Write>), Refused> {
         let known = self.state.workloads.get(&spec.name);
         if known.is_some_and(|known| known.deleting) {
             let why = format!(
@@ -148,6 +183,7 @@ impl Core {
             Some(_) => Changed::Changed,
         };
         let applied = Applied {
+            name: workload.name.clone(),
             change,
             version: workload.version,
             revision: workload.revision,
@@ -164,34 +200,6 @@ impl Core {
             applied,
             vec![event("applied", name, text), Write::Workload(Box::new(workload))],
         ))
-    }
-
-    fn check_size(&self, spec: &Spec) -> Result<(), Refused> {
-        let wrong = |at: &str, why: String| {
-            let at = at.to_owned();
-            Err(Refused::Invalid(SpecError { at, why }))
-        };
-        let others = self
-            .state
-            .workloads
-            .values()
-            .filter(|workload| workload.name != spec.name);
-        let others: u64 = others.map(|workload| u64::from(workload.spec.count)).sum();
-        if others + u64::from(spec.count) > MOST_INSTANCES {
-            return wrong(
-                "count",
-                format!("all workloads have more than {MOST_INSTANCES} instances then"),
-            );
-        }
-        let payload = spec.template().payload(&spec.name, spec.count, uuid::Uuid::nil());
-        let bytes = ssntp::payload::Payload::encode(&payload.start).len();
-        if bytes > MOST_START {
-            return wrong(
-                "start",
-                format!("it has {bytes} bytes, and {MOST_START} at most are sent"),
-            );
-        }
-        Ok(())
     }
 
     /// A workload and its instances are to go.
@@ -258,6 +266,18 @@ impl Core {
             .map(|known| (**known).clone())
             .ok_or_else(|| Refused::NotFound(name.to_owned()))
     }
+}
+
+/// Checks what a spec says by itself.
+fn check(spec: &Spec) -> Result<(), SpecError> {
+    spec.check()?;
+    let payload = spec.template().payload(&spec.name, spec.count, uuid::Uuid::nil());
+    let bytes = ssntp::payload::Payload::encode(&payload.start).len();
+    if bytes > MOST_START {
+        let why = format!("it has {bytes} bytes, and {MOST_START} at most are sent");
+        return Err(SpecError::at("start", why));
+    }
+    Ok(())
 }
 
 fn event(kind: &'static str, workload: String, text: String) -> Write {

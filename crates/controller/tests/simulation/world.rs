@@ -29,13 +29,14 @@ pub(crate) struct Faults {
     pub(crate) sessions: bool,
     /// Instances end by themselves.
     pub(crate) ends: bool,
-    /// The database is lost once.
+    /// The database is lost once, and with it what is being started: that may run twice then.
     pub(crate) database: bool,
 }
 
 pub(crate) struct World {
     pub(crate) random: Random,
     faults: Faults,
+    has_lost_database: bool,
     is_calm: bool,
     trace: bool,
     pub(crate) now: u64,
@@ -59,6 +60,7 @@ impl World {
         Self {
             random,
             faults,
+            has_lost_database: false,
             is_calm: false,
             trace,
             now: 0,
@@ -187,7 +189,7 @@ impl World {
 
     pub(crate) fn apply(&mut self, spec: Spec) {
         self.tell(|| format!("apply {}: {} x {:?}", spec.name, spec.count, spec.start.command));
-        self.write(|core| core.apply(spec).map(|(_, writes)| writes));
+        self.write(|core| core.apply(vec![spec]).map(|(_, writes)| writes));
     }
 
     fn write<E>(&mut self, order: impl FnOnce(&mut Core) -> Result<Vec<Write>, E>) {
@@ -242,9 +244,9 @@ impl World {
         if self.faults.kills && self.random.happens(10) {
             self.kill();
         }
-        if database && self.random.happens(2) {
+        if database && !self.has_lost_database && self.random.happens(2) {
             self.tell(|| "the database is lost".into());
-            self.faults.database = false;
+            self.has_lost_database = true;
             let specs: Vec<_> = self
                 .disk
                 .workloads

@@ -19,9 +19,10 @@ use crate::signals::Stop;
 /// The most workloads of a file.
 const MOST: usize = 1000;
 
-/// Say what should run: the controller starts, replaces and deletes instances until it does
+/// Set which workloads should run: the controller starts, replaces and deletes instances until they do
 ///
-/// docs/controller.md describes the file. Workloads that the file does not name stay as they are.
+/// docs/controller.md describes the file. All workloads in it are applied, or none if one cannot
+/// be. Workloads that are not in the file stay unchanged.
 #[derive(Debug, clap::Args)]
 pub(super) struct ApplyArgs {
     #[command(flatten)]
@@ -38,7 +39,7 @@ pub(super) struct DiffArgs {
     apply: ApplyArgs,
 }
 
-/// Show the workloads that should run, or all of one
+/// Show the workloads that should run, or one of them with its instances
 #[derive(Debug, clap::Args)]
 pub(super) struct GetArgs {
     #[command(flatten)]
@@ -47,7 +48,7 @@ pub(super) struct GetArgs {
     name: Option<String>,
 }
 
-/// Show what happened, the last rows first
+/// Show the history of the cluster, the latest rows first
 #[derive(Debug, clap::Args)]
 pub(super) struct HistoryArgs {
     #[command(flatten)]
@@ -61,10 +62,10 @@ pub(super) struct HistoryArgs {
     /// Only rows about this node
     #[arg(long, value_name = "UUID")]
     node: Option<Uuid>,
-    /// Only rows of this kind, as started, failed, rollout
+    /// Only rows of this kind, for example started, failed or rollout
     #[arg(long, value_name = "WORD")]
     kind: Option<String>,
-    /// How many rows
+    /// The most rows to show
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = value_parser!(u32).range(1..=1000))]
     limit: u32,
 }
@@ -123,22 +124,20 @@ impl ApplyArgs {
         }
     }
 
-    /// Applies each workload; gives whether something is changed by that, or would be.
+    /// Applies all workloads or none; gives whether something is changed by that, or would be.
     fn apply(&self, options: &Options, stop: &Stop, dry_run: bool) -> Result<bool, Failure> {
-        let specs = self.specs()?;
-        let api = Api::new(&self.api, options, stop);
+        let body = serde_json::to_value(self.specs()?).map_err(Failure::new)?;
+        let path = format!("workloads?dry_run={}", u8::from(dry_run));
+        let answer = Api::new(&self.api, options, stop).ask("PUT", &path, Some(&body))?;
         let mut is_changed = false;
-        for spec in specs {
-            let path = format!("workloads/{}?dry_run={}", spec.name, u8::from(dry_run));
-            let body = serde_json::to_value(&spec).map_err(Failure::new)?;
-            let mut applied = api.ask("PUT", &path, Some(&body))?;
+        for applied in rows(answer) {
             is_changed |= applied["change"] != json!(Changed::Unchanged);
             if options.json {
-                applied["name"] = json!(spec.name);
                 say_json(applied)?;
                 continue;
             }
-            say(format_args!("workload {} is {}", spec.name, in_words(&applied)))?;
+            let name = text(&applied["name"]);
+            say(format_args!("workload {name} is {}", in_words(&applied)))?;
             for one in applied["differences"].as_array().into_iter().flatten() {
                 let (path, before, after) = (text(&one["path"]), &one["before"], &one["after"]);
                 say(printable(&format!("  {path}: {before} -> {after}")))?;

@@ -213,7 +213,7 @@ fn a_policy_that_was_put_outlives_reloads_and_files_that_are_only_touched() {
     write("policy.json", &object("again"));
     until_written(
         &dir.join("errors"),
-        "replaces all policy, also what was changed otherwise",
+        "replaces all policy, including changes made through the control socket",
     );
     until_written(&dir.join("errors"), "1 objects changed");
     assert_eq!(shown(), "again");

@@ -1,0 +1,142 @@
+//! Refusals that name no order, and sessions that are lost, end, or are complete.
+
+use super::*;
+
+#[test]
+fn a_refusal_that_names_nobody_is_taken_for_the_command_that_it_fits_best() {
+    let told = Told::with(InstanceState::Active);
+    let evacuate = |node: Uuid| Evacuate {
+        workload_agent_uuid: node.into(),
+        ..Evacuate::default()
+    };
+    let unknown = told.order(&evacuate(VOLUME));
+    let known = told.order(&evacuate(NODE));
+    let refused = |reason: &str| InvalidFrameType::new(Command::EVACUATE.into(), reason.into());
+    told.frame(&refused("not_connected"));
+    open(&known);
+    assert_eq!(
+        failed(&unknown),
+        format!(
+            "EVACUATE of node {VOLUME} was refused: the client that it names is not connected (not_connected)"
+        )
+    );
+    told.frame(&refused("role_not_allowed"));
+    assert!(failed(&known).contains("may not command"));
+    told.frame(&refused("role_not_allowed"));
+}
+
+#[test]
+fn a_refused_configuration_fails_its_order() {
+    let told = Told::with(InstanceState::Active);
+    let order = told.shared.watch(configured("configure: {}")).unwrap().1;
+    told.frame(&InvalidConfiguration {
+        refused: "configure: {}".into(),
+    });
+    assert_eq!(
+        failed(&order),
+        "the configuration was refused: the scheduler, or an agent that it is for, cannot use it \
+         (InvalidConfiguration)"
+    );
+}
+
+#[test]
+fn a_lost_session_settles_nothing_and_the_end_settles_all() {
+    let told = Told::with(InstanceState::Active);
+    let changes = told.shared.subscribe();
+    let one = told.order(&stop());
+    told.shared.offline("lost".into(), UNIX_EPOCH);
+    open(&one);
+    told.shared.online("scheduler".into(), None);
+    told.stats(NodeStatus::Ready, &[]);
+    assert_eq!(shown(&one), format!("instance {INSTANCE} is gone"));
+
+    let two = told.order(&delete());
+    told.shared.lock().end(ClientError::Closed);
+    assert!(matches!(
+        two.try_recv().unwrap(),
+        Err(OrderError::Ended(ClientError::Closed))
+    ));
+    assert!(told.shared.watch(configured("configure: {}")).is_err());
+    let names: Vec<_> = changes.iter().map(|change| change.name()).collect();
+    assert_eq!(
+        names,
+        ["offline", "online", "instance_gone", "node_stats", "ended"]
+    );
+    let late: Vec<_> = told
+        .shared
+        .subscribe()
+        .iter()
+        .map(|change| change.name())
+        .collect();
+    assert_eq!(late, ["ended"]);
+}
+
+#[test]
+fn a_subscriber_that_receives_nothing_misses_changes_and_holds_nobody_up() {
+    let told = Told::with(InstanceState::Active);
+    let changes = told.shared.subscribe();
+    let gone = told.shared.subscribe();
+    drop(gone);
+    for _ in 0..MOST_CHANGES + 5 {
+        told.shared.lock().publish(&Change::NodeOffline);
+    }
+    assert_eq!(told.shared.lock().subscribers.len(), 1);
+    assert_eq!(changes.try_iter().count(), MOST_CHANGES);
+    told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Active)]);
+    let names: Vec<_> = changes.try_iter().map(|change| change.to_string()).collect();
+    assert_eq!(
+        names,
+        [
+            "5 changes were missed".to_owned(),
+            format!("STATS of node {NODE}")
+        ]
+    );
+}
+
+#[test]
+fn a_session_is_complete_when_all_have_been_heard_or_nothing_new_comes() {
+    let told = Told {
+        shared: Shared::new(View::default()),
+    };
+    let soon = || now() + Duration::from_millis(10);
+    assert!(!told.shared.wait_complete(soon()), "no session");
+    told.shared.online("scheduler".into(), None);
+    assert!(!told.shared.wait_complete(soon()), "nobody has been told of");
+    told.frame(&NodeConnected {
+        node_uuid: NODE.into(),
+        ..NodeConnected::default()
+    });
+    assert!(!told.shared.wait_complete(soon()), "no STATS yet");
+    told.stats(NodeStatus::Ready, &[]);
+    assert!(!told.shared.wait_complete(soon()), "events may follow");
+    let changes = told.shared.subscribe();
+    told.frame(&SnapshotComplete {
+        nodes: 1,
+        reporting: 1,
+        instances: 0,
+    });
+    assert_eq!(
+        changes.recv().unwrap().to_string(),
+        "all is told: 1 nodes, of which 1 have sent STATS, with 0 instances"
+    );
+    assert!(told.shared.wait_complete(now()), "at once");
+    told.frame(&NodeConnected {
+        node_uuid: Uuid::from_u128(9).into(),
+        ..NodeConnected::default()
+    });
+    assert!(
+        !told.shared.wait_complete(now()),
+        "another node has sent no STATS"
+    );
+    assert!(
+        told.shared.wait_complete(now() + 100 * QUIET),
+        "nothing new comes"
+    );
+    told.shared.offline("lost".into(), UNIX_EPOCH);
+    told.shared.online("scheduler".into(), None);
+    assert!(!told.shared.wait_complete(soon()), "a new session tells anew");
+    assert!(
+        told.shared.wait_complete(now() + 100 * LONG_QUIET),
+        "a scheduler without this event"
+    );
+}
