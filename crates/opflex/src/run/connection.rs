@@ -277,7 +277,7 @@ impl Peers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rpc::{Framing, Limits};
+    use crate::rpc::Limits;
     use crate::run::machine::Machine;
     use crate::run::server_side::ServerSide;
     use ssntp_transport::dispatch::events;
@@ -332,7 +332,7 @@ mod tests {
         let (events, queue) = events::channel::<DispatchEvent<Machine<ServerSide>>>(4);
         let id = ssntp_transport::ConnectionId(1 << 24);
         let mut codec = Codec {
-            decoder: Decoder::trusting(Framing::Nul, Limits::default()),
+            decoder: Decoder::trusting(Limits::default()),
             wanted: 0,
             id,
             events,
