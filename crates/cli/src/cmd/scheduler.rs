@@ -14,7 +14,7 @@ use crate::admin::{self, AdminArgs};
 use crate::choice::{Choices, Given, one_of};
 use crate::credentials::{CredentialFiles, FilesRead};
 use crate::daemon::server::{Admission, listening, load_configuration, sessions};
-use crate::daemon::{Daemon, Next, Presence, Service, on};
+use crate::daemon::{Daemon, Next, Presence, Service, ended, on};
 use crate::failure::Failure;
 use crate::join::{self, JoinArgs};
 use crate::seconds::Seconds;
@@ -150,15 +150,14 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         )),
         None => Ok(Next::Closed),
     });
-    let mut ended = daemon.run(presence, read, &mut running, vec![lost]);
-    // Clients of a leader have nowhere to go until it has given its lease back.
-    if ended.is_ok() && membership.is_none() {
-        ended = daemon.drain(&server, args.admission.drain());
+    let mut result = daemon.run(presence, read, &mut running, vec![lost, ended(&server)]);
+    if result.is_ok() {
+        result = daemon.drain(&server, args.admission.drain());
     }
     // In this order, so that the next leader finds its clients free.
     server.stop();
     drop(membership);
-    ended
+    result
 }
 
 /// The part of a scheduler that a reload changes: its certificates. It writes the

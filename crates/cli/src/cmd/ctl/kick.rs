@@ -138,7 +138,7 @@ impl Named {
 }
 
 /// Fails if the server did nothing.
-fn check(reason: &OperatorRefusal, detail: &str) -> Result<(), Failure> {
+pub(super) fn check(reason: &OperatorRefusal, detail: &str) -> Result<(), Failure> {
     match reason.as_str() {
         "" => Ok(()),
         reason if detail.is_empty() => Err(Failure::new(reason)),
