@@ -1,4 +1,4 @@
-//! NodeConnected, NodeDisconnected, SnapshotComplete and NewLeader (EVENT 0x6, 0x7, 0x49, 0x4b),
+//! NodeConnected, NodeDisconnected, SnapshotComplete and NewLeader (EVENT 0x6, 0x7, 0x49, 0x4c),
 //! made by the scheduler.
 
 use serde::{Deserialize, Serialize};
@@ -65,7 +65,7 @@ payload!(SnapshotComplete = Event::SNAPSHOT_COMPLETE, under "snapshot_complete")
 /// Another scheduler leads: it tells a controller all that it knows, as at the beginning of a
 /// session.
 ///
-/// The payload of NewLeader (EVENT 0x4b):
+/// The payload of NewLeader (EVENT 0x4c):
 ///
 /// ```yaml
 /// new_leader:

@@ -122,12 +122,10 @@ pub(crate) fn link(
     advertise: Option<&Address>,
 ) -> Result<Membership, Failure> {
     let mut peers = Peers::of(server).ok_or_else(|| Failure::new("this server has no links"))?;
+    let incarnation = server.handle().with(|cx| cx.incarnation());
     let member = Member {
         uuid: server.uuid(),
-        incarnation: server
-            .handle()
-            .with(|cx| cx.incarnation())
-            .map_err(Failure::new)?,
+        incarnation: incarnation.map_err(Failure::new)?,
         addresses: addresses(server.addresses(), advertise)?,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         token: 0,

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::value_parser;
-use ssntp_cluster::network::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig};
+use ssntp_cluster::network::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig, TunnelConfig};
 
 use crate::choice::{Choices, one_of};
 use crate::connection::Connection;
@@ -16,21 +16,21 @@ use crate::signals::Stop;
 pub(crate) struct TunnelArgs {
     /// Which networks there are
     #[arg(long, value_name = "WHICH", value_parser = one_of(WHICH), default_value = "none")]
-    pub(crate) network: NetworkName,
+    network: NetworkName,
     /// The largest packet of an instance, in bytes: 50 less than the underlay's
     // RFC 791: every host must take packets of 576 bytes.
     #[arg(long, value_name = "BYTES", env = "SSNTP_MTU",
         default_value_t = DEFAULT_MTU, value_parser = value_parser!(u16).range(576..))]
-    pub(crate) mtu: u16,
+    mtu: u16,
     /// The UDP port of tunnels, the same in the whole cluster
     #[arg(long, value_name = "PORT", env = "SSNTP_VXLAN_PORT",
         default_value_t = DEFAULT_PORT, value_parser = value_parser!(u16).range(1..))]
-    pub(crate) vxlan_port: u16,
+    vxlan_port: u16,
     /// A name server for the instances; may be given several times, or as SSNTP_NAME_SERVER,
     /// joined with commas. Processes get that of their node, machines that of the concentrator
     /// [default: none]
     #[arg(long, value_name = "IP", env = "SSNTP_NAME_SERVER", value_delimiter = ',')]
-    pub(crate) name_server: Vec<IpAddr>,
+    name_server: Vec<IpAddr>,
 }
 
 /// The flags of an agent.
@@ -50,7 +50,7 @@ pub(crate) struct NetworkArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NetworkName {
+enum NetworkName {
     None,
     Tenants,
 }
@@ -61,6 +61,17 @@ const WHICH: Choices<NetworkName> = &[
     ("tenants", "Those of the tenants, with tunnels, see docs/networks.md", NetworkName::Tenants),
 ];
 
+impl TunnelArgs {
+    /// The settings of tunnels; `None` without tenants' networks.
+    pub(crate) fn config(&self) -> Option<TunnelConfig> {
+        (self.network == NetworkName::Tenants).then(|| TunnelConfig {
+            mtu: self.mtu,
+            port: self.vxlan_port,
+            name_servers: self.name_server.clone(),
+        })
+    }
+}
+
 impl NetworkArgs {
     /// The networks of an agent, if it has any.
     pub(crate) fn config(
@@ -68,43 +79,43 @@ impl NetworkArgs {
         connection: &Connection,
         stop: &Stop,
     ) -> Result<Option<NetworkConfig>, Failure> {
-        let TunnelArgs {
-            network,
-            mtu,
-            vxlan_port,
-            name_server,
-        } = &self.tunnels;
-        let (mtu, vxlan_port) = (*mtu, *vxlan_port);
-        if *network == NetworkName::None {
+        let Some(tunnels) = self.tunnels.config() else {
             return Ok(None);
-        }
-        let mut config = NetworkConfig::new(self.underlay.as_deref().unwrap_or_default())
-            .mtu(mtu)
-            .port(vxlan_port)
-            .concentrator_env("SSNTP_MTU", mtu.to_string())
-            .concentrator_env("SSNTP_VXLAN_PORT", vxlan_port.to_string());
-        for ip in name_server {
-            config = config.name_server(*ip);
-        }
-        if !name_server.is_empty() {
-            let servers: Vec<_> = name_server.iter().map(ToString::to_string).collect();
-            config = config.concentrator_env("SSNTP_NAME_SERVER", servers.join(","));
-        }
+        };
         // A concentrator runs as an instance and has no flags of this agent. It gets copies of the
-        // files and finds the server through its environment.
+        // files and finds everything else through its environment.
+        let mut env = vec![
+            ("SSNTP_MTU", tunnels.mtu.to_string()),
+            ("SSNTP_VXLAN_PORT", tunnels.port.to_string()),
+            ("SSNTP_NAME_SERVER", joined(&tunnels.name_servers)),
+        ];
+        let mut config = NetworkConfig {
+            underlay: self.underlay.clone().unwrap_or_default(),
+            tunnels,
+            ..NetworkConfig::default()
+        };
         if let Some(certs) = &self.concentrator_certs {
             let reached = connection.server.reach(stop)?;
-            let addresses: Vec<_> = reached.connect.iter().map(ToString::to_string).collect();
-            config = config
-                .concentrator_certs("SSNTP_CERT", certs)
-                .concentrator_file("SSNTP_CA", [reached.files.ca]);
-            if !reached.files.crl.crl.is_empty() {
-                config = config.concentrator_file("SSNTP_CRL", reached.files.crl.crl);
-            }
-            if !addresses.is_empty() {
-                config = config.concentrator_env("SSNTP_CONNECT", addresses.join(","));
-            }
+            let crl = reached.files.crl;
+            config.concentrator_certs = Some(("SSNTP_CERT".into(), certs.clone()));
+            config.concentrator_files = [("SSNTP_CA", vec![reached.files.ca]), ("SSNTP_CRL", crl.crl)]
+                .map(|(name, files)| (name.into(), files))
+                .into();
+            config.concentrator_files.retain(|(_, files)| !files.is_empty());
+            env.push(("SSNTP_CRL_STRICT", crl.crl_strict.to_string()));
+            env.push(("SSNTP_CONNECT", joined(&reached.connect)));
         }
+        // A list variable that is empty would be a list of one empty entry.
+        env.retain(|(_, value)| !value.is_empty());
+        config.concentrator_env = env
+            .into_iter()
+            .map(|(name, value)| (name.into(), value))
+            .collect();
         Ok(Some(config))
     }
+}
+
+fn joined(all: &[impl ToString]) -> String {
+    let all: Vec<_> = all.iter().map(ToString::to_string).collect();
+    all.join(",")
 }

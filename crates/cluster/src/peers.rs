@@ -1,6 +1,6 @@
 //! Links a server with the members of its cluster: dials each for as long as it is a member.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::net::IpAddr;
 
 use ssntp::server::{Dialler, Server};
@@ -17,7 +17,7 @@ const MOST: usize = 256;
 pub struct Peers {
     own: Uuid,
     dialler: Dialler,
-    dialled: BTreeSet<String>,
+    dialled: HashSet<Address>,
 }
 
 impl Peers {
@@ -27,7 +27,7 @@ impl Peers {
         Some(Self {
             own: server.uuid(),
             dialler: server.dialler()?,
-            dialled: BTreeSet::new(),
+            dialled: HashSet::new(),
         })
     }
 
@@ -47,21 +47,13 @@ impl Peers {
         let own = self.own;
         let others = view.members.iter().filter(|member| member.uuid != own).take(MOST);
         let address = |member: &Member| member.addresses.first()?.parse::<Address>().ok();
-        let wanted: BTreeSet<_> = others
-            .filter_map(address)
-            .map(|address| address.to_string())
-            .collect();
-        for address in wanted.symmetric_difference(&self.dialled) {
-            let Ok(target) = address.parse::<Address>() else {
-                continue;
-            };
-            match wanted.contains(address) {
-                true => {
-                    if let Err(e) = self.dialler.dial(target) {
-                        log::warn!("{address} cannot be dialled: no thread: {e}");
-                    }
-                }
-                false => drop(self.dialler.undial(&target.into())),
+        let wanted: HashSet<_> = others.filter_map(address).collect();
+        for gone in self.dialled.difference(&wanted) {
+            self.dialler.undial(&gone.clone().into());
+        }
+        for address in wanted.difference(&self.dialled) {
+            if let Err(e) = self.dialler.dial(address.clone()) {
+                log::warn!("{address} cannot be dialled: no thread: {e}");
             }
         }
         self.dialled = wanted;

@@ -24,6 +24,7 @@ enum Order {
     /// A token was seen elsewhere.
     Look,
     Write(Request, Sender<Result<u64, EngineError>>),
+    Resign,
     Leave,
 }
 
@@ -95,10 +96,11 @@ impl Membership {
     }
 }
 
-/// Writes documents of the cluster, and tells it of tokens. A clone is another handle.
+/// Writes documents of the cluster, gives the lead up, and tells of tokens. A clone is another
+/// handle.
 ///
 /// # Threads
-/// [`write`](Self::write) blocks, so a dispatcher must not call it.
+/// [`write`](Self::write) blocks, so a dispatcher must not call it; the other calls do not.
 #[derive(Clone, Debug)]
 pub struct Documents {
     orders: Sender<Order>,
@@ -106,12 +108,18 @@ pub struct Documents {
 }
 
 impl Documents {
-    /// Tells it a token that was seen elsewhere: see [`Machine::saw`]. Does not wait.
+    /// Tells it a token that was seen elsewhere: see [`Machine::saw`].
     pub fn saw(&self, token: u64) {
         if self.seen.fetch_max(token, Ordering::Relaxed) < token {
             // If the queue is full, the thread looks at the token after an order that waits.
             let _ = self.orders.try_send(Order::Look);
         }
+    }
+
+    /// Has this process lead no more: another one leads within a second. It stays a member.
+    pub fn resign(&self) {
+        // If the queue is full, another one leads when this process ends.
+        let _ = self.orders.try_send(Order::Resign);
     }
 
     /// Writes a document, and returns the revision that it has then. Blocks until the engine
@@ -166,6 +174,7 @@ fn serve(
                 let _ = told.send(write(&mut *engine, &request));
                 machine.reread();
             }
+            Ok(Order::Resign) => machine.resign(),
             Ok(Order::Leave) | Err(RecvTimeoutError::Disconnected) => break,
         }
         machine.saw(seen.load(Ordering::Relaxed));

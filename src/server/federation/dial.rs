@@ -9,14 +9,13 @@
 //! [`Redial`] says when, and has no thread and no clock; [`Dialler`] has a thread for each peer.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, select};
+use crossbeam_channel::select;
 use log::{info, warn};
 use uuid::Uuid;
 
@@ -301,7 +300,7 @@ impl PeerThread {
     fn run(&mut self) {
         let mut redial = Redial::new();
         while !self.cancel.is_cancelled() {
-            let stands = |server| self.standing(server).is_some();
+            let stands = |server| self.environment.is_linked(server);
             match redial.next(now(), random_share(), stands) {
                 Attempt::Now => {
                     let attempt = self.attempt();
@@ -339,14 +338,12 @@ impl PeerThread {
         }
     }
 
-    /// A channel that is disconnected when the link to a server ends, if there is one.
-    fn standing(&self, server: Uuid) -> Option<Receiver<Infallible>> {
-        self.environment.joins.as_ref()?.standing(server)
-    }
-
     /// Waits until the link to a server ends, or until it is cancelled.
     fn wait_for_end(&self, server: Uuid) {
-        let Some(link) = self.standing(server) else { return };
+        let joins = self.environment.joins.as_ref();
+        let Some(link) = joins.and_then(|joins| joins.standing(server)) else {
+            return;
+        };
         *lock(&self.state) = PeerState::Linked(server);
         select! {
             recv(link) -> _ => {}

@@ -59,6 +59,14 @@ fn stands(link: &Receiver<Infallible>) -> bool {
     link.try_recv() == Err(TryRecvError::Empty)
 }
 
+impl Environment {
+    /// Whether a link to a server stands.
+    pub fn is_linked(&self, server: Uuid) -> bool {
+        let joins = self.joins.as_ref();
+        joins.is_some_and(|joins| joins.standing(server).is_some())
+    }
+}
+
 /// Why there is no link.
 #[derive(Debug)]
 pub(in crate::server) enum NoLink {

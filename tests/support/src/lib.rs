@@ -16,6 +16,7 @@
 
 pub mod bodies;
 pub mod etcd;
+pub mod links;
 pub mod peers;
 
 use std::sync::{Arc, OnceLock};

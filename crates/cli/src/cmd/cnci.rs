@@ -17,7 +17,7 @@ use crate::connection::{Connection, closed};
 use crate::credentials::{CredentialFiles, FilesRead};
 use crate::daemon::{Daemon, Presence, Service, on};
 use crate::failure::Failure;
-use crate::networks::{NetworkName, TunnelArgs};
+use crate::networks::TunnelArgs;
 use crate::output::{Output, printable, say_json};
 use crate::settings::{ConfigFile, Problems, Settings};
 
@@ -98,10 +98,9 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
     let (client, renewal) = connection.config_as(Role::CNCIAGENT, daemon.stop())?;
     let client = client.tracing(true);
     let mut config = CnciConfig::new(client, tenant, ip).given(args.state, CnciConfig::state);
-    if args.tunnels.network == NetworkName::Tenants {
-        let plane = Routing::open(ip).map_err(|why| Failure::new(format!("--network tenants: {why}")))?;
-        let plane = plane.mtu(args.tunnels.mtu).port(args.tunnels.vxlan_port);
-        config = config.data_plane(plane.name_servers(args.tunnels.name_server));
+    if let Some(tunnels) = args.tunnels.config() {
+        let plane = Routing::open(ip, tunnels);
+        config = config.data_plane(plane.map_err(|why| Failure::new(format!("--network tenants: {why}")))?);
     }
     let cnci = Arc::new(Cnci::start(config)?);
     let client = Arc::downgrade(&cnci);

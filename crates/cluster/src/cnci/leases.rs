@@ -4,17 +4,27 @@
 //! file keeps them, and a dnsmasq that is started again goes on with the same ones.
 
 use std::fmt::Write as _;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Seek, Write};
-use std::net::IpAddr;
 use std::process::{Child, Command, Stdio};
 
 use ipnet::Ipv4Net;
 use log::{info, warn};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::network::links::tunnel_name;
-use crate::network::{gateway, mac_of};
+use crate::network::{Namespace, TunnelConfig, gateway, mac_of};
+
+/// The words that dnsmasq is started with. They tell it from one that somebody else runs.
+const COMMAND: [&str; 3] = ["dnsmasq", "--keep-in-foreground", "--conf-file=-"];
+/// How long a killed process may take to end. Without a limit, one that hangs in the kernel
+/// would keep the concentrator from its frames.
+const END: Timespec = Timespec {
+    tv_sec: 5,
+    tv_nsec: 0,
+};
 
 /// Gives machines their addresses. Dropping it ends dnsmasq.
 #[derive(Debug, Default)]
@@ -28,13 +38,8 @@ pub(super) struct Leases {
 impl Leases {
     /// Serves these subnets, and no others. Starts dnsmasq again if it has ended. Processes need
     /// no leases, so a failure is only logged.
-    pub(super) fn serve(
-        &mut self,
-        subnets: impl Iterator<Item = (u32, Ipv4Net)>,
-        mtu: u16,
-        name_servers: &[IpAddr],
-    ) {
-        let config = config(subnets, mtu, name_servers);
+    pub(super) fn serve(&mut self, subnets: impl Iterator<Item = (u32, Ipv4Net)>, tunnels: &TunnelConfig) {
+        let config = config(subnets, tunnels);
         let runs = |server: &mut Child| matches!(server.try_wait(), Ok(None));
         if self.config == config && self.server.as_mut().is_none_or(runs) && self.trouble.is_empty() {
             return;
@@ -44,6 +49,7 @@ impl Leases {
         if self.config.is_empty() {
             return;
         }
+        end_former();
         let trouble = match start(&self.config) {
             Ok(server) => {
                 info!("dnsmasq gives machines their addresses (process {})", server.id());
@@ -74,7 +80,7 @@ impl Drop for Leases {
 }
 
 /// The settings of dnsmasq; none without a subnet.
-fn config(subnets: impl Iterator<Item = (u32, Ipv4Net)>, mtu: u16, name_servers: &[IpAddr]) -> String {
+fn config(subnets: impl Iterator<Item = (u32, Ipv4Net)>, tunnels: &TunnelConfig) -> String {
     let mut config = String::new();
     for (key, subnet) in subnets {
         let (network, mask) = (subnet.network(), subnet.netmask());
@@ -90,7 +96,7 @@ fn config(subnets: impl Iterator<Item = (u32, Ipv4Net)>, mtu: u16, name_servers:
     if config.is_empty() {
         return config;
     }
-    let servers = name_servers.iter().filter(|ip| ip.is_ipv4());
+    let servers = tunnels.name_servers.iter().filter(|ip| ip.is_ipv4());
     let servers: Vec<_> = servers.map(ToString::to_string).collect();
     if !servers.is_empty() {
         let _ = writeln!(config, "dhcp-option=option:dns-server,{}", servers.join(","));
@@ -99,7 +105,8 @@ fn config(subnets: impl Iterator<Item = (u32, Ipv4Net)>, mtu: u16, name_servers:
     let _ = write!(
         config,
         "port=0\npid-file=\nlog-facility=-\nquiet-dhcp\nleasefile-ro\nno-ping\n\
-         dhcp-authoritative\ndhcp-lease-max={hosts}\ndhcp-option=option:mtu,{mtu}\n"
+         dhcp-authoritative\ndhcp-lease-max={hosts}\ndhcp-option=option:mtu,{}\n",
+        tunnels.mtu
     );
     config
 }
@@ -109,9 +116,33 @@ fn start(config: &str) -> io::Result<Child> {
     let mut file = File::from(memfd_create("dnsmasq", MemfdFlags::CLOEXEC)?);
     file.write_all(config.as_bytes())?;
     file.rewind()?;
-    let mut command = Command::new("dnsmasq");
-    command.args(["--keep-in-foreground", "--conf-file=-"]);
+    let mut command = Command::new(COMMAND[0]);
+    command.args(&COMMAND[1..]);
     command.stdin(Stdio::from(file)).stdout(Stdio::null()).spawn()
+}
+
+/// Ends the dnsmasq that a concentrator has left in this network namespace because it was killed.
+/// It would go on with the former settings, and keep the port.
+fn end_former() {
+    let command = COMMAND.map(|word| format!("{word}\0")).concat();
+    let is_former = |pid: &i32| {
+        let said = fs::read(format!("/proc/{pid}/cmdline"));
+        said.is_ok_and(|said| said == command.as_bytes())
+            && Namespace::of(*pid).is_ok_and(|namespace| namespace.is_own())
+    };
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    for pid in pids.filter(is_former) {
+        let former = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
+        // Looked at again, because the number may be another process's since.
+        if let Some(Ok(former)) = former
+            && is_former(&pid)
+            && pidfd_send_signal(&former, Signal::KILL).is_ok()
+        {
+            info!("the dnsmasq of a former concentrator is ended (process {pid})");
+            let _ = poll(&mut [PollFd::new(&former, PollFlags::IN)], Some(&END));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -119,9 +150,40 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_dnsmasq_that_a_killed_concentrator_left_is_ended() {
+        crate::network::alone::alone(|| {
+            let serve = |leases: &mut Leases, subnet: &str| {
+                let subnet = subnet.parse().unwrap();
+                leases.serve([(7, subnet)].into_iter(), &TunnelConfig::default());
+                leases.server.take()
+            };
+            let Some(mut former) = serve(&mut Leases::default(), "172.16.0.0/24") else {
+                return eprintln!("skipped: dnsmasq is not installed");
+            };
+            // It has the words of its own only once it is executed.
+            let other = ["sleep", "1000"];
+            let mut other = Command::new(other[0]).args(&other[1..]).spawn().unwrap();
+            let mut next = serve(&mut Leases::default(), "172.16.1.0/24").unwrap();
+            let ended = former.try_wait().unwrap();
+            let [next_runs, other_runs] = [&mut next, &mut other].map(|child| {
+                let runs = child.try_wait().unwrap().is_none();
+                let _ = child.kill();
+                child.wait().unwrap();
+                runs
+            });
+            assert!(ended.is_some(), "the former one runs");
+            assert!(next_runs && other_runs);
+        });
+    }
+
+    #[test]
     fn each_address_has_its_own_mac_address() {
         let subnet = "172.16.0.8/29".parse().unwrap();
-        let config = config([(7, subnet)].into_iter(), 1450, &["192.0.2.53".parse().unwrap()]);
+        let tunnels = TunnelConfig {
+            name_servers: vec!["192.0.2.53".parse().unwrap()],
+            ..TunnelConfig::default()
+        };
+        let config = config([(7, subnet)].into_iter(), &tunnels);
         for line in [
             "interface=ssx7",
             "dhcp-range=172.16.0.8,static,255.255.255.248,1h",
@@ -132,6 +194,6 @@ mod tests {
             assert!(config.lines().any(|there| there == line), "{line}: {config}");
         }
         assert_eq!(config.matches("dhcp-host").count(), 5, "the gateway has none");
-        assert_eq!(super::config(std::iter::empty(), 1450, &[]), "");
+        assert_eq!(super::config(std::iter::empty(), &tunnels), "");
     }
 }

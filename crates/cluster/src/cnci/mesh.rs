@@ -10,7 +10,6 @@ use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
 
-use crate::network::links::{Link, tunnel_name};
 use crate::network::{MAX_KEY, mac_of, subnet};
 use ssntp::payload::CnciPeer;
 
@@ -66,7 +65,10 @@ impl Mesh {
     /// Checks that it takes nothing from the concentrator's own subnets.
     pub(super) fn check(&self, own: &BTreeMap<u32, Ipv4Net>) -> Result<(), String> {
         if let Some(subnet) = own.get(&self.id) {
-            return Err(format!("tunnel_id {} is the key of {subnet}", self.id));
+            return Err(format!(
+                "tunnel_id {} is already the key of the subnet {subnet}",
+                self.id
+            ));
         }
         let is_own = |peer: &&Peer| {
             let mut own = own.values();
@@ -79,10 +81,6 @@ impl Mesh {
             )),
             None => Ok(()),
         }
-    }
-
-    pub(super) fn is(&self, link: &Link) -> bool {
-        link.ifname == tunnel_name(self.id)
     }
 
     /// The addresses of the others in the cluster's network.

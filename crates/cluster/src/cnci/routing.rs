@@ -22,7 +22,7 @@ use super::plane::DataPlane;
 use super::tables::{PublicIp, Tables, Tunnel};
 use crate::network::links::{GROUP, Link, TUNNEL, Underlay, delete, links, tunnel_name};
 use crate::network::tools::elements;
-use crate::network::{DEFAULT_MTU, DEFAULT_PORT, MAX_KEY, gateway, mac_of, subnet, tools};
+use crate::network::{MAX_KEY, TunnelConfig, gateway, mac_of, subnet, tools};
 use ssntp::payload::{CnciPeer, Id};
 
 /// The entry of a tunnel's table that gets broadcasts: one for each node.
@@ -33,9 +33,7 @@ const ALL: &str = "00:00:00:00:00:00";
 #[derive(Debug)]
 pub struct Routing {
     underlay: Underlay,
-    mtu: u16,
-    port: u16,
-    name_servers: Vec<IpAddr>,
+    config: TunnelConfig,
     wanted: Wanted,
     leases: Leases,
 }
@@ -92,13 +90,13 @@ impl Wanted {
         for Way { key, subnet, .. } in self.tunnels.values() {
             let there = subnets.insert(*key, *subnet);
             if let Some(there) = there.filter(|there| there != subnet) {
-                return Err(format!("key {key} is that of {there}, not of {subnet}"));
+                return Err(format!("the key {key} belongs to {there}, not to {subnet}"));
             }
         }
         let mut keys = BTreeMap::new();
         for (key, subnet) in &subnets {
             if let Some(other) = keys.insert(*subnet, *key) {
-                return Err(format!("{subnet} has another key than {other}"));
+                return Err(format!("{subnet} has two keys, {other} and {key}"));
             }
         }
         match &self.peers {
@@ -113,36 +111,13 @@ impl Routing {
     ///
     /// # Errors
     /// There is none, or `ip` is missing.
-    pub fn open(ip: IpAddr) -> Result<Self, String> {
+    pub fn open(ip: IpAddr, config: TunnelConfig) -> Result<Self, String> {
         Ok(Self {
             underlay: Underlay::find(&ip.to_string())?,
-            mtu: DEFAULT_MTU,
-            port: DEFAULT_PORT,
-            name_servers: Vec::new(),
+            config,
             wanted: Wanted::default(),
             leases: Leases::default(),
         })
-    }
-
-    /// The largest packet of an instance. Default: [`DEFAULT_MTU`].
-    #[must_use]
-    pub fn mtu(mut self, mtu: u16) -> Self {
-        self.mtu = mtu;
-        self
-    }
-
-    /// The UDP port of the tunnels. Default: [`DEFAULT_PORT`].
-    #[must_use]
-    pub fn port(mut self, port: u16) -> Self {
-        self.port = port;
-        self
-    }
-
-    /// The name servers that machines are told of. Default: none.
-    #[must_use]
-    pub fn name_servers(mut self, servers: impl IntoIterator<Item = IpAddr>) -> Self {
-        self.name_servers = servers.into_iter().collect();
-        self
     }
 
     /// Changes what is wanted, and the kernel. If that fails, all is as it was.
@@ -165,22 +140,16 @@ impl Routing {
         set("ipv4/ip_forward", "1")?;
         set("ipv4/conf/all/send_redirects", "0")?;
         let links: Vec<Link> = links()?;
-        let local = self.underlay.ip;
+        let (local, TunnelConfig { mtu, port, .. }) = (self.underlay.ip, &self.config);
         let mesh = self.wanted.peers.as_ref();
-        let is_right = |link: &&Link| {
-            let data = &link.linkinfo.info_data;
-            link.ifname == tunnel_name(data.id)
-                && data.port == self.port
-                && data.local == local.to_string()
-                && (subnets.contains_key(&data.id) || mesh.is_some_and(|mesh| mesh.is(link)))
-        };
+        let keys: Vec<_> = subnets.keys().copied().chain(mesh.map(|mesh| mesh.id)).collect();
+        let is_right = |link: &&Link| keys.iter().any(|key| link.is_tunnel(*key, local, *port));
         let (right, wrong): (Vec<_>, Vec<_>) = links.iter().partition(is_right);
         delete(&wrong.iter().map(|link| link.ifname.clone()).collect::<Vec<_>>());
         let has = |name: &str| right.iter().any(|link| link.ifname == name);
         let (mut batch, mut entries) = (String::new(), String::new());
         let mut device = |key, own: Ipv4Net, learns: &str| {
             let (name, mac, ip) = (tunnel_name(key), mac_of(own.addr()), own);
-            let (mtu, port) = (self.mtu, self.port);
             if !has(&name) {
                 let _ = write!(
                     batch,
@@ -217,7 +186,7 @@ impl Routing {
             // The default delays the first packet to each instance by up to 0.8 s.
             set(&format!("ipv4/neigh/{name}/proxy_delay"), "0")?;
         }
-        let there: Vec<Entry> = tools::bridge_json(&["fdb", "show"])?;
+        let there: Vec<Entry> = tools::json("bridge", &["fdb", "show"])?;
         let there = there
             .iter()
             .filter(|entry| entry.mac == ALL && entry.ifname.starts_with(TUNNEL));
@@ -233,8 +202,7 @@ impl Routing {
             let _ = writeln!(entries, "fdb del {ALL} dev {name} dst {node}");
         }
         tools::bridge(&entries)?;
-        self.leases
-            .serve(subnets.into_iter(), self.mtu, &self.name_servers);
+        self.leases.serve(subnets.into_iter(), &self.config);
         Ok(())
     }
 
@@ -264,7 +232,7 @@ impl Routing {
                 .iter()
                 .map(|(public, private)| format!("{private} : {public}")),
         );
-        let (port, device) = (self.port, &self.underlay.device);
+        let (port, device) = (self.config.port, &self.underlay.device);
         format!(
             r#"
 table ip ssntp {{
@@ -336,8 +304,8 @@ table ip ssntp {{
         // Public addresses are added with this prefix; the address of the interface itself has
         // the prefix of its network.
         let single = addresses.filter(|address| address.prefixlen == 32);
-        let parsed = single.filter_map(|address| address.local.parse().ok());
-        Ok(parsed.filter(|ip| *ip != underlay.ip).collect())
+        let all = single.map(|address| address.local);
+        Ok(all.filter(|ip| *ip != underlay.ip).collect())
     }
 }
 

@@ -24,7 +24,7 @@ impl Filter {
     pub(super) fn read() -> Result<Self, String> {
         let mut filter = Self::default();
         for family in ["bridge", "ip"] {
-            let listed: serde_json::Value = tools::nft_json(&["list", "table", family, "ssntp"])?;
+            let listed: serde_json::Value = tools::json("nft", &["list", "table", family, "ssntp"])?;
             for object in listed["nftables"].as_array().into_iter().flatten() {
                 filter.rules += usize::from(object["rule"].is_object());
                 let elements = object["set"]["elem"].as_array().into_iter().flatten();

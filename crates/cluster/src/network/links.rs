@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 use ipnet::Ipv4Net;
 use log::warn;
 use serde::Deserialize;
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::tools;
@@ -35,60 +36,20 @@ pub(crate) struct Underlay {
     pub(crate) gateway: Option<Ipv4Addr>,
 }
 
-/// A link as `ip -j -d link show` tells it.
-#[derive(Debug, Deserialize)]
+/// A link as `ip -j -d link show` tells it. A field that is missing is empty.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 pub(crate) struct Link {
     /// Empty for a link that is not of the group that was asked for.
-    #[serde(default)]
     pub(crate) ifname: String,
-    #[serde(default)]
     pub(crate) operstate: String,
-    #[serde(default)]
     pub(crate) flags: Vec<String>,
     /// The bridge that it is a port of.
-    #[serde(default)]
     pub(crate) master: String,
-    #[serde(default)]
-    pub(crate) linkinfo: LinkInfo,
+    /// What only links of its kind have.
+    pub(crate) linkinfo: Value,
     /// Only if statistics were asked for.
-    #[serde(default)]
-    pub(crate) stats64: Statistics,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Statistics {
-    pub(crate) rx: Direction,
-    pub(crate) tx: Direction,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Direction {
-    pub(crate) bytes: u64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct LinkInfo {
-    pub(crate) info_kind: String,
-    pub(crate) info_data: TunnelData,
-    pub(crate) info_slave_data: PortData,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct PortData {
-    pub(crate) isolated: bool,
-}
-
-#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub(crate) struct TunnelData {
-    pub(crate) id: u32,
-    pub(crate) local: String,
-    pub(crate) remote: String,
-    pub(crate) port: u16,
+    pub(crate) stats64: Value,
 }
 
 #[derive(Debug, Deserialize)]
@@ -99,8 +60,7 @@ pub(crate) struct Addresses {
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Address {
-    pub(crate) family: String,
-    pub(crate) local: String,
+    pub(crate) local: Ipv4Addr,
     pub(crate) prefixlen: u8,
 }
 
@@ -114,33 +74,28 @@ pub(crate) struct Route {
 impl Underlay {
     /// The IPv4 addresses of all interfaces.
     pub(crate) fn addresses() -> Result<Vec<Addresses>, String> {
-        tools::ip_json(&["-4", "addr", "show"])
+        tools::json("ip", &["-4", "addr", "show"])
     }
 
     pub(crate) fn find(named: &str) -> Result<Self, String> {
         let all = Self::addresses()?;
         let of_route: Vec<Route> = match named {
-            "" => tools::ip_json(&["-4", "route", "show", "default"])?,
+            "" => tools::json("ip", &["-4", "route", "show", "default"])?,
             _ => Vec::new(),
         };
         let named = of_route.first().map_or(named, |route| route.dev.as_str());
-        let mut found = all.iter().flat_map(|link| {
-            let of_link = link.addr_info.iter().filter(|a| a.family == "inet");
-            of_link.map(move |address| (link, address))
-        });
-        let (link, address) = found
-            .find(|(link, address)| link.ifname == named || address.local == named)
+        let (link, address) = all
+            .iter()
+            .flat_map(|link| link.addr_info.iter().map(move |address| (link, address)))
+            .find(|(link, address)| link.ifname == named || address.local.to_string() == named)
             .ok_or_else(|| format!("underlay {named:?}: no interface has this name or address and is up"))?;
-        let ip: Ipv4Addr = address
-            .local
-            .parse()
-            .map_err(|e| format!("{}: {e}", address.local))?;
+        let ip = address.local;
         let net = Ipv4Net::new(ip, address.prefixlen).map_err(|e| e.to_string())?;
         let device = link.ifname.clone();
-        let links: Vec<Link> = tools::ip_json(&["-d", "link", "show", "dev", &device])?;
-        let routes: Vec<Route> = tools::ip_json(&["-4", "route", "show", "default", "dev", &device])?;
+        let links: Vec<Link> = tools::json("ip", &["-d", "link", "show", "dev", &device])?;
+        let routes: Vec<Route> = tools::json("ip", &["-4", "route", "show", "default", "dev", &device])?;
         Ok(Self {
-            is_bridge: links.iter().any(|link| link.linkinfo.info_kind == "bridge"),
+            is_bridge: links.iter().any(|link| link.linkinfo["info_kind"] == "bridge"),
             device,
             ip,
             net: net.trunc(),
@@ -153,11 +108,20 @@ impl Link {
     pub(crate) fn is_up(&self) -> bool {
         self.flags.iter().any(|flag| flag == "UP")
     }
+
+    /// Whether it is the tunnel of this key that begins at this address.
+    pub(crate) fn is_tunnel(&self, key: u32, local: Ipv4Addr, port: u16) -> bool {
+        let data = &self.linkinfo["info_data"];
+        self.ifname == tunnel_name(key)
+            && data["id"] == key
+            && data["port"] == port
+            && data["local"] == local.to_string()
+    }
 }
 
 /// The links that an agent made in this namespace.
 pub(crate) fn links() -> Result<Vec<Link>, String> {
-    let links: Vec<Link> = tools::ip_json(&["-d", "-s", "link", "show", "group", &GROUP.to_string()])?;
+    let links: Vec<Link> = tools::json("ip", &["-d", "-s", "link", "show", "group", &GROUP.to_string()])?;
     let is_ours = |link: &Link| {
         [BRIDGE, TUNNEL, PORT, CONCENTRATOR]
             .iter()
@@ -176,7 +140,7 @@ pub(crate) fn delete(names: &[String]) {
         }
         let _ = writeln!(batch, "link del group {DOOMED}");
         if let Err(why) = tools::ip_anyway(&batch) {
-            warn!("tenants' networks: links that are not needed: {why}");
+            warn!("tenants' networks: links that are no longer needed cannot be deleted: {why}");
         }
     }
 }

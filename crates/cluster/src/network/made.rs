@@ -74,7 +74,7 @@ impl Namespace {
     }
 
     /// Whether this thread, and so the agent, has it, too.
-    pub(super) fn is_own(&self) -> bool {
+    pub(crate) fn is_own(&self) -> bool {
         fs::metadata("/proc/thread-self/ns/net").is_ok_and(|own| own.ino() == self.inode)
     }
 
@@ -177,7 +177,7 @@ impl Part<'_> {
             && match self {
                 Part::Bridge | Part::Concentrator => true,
                 Part::Tunnel(net) => is_on(net),
-                Part::Port(net, _) => is_on(net) && link.linkinfo.info_slave_data.isolated,
+                Part::Port(net, _) => is_on(net) && link.linkinfo["info_slave_data"]["isolated"] == true,
             }
     }
 }

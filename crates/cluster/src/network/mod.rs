@@ -37,7 +37,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `attachment` | what a START asks for |
-//! | `config` | [`NetworkConfig`] |
+//! | `config` | [`NetworkConfig`], [`TunnelConfig`] |
 //! | `made` | what the instances of the node need of the kernel |
 //! | `filter` | what ports and tunnels let through |
 //! | `links` | links of the kernel |
@@ -58,7 +58,8 @@ mod wire;
 
 pub use self::attachment::MAX_KEY;
 pub(crate) use self::attachment::{Attachment, gateway, mac_of, subnet};
-pub use self::config::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig};
+pub use self::config::{DEFAULT_MTU, DEFAULT_PORT, NetworkConfig, TunnelConfig};
+pub(crate) use self::made::Namespace;
 pub(crate) use self::node::Networks;
 pub(crate) use self::wire::RESOLVER;
 pub use self::wire::{Tap, Wire};

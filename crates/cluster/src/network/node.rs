@@ -13,10 +13,10 @@ use ssntp::payload::{Start, TunnelStats};
 use uuid::Uuid;
 
 use super::attachment::{Attachment, Interface, TenantNet, TenantPort, gateway};
-use super::config::NetworkConfig;
+use super::config::{NetworkConfig, TunnelConfig};
 use super::filter::{Filter, table, way};
 use super::links::{
-    GROUP, Link, TunnelData, Underlay, bridge_name, concentrator_name, delete, links, port_name, tunnel_name,
+    GROUP, Link, Underlay, bridge_name, concentrator_name, delete, links, port_name, tunnel_name,
 };
 use super::made::{End, Made, Namespace, Net, Part, Port};
 use super::tools;
@@ -149,7 +149,7 @@ impl Networks {
         if let Some(namespace) = made.concentrators.remove(&instance)
             && let Err(why) = tools::ip_within(&namespace, "link del eth0\n")
         {
-            warn!("concentrator {instance}: its interface: {why}");
+            warn!("concentrator {instance}: its interface cannot be deleted: {why}");
         }
         let mut doomed = vec![port_name(instance)];
         if let Some((net, port, is_last)) = made.take(instance) {
@@ -158,7 +158,7 @@ impl Networks {
             }
             let commands = elements("delete", instance, &port, is_last.then_some(&net));
             if let Err(why) = tools::nft(&commands) {
-                warn!("instance {instance}: the filter of its port: {why}");
+                warn!("instance {instance}: its port cannot be taken out of the filter: {why}");
             }
         }
         delete(&doomed);
@@ -191,7 +191,7 @@ impl Networks {
     /// The kernel does not say, or refuses.
     pub(crate) fn tunnels(&self) -> Result<Vec<TunnelStats>, String> {
         let mut made = self.made();
-        let underlay: Vec<Link> = tools::ip_json(&["link", "show", "dev", &self.underlay.device])?;
+        let underlay: Vec<Link> = tools::json("ip", &["link", "show", "dev", &self.underlay.device])?;
         let is_cut = underlay
             .iter()
             .any(|link| link.operstate == "DOWN" || !link.is_up());
@@ -206,14 +206,15 @@ impl Networks {
         let of_net = |(key, net): (&u32, &Net)| {
             let tunnel = tunnel_name(*key);
             let stats = by_name.get(tunnel.as_str()).map(|link| &link.stats64);
+            let bytes = |way| stats.and_then(|stats| stats[way]["bytes"].as_u64()).unwrap_or(0);
             let ports = net.ports.iter().filter(|(_, port)| !port.has_ended());
             let ports: Vec<_> = ports.map(|(instance, _)| port_name(*instance)).collect();
             TunnelStats {
                 key: *key,
                 drops: ports.iter().filter_map(|port| drops.get(port)).sum(),
                 up: !is_cut && ports.iter().chain([&tunnel, &bridge_name(*key)]).all(is_sound),
-                rx_bytes: stats.map_or(0, |stats| stats.rx.bytes),
-                tx_bytes: stats.map_or(0, |stats| stats.tx.bytes),
+                rx_bytes: bytes("rx"),
+                tx_bytes: bytes("tx"),
             }
         };
         let stats = made.nets.iter().map(of_net).collect();
@@ -282,7 +283,10 @@ impl Networks {
             }
         }
         if !parts.is_empty() {
-            info!("tenants' networks: made again: {:?}", parts.keys());
+            info!(
+                "tenants' networks: missing or wrong, and made again: {:?}",
+                parts.keys()
+            );
         }
         // A process that ends meanwhile does not keep the others from getting their ports.
         let batched = tools::ip_anyway(&batch);
@@ -292,15 +296,8 @@ impl Networks {
 
     /// Whether a tunnel leads to the concentrator of a subnet.
     fn leads_to(&self, net: &TenantNet, link: &Link) -> bool {
-        let TunnelData {
-            id,
-            local,
-            remote,
-            port,
-        } = &link.linkinfo.info_data;
-        (*id, *port) == (net.key, self.config.port)
-            && *local == self.underlay.ip.to_string()
-            && *remote == net.concentrator.to_string()
+        link.is_tunnel(net.key, self.underlay.ip, self.config.tunnels.port)
+            && link.linkinfo["info_data"]["remote"] == net.concentrator.to_string()
     }
 
     fn made(&self) -> MutexGuard<'_, Made> {
@@ -308,13 +305,13 @@ impl Networks {
     }
 
     fn table(&self, made: &Made) -> String {
-        table(made, self.underlay.ip, self.config.port)
+        table(made, self.underlay.ip, self.config.tunnels.port)
     }
 
     /// Nothing is learned from the tunnel: there is one way out of it, to the concentrator.
     fn write_tunnel(&self, batch: &mut String, net: &TenantNet) {
         let (key, remote) = (net.key, net.concentrator);
-        let NetworkConfig { mtu, port, .. } = self.config;
+        let TunnelConfig { mtu, port, .. } = self.config.tunnels;
         let (tunnel, local) = (tunnel_name(key), self.underlay.ip);
         let _ = write!(
             batch,
@@ -326,7 +323,7 @@ impl Networks {
     }
 
     fn write_port(&self, batch: &mut String, name: &str, key: u32, port: &Port) {
-        let (mac, mtu) = (&port.interface.mac, self.config.mtu);
+        let (mac, mtu) = (&port.interface.mac, self.config.tunnels.mtu);
         let _ = match &port.end {
             End::Process(Namespace { pid, .. }) => writeln!(
                 batch,

@@ -43,16 +43,6 @@ pub(crate) fn bridge(batch: &str) -> Result<(), String> {
     batch_of(&mut Command::new("bridge"), "", batch)
 }
 
-/// What `ip -j` prints.
-pub(crate) fn ip_json<T: for<'de> Deserialize<'de>>(arguments: &[&str]) -> Result<T, String> {
-    json("ip", arguments)
-}
-
-/// What `bridge -j` prints.
-pub(crate) fn bridge_json<T: for<'de> Deserialize<'de>>(arguments: &[&str]) -> Result<T, String> {
-    json("bridge", arguments)
-}
-
 /// The elements of a set or a map, as its definition has them.
 pub(crate) fn elements(all: impl Iterator<Item = String>) -> String {
     let all: Vec<_> = all.collect();
@@ -62,12 +52,8 @@ pub(crate) fn elements(all: impl Iterator<Item = String>) -> String {
     }
 }
 
-/// What `nft -j` prints.
-pub(crate) fn nft_json<T: for<'de> Deserialize<'de>>(arguments: &[&str]) -> Result<T, String> {
-    json("nft", arguments)
-}
-
-fn json<T: for<'de> Deserialize<'de>>(tool: &str, arguments: &[&str]) -> Result<T, String> {
+/// What a tool prints with `-j`.
+pub(crate) fn json<T: for<'de> Deserialize<'de>>(tool: &str, arguments: &[&str]) -> Result<T, String> {
     let mut command = Command::new(tool);
     let printed = run(command.arg("-j").args(arguments), "")?;
     // An empty list is printed as nothing at all by some versions.

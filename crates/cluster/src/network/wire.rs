@@ -88,7 +88,7 @@ impl Wire {
         Ok(Tap {
             interface: port_name(self.instance),
             mac: mac.clone(),
-            mtu: self.network.config().mtu,
+            mtu: self.network.config().tunnels.mtu,
         })
     }
 
@@ -110,7 +110,11 @@ impl Wire {
     ) -> Result<Vec<(OsString, OsString)>, LaunchError> {
         let config = self.network.config();
         if !self.is_concentrator() {
-            let servers = config.name_servers.iter().map(|ip| format!("nameserver {ip}\n"));
+            let servers = config
+                .tunnels
+                .name_servers
+                .iter()
+                .map(|ip| format!("nameserver {ip}\n"));
             let path = place.dir().join(RESOLVER);
             let written = fs::write(&path, servers.collect::<String>())
                 .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o644)));

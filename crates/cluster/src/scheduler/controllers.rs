@@ -8,7 +8,7 @@ use super::nodes::Nodes;
 use super::{ControllerMode, Scheduler, limited};
 use ssntp::payload::SnapshotComplete;
 use ssntp::proto::Frame;
-use ssntp::server::{Context, SessionKey, SessionInfo};
+use ssntp::server::{Context, SessionInfo, SessionKey};
 use ssntp_transport::LogLimit;
 
 /// A new controller is sent the last STATS of the nodes only while its queue holds no more than

@@ -135,11 +135,12 @@ use self::placement::Placement;
 use self::streams::Streams;
 use self::tenants::TenantTable;
 use self::term::Term;
+pub use self::term::{JoinError, JoinedScheduler, add_members};
 use self::told::{Fate, Intent};
-pub use self::term::{JoinError, JoinedScheduler};
 use ssntp::Role;
 #[cfg(doc)]
 use ssntp::payload::MAX_READ_LEN;
+use ssntp::payload::Servers;
 use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameType, Run, Status};
 use ssntp::server::{
     Context, DisconnectReason, Filter, Handler, Rules, Server, ServerConfig, ServerError, ServerLink,
@@ -499,6 +500,14 @@ impl Handler for Scheduler {
             true => self.may_command(from),
             false => self.mode == ControllerMode::Any,
         }
+    }
+
+    fn servers(&mut self, _: &mut Context<'_>, servers: &mut Servers) {
+        self.show_servers(servers);
+    }
+
+    fn draining(&mut self, _: &mut Context<'_>) {
+        self.resign();
     }
 
     fn stopping(&mut self, cx: &mut Context<'_>) {

@@ -27,7 +27,7 @@ use ssntp::proto::{
     Command, Event, Frame, MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit, StreamData, StreamEndReason,
     StreamEnded, close_stream, stream_of,
 };
-use ssntp::server::{Context, SessionKey, SessionInfo};
+use ssntp::server::{Context, SessionInfo, SessionKey};
 
 /// The most streams of one controller's session.
 const MOST_OF_SESSION: usize = 32;

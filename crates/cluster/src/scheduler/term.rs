@@ -29,7 +29,7 @@ use super::told::{Fate, Intent, Message};
 use super::{Scheduler, SchedulerError};
 use crate::peers::Peers;
 use ssntp::Role;
-use ssntp::payload::SnapshotComplete;
+use ssntp::payload::{ServerEntry, ServerState, Servers, SnapshotComplete};
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, DisconnectReason, Federation, SendError, Server, ServerConfig, SessionInfo};
 use ssntp_engine::{Acting, Documents, Engine, EngineError, Join, Member, Membership, View, When};
@@ -272,6 +272,20 @@ impl Scheduler {
         self.follow_view(cx, &view);
     }
 
+    /// Gives its lease back, so that another one leads at once.
+    pub(super) fn resign(&self) {
+        if let Some(documents) = self.term.as_ref().and_then(|term| term.shared.documents.get()) {
+            documents.resign();
+        }
+    }
+
+    /// Adds what the engine has of the schedulers.
+    pub(super) fn show_servers(&self, servers: &mut Servers) {
+        if let Some(term) = &self.term {
+            add_members(servers, &term.shared.lock());
+        }
+    }
+
     /// Begins to lead.
     fn begin(&mut self, cx: &mut Context<'_>, acting: Acting, view: &View) {
         let Some(term) = &mut self.term else { return };
@@ -294,7 +308,9 @@ impl Scheduler {
             error!(target: "ssntp::scheduler", "the engine has what cannot be used: {e}");
         }
         let servers: Vec<_> = cx.servers().map(|server| server.uuid).collect();
-        servers.into_iter().for_each(|server| self.lead_server(cx, server));
+        servers
+            .into_iter()
+            .for_each(|server| self.lead_server(cx, server));
         self.announce_leader(cx, cx.uuid(), acting.token);
         let mut sessions: Vec<_> = cx.directory().sessions().cloned().collect();
         sessions.sort_unstable_by_key(SessionInfo::uuid);
@@ -487,11 +503,7 @@ impl Scheduler {
         let Some(term) = &mut self.term else { return };
         let is_late = |until: &Instant| *until <= cx.now();
         let is_due = term.awaited.is_empty() && !term.following.is_telling();
-        if term
-            .awaits
-            .take_if(|until| is_due || is_late(until))
-            .is_none()
-        {
+        if term.awaits.take_if(|until| is_due || is_late(until)).is_none() {
             return;
         }
         let held = term.following.take_held();
@@ -571,6 +583,44 @@ fn is_linked(cx: &Context<'_>, server: Uuid) -> bool {
 fn log_untold(server: Uuid, told: Result<(), SendError>) {
     if let Err(e) = told {
         warn!(target: "ssntp::scheduler", "{server} is not told that this scheduler leads: {e}");
+    }
+}
+
+/// Adds members, leader and engine to a list of servers.
+pub fn add_members(servers: &mut Servers, view: &View) {
+    let now = now();
+    let age = |since| now.saturating_duration_since(since);
+    if let Some(leader) = view.leader {
+        servers.leader = leader.uuid.into();
+        servers.token = servers.token.max(leader.token);
+    }
+    let lease = view.kept.map_or(0, |kept| age(kept).as_millis());
+    servers.lease_age_ms = u64::try_from(lease).unwrap_or(u64::MAX);
+    servers.engine = match &view.away {
+        Some((since, why)) => format!("for {} s: {why}", age(*since).as_secs()),
+        None => "answers".into(),
+    };
+    for member in &view.members {
+        let address = member.addresses.first().cloned().unwrap_or_default();
+        let is_it = |entry: &&mut ServerEntry| {
+            entry.uuid.uuid() == Some(member.uuid)
+                || entry.uuid.is_empty() && member.addresses.contains(&entry.address)
+        };
+        let Some(entry) = servers.entries.iter_mut().find(is_it) else {
+            servers.entries.push(ServerEntry {
+                uuid: member.uuid.into(),
+                address,
+                version: member.version.clone(),
+                state: ServerState::Member,
+                ..ServerEntry::default()
+            });
+            continue;
+        };
+        entry.uuid = member.uuid.into();
+        entry.version.clone_from(&member.version);
+        if entry.address.is_empty() {
+            entry.address = address;
+        }
     }
 }
 

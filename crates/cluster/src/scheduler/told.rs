@@ -152,7 +152,12 @@ mod tests {
             restart,
             command_id: id.to_owned(),
         };
-        let fates = [Fate::Answered, given(false, ""), given(true, "one"), Fate::GivenUp];
+        let fates = [
+            Fate::Answered,
+            given(false, ""),
+            given(true, "one"),
+            Fate::GivenUp,
+        ];
         let intents = fates.into_iter().zip(1..).map(|(fate, n)| Intent {
             instance: uuid(n),
             node: (n > 1).then(|| uuid(n + 9)),

@@ -41,11 +41,12 @@
 //! | file | holds |
 //! |---|---|
 //! | `world` | what is drawn from the seed, and the loop |
-//! | `peers` | the other ends of the connections |
+//! | `peers`, `plans` | the other ends of the connections, and what they are like |
 //! | `threads` | the server's threads of a connection, as machines |
 //! | `network` | streams |
 //! | `application` | the server's application, and the log of what it was told |
 //! | `checks` | the invariants |
+//! | `several` | several servers in one world, with invariants of its own |
 //! | `random` | random numbers |
 
 #![allow(
@@ -58,12 +59,16 @@ mod application;
 mod checks;
 mod network;
 mod peers;
+mod plans;
 mod random;
+mod several;
 mod threads;
 mod world;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use self::world::World;
 
@@ -87,48 +92,88 @@ const MUST_HAPPEN: &[&str] = &[
     "a frame of many MiB arrives",
 ];
 
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+/// Runs each seed, on two threads, and ends the test at faults. Returns what each has come to. One
+/// seed alone is told step by step.
+fn each_seed<T: Send>(world: impl Fn(u64, bool) -> Result<T, String> + Sync) -> Vec<T> {
+    let first = number("SSNTP_SEED").or(number("SSNTP_FROM")).unwrap_or(0);
+    let is_told = number("SSNTP_SEED").is_some();
+    let count = match is_told {
+        true => 1,
+        false => number("SSNTP_SEEDS").unwrap_or(SEEDS),
+    };
+    let (next, results) = (AtomicU64::new(first), Mutex::new((Vec::new(), Vec::new())));
+    let work = || {
+        while let seed = next.fetch_add(1, Ordering::Relaxed)
+            && seed < first + count
+        {
+            let result = run(seed, || world(seed, is_told));
+            let mut results = results.lock().unwrap();
+            match result {
+                Ok(result) => results.0.push(result),
+                Err(fault) => results.1.push(fault),
+            }
+            if results.1.len() >= 5 {
+                break;
+            }
+        }
+    };
+    std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(work))));
+    let (results, faults) = results.into_inner().unwrap();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    results
+}
+
 #[test]
 fn every_seed_keeps_the_invariants() {
-    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    if let Some(seed) = number("SSNTP_SEED") {
-        let (steps, frames) = run(seed, true, &mut BTreeMap::new()).unwrap();
-        eprintln!("seed {seed}: {steps} steps, {frames} frames have arrived");
-        return;
+    let all = each_seed(|seed, is_told| {
+        let mut world = World::new(seed, is_told);
+        let (steps, mut happened) = (world.run()?, Vec::new());
+        world.tell_what_happened(|what| happened.push(what));
+        Ok((steps, world.arrived(), happened))
+    });
+    let count = all.len() as u64;
+    let (mut steps, mut frames, mut happened) = (0, 0, BTreeMap::<_, u64>::new());
+    for (taken, arrived, what) in all {
+        (steps, frames) = (steps + taken, frames + arrived);
+        what.into_iter()
+            .for_each(|what| *happened.entry(what).or_default() += 1);
     }
-    let seeds = number("SSNTP_SEEDS").unwrap_or(SEEDS);
-    let from = number("SSNTP_FROM").unwrap_or(0);
-    let (mut steps, mut frames) = (0, 0);
-    let (mut faults, mut happened) = (Vec::new(), BTreeMap::new());
-    for seed in from..from + seeds {
-        match run(seed, false, &mut happened) {
-            Ok((taken, arrived)) => (steps, frames) = (steps + taken, frames + arrived),
-            Err(fault) => faults.push(fault),
-        }
-        if faults.len() >= 5 {
-            break;
-        }
-    }
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
     // A server that does nothing breaks no invariant. A few worlds may be quiet.
     assert!(
-        frames > seeds || seeds < 20,
-        "{seeds} seeds, {frames} frames have arrived"
+        frames > count || count < 20,
+        "{count} seeds, {frames} frames have arrived"
     );
     // Nor does a server to which nothing happens.
     let missing = |what: &&&str| !happened.contains_key(**what);
     let missing: Vec<_> = MUST_HAPPEN.iter().filter(missing).collect();
-    assert!(missing.is_empty() || seeds < SEEDS, "no world has {missing:?}");
-    eprintln!("{seeds} seeds, {steps} steps, {frames} frames have arrived; {happened:?}");
+    assert!(missing.is_empty() || count < SEEDS, "no world has {missing:?}");
+    eprintln!("{count} seeds, {steps} steps, {frames} frames have arrived; {happened:?}");
 }
 
-/// How many steps it took, and how many frames arrived at peers.
-fn run(seed: u64, trace: bool, happened: &mut BTreeMap<&'static str, u64>) -> Result<(u64, u64), String> {
-    let result = catch_unwind(AssertUnwindSafe(|| {
-        let mut world = World::new(seed, trace);
-        let steps = world.run()?;
-        world.tell_what_happened(|what| *happened.entry(what).or_default() += 1);
-        Ok((steps, world.arrived()))
-    }));
+#[test]
+fn several_servers_keep_the_invariants() {
+    let all = each_seed(|seed, is_told| {
+        let mut world = several::World::new(seed, is_told);
+        let (rounds, arrived) = world.run()?;
+        Ok((rounds, arrived, world.terms() as u64))
+    });
+    let count = all.len() as u64;
+    let rounds: u64 = all.iter().map(|(rounds, ..)| rounds).sum();
+    let frames: u64 = all.iter().map(|(_, frames, _)| frames).sum();
+    let terms: u64 = all.iter().map(|(.., terms)| terms).sum();
+    assert!(
+        frames > 20 * count && terms > count / 10 || count < 20,
+        "{count} seeds, {frames} frames have arrived, {terms} terms of leaders"
+    );
+    eprintln!("{count} seeds, {rounds} rounds, {frames} frames have arrived, {terms} terms of leaders");
+}
+
+fn run<T>(seed: u64, world: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let result = catch_unwind(AssertUnwindSafe(world));
     ssntp_transport::outbox::interleaving::set(None);
     let result = result.unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().cloned();

@@ -124,19 +124,16 @@ impl Stream {
     }
 
     /// What this end sends from now on is under way for so long.
-    #[allow(dead_code, reason = "for links")]
     pub(super) fn delay(&self, delay: Duration) {
         self.pipes().delay = delay;
     }
 
     /// Nothing arrives any more, or everything goes on.
-    #[allow(dead_code, reason = "for links")]
     pub(super) fn stall(&self, stalls: bool) {
         self.pipes().stalls = stalls;
     }
 
     /// Tells the time. Returns when something arrives next.
-    #[allow(dead_code, reason = "for links")]
     pub(super) fn advance(&self, now: Instant) -> Option<Instant> {
         let mut pipes = self.pipes();
         pipes.now = Some(now);
@@ -220,6 +217,12 @@ impl Stream {
             }
             false => own.clear(),
         }
+    }
+
+    /// Whether this end could notice that the other one is gone, without reading.
+    pub(super) fn is_gone(&self) -> bool {
+        let pipes = self.pipes();
+        pipes.cut || pipes.pipes[self.end].deaf
     }
 
     /// How many bytes for this end are under way.

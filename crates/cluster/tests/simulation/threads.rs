@@ -10,11 +10,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bytes::BytesMut;
 use crossbeam_channel::{Receiver, TryRecvError};
+use uuid::Uuid;
 
 use super::network::{SimTransmit, Stream, bytes_of};
 use super::random::Random;
 use ssntp::proto::Item;
-use ssntp::server::core::{CLAIM, Decoder, Entry, Environment, Grant, ServerCore, Step as Taking};
+use ssntp::server::core::{CLAIM, Decoder, Entry, Environment, Grant, NoEntry, ServerCore, Step as Taking};
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Threads, Verdict};
 use ssntp_transport::flow::{Credit, Look, Unfinished};
 use ssntp_transport::outbox::Outbox;
@@ -337,6 +338,8 @@ pub(super) struct Newcomer {
     deadline: Instant,
     /// Who was admitted, and the books of its way out.
     pub(super) admitted: Option<(ConnectionId, Outbox)>,
+    /// Why it does not come in.
+    pub(super) turned: Option<NoEntry>,
 }
 
 enum Shaking {
@@ -375,7 +378,13 @@ impl Newcomer {
             piece,
             deadline: now + HANDSHAKE,
             admitted: None,
+            turned: None,
         }
+    }
+
+    /// The server at the other end of a link.
+    pub(super) fn peer(&self) -> Option<Uuid> {
+        self.entry.peer()
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -493,7 +502,8 @@ impl Newcomer {
                 admitting.admission.started(started);
                 return (Shaking::Started(admitting.admission), Step::Moved, threads);
             }
-            Shaking::Takes(Taking::End(_), admitting) if admitting.is_some() => {
+            Shaking::Takes(Taking::End(why), admitting) if admitting.is_some() => {
+                self.turned = Some(why);
                 self.stream.shut_down();
                 let Some(admitting) = *admitting else {
                     return (Shaking::Over, Step::Moved, None);
@@ -502,6 +512,7 @@ impl Newcomer {
             }
             Shaking::Takes(Taking::End(why), _) => {
                 let answer = why.answer(&self.environment).as_ref().map(bytes_of);
+                self.turned = Some(why);
                 Shaking::Refuse(answer.unwrap_or_default(), view.now + LINGER)
             }
             Shaking::Started(admission) => {

@@ -2,7 +2,7 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::rig::{Rig, echoes, until};
+use super::rig::{Instance, Rig, echoes, until};
 
 const LINKS: &str = "ip -o link show group 21331";
 
@@ -18,12 +18,20 @@ fn what_stands_goes_on_when_a_part_is_killed_and_nothing_is_left() {
     let mut stream = a.connect(&b);
     echoes(&mut stream, "at first");
     until(|| rig.done("tenant show blue").matches(" up ").count() == 2);
-    rig.ip_on("a", "link set ssx1 down");
-    until(|| rig.done("tenant show blue").contains(" down "));
+    // The agent sets it up again at each STATS, so it is set down again and again.
+    let break_tunnel = |rig: &Rig| rig.says("a", "ip link set ssx1 down");
+    until(|| break_tunnel(&rig).is_empty() && rig.done("tenant show blue").contains(" down "));
+    until(|| {
+        break_tunnel(&rig);
+        let said = rig.health("a");
+        said.contains("degraded") && said.contains("the tunnel of key 1 is down")
+    });
     rig.ip_on("a", "link del ssx1");
     rig.ip_on("a", "link del ssb1");
     until(|| rig.done("tenant show blue").matches(" up ").count() == 2);
+    until(|| !rig.health("a").contains("tunnel"));
     echoes(&mut stream, "through a tunnel that was made again");
+    a_node_that_is_lost_touches_nobody_else(&rig, &a, &b);
     rig.kill("a");
     echoes(&mut stream, "without the agent");
     rig.agent("a");
@@ -76,4 +84,17 @@ fn what_stands_goes_on_when_a_part_is_killed_and_nothing_is_left() {
     rig.done("tenant delete blue");
     assert!(!rig.done("tenant list").contains("blue"));
     until(|| rig.says("k", LINKS).is_empty());
+}
+
+/// The node `b` is cut off from the cluster, and is there again.
+fn a_node_that_is_lost_touches_nobody_else(rig: &Rig, a: &Instance, b: &Instance) {
+    let neighbour = rig.start("blue", "a");
+    let mut stream = a.connect(&neighbour);
+    rig.ip_on("b", "link set u0 down");
+    assert_eq!(a.hears(b.ip), None);
+    echoes(&mut stream, "without the other node");
+    a.reaches(&neighbour);
+    rig.ip_on("b", "link set u0 up");
+    a.reaches(b);
+    rig.done(&format!("delete {}", neighbour.uuid));
 }

@@ -9,6 +9,7 @@
 //! | `endings` | what goes on when a part is killed, and what is left in the kernel |
 //! | `machines` | a virtual machine in the network of its tenant |
 //! | `repairs` | what somebody breaks in the kernel, and certificates that change |
+//! | `throughput` | a measurement for a person: a tenant's network beside the bare underlay |
 //! | `rig` | the cluster, and its end whatever happens |
 
 mod attack;
@@ -17,3 +18,4 @@ mod isolation;
 mod machines;
 mod repairs;
 mod rig;
+mod throughput;

@@ -55,7 +55,10 @@ fn what_is_broken_by_hand_is_made_again_and_certificates_are_renewed() {
     echoes(&mut stream, "through a tunnel that the concentrator made again");
     assert!(concentrator.says("nft", &["list", "ruleset"]).contains("foreign"));
 
-    // Its copies of certificates follow the originals.
+    // It is as strict with revocation lists as its node, and its copies of certificates follow
+    // the originals.
+    let environment = concentrator.environment();
+    assert!(environment.contains("SSNTP_CRL_STRICT=true"), "{environment}");
     let dir = rig.dir.path().join(format!("state-k/instances/{uuid}"));
     let copy = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
     let original = |name: &str| fs::read_to_string(rig.dir.path().join(name)).unwrap();

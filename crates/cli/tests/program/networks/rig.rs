@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -172,12 +173,16 @@ impl Rig {
     pub fn agent(&mut self, host: &'static str) {
         let dir = self.dir.path().to_owned();
         let (name, more) = match host {
-            "k" => ("netagent", "--concentrator-certs certs --crl crl.pem"),
+            "k" => (
+                "netagent",
+                "--concentrator-certs certs --crl crl.pem --crl-strict",
+            ),
             _ => ("agent", self.agent_flags),
         };
         let words = format!(
             "{name} --connect 10.77.0.1:8888 --ca ca.pem --cert {name}.pem --state state-{host} \
-             --network tenants --underlay u0 --interval 2 --name-server 192.0.2.53 {more}"
+             --network tenants --underlay u0 --interval 2 --name-server 192.0.2.53 \
+             --admin unix:admin-{host} {more}"
         );
         let mut command = self.on(host, "bin/ssntp");
         command.env(
@@ -187,6 +192,17 @@ impl Rig {
         let mut program = Program::start(command.current_dir(&dir).args(words.split(' ')));
         program.first_line();
         self.programs.push((host, program));
+    }
+
+    /// What the page of an agent says of its health.
+    pub fn health(&self, host: &str) -> String {
+        let mut stream = UnixStream::connect(self.dir.path().join(format!("admin-{host}"))).unwrap();
+        stream
+            .write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            .unwrap();
+        let mut said = String::new();
+        stream.read_to_string(&mut said).unwrap();
+        said
     }
 
     /// As a power cut does, but instances go on.
@@ -384,16 +400,31 @@ impl Instance {
         Self { pid, ..self.clone() }
     }
 
-    /// A file as the instance's program sees it.
-    pub fn reads(&self, path: &str) -> String {
+    /// A file of `/proc` about the instance's program, which is a child of its supervisor.
+    fn of_program(&self, file: &str) -> String {
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid)).unwrap();
         let program = children.split_whitespace().next().unwrap();
-        fs::read_to_string(format!("/proc/{program}/root{path}")).unwrap()
+        fs::read_to_string(format!("/proc/{program}/{file}")).unwrap()
+    }
+
+    /// A file as the instance's program sees it.
+    pub fn reads(&self, path: &str) -> String {
+        self.of_program(&format!("root{path}"))
+    }
+
+    /// The variables of the instance's program.
+    pub fn environment(&self) -> String {
+        self.of_program("environ")
+    }
+
+    /// A function in the instance's network.
+    pub fn within<T: Send + 'static>(&self, act: impl FnOnce() -> T + Send + 'static) -> T {
+        enter(format!("/proc/{}/ns/net", self.pid), act)
     }
 
     /// Who answers at an address; `None` if nobody does.
     pub fn hears(&self, ip: Ipv4Addr) -> Option<String> {
-        enter(format!("/proc/{}/ns/net", self.pid), move || hears(ip))
+        self.within(move || hears(ip))
     }
 
     /// Whether another instance answers, within the time that a busy machine may need.
@@ -405,9 +436,7 @@ impl Instance {
     /// A connection to another instance, which echoes.
     pub fn connect(&self, other: &Self) -> TcpStream {
         let to = SocketAddr::from((other.ip, ECHO));
-        let stream = enter(format!("/proc/{}/ns/net", self.pid), move || {
-            wait_for(|| TcpStream::connect_timeout(&to, SILENCE).ok())
-        });
+        let stream = self.within(move || wait_for(|| TcpStream::connect_timeout(&to, SILENCE).ok()));
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         stream
     }

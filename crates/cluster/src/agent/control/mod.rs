@@ -22,6 +22,7 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `instance` | an instance, and how far it has come |
 //! | `commands` | what each command does, and its failures |
 //! | `volumes` | AttachVolume and DetachVolume |
 //! | `lifecycle` | from launch to removal, and the frames that report it |
@@ -34,6 +35,7 @@
 
 mod adopt;
 mod commands;
+mod instance;
 mod lifecycle;
 mod node;
 mod refusals;
@@ -53,12 +55,11 @@ use bytes::Bytes;
 use log::{debug, info, warn};
 use uuid::Uuid;
 
+use self::instance::{Cause, Ending, Instance, Life, Next};
 use self::node::Tenants;
 pub(crate) use self::streams::StreamOrder;
 pub(crate) use self::volumes::ephemeral;
-use super::driver::{
-    Cancel, Driver, Ended, InstanceDir, LaunchError, Measurable, RunId, Running, Usage, VolumeError,
-};
+use super::driver::{Cancel, Driver, Ended, LaunchError, Measurable, RunId, Running, Usage, VolumeError};
 use super::figures::{AgentFigures, AgentLimits, CrewFigures};
 use super::policy::Policy;
 use super::store::{NodeRecord, Record};
@@ -67,8 +68,8 @@ use crate::network::Networks;
 use ssntp::Role;
 use ssntp::client::ClientFigures;
 use ssntp::payload::{
-    Configure, Id, InvalidConfiguration, LauncherConfig, NextState, Persistence, Restart, StartPayload,
-    TraceReport, TunnelStats,
+    Configure, Id, InvalidConfiguration, LauncherConfig, NextState, Restart, StartPayload, TraceReport,
+    TunnelStats,
 };
 use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Status};
 use ssntp_transport::LogLimit;
@@ -262,136 +263,6 @@ pub(crate) enum Origin {
 pub(crate) struct VolumeOp {
     pub(crate) volume: Uuid,
     pub(crate) attach: bool,
-}
-
-#[derive(Debug)]
-struct Instance {
-    place: InstanceDir,
-    /// `None` if it needs a driver that this agent doesn't have.
-    driver: Option<Arc<dyn Driver>>,
-    /// `None` if it was lost: then the instance can't be started again.
-    start: Option<Arc<StartPayload>>,
-    /// Its runs so far. [`Instance::record`] adds the field that follows from `life`.
-    record: Record,
-    life: Life,
-    volumes: BTreeSet<Uuid>,
-    /// Volume commands in the order in which they came; a worker does the first one.
-    volume_ops: VecDeque<VolumeOp>,
-    usage: Usage,
-    /// A RESTART starts it again, and the last STATS said that it had ended.
-    restart_untold: bool,
-    /// When its run began, or was found.
-    since: Instant,
-    /// The disk that it uses was measured after its end, and needs no second look.
-    is_measured: bool,
-    /// Set to cancel the launch that is under way.
-    cancel: Cancel,
-}
-
-/// How far an instance has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
-    Launching(Cause),
-    Active,
-    Terminating(Ending),
-    Stopped(Next),
-    /// It is being removed. If that fails, it is stopped again, with this next step.
-    Removing(Next),
-}
-
-/// How far the end of an instance has come. Each time limit begins when the signal before it
-/// was sent, because a worker may send thousands of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
-    /// A worker has the job to ask it to end. If it has not ended this long after it was asked,
-    /// it is killed.
-    Asking(Duration),
-    /// It was asked to end. At that time it is killed.
-    Asked(Instant),
-    /// A worker has the job to kill it.
-    Killing,
-    /// It was killed, and counts as hung from that time on.
-    Killed(Instant),
-    Hung,
-}
-
-/// Why an instance is launched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cause {
-    Start,
-    Restart,
-    /// Its restart policy.
-    Policy,
-}
-
-/// What comes next for an instance that has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
-    /// It stays until a command comes.
-    Stay,
-    /// It is started again at that time, by its restart policy.
-    StartAgain(Instant),
-    /// It is deleted at that time, because it is not persistent.
-    Delete(Instant),
-}
-
-impl Instance {
-    fn new(place: InstanceDir, record: Record, life: Life, now: Instant) -> Self {
-        Self {
-            place,
-            driver: None,
-            start: None,
-            record,
-            life,
-            volumes: BTreeSet::new(),
-            volume_ops: VecDeque::new(),
-            usage: Usage::default(),
-            restart_untold: false,
-            since: now,
-            is_measured: false,
-            cancel: Cancel::default(),
-        }
-    }
-
-    /// Its record as it is written down.
-    fn record(&self) -> Record {
-        let restart_due = matches!(
-            self.life,
-            Life::Stopped(Next::StartAgain(_)) | Life::Launching(Cause::Policy)
-        );
-        Record {
-            restart_due,
-            ..self.record.clone()
-        }
-    }
-
-    /// Whether it uses memory and CPUs.
-    fn is_running(&self) -> bool {
-        !matches!(self.life, Life::Stopped(_) | Life::Removing(_))
-    }
-
-    /// Whether it runs, or will be started again by itself: STOP and EVACUATE end that.
-    fn can_be_stopped(&self) -> bool {
-        self.is_running() || matches!(self.life, Life::Stopped(Next::StartAgain(_)))
-    }
-
-    fn is_persistent(&self) -> bool {
-        // If the START was lost, the instance counts as persistent: deleting it could destroy
-        // data that its owner wants to keep.
-        let persistence = self.start.as_ref().map(|start| &start.start.persistence);
-        persistence != Some(&Persistence::Unset)
-    }
-
-    /// Whether it may run, and this agent has no driver to tell or to end it.
-    fn is_out_of_reach(&self) -> bool {
-        self.driver.is_none() && self.record.handle().is_some()
-    }
-
-    fn running(&self) -> Option<(Arc<dyn Driver>, Running)> {
-        let handle = self.record.handle()?;
-        let place = self.place.clone();
-        Some((Arc::clone(self.driver.as_ref()?), Running { place, handle }))
-    }
 }
 
 /// Whether the node takes STARTs.

@@ -10,7 +10,7 @@ use super::*;
 use crate::network::alone::alone;
 
 fn routing() -> Routing {
-    Routing::open("10.0.0.1".parse().unwrap()).unwrap()
+    Routing::open("10.0.0.1".parse().unwrap(), TunnelConfig::default()).unwrap()
 }
 
 fn tunnel(node: &str) -> Tunnel {
@@ -32,7 +32,7 @@ fn public(private: &str) -> PublicIp {
 
 fn listed(what: &str) -> String {
     let words: Vec<_> = what.split(' ').collect();
-    let json: serde_json::Value = tools::nft_json(&words).unwrap();
+    let json: serde_json::Value = tools::json("nft", &words).unwrap();
     json.to_string()
 }
 
@@ -99,7 +99,7 @@ fn what_is_broken_while_the_concentrator_runs_is_made_again() {
         };
         routing.restore(&tables).unwrap();
         let whole = || {
-            let entries: Vec<Entry> = tools::bridge_json(&["fdb", "show", "dev", "ssx1"]).unwrap();
+            let entries: Vec<Entry> = tools::json("bridge", &["fdb", "show", "dev", "ssx1"]).unwrap();
             let nodes = entries
                 .iter()
                 .filter_map(|entry| entry.dst.filter(|_| entry.mac == ALL));
@@ -163,7 +163,7 @@ fn peers_are_reached_through_a_tunnel_of_their_own() {
         };
         let own = peer(1, "172.16.0.0/24");
         let routes = || -> String {
-            let routes: serde_json::Value = tools::ip_json(&["route", "show", "dev", "ssx9"]).unwrap();
+            let routes: serde_json::Value = tools::json("ip", &["route", "show", "dev", "ssx9"]).unwrap();
             routes.to_string()
         };
         routing
@@ -271,7 +271,11 @@ fn packets_pass_between_two_concentrators_of_a_tenant() {
             tunnel_id: 9,
         };
         let with = move |number: u8, peers: &[CnciPeer]| {
-            let mut routing = Routing::open(format!("10.0.0.{number}").parse().unwrap()).unwrap();
+            let mut routing = Routing::open(
+                format!("10.0.0.{number}").parse().unwrap(),
+                TunnelConfig::default(),
+            )
+            .unwrap();
             routing.restore(&Tables::default()).unwrap();
             let own = Tunnel {
                 subnet: format!("172.16.{number}.0/24"),

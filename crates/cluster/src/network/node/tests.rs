@@ -9,8 +9,15 @@ use ssntp::payload::Networking;
 use super::super::alone;
 use super::*;
 
+fn config(underlay: &str) -> NetworkConfig {
+    NetworkConfig {
+        underlay: underlay.into(),
+        ..NetworkConfig::default()
+    }
+}
+
 fn alone(act: impl FnOnce(Networks) + Send + 'static) {
-    alone::alone(|| act(Networks::open(NetworkConfig::new("u0")).unwrap()));
+    alone::alone(|| act(Networks::open(config("u0")).unwrap()));
 }
 
 fn attachment(networks: &Networks, key: u32, ip: &str) -> Result<Attachment, String> {
@@ -55,7 +62,7 @@ fn of_keys(keys: &[u32]) -> BTreeSet<String> {
 }
 
 fn index(link: &str) -> serde_json::Value {
-    let shown: Vec<serde_json::Value> = tools::ip_json(&["link", "show", "dev", link]).unwrap();
+    let shown: Vec<serde_json::Value> = tools::json("ip", &["link", "show", "dev", link]).unwrap();
     shown[0]["ifindex"].clone()
 }
 
@@ -203,7 +210,8 @@ fn a_machine_has_a_tap_that_it_can_ask_for_its_address_with() {
         networks.attach(uuid(1), &port(&networks, 1), end).unwrap();
         assert_eq!(names(), of_keys(&[1]));
         let owner = |name: &str| {
-            let shown: Vec<serde_json::Value> = tools::ip_json(&["-d", "link", "show", "dev", name]).unwrap();
+            let shown: Vec<serde_json::Value> =
+                tools::json("ip", &["-d", "link", "show", "dev", name]).unwrap();
             shown[0]["linkinfo"]["info_data"]["user"].to_string()
         };
         assert!(owner(&name(1)).contains("4711"), "{}", owner(&name(1)));
@@ -238,7 +246,7 @@ fn a_thousand_tenants_are_made_and_removed() {
 #[test]
 fn what_is_missing_is_named() {
     alone(|networks| {
-        let why = Networks::open(NetworkConfig::new("nowhere")).unwrap_err();
+        let why = Networks::open(config("nowhere")).unwrap_err();
         assert!(why.contains("nowhere"), "{why}");
         let start = Start {
             networking: Networking {

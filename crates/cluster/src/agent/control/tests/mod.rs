@@ -23,7 +23,9 @@ use std::io;
 
 use super::lifecycle::HUNG;
 use super::*;
-use crate::agent::driver::{Commit, EndSink, Exit, Found, Launch, LaunchFault, Volume, VolumeFault};
+use crate::agent::driver::{
+    Commit, EndSink, Exit, Found, InstanceDir, Launch, LaunchFault, Volume, VolumeFault,
+};
 use crate::agent::store::{RecordAfter, RecordPhase, Stored};
 use ssntp::payload::*;
 

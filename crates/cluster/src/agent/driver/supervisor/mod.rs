@@ -69,6 +69,7 @@
 //! | `order` | what is to be run |
 //! | `state` | what became of it |
 //! | `logs` | what instances write, within bounds |
+//! | `leftovers` | ends what a run has left |
 //! | `watch` | the agent's thread that notices ends |
 //! | `measure` | what instances use |
 //! | `cgroup` | limits and figures by control group, versions 1 and 2 |
@@ -82,6 +83,7 @@
 mod cgroup;
 mod connection;
 mod enter;
+mod leftovers;
 mod logs;
 mod measure;
 mod mounts;
@@ -106,13 +108,14 @@ use std::time::{Duration, Instant};
 
 use log::{info, warn};
 use rustix::fs::{Gid, Uid};
-use rustix::process::{Resource, Signal, getrlimit};
+use rustix::process::{Resource, getrlimit};
 use uuid::Uuid;
 
 use self::cgroup::Cgroups;
 pub(super) use self::connection::connect_to;
 use self::connection::{answer, ask, reach, run_of};
 pub(super) use self::enter::find_program;
+use self::leftovers::{KILL_AGAIN, LEFTOVERS, clear, kill_leftovers, kill_tree};
 use self::measure::Sample;
 use self::order::Order;
 use self::procfs::Life;
@@ -140,11 +143,6 @@ const LOGS: [&str; 2] = ["stdout.log", "stderr.log"];
 pub(super) const DEFAULT_LOG_MB: u32 = 16;
 /// How long a supervisor may take to be ready, and then to run the program.
 const FIRST_STEPS: Duration = Duration::from_secs(10);
-/// How long a failed launch waits for the processes that it has killed. The wait has an end,
-/// because a process may hang in the kernel.
-const LEFTOVERS: Duration = Duration::from_secs(2);
-/// The pause between two kills of these processes.
-const KILL_AGAIN: Duration = Duration::from_millis(10);
 const MB: u64 = 1024 * 1024;
 
 /// Whether this program becomes a supervisor when it is started as one.
@@ -530,7 +528,7 @@ impl Supervisors {
             };
             if place.dir().parent() == Some(instances) {
                 let instance = place.instance();
-                warn!("instance {instance} runs and has no record any more: it is killed");
+                warn!("instance {instance} runs although its record is gone: it is killed");
                 let handle = self.handle(stat);
                 kill_tree(&handle);
                 clear(&self.inner.cgroups, &Running { place, handle });
@@ -564,77 +562,6 @@ fn supervised(pid: i32) -> Option<InstanceDir> {
     };
     let instance = dir.file_name()?.to_str()?.parse().ok()?;
     Some(InstanceDir::new(instance, dir))
-}
-
-/// Kills all processes below a supervisor, and then the supervisor: without it, its
-/// descendants could not be found any more.
-fn kill_tree(supervisor: &RunId) {
-    let Some(root) = procfs::stat(supervisor.pid)
-        .ok()
-        .filter(|stat| is_of(stat, supervisor))
-    else {
-        return;
-    };
-    // Again, because a process that was killed may have forked before. The supervisor may be
-    // stopped, so the ended ones stay.
-    for _ in 0..10 {
-        let run = procfs::descendants(root.pid);
-        let left: Vec<_> = run.iter().filter(|stat| !stat.ended).collect();
-        if left.is_empty() {
-            break;
-        }
-        left.iter().for_each(|stat| procfs::signal(stat, Signal::KILL));
-    }
-    procfs::signal(&root, Signal::KILL);
-}
-
-/// Kills the remaining processes of a run whose supervisor has ended. Returns whether there
-/// were any. A supervisor that has written the end of the run has waited for all of them, so
-/// they are looked for only if it was killed: that takes a look at all processes.
-fn kill_leftovers(cgroups: &Cgroups, run: &Running) -> bool {
-    let (instance, supervisor) = (run.place.instance(), &run.handle);
-    let grouped = cgroups.pids(instance);
-    let directory = run_of(&run.place).ok();
-    let state = directory.as_ref().and_then(State::read);
-    let is_complete = matches!(state, Some(State::Ended(_) | State::Failed(_)));
-    if is_complete && grouped.is_empty() {
-        return false;
-    }
-    // The state has a UID only if the run had one of its own: another user may run other
-    // programs.
-    let own_uid = directory.as_ref().and_then(state::own_uid);
-    let all = procfs::all();
-    // While one of its processes lives, a session's number names no other
-    // process. So a process of that number is a later one, with its own.
-    let is_later =
-        |stat: &procfs::Stat| stat.pid == supervisor.pid && stat.start_time != supervisor.start_time;
-    let later = all.iter().any(is_later);
-    let is_left = |stat: &&procfs::Stat| {
-        let of_session = stat.session == supervisor.pid && stat.pid != supervisor.pid && !later;
-        let of_user =
-            || own_uid.is_some_and(|uid| procfs::uids(stat.pid).is_some_and(|uids| uids.contains(&uid)));
-        !stat.ended && (of_session || grouped.contains(&stat.pid) || of_user())
-    };
-    let left: Vec<_> = all.iter().filter(is_left).collect();
-    left.iter().for_each(|stat| procfs::signal(stat, Signal::KILL));
-    !left.is_empty()
-}
-
-/// Kills what a failed launch has left, waits for its end for a limited time, and removes its
-/// control group.
-fn clear(cgroups: &Cgroups, run: &Running) {
-    let limit = now() + LEFTOVERS;
-    while kill_leftovers(cgroups, run) {
-        if now() > limit {
-            warn!(
-                "instance {}: some of its processes do not end",
-                run.place.instance()
-            );
-            break;
-        }
-        pause(KILL_AGAIN);
-    }
-    cgroups.remove(run.place.instance());
 }
 
 /// A supervisor that was started, until its program is known to run. Dropped before that,

@@ -1,3 +1,5 @@
+//! What settles each order. The sessions, and what a whole session refuses, are in `sessions`.
+
 mod sessions;
 
 use std::time::UNIX_EPOCH;
@@ -189,6 +191,64 @@ fn a_failure_says_in_full_why_where_that_is_told() {
     });
     let why = "it cannot be launched: /opt/tool: Permission denied (launch_failure)";
     assert!(failed(&order).ends_with(why));
+}
+
+#[test]
+fn a_start_of_a_former_session_that_nothing_shows_is_lost() {
+    let told = Told::with(InstanceState::Active);
+    let other = |instance_uuid| Start {
+        instance_uuid,
+        ..Start::default()
+    };
+    let (lost, pending) = (told.order(&other(VOLUME)), told.order(&other(NODE)));
+    let look = || {
+        let mut state = told.shared.lock();
+        let at = state.look_at?;
+        state.look_for_starts(at);
+        Some(())
+    };
+    assert_eq!(look(), None, "its own session stands");
+    told.shared.offline("lost".into(), UNIX_EPOCH);
+    told.shared.online("scheduler".into(), None);
+    told.stats(NodeStatus::Ready, &[(NODE, InstanceState::Pending)]);
+    let of_this = told.order(&other(Uuid::nil()));
+    look().expect("it looks");
+    assert!(matches!(
+        lost.try_recv().unwrap(),
+        Err(OrderError::Lost(Command::START))
+    ));
+    open(&pending);
+    open(&of_this);
+    told.stats(NodeStatus::Ready, &[]);
+    look().expect("it looks again while one waits");
+    assert!(matches!(pending.try_recv().unwrap(), Err(OrderError::Lost(_))));
+    assert_eq!(look(), None);
+    open(&of_this);
+}
+
+#[test]
+fn a_scheduler_that_is_started_again_and_again_does_not_put_off_that_a_start_is_lost() {
+    let told = Told::with(InstanceState::Active);
+    let lost = told.order(&Start {
+        instance_uuid: VOLUME,
+        ..Start::default()
+    });
+    let again = || {
+        told.shared.offline("lost".into(), UNIX_EPOCH);
+        told.shared.online("scheduler".into(), None);
+        told.shared.lock().look_at
+    };
+    let at = again().expect("it will look");
+    assert_eq!(again(), Some(at));
+    told.shared.offline("lost".into(), UNIX_EPOCH);
+    let look = |at| told.shared.lock().look_for_starts(at);
+    look(at);
+    open(&lost);
+    told.shared.online("scheduler".into(), None);
+    let at = told.shared.lock().look_at.expect("it looks again");
+    look(at);
+    assert!(matches!(lost.try_recv().unwrap(), Err(OrderError::Lost(_))));
+    assert_eq!(told.shared.lock().look_at, None);
 }
 
 #[test]
@@ -589,63 +649,4 @@ fn public_addresses_are_confirmed_by_their_events() {
         ..PublicIpUnassigned::default()
     });
     assert!(shown(&order).contains("is taken from"));
-}
-
-#[test]
-fn a_refusal_that_names_nobody_is_taken_for_the_command_that_it_fits_best() {
-    let told = Told::with(InstanceState::Active);
-    let evacuate = |node: Uuid| Evacuate {
-        workload_agent_uuid: node.into(),
-        ..Evacuate::default()
-    };
-    let unknown = told.order(&evacuate(VOLUME));
-    let known = told.order(&evacuate(NODE));
-    let refused = |reason: &str| InvalidFrameType::new(Command::EVACUATE.into(), reason.into());
-    told.frame(&refused("not_connected"));
-    open(&known);
-    assert_eq!(
-        failed(&unknown),
-        format!(
-            "EVACUATE of node {VOLUME} was refused: the client that it names is not connected (not_connected)"
-        )
-    );
-    told.frame(&refused("role_not_allowed"));
-    assert!(failed(&known).contains("may not command"));
-    told.frame(&refused("role_not_allowed"));
-}
-
-#[test]
-fn a_refused_configuration_fails_its_order() {
-    let told = Told::with(InstanceState::Active);
-    let order = told.shared.watch(configured("configure: {}")).unwrap().1;
-    told.frame(&InvalidConfiguration {
-        refused: "configure: {}".into(),
-    });
-    assert_eq!(
-        failed(&order),
-        "the configuration was refused: the scheduler, or an agent that it is for, cannot use it \
-         (InvalidConfiguration)"
-    );
-}
-
-#[test]
-fn a_subscriber_that_receives_nothing_misses_changes_and_holds_nobody_up() {
-    let told = Told::with(InstanceState::Active);
-    let changes = told.shared.subscribe();
-    let gone = told.shared.subscribe();
-    drop(gone);
-    for _ in 0..MOST_CHANGES + 5 {
-        told.shared.lock().publish(&Change::NodeOffline);
-    }
-    assert_eq!(told.shared.lock().subscribers.len(), 1);
-    assert_eq!(changes.try_iter().count(), MOST_CHANGES);
-    told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Active)]);
-    let names: Vec<_> = changes.try_iter().map(|change| change.to_string()).collect();
-    assert_eq!(
-        names,
-        [
-            "5 changes were missed".to_owned(),
-            format!("STATS of node {NODE}")
-        ]
-    );
 }

@@ -1,0 +1,251 @@
+//! What happens in a world at a drawn time: faults, answers of the engine, and the end.
+
+use std::time::{Duration, Instant};
+
+use super::super::network::Stream;
+use super::log::Start;
+use super::world::{Connection, World};
+use ssntp::proto::Event as EventOperand;
+use ssntp_engine::{Answer, EngineError, Request};
+use ssntp_transport::dispatch::DispatchEvent;
+
+/// How long after the engine has forgotten something two may lead: until both have read.
+const BLURRED: Duration = Duration::from_secs(8);
+
+#[derive(Clone, Debug)]
+pub(super) enum Event {
+    Arrive(Start, u64, Request, Instant),
+    Answer(Start, u64, Request, Instant, Result<Answer, EngineError>),
+    Pause(usize, Duration),
+    Resume(usize),
+    Crash(usize, Duration),
+    Restart(usize),
+    /// All links between two servers end.
+    Cut(usize, usize),
+    /// Nothing gets from one to the other for a while, in links that stand or new ones.
+    Part(usize, usize, Duration),
+    Heal(usize, usize),
+    /// A client connects again; its server is told, or not.
+    Move(usize, bool),
+    Jump(usize, i64),
+    Away(Duration),
+    Back,
+    Forget,
+    Lose,
+    Quiet,
+    Probe,
+    Check,
+    End,
+}
+
+impl World {
+    /// Draws faults that begin and last so many milliseconds at most.
+    pub(super) fn draw_faults(&mut self, faults: u64, longest: u64) {
+        let millis = Duration::from_millis;
+        for _ in 0..self.random.below(7) {
+            let start = self.begin + millis(self.random.below(usize::try_from(faults).unwrap()) as u64);
+            let length = millis(self.random.between(50, usize::try_from(longest).unwrap()) as u64);
+            let (one, step) = (
+                self.random.below(self.starts.len()),
+                self.random.between(1, self.starts.len() - 1),
+            );
+            let other = (one + step) % self.starts.len();
+            let client = self.random.below(self.clients.len());
+            let fault = match self.random.below(if self.has_engine { 16 } else { 12 }) {
+                0 | 1 => Event::Pause(one, length),
+                2 | 3 => Event::Crash(one, length),
+                4 | 5 => Event::Cut(one, other),
+                6..=8 => Event::Part(one, other, length),
+                9 | 10 => Event::Move(client, self.random.chance(30)),
+                11 => Event::Jump(one, self.random.between(0, 20_000) as i64 - 10_000),
+                12 | 13 => Event::Away(length),
+                14 => Event::Forget,
+                _ => Event::Lose,
+            };
+            self.plan(start, fault);
+        }
+    }
+
+    /// Does what the agenda has for this time.
+    pub(super) fn take_due(&mut self) -> Result<(), String> {
+        while let Some(((at, _), _)) = self.agenda.first_key_value()
+            && *at <= self.now
+        {
+            let Some((_, event)) = self.agenda.pop_first() else {
+                break;
+            };
+            if !matches!(event, Event::Arrive(..) | Event::Answer(..)) {
+                self.say(|| format!("{event:?}"));
+            }
+            self.take(event)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, event: Event) -> Result<(), String> {
+        match event {
+            Event::Arrive(start, id, request, sent) => {
+                let answer = self.engine.ask_at(self.now, &request);
+                if let Some(way) = self.way() {
+                    self.after(way, Event::Answer(start, id, request, sent, answer));
+                }
+            }
+            Event::Answer(start, id, request, sent, answer) => {
+                let now = self.now;
+                if let Some(until) = self.paused[start.0] {
+                    self.plan(until, Event::Answer(start, id, request, sent, answer));
+                } else if let Some(server) = self.servers[start.0].as_mut()
+                    && server.start == start
+                    && server.waits_for.take_if(|waits| *waits == id).is_some()
+                {
+                    let clock = server.clock(now);
+                    server.machine.answered(&request, sent, clock, answer);
+                }
+            }
+            Event::Pause(at, length) => {
+                if self.is_up(at) {
+                    self.paused[at] = Some(self.now + length);
+                    self.after(length, Event::Resume(at));
+                }
+            }
+            Event::Resume(at) => self.paused[at] = None,
+            Event::Crash(at, length) => {
+                if self.is_up(at) {
+                    self.servers[at] = None;
+                    self.starts[at] += 1;
+                    self.after(length, Event::Restart(at));
+                }
+            }
+            Event::Restart(at) => {
+                let server = self.server(at);
+                self.servers[at] = Some(server);
+            }
+            Event::Cut(one, other) => {
+                for connection in self.links(one, other) {
+                    let keep = self.random.chance(50);
+                    connection.cut(keep);
+                }
+            }
+            Event::Part(one, other, length) => {
+                self.parted.push((one.min(other), one.max(other)));
+                self.links(one, other).iter().for_each(|link| link.stall(true));
+                self.after(length, Event::Heal(one, other));
+            }
+            Event::Heal(one, other) => {
+                let pair = (one.min(other), one.max(other));
+                if let Some(at) = self.parted.iter().position(|parted| *parted == pair) {
+                    self.parted.remove(at);
+                }
+                if !self.is_parted(one, other) {
+                    self.links(one, other).iter().for_each(|link| link.stall(false));
+                }
+            }
+            Event::Move(client, is_told) => {
+                let pause = Duration::from_millis(self.random.below(500) as u64);
+                let until = self.now + pause;
+                let client = &mut self.clients[client];
+                if let Some(stream) = client.stream() {
+                    match is_told {
+                        true => stream.shut_down(),
+                        false => stream.stall(true),
+                    }
+                    client.leave(until);
+                }
+            }
+            Event::Jump(at, seconds) => {
+                if let Some(server) = &mut self.servers[at] {
+                    let by = Duration::from_secs(seconds.unsigned_abs());
+                    match seconds > 0 {
+                        true => server.wall += by,
+                        false => server.wall -= by,
+                    }
+                }
+            }
+            Event::Away(length) => {
+                self.engine.fail(Some(EngineError::Away("drawn".to_owned())));
+                self.after(length, Event::Back);
+            }
+            Event::Back => self.engine.fail(None),
+            Event::Forget => {
+                self.engine.forget(self.now);
+                self.blurred = self.now + BLURRED;
+            }
+            Event::Lose => {
+                self.engine.lose();
+                self.blurred = self.now + BLURRED;
+            }
+            Event::Quiet => {
+                self.is_quiet = true;
+                // A flood for the one that is stuck.
+                let length = self.random.pick(&[1000, 20_000]);
+                if self.clients[0].is_stuck && self.clients[1].is_open() {
+                    let flooder = &mut self.clients[1];
+                    (0..400_000 / length).for_each(|_| {
+                        flooder.send(EventOperand::TENANT_ADDED.into(), 0, length);
+                    });
+                }
+                self.after(Duration::ZERO, Event::Probe);
+                self.after(Duration::from_secs(2), Event::Check);
+            }
+            Event::Probe => self.probe(),
+            Event::Check => {
+                let since = self.log.lock().unwrap().changed;
+                let settled = since.is_none_or(|at| self.now > at + Duration::from_secs(2));
+                // Who is stuck is ended and comes back: that is seen to its end.
+                if !settled && self.now < self.quiet_at + Duration::from_secs(20) {
+                    self.after(Duration::from_millis(500), Event::Check);
+                    return Ok(());
+                }
+                self.check_quiet()?;
+                self.stop();
+                self.after(Duration::from_secs(4), Event::End);
+            }
+            Event::End => self.is_over = true,
+        }
+        Ok(())
+    }
+
+    /// The links between two servers, each by the end of the one that has dialled.
+    fn links(&self, one: usize, other: usize) -> Vec<Stream> {
+        let is_it = |connection: &&Connection| {
+            let [from, to] = connection.between;
+            (from, to) == (one, other) || (from, to) == (other, one)
+        };
+        let links = self.connections.values().filter(is_it);
+        links.map(|connection| connection.streams[0].clone()).collect()
+    }
+
+    /// Every client that reads sends something to every other one that does.
+    fn probe(&mut self) {
+        let reads: Vec<_> = (0..self.clients.len())
+            .filter(|at| self.clients[*at].is_open() && !self.clients[*at].is_stuck)
+            .collect();
+        for from in reads.clone() {
+            // Whoever sends to one that is stuck waits with it.
+            if from == 1 && self.clients[0].is_stuck {
+                continue;
+            }
+            for to in reads.iter().copied().filter(|to| *to != from) {
+                let number = self.clients[from].send(EventOperand::TENANT_ADDED.into(), to, 50);
+                let (origin, to) = (self.clients[from].origin(), u32::try_from(to).unwrap());
+                self.log
+                    .lock()
+                    .unwrap()
+                    .probes
+                    .insert((origin, to, number), self.now);
+            }
+        }
+        if self.now < self.quiet_at + Duration::from_millis(1200) {
+            self.after(Duration::from_millis(400), Event::Probe);
+        }
+    }
+
+    fn stop(&mut self) {
+        self.is_ending = true;
+        for server in self.servers.iter_mut().flatten() {
+            server.stopping = true;
+            let _ = server.events.try_send(DispatchEvent::Stop);
+            let _ = server.events.try_send(DispatchEvent::Exit);
+        }
+    }
+}

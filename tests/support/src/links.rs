@@ -1,0 +1,227 @@
+//! What another server may send over its link: any bytes, to a server that is stepped. Shared by
+//! a fuzz target and by the test that replays its seeds.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a fuzz target fails by panicking"
+)]
+
+use std::convert::Infallible;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::BytesMut;
+use crossbeam_channel::{Receiver, bounded};
+use ssntp::Role;
+use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest};
+use ssntp::proto::{ClientHandshake, Command, Connect, Frame, FrameKind, FrameType, Header};
+use ssntp::server::core::{Decoder, Entry, Environment, Grant, ServerCore, Step};
+use ssntp::server::{Context, Federation, Handler, Rules, ServerConfig, SessionInfo};
+use ssntp_transport::dispatch::{Admitted, DispatchEvent, Runner, Settings, Threads};
+use ssntp_transport::memory::pair;
+use ssntp_transport::{Budget, Decode, Limits, PeerAddress};
+use uuid::Uuid;
+
+const MAX_PAYLOAD: u32 = 64 * 1024;
+/// A session of the server, which frames may be for.
+const CLIENT: Uuid = Uuid::from_u128(0x11);
+
+/// What every input uses.
+struct Made {
+    config: Box<dyn Fn(u128) -> ServerConfig + Send + Sync>,
+    environment: Arc<Environment>,
+    /// What the other server says first.
+    hello: Vec<u8>,
+    server: CertificateInfo,
+    client: CertificateInfo,
+}
+
+fn made() -> &'static Made {
+    static MADE: OnceLock<Made> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+        let issue = |role| authority.issue(&CertificateRequest::new(role)).unwrap();
+        let (server, client) = (issue(Role::SERVER), issue(Role::AGENT));
+        let info = |chain: &[_]| CertificateInfo::from_der(&chain[0]).unwrap();
+        let (identity, trust) = (server.identity().clone(), authority.trust().clone());
+        let config = move |uuid| {
+            ServerConfig::new(identity.clone(), trust.clone())
+                .uuid(Uuid::from_u128(uuid))
+                .max_payload(MAX_PAYLOAD)
+                .rules(Rules::new().multicast(Command::STATS, Role::AGENT))
+                .federate(Federation::new())
+        };
+        let other = Environment::new(&config(2)).unwrap();
+        let (core, _) = core(config(2), &other);
+        Made {
+            environment: Environment::new(&config(1)).unwrap(),
+            config: Box::new(config),
+            hello: core.hello().to_vec(),
+            server: info(server.identity().chain()),
+            client: info(client.identity().chain()),
+        }
+    })
+}
+
+/// Answers what it is told, so that something goes back over the link.
+struct Answers;
+
+impl Handler for Answers {
+    fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
+        let _ = cx.send(from.uuid(), &frame);
+    }
+
+    fn told(&mut self, cx: &mut Context<'_>, server: Uuid, message: bytes::Bytes) {
+        let _ = cx.tell(server, message);
+    }
+}
+
+fn core(config: ServerConfig, environment: &Arc<Environment>) -> (ServerCore, Receiver<Infallible>) {
+    let (open, stopped) = bounded(0);
+    let core = ServerCore::new(
+        config,
+        Arc::clone(environment),
+        10,
+        Box::new(Answers),
+        open,
+        now(),
+    );
+    (core.unwrap(), stopped)
+}
+
+#[expect(clippy::disallowed_methods, reason = "any time will do to begin with")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+struct NoThreads;
+
+impl Threads for NoThreads {
+    fn join(self) {}
+}
+
+struct Server {
+    runner: Runner<ServerCore, NoThreads>,
+    now: Instant,
+}
+
+impl Server {
+    fn handle(&mut self, event: DispatchEvent<ServerCore, NoThreads>) {
+        self.runner.handle(event, self.now);
+        while !self.runner.is_idle() {
+            self.runner.turn(self.now, || Duration::ZERO);
+        }
+        assert_eq!(self.runner.flow().fault(), None);
+    }
+
+    /// Takes all steps of an entry to which nothing more comes than `input`.
+    fn bring_in(&mut self, mut entry: Entry, input: &mut BytesMut) -> Option<(Admitted<Grant>, Decoder)> {
+        let (mut step, mut admitted) = (entry.begin(input, SystemTime::UNIX_EPOCH), None);
+        loop {
+            step = match step {
+                Step::Receive => entry.received(input, true, SystemTime::UNIX_EPOCH),
+                Step::Claim(call, word) => {
+                    self.handle(DispatchEvent::Call(call));
+                    entry.claimed(word.try_recv().ok())
+                }
+                Step::Admit(arrival) => {
+                    let (reply, verdict) = bounded(1);
+                    self.handle(DispatchEvent::Admit(arrival, Arc::new(pair().0), reply));
+                    match verdict.try_recv().expect("every newcomer gets a verdict") {
+                        Ok(granted) => {
+                            let step = entry.decided(Ok(&granted.grant));
+                            admitted = Some(granted);
+                            step
+                        }
+                        Err(refusal) => entry.decided(Err(refusal)),
+                    }
+                }
+                Step::Send(_) => entry.sent(),
+                Step::Start => {
+                    let admitted = admitted.take()?;
+                    self.handle(DispatchEvent::Started(admitted.id, Ok(NoThreads)));
+                    return Some((admitted, entry.decoder()));
+                }
+                Step::End(why) => {
+                    let _ = (why.to_string(), why.answer(&made().environment));
+                    return None;
+                }
+            };
+        }
+    }
+}
+
+/// The first byte says whether a proper HELLO comes before the rest. Whatever comes, the server
+/// goes on, its books are right, and all memory is given back at the end.
+pub fn link(data: &[u8]) {
+    let [options, rest @ ..] = data else { return };
+    let made = made();
+    let budget = || Budget::new(1 << 20);
+    let settings = Settings {
+        queue: Limits {
+            frames: 100,
+            bytes: 64 << 10,
+        },
+        budget: budget(),
+        received: budget(),
+        patience: Duration::from_secs(1),
+        parting: Duration::from_secs(1),
+        grace: Duration::from_secs(1),
+    };
+    let (core, _stopped) = core((made.config)(1), &made.environment);
+    let mut server = Server {
+        runner: Runner::new(core, settings.clone(), || true),
+        now: now(),
+    };
+    let connect = Connect::new(Role::AGENT, CLIENT, false);
+    let mut input = BytesMut::new();
+    input.extend(ClientHandshake::new(connect, Role::ALL, None, MAX_PAYLOAD).connect());
+    let memory = PeerAddress::Memory;
+    let entry = Entry::client(
+        &made.environment,
+        made.client.clone(),
+        vec![made.client.der.clone()],
+        memory,
+    );
+    let client = server.bring_in(entry, &mut input).expect("the client comes in");
+    let mut input = BytesMut::new();
+    if options & 1 == 0 {
+        input.extend_from_slice(&made.hello);
+    }
+    input.extend_from_slice(rest);
+    let chain = vec![made.server.der.clone()];
+    let entry = Entry::server(&made.environment, made.server.clone(), chain, memory, None);
+    let peer = server.bring_in(entry, &mut input);
+    let mut all = vec![client.0];
+    if let Some((admitted, mut decoder)) = peer {
+        let mut items = Vec::new();
+        let bytes = input.len() as u64;
+        let _ = decoder.decode(&mut input, &mut items);
+        admitted
+            .credit
+            .spend(ssntp_transport::flow::Credit::memory_of::<ssntp::proto::Item>(
+                items.len(),
+                bytes,
+            ));
+        server.handle(DispatchEvent::Items(admitted.id, items, bytes));
+        all.push(admitted);
+    }
+    // The server still serves its own client.
+    let header = Header::new(FrameKind::new(FrameType::COMMAND, Command::STATS.0), 0);
+    let stats = Frame::new(header.kind);
+    let mut served = false;
+    server.runner.core_mut().call(server.now, &mut Vec::new(), |cx| {
+        served = cx.directory().session(CLIENT).is_none() || cx.send(CLIENT, &stats).is_ok();
+    });
+    assert!(served, "its client is not reached");
+    server.handle(DispatchEvent::Stop);
+    for admitted in all {
+        admitted.outbox.abort();
+        admitted.outbox.discard();
+        server.handle(DispatchEvent::Finished(admitted.id));
+    }
+    assert_eq!(server.runner.standing(), 0);
+    drop(server);
+    assert_eq!((settings.budget.used(), settings.received.used()), (0, 0));
+}
