@@ -121,10 +121,10 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config or --state: {e}")))?;
     let (server, mut membership) = match args.join.engine()? {
         Some(engine) => {
-            let advertise = join::addresses(&args.listen, args.advertise.as_ref())?;
-            let links = Federation::new().advertise(advertise.first().cloned().unwrap_or_default());
             // Where it listens at a port that the system chooses is known only then.
-            let named = args.advertise.iter().map(Address::to_string).collect();
+            join::addresses(&args.listen, args.advertise.as_ref())?;
+            let named: Vec<_> = args.advertise.iter().map(Address::to_string).collect();
+            let links = named.iter().fold(Federation::new(), Federation::advertise);
             let joined = scheduler.start_joined(server, links, Box::new(engine), named);
             let JoinedScheduler { server, membership } =
                 joined.map_err(|e| Failure::new(format!("--join: {e}")))?;
