@@ -41,6 +41,7 @@
 //! | `instance` | InstanceDeleted, InstanceStopped, ConcentratorInstanceAdded |
 //! | `node` | NodeConnected, NodeDisconnected |
 //! | `trace_report` | TraceReport |
+//! | `servers` | ListServers, DrainServer, Servers |
 //! | `sessions` | ListSessions, Sessions |
 //! | `draining` | Draining |
 //! | `kick` | Kick, Kicked, ListBans, Bans, Unban, Unbanned |
@@ -91,6 +92,7 @@ mod ready;
 mod refresh_cnci;
 mod restart;
 mod restore;
+mod servers;
 mod sessions;
 mod start;
 mod stats;
@@ -128,6 +130,7 @@ pub use self::ready::{Maintenance, Ready};
 pub use self::refresh_cnci::{CnciPeer, RefreshCnci};
 pub use self::restart::Restart;
 pub use self::restore::Restore;
+pub use self::servers::{DrainServer, ListServers, ServerEntry, ServerState, Servers};
 pub use self::sessions::{ListSessions, SessionEntry, Sessions};
 pub use self::start::{MarkerInside, RawDocument, RestartPolicy, Start, StartPayload, Storage, VmType};
 pub use self::stats::{InstanceState, InstanceStats, NodeNetwork, NodeStatus, Stats, TunnelStats};

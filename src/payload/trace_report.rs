@@ -191,6 +191,8 @@ mod tests {
             "Unban",
             "Tenant",
             "Watch",
+            "ListServers",
+            "DrainServer",
         ];
         assert_eq!(printed, expected);
         assert_eq!(operand_name(ErrorCode::DELETE_FAILURE.into()), "4");

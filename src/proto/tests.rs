@@ -226,12 +226,13 @@ fn every_operand_has_its_number_and_name() {
     let ours = [
         (
             0,
-            "OpenStream StreamCredit CloseStream ListSessions Kick ListBans Unban Tenant Watch",
+            "OpenStream StreamCredit CloseStream ListSessions Kick ListBans Unban Tenant Watch ListServers \
+             DrainServer",
         ),
         (
             3,
             "StreamOpened StreamData StreamEnded Sessions Kicked Bans Unbanned Tenants Draining \
-             SnapshotComplete Watched",
+             SnapshotComplete Watched Servers",
         ),
     ];
     for (frame_type, names) in ours {
@@ -240,7 +241,7 @@ fn every_operand_has_its_number_and_name() {
             assert_eq!(FrameKind::new(FrameType(frame_type), operand).name(), Some(name));
         }
     }
-    let mut count = 8 + 10;
+    let mut count = 11 + 12;
     for (frame_type, names) in table {
         for (operand, name) in (0u8..).zip(names) {
             let kind = FrameKind::new(FrameType(frame_type), operand);

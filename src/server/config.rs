@@ -239,7 +239,7 @@ impl ServerConfig {
         admission: AdmissionPolicy;
 
         /// The roles of operators (docs/admission.md, "Operators"): the server carries out
-        /// their ListSessions, Kick, ListBans and Unban, if the filter allows them as
+        /// their ListSessions, Kick, ListBans, Unban, ListServers and DrainServer, if the filter allows them as
         /// well. A session without these roles may not send such frames, whatever the
         /// filter says. `ssntp server` and `ssntp scheduler` have [`Role::CONTROLLER`].
         /// Default: [`Role::NONE`].

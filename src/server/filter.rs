@@ -88,6 +88,8 @@ impl Filter {
             Command::UNBAN,
             Command::TENANT,
             Command::WATCH,
+            Command::LIST_SERVERS,
+            Command::DRAIN_SERVER,
         ];
         let mut filter = Self::deny_all();
         for command in commands {
@@ -168,7 +170,10 @@ mod tests {
                 "controller",
             ),
             ("OpenStream StreamCredit CloseStream", "controller"),
-            ("ListSessions Kick ListBans Unban Tenant Watch", "controller"),
+            (
+                "ListSessions Kick ListBans Unban Tenant Watch ListServers DrainServer",
+                "controller",
+            ),
             ("StreamOpened StreamData StreamEnded", "agent,netagent"),
             ("STATS READY FULL MAINTENANCE OFFLINE", "agent,netagent"),
             ("TenantAdded TenantRemoved", "agent"),
@@ -206,9 +211,9 @@ mod tests {
                 seen += 1;
             }
         }
-        // Not in the table: the handshake's four, and the nine events that
+        // Not in the table: the handshake's four, and the eleven events that
         // only the scheduler makes.
-        assert_eq!(FrameKind::all().count(), seen + 13);
+        assert_eq!(FrameKind::all().count(), seen + 15);
         assert!(!filter.allows(Role::ALL, Event::SNAPSHOT_COMPLETE.into()));
         assert!(!filter.allows(Role::ALL, Event::NODE_CONNECTED.into()));
         assert!(!filter.allows(Role::ALL, Event::NODE_DISCONNECTED.into()));

@@ -13,7 +13,7 @@ use super::filter::Filter;
 use super::held::{HeldFrame, HeldId};
 use super::routing::{RuleError, RuleTable, Rules};
 use super::sessions::{Directory, SessionCounters, SessionInfo};
-use crate::payload::Content;
+use crate::payload::{Content, Servers};
 use crate::proto::{Frame, FrameKind, Refusal, Run};
 use crate::request::Request;
 use ssntp_transport::PeerAddress;
@@ -111,8 +111,20 @@ pub trait Handler: Any + Send {
         let _ = cx.refuse(&request, "not_answered");
     }
 
+    /// An operator asks for the servers: adds what the application knows of them, such as the
+    /// engine, the leader and members without a link. The default adds nothing.
+    fn servers(&mut self, cx: &mut Context<'_>, servers: &mut Servers) {
+        let _ = (cx, servers);
+    }
+
+    /// The server begins to drain: its clients are asked to leave, and then it stops. The default
+    /// does nothing.
+    fn draining(&mut self, cx: &mut Context<'_>) {
+        let _ = cx;
+    }
+
     /// An operator ([`ServerConfig::operators`](super::ServerConfig::operators))
-    /// wants to end sessions or to lift a ban: whether it may at present. The
+    /// wants to end sessions, to lift a ban, or to drain a server: whether it may at present. The
     /// default lets it.
     fn may_kick(&mut self, cx: &mut Context<'_>, from: &SessionInfo) -> bool {
         let _ = (cx, from);

@@ -52,7 +52,7 @@
 //! | `filter`, `routing` | the tables: [`Filter`], [`Rules`] |
 //! | `admission` | who is let in: [`AdmissionPolicy`] |
 //! | `credentials` | what it proves and whom it trusts, while that changes: [`Credentials`] |
-//! | `operators`, `bans` | who sees and ends sessions, and who is kept out for some time |
+//! | `operators`, `bans`, `servers` | who sees and ends sessions, keeps clients out, drains servers |
 //! | `sessions` | who is connected: [`SessionInfo`], [`Directory`], [`SessionCounters`] |
 //! | `held` | frames queued for later |
 //! | `accept` | newcomers up to CONNECTED |
@@ -81,8 +81,10 @@ mod figures;
 mod filter;
 mod handler;
 mod held;
+mod life;
 mod operators;
 mod routing;
+mod servers;
 mod sessions;
 mod tally;
 #[cfg(test)]
@@ -224,6 +226,8 @@ impl Server {
         if let Some(federation) = federation {
             let dialler = Dialler::new(environment, events, tcp);
             server.handle.dialler = Some(dialler.clone());
+            let shown = dialler.clone();
+            let _ = server.handle.post(move |cx| cx.state.dialler = Some(shown));
             for peer in federation.peers {
                 dialler.dial(peer).map_err(ServerError::Thread)?;
             }

@@ -1,4 +1,5 @@
-//! Operators: controllers that list sessions, end them, and keep clients out.
+//! Operators: controllers that list sessions, end them, and keep clients out. For servers see
+//! `servers`.
 //!
 //! ```text
 //!  ListSessions, ListBans ─▶ operator? ─▶ a page of 64 ─▶ Sessions, Bans
@@ -23,17 +24,18 @@ use super::audit::{AUDIT, Named};
 use super::bans::{MAX_BAN, MAX_BANS};
 use super::core::{ServerCore, State};
 use super::disconnect::DisconnectReason;
+use super::federation::Bundle;
 use super::sessions::{Session, SessionInfo};
 use crate::payload::{
-    self, BanEntry, Bans, Id, InvalidFrameType, Kick, Kicked, ListBans, ListSessions, OperatorRefusal,
-    Payload, SessionEntry, Sessions, Unban, Unbanned, Watch,
+    self, BanEntry, Bans, DrainServer, Id, InvalidFrameType, Kick, Kicked, ListBans, ListServers,
+    ListSessions, OperatorRefusal, Payload, SessionEntry, Sessions, Unban, Unbanned, Watch,
 };
-use crate::proto::{Command, Frame, FrameKind, FrameType, Item, answer_to_filtered};
+use crate::proto::{Command, Frame, FrameKind, FrameType, Item, Run, answer_to_filtered};
 use ssntp_transport::Role;
 
 /// The entries of a page: with some 500 bytes each half of the 64 KiB that a queue
 /// may have, however little memory is left.
-const PAGE: usize = 64;
+pub(super) const PAGE: usize = 64;
 /// The longest id that an answer repeats, in bytes.
 const MAX_ID: usize = 64;
 /// How much of a certificate's name a list shows, in characters: it may have 64 KiB.
@@ -45,7 +47,7 @@ pub(super) fn is_of_operators(kind: FrameKind) -> bool {
 }
 
 /// Why nothing was done: the reason and its text.
-type Refused = (OperatorRefusal, String);
+pub(super) type Refused = (OperatorRefusal, String);
 
 impl ServerCore {
     /// Deals with frames for which [`is_of_operators`] holds.
@@ -63,7 +65,7 @@ impl ServerCore {
         if !is_operator || !self.state.filter.allows(info.role, kind) {
             return self.state.filtered(info.id, kind, 1);
         }
-        let changes = kind == Command::KICK || kind == Command::UNBAN;
+        let changes = [Command::KICK, Command::UNBAN, Command::DRAIN_SERVER].contains(&Command(kind.operand));
         // Looking is harmless. Changes may be for one of several operators alone.
         if changes && !self.may_kick(info) {
             if let Some(more) = info.may_log(&mut self.state.log, "may not kick", self.state.now) {
@@ -74,6 +76,12 @@ impl ServerCore {
             }
             return;
         }
+        if kind == Command::LIST_SERVERS {
+            return match read(frame, |asked: &ListServers| &asked.id) {
+                Ok(asked) => self.list_servers(info, &asked),
+                Err(reason) => self.state.invalid(info, kind, reason),
+            };
+        }
         let state = &mut self.state;
         let answered = match Command(kind.operand) {
             Command::LIST_SESSIONS => {
@@ -83,6 +91,9 @@ impl ServerCore {
                 read(frame, |asked: &ListBans| &asked.id).map(|asked| state.list_bans(info, &asked))
             }
             Command::KICK => read(frame, |asked: &Kick| &asked.id).map(|asked| state.kicked(info, &asked)),
+            Command::DRAIN_SERVER => {
+                read(frame, |asked: &DrainServer| &asked.id).map(|asked| state.drained(info, &asked, frame))
+            }
             Command::WATCH => {
                 read(frame, |asked: &Watch| &asked.id).and_then(|asked| state.watch(info, asked))
             }
@@ -101,7 +112,7 @@ impl ServerCore {
 }
 
 /// An operator's request, or the reason in InvalidFrameType.
-fn read<T: Payload>(frame: &Frame, id: fn(&T) -> &Id) -> Result<T, &'static str> {
+pub(super) fn read<T: Payload>(frame: &Frame, id: fn(&T) -> &Id) -> Result<T, &'static str> {
     match T::decode(frame.payload_bytes()) {
         Ok(asked) if id(&asked).as_str().len() <= MAX_ID => Ok(asked),
         Err(payload::Error::Document(e)) if e.is_malformed() => Err("invalid_payload"),
@@ -116,8 +127,12 @@ impl State {
         self.answer(to.id, &Frame::of(&refusal), 1);
     }
 
-    fn tell(&mut self, to: &SessionInfo, asked: FrameKind, answer: &Frame) {
+    pub(super) fn tell(&mut self, to: &SessionInfo, asked: FrameKind, answer: &Frame) {
         match self.check_length(answer) {
+            Ok(()) if to.server() != self.environment.uuid => {
+                // If the link is gone, so is the session that asked.
+                let _ = self.send_to_remote(None, to.uuid, || Bundle::from(&Run::of(answer)));
+            }
             Ok(()) => self.answer(to.id, answer, 1),
             Err(_) => self.invalid(to, asked, "answer_too_long"),
         }
@@ -298,7 +313,7 @@ impl State {
 }
 
 /// The client that an operator names.
-fn named(uuid: &Id) -> Result<Uuid, Refused> {
+pub(super) fn named(uuid: &Id) -> Result<Uuid, Refused> {
     let text = match uuid.is_empty() {
         true => "a UUID is required; certificates are kept out by revoking them",
         false => "the value of uuid is not a UUID",

@@ -22,7 +22,7 @@ use uuid::Uuid;
 const LONG: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug, PartialEq)]
-enum News {
+pub(crate) enum News {
     Linked(Uuid),
     Unlinked(Uuid),
     Remote(Uuid),
@@ -70,9 +70,9 @@ impl Handler for Watch {
 }
 
 /// A server, where others dial it, and what its application hears.
-struct Node {
-    server: TestServer,
-    links: MemoryListener,
+pub(crate) struct Node {
+    pub(crate) server: TestServer,
+    pub(crate) links: MemoryListener,
     news: Receiver<News>,
 }
 
@@ -83,11 +83,11 @@ fn rules() -> Rules {
 }
 
 impl Node {
-    fn start(peers: &[&Node]) -> Self {
+    pub(crate) fn start(peers: &[&Node]) -> Self {
         Self::start_with(peers, |config| config)
     }
 
-    fn start_with(peers: &[&Node], configure: impl FnOnce(ServerConfig) -> ServerConfig) -> Self {
+    pub(crate) fn start_with(peers: &[&Node], configure: impl FnOnce(ServerConfig) -> ServerConfig) -> Self {
         let links = MemoryListener::new();
         let (news, heard) = unbounded();
         let federation = Federation::new().peers(peers.iter().map(|peer| &peer.links));
@@ -116,12 +116,12 @@ impl Node {
         node
     }
 
-    fn uuid(&self) -> Uuid {
+    pub(crate) fn uuid(&self) -> Uuid {
         self.server.server.as_ref().unwrap().uuid()
     }
 
     /// Waits for this news, and gives those before it.
-    fn await_news(&self, wanted: &News) -> Vec<News> {
+    pub(crate) fn await_news(&self, wanted: &News) -> Vec<News> {
         let mut before = Vec::new();
         loop {
             let news = self.news.recv_timeout(LONG);
@@ -134,7 +134,7 @@ impl Node {
     }
 
     /// A client here, which the other nodes know of.
-    fn connect(&self, role: Role, others: &[&Node]) -> Peer {
+    pub(crate) fn connect(&self, role: Role, others: &[&Node]) -> Peer {
         let peer = self.server.connect(role);
         others
             .iter()
@@ -142,7 +142,10 @@ impl Node {
         peer
     }
 
-    fn with<T: Send + 'static>(&self, call: impl FnOnce(&mut Context<'_>) -> T + Send + 'static) -> T {
+    pub(crate) fn with<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut Context<'_>) -> T + Send + 'static,
+    ) -> T {
         self.server.handle().with(call).unwrap()
     }
 
@@ -155,7 +158,7 @@ impl Node {
     }
 
     /// Waits until the figures of the link say so.
-    fn await_link(&self, other: &Node, is_so: impl Fn(&LinkFigures) -> bool) {
+    pub(crate) fn await_link(&self, other: &Node, is_so: impl Fn(&LinkFigures) -> bool) {
         let deadline = Instant::now() + LONG;
         while !is_so(&self.link_to(other)) {
             assert!(Instant::now() < deadline, "{:?}", self.link_to(other));

@@ -10,6 +10,7 @@
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
 //! | `federation` | several servers that act as one |
+//! | `servers` | operators that list these servers and drain them |
 //! | `figures` | what a server tells of itself |
 //! | `renewal` | clients and a server whose certificates are replaced under load |
 //! | `embedding` | frames of an application, requests, its admission, the testkit |
@@ -39,4 +40,5 @@ mod renewal;
 mod resumption;
 mod revocation;
 mod server;
+mod servers;
 mod transport;

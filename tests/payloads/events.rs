@@ -116,6 +116,11 @@ fn what_operators_ask_and_are_told() {
     assert_eq!((watch.uuid.as_str(), watch.kind.as_str()), (NODE, "STATS"));
     let watched: Watched = current(&fixture("ours_Watched"));
     assert_eq!((watched.frames, watched.bytes, watched.missed), (3, 360, 0));
+    let _: ListServers = current(&fixture("ours_ListServers"));
+    let drain: DrainServer = current(&fixture("ours_DrainServer"));
+    assert_eq!(drain.within_s, 30);
+    let servers: Servers = current(&fixture("ours_Servers"));
+    assert_eq!(servers.entries[0].state, ServerState::Own);
     let draining: Draining = current(&fixture("ours_Draining"));
     assert_eq!(draining.within_s, 30);
     let tenant: Tenant = current(&fixture("ours_Tenant"));

@@ -57,6 +57,9 @@ macro_rules! for_every_schema {
             bans: Bans = "ours_Bans";
             unban: Unban = "ours_Unban";
             unbanned: Unbanned = "ours_Unbanned";
+            list_servers: ListServers = "ours_ListServers";
+            drain_server: DrainServer = "ours_DrainServer";
+            servers: Servers = "ours_Servers";
             tenant: Tenant = "ours_Tenant";
             tenants: Tenants = "ours_Tenants";
             draining: Draining = "ours_Draining";

@@ -232,7 +232,10 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let mut running = Running {
         agent: &agent,
         files: renewal.files,
-        after: AfterEvacuation::new(args.after_evacuation),
+        after: AfterEvacuation {
+            program: args.after_evacuation,
+            running: None,
+        },
     };
     let arms = vec![
         on(agent.evacuated().clone(), |running: &mut Running<'_>, next| {
@@ -298,11 +301,6 @@ struct AfterEvacuation {
 }
 
 impl AfterEvacuation {
-    fn new(program: Option<PathBuf>) -> Self {
-        let running = None;
-        Self { program, running }
-    }
-
     fn run(&mut self, next: &NextState) {
         let Some(program) = self.program.clone() else {
             return warn!("evacuated; there is no --after-evacuation to run for {next}");
@@ -336,10 +334,8 @@ impl AfterEvacuation {
 
     /// Notices that the program has ended, and logs a failure. Called every two seconds.
     fn look(&mut self) {
-        let ended = self
-            .running
-            .as_mut()
-            .and_then(|child| child.try_wait().transpose());
+        let running = self.running.as_mut();
+        let ended = running.and_then(|child| child.try_wait().transpose());
         match ended {
             None => return,
             Some(Ok(status)) if status.success() => {}

@@ -14,7 +14,7 @@ use ssntp::transport::Address;
 use uuid::Uuid;
 
 use crate::choice::Given;
-use crate::context::{Context, Contexts, OneOrSeveral};
+use crate::context::{Context, Contexts};
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::failure::Failure;
 use crate::output::note;
@@ -103,10 +103,16 @@ impl ServerArgs {
         // A revocation list says something about the certificates of one authority only, so the
         // context's lists are not used with another --ca.
         if crl.crl.is_empty() && self.ca.is_none() {
-            let lists = context.crl.texts().iter();
+            let lists = context.crl.iter();
             crl.crl = lists.filter(|file| !file.is_empty()).map(PathBuf::from).collect();
         }
+        // Without any address the client takes the names in the CA certificate.
+        let connect = match self.connect.is_empty() {
+            true => context.addresses()?,
+            false => self.connect.clone(),
+        };
         Ok(Reached {
+            connect,
             files: CredentialFiles {
                 ca: path(&self.ca, &context.ca, "ca", "SSNTP_CA")?,
                 cert: path(&self.cert, &context.cert, "cert", "SSNTP_CERT")?,
@@ -117,11 +123,6 @@ impl ServerArgs {
                     None => Some(context.key).filter(|key| !key.is_empty()).map(PathBuf::from),
                 },
                 crl,
-            },
-            // Without any address the client takes the names in the CA certificate.
-            connect: match self.connect.is_empty() {
-                true => context.connect.parse()?,
-                false => self.connect.clone(),
             },
             server_name: self
                 .server_name
@@ -176,11 +177,11 @@ impl ServerArgs {
         files.load()?;
         let text = |path: &PathBuf| path.to_string_lossy().into_owned();
         Ok(Context {
-            connect: OneOrSeveral::Several(self.connect.iter().map(Address::to_string).collect()),
+            connect: self.connect.iter().map(Address::to_string).collect(),
             ca: text(&files.ca),
             cert: text(&files.cert),
             key: files.key.as_ref().map(text).unwrap_or_default(),
-            crl: OneOrSeveral::Several(files.crl.crl.iter().map(text).collect()),
+            crl: files.crl.crl.iter().map(text).collect(),
             server_name: self.server_name.clone().unwrap_or_default(),
         })
     }
@@ -401,13 +402,22 @@ pub(crate) struct Complaint {
 impl Complaint {
     /// Tells the reason if it is new. To be called repeatedly while no session stands.
     pub(crate) fn tell(&mut self, client: &ClientHandle) {
-        let why = reasons(&client.failures());
         // If the client has ended, the command fails with the client's error, which says more.
-        if why.is_empty() || why == self.told || client.ended().is_some() {
-            return;
+        if client.ended().is_none()
+            && let Some(why) = self.news(client)
+        {
+            note(format_args!("ssntp: cannot connect yet, trying again: {why}"));
         }
-        note(format_args!("ssntp: cannot connect yet, trying again: {why}"));
-        self.told = why;
+    }
+
+    /// The reason if it is another one than at the last call.
+    pub(crate) fn news(&mut self, client: &ClientHandle) -> Option<&str> {
+        let why = reasons(&client.failures());
+        let is_new = !why.is_empty() && why != self.told;
+        is_new.then(|| {
+            self.told = why;
+            self.told.as_str()
+        })
     }
 }
 
@@ -433,11 +443,8 @@ pub(crate) fn unanswered(client: &ClientHandle, who: &str, limit: Duration) -> F
 }
 
 fn reasons(failures: &[DialError]) -> String {
-    failures
-        .iter()
-        .map(DialError::to_string)
-        .collect::<Vec<_>>()
-        .join("; ")
+    let texts: Vec<_> = failures.iter().map(DialError::to_string).collect();
+    texts.join("; ")
 }
 
 /// A client that ended for good ends its program.

@@ -52,49 +52,25 @@ pub(crate) struct Contexts {
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Context {
-    pub(crate) connect: OneOrSeveral,
+    #[serde(deserialize_with = "yaml::one_or_many")]
+    pub(crate) connect: Vec<String>,
     pub(crate) ca: String,
     pub(crate) cert: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) key: String,
-    #[serde(skip_serializing_if = "OneOrSeveral::is_empty")]
-    pub(crate) crl: OneOrSeveral,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "yaml::one_or_many")]
+    pub(crate) crl: Vec<String>,
     pub(crate) server_name: String,
 }
 
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(untagged)]
-pub(crate) enum OneOrSeveral {
-    One(String),
-    Several(Vec<String>),
-}
-
-impl Default for OneOrSeveral {
-    fn default() -> Self {
-        Self::Several(Vec::new())
-    }
-}
-
-impl OneOrSeveral {
-    pub(crate) fn texts(&self) -> &[String] {
-        match self {
-            Self::One(text) => std::slice::from_ref(text),
-            Self::Several(texts) => texts,
-        }
-    }
-
-    /// Whether it says nothing.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.texts().iter().all(String::is_empty)
-    }
-
-    /// As addresses to connect to.
-    pub(crate) fn parse(&self) -> Result<Vec<Address>, Failure> {
+impl Context {
+    /// The addresses to connect to.
+    pub(crate) fn addresses(&self) -> Result<Vec<Address>, Failure> {
         let parse = |text: &String| {
             let address = text.parse::<Address>();
             address.map_err(|e| Failure::usage(format!("connect of the context: {text:?}: {e}")))
         };
-        let given = self.texts().iter().filter(|text| !text.is_empty());
+        let given = self.connect.iter().filter(|text| !text.is_empty());
         given.map(parse).collect()
     }
 }
@@ -130,14 +106,8 @@ impl Contexts {
         let context = self.contexts.get(name).cloned();
         let mut context = context.ok_or_else(|| self.unknown(name))?;
         let directory = path().and_then(|path| path.parent().map(Path::to_owned));
-        let lists = match &mut context.crl {
-            OneOrSeveral::One(file) => std::slice::from_mut(file),
-            OneOrSeveral::Several(files) => files,
-        };
-        for file in [&mut context.ca, &mut context.cert, &mut context.key]
-            .into_iter()
-            .chain(lists)
-        {
+        let files = [&mut context.ca, &mut context.cert, &mut context.key];
+        for file in files.into_iter().chain(&mut context.crl) {
             if let Some(directory) = &directory
                 && !file.is_empty()
             {

@@ -36,13 +36,19 @@ pub(crate) struct CrlArgs {
     pub(crate) crl_strict: bool,
 }
 
-/// The files of a server or client.
-#[derive(Clone, Debug)]
+/// The files of a server or client, and the flags of a scheduler that name them.
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct CredentialFiles {
-    pub(crate) cert: PathBuf,
-    /// The key, if it is not in the certificate's file.
-    pub(crate) key: Option<PathBuf>,
+    /// The authority that must have issued the clients' certificates
+    #[arg(long, value_name = "FILE")]
     pub(crate) ca: PathBuf,
+    /// The scheduler's certificate and key
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cert: PathBuf,
+    /// The key of --cert, if it is not in the same file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
+    #[command(flatten)]
     pub(crate) crl: CrlArgs,
 }
 
@@ -59,10 +65,8 @@ impl CredentialFiles {
 
     /// Reads all files, to watch them from now on.
     pub(crate) fn read(&self) -> Result<(Identity, Trust, FilesRead), Failure> {
-        let files = [&self.cert, &self.ca]
-            .into_iter()
-            .chain(&self.key)
-            .chain(&self.crl.crl);
+        let files = [&self.cert, &self.ca].into_iter();
+        let files = files.chain(&self.key).chain(&self.crl.crl);
         // The state of the files is noted before they are read. A file that is replaced in between
         // then counts as changed, and is read again two looks later.
         let watched = Watched::of(files.cloned().collect());

@@ -1,7 +1,7 @@
 //! The flags of a daemon that is one of several, and a server that links with the members of
 //! its cluster.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -130,39 +130,26 @@ pub(crate) fn link(
         .dialler()
         .ok_or_else(|| Failure::new("this server has no links"))?;
     let own = server.uuid();
+    let incarnation = server.handle().with(|cx| cx.incarnation());
     let member = Member {
         uuid: own,
-        incarnation: server
-            .handle()
-            .with(|cx| cx.incarnation())
-            .map_err(Failure::new)?,
+        incarnation: incarnation.map_err(Failure::new)?,
         addresses: addresses(server.addresses(), advertise)?,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         token: 0,
     };
-    let mut dialled = BTreeSet::new();
+    let mut dialled = HashSet::new();
     let join = Join { member, leads: false };
     let told = move |view: &View| {
         let others = view.members.iter().filter(|member| member.uuid != own).take(MOST);
         let address = |member: &Member| member.addresses.first()?.parse::<Address>().ok();
-        let wanted: BTreeSet<_> = others
-            .filter_map(address)
-            .map(|address| address.to_string())
-            .collect();
-        for (address, is_wanted) in wanted
-            .symmetric_difference(&dialled)
-            .map(|one| (one, wanted.contains(one)))
-        {
-            let Ok(target) = address.parse::<Address>() else {
-                continue;
-            };
-            match is_wanted {
-                true => {
-                    if let Err(e) = dialler.dial(target) {
-                        log::warn!("{address} cannot be dialled: no thread: {e}");
-                    }
-                }
-                false => drop(dialler.undial(&target.into())),
+        let wanted: HashSet<_> = others.filter_map(address).collect();
+        for gone in dialled.difference(&wanted) {
+            dialler.undial(&gone.clone().into());
+        }
+        for address in wanted.difference(&dialled) {
+            if let Err(e) = dialler.dial(address.clone()) {
+                log::warn!("{address} cannot be dialled: no thread: {e}");
             }
         }
         dialled = wanted;
@@ -179,11 +166,8 @@ pub(crate) fn addresses(listening: &[Address], advertise: Option<&Address>) -> R
         |host: &str| host.is_empty() || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified());
     let is_reachable =
         |address: &&Address| matches!(address, Address::Tcp { host, .. } if !is_everywhere(host));
-    let reachable: Vec<_> = listening
-        .iter()
-        .filter(is_reachable)
-        .map(Address::to_string)
-        .collect();
+    let reachable = listening.iter().filter(is_reachable);
+    let reachable: Vec<_> = reachable.map(Address::to_string).collect();
     match reachable.is_empty() {
         false => Ok(reachable),
         true => Err(Failure::usage(

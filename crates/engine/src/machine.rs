@@ -263,6 +263,13 @@ impl Machine {
         self.pause = None;
     }
 
+    /// From now on it does not lead: it gives the lease of a leader back, and stays a member.
+    pub fn resign(&mut self) {
+        self.join.leads = false;
+        self.unwanted = self.leader.take().map(|held| held.lease).or(self.unwanted);
+        self.show();
+    }
+
     /// What to do at this time.
     pub fn next(&mut self, now: Instant) -> Next {
         for held in [&mut self.leader, &mut self.member] {

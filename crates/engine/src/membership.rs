@@ -24,6 +24,7 @@ enum Order {
     /// A token was seen elsewhere.
     Look,
     Write(Request, Sender<Result<u64, EngineError>>),
+    Resign,
     Leave,
 }
 
@@ -102,16 +103,23 @@ impl Membership {
     }
 }
 
-/// Writes documents of the cluster. A clone is another handle.
+/// Writes documents of the cluster, and gives the lead up. A clone is another handle.
 ///
 /// # Threads
-/// [`write`](Self::write) blocks, so a dispatcher must not call it.
+/// [`write`](Self::write) blocks, so a dispatcher must not call it; [`resign`](Self::resign) does not.
 #[derive(Clone, Debug)]
 pub struct Documents {
     orders: Sender<Order>,
 }
 
 impl Documents {
+    /// Has this process lead no more: another one leads within a second. It stays a member. Does
+    /// not wait.
+    pub fn resign(&self) {
+        // If the queue is full, another one leads when this process ends.
+        let _ = self.orders.try_send(Order::Resign);
+    }
+
     /// Writes a document, and returns the revision that it has then. Blocks until the engine
     /// has answered, for five seconds at most.
     ///
@@ -164,6 +172,7 @@ fn serve(
                 let _ = told.send(write(&mut *engine, &request));
                 machine.reread();
             }
+            Ok(Order::Resign) => machine.resign(),
             Ok(Order::Leave) | Err(RecvTimeoutError::Disconnected) => break,
         }
         machine.saw(seen.load(Ordering::Relaxed));

@@ -52,7 +52,7 @@ use serde::de::DeserializeOwned;
 
 pub use self::error::{Error, ErrorKind};
 pub(super) use self::error::{Position, Segment};
-pub(super) use self::read::one_or_many;
+pub use self::read::one_or_many;
 pub(super) use self::split::first_marker;
 pub use self::split::{Document, Documents, documents};
 pub(super) use self::tree::Tree;

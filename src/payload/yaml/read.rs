@@ -9,8 +9,12 @@ use super::Error;
 use super::error::{Segment, shortened};
 use super::tree::{Entry, Node, Style, Value};
 
-/// Reads a list, or a single value as a list of one, as older writers did.
-pub(in crate::payload) fn one_or_many<'de, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
+/// Reads a list, or a single value as a list of one, as older writers did: for serde's
+/// `deserialize_with`. Only [`decode`](super::decode) reads a single value so.
+///
+/// # Errors
+/// It is neither, or a value has another type.
+pub fn one_or_many<'de, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     T: Deserialize<'de>,
     D: Deserializer<'de>,

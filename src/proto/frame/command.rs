@@ -49,5 +49,9 @@ super::operand::operand! {
         0x47 TENANT = "Tenant";
         /// Ours: tell which client sends what.
         0x48 WATCH = "Watch";
+        /// Ours: tell which servers there are.
+        0x49 LIST_SERVERS = "ListServers";
+        /// Ours: have the clients of a server leave, and stop it.
+        0x4a DRAIN_SERVER = "DrainServer";
     }
 }

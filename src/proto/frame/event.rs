@@ -45,5 +45,7 @@ super::operand::operand! {
         0x49 SNAPSHOT_COMPLETE = "SnapshotComplete";
         /// Ours: frames that the server has received from a client.
         0x4a WATCHED = "Watched";
+        /// Ours: some of the servers, or what became of a DrainServer.
+        0x4b SERVERS = "Servers";
     }
 }

@@ -115,8 +115,8 @@ impl FrameKind {
     /// answer to one (docs/admission.md, "Operators").
     pub const fn is_of_operators(self) -> bool {
         match self.frame_type {
-            FrameType::COMMAND => matches!(self.operand, 0x43..=0x46 | 0x48),
-            FrameType::EVENT => matches!(self.operand, 0x43..=0x46 | 0x4a),
+            FrameType::COMMAND => matches!(self.operand, 0x43..=0x46 | 0x48..=0x4a),
+            FrameType::EVENT => matches!(self.operand, 0x43..=0x46 | 0x4a | 0x4b),
             _ => false,
         }
     }

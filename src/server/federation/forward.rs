@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::facts::ServerLink;
 use super::frames::{Forward, LinkFault, LinkFrame, To};
-use crate::proto::{Codec, Frame, FrameKind, Item, MAX_WASTE, Run};
+use crate::proto::{Codec, Command, Frame, FrameKind, Item, MAX_WASTE, Run};
 use crate::server::core::{ServerCore, State};
 use crate::server::delivery::Fan;
 use crate::server::handler::{Context, SendError};
@@ -78,6 +78,23 @@ impl State {
         let bundle = bundle();
         let frames = bundle.frames;
         let bytes = self.encoded(from, To::Sessions(vec![to]), bundle);
+        self.put(link, bytes, frames, self.origin);
+        Ok(())
+    }
+
+    /// Hands frames of a session of this server to another server.
+    ///
+    /// # Errors
+    /// There is no link to it.
+    pub(in crate::server) fn pass_to(
+        &mut self,
+        server: Uuid,
+        from: &SessionInfo,
+        bundle: Bundle,
+    ) -> Result<(), SendError> {
+        let link = self.links.to(server).ok_or(SendError::NotConnected(server))?;
+        let frames = bundle.frames;
+        let bytes = self.encoded(Some(from.uuid), To::Application, bundle);
         self.put(link, bytes, frames, self.origin);
         Ok(())
     }
@@ -213,6 +230,12 @@ impl ServerCore {
             To::Application => {
                 let row = self.state.links.roster.of(server, forward.from).cloned();
                 row.map_or(0, |row| {
+                    if let Item::Run(run) = &item
+                        && run.kind() == Command::DRAIN_SERVER
+                    {
+                        self.drain_for_remote(&row.info, run);
+                        return 1;
+                    }
                     self.guarded("frame", |handler, cx| match item {
                         Item::Run(run) => handler.run(cx, &row.info, &run),
                         Item::Traced(frame) => handler.frame(cx, &row.info, frame),
@@ -299,7 +322,7 @@ impl Context<'_> {
     /// # Errors
     /// [`SendError::NotConnected`] if there is no link to that server.
     pub fn pass(&mut self, server: Uuid, from: &SessionInfo, run: &Run) -> Result<(), SendError> {
-        self.pass_bundle(server, from, Bundle::from(run))
+        self.state.pass_to(server, from, Bundle::from(run))
     }
 
     /// As [`pass`](Self::pass), for one frame, with its trace.
@@ -308,19 +331,7 @@ impl Context<'_> {
     /// As there.
     pub fn pass_frame(&mut self, server: Uuid, from: &SessionInfo, frame: &Frame) -> Result<(), SendError> {
         let bundle = Fan::new(frame, self.state).for_link();
-        self.pass_bundle(server, from, bundle)
-    }
-
-    fn pass_bundle(&mut self, server: Uuid, from: &SessionInfo, bundle: Bundle) -> Result<(), SendError> {
-        let link = self
-            .state
-            .links
-            .to(server)
-            .ok_or(SendError::NotConnected(server))?;
-        let frames = bundle.frames;
-        let bytes = self.state.encoded(Some(from.uuid), To::Application, bundle);
-        self.state.put(link, bytes, frames, self.state.origin);
-        Ok(())
+        self.state.pass_to(server, from, bundle)
     }
 
     /// Leads, or leads no more: what the application sends to other servers carries this token,

@@ -81,9 +81,9 @@ pub(crate) struct Links {
     /// See [`Rank::stamp`].
     pub(super) clock: u64,
     /// The highest token seen.
-    pub(super) token: u64,
+    pub(in crate::server) token: u64,
     /// The token under which this server leads.
-    pub(super) leads: Option<u64>,
+    pub(in crate::server) leads: Option<u64>,
     /// The token of what is being sent: that of `leads` while the application acts.
     pub(super) acting: u64,
     pub(super) claims: Claims,

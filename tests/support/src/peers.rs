@@ -232,6 +232,8 @@ fn sample(kind: FrameKind, other: Uuid) -> Vec<u8> {
         kind if kind == Command::UNBAN => format!("unban:\n  id: a\n  uuid: {other}\n"),
         kind if kind == Command::WATCH => "watch:\n  id: a\n".to_owned(),
         kind if kind == Command::LIST_BANS => "list_bans:\n  id: a\n".to_owned(),
+        kind if kind == Command::DRAIN_SERVER => format!("drain_server:\n  id: a\n  uuid: {other}\n"),
+        kind if kind == Command::LIST_SERVERS => "list_servers:\n  id: a\n".to_owned(),
         kind if kind == Command::LIST_SESSIONS => "list_sessions:\n  id: a\n".to_owned(),
         kind if kind == Command::START => format!("start:\n  instance_uuid: {other}\n"),
         kind => format!(

@@ -1,7 +1,6 @@
 //! The address of the pages, and the clients that may see them.
 
 use std::io;
-use std::net::IpAddr;
 
 use ssntp::Role;
 use ssntp::pki::{Identity, Trust};
@@ -56,7 +55,7 @@ impl AdminConfig {
         let mode = if self.for_group { 0o660 } else { 0o600 };
         let listeners = Listener::bind_with_mode(&self.address, TcpOptions::default(), mode);
         let listeners = listeners.map_err(failed)?;
-        let local = |listener: &Listener| listener.local_address().is_none_or(|at| is_local(&at));
+        let local = |listener: &Listener| listener.local_address().is_none_or(|at| at.is_local());
         let doors: Vec<_> = listeners.iter().map(local).collect();
         // Judged by the addresses that were bound, because a host name may stand for any address.
         if doors.contains(&false) && self.tls.is_none() {
@@ -71,15 +70,6 @@ impl AdminConfig {
             Address::Tcp { host, .. } if !host.is_empty() => Some(host.to_ascii_lowercase()),
             _ => None,
         }
-    }
-}
-
-/// Whether only this host can connect to an address that is bound.
-pub(super) fn is_local(bound: &Address) -> bool {
-    match bound {
-        Address::Tcp { host, .. } => host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback()),
-        // Only this host can reach a Unix socket.
-        _ => true,
     }
 }
 

@@ -136,7 +136,7 @@ impl Http {
     pub fn urls(&self) -> Vec<String> {
         let url = |address: &Address| match address {
             Address::Unix(_) => address.to_string(),
-            _ if config::is_local(address) => format!("http://{address}"),
+            _ if address.is_local() => format!("http://{address}"),
             _ => format!("https://{address}"),
         };
         self.addresses.iter().map(url).collect()

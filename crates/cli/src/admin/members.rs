@@ -19,38 +19,24 @@ pub(super) fn show(snapshot: &mut Snapshot, membership: &Weak<Membership>) {
     };
     let (view, now) = (membership.view(), now());
     snapshot.metrics.add(CLUSTER, &view);
-    let leader = view
-        .leader
-        .map(|leader| json!({ "uuid": leader.uuid, "token": leader.token }));
-    let away = view
-        .away
-        .as_ref()
-        .map(|(since, why)| (now.saturating_duration_since(*since), why));
-    let engine = away.map_or("answers".to_owned(), |(time, why)| {
-        format!("for {} s: {why}", time.as_secs())
+    let leader = view.leader;
+    let age = |since| now.saturating_duration_since(since);
+    let away = view.away.as_ref().map(|(since, why)| (age(*since), why));
+    let told = away.map(|(time, why)| format!("for {} s: {why}", time.as_secs()));
+    let cluster = json!({
+        "members": view.members,
+        "leader": leader.map(|leader| json!({ "uuid": leader.uuid, "token": leader.token })),
+        "leads": view.acts(now).is_some(),
+        "lease_age_ms": view.kept.map(|kept| age(kept).as_millis()),
+        "engine": told.as_deref().unwrap_or("answers"),
     });
-    let lease = view
-        .kept
-        .map(|kept| now.saturating_duration_since(kept).as_millis());
-    snapshot.show(
-        "cluster",
-        json!({
-            "members": view.members,
-            "leader": leader,
-            "leads": view.acts(now).is_some(),
-            "lease_age_ms": lease,
-            "engine": engine,
-        }),
-    );
-    if let Some((time, why)) = away.filter(|(time, _)| *time >= AWAY) {
-        snapshot.degraded.push(format!("for {} s: {why}", time.as_secs()));
-    }
-    if let Some(other) = &view.double {
+    snapshot.show("cluster", cluster);
+    let is_long = away.is_some_and(|(time, _)| time >= AWAY);
+    snapshot.degraded.extend(told.filter(|_| is_long));
+    snapshot.degraded.extend(view.double.iter().map(|other| {
         let at = other.addresses.join(", ");
-        snapshot
-            .degraded
-            .push(format!("another process runs under this UUID, at {at}"));
-    }
+        format!("another process runs under this UUID, at {at}")
+    }));
 }
 
 #[rustfmt::skip] // A table: one row a metric.

@@ -1,5 +1,6 @@
 //! `ssntp config`: checks, shows and writes settings files of daemons.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -306,10 +307,11 @@ fn comment(arg: &Arg) -> String {
 
 /// The default values of a flag, or else the placeholders of its values in the help text.
 fn default(arg: &Arg) -> Vec<String> {
-    let defaults = arg.get_default_values().iter();
-    let defaults: Vec<_> = defaults
-        .map(|value| value.to_string_lossy().into_owned())
-        .collect();
+    let defaults = arg
+        .get_default_values()
+        .iter()
+        .map(|value| value.to_string_lossy());
+    let defaults: Vec<_> = defaults.map(Cow::into_owned).collect();
     match (&defaults[..], arg.get_value_delimiter()) {
         _ if is_switch(arg) => vec!["false".to_owned()],
         ([], _) => {

@@ -94,8 +94,8 @@ fn list(as_json: bool) -> Result<(), Failure> {
     }
     let value = |(name, context): &(String, Context)| {
         json!({
-            "name": name, "current": *name == contexts.current, "connect": context.connect.texts(),
-            "ca": context.ca, "cert": context.cert, "crl": context.crl.texts(),
+            "name": name, "current": *name == contexts.current, "connect": context.connect,
+            "ca": context.ca, "cert": context.cert, "crl": context.crl,
             "server_name": context.server_name,
         })
     };
@@ -109,7 +109,7 @@ fn list(as_json: bool) -> Result<(), Failure> {
 const COLUMNS: Columns<Contexts, (String, Context)> = &[
     ("", |contexts, (name, _)| if *name == contexts.current { "*" } else { "" }.into()),
     ("context", |_, (name, _)| name.clone()),
-    ("connect", |_, (_, context)| context.connect.texts().join(",")),
+    ("connect", |_, (_, context)| context.connect.join(",")),
     ("cert", |_, (_, context)| context.cert.clone()),
     ("ca", |_, (_, context)| context.ca.clone()),
 ];

@@ -162,11 +162,8 @@ fn run(args: &AnswerArgs, request: &Request, stop: &Stop) -> Result<Vec<u8>, Str
         .process_group(0)
         .spawn();
     let mut child = child.map_err(|e| format!("{program}: {e}"))?;
-    let (stdin, stdout, payload) = (
-        child.stdin.take(),
-        child.stdout.take(),
-        request.payload().to_vec(),
-    );
+    let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+    let payload = request.payload().to_vec();
     // Neither thread is joined: a process that the program has left behind may hold the pipes.
     let (said, printed) = bounded(1);
     let write = move || stdin.map(|mut stdin| stdin.write_all(&payload));

@@ -53,12 +53,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         let mut frame = match watch.wait(None)? {
             Waited::Event(ClientEvent::Frame(frame)) => frame,
             Waited::Event(ClientEvent::Connected(server)) => {
-                note(format_args!(
-                    "connected to {} ({}) at {}",
-                    server.uuid(),
-                    server.role(),
-                    server.address()
-                ));
+                let (uuid, role, address) = (server.uuid(), server.role(), server.address());
+                note(format_args!("connected to {uuid} ({role}) at {address}"));
                 continue;
             }
             Waited::Event(ClientEvent::Disconnected { reason, .. }) => {
@@ -180,25 +176,18 @@ pub(super) fn to_json(operands: &Operands, frame: &Frame, from: Option<Sender>) 
         object["from"] = json!({ "uuid": uuid, "role": role.to_string() });
     }
     if let Some(trace) = frame.trace() {
-        let stamp = |nanos: u64| {
+        let stamp = |nanos: u64| match nanos {
             // A node that noted no time has 0 in the trace.
-            if nanos == 0 {
-                String::new()
-            } else {
-                timestamp::format(nanos)
-            }
+            0 => String::new(),
+            _ => timestamp::format(nanos),
         };
-        let nodes: Vec<_> = trace
-            .nodes()
-            .iter()
-            .map(|node| {
-                json!({
-                    "uuid": node.uuid, "role": node.role.to_string(),
-                    "received_at": stamp(node.received_at), "sent_at": stamp(node.sent_at),
-                })
+        let nodes = trace.nodes().iter().map(|node| {
+            json!({
+                "uuid": node.uuid, "role": node.role.to_string(),
+                "received_at": stamp(node.received_at), "sent_at": stamp(node.sent_at),
             })
-            .collect();
-        object["trace"] = json!({ "label": trace.label(), "nodes": nodes });
+        });
+        object["trace"] = json!({ "label": trace.label(), "nodes": nodes.collect::<Value>() });
         if let Some(parent) = trace.traceparent() {
             object["trace"]["trace_id"] = parent.trace_id().into();
             object["trace"]["span_id"] = parent.span_id().into();

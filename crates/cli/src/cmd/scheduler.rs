@@ -12,9 +12,9 @@ use ssntp_cluster::scheduler::{ControllerMode, JoinedScheduler, Scheduler, Sched
 
 use crate::admin::{self, AdminArgs};
 use crate::choice::{Choices, Given, one_of};
-use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
+use crate::credentials::{CredentialFiles, FilesRead};
 use crate::daemon::server::{Admission, listening, load_configuration, sessions};
-use crate::daemon::{Daemon, Next, Presence, Service, on};
+use crate::daemon::{Daemon, Next, Presence, Service, ended, on};
 use crate::failure::Failure;
 use crate::join::{self, JoinArgs};
 use crate::seconds::Seconds;
@@ -42,17 +42,8 @@ pub(crate) struct Args {
     /// with port 0 the system chooses one
     #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
     listen: Vec<Address>,
-    /// The authority that must have issued the clients' certificates
-    #[arg(long, value_name = "FILE")]
-    ca: PathBuf,
-    /// The scheduler's certificate and key
-    #[arg(long, value_name = "FILE")]
-    cert: PathBuf,
-    /// The key of --cert, if it is not in the same file
-    #[arg(long, value_name = "FILE")]
-    key: Option<PathBuf>,
     #[command(flatten)]
-    crl: CrlArgs,
+    files: CredentialFiles,
     /// The file of the cluster's configuration, which clients get (the scheduler's
     /// own settings are in --config-file). The scheduler writes it when a
     /// controller changes the configuration. If the file does not exist, the
@@ -104,25 +95,11 @@ const CONTROLLERS: Choices<ControllerMode> = &[
 ];
 
 impl Args {
-    fn files(&self) -> CredentialFiles {
-        CredentialFiles {
-            cert: self.cert.clone(),
-            key: self.key.clone(),
-            ca: self.ca.clone(),
-            crl: self.crl.clone(),
-        }
-    }
-
     /// Errors that can be found without starting the scheduler.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        problems.credentials(
-            Some(&self.cert),
-            self.key.as_ref(),
-            Some(&self.ca),
-            &self.crl,
-            Role::SCHEDULER,
-        );
+        let CredentialFiles { cert, key, ca, crl } = &self.files;
+        problems.credentials(Some(cert), key.as_ref(), Some(ca), crl, Role::SCHEDULER);
         // The scheduler makes the file if there is none.
         let config = self.config.as_deref().filter(|path| path.exists());
         problems.of("config", config.map(load_configuration));
@@ -139,8 +116,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .start_time(QUIET, args.start_limit.into())
         .given(args.config.as_ref(), SchedulerConfig::configuration_file)
         .given(args.state.as_ref(), SchedulerConfig::state);
-    let files = args.files();
-    let (identity, trust, read) = files.read()?;
+    let (identity, trust, read) = args.files.read()?;
     let server = ServerConfig::new(identity, trust);
     let server = args.listen.iter().cloned().fold(server, ServerConfig::listen);
     let server = args.admission.apply(server, !args.allow_unbound);
@@ -149,12 +125,8 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         Some(engine) => {
             let advertise = args.advertise.iter().map(Address::to_string).collect();
             let joined = scheduler.start_joined(server, Box::new(engine), advertise);
-            let JoinedScheduler {
-                server,
-                membership,
-                lost,
-            } = joined.map_err(|e| Failure::new(format!("--join: {e}")))?;
-            (server, Some(Arc::new(membership)), lost)
+            let joined: JoinedScheduler = joined.map_err(|e| Failure::new(format!("--join: {e}")))?;
+            (joined.server, Some(Arc::new(joined.membership)), joined.lost)
         }
         None => (scheduler.start(server)?, None, crossbeam_channel::never()),
     };
@@ -170,21 +142,22 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     };
     let mut running = Running {
         server: &server,
-        files,
+        files: args.files,
     };
     let lost = on(lost, |_: &mut Running<'_>, lost| match lost {
-        Some(()) => Err(Failure::new("this scheduler has led, and its lease is over")),
+        Some(()) => Err(Failure::new(
+            "this scheduler was the leader, and its lease is over",
+        )),
         None => Ok(Next::Closed),
     });
-    let mut ended = daemon.run(presence, read, &mut running, vec![lost]);
-    // Clients of a leader have nowhere to go until it has given its lease back.
-    if ended.is_ok() && membership.is_none() {
-        ended = daemon.drain(&server, args.admission.drain());
+    let mut result = daemon.run(presence, read, &mut running, vec![lost, ended(&server)]);
+    if result.is_ok() {
+        result = daemon.drain(&server, args.admission.drain());
     }
     // In this order, so that the next leader finds its clients free.
     server.stop();
     drop(membership);
-    ended
+    result
 }
 
 /// The part of a scheduler that a reload changes: its certificates. It writes the
@@ -200,7 +173,7 @@ impl Service for Running<'_> {
     const RELOADED: &'static [&'static str] = &["ca", "cert", "crl", "crl-strict", "key"];
 
     fn reload(&mut self, args: Option<Args>) -> Result<FilesRead, Failure> {
-        let files = args.map_or_else(|| self.files.clone(), |args| args.files());
+        let files = args.map_or_else(|| self.files.clone(), |args| args.files);
         let read = files.renew(|identity, trust| self.server.renew(identity, trust).map(drop))?;
         self.files = files;
         Ok(read)

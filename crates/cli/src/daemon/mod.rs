@@ -32,7 +32,7 @@ use ssntp::server::Server;
 use ssntp::transport::Address;
 use uuid::Uuid;
 
-pub(crate) use self::arm::{Arms, Next, on};
+pub(crate) use self::arm::{Arm, Arms, Next, on};
 use crate::admin::{About, AdminArgs, Figures, Notes, Pages};
 use crate::clock::wall_clock;
 use crate::credentials::{Expiry, FilesRead};
@@ -48,6 +48,11 @@ use crate::watched::{LOOK, Watched};
 /// minute, even if they have not changed: the reason of the failure need not be in the
 /// files, for example a certificate that is not valid yet.
 const LOOKS_TO_RETRY: u32 = 30;
+
+/// An arm that ends the daemon when its server stops by itself, as one that an operator drains.
+pub(crate) fn ended<'a, S: 'a>(server: &Server) -> Box<dyn Arm<S> + 'a> {
+    on(server.stopping().clone(), |_, _| Ok(Next::End))
+}
 
 /// The part of a daemon that reads files again.
 pub(crate) trait Service {
@@ -262,11 +267,8 @@ impl Daemon {
         self.expect(read.lifetimes);
         // Clones, because the selection borrows the channels while the loop calls methods that
         // change `self`.
-        let (stop, hang_ups, looks) = (
-            self.stop.channel().clone(),
-            self.hang_ups.clone(),
-            self.looks.clone(),
-        );
+        let (hang_ups, looks) = (self.hang_ups.clone(), self.looks.clone());
+        let stop = self.stop.channel().clone();
         loop {
             // Made anew for each message, because an arm may have been removed.
             let mut select = Select::new();

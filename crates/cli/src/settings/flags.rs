@@ -109,11 +109,8 @@ fn words(arg: &Arg, entry: &Entry) -> Result<Vec<OsString>, Vec<(Position, Strin
         }
         _ => {}
     }
-    let problems: Vec<_> = entry
-        .values
-        .iter()
-        .filter_map(|value| problem(arg, value))
-        .collect();
+    let problems = entry.values.iter().filter_map(|value| problem(arg, value));
+    let problems: Vec<_> = problems.collect();
     if !problems.is_empty() {
         return Err(problems);
     }

@@ -297,11 +297,8 @@ impl Settings {
             log::warn!("{}: {change}", file.display());
         }
         if !waiting.is_empty() {
-            let waiting = waiting.join(", ");
-            log::warn!(
-                "{}: changed settings that need a restart: {waiting}",
-                file.display()
-            );
+            let (file, waiting) = (file.display(), waiting.join(", "));
+            log::warn!("{file}: changed settings that need a restart: {waiting}");
         }
     }
 
@@ -329,10 +326,9 @@ impl Settings {
             }
             // A file that is cut short is valid, and sets less than it did.
             let is_default = now.is_default(key) && !self.is_default(key) && PROTECTING.contains(&key);
-            let weaker = if is_default {
-                ": this may let in what was refused before"
-            } else {
-                ""
+            let weaker = match is_default {
+                true => ": this may let in what was refused before",
+                false => "",
             };
             changed.push(format!("{key} was {old}, and is {new} from now on{weaker}"));
         }
@@ -421,12 +417,8 @@ fn explained(error: &clap::Error, entries: &[(Entry, Vec<OsString>)]) -> Problem
             !next.is_some_and(|c| c == '-' || c.is_alphanumeric())
         })
     };
-    let of = entries
-        .iter()
-        .map(|(entry, _)| entry)
-        .find(|entry| names(&entry.key));
-    match of {
-        Some(entry) => Problem::at(entry.at, format!("{}: {text}", entry.key)),
+    match entries.iter().find(|(entry, _)| names(&entry.key)) {
+        Some((entry, _)) => Problem::at(entry.at, format!("{}: {text}", entry.key)),
         None => Problem {
             at: None,
             what: format!("{text} (neither in this file nor on the command line)"),
@@ -438,12 +430,8 @@ fn explained(error: &clap::Error, entries: &[(Entry, Vec<OsString>)]) -> Problem
 fn first_paragraph(error: &clap::Error) -> String {
     let text = error.to_string();
     let first = text.split("\n\n").next().unwrap_or_default();
-    let lines: Vec<_> = first
-        .trim_start_matches("error: ")
-        .lines()
-        .map(str::trim)
-        .collect();
-    lines.join(" ")
+    let lines = first.trim_start_matches("error: ").lines();
+    lines.map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

@@ -236,7 +236,7 @@ impl Agent {
         if let Some(most) = ssntp_transport::descriptors() {
             let most = usize::try_from(most.saturating_sub(RESERVED_DESCRIPTORS)).unwrap_or(usize::MAX);
             if most < settings.max_instances {
-                warn!("the limit of open files allows {most} instances: the node is full then");
+                warn!("the limit of open files allows no more than {most} instances");
                 settings.max_instances = most;
             }
         }

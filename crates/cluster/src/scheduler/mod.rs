@@ -130,10 +130,11 @@ use self::placement::Placement;
 use self::streams::Streams;
 use self::tenants::TenantTable;
 use self::term::Term;
-pub use self::term::{JoinError, JoinedScheduler};
+pub use self::term::{JoinError, JoinedScheduler, add_members};
 use ssntp::Role;
 #[cfg(doc)]
 use ssntp::payload::MAX_READ_LEN;
+use ssntp::payload::Servers;
 use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameType, Refusal, Status};
 use ssntp::server::{
     Context, DisconnectReason, Filter, Handler, Newcomer, Rules, Server, ServerConfig, ServerError,
@@ -398,6 +399,14 @@ impl Handler for Scheduler {
 
     fn may_kick(&mut self, cx: &mut Context<'_>, from: &SessionInfo) -> bool {
         self.serves(cx.now()) && self.may_command(from)
+    }
+
+    fn servers(&mut self, _: &mut Context<'_>, servers: &mut Servers) {
+        self.show_servers(servers);
+    }
+
+    fn draining(&mut self, _: &mut Context<'_>) {
+        self.resign();
     }
 
     fn stopping(&mut self, cx: &mut Context<'_>) {

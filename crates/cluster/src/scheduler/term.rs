@@ -17,9 +17,10 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, bounded};
-use log::error;
+use log::{error, info};
 
 use super::{Scheduler, SchedulerError};
+use ssntp::payload::{ServerEntry, ServerState, Servers};
 use ssntp::server::{Context, Server, ServerConfig};
 use ssntp_engine::{Acting, Documents, Engine, EngineError, Join, Member, Membership, View, When};
 
@@ -36,6 +37,8 @@ pub(super) struct Term {
     stage: Stage,
     /// Of the view that was looked at last.
     acting: Option<Acting>,
+    /// It is being drained, and has given its lease back.
+    resigned: bool,
     lost: Sender<()>,
 }
 
@@ -146,6 +149,7 @@ impl Scheduler {
             shared: Arc::clone(&shared),
             stage: Stage::StandingBy,
             acting: None,
+            resigned: false,
             lost: tell_lost,
         });
         let server = self.start(server)?;
@@ -214,10 +218,31 @@ impl Scheduler {
                 }
             }
             Stage::Serving if !leads => {
-                error!(target: "ssntp::scheduler", "this scheduler leads no more");
+                if term.resigned {
+                    info!(target: "ssntp::scheduler", "this scheduler has given its lease back");
+                } else {
+                    error!(target: "ssntp::scheduler", "this scheduler leads no more");
+                }
                 self.end(cx);
             }
             _ => {}
+        }
+    }
+
+    /// Gives its lease back, so that another one leads at once.
+    pub(super) fn resign(&mut self) {
+        if let Some(term) = &mut self.term {
+            term.resigned = true;
+            if let Some(documents) = term.shared.documents.get() {
+                documents.resign();
+            }
+        }
+    }
+
+    /// Adds what the engine has of the schedulers.
+    pub(super) fn show_servers(&self, servers: &mut Servers) {
+        if let Some(term) = &self.term {
+            add_members(servers, &term.shared.lock());
         }
     }
 
@@ -243,12 +268,52 @@ impl Scheduler {
     fn end(&mut self, cx: &mut Context<'_>) {
         if let Some(term) = &mut self.term {
             term.stage = Stage::Lost;
-            let _ = term.lost.try_send(());
+            if !term.resigned {
+                let _ = term.lost.try_send(());
+            }
         }
         // At once, and not only when the process ends: these clients may go to the next leader.
         let all: Vec<_> = cx.directory().sessions().map(|session| session.uuid()).collect();
         for uuid in all {
             cx.disconnect(uuid);
+        }
+    }
+}
+
+/// Adds members, leader and engine to a list of servers.
+pub fn add_members(servers: &mut Servers, view: &View) {
+    let now = now();
+    let age = |since| now.saturating_duration_since(since);
+    if let Some(leader) = view.leader {
+        servers.leader = leader.uuid.into();
+        servers.token = servers.token.max(leader.token);
+    }
+    let lease = view.kept.map_or(0, |kept| age(kept).as_millis());
+    servers.lease_age_ms = u64::try_from(lease).unwrap_or(u64::MAX);
+    servers.engine = match &view.away {
+        Some((since, why)) => format!("for {} s: {why}", age(*since).as_secs()),
+        None => "answers".into(),
+    };
+    for member in &view.members {
+        let address = member.addresses.first().cloned().unwrap_or_default();
+        let is_it = |entry: &&mut ServerEntry| {
+            entry.uuid.uuid() == Some(member.uuid)
+                || entry.uuid.is_empty() && member.addresses.contains(&entry.address)
+        };
+        let Some(entry) = servers.entries.iter_mut().find(is_it) else {
+            servers.entries.push(ServerEntry {
+                uuid: member.uuid.into(),
+                address,
+                version: member.version.clone(),
+                state: ServerState::Member,
+                ..ServerEntry::default()
+            });
+            continue;
+        };
+        entry.uuid = member.uuid.into();
+        entry.version.clone_from(&member.version);
+        if entry.address.is_empty() {
+            entry.address = address;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Where to listen and where to connect.
 
 use std::fmt;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -44,6 +44,18 @@ impl Address {
         Self::Tcp {
             host: host.into(),
             port,
+        }
+    }
+
+    /// Whether only this host can be at the address: a Unix socket, `localhost` or a loopback
+    /// address. An empty host does not count, because it is every interface when listening.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Self::Tcp { host, .. } => {
+                let is_loopback = |ip: IpAddr| ip.is_loopback();
+                host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(is_loopback)
+            }
+            Self::Unix(_) => true,
         }
     }
 

@@ -239,11 +239,12 @@ fn make(args: Ca) -> Result<(), Failure> {
         return Err(exists(path));
     }
     let authority = Authority::new(&request)?;
-    let saved = authority.save(&args.dir, args.force);
-    saved.map_err(|error| match error {
-        Error::Exists { path } => exists(&path),
-        other => other.into(),
-    })?;
+    authority
+        .save(&args.dir, args.force)
+        .map_err(|error| match error {
+            Error::Exists { path } => exists(&path),
+            other => other.into(),
+        })?;
     let info = authority.info();
     say(made(&args.dir.join("ca.pem"), &info.subject, info))
 }
@@ -371,12 +372,14 @@ fn sign_list(args: &Crl) -> Result<(), Failure> {
 }
 
 fn tell_of_list(directory: &Path, list: &SignedRevocationList) -> Result<(), Failure> {
-    let info = list.info();
-    say(format_args!(
-        "{}: {} revoked, to be signed anew before {}",
-        directory.join("crl.pem").display(),
+    let (path, info) = (directory.join("crl.pem"), list.info());
+    let (path, count, next) = (
+        path.display(),
         info.len(),
-        info.next_update_text().unwrap_or_default()
+        info.next_update_text().unwrap_or_default(),
+    );
+    say(format_args!(
+        "{path}: {count} revoked, to be signed anew before {next}"
     ))
 }
 
@@ -387,11 +390,9 @@ fn serial(authority: &Authority, directory: &Path, text: &str) -> Result<Serial,
         let unfit = |fault: Fault| Failure::at(path, fault);
         let chain = load_certificates(path)?;
         let info = CertificateInfo::from_der(&chain[0]).map_err(unfit)?;
+        let own = "this is the authority's own certificate, which no list revokes";
         authority.check_issued(&info).map_err(|fault| match fault {
-            Fault::AuthorityAsPeer => Failure::at(
-                path,
-                "this is the authority's own certificate, which no list revokes",
-            ),
+            Fault::AuthorityAsPeer => Failure::at(path, own),
             fault => unfit(fault),
         })?;
         Ok(Serial::from(&info))
@@ -643,11 +644,10 @@ fn verify(args: &Verify) -> Result<(), Failure> {
             "not_after": info.not_after_text(),
             "private_key": key.name(),
         })),
-        Ok(info) => say(format_args!(
-            "{file}: good for {}, valid until {}",
-            info.roles,
-            info.not_after_text()
-        )),
+        Ok(info) => {
+            let (roles, until) = (info.roles, info.not_after_text());
+            say(format_args!("{file}: good for {roles}, valid until {until}"))
+        }
         Err(fault) => {
             if args.json {
                 say_json(json!({ "file": file, "ok": false, "reason": fault.to_string() }))?;

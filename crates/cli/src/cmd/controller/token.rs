@@ -11,16 +11,16 @@ use crate::cmd::table::{Columns, print};
 use crate::failure::Failure;
 use crate::output::say_either;
 
-/// Make, list and remove tokens, by which browsers and programs may use the API
+/// Make, list and remove tokens, with which browsers and programs may use the API
 ///
-/// A change counts at once, also while the controller runs.
+/// A change takes effect at once, even while the controller runs.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Args {
     /// Make a token and print it; it is not shown again
     Add {
-        /// What people call it
+        /// A name for the token
         name: String,
-        /// It may write, and not only look
+        /// Let it change workloads, and not only read
         #[arg(long)]
         write: bool,
     },
@@ -28,7 +28,7 @@ pub(super) enum Args {
     List,
     /// Remove a token
     Remove {
-        /// The token
+        /// The name of the token
         name: String,
     },
 }

@@ -1,10 +1,10 @@
 //! The API of a controller daemon, as a client of it: one request on a connection.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
+use httparse::{EMPTY_HEADER, Header, Status};
 use serde_json::Value;
 use ssntp::transport::Address;
 use ssntp_transport::tls::Connector;
@@ -23,6 +23,8 @@ use crate::signals::Stop;
 const LIMIT: Duration = Duration::from_secs(30);
 /// The longest answer: the instances of the largest cluster.
 const LONGEST: usize = 64 << 20;
+/// The most headers of an answer. A controller sends six.
+const HEADERS: usize = 32;
 
 /// How to reach a controller daemon.
 #[derive(Clone, Debug, clap::Args)]
@@ -73,12 +75,11 @@ impl<'a> Api<'a> {
         halves.stream.set_write_timeout(Some(LIMIT)).map_err(failed)?;
         let whole = Outgoing::whole(Bytes::from(request), 1);
         halves.transmit.transmit(&[whole]).map_err(failed)?;
-        let answer = self.receive(&mut halves)?;
-        let (code, body) = parse(&answer).map_err(|why| Failure::new(format!("--http {address}: {why}")))?;
-        let value: Value = serde_json::from_slice(body).unwrap_or_default();
+        let (code, body) = self.receive(&mut halves)?;
+        let value: Value = serde_json::from_slice(&body).unwrap_or_default();
         match code {
             200..300 => Ok(value),
-            _ => Err(refused(code, &value, body)),
+            _ => Err(refused(code, &value, &body)),
         }
     }
 
@@ -109,12 +110,12 @@ impl<'a> Api<'a> {
         let token = text.trim();
         match !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()) {
             true => Ok(Some(token.to_owned())),
-            false => Err(Failure::at(path, "it is no token")),
+            false => Err(Failure::at(path, "the file does not hold a token")),
         }
     }
 
-    /// Everything until the controller ends the connection.
-    fn receive(&self, halves: &mut Halves) -> Result<Bytes, Failure> {
+    /// The code of the answer, and its body.
+    fn receive(&self, halves: &mut Halves) -> Result<(u16, Vec<u8>), Failure> {
         let failed = |e: &dyn std::fmt::Display| Failure::new(format!("--http {}: {e}", self.args.http));
         let deadline = now() + LIMIT;
         loop {
@@ -130,8 +131,10 @@ impl<'a> Api<'a> {
             if received.len() > LONGEST {
                 return Err(failed(&format_args!("its answer is longer than {LONGEST} bytes")));
             }
-            if end || is_whole(received) {
-                return Ok(received.split().freeze());
+            match parse(received).map_err(|why| failed(&why))? {
+                Some((code, body)) => return Ok((code, body.to_vec())),
+                None if end => return Err(failed(&"its answer ends too early")),
+                None => {}
             }
         }
     }
@@ -158,15 +161,8 @@ fn address(text: &str) -> Result<Address, String> {
 
 /// Whether clients there need no TLS, as [`ssntp_admin`] has it.
 fn is_local(address: &Address) -> bool {
-    match address {
-        Address::Unix(_) => true,
-        Address::Tcp { host, .. } => {
-            host.is_empty()
-                || host.eq_ignore_ascii_case("localhost")
-                || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
-        }
-        _ => false,
-    }
+    // An empty host is this host for a client.
+    address.is_local() || matches!(address, Address::Tcp { host, .. } if host.is_empty())
 }
 
 fn refused(code: u16, value: &Value, body: &[u8]) -> Failure {
@@ -181,40 +177,20 @@ fn refused(code: u16, value: &Value, body: &[u8]) -> Failure {
     }
 }
 
-/// Whether the answer has come as a whole, though its connection has not ended.
-fn is_whole(received: &[u8]) -> bool {
-    let Some((head, body)) = split(received) else {
-        return false;
+/// The code of an answer, and its body; `None` if more bytes are needed.
+fn parse(received: &[u8]) -> Result<Option<(u16, &[u8])>, String> {
+    let mut headers = [EMPTY_HEADER; HEADERS];
+    let mut head = httparse::Response::new(&mut headers);
+    let parsed = head.parse(received);
+    let Status::Complete(begin) = parsed.map_err(|e| format!("it does not speak HTTP: {e}"))? else {
+        return Ok(None);
     };
-    let mut lengths = head.lines().filter_map(|line| {
-        let (name, value) = line.split_once(':')?;
-        name.eq_ignore_ascii_case("content-length")
-            .then(|| value.trim().parse::<usize>().ok())?
-    });
-    lengths.next().is_some_and(|length| body.len() >= length)
-}
-
-fn split(received: &[u8]) -> Option<(&str, &[u8])> {
-    let end = received.windows(4).position(|bytes| bytes == b"\r\n\r\n")?;
-    let (head, rest) = received.split_at_checked(end)?;
-    Some((str::from_utf8(head).ok()?, rest.get(4..)?))
-}
-
-/// The code of an answer, and its body.
-fn parse(received: &[u8]) -> Result<(u16, &[u8]), &'static str> {
-    let (head, body) = split(received).ok_or("it does not speak HTTP")?;
-    let mut words = head.split_ascii_whitespace();
-    let code = words
-        .next()
-        .filter(|version| version.starts_with("HTTP/1."))
-        .and(words.next());
-    let code = code
-        .and_then(|code| code.parse().ok())
-        .ok_or("it does not speak HTTP")?;
-    match is_whole(received) {
-        true => Ok((code, body)),
-        false => Err("its answer ends too early"),
-    }
+    let is_length = |header: &&Header<'_>| header.name.eq_ignore_ascii_case("content-length");
+    let length = head.headers.iter().find(is_length).map(|header| header.value);
+    let length = length.and_then(|value| str::from_utf8(value).ok()?.trim().parse::<usize>().ok());
+    let length = length.ok_or("its answer does not say how long it is")?;
+    let body = received.get(begin..).and_then(|rest| rest.get(..length));
+    Ok(head.code.zip(body))
 }
 
 #[cfg(test)]
@@ -225,13 +201,11 @@ mod tests {
     fn an_answer_is_read_when_it_is_there_as_a_whole() {
         let answer = b"HTTP/1.1 409 Conflict\r\ncontent-length: 2\r\nX: y\r\n\r\n{}";
         for cut in 0..answer.len() {
-            assert!(!is_whole(&answer[..cut]), "{cut}");
-            assert!(parse(&answer[..cut]).is_err(), "{cut}");
+            assert_eq!(parse(&answer[..cut]), Ok(None), "{cut}");
         }
-        assert_eq!(parse(answer), Ok((409, &b"{}"[..])));
+        assert_eq!(parse(answer), Ok(Some((409, &b"{}"[..]))));
         for bad in [
             &b"SSH-2.0\r\n\r\n"[..],
-            b"",
             b"HTTP/1.1 200 OK\r\n\r\n{}",
             b"\xff\r\n\r\n",
         ] {

@@ -67,7 +67,7 @@ pub(super) fn follow(
 /// whenever the connection is lost.
 #[derive(Debug, clap::Args)]
 pub(super) struct EventsArgs {
-    /// Print a line also for STATS that change nothing
+    /// Also print a line for each STATS that changes nothing
     #[arg(long)]
     stats: bool,
 }

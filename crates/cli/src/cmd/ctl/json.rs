@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use ssntp::payload::{BanEntry, FrameTrace, SessionEntry, timestamp};
+use ssntp::payload::{BanEntry, FrameTrace, Servers, SessionEntry, timestamp};
 use ssntp_cluster::controller::{Change, Cnci, Ending, Failure, Instance, Node, OrderError, Shown, View};
 
 use crate::clock::nanoseconds;
@@ -79,6 +79,24 @@ pub(super) fn session(session: &SessionEntry, at: SystemTime) -> Value {
         "frames_received": session.frames_received, "bytes_received": session.bytes_received,
         "frames_sent": session.frames_sent, "bytes_sent": session.bytes_sent,
         "frames_waiting": session.frames_waiting, "bytes_waiting": session.bytes_waiting,
+    })
+}
+
+/// The servers, as they were at that time.
+pub(super) fn servers(servers: &Servers, at: SystemTime) -> Value {
+    let entries = servers.entries.iter().map(|one| {
+        json!({
+            "uuid": known(one.uuid.as_str()), "address": known(&one.address),
+            "roles": one.roles.split(',').filter(|role| !role.is_empty()).collect::<Vec<_>>(),
+            "version": known(&one.version), "state": one.state.as_str(), "detail": known(&one.detail),
+            "leads": !one.uuid.is_empty() && one.uuid == servers.leader,
+            "since": ago(at, one.age_s), "sessions": one.sessions,
+        })
+    });
+    json!({
+        "leader": known(servers.leader.as_str()), "token": servers.token,
+        "lease_age_ms": (servers.lease_age_ms > 0).then_some(servers.lease_age_ms),
+        "engine": known(&servers.engine), "servers": entries.collect::<Vec<_>>(),
     })
 }
 

@@ -19,10 +19,10 @@ use crate::signals::Stop;
 /// The most workloads of a file.
 const MOST: usize = 1000;
 
-/// Say what should run: the controller starts, replaces and deletes instances until it does
+/// Set which workloads should run: the controller starts, replaces and deletes instances until they do
 ///
 /// docs/controller.md describes the file. All workloads in it are applied, or none if one cannot
-/// be. Workloads that the file does not name stay as they are.
+/// be. Workloads that are not in the file stay unchanged.
 #[derive(Debug, clap::Args)]
 pub(super) struct ApplyArgs {
     #[command(flatten)]
@@ -39,7 +39,7 @@ pub(super) struct DiffArgs {
     apply: ApplyArgs,
 }
 
-/// Show the workloads that should run, or all of one
+/// Show the workloads that should run, or one of them with its instances
 #[derive(Debug, clap::Args)]
 pub(super) struct GetArgs {
     #[command(flatten)]
@@ -48,7 +48,7 @@ pub(super) struct GetArgs {
     name: Option<String>,
 }
 
-/// Show what happened, the last rows first
+/// Show the history of the cluster, the latest rows first
 #[derive(Debug, clap::Args)]
 pub(super) struct HistoryArgs {
     #[command(flatten)]
@@ -62,10 +62,10 @@ pub(super) struct HistoryArgs {
     /// Only rows about this node
     #[arg(long, value_name = "UUID")]
     node: Option<Uuid>,
-    /// Only rows of this kind, as started, failed, rollout
+    /// Only rows of this kind, for example started, failed or rollout
     #[arg(long, value_name = "WORD")]
     kind: Option<String>,
-    /// How many rows
+    /// The most rows to show
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = value_parser!(u32).range(1..=1000))]
     limit: u32,
 }

@@ -19,14 +19,14 @@ use crate::signals::Stop;
 
 /// End the session of a client
 ///
-/// The client connects again unless --ban keeps it out. A ban is forgotten when the
-/// server restarts; to keep a client out for good, revoke its certificate.
+/// The client connects again unless --ban is given. The server forgets its bans when it
+/// restarts; to refuse a client for good, revoke its certificate.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     named: Named,
-    /// Keep the client out for this long, as 90s, 30m, 12h or 7d; a year at most. A
-    /// client that is not connected is named by its whole UUID
+    /// Refuse the client for this long, for example 90s, 30m, 12h or 7d; a year at most.
+    /// To ban a client that is not connected, give its whole UUID
     #[arg(long, value_name = "TIME")]
     ban: Option<Age>,
 }
@@ -138,7 +138,7 @@ impl Named {
 }
 
 /// Fails if the server did nothing.
-fn check(reason: &OperatorRefusal, detail: &str) -> Result<(), Failure> {
+pub(super) fn check(reason: &OperatorRefusal, detail: &str) -> Result<(), Failure> {
     match reason.as_str() {
         "" => Ok(()),
         reason if detail.is_empty() => Err(Failure::new(reason)),

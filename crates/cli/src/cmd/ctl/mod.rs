@@ -26,6 +26,7 @@
 //! | `wait` | `wait`: until instances run, or have ended |
 //! | `prune` | `prune`: deletes what has ended |
 //! | `sessions` | `sessions`: the sessions of all roles |
+//! | `servers` | `servers`: those that act as one |
 //! | `kick` | `kick`, `bans`, `unban` |
 //! | `tenant` | `tenant`: networks of tenants |
 //! | `top` | `ssntp top`: sessions with their rates |
@@ -45,6 +46,7 @@ mod logs;
 mod moves;
 mod options;
 mod prune;
+mod servers;
 mod session;
 pub(super) mod sessions;
 pub(crate) mod tables;
@@ -108,6 +110,7 @@ enum Verb {
     Events(follow::EventsArgs),
     Logs(logs::Args),
     Sessions(sessions::Args),
+    Servers(servers::Args),
     Kick(kick::Args),
     /// Show the bans, and how long each still lasts
     Bans,
@@ -156,6 +159,7 @@ fn done(options: &Options, stop: &Stop, verb: Verb) -> Result<(), Failure> {
         Verb::Events(args) => follow::events(options, stop, &args),
         Verb::Logs(args) => logs::run(options, stop, &args),
         Verb::Sessions(args) => sessions::run(options, stop, &args),
+        Verb::Servers(args) => servers::run(options, stop, &args),
         Verb::Kick(args) => kick::run(options, stop, &args),
         Verb::Bans => kick::bans(options, stop),
         Verb::Unban(args) => kick::unban(options, stop, &args),

@@ -18,14 +18,14 @@ use crate::signals::Stop;
 
 /// Delete the instances that have ended
 ///
-/// That includes instances that were stopped and could be restarted. Instances of a
-/// node that is not connected or does not report are left alone.
+/// This includes instances that were stopped and could be restarted. Instances on a
+/// node that is not connected or does not report are not deleted.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     selection: Selection,
-    /// Only instances that ended at least so long ago: 90s, 30m, 12h or 7d. An
-    /// instance whose node does not report the time is left alone
+    /// Only instances that ended at least this long ago, for example 90s, 30m, 12h or
+    /// 7d. An instance whose node does not report the time is not deleted
     #[arg(long, value_name = "AGE")]
     older_than: Option<Age>,
     #[command(flatten)]
@@ -42,10 +42,10 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         let meant = selected.filter(|instance| is_over(view, instance) && ended_by(instance, before));
         Ok(meant.map(|instance| instance.uuid).collect())
     });
-    let mut orders = Vec::new();
-    for instance in ended? {
-        orders.push(session.controller.delete(instance)?);
-    }
+    let orders = ended?
+        .into_iter()
+        .map(|instance| session.controller.delete(instance));
+    let orders: Vec<_> = orders.collect::<Result<_, _>>()?;
     if orders.is_empty() && !options.json {
         return say("nothing to delete");
     }

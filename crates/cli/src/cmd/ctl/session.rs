@@ -73,7 +73,7 @@ impl<'a> Session<'a> {
         {
             return Err(Failure::new(format!(
                 "{} is no scheduler but a {}, which knows no nodes and instances; of this command, \
-                 sessions, kick, bans and unban work with it",
+                 sessions, servers, kick, bans and unban work with it",
                 server.name(),
                 server.role()
             )));

@@ -151,7 +151,9 @@ impl<'a> Operator<'a> {
 
 /// The entries of all pages. `page` asks for the one that begins after a number, and gives the
 /// number for the next page.
-fn all_pages<T>(mut page: impl FnMut(u64) -> Result<(Vec<T>, u64), Failure>) -> Result<Vec<T>, Failure> {
+pub(super) fn all_pages<T>(
+    mut page: impl FnMut(u64) -> Result<(Vec<T>, u64), Failure>,
+) -> Result<Vec<T>, Failure> {
     let (mut after, mut all) = (0, Vec::new());
     loop {
         let (entries, next) = page(after)?;

@@ -1,7 +1,8 @@
 //! The columns of the lists, for people.
 
 use ssntp::payload::{
-    BanEntry, InstanceState, NodeStatus, SessionEntry, TenantAddress, TenantEntry, TunnelStats,
+    BanEntry, Id, InstanceState, NodeStatus, ServerEntry, Servers, SessionEntry, TenantAddress, TenantEntry,
+    TunnelStats,
 };
 use ssntp_cluster::controller::{Cnci, Instance, Node, View};
 use uuid::Uuid;
@@ -92,6 +93,46 @@ pub(super) const SESSIONS: Columns<(), SessionEntry> = &[
 ];
 
 #[rustfmt::skip]
+pub(super) const SERVERS: Columns<Id, ServerEntry> = &[
+    ("server", |_, server| or_dash(server.uuid.to_string())),
+    ("address", |_, server| or_dash(server.address.clone())),
+    ("roles", |_, server| or_dash(server.roles.clone())),
+    ("version", |_, server| or_dash(server.version.clone())),
+    ("state", server_state),
+    ("for", |_, server| span(server.age_s)),
+    ("sessions", |_, server| server.sessions.to_string()),
+];
+
+fn server_state(leader: &Id, server: &ServerEntry) -> String {
+    let leads = !leader.is_empty() && *leader == server.uuid;
+    let state = format!("{}{}", server.state, if leads { ", leads" } else { "" });
+    match server.detail.as_str() {
+        "" => state,
+        detail => format!("{state}: {detail}"),
+    }
+}
+
+/// What servers with an engine agree about, in a line.
+pub(super) fn cluster(servers: &Servers) -> Option<String> {
+    if servers.engine.is_empty() {
+        return None;
+    }
+    let leader = match servers.leader.as_str() {
+        "" => "nobody leads".to_owned(),
+        leader => format!("{leader} leads with token {}", servers.token),
+    };
+    let lease = match servers.lease_age_ms {
+        0 => String::new(),
+        age => format!(", lease kept {age} ms ago"),
+    };
+    let engine = match servers.engine.as_str() {
+        "answers" => "the engine answers".to_owned(),
+        away => format!("the engine is away {away}"),
+    };
+    Some(format!("{leader}{lease}; {engine}"))
+}
+
+#[rustfmt::skip]
 pub(super) const BANS: Columns<(), BanEntry> = &[
     ("uuid", |(), ban| ban.uuid.to_string()),
     ("left", |(), ban| span(ban.left_s)),
@@ -143,13 +184,11 @@ pub(super) fn tenant(view: &View, entry: &TenantEntry) -> String {
 
 /// The tunnels of a tenant, each with its node.
 pub(super) fn tunnels(view: &View, entry: &TenantEntry) -> Vec<(Uuid, TunnelStats)> {
-    let of_node = |node: &Node| {
-        let tunnels = node.stats.tunnels.iter().filter(|tunnel| tunnel.key == entry.key);
-        tunnels
-            .map(|tunnel| (node.uuid, tunnel.clone()))
-            .collect::<Vec<_>>()
-    };
-    view.nodes().flat_map(of_node).collect()
+    let all = view.nodes().flat_map(|node| {
+        let tunnels = node.stats.tunnels.iter();
+        tunnels.map(|tunnel| (node.uuid, tunnel.clone()))
+    });
+    all.filter(|(_, tunnel)| tunnel.key == entry.key).collect()
 }
 
 /// The instance that has an address.

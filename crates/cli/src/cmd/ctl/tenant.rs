@@ -277,7 +277,7 @@ fn one(answer: Tenants) -> Result<TenantEntry, Failure> {
     let mut entries = answer.entries.into_iter();
     entries
         .next()
-        .ok_or_else(|| Failure::new("the scheduler names no tenant"))
+        .ok_or_else(|| Failure::new("the scheduler's answer holds no tenant"))
 }
 
 fn uuid_of(id: &Id) -> Result<Uuid, Failure> {

@@ -51,10 +51,8 @@ pub(super) struct StartArgs {
 
 pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(), Failure> {
     let workload = args.workload.workload()?;
-    let (node, is_network) = (
-        workload.node().map(str::to_owned),
-        workload.is_for_network_nodes(),
-    );
+    let node = workload.node().map(str::to_owned);
+    let is_network = workload.is_for_network_nodes();
     let mut starts: Vec<_> = workload.starts().collect();
     // Before the session of the controller, because a client has one session at a time.
     if let Some((tenant, ip)) = args.workload.network() {
@@ -79,8 +77,7 @@ pub(super) fn start(options: &Options, stop: &Stop, args: StartArgs) -> Result<(
         if stop.requested() {
             return Err(stop.interrupted());
         }
-        let order = session.controller.start_workload(&start)?;
-        orders.push(order);
+        orders.push(session.controller.start_workload(&start)?);
     }
     session.finish(orders, args.waiting.wait())
 }
@@ -132,17 +129,15 @@ where
     Failure: From<E>,
 {
     let session = Session::open_told(options, stop)?;
+    let all = |view: &View| view.instances().map(|instance| instance.uuid).collect();
     let instances = match args.all {
-        true => session
-            .controller
-            .look(|view| view.instances().map(|instance| instance.uuid).collect()),
+        true => session.controller.look(all),
         false => session.find_instances(&args.instances)?,
     };
-    let mut orders = Vec::new();
-    for instance in instances {
-        orders.push(command(&session.controller, instance)?);
-    }
-    session.finish(orders, args.waiting.wait())
+    let orders = instances
+        .into_iter()
+        .map(|instance| command(&session.controller, instance));
+    session.finish(orders.collect::<Result<_, _>>()?, args.waiting.wait())
 }
 
 #[derive(Debug, clap::Args)]
@@ -251,10 +246,8 @@ pub(super) fn configure(options: &Options, stop: &Stop, args: &ConfigureArgs) ->
     // Unknown keys are ignored, so any other document would reset the whole
     // configuration to defaults.
     if !is_configuration(&configuration) {
-        return Err(Failure::at(
-            &args.file,
-            "the key configure is missing at the top level",
-        ));
+        let why = "the key configure is missing at the top level";
+        return Err(Failure::at(&args.file, why));
     }
     let session = Session::open(options, stop)?;
     let order = session.controller.configure(configuration)?;
@@ -316,10 +309,8 @@ fn public_ip<'a>(
     stop: &'a Stop,
     args: &PublicIpArgs,
 ) -> Result<(Session<'a>, AssignPublicIp), Failure> {
-    let named = args
-        .tenant
-        .as_deref()
-        .filter(|tenant| Uuid::try_parse(tenant).is_err());
+    let named = args.tenant.as_deref();
+    let named = named.filter(|tenant| Uuid::try_parse(tenant).is_err());
     let named = named.map(|name| tenant::find(options, stop, name)).transpose()?;
     let session = Session::open_told(options, stop)?;
     let instance = find(&session, |view| view.find_instance(&args.instance))?;
@@ -328,12 +319,9 @@ fn public_ip<'a>(
         Some(entry) => {
             let mut addresses = entry.addresses.into_iter();
             let leased = addresses.find(|address| address.instance_uuid == instance);
-            let private_ip = given.or(leased.map(|address| address.ip)).ok_or_else(|| {
-                Failure::new(format!(
-                    "instance {instance} has no address of tenant {}",
-                    entry.name
-                ))
-            })?;
+            let private_ip = given.or(leased.map(|address| address.ip));
+            let none = || format!("instance {instance} has no address of tenant {}", entry.name);
+            let private_ip = private_ip.ok_or_else(|| Failure::new(none()))?;
             (entry.concentrator_uuid, entry.tenant_uuid, private_ip)
         }
         None => {
@@ -364,17 +352,20 @@ fn concentrator(view: &View, args: &PublicIpArgs) -> Result<(Uuid, Id), Failure>
     let found: Vec<_> = view.cncis().filter(|cnci| serves(&cnci.tenant)).collect();
     match found.as_slice() {
         [one] => Ok((one.uuid, one.tenant.clone())),
-        [] if args.tenant.is_some() => Err(Failure::new(
-            "no CNCI of that tenant is known: name it with --cnci",
-        )),
-        [] => Err(Failure::new("no CNCI is known: name it with --cnci")),
+        [] => {
+            let whose = if args.tenant.is_some() {
+                " of that tenant"
+            } else {
+                ""
+            };
+            let text = format!("no CNCI{whose} is known: name it with --cnci");
+            Err(Failure::new(text))
+        }
         several => {
             let list: Vec<_> = several.iter().map(|cnci| cnci.uuid.to_string()).collect();
-            Err(Failure::new(format!(
-                "there are {} CNCIs, name one with --cnci or --tenant: {}",
-                list.len(),
-                list.join(", ")
-            )))
+            let (count, list) = (list.len(), list.join(", "));
+            let text = format!("there are {count} CNCIs, name one with --cnci or --tenant: {list}");
+            Err(Failure::new(text))
         }
     }
 }

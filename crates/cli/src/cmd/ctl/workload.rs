@@ -58,7 +58,7 @@ pub(super) struct WorkloadArgs {
     /// How many times in a row its node starts it again; 0 is no limit
     #[arg(long, value_name = "N", default_value_t = 0)]
     restart_limit: u32,
-    /// It has to run on a network node, as concentrators do
+    /// Run it on a network node, as concentrators do
     #[arg(long)]
     network_node: bool,
     /// The tenant that it belongs to: a name of `ctl tenant list`, whose network it then
@@ -146,15 +146,13 @@ impl WorkloadArgs {
         if let Some(path) = &self.file {
             let shown = path.display();
             let mut workload = parse(&input::named(path)?).map_err(|why| Failure::at(path, why))?;
-            workload.count = self.count;
             if let (Some(tenant), None) = (&self.tenant, self.network()) {
                 workload.payload.start.tenant_uuid = tenant.as_str().into();
             }
             self.call(&mut workload)?;
             if workload.named && self.count > 1 {
-                return Err(Failure::usage(format!(
-                    "{shown}: it has an instance_uuid, which only one instance can have"
-                )));
+                let why = "it has an instance_uuid, which only one instance can have";
+                return Err(Failure::usage(format!("{shown}: {why}")));
             }
             return Ok(workload);
         }
@@ -169,7 +167,10 @@ impl WorkloadArgs {
                 Some(_) => Id::default(),
             },
             instance_uuid: self.uuid.unwrap_or_default(),
-            persistence: persistence(self.persistent),
+            persistence: match self.persistent {
+                true => Persistence::All,
+                false => Persistence::Unset,
+            },
             vm_type: VmType::Process,
             requirements: Requirements {
                 mem_mb: self.mem,
@@ -185,11 +186,7 @@ impl WorkloadArgs {
             dir: self.dir.clone().unwrap_or_default(),
             ..Start::default()
         };
-        let mut workload = Workload {
-            payload: start.into(),
-            named: self.uuid.is_some(),
-            count: self.count,
-        };
+        let mut workload = Workload::of(start.into(), self.uuid.is_some());
         self.call(&mut workload)?;
         Ok(workload)
     }
@@ -205,6 +202,7 @@ impl WorkloadArgs {
 
     /// Gives it the name and the labels of the command line.
     fn call(&self, workload: &mut Workload) -> Result<(), Failure> {
+        workload.count = self.count;
         let start = &mut workload.payload.start;
         if let Some(name) = &self.name {
             start.name.clone_from(name);
@@ -231,6 +229,16 @@ fn called(name: &str, number: u32, count: u32) -> String {
 }
 
 impl Workload {
+    /// A workload of one instance.
+    fn of(payload: StartPayload, named: bool) -> Self {
+        let count = 1;
+        Self {
+            payload,
+            named,
+            count,
+        }
+    }
+
     /// The node that the workload asks for: a UUID or the beginning of one. `None` if it asks for
     /// no node.
     pub(super) fn node(&self) -> Option<&str> {
@@ -245,26 +253,14 @@ impl Workload {
 
     /// A START for each instance.
     pub(super) fn starts(self) -> impl Iterator<Item = StartPayload> {
-        let Self {
-            payload,
-            named,
-            count,
-        } = self;
-        (1..=count).map(move |number| {
-            let mut start = payload.clone();
-            start.start.name = called(&payload.start.name, number, count);
-            if !named {
+        (1..=self.count).map(move |number| {
+            let mut start = self.payload.clone();
+            start.start.name = called(&self.payload.start.name, number, self.count);
+            if !self.named {
                 start.start.instance_uuid = Uuid::new_v4();
             }
             start
         })
-    }
-}
-
-fn persistence(persistent: bool) -> Persistence {
-    match persistent {
-        true => Persistence::All,
-        false => Persistence::Unset,
     }
 }
 
@@ -294,11 +290,7 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
     let identified = yaml::decode::<Rooted>(bytes).ok().and_then(|rooted| rooted.start);
     if identified.is_some_and(|start| !start.instance_uuid.is_empty()) {
         let payload = StartPayload::decode(file).map_err(|e| e.to_string())?;
-        return Ok(Workload {
-            payload,
-            named: true,
-            count: 1,
-        });
+        return Ok(Workload::of(payload, true));
     }
     let keys = match rooted {
         None => yaml::decode::<StartKeys>(bytes),
@@ -311,26 +303,17 @@ fn parse(file: &[u8]) -> Result<Workload, String> {
     // As in START: of two further documents the first is user data; one alone
     // is meta data.
     let mut others = documents.iter().enumerate().filter(|(at, _)| *at != command);
-    let raw = |document: Option<(usize, &yaml::Document<'_>)>| match document {
-        Some((_, document)) => RawDocument::new(document.bytes.to_vec())
-            .map(Some)
-            .map_err(|e| e.to_string()),
-        None => Ok(None),
+    let mut raw = || {
+        let document = others.next().map(|(_, document)| document.bytes.to_vec());
+        let raw = document.map(RawDocument::new).transpose();
+        raw.map_err(|e| e.to_string())
     };
-    let (first, second) = (raw(others.next())?, raw(others.next())?);
-    let (user_data, meta_data) = match second {
-        Some(second) => (first, Some(second)),
-        None => (None, first),
-    };
-    Ok(Workload {
-        payload: StartPayload {
-            start,
-            user_data,
-            meta_data,
-        },
-        named,
-        count: 1,
-    })
+    let mut payload = StartPayload::from(start);
+    payload.meta_data = raw()?;
+    if let Some(second) = raw()? {
+        payload.user_data = payload.meta_data.replace(second);
+    }
+    Ok(Workload::of(payload, named))
 }
 
 #[cfg(test)]

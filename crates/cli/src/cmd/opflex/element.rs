@@ -14,7 +14,7 @@ use ssntp_opflex::run::{ElementConfig, ElementHandle, Reference};
 
 use super::load_objects;
 use super::local::{InspectorArgs, ServeArgs};
-use super::printing::{print_object, print_properties};
+use super::printing::{print_properties, print_with_note};
 use super::tls::ClientTls;
 use crate::credentials::FilesRead;
 use crate::daemon::{Daemon, Next, Service, on};
@@ -248,17 +248,15 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     for object in reports.into_iter().flatten() {
         element.report(object).map_err(Failure::new)?;
     }
-    let references = wanted
-        .iter()
-        .map(|wanted| {
-            let (subject, target) = (wanted.subject.clone(), wanted.target.clone());
-            match wanted.what {
-                Store::Policy => element.resolve_policy(subject, target, args.follow),
-                Store::Endpoints => element.resolve_endpoint(subject, target),
-            }
-        })
-        .collect::<Result<Vec<Reference>, _>>()
-        .map_err(Failure::new)?;
+    let references = wanted.iter().map(|wanted| {
+        let (subject, target) = (wanted.subject.clone(), wanted.target.clone());
+        match wanted.what {
+            Store::Policy => element.resolve_policy(subject, target, args.follow),
+            Store::Endpoints => element.resolve_endpoint(subject, target),
+        }
+    });
+    let references: Result<Vec<Reference>, _> = references.collect();
+    let references = references.map_err(Failure::new)?;
     let result = if stays {
         let (element, tls) = (&element, args.tls);
         let mut running = Running { element, tls };
@@ -356,16 +354,11 @@ fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result
 fn show(element: &PolicyElement, wanted: &[Wanted], follow: bool, as_json: bool) -> Result<(), Failure> {
     let mut output = Output::new();
     let (mut missing, mut shown) = (Vec::new(), HashSet::new());
-    for Wanted {
-        what,
-        subject,
-        target,
-    } in wanted
-    {
-        let objects = element.found(*what, subject.clone(), target);
+    for one in wanted {
+        let objects = element.found(one.what, one.subject.clone(), &one.target);
         let objects = objects.map_err(Failure::new)?;
         if objects.is_empty() {
-            missing.push(target.to_string());
+            missing.push(one.target.to_string());
         }
         for object in objects {
             print_once(&mut output, object, &mut shown, as_json)?;
@@ -393,10 +386,9 @@ fn print_once(
     if !shown.insert(object.uri.clone()) {
         return Ok(());
     }
-    if as_json {
-        output.json(serde_json::to_string(&object).map_err(Failure::new)?)
-    } else {
-        print_object(output, &object)
+    match as_json {
+        true => output.json(serde_json::to_string(&object)?),
+        false => print_with_note(output, &object, ""),
     }
 }
 
@@ -407,10 +399,9 @@ fn subtrees(mut objects: Vec<ManagedObject>) -> Vec<Vec<ManagedObject>> {
     objects.sort_by(|one, other| one.uri.cmp(&other.uri));
     let mut trees: Vec<Vec<ManagedObject>> = Vec::new();
     for object in objects {
-        match trees
-            .iter_mut()
-            .find(|tree| tree.first().is_some_and(|top| top.uri.covers(&object.uri)))
-        {
+        let is_below =
+            |tree: &&mut Vec<ManagedObject>| tree.first().is_some_and(|top| top.uri.covers(&object.uri));
+        match trees.iter_mut().find(is_below) {
             Some(tree) => tree.push(object),
             None => trees.push(vec![object]),
         }
@@ -474,13 +465,8 @@ fn text(event: &ElementEvent) -> Option<String> {
 }
 
 fn print_change(output: &mut Output, what: Store, change: &ObjectChange) -> Result<(), Failure> {
-    let text = format!(
-        "{} {} {} {}",
-        what.name(),
-        change.kind.name(),
-        change.subject,
-        change.uri
-    );
+    let (what, kind) = (what.name(), change.kind.name());
+    let text = format!("{what} {kind} {} {}", change.subject, change.uri);
     output.line(printable(&text))?;
     let object = change.object.as_ref();
     object.map_or(Ok(()), |object| print_properties(output, object))

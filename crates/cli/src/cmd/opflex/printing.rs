@@ -5,12 +5,7 @@ use ssntp_opflex::model::ManagedObject;
 use crate::failure::Failure;
 use crate::output::{Output, printable};
 
-/// The class and the URI, then a line for each property.
-pub(super) fn print_object(output: &mut Output, object: &ManagedObject) -> Result<(), Failure> {
-    print_with_note(output, object, "")
-}
-
-/// As [`print_object`], with a note behind the URI.
+/// The class and the URI with a note behind it, then a line for each property.
 pub(super) fn print_with_note(
     output: &mut Output,
     object: &ManagedObject,

@@ -253,7 +253,9 @@ impl Running<'_> {
         // The revision moves with each change, so another one means that the policy was changed
         // through the control socket since the files were read. Those changes are lost now.
         if self.revision != Some(revision(self.server)?) {
-            log::warn!("{path}: has changed and replaces all policy, also what was changed otherwise");
+            log::warn!(
+                "{path}: has changed and replaces all policy, including changes made through the control socket"
+            );
         }
         let changed = self.server.handle().edit(Edit::Reload(objects))?;
         self.revision = Some(revision(self.server)?);

@@ -2,7 +2,6 @@
 //! one for all clients, and the context that names them.
 
 use std::fs;
-use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +9,7 @@ use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp::transport::Address;
 
-use crate::context::{self, Context, Contexts, OneOrSeveral};
+use crate::context::{self, Context, Contexts};
 use crate::credentials::FilesRead;
 use crate::failure::Failure;
 
@@ -76,12 +75,10 @@ impl Dev {
     pub(super) fn name(&self, addresses: &[Address]) -> Result<bool, Failure> {
         let file = |name| self.directory.join(name).to_string_lossy().into_owned();
         let context = Context {
-            connect: OneOrSeveral::Several(addresses.iter().map(absolute).collect()),
+            connect: addresses.iter().map(absolute).collect(),
             ca: file("ca.pem"),
             cert: file("client.pem"),
-            key: String::new(),
-            crl: OneOrSeveral::default(),
-            server_name: String::new(),
+            ..Context::default()
         };
         let mut is_current = false;
         Contexts::change(|contexts| {
@@ -99,14 +96,7 @@ impl Dev {
 /// Refuses an address that other hosts could reach: everybody who can read the
 /// directory has all roles.
 pub(super) fn check_local(address: &Address) -> Result<(), Failure> {
-    let is_local = match address {
-        Address::Unix(_) => true,
-        Address::Tcp { host, .. } => {
-            host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
-        }
-        _ => false,
-    };
-    match is_local {
+    match address.is_local() {
         true => Ok(()),
         false => Err(Failure::usage(format!(
             "--listen {address}: --dev is for this host alone: localhost, 127.0.0.1, [::1] or unix:PATH"

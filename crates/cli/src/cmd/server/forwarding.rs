@@ -6,12 +6,15 @@
 //!                                        │ full: left out and counted
 //! ```
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use crossbeam_channel::Sender;
 use ssntp::Role;
+use ssntp::payload::Servers;
 use ssntp::proto::{Event, Frame, FrameKind, Operands, Run};
 use ssntp::server::{Context, Decision, Handler, Rules, SessionInfo};
+use ssntp_cluster::scheduler::add_members;
+use ssntp_engine::Membership;
 
 use super::super::listen;
 use crate::failure::Failure;
@@ -29,6 +32,8 @@ pub(super) struct Application {
     pub(super) show: Option<Sender<Shown>>,
     /// Frames that found no room since the last one that did.
     pub(super) missed: u64,
+    /// The cluster, once the server has joined one.
+    pub(super) cluster: Arc<OnceLock<Weak<Membership>>>,
 }
 
 /// The roles to which frames of each kind are forwarded.
@@ -73,6 +78,12 @@ impl Application {
 }
 
 impl Handler for Application {
+    fn servers(&mut self, _: &mut Context<'_>, servers: &mut Servers) {
+        if let Some(membership) = self.cluster.get().and_then(Weak::upgrade) {
+            add_members(servers, &membership.view());
+        }
+    }
+
     fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
         // A frame with a question has a trace, and frames with a trace come alone,
         // through `frame`.

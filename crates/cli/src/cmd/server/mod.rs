@@ -10,7 +10,7 @@ mod forwarding;
 
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crossbeam_channel::Sender;
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ use crate::application::Applications;
 use crate::choice::{Choices, Given, one_of};
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::daemon::server::{Admission, check_configuration, listening, load_configuration, sessions};
-use crate::daemon::{Daemon, Next, Presence, Service, on};
+use crate::daemon::{Daemon, Next, Presence, Service, ended, on};
 use crate::failure::Failure;
 use crate::input;
 use crate::join::{self, JoinArgs};
@@ -219,13 +219,10 @@ impl Args {
     /// Errors that can be found without starting the server.
     pub(crate) fn problems(&self) -> Problems {
         let mut problems = Problems::default();
-        problems.credentials(
-            self.cert.as_ref(),
-            self.key.as_ref(),
-            self.ca.as_ref(),
-            &self.crl,
-            Role::SERVER,
-        );
+        let Self {
+            cert, key, ca, crl, ..
+        } = self;
+        problems.credentials(cert.as_ref(), key.as_ref(), ca.as_ref(), crl, Role::SERVER);
         problems.of("config", self.configuration().transpose());
         problems.of("forward", Some(self.rules()));
         problems.of("application", Some(self.applications.operands()));
@@ -260,10 +257,12 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let receivers = receivers(&rules, &operands);
     let rules = forwarding(&receivers);
     let receivers = Arc::new(Mutex::new(receivers));
+    let cluster = Arc::new(OnceLock::new());
     let application = Application {
         receivers: Arc::clone(&receivers),
         show: (args.show || args.dev).then_some(shown),
         missed: 0,
+        cluster: Arc::clone(&cluster),
     };
     let mut config = ServerConfig::new(identity, trust)
         .rules(rules)
@@ -288,6 +287,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     // Dropped before the server, so that the members know at once that it leaves.
     let membership = engine.map(|engine| join::link(&server, engine, args.advertise.as_ref()));
     let membership = membership.transpose()?.map(Arc::new);
+    let _ = cluster.set(join::weak(membership.as_ref()));
     let mut lines = vec![listening(server.addresses())];
     if let Some(dev) = &dev {
         let is_current = dev.name(server.addresses())?;
@@ -310,16 +310,19 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         receivers,
         is_read: true,
     };
-    let mut arms = vec![on(
-        show,
-        |running: &mut Running<'_>, frame: Option<forwarding::Shown>| {
-            // If the reader of the output has gone, the server goes on without printing.
-            if let Some(frame) = frame.filter(|_| running.is_read) {
-                running.is_read = frame.print(&running.operands, running.args.json).is_ok();
-            }
-            Ok(Next::Continue)
-        },
-    )];
+    let mut arms = vec![
+        ended(&server),
+        on(
+            show,
+            |running: &mut Running<'_>, frame: Option<forwarding::Shown>| {
+                // If the reader of the output has gone, the server goes on without printing.
+                if let Some(frame) = frame.filter(|_| running.is_read) {
+                    running.is_read = frame.print(&running.operands, running.args.json).is_ok();
+                }
+                Ok(Next::Continue)
+            },
+        ),
+    ];
     if args.until_stdin_ends {
         let ended = input::on_a_thread(|_: &Sender<()>| {
             let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
@@ -366,12 +369,11 @@ impl Args {
         let yaml = load_configuration(path)?;
         match yaml.len() > self.max_payload as usize {
             false => Ok(Some(yaml)),
-            true => Err(Failure::new(format!(
-                "{}: its {} bytes are more than --max-payload, {}",
-                path.display(),
-                yaml.len(),
-                self.max_payload
-            ))),
+            true => {
+                let (length, most) = (yaml.len(), self.max_payload);
+                let why = format!("its {length} bytes are more than --max-payload, {most}");
+                Err(Failure::at(path, why))
+            }
         }
     }
 

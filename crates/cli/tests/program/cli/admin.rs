@@ -63,6 +63,14 @@ pub(super) struct Daemon {
     pages: String,
 }
 
+/// Runs `ssntp ctl` as the controller: whether it succeeded, its output and its errors.
+pub(super) fn ctl(dir: &Path, address: &str, line: &str) -> (bool, String, String) {
+    let line = format!("ctl --connect {address} --ca ca.pem --cert controller.pem {line}");
+    let done = ssntp(dir, &line).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (done.status.success(), text(done.stdout), text(done.stderr))
+}
+
 impl Daemon {
     fn start(dir: &Path, line: &str) -> Self {
         let mut child = ssntp(dir, line).spawn().unwrap();
@@ -146,8 +154,13 @@ impl Daemon {
 
     /// Ends it in order.
     #[track_caller]
-    pub(super) fn end(mut self) {
+    pub(super) fn end(self) {
         self.signal(Signal::TERM);
+        self.ended();
+    }
+
+    /// Waits until it has ended in order.
+    pub(super) fn ended(mut self) {
         let mut rest = String::new();
         self.output.read_to_string(&mut rest).unwrap();
         assert!(self.child.wait().unwrap().success(), "{rest}");

@@ -19,12 +19,12 @@ fn without_state_it_reports_this_machine() {
         let mut agent = cluster.agent(name, &["--interval", "0.2"]);
         let uuid = agent.uuid();
         let mut count = 0;
+        // On a busy machine a report comes late, and the scheduler calls the node stale meanwhile.
         let stats: Stats = cluster.next(|stats: &Stats| {
             count += usize::from(stats.node_uuid == uuid);
-            count == 3
+            count >= 3 && stats.node_uuid == uuid && stats.status == NodeStatus::Ready
         });
         assert!(stats.mem_total_mb > 0 && stats.cpus_online > 0 && !stats.hostname.is_empty());
-        assert_eq!(stats.status, NodeStatus::Ready);
         let mut start = Start {
             instance_uuid: Uuid::new_v4(),
             vm_type: VmType::Process,

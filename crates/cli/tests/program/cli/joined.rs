@@ -6,7 +6,7 @@ use ssntp::client::Client;
 use ssntp::proto::{Command, Frame};
 use ssntp_test_support::etcd::EtcdProcess;
 
-use super::admin::{Daemon, certificates, client};
+use super::admin::{Daemon, certificates, client, ctl};
 use super::metrics::check_text;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -53,11 +53,22 @@ fn servers_that_share_an_etcd_link_and_stay_linked_without_it() {
     let (_, text) = one.wait("/metrics", |_, text| text.contains("ssntp_cluster_members 2"));
     check_text(&text);
 
+    let (done, listed, why) = ctl(dir.path(), &first, "servers");
+    assert!(done, "{why}");
+    assert!(
+        listed.starts_with("nobody leads; the engine answers\n"),
+        "{listed}"
+    );
+    let versions = listed.matches(env!("CARGO_PKG_VERSION")).count();
+    assert_eq!(versions, 2, "{listed}");
+
     // Without the engine links and sessions stay, and health says what is missing.
     etcd.kill(0);
     let (_, text) = one.wait("/healthz", |_, text| text.contains("the engine is away"));
     assert!(text.contains("degraded"), "{text}");
     crosses(&agent, &controller);
+    let (_, listed, _) = ctl(dir.path(), &first, "servers");
+    assert!(listed.contains("the engine is away for "), "{listed}");
 
     // An engine that has lost everything is told everything again.
     etcd.restart(0, true);

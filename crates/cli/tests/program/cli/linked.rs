@@ -1,10 +1,10 @@
 //! Several `ssntp server` that are linked, as processes.
 
 use serde_json::Value;
-use ssntp::client::ClientEvent;
+use ssntp::client::{ClientEvent, DisconnectReason};
 use ssntp::proto::{Command, Frame};
 
-use super::admin::{Daemon, certificates, client};
+use super::admin::{Daemon, certificates, client, ctl};
 use super::metrics::check_text;
 
 #[test]
@@ -52,4 +52,57 @@ fn two_servers_act_as_one_and_health_names_a_missing_link() {
     let (_, text) = two.wait("/metrics", |_, text| text.contains("ssntp_links 0\n"));
     assert!(text.contains("ssntp_links_missing 1\n") && !text.contains("ssntp_link_sessions{"));
     two.end();
+}
+
+#[test]
+fn an_operator_sees_all_servers_and_drains_one_by_its_address() {
+    let dir = certificates();
+    let (one, first) = Daemon::server(dir.path(), "--admin 127.0.0.1:0 --peers unix:nobody");
+    let (two, second) = Daemon::server(
+        dir.path(),
+        &format!("--admin 127.0.0.1:0 --peers {first} --advertise here:1"),
+    );
+    two.wait("/healthz", |_, text| text.contains("\"ok\""));
+    let agent = client(dir.path(), &second, "agent");
+    one.wait("/info", |_, text| {
+        text.contains("\"linked\": true") && text.contains("\"sessions\": 1")
+    });
+    let (done, listed, _) = ctl(dir.path(), &first, "--json servers");
+    assert!(done, "{listed}");
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    let servers = listed["servers"].as_array().unwrap();
+    let in_state = |state: &str| servers.iter().find(|one| one["state"] == state).unwrap();
+    assert_eq!(
+        (&in_state("linked")["address"], &in_state("linked")["sessions"]),
+        (&"here:1".into(), &1.into())
+    );
+    assert_eq!(in_state("own")["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(in_state("away")["address"], "unix:nobody");
+    let (_, table, _) = ctl(dir.path(), &first, "servers");
+    assert!(table.contains("here:1") && table.contains("away"), "{table}");
+    for (name, why) in [
+        ("unix:nobody", "there is no link to it: "),
+        ("elsewhere:1", "no server has the address elsewhere:1"),
+    ] {
+        let (done, _, said) = ctl(dir.path(), &first, &format!("servers drain {name}"));
+        assert!(!done && said.contains(why), "{said}");
+    }
+    // The second one is drained by way of the first one; its client leaves, and it ends.
+    let (done, said, why) = ctl(dir.path(), &first, "servers drain here:1 --within 0");
+    assert!(done, "{why}");
+    assert!(
+        said.contains("its clients leave within 0s, then it ends"),
+        "{said}"
+    );
+    let left = loop {
+        match agent.recv().unwrap() {
+            ClientEvent::Disconnected { reason, .. } => break reason,
+            ClientEvent::Connected(_) => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(left, DisconnectReason::Draining);
+    two.ended();
+    one.wait("/healthz", |_, text| text.contains("unix:nobody"));
+    one.end();
 }

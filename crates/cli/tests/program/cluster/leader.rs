@@ -204,12 +204,25 @@ fn whatever_happens_to_a_leader_another_one_serves_and_nothing_runs_twice() {
     let running = all.running(2);
     assert!(running.iter().all(|(_, nodes)| *nodes == 1), "{running:?}");
 
-    // A leader that is told to end is replaced at once.
+    // A leader that is told to end, or is drained, is replaced at once.
     let leader = all.leader();
     all.processes[leader].signal(Signal::TERM);
     assert_eq!(all.processes[leader].end(LIMIT), Some(0));
     println!(
         "from SIGTERM of the leader to the next START done: {:?}",
+        all.next_start()
+    );
+    let leader = all.leader();
+    let at = format!("--connect {}", all.addresses[leader]);
+    let listed = all.cluster.done(&format!("servers {at}"));
+    assert!(listed.contains(" leads with token "), "{listed}");
+    assert!(listed.contains("; the engine answers\n"), "{listed}");
+    assert_eq!(listed.matches("own, leads").count(), 1, "{listed}");
+    all.cluster
+        .done(&format!("servers drain {} {at}", all.addresses[leader]));
+    assert_eq!(all.processes[leader].end(LIMIT), Some(0));
+    println!(
+        "from the drain of the leader to the next START done: {:?}",
         all.next_start()
     );
     let kept = fs::read_to_string(all.cluster.path("cluster-0.yaml"));

@@ -281,7 +281,12 @@ impl Pool {
             Ok(Some(why)) => why,
             Ok(None) => return,
             // Nothing is known of its size, so it is looked at again at the next measurement.
-            Err(e) => return warn!("instance {}: its disk: {e}", subject.place.instance()),
+            Err(e) => {
+                return warn!(
+                    "instance {}: its disk cannot be measured: {e}",
+                    subject.place.instance()
+                );
+            }
         };
         let running = Running {
             place: subject.place.clone(),

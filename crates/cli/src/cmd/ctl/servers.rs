@@ -1,0 +1,156 @@
+//! `ssntp ctl servers`: the servers that act as one, and the end of one of them.
+
+use std::time::Duration;
+
+use serde_json::json;
+use ssntp::payload::{DrainServer, Id, ListServers, ServerEntry, Servers};
+
+use super::kick::check;
+use super::options::Options;
+use super::sessions::{Operator, all_pages, new_id};
+use super::{json as shapes, tables};
+use crate::clock::wall_clock;
+use crate::cmd::table::list;
+use crate::failure::Failure;
+use crate::output::{printable, say, say_json};
+use crate::seconds::Age;
+use crate::signals::Stop;
+
+/// Show the servers that act as one, as the one that answers sees them; or end one
+///
+/// Works with `ssntp server` as well.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    Drain(DrainArgs),
+}
+
+/// Have the clients of a server leave, and end it
+///
+/// The server takes no newcomers from then on, and asks its clients to go to another one. It
+/// ends once they have left, at the latest 6 seconds after the time that they have. A leader
+/// gives its lease back first, so that another one leads at once.
+#[derive(Debug, clap::Args)]
+struct DrainArgs {
+    /// The server's UUID, the beginning of it, or its address, as `ssntp ctl servers` shows them
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// The time for the clients to leave, as 90s, 30m or 12h: each one does at a random moment
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    within: Age,
+}
+
+pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Failure> {
+    let operator = Operator::open(options, stop)?;
+    let servers = all(&operator)?;
+    match &args.verb {
+        Some(Verb::Drain(drain)) => drained(options, &operator, &servers.entries, drain),
+        None if options.json => say_json(shapes::servers(&servers, wall_clock())),
+        None => {
+            let table = list(tables::SERVERS, &servers.leader, servers.entries.iter());
+            match tables::cluster(&servers) {
+                Some(line) => say(format_args!("{line}\n{table}")),
+                None => say(table),
+            }
+        }
+    }
+}
+
+/// What the server that answers knows, with the servers of all pages.
+fn all(operator: &Operator<'_>) -> Result<Servers, Failure> {
+    let (id, mut head) = (new_id(), Servers::default());
+    let entries = all_pages(|after| {
+        let question = ListServers {
+            id: id.clone(),
+            after,
+        };
+        let mut page: Servers = operator.ask(&question, |page: &Servers| page.id == question.id)?;
+        let found = (std::mem::take(&mut page.entries), page.next);
+        head = page;
+        Ok(found)
+    })?;
+    Ok(Servers { entries, ..head })
+}
+
+fn drained(
+    options: &Options,
+    operator: &Operator<'_>,
+    servers: &[ServerEntry],
+    args: &DrainArgs,
+) -> Result<(), Failure> {
+    let question = DrainServer {
+        id: new_id(),
+        uuid: find(servers, &args.name)?,
+        within_s: Duration::from(args.within).as_secs(),
+    };
+    let answer: Servers = operator.ask(&question, |answer: &Servers| answer.id == question.id)?;
+    check(&answer.reason, &answer.detail)?;
+    let within = question.within_s;
+    match options.json {
+        true => say_json(json!({"uuid": question.uuid.as_str(), "within_s": within})),
+        false => say(format_args!(
+            "{}: its clients leave within {}, then it ends",
+            printable(&args.name),
+            tables::span(within)
+        )),
+    }
+}
+
+/// The UUID of the server that is named.
+fn find(servers: &[ServerEntry], name: &str) -> Result<Id, Failure> {
+    let beginning = name.trim().to_ascii_lowercase();
+    let is_meant = |entry: &&ServerEntry| {
+        entry.address == name || !beginning.is_empty() && entry.uuid.as_str().starts_with(&beginning)
+    };
+    let meant: Vec<_> = servers.iter().filter(is_meant).collect();
+    let name = printable(name);
+    match meant.as_slice() {
+        [one] if one.uuid.is_empty() => Err(Failure::new(format!(
+            "{name}: there is no link to it: {}",
+            printable(&one.detail)
+        ))),
+        [one] => Ok(one.uuid.clone()),
+        [] => Err(Failure::new(format!(
+            "no server has the address {name} or a UUID that begins with that; `ssntp ctl servers` shows them"
+        ))),
+        several => Err(Failure::new(format!(
+            "{} servers are called {name}",
+            several.len()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_found_by_uuid_beginning_and_address() {
+        let entry = |uuid: &str, address: &str| ServerEntry {
+            uuid: uuid.into(),
+            address: address.into(),
+            detail: "refused".into(),
+            ..ServerEntry::default()
+        };
+        let one = "0d9d0c5e-6f3a-4b7e-9c55-1a2b3c4d5e6f";
+        let two = "0d9d0c5e-6f3a-4b7e-9c55-1a2b3c4d5e70";
+        let servers = [entry(one, "a:1"), entry(two, "b:1"), entry("", "c:1")];
+        for name in [one, "a:1", "0D9D0C5E-6F3A-4B7E-9C55-1A2B3C4D5E6"] {
+            assert_eq!(find(&servers, name).unwrap().as_str(), one, "{name}");
+        }
+        for (name, why) in [
+            ("0d9d", "2 servers are called 0d9d"),
+            ("", "no server has the address"),
+            ("d:1", "no server has the address d:1"),
+            ("c:1", "c:1: there is no link to it: refused"),
+        ] {
+            let said = find(&servers, name).unwrap_err();
+            assert!(said.plain().unwrap().starts_with(why), "{name}: {said:?}");
+        }
+    }
+}
