@@ -40,11 +40,11 @@ pub(crate) fn read_summed<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<O
 pub(crate) fn parse_summed<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "not text".to_owned())?;
     // The last one, because the document itself may contain this text.
-    let at = text.rfind(SUM).ok_or("it has no checksum: it is torn")?;
+    let at = text.rfind(SUM).ok_or("it has no checksum: it is incomplete")?;
     let (document, sum) = text.split_at(at);
     if sum != sum_line(document.as_bytes()) {
         // Checked before decoding, so that damaged text is never obeyed, even if it is YAML.
-        return Err("its checksum is wrong".into());
+        return Err("its checksum is wrong: it was changed".into());
     }
     yaml::decode(document.as_bytes()).map_err(|e| e.to_string())
 }

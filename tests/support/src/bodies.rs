@@ -20,7 +20,7 @@ use ssntp::proto::{
 };
 use ssntp::transport::Address;
 use ssntp_opflex::message::{self, Incoming};
-use ssntp_opflex::rpc::{self, Framing, Limits};
+use ssntp_opflex::rpc::{self, Limits};
 use uuid::Uuid;
 
 /// The longest payload that the codec here takes.
@@ -366,12 +366,9 @@ pub fn address(data: &[u8]) {
 /// Messages in pieces and at once are the same. The first byte chooses the
 /// framing, the second how long the pieces are.
 pub fn opflex(data: &[u8]) {
-    let [options, piece, stream @ ..] = data else {
+    // The first byte was an option once; the seeds have it.
+    let [_, piece, stream @ ..] = data else {
         return;
-    };
-    let framing = match options & 1 {
-        0 => Framing::Nul,
-        _ => Framing::Concatenated,
     };
     let limits = Limits {
         message: 64 * 1024,
@@ -379,7 +376,7 @@ pub fn opflex(data: &[u8]) {
         nesting: 16,
     };
     let read = |piece: usize| {
-        let mut decoder = message::Decoder::new(framing, limits);
+        let mut decoder = message::Decoder::new(limits);
         let mut input = BytesMut::new();
         let mut messages: Vec<Incoming> = Vec::new();
         for piece in stream.chunks(piece.max(1)) {
@@ -392,6 +389,6 @@ pub fn opflex(data: &[u8]) {
         (messages, decoder.end(&input))
     };
     assert_eq!(read(stream.len()), read(usize::from(*piece)));
-    let mut raw = rpc::Decoder::new(framing, limits);
+    let mut raw = rpc::Decoder::new(limits);
     let _ = raw.decode(&mut BytesMut::from(stream), &mut Vec::new());
 }

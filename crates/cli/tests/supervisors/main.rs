@@ -300,7 +300,7 @@ fn what_cannot_be_executed_says_why() {
     let error = stage.try_launch(&words, &mut |_| Ok(())).unwrap_err();
     assert!(error.why.contains("Argument list too long"), "{error}");
     // For the next agent, should this one die before it hears.
-    assert!(stage.read("run/state").starts_with("failed "));
+    assert!(stage.read("run/state").starts_with("{\"state\":\"failed\""));
 }
 
 /// Users exist by their numbers: only root can become one.
@@ -332,7 +332,7 @@ fn a_program_runs_as_its_user_with_nothing_more_to_gain() {
         assert!(output.contains("Uid:\t65534\t65534\t65534\t65534\n"), "{output}");
         assert!(output.lines().any(|line| line.trim() == "Groups:"), "{output}");
         assert!(
-            !output.contains("version=") && !stage.path("run/x").exists(),
+            !output.contains("\"state\"") && !stage.path("run/x").exists(),
             "{output}"
         );
     }
@@ -491,9 +491,9 @@ fn a_supervisor_passes_over_what_it_does_not_know() {
         line
     };
     let mut agent = connect();
-    for text in ["state\n", "dance version=9\n", "\n", "\u{fffd}\0\n"] {
+    for text in ["state\n", "dance\n", "\n", "\u{fffd}\0\n"] {
         assert!(
-            say(&mut agent, text).starts_with("running version=1 started="),
+            say(&mut agent, text).starts_with("{\"state\":\"running\",\"started\":{"),
             "{text:?}"
         );
     }
@@ -502,12 +502,12 @@ fn a_supervisor_passes_over_what_it_does_not_know() {
     let mut silent: Vec<_> = (0..5).map(|_| connect()).collect();
     assert_eq!(silent[0].read(&mut [0]).unwrap(), 0);
     let told = say(&mut silent[4], "kill\n");
-    assert!(told.starts_with("running "), "{told}");
+    assert!(told.starts_with("{\"state\":\"running\""), "{told}");
     // And everybody who is connected hears of the end.
     let mut end = String::new();
     silent[4].read_to_string(&mut end).unwrap();
     assert!(
-        end.starts_with("ended version=1 ") && end.contains(" code=137 signal=9 oom=0"),
+        end.starts_with("{\"state\":\"ended\",\"code\":137,\"signal\":9,\"out_of_memory\":false,"),
         "{end}"
     );
     assert_eq!(stage.end().exit.signal, Some(9));

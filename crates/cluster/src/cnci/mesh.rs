@@ -65,7 +65,10 @@ impl Mesh {
     /// Checks that it takes nothing from the concentrator's own subnets.
     pub(super) fn check(&self, own: &BTreeMap<u32, Ipv4Net>) -> Result<(), String> {
         if let Some(subnet) = own.get(&self.id) {
-            return Err(format!("tunnel_id {} is the key of {subnet}", self.id));
+            return Err(format!(
+                "tunnel_id {} is already the key of the subnet {subnet}",
+                self.id
+            ));
         }
         let is_own = |peer: &&Peer| {
             let mut own = own.values();

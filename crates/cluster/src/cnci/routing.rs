@@ -90,13 +90,13 @@ impl Wanted {
         for Way { key, subnet, .. } in self.tunnels.values() {
             let there = subnets.insert(*key, *subnet);
             if let Some(there) = there.filter(|there| there != subnet) {
-                return Err(format!("key {key} is that of {there}, not of {subnet}"));
+                return Err(format!("the key {key} belongs to {there}, not to {subnet}"));
             }
         }
         let mut keys = BTreeMap::new();
         for (key, subnet) in &subnets {
             if let Some(other) = keys.insert(*subnet, *key) {
-                return Err(format!("{subnet} has another key than {other}"));
+                return Err(format!("{subnet} has two keys, {other} and {key}"));
             }
         }
         match &self.peers {

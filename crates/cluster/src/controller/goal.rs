@@ -378,7 +378,9 @@ impl Goal {
                 };
                 format!("the instance is {state} on node {node}{away}")
             }
-            None if self.command == Command::CONFIGURE => "neither refused nor taken up".into(),
+            None if self.command == Command::CONFIGURE => {
+                "the configuration was neither refused nor taken up".into()
+            }
             None => "no node has the instance".into(),
         }
     }

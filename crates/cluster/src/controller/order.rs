@@ -119,7 +119,7 @@ pub enum OrderError {
     #[error("{0}")]
     Ended(ClientError),
     /// The outcome was received before.
-    #[error("what became of the command was received before")]
+    #[error("the outcome of this command was received before")]
     Settled,
 }
 
@@ -132,7 +132,7 @@ pub enum CommandError {
     #[error("no node is known to have instance {0}")]
     UnknownInstance(Uuid),
     /// As many orders are waited for as are allowed; drop some.
-    #[error("{0} commands are waited for already")]
+    #[error("{0} commands wait for their outcome already")]
     TooManyOrders(usize),
     /// The client did not take the frame.
     #[error("the command is not sent: {0}")]

@@ -140,7 +140,7 @@ pub(crate) fn delete(names: &[String]) {
         }
         let _ = writeln!(batch, "link del group {DOOMED}");
         if let Err(why) = tools::ip_anyway(&batch) {
-            warn!("tenants' networks: links that are not needed: {why}");
+            warn!("tenants' networks: links that are no longer needed cannot be deleted: {why}");
         }
     }
 }

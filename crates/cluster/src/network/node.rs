@@ -149,7 +149,7 @@ impl Networks {
         if let Some(namespace) = made.concentrators.remove(&instance)
             && let Err(why) = tools::ip_within(&namespace, "link del eth0\n")
         {
-            warn!("concentrator {instance}: its interface: {why}");
+            warn!("concentrator {instance}: its interface cannot be deleted: {why}");
         }
         let mut doomed = vec![port_name(instance)];
         if let Some((net, port, is_last)) = made.take(instance) {
@@ -158,7 +158,7 @@ impl Networks {
             }
             let commands = elements("delete", instance, &port, is_last.then_some(&net));
             if let Err(why) = tools::nft(&commands) {
-                warn!("instance {instance}: the filter of its port: {why}");
+                warn!("instance {instance}: its port cannot be taken out of the filter: {why}");
             }
         }
         delete(&doomed);
@@ -283,7 +283,10 @@ impl Networks {
             }
         }
         if !parts.is_empty() {
-            info!("tenants' networks: made again: {:?}", parts.keys());
+            info!(
+                "tenants' networks: missing or wrong, and made again: {:?}",
+                parts.keys()
+            );
         }
         // A process that ends meanwhile does not keep the others from getting their ports.
         let batched = tools::ip_anyway(&batch);

@@ -100,8 +100,8 @@ impl ApiConfig {
         }
     }
 
-    /// Mutual TLS at addresses that are not loopback: the API proves `identity`. Certificates of
-    /// the cluster with the role Controller may write; those of `look` may look.
+    /// Mutual TLS at addresses that are not loopback: the API proves `identity`, which has to have
+    /// the role Server as well as Controller. Certificates of the cluster with the role Controller may write; those of `look` may look.
     #[must_use]
     pub fn tls(mut self, identity: Identity, cluster: Trust, look: Option<Trust>) -> Self {
         self.identity = Some(identity);
@@ -159,6 +159,9 @@ impl Api {
             trusts,
             login,
         } = config;
+        let may_serve = identity
+            .as_ref()
+            .is_none_or(|identity| identity.info().server_auth);
         if let (Some(identity), Some(trusts)) = (identity, &trusts) {
             let all = trusts
                 .all()
@@ -177,8 +180,14 @@ impl Api {
             large: Arc::default(),
             writing: Mutex::default(),
         });
+        let http = Http::start(&admin, "http", LOG, Arc::clone(&routes))?;
+        if !may_serve && http.urls().iter().any(|url| url.starts_with("https:")) {
+            let why = "the certificate must have the role server as well, or no client takes it for that of a \
+                server: issue it with the roles controller,server and with the name of this host";
+            return Err(AdminError::Tls(TlsError::Configuration(why.into())));
+        }
         Ok(Self {
-            http: Http::start(&admin, "http", LOG, Arc::clone(&routes))?,
+            http,
             routes,
             sampler,
         })

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::BytesMut;
 
 use super::Incoming;
-use crate::rpc::{self, Error, Framing, Limits};
+use crate::rpc::{self, Error, Limits};
 
 /// The decoder of one connection: [`rpc::Decoder`], and each message read as
 /// its method asks.
@@ -53,14 +53,14 @@ impl Decoder {
     /// A decoder for one stream. Until [`identified`](Self::identified) is set, a message may
     /// be no longer than [`Decoder::BEFORE_IDENTITY`], and all of them together may take no
     /// more memory than [`Decoder::MEMORY_BEFORE_IDENTITY`].
-    pub fn new(framing: Framing, limits: Limits) -> Self {
+    pub fn new(limits: Limits) -> Self {
         let before = Limits {
             message: limits.message.min(Self::BEFORE_IDENTITY),
             memory: limits.memory.min(Self::MEMORY_BEFORE_IDENTITY),
             ..limits
         };
         Self {
-            messages: rpc::Decoder::new(framing, before),
+            messages: rpc::Decoder::new(before),
             before: Some(BeforeIdentity {
                 identified: Identified::default(),
                 after: limits,
@@ -69,9 +69,9 @@ impl Decoder {
     }
 
     /// A decoder for a stream on which no identity is sent.
-    pub fn trusting(framing: Framing, limits: Limits) -> Self {
+    pub fn trusting(limits: Limits) -> Self {
         Self {
-            messages: rpc::Decoder::new(framing, limits),
+            messages: rpc::Decoder::new(limits),
             before: None,
         }
     }
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn long_messages_are_for_those_whose_identity_is_accepted() {
         let long = echo(&format!("\"{}\"", "x".repeat(300_000)));
-        let new = || Decoder::new(Framing::Nul, Limits::default());
+        let new = || Decoder::new(Limits::default());
         let limit = Decoder::BEFORE_IDENTITY;
         assert_eq!(decode(&mut new(), &long), Err(Error::TooLong { limit }));
         // An identity alone changes nothing: the server may refuse it.
@@ -146,13 +146,13 @@ mod tests {
 
     #[test]
     fn a_peer_without_identity_gets_little_memory_however_short_its_text() {
-        let mut decoder = Decoder::new(Framing::Nul, Limits::default());
+        let mut decoder = Decoder::new(Limits::default());
         let values = "{\"\":0},".repeat(1000) + "0";
         // One message takes two thirds of the memory, so the second is not read.
         assert_eq!(decode(&mut decoder, &echo(&values)), Ok(1));
         let second = decode(&mut decoder, &echo(&values));
         assert!(matches!(second, Err(Error::TooMuch { .. })), "{second:?}");
-        let mut decoder = Decoder::new(Framing::Nul, Limits::default());
+        let mut decoder = Decoder::new(Limits::default());
         decoder.identified().set();
         assert_eq!(decode(&mut decoder, &echo(&values).repeat(100)), Ok(100));
         let many = "{\"\":0},".repeat(1_000_000) + "0";

@@ -44,7 +44,7 @@ pub use self::managed_object::{ManagedObject, Property, Reference};
 pub use self::name::Name;
 pub use self::schema::Schema;
 pub use self::target::Target;
-pub use self::tree::{Change, ChangeKind, Changes, Edit, ObjectRef, Tree, Walk};
+pub use self::tree::{Change, ChangeKind, Changes, Edit, ObjectRef, Tree};
 pub(crate) use self::tree::{Cursor, Room};
 pub use self::uri::{Uri, UriBuilder, UriError};
 pub(crate) use self::watchers::memory as watch_memory;

@@ -5,19 +5,6 @@ use bytes::{Buf, BytesMut};
 use super::scanner::{Scanner, Stop};
 use super::{Error, Message};
 
-/// How messages stand one behind the other in the stream.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Framing {
-    /// Each text ends with one NUL byte, as libopflex writes and reads. Empty
-    /// and blank frames are skipped.
-    #[default]
-    Nul,
-    /// A text ends where its outermost bracket closes; blanks and NUL bytes
-    /// between texts are skipped. Reads everything that [`Framing::Nul`] reads
-    /// as long as it is well-formed.
-    Concatenated,
-}
-
 /// What one message may cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -44,7 +31,8 @@ impl Default for Limits {
 /// The reader of JSON uses the stack for each level and gives up at 128.
 const MAX_NESTING: usize = 100;
 
-/// Takes complete messages from the front of a buffer.
+/// Takes complete messages from the front of a buffer: each ends with one NUL byte, as libopflex
+/// writes and reads. Empty and blank frames are skipped.
 ///
 /// The transport appends what it read and calls [`decode`](Self::decode); what
 /// stays in the buffer is the beginning of a message. Each byte is looked at
@@ -55,7 +43,7 @@ const MAX_NESTING: usize = 100;
 /// use bytes::BytesMut;
 /// use ssntp_opflex::rpc::Decoder;
 ///
-/// let mut decoder = Decoder::new(Default::default(), Default::default());
+/// let mut decoder = Decoder::new(Default::default());
 /// let mut buffer = BytesMut::from(&b"{\"id\":1,\"method\":\"echo\"}\0{\"id\":2,"[..]);
 /// let mut messages = Vec::new();
 /// decoder.decode(&mut buffer, &mut messages)?;
@@ -65,7 +53,6 @@ const MAX_NESTING: usize = 100;
 /// ```
 #[derive(Debug)]
 pub struct Decoder {
-    framing: Framing,
     limits: Limits,
     scanner: Scanner,
     /// Bytes of the buffer that the scanner has seen.
@@ -78,9 +65,8 @@ pub struct Decoder {
 
 impl Decoder {
     /// A decoder for one stream.
-    pub fn new(framing: Framing, limits: Limits) -> Self {
+    pub fn new(limits: Limits) -> Self {
         let mut decoder = Self {
-            framing,
             limits,
             scanner: Scanner::default(),
             scanned: 0,
@@ -165,23 +151,13 @@ impl Decoder {
             memory,
         } = self.limits;
         let mut end = None;
-        while end.is_none() && self.scanned < buffer.len() {
-            match self.scanner.scan(&buffer[self.scanned..], &self.limits) {
-                None => self.scanned = buffer.len(),
-                Some(Stop::TooDeep) => return Err(Error::TooDeep { limit: nesting }),
-                Some(Stop::TooMuch) => return Err(Error::TooMuch { limit: memory }),
-                Some(Stop::Nul(at)) => {
-                    self.scanned += at + 1;
-                    end = Some(self.scanned - 1);
-                }
-                Some(Stop::Closed(at)) => {
-                    self.scanned += at + 1;
-                    // With NUL framing, what stands before the NUL is still
-                    // part of the frame: blanks, or a second text to refuse.
-                    if self.framing == Framing::Concatenated {
-                        end = Some(self.scanned);
-                    }
-                }
+        match self.scanner.scan(&buffer[self.scanned..], &self.limits) {
+            None => self.scanned = buffer.len(),
+            Some(Stop::TooDeep) => return Err(Error::TooDeep { limit: nesting }),
+            Some(Stop::TooMuch) => return Err(Error::TooMuch { limit: memory }),
+            Some(Stop::Nul(at)) => {
+                end = Some(self.scanned + at);
+                self.scanned += at + 1;
             }
         }
         // Checked with each piece that arrives, so that a message that is too long is refused
@@ -218,15 +194,12 @@ mod tests {
     use super::*;
     use crate::rpc::Id;
 
-    fn decoder(framing: Framing, message: usize) -> Decoder {
-        Decoder::new(
-            framing,
-            Limits {
-                message,
-                memory: usize::MAX,
-                nesting: 8,
-            },
-        )
+    fn decoder(message: usize) -> Decoder {
+        Decoder::new(Limits {
+            message,
+            memory: usize::MAX,
+            nesting: 8,
+        })
     }
 
     /// Feeds the stream in pieces of the given sizes, the last one repeated.
@@ -249,32 +222,27 @@ mod tests {
         (out, decoder.end(&buffer))
     }
 
-    fn whole(framing: Framing, stream: &[u8]) -> (Vec<Message>, Result<(), Error>) {
-        feed(&mut decoder(framing, 1000), stream, &[stream.len()])
+    fn whole(stream: &[u8]) -> (Vec<Message>, Result<(), Error>) {
+        feed(&mut decoder(1000), stream, &[stream.len()])
     }
 
     #[test]
     fn frames_blank_frames_and_blanks_around_texts() {
         let stream = b"\0\0 \n\0 {\"id\":1,\"method\":\"a\"} \r\n\0{\"id\":[\"a\",1],\"result\":[]}\0";
-        for framing in [Framing::Nul, Framing::Concatenated] {
-            let (messages, result) = whole(framing, stream);
-            assert_eq!(result, Ok(()));
-            assert_eq!(messages.len(), 2);
-            assert_eq!(messages[1].id(), &Id::call("a", 1));
-        }
+        let (messages, result) = whole(stream);
+        assert_eq!(result, Ok(()));
+        assert_eq!(messages.len(), 2);
+        assert_eq!(messages[1].id(), &Id::call("a", 1));
     }
 
     #[test]
-    fn texts_without_nul_need_the_option() {
+    fn each_text_needs_its_own_nul() {
         let stream = br#"{"id":1,"method":"a"}{"id":2,"method":"b"} {"id":3,"method":"c"}"#;
-        let (messages, result) = whole(Framing::Concatenated, stream);
-        assert_eq!((messages.len(), result), (3, Ok(())));
-
-        let (messages, result) = whole(Framing::Nul, stream);
+        let (messages, result) = whole(stream);
         assert_eq!((messages.len(), result), (0, Err(Error::Truncated)));
 
         let closed = [&stream[..], b"\0"].concat();
-        let (messages, result) = whole(Framing::Nul, &closed);
+        let (messages, result) = whole(&closed);
         assert_eq!(messages.len(), 0);
         assert!(matches!(result, Err(Error::Syntax(_))));
     }
@@ -282,7 +250,7 @@ mod tests {
     #[test]
     fn another_protocol_is_refused_at_its_first_byte() {
         for stream in [&b"GET / HTTP/1.1"[..], b"[1]\0", b"7\0", b"\x16\x03\x01"] {
-            let (_, result) = whole(Framing::Nul, stream);
+            let (_, result) = whole(stream);
             assert_eq!(result, Err(Error::NotAnObject { first: stream[0] }));
         }
     }
@@ -292,10 +260,10 @@ mod tests {
         let text = br#"{"id":1,"method":"a"}"#;
         let stream = [&text[..], b"\0"].concat();
         for size in [1, 5, 100] {
-            let (messages, result) = feed(&mut decoder(Framing::Nul, text.len()), &stream, &[size]);
+            let (messages, result) = feed(&mut decoder(text.len()), &stream, &[size]);
             assert_eq!((messages.len(), result), (1, Ok(())));
             let limit = text.len() - 1;
-            let (messages, result) = feed(&mut decoder(Framing::Nul, limit), &stream, &[size]);
+            let (messages, result) = feed(&mut decoder(limit), &stream, &[size]);
             assert_eq!((messages.len(), result), (0, Err(Error::TooLong { limit })));
         }
     }
@@ -303,7 +271,7 @@ mod tests {
     #[test]
     fn the_limit_does_not_wait_for_the_end_of_the_message() {
         let mut buffer = BytesMut::from(&b"{\"id\":\""[..]);
-        let mut decoder = decoder(Framing::Nul, 100);
+        let mut decoder = decoder(100);
         buffer.extend_from_slice(&[b'x'; 100]);
         let error = Err(Error::TooLong { limit: 100 });
         assert_eq!(decoder.decode(&mut buffer, &mut Vec::new()), error);
@@ -312,7 +280,7 @@ mod tests {
 
     #[test]
     fn blanks_without_end_need_no_memory() {
-        let mut decoder = decoder(Framing::Nul, 100);
+        let mut decoder = decoder(100);
         let mut buffer = BytesMut::new();
         for _ in 0..1000 {
             buffer.extend_from_slice(&[b' '; 1000]);
@@ -325,14 +293,14 @@ mod tests {
     fn nesting_is_limited_while_it_arrives() {
         let mut stream = br#"{"id":1,"method":"a","params":"#.to_vec();
         stream.extend_from_slice(&[b'['; 8]);
-        let (_, result) = feed(&mut decoder(Framing::Nul, 1000), &stream, &[1]);
+        let (_, result) = feed(&mut decoder(1000), &stream, &[1]);
         assert_eq!(result, Err(Error::TooDeep { limit: 8 }));
     }
 
     #[test]
     fn messages_before_the_bad_one_are_delivered() {
         let stream = b"{\"id\":1,\"method\":\"a\"}\0{\"method\":\"a\"}\0";
-        let (messages, result) = whole(Framing::Nul, stream);
+        let (messages, result) = whole(stream);
         assert_eq!((messages.len(), result), (1, Err(Error::NoId)));
     }
 
@@ -341,18 +309,16 @@ mod tests {
         fn any_split_gives_the_same_messages(
             texts in prop::collection::vec("[ -~é]{0,20}", 1..5),
             sizes in prop::collection::vec(1usize..30, 1..10),
-            concatenated: bool,
         ) {
-            let framing = if concatenated { Framing::Concatenated } else { Framing::Nul };
             let mut stream = Vec::new();
             for (n, text) in texts.iter().enumerate() {
                 let message = serde_json::json!({"id": [text, n], "method": text, "params": [{"a": text}]});
                 stream.extend_from_slice(message.to_string().as_bytes());
                 stream.push(0);
             }
-            let expected = whole(framing, &stream);
+            let expected = whole(&stream);
             prop_assert_eq!(expected.0.len(), texts.len());
-            prop_assert_eq!(feed(&mut decoder(framing, 1000), &stream, &sizes), expected);
+            prop_assert_eq!(feed(&mut decoder(1000), &stream, &sizes), expected);
         }
 
         #[test]
@@ -363,11 +329,9 @@ mod tests {
             ], 0..300),
             sizes in prop::collection::vec(1usize..30, 1..10),
         ) {
-            for framing in [Framing::Nul, Framing::Concatenated] {
-                let once = feed(&mut decoder(framing, 100), &stream, &[300]);
-                let split = feed(&mut decoder(framing, 100), &stream, &sizes);
-                prop_assert_eq!(once, split);
-            }
+            let once = feed(&mut decoder(100), &stream, &[300]);
+            let split = feed(&mut decoder(100), &stream, &sizes);
+            prop_assert_eq!(once, split);
         }
     }
 }

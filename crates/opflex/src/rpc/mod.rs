@@ -37,7 +37,7 @@ mod random;
 mod retry;
 mod scanner;
 
-pub use self::decoder::{Decoder, Framing, Limits};
+pub use self::decoder::{Decoder, Limits};
 pub use self::error::Error;
 pub use self::frame::{EncodeError, Frame};
 pub use self::id::Id;

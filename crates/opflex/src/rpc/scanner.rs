@@ -9,8 +9,6 @@ use crate::json;
 pub(super) enum Stop {
     /// The byte at this index is NUL.
     Nul(usize),
-    /// The bracket at this index closes the outermost one.
-    Closed(usize),
     /// A bracket opens one level too many.
     TooDeep,
     /// The values so far take more memory than the message may.
@@ -72,9 +70,6 @@ impl Scanner {
                     b'}' | b']' => {
                         // A text that closes more than it opens is not JSON. The reader of JSON refuses it.
                         self.depth = self.depth.saturating_sub(1);
-                        if self.depth == 0 {
-                            return Some(Stop::Closed(at));
-                        }
                     }
                     _ => {}
                 }
@@ -111,10 +106,10 @@ mod tests {
 
     #[test]
     fn brackets_inside_strings_do_not_count() {
-        assert_eq!(scan(br#"{"a":"}"}"#), Some(Stop::Closed(8)));
-        assert_eq!(scan(br#"{"a":"\"}"}"#), Some(Stop::Closed(10)));
-        assert_eq!(scan(br#"{"a":"\\"}"#), Some(Stop::Closed(9)));
-        assert_eq!(scan(br#"{"a":"[[[[[["#), None);
+        assert_eq!(scan(br#"{"a":"[[[["}"#), None);
+        assert_eq!(scan(br#"{"a":"\"[[[["}"#), None);
+        assert_eq!(scan(br#"{"a":"\\"[[[[}"#), Some(Stop::TooDeep));
+        assert_eq!(scan(br#"{"a":"}}"[[[[}"#), Some(Stop::TooDeep));
     }
 
     #[test]
@@ -132,19 +127,18 @@ mod tests {
 
     #[test]
     fn pieces_are_the_same_as_the_whole() {
-        let text = br#"{"a\"]":["\\",{"b":"}"}]}"#;
+        let text = b"{\"a\\\"]\":[\"\\\\\",{\"b\":\"}\"}]}\0";
         for split in 0..text.len() {
             let mut scanner = Scanner::default();
             assert_eq!(scanner.scan(&text[..split], &LIMITS), None);
             let stop = scanner.scan(&text[split..], &LIMITS);
-            assert_eq!(stop, Some(Stop::Closed(text.len() - 1 - split)), "{split}");
+            assert_eq!(stop, Some(Stop::Nul(text.len() - 1 - split)), "{split}");
         }
     }
 
     #[test]
     fn values_count_as_the_memory_that_they_take() {
         assert_eq!(scan("[{}, ".repeat(9).as_bytes()), Some(Stop::TooDeep));
-        assert_eq!(scan("{} ".repeat(9).as_bytes()), Some(Stop::Closed(1)));
         let mut scanner = Scanner::default();
         assert_eq!(scanner.scan(b"[\"{{{\",{\"\":0},[1,2]", &LIMITS), None);
         let values = json::NODE + 2 * json::LIST + 3 * json::VALUE + json::MEMBER;

@@ -40,8 +40,8 @@ const LONGEST: usize = 1 << 20;
 /// A document without objects.
 const NOTHING: &[u8] = b"[]";
 /// How long an edit waits until its document is read back, and until others are out of its
-/// way. A read follows each write at once, and takes a second at most.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// way. A read follows each write at once, so only a machine without time to spare needs it.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// The most members that are named to elements, because an identity has to stay short.
 const MOST: usize = 64;
 
@@ -73,6 +73,9 @@ struct State {
     text: Vec<u8>,
     /// Its revision; none if the engine has no document.
     revision: Option<u64>,
+    /// How many documents have been read. An engine that was emptied gives its revisions again,
+    /// so they do not tell one document from another.
+    read: u64,
     is_stopping: bool,
 }
 
@@ -92,7 +95,7 @@ impl Cluster {
         peers: &[Peer],
         schema: Option<Arc<Schema>>,
     ) -> Result<Self, StartError> {
-        let text = copy_policy(events).and_then(|own| document(&own).map_err(CallError::Document));
+        let text = copy_policy(events).and_then(|(_, own)| document(&own).map_err(CallError::Document));
         let text = text.map_err(StartError::Join)?;
         // A process has a UUID of its own, so it has only one incarnation.
         let member = Member {
@@ -117,6 +120,7 @@ impl Cluster {
             state: Mutex::new(State {
                 text,
                 revision: None,
+                read: 0,
                 is_stopping: false,
             }),
             changed: Condvar::new(),
@@ -139,7 +143,7 @@ impl Cluster {
             thread: Some(thread),
         };
         if !is_empty {
-            cluster.shared.wait_past(None).map_err(StartError::Join)?;
+            cluster.shared.wait_past(0).map_err(StartError::Join)?;
         }
         Ok(cluster)
     }
@@ -171,9 +175,9 @@ impl Shared {
     pub(super) fn edit(&self, edit: &Edit, at: Option<u64>) -> Result<Edited, CallError> {
         let end = now() + PATIENCE;
         loop {
-            let (base, text) = {
+            let (base, text, read_before) = {
                 let state = self.lock();
-                (state.revision, state.text.clone())
+                (state.revision, state.text.clone(), state.read)
             };
             let is = base.unwrap_or(0);
             if let Some(wanted) = at.filter(|wanted| *wanted != is) {
@@ -197,10 +201,10 @@ impl Shared {
             }
             match self.write(&next, base) {
                 Ok(revision) => {
-                    self.wait_past(base)?;
+                    self.wait_past(read_before)?;
                     return Ok(Edited { changed, revision });
                 }
-                Err(EngineError::Changed) if now() < end => self.wait_past(base)?,
+                Err(EngineError::Changed) if now() < end => self.wait_past(read_before)?,
                 Err(why) => return Err(why.into()),
             }
         }
@@ -217,9 +221,9 @@ impl Shared {
             .write(POLICY, text, base.map_or(When::Absent, When::At))
     }
 
-    /// Waits until another document than that of this revision has been read and is in force.
-    fn wait_past(&self, base: Option<u64>) -> Result<(), CallError> {
-        let is_same = |state: &mut State| state.revision == base && !state.is_stopping;
+    /// Waits until more than so many documents have been read and are in force.
+    fn wait_past(&self, read: u64) -> Result<(), CallError> {
+        let is_same = |state: &mut State| state.read == read && !state.is_stopping;
         let waited = self.changed.wait_timeout_while(self.lock(), PATIENCE, is_same);
         let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
         match (state.is_stopping, waited.timed_out()) {
@@ -233,17 +237,14 @@ impl Shared {
 
     /// Brings the server's policy to what was read.
     fn take(&self, view: &View) -> Result<(), CallError> {
-        let known = self.lock().revision;
         let Some(document) = view.documents.get(POLICY) else {
-            if known.is_some() {
+            let (former, text) = {
+                let mut state = self.lock();
+                (state.revision.take(), state.text.clone())
+            };
+            if former.is_some() {
                 warn!(target: LOG, "the engine has lost the policy; it is put back");
             }
-            let text = {
-                let mut state = self.lock();
-                state.revision = None;
-                state.text.clone()
-            };
-            self.changed.notify_all();
             // An empty policy is not put, so that a server that brings one may come later.
             if text == NOTHING {
                 return Ok(());
@@ -254,10 +255,13 @@ impl Shared {
                 Err(why) => Err(why.into()),
             };
         };
-        if known == Some(document.revision) {
-            return Ok(());
-        }
         let revision = document.revision;
+        {
+            let state = self.lock();
+            if state.revision == Some(revision) && state.text == document.text {
+                return Ok(());
+            }
+        }
         let objects = read(&document.text).map_err(CallError::Document);
         let made = objects.and_then(|objects| {
             let changed = editing::edit_here(&self.events, Edit::Reload(objects), None)?.changed;
@@ -269,6 +273,7 @@ impl Shared {
         let mut state = self.lock();
         state.text.clone_from(&document.text);
         state.revision = Some(revision);
+        state.read += 1;
         drop(state);
         self.changed.notify_all();
         made

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::{FileError, ManagedObject, ModelError, Schema};
-use crate::rpc::{self, Framing};
+use crate::rpc;
 use crate::{policy_element, server};
 use ssntp_engine::EngineError;
 use ssntp_transport::memory::MemoryListener;
@@ -43,8 +43,6 @@ pub struct ServerConfig {
     /// The Unix socket that agent-ovs's `gbp_inspect` sees the server through:
     /// its policy, its endpoints and what was reported. Default none.
     pub inspector: Option<LocalSocket>,
-    /// How clients end their messages. Default with a NUL.
-    pub framing: Framing,
     /// How long and deep a message may be.
     pub limits: rpc::Limits,
     /// How much may wait for one client before it counts as too slow.
@@ -79,7 +77,6 @@ impl ServerConfig {
             keep: None,
             control: None,
             inspector: None,
-            framing: Framing::default(),
             limits: rpc::Limits::default(),
             queue: Limits::default(),
             max_connections: None,
@@ -145,8 +142,6 @@ pub struct ElementConfig {
     /// The name that servers' certificates have to hold. Default the host that
     /// is dialled.
     pub server_name: Option<String>,
-    /// How servers end their messages. Default with a NUL.
-    pub framing: Framing,
     /// How long and deep a message may be.
     pub limits: rpc::Limits,
     /// How much may wait for one server.
@@ -181,7 +176,6 @@ impl ElementConfig {
             memory: BTreeMap::new(),
             tls: None,
             server_name: None,
-            framing: Framing::default(),
             // Its servers are few and chosen, and may have a large policy.
             limits: rpc::Limits {
                 memory: usize::MAX,

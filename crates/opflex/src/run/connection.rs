@@ -277,7 +277,7 @@ impl Peers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rpc::{Framing, Limits};
+    use crate::rpc::Limits;
     use crate::run::machine::Machine;
     use crate::run::server_side::ServerSide;
     use ssntp_transport::dispatch::events;
@@ -332,7 +332,7 @@ mod tests {
         let (events, queue) = events::channel::<DispatchEvent<Machine<ServerSide>>>(4);
         let id = ssntp_transport::ConnectionId(1 << 24);
         let mut codec = Codec {
-            decoder: Decoder::trusting(Framing::Nul, Limits::default()),
+            decoder: Decoder::trusting(Limits::default()),
             wanted: 0,
             id,
             events,
@@ -343,8 +343,10 @@ mod tests {
         assert!(queue.try_next().is_none(), "it was heard of just now");
         codec.heard -= 2 * HEARD;
         codec.decode(&mut input, &mut items).unwrap();
-        let event = queue.try_next();
-        assert!(matches!(&event, Some(DispatchEvent::Items(of, items, 0)) if *of == id && items.is_empty()));
+        let Some((DispatchEvent::Items(of, items, 0), _)) = queue.try_next() else {
+            panic!("it tells that it was heard of");
+        };
+        assert!(of == id && items.is_empty());
         assert!(queue.try_next().is_none() && items.is_empty());
     }
 }

@@ -67,7 +67,7 @@ impl Dialer {
         let thread = threads::spawn(format!("opflex-dial{id}"), move || {
             let reached = dialer.attempt(&address, &cancelled);
             done(reached.map(|(halves, shown)| {
-                let decoder = Decoder::new(dialer.config.framing, dialer.config.limits);
+                let decoder = Decoder::new(dialer.config.limits);
                 (halves, shown, decoder)
             }));
         })?;

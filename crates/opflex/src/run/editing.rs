@@ -129,8 +129,7 @@ fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -
     wanted.merge(objects)?;
     // Each round compares with a copy that another edit may have made stale.
     for _ in 0..TRIES {
-        let revision = call(events, |cx| cx.core().policy_revision())?;
-        let there = copy_policy(events)?;
+        let (revision, there) = copy_policy(events)?;
         let (delete, mut merge) = difference(&there, &wanted);
         let rest = merge.split_off(merge.len().min(AT_ONCE));
         // Bound to the revision of the copy: a stale comparison must not be carried out.

@@ -31,14 +31,19 @@ use std::time::Duration;
 
 use super::local::{LOOK, write_all};
 use super::machine::{self, Contents, Side, SideEvents};
-use super::query::{QUERY, Query, ROOT};
 use super::{CallError, LocalSocket, StartError, now};
-use crate::message::{Decoder, ErrorCode, ErrorResponse, Incoming, Request};
+use crate::message::{Custom, Decoder, ErrorCode, ErrorResponse, Incoming, Request};
 use crate::model::{Cursor, ManagedObject, Name, Room, Schema, Uri};
-use crate::rpc::{EncodeError, Frame, Framing, Id, Limits};
+use crate::rpc::{EncodeError, Frame, Id, Limits};
 use log::debug;
+use serde::Deserialize;
+use serde_json::Value;
 use ssntp_transport::{Acceptance, BufferPool, Duplex, Newcomer, after, plain};
 
+/// The inner method.
+const QUERY: &str = "org.opendaylight.opflex.policy_query";
+/// The class of the object at `/`, which contains all that is topmost.
+const ROOT: &str = "DmtreeRoot";
 const CONNECTIONS: usize = 8;
 /// How long a client may take to ask.
 const IDLE: Duration = Duration::from_secs(60);
@@ -85,7 +90,7 @@ fn serve<S: Side>(events: &SideEvents<S>, newcomer: &Arc<Newcomer>, pool: &Buffe
         message: QUESTION,
         ..Limits::default()
     };
-    let mut decoder = Decoder::trusting(Framing::Nul, limits);
+    let mut decoder = Decoder::trusting(limits);
     let mut messages = Vec::new();
     loop {
         let received = halves.receive_until(after(now(), IDLE))?;
@@ -192,6 +197,35 @@ fn look<S: Side, T: Send + 'static>(
     look: impl FnOnce(&dyn Contents) -> T + Send + 'static,
 ) -> Result<T, CallError> {
     machine::call(events, |machine, _, _| look(machine.side.core()))
+}
+
+/// One question, as libopflex asks it.
+#[derive(Debug, Deserialize)]
+struct Query {
+    subject: Name,
+    policy_uri: Option<Uri>,
+    #[serde(default)]
+    recursive: bool,
+}
+
+impl Query {
+    /// The questions of a call: an array of them, or a single one.
+    fn all(call: &Custom) -> Result<Vec<Self>, Box<ErrorResponse>> {
+        let read = |value: &Value| Self::deserialize(value).map_err(ErrorResponse::error);
+        match &call.params {
+            Value::Array(all) => all.iter().map(read).collect(),
+            one => read(one).map(|query| vec![query]),
+        }
+    }
+
+    /// Whether everything is asked for, or where that begins.
+    fn is_root(&self) -> bool {
+        self.subject == ROOT && self.policy_uri.as_ref().is_none_or(Uri::is_root)
+    }
+
+    fn asks_for(&self, subject: &Name, uri: &Uri) -> bool {
+        self.subject == *subject && self.policy_uri.as_ref().is_none_or(|wanted| wanted == uri)
+    }
 }
 
 /// What is looked for.

@@ -47,7 +47,7 @@
 //! | `context` | what a call on a dispatcher can do |
 //! | `connection` | codec, coming in, the numbers of connections |
 //! | `machine` | what both dispatchers run around their cores |
-//! | `query`, `control` | [`Control`]: how programs on the same host change policy |
+//! | `control` | [`Control`]: how programs on the same host change policy |
 //! | `server_side` | what is the server's in that |
 //! | `editing` | changes of policy, large ones in steps |
 //! | `cluster` | a policy that several servers share |
@@ -79,7 +79,6 @@ mod journal;
 mod keeper;
 mod local;
 mod machine;
-mod query;
 mod server;
 mod server_side;
 

@@ -122,7 +122,7 @@ impl Server {
         let keeper = match &config.keep {
             Some(path) => {
                 let copied = events.clone();
-                let copy = Box::new(move || server_side::copy_policy(&copied));
+                let copy = Box::new(move || server_side::copy_policy(&copied).map(|(_, objects)| objects));
                 Some(Keeper::start(path.clone(), copy).map_err(StartError::Thread)?)
             }
             None => None,
@@ -400,7 +400,7 @@ impl HandshakeContext {
         if !newcomer.admitted() {
             return;
         }
-        let ServerConfig { framing, limits, .. } = self.config;
+        let limits = self.config.limits;
         let decoder = if is_control {
             let message = limits.message.max(control::MESSAGE);
             // Only the server's own user gets here, with policy of any size.
@@ -409,9 +409,9 @@ impl HandshakeContext {
                 memory: usize::MAX,
                 ..limits
             };
-            Decoder::trusting(framing, limits)
+            Decoder::trusting(limits)
         } else {
-            Decoder::new(framing, limits)
+            Decoder::new(limits)
         };
         // Read here and not on the dispatcher, which would read one for each newcomer.
         let certificate = shown
@@ -492,7 +492,7 @@ impl ServerHandle {
     /// # Errors
     /// [`CallError`].
     pub fn policy(&self) -> Result<Vec<ManagedObject>, CallError> {
-        server_side::copy_policy(&self.editing.events)
+        server_side::copy_policy(&self.editing.events).map(|(_, objects)| objects)
     }
 
     /// What the server knows about itself: see [`ServerFigures`].

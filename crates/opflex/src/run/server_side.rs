@@ -1,7 +1,7 @@
 //! A server on its dispatcher: the core, its control connections, and the ways to the
 //! threads that keep and edit policy.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -17,7 +17,7 @@ use crate::budget::Budget;
 use crate::message::{Identified, Incoming};
 use crate::model::{ManagedObject, Tree, Uri};
 use crate::peer::{ConnectionId, host};
-use crate::server::{Action as CoreAction, ServerCore, Store, WalkId};
+use crate::server::{Action as CoreAction, ServerCore, Store};
 use ssntp_transport::dispatch::{Action, View};
 use ssntp_transport::{self, EndReason, LogLimit, excerpt};
 
@@ -27,6 +27,8 @@ pub(super) type ServerEvents = SideEvents<ServerSide>;
 /// Objects that are copied in one call. A call of this size takes some hundred
 /// microseconds, for which clients wait.
 const STEP: usize = 500;
+/// How often a copy is begun in steps before it is made in one step.
+const ATTEMPTS: u32 = 3;
 /// Control connections that are admitted beyond the most clients, so that an operator
 /// gets into a server that is full.
 const CONTROLS: usize = 16;
@@ -45,15 +47,29 @@ pub(super) fn call<T: Send + 'static>(
     machine::call(events, |machine, now, _| machine.side.call(now, call))
 }
 
-/// All policy as it is now, copied in steps between which the dispatcher does other
-/// things.
-pub(super) fn copy_policy(events: &ServerEvents) -> Result<Vec<ManagedObject>, CallError> {
-    let walk = call(events, |cx| cx.core.begin_walk(Store::Policy, Uri::root()))?;
-    let mut objects = Vec::new();
-    while let Some((_, next)) = call(events, move |cx| cx.core.walk(walk, STEP))? {
+/// All policy as it is now, and its revision. It is copied in steps, between which the dispatcher
+/// does other things. If it changes meanwhile, the copy begins again.
+pub(super) fn copy_policy(events: &ServerEvents) -> Result<(u64, Vec<ManagedObject>), CallError> {
+    let (mut begun, mut revision, mut objects) = (0, None, Vec::<ManagedObject>::new());
+    loop {
+        // If policy changes all the time, it is copied in one step in the end.
+        let most = if begun > ATTEMPTS { usize::MAX } else { STEP };
+        let after = objects.last().map(|object| object.uri.clone());
+        let (is, next) = call(events, move |cx| {
+            let is = cx.core().policy_revision();
+            let after = after.filter(|_| revision == Some(is));
+            (is, cx.core().page(Store::Policy, Uri::root(), after, most))
+        })?;
+        if revision.replace(is) != Some(is) {
+            begun += 1;
+            objects.clear();
+        }
+        let is_last = next.len() < most;
         objects.extend(next);
+        if is_last {
+            return Ok((is, objects));
+        }
     }
-    Ok(objects)
 }
 
 /// Refuses from now on newcomers whose TLS handshake was with an earlier acceptor.
@@ -65,7 +81,7 @@ pub(super) fn tls_replaced(
     machine::call(events, move |Machine { side, peers }, _, _| {
         side.generation = side.generation.max(generation);
         let clients = peers.shown();
-        let clients = clients.filter(|(connection, _)| !side.controls.contains_key(connection));
+        let clients = clients.filter(|(connection, _)| !side.controls.contains(connection));
         clients
             .map(|(connection, shown)| (connection, Shown::clone(shown)))
             .collect()
@@ -92,8 +108,8 @@ pub(super) struct Newcomer {
 /// All state of a server.
 pub(super) struct ServerSide {
     core: ServerCore,
-    /// The control connections, each with the walk that it has begun.
-    controls: HashMap<ConnectionId, Option<WalkId>>,
+    /// The control connections.
+    controls: HashSet<ConnectionId>,
     /// Answers to control connections that have not been handed on.
     answers: Vec<(ConnectionId, Bytes)>,
     keeper: Option<keeper::Ask>,
@@ -117,7 +133,7 @@ impl ServerSide {
     ) -> Self {
         Self {
             core,
-            controls: HashMap::new(),
+            controls: HashSet::new(),
             answers: Vec::new(),
             keeper,
             editor,
@@ -183,10 +199,7 @@ impl ServerSide {
             }
             _ => return,
         };
-        let mut walk = self.controls.get(&id).copied().flatten();
-        let answer = self.call(now, |cx| control::carry_out(cx, &mut walk, request_id, request));
-        // A dump goes on over several calls, and ends with its connection.
-        self.controls.insert(id, walk);
+        let answer = self.call(now, |cx| control::carry_out(cx, request_id, request));
         match (answer, &self.editor) {
             (control::Answer::Now(frame), _) => self.answer(id, frame),
             (control::Answer::Later(edit), Some(editor)) => {
@@ -253,7 +266,7 @@ impl Side for ServerSide {
         }
         peers.add(id, connection, peer.clone(), shown, identified);
         if newcomer.is_control {
-            self.controls.insert(connection, None);
+            self.controls.insert(connection);
         } else {
             self.hosts.charge(from, 1);
             self.core.connected(connection, peer, dialled, now);
@@ -268,7 +281,7 @@ impl Side for ServerSide {
         // An answer that goes on comes before the next message.
         if !self.core.go_on(connection) {
             let message = messages.next()?;
-            if self.controls.contains_key(&connection) {
+            if self.controls.contains(&connection) {
                 self.control(connection, message, now);
             } else {
                 self.core.message(connection, message, now);
@@ -304,12 +317,9 @@ impl Side for ServerSide {
         if let Some(more) = self.log.admit(host(peer), kind, now) {
             log!(target: LOG, level, "{peer} ({connection}) {what}{more}");
         }
-        match self.controls.remove(&connection) {
-            Some(walk) => walk.into_iter().for_each(|walk| self.core.end_walk(walk)),
-            None => {
-                self.hosts.refund(&host(peer), 1);
-                self.core.disconnected(connection, now);
-            }
+        if !self.controls.remove(&connection) {
+            self.hosts.refund(&host(peer), 1);
+            self.core.disconnected(connection, now);
         }
     }
 
@@ -366,6 +376,7 @@ impl Contents for ServerCore {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
     use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
@@ -374,7 +385,7 @@ mod tests {
     use super::*;
     use crate::message::Decoder;
     use crate::model::Edit;
-    use crate::rpc::{Framing, Limits};
+    use crate::rpc::Limits;
     use crate::run::now as clock;
     use crate::server::Settings;
     use ssntp_transport::dispatch::{DispatchEvent, Runner, Settings as Running};
@@ -439,8 +450,12 @@ mod tests {
 
         fn say(&mut self, id: ssntp_transport::ConnectionId, text: &str) {
             let mut messages = Vec::new();
-            let mut decoder = Decoder::trusting(Framing::Concatenated, Limits::default());
-            decoder.decode(&mut BytesMut::from(text), &mut messages).unwrap();
+            let mut decoder = Decoder::trusting(Limits::default());
+            // Several texts may follow each other in what is said.
+            let text = text.replace("}{", "}\0{") + "\0";
+            decoder
+                .decode(&mut BytesMut::from(text.as_str()), &mut messages)
+                .unwrap();
             self.credits[&id].spend(Credit::memory_of::<Messages>(1, 0));
             self.runner
                 .handle(DispatchEvent::Items(id, vec![messages.into_iter()], 0), self.now);
@@ -526,7 +541,7 @@ mod tests {
         let (id, outbox) = bench.connect(false).unwrap();
         let resolve = r#"{"id":["policy_resolve",2],"method":"policy_resolve","params":[{"subject":"A","policy_uri":"/a/","prr":3600}]}"#;
         bench.say(id, &format!("{IDENTITY}{resolve}"));
-        let mut decoder = Decoder::trusting(Framing::Nul, Limits::default());
+        let mut decoder = Decoder::trusting(Limits::default());
         let (mut input, mut messages) = (BytesMut::new(), Vec::new());
         let wire = Wire::default();
         outbox.open(Box::new(wire.clone()));

@@ -92,7 +92,7 @@ pub use self::settings::{OnLeave, RollUp, ServerLimits, Settings};
 use super::deadlines::Deadlines;
 pub use super::message::Store;
 use super::message::{Incoming, Method, Peer, Reply, Update};
-use super::model::{Changes, Edit, ManagedObject, ModelError, Name, Schema, Tree, Uri, Walk};
+use super::model::{Changes, Cursor, Edit, ManagedObject, ModelError, Name, Schema, Tree, Uri};
 use super::peer::{Beat, CloseReason, ConnectionId, host};
 use super::rpc::{EncodeError, Frame, Id};
 use ssntp_transport::LogLimit;
@@ -127,10 +127,6 @@ pub enum Action {
     },
 }
 
-/// The number of a walk that has begun and is not finished.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct WalkId(u64);
-
 /// A server of OpFlex without its threads.
 ///
 /// Threads: plain data for one owner. No call blocks.
@@ -145,8 +141,6 @@ pub struct ServerCore {
     policy: Resolvable,
     registry: EndpointRegistry,
     observer: Observer,
-    walks: HashMap<WalkId, (Store, Walk)>,
-    last_walk: u64,
     policy_revision: u64,
     /// The number of the last request of ours. All connections share it, so
     /// that one update has one id and is one sequence of bytes.
@@ -181,8 +175,6 @@ impl ServerCore {
             agents: Agents::default(),
             policy: Resolvable::new(tree()),
             registry: EndpointRegistry::new(tree()),
-            walks: HashMap::new(),
-            last_walk: 0,
             policy_revision: 0,
             last_xid: 0,
             log: LogLimit::default(),
@@ -378,30 +370,15 @@ impl ServerCore {
         &self.registry.endpoints.tree
     }
 
-    /// Begins to copy the objects at and below a URI, as they are now, in steps that delay
-    /// no client. The caller must go on with the walk to its end, or end it.
-    pub fn begin_walk(&mut self, store: Store, uri: Uri) -> WalkId {
-        // Numbers are never reused: a caller that is late must not get the walk of another.
-        self.last_walk += 1;
-        let id = WalkId(self.last_walk);
-        self.walks.insert(id, (store, Walk::below(uri)));
-        id
-    }
-
-    /// The next objects of a walk, parents before children, at most `most`, and the tree
-    /// that they are of. The list may be empty although more are to come. `None` at the
-    /// end.
-    pub fn walk(&mut self, id: WalkId, most: usize) -> Option<(Store, Vec<ManagedObject>)> {
-        // Taken out, because the step borrows the tree; a walk at its end is not put back.
-        let (store, mut walk) = self.walks.remove(&id)?;
-        let objects = walk.step(&self.resolvable(store).tree, most)?;
-        self.walks.insert(id, (store, walk));
-        Some((store, objects))
-    }
-
-    /// Ends a walk before its end.
-    pub fn end_walk(&mut self, id: WalkId) {
-        self.walks.remove(&id);
+    /// The objects at and below a URI, parents before children: at most `most`, and only those
+    /// behind `after` in the order of the URIs. So a caller can copy a large tree in steps that
+    /// delay no client. The tree may change between two steps; see
+    /// [`policy_revision`](Self::policy_revision).
+    pub fn page(&self, store: Store, below: Uri, after: Option<Uri>, most: usize) -> Vec<ManagedObject> {
+        let mut cursor = Cursor::below(below);
+        after.into_iter().for_each(|uri| cursor.pass(uri));
+        let ahead = cursor.ahead(&self.resolvable(store).tree).take(most);
+        ahead.map(|object| object.to_object()).collect()
     }
 
     /// The declaration of an endpoint, by its topmost object.
@@ -568,8 +545,7 @@ impl ServerCore {
         self.tell(Store::Endpoints, &changes, now);
     }
 
-    /// Passes an edit on to walks, and sends updates to clients. An update is built once
-    /// for all its receivers.
+    /// Sends updates to clients. An update is built once for all its receivers.
     fn tell(&mut self, of: Store, changes: &Changes, now: Instant) {
         let resolvable = match of {
             Store::Policy => &self.policy,
@@ -577,10 +553,6 @@ impl ServerCore {
         };
         // An edit without effect keeps the revision, so that --if-revision does not fail for it.
         self.policy_revision += u64::from(of == Store::Policy && !changes.is_empty());
-        // Walks keep what was there when they began.
-        for (_, walk) in self.walks.values_mut().filter(|(store, _)| *store == of) {
-            walk.changed(&resolvable.tree, changes);
-        }
         let method = of.update();
         // Built from the tree as it is after the edit, for all receivers at once.
         for (receivers, pieces) in push::updates(of, resolvable, changes, &self.settings.limits, now) {

@@ -16,7 +16,7 @@ use ssntp_opflex::server::{self, ServerCore};
 fn incoming(message: &Value) -> Incoming {
     let mut messages = Vec::new();
     let mut buffer = BytesMut::from(format!("{message}\0").as_bytes());
-    Decoder::new(Default::default(), Default::default())
+    Decoder::new(Default::default())
         .decode(&mut buffer, &mut messages)
         .unwrap();
     messages.remove(0)

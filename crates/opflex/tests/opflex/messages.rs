@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use ssntp_opflex::message::{Decoder, ErrorCode, Incoming, Method, Reply, Request, Store};
 use ssntp_opflex::model::Target;
-use ssntp_opflex::rpc::{self, Error, Framing, Limits};
+use ssntp_opflex::rpc::{self, Error, Limits};
 
 use crate::opflex_json::json_value;
 
@@ -31,7 +31,7 @@ fn captured() -> Vec<String> {
 
 fn decode(stream: &[u8]) -> (Vec<Incoming>, Result<(), Error>) {
     let mut out = Vec::new();
-    let result = Decoder::new(Framing::Nul, Limits::default()).decode(&mut BytesMut::from(stream), &mut out);
+    let result = Decoder::new(Limits::default()).decode(&mut BytesMut::from(stream), &mut out);
     (out, result)
 }
 
@@ -87,7 +87,7 @@ fn every_captured_message_passes_the_envelope_character_by_character() {
     for text in captured().into_iter().chain(odd.map(str::to_owned)) {
         let mut out = Vec::new();
         let mut buffer = BytesMut::from(format!("{text}\0").as_bytes());
-        rpc::Decoder::new(Framing::Nul, Limits::default())
+        rpc::Decoder::new(Limits::default())
             .decode(&mut buffer, &mut out)
             .unwrap();
         assert_eq!(again(&out[0]), text);
@@ -405,7 +405,7 @@ proptest! {
     fn any_split_of_a_capture_gives_the_same_messages(sizes in prop::collection::vec(1usize..4000, 1..20)) {
         let stream: Vec<u8> = captured().iter().take(60).flat_map(|text| [text.as_bytes(), b"\0"].concat()).collect();
         let (expected, _) = decode(&stream);
-        let mut decoder = Decoder::new(Framing::Nul, Limits::default());
+        let mut decoder = Decoder::new(Limits::default());
         let (mut buffer, mut out) = (BytesMut::new(), Vec::new());
         let mut rest = stream.as_slice();
         for size in sizes.iter().cycle() {

@@ -9,7 +9,7 @@ use ssntp_opflex::message::{Decoder, Method, Peer, Role};
 use ssntp_opflex::model::{Edit, ManagedObject, Uri};
 use ssntp_opflex::peer::ConnectionId;
 use ssntp_opflex::policy_element::{self as element, ElementCore, Health, PeerState};
-use ssntp_opflex::rpc::{Framing, Limits};
+use ssntp_opflex::rpc::Limits;
 use ssntp_opflex::server::{self, OnLeave, ServerCore};
 
 /// One connection, with a decoder at each end.
@@ -174,7 +174,7 @@ impl Net {
         }
         let number = self.next;
         self.next += 1;
-        let decoder = || (BytesMut::new(), Decoder::new(Framing::Nul, Limits::default()));
+        let decoder = || (BytesMut::new(), Decoder::new(Limits::default()));
         let link = Link {
             element,
             at_element: connection,

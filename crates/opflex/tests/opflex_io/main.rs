@@ -37,7 +37,7 @@ use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
 
 /// How long anything may take before a test fails.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn authority() -> &'static Authority {
     static AUTHORITY: OnceLock<Authority> = OnceLock::new();

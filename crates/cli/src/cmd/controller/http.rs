@@ -16,7 +16,7 @@ use crate::failure::Failure;
 pub(super) struct HttpArgs {
     /// Serve pages about the cluster, and the API, over HTTP, at HOST:PORT or unix:PATH.
     /// At addresses that are not loopback, they use mutual TLS with the certificates of
-    /// this process
+    /// this process, which then needs the roles controller and server
     #[arg(long, value_name = "ADDR", value_parser = with_port)]
     http: Option<Address>,
     /// Over TLS, certificates of this authority may look; those of --ca with the role

@@ -51,11 +51,8 @@ pub(super) struct IdentityArgs {
     #[arg(long, value_name = "IP,IP,IP", value_parser = proxies)]
     proxies: Option<Proxies>,
     /// Take elements with another protocol version, another domain or no name
-    #[arg(long, conflicts_with = "strict")]
-    lenient: bool,
-    /// Refuse such elements, as the draft says (the default)
     #[arg(long)]
-    strict: bool,
+    lenient: bool,
     /// Know elements by the common name of their certificate and not by the name that they
     /// send, so that none can act for another
     #[arg(long, requires = "tls_ca")]
@@ -88,7 +85,7 @@ impl IdentityArgs {
         settings.default_location = self.default_location;
         settings.require_location = self.require_location;
         settings.proxies = self.proxies;
-        settings.lenient = self.lenient && !self.strict;
+        settings.lenient = self.lenient;
         settings.name_from_certificate = self.identity_from_certificate;
         settings.unique_names = self.unique_names;
         settings.default_prr = self.prr.into();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::cluster::processes::{Cluster, Done, LIMIT, Process};
+use crate::cluster::processes::{Cluster, Done, LIMIT, Process, processes_inside};
 
 /// A cluster, its controller daemon, and a file of workloads.
 struct Kept {
@@ -17,7 +17,10 @@ struct Kept {
 
 impl Kept {
     fn new(agents: usize) -> Self {
-        let mut cluster = Cluster::new("--state scheduler-state");
+        Self::with(Cluster::new("--state scheduler-state"), agents)
+    }
+
+    fn with(mut cluster: Cluster, agents: usize) -> Self {
         for _ in 0..agents {
             cluster.agent("");
         }
@@ -244,5 +247,155 @@ fn a_version_that_fails_goes_back_by_itself() {
         (Some(1), true),
         "{}",
         unknown.stderr
+    );
+}
+
+#[test]
+fn of_two_controllers_one_leads_and_the_other_takes_over_without_starting_anything_twice() {
+    let mut kept = Kept::with(Cluster::new("--state scheduler-state --controllers master"), 1);
+    let second = kept.cluster.path("second");
+    let http = format!("unix:{}", second.display());
+    let words = ["controller", "--store", "second-store", "--http", &http];
+    let daemon = Process::of(kept.cluster.command(&words), &kept.cluster.path(""), "second");
+    daemon.line_with("page");
+    let token = [
+        "controller",
+        "token",
+        "add",
+        "test",
+        "--write",
+        "--store",
+        "second-store",
+    ];
+    let made = Done::of(kept.cluster.command(&token));
+    let token = made
+        .stdout
+        .split_whitespace()
+        .find(|word| word.starts_with("ssntp-"));
+    fs::write(kept.cluster.path("second-token"), token.unwrap()).unwrap();
+    let second = |line: &str| {
+        let words: Vec<_> = ["ctl", "--json"]
+            .into_iter()
+            .chain(line.split_whitespace())
+            .collect();
+        let mut command = kept.cluster.command(&words);
+        command.env("SSNTP_HTTP", &http);
+        command.env("SSNTP_TOKEN_FILE", kept.cluster.path("second-token"));
+        let done = Done::of(command);
+        assert_eq!(done.code, Some(0), "{line}: {}", done.stderr);
+        let lines = done.stdout.lines();
+        lines
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect::<Vec<Value>>()
+    };
+    // Both are told what should run. Only the first one is obeyed, and the other one takes down
+    // what the first one has started.
+    kept.apply(3, 1000);
+    kept.settles(3, 1000);
+    second("apply -f web.yaml");
+    let all_run = |what: &str| {
+        until(what, || {
+            second("get web")[0]["workload"]["status"]["healthy"] == 3
+        });
+    };
+    all_run("the second one sees what runs");
+    assert!(
+        second("history --kind adopted --limit 10").len() >= 3,
+        "it has started none of them"
+    );
+    kept.settles(3, 1000);
+    // The first one is gone, and an instance ends: nobody else could start another one.
+    kept.daemon.take().unwrap().kill();
+    let before = second("history --limit 1")[0]["id"].as_i64().unwrap();
+    let instances = kept.cluster.path("state-0/instances");
+    let mut instances = fs::read_dir(instances).unwrap();
+    let instance = instances.find_map(|entry| {
+        let inside = processes_inside(&entry.unwrap().path());
+        (!inside.is_empty()).then_some(inside)
+    });
+    for process in instance.unwrap() {
+        let _ = rustix::process::kill_process(process, Signal::KILL);
+    }
+    until("another one is started", || {
+        let rows = second("history --kind running --limit 1");
+        rows.first()
+            .is_some_and(|row| row["id"].as_i64().unwrap() > before)
+    });
+    all_run("all run again");
+    let alive = kept.instances();
+    let alive = alive.iter().filter(|one| one["state"] != "exited").count();
+    assert_eq!(alive, 3);
+}
+
+#[test]
+fn over_tls_a_certificate_says_who_may_look_and_who_may_write() {
+    let kept = Kept::new(0);
+    let done = |words: &str| {
+        let words: Vec<_> = words.split_whitespace().collect();
+        Done::of(kept.cluster.command(&words))
+    };
+    for line in [
+        "cert ca --dir look",
+        "cert issue --dir look --role agent --name eyes",
+        "cert ca --dir other",
+        "cert issue --dir other --role controller --name stranger",
+    ] {
+        assert_eq!(done(line).code, Some(0), "{line}");
+    }
+    let refused = done("controller --store tls-store --http 0.0.0.0:0");
+    assert!(
+        refused.stderr.contains("controller,server"),
+        "{:?}",
+        refused.stderr
+    );
+    let line = "controller --store tls-store --http 0.0.0.0:0 --http-ca look/ca.pem --cert page.pem";
+    let words: Vec<_> = line.split_whitespace().collect();
+    let daemon = Process::of(kept.cluster.command(&words), &kept.cluster.path(""), "controller");
+    let page = daemon.line_with("page");
+    let url = page
+        .trim()
+        .rsplit(' ')
+        .next()
+        .unwrap()
+        .replace("0.0.0.0", "127.0.0.1");
+    let address = url
+        .strip_prefix("https://")
+        .expect("addresses that are not loopback use TLS");
+    // Loopback addresses are spoken to without TLS, so the client uses another name of this host.
+    let http = format!("https://{}", address.replace("127.0.0.1", "0.0.0.0"));
+    fs::write(
+        kept.cluster.path("web.yaml"),
+        "name: web\nstart: {command: [sleep, \"9\"]}\n",
+    )
+    .unwrap();
+    let ask = |cert: &str, line: &str| done(&format!("ctl {line} --http {http} --cert {cert}"));
+    let told = |answer: &Done| (answer.code, answer.stderr.clone());
+    for (cert, looks, writes) in [
+        ("controller.pem", true, true),
+        ("look/eyes.pem", true, false),
+        ("agent.pem", false, false),
+        ("other/stranger.pem", false, false),
+    ] {
+        let looked = ask(cert, "get");
+        assert_eq!(looked.code == Some(0), looks, "{cert}: {:?}", told(&looked));
+        let wrote = ask(cert, "apply -f web.yaml");
+        assert_eq!(wrote.code == Some(0), writes, "{cert}: {:?}", told(&wrote));
+    }
+    let refused = ask("look/eyes.pem", "remove web");
+    assert!(refused.stderr.contains("role controller"), "{:?}", told(&refused));
+    assert!(ask("controller.pem", "get").stdout.contains("web"));
+    // Without TLS nothing is said.
+    let mut plain = std::net::TcpStream::connect(address).unwrap();
+    std::io::Write::write_all(
+        &mut plain,
+        b"GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    )
+    .unwrap();
+    plain.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut said = Vec::new();
+    let _ = std::io::Read::read_to_end(&mut plain, &mut said);
+    assert!(
+        !String::from_utf8_lossy(&said).contains("HTTP/1.1 200"),
+        "{said:?}"
     );
 }

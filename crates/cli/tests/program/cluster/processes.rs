@@ -516,6 +516,9 @@ fn save_certificates(directory: &Path) {
         let mut files: Vec<_> = ROLES.into_iter().map(issue).collect();
         let bound = CertificateRequest::new(Role::CONTROLLER).uuid(Uuid::from_u128(0xb0));
         files.push(("bound.pem".into(), authority.issue(&bound).unwrap().to_pem()));
+        let page = CertificateRequest::new(Role::CONTROLLER | Role::SERVER);
+        let page = page.host("0.0.0.0".parse().unwrap());
+        files.push(("page.pem".into(), authority.issue(&page).unwrap().to_pem()));
         files.push(("ca.pem".into(), authority.certificate_pem().to_owned()));
         files
     });

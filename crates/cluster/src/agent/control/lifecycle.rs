@@ -340,11 +340,11 @@ impl Control {
                 Ending::Asked(at) if now >= at => {
                     *ending = Ending::Killing;
                     instance.record.detail = "it did not end when it was asked to, and was killed".into();
-                    "does not end, and is killed"
+                    "has not ended in time, and is killed"
                 }
                 Ending::Killed(at) if now >= at => {
                     *ending = Ending::Hung;
-                    "does not even end when killed"
+                    "was killed and does not end: it counts as hung"
                 }
                 _ => continue,
             };

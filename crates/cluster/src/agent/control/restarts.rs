@@ -78,7 +78,9 @@ impl Control {
         let limit = start.map_or(0, |start| start.start.restart_limit);
         let record = &mut instance.record;
         if limit > 0 && record.restarts_in_row >= limit {
-            record.detail = format!("it was started again {limit} times in a row, and is not any more");
+            record.detail = format!(
+                "it was started again {limit} times in a row, and its node does not start it any more"
+            );
             info!("{node}: instance {id}: {}", record.detail);
             return self.keep_for_now(id);
         }

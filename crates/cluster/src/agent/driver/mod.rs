@@ -283,7 +283,8 @@ pub enum Found {
 }
 
 /// How an instance ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Exit {
     /// The exit code, or 128 plus the number of the signal that ended it; `None` if it is
     /// unknown.
@@ -357,7 +358,7 @@ pub struct Volume {
 }
 
 /// An instance did not start.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{why}")]
 pub struct LaunchError {
     /// The cause.
@@ -367,7 +368,8 @@ pub struct LaunchError {
 }
 
 /// The reason why an instance did not start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum LaunchFault {
     /// The command asks for something that makes no sense.
@@ -380,28 +382,6 @@ pub enum LaunchFault {
     Network,
     /// Anything else.
     Launch,
-}
-
-impl LaunchFault {
-    const ALL: [(Self, &str); 5] = [
-        (Self::Data, "data"),
-        (Self::Image, "image"),
-        (Self::Full, "full"),
-        (Self::Network, "network"),
-        (Self::Launch, "launch"),
-    ];
-
-    /// Its name in a supervisor's state.
-    fn name(self) -> &'static str {
-        let named = Self::ALL.iter().find(|(fault, _)| *fault == self);
-        named.map_or("launch", |(_, name)| name)
-    }
-
-    /// The fault of that name; an unknown name, from another version, counts as `Launch`.
-    fn named(name: &str) -> Self {
-        let fault = Self::ALL.iter().find(|(_, known)| *known == name);
-        fault.map_or(Self::Launch, |(fault, _)| *fault)
-    }
 }
 
 impl LaunchError {

@@ -35,10 +35,10 @@ mod start;
 mod tests;
 
 use std::collections::{BTreeSet, HashMap};
-use std::fs::{self, DirBuilder, File, Permissions, set_permissions};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -244,7 +244,10 @@ impl Store {
             let name = entry.file_name();
             match name.to_str().and_then(|name| Uuid::try_parse(name).ok()) {
                 Some(instance) => stored.extend(self.load_instance(instance)),
-                None => warn!("{}: no instance's directory", entry.path().display()),
+                None => warn!(
+                    "{}: its name is not the UUID of an instance, and it is ignored",
+                    entry.path().display()
+                ),
             }
         }
         // Directories are listed in any order; logs and tests want a fixed one.
@@ -258,10 +261,6 @@ impl Store {
         // Before anything can fail: a UID in use must not be given to another instance.
         if let Some(uid) = owner_of(&place) {
             self.uids().insert(instance, uid);
-        }
-        // Agents before this one let everybody read them.
-        for path in [&record_path, &start_path] {
-            let _ = set_permissions(path, Permissions::from_mode(0o600));
         }
         let record: Option<Record> = match read_summed(&record_path) {
             Ok(Some(record)) => Some(record),
@@ -341,8 +340,6 @@ impl Store {
 
     /// Writes down that a volume is attached: a link to it is the record.
     pub(crate) fn link(&self, place: &InstanceDir, volume: &Volume) -> io::Result<()> {
-        // An instance of an older version may have no such directory.
-        make_dirs(&place.volumes(), PRIVATE)?;
         symlink(&volume.path, place.volumes().join(volume.uuid.to_string()))?;
         sync_dir(&place.volumes())
     }

@@ -59,20 +59,10 @@ pub(crate) fn changes(before: &Start, after: &Start) -> Option<Restart> {
 
 pub(super) fn read_start(path: &Path) -> Result<StartPayload, String> {
     let bytes = fs::read(path).map_err(|e| e.to_string())?;
-    // Agents before this one kept the checksum in a file of its own.
-    let (sum, start) = match fs::read(path.with_extension("sum")) {
-        Ok(sum) => (sum, bytes.as_slice()),
-        Err(_) => {
-            let end = bytes
-                .iter()
-                .position(|byte| *byte == b'\n')
-                .map_or(0, |at| at + 1);
-            let (sum, start) = bytes.split_at(end);
-            (sum.to_vec(), start)
-        }
-    };
+    let end = bytes.iter().position(|byte| *byte == b'\n');
+    let (sum, start) = bytes.split_at(end.map_or(0, |at| at + 1));
     if sum != sum_line(start).as_bytes() {
-        return Err("its checksum is wrong: it is torn".into());
+        return Err("its checksum is wrong: it is incomplete, or was changed".into());
     }
     StartPayload::decode(start).map_err(|e| e.to_string())
 }

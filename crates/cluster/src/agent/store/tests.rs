@@ -270,19 +270,6 @@ fn a_restart_changes_what_it_names_and_nothing_else() {
 }
 
 #[test]
-fn a_start_of_an_older_agent_is_read() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path(), None).unwrap();
-    let instance = Uuid::from_u128(1);
-    store.create(instance, b"", &running()).unwrap();
-    let (path, bytes) = (store.place(instance).dir().join(START), start(instance).encode());
-    fs::write(&path, &bytes).unwrap();
-    fs::write(path.with_extension("sum"), sum_line(&bytes)).unwrap();
-    let stored = store.load().unwrap().1[0].start.clone();
-    assert_eq!(stored, Some(Box::new(start(instance))));
-}
-
-#[test]
 fn a_volume_without_a_name_has_the_same_one_each_time() {
     let unnamed = |instance| {
         let mut start = start(Uuid::from_u128(instance)).start;

@@ -155,7 +155,7 @@ impl Drop for Streams {
         self.shared.lock().stop = true;
         self.shared.news.notify_one();
         if self.ended.recv_timeout(LAST_READ) == Err(RecvTimeoutError::Timeout) {
-            warn!("the thread that reads logs does not end, and is left behind");
+            warn!("the thread that reads logs has not ended in time; the agent ends without it");
             return;
         }
         if let Some(thread) = self.thread.take() {

@@ -15,7 +15,7 @@ use crate::agent::driver::{
 };
 use crate::agent::store::{PASSABLE, Store, make_dirs, millis};
 use crate::agent::tree;
-use crate::machine::Facts;
+use crate::machine;
 use crate::network::Wire;
 
 const MB: u64 = 1 << 20;
@@ -97,7 +97,7 @@ impl Pool {
                 // Without a state directory there are no instances, and any file system will
                 // do.
                 let disk = self.store.as_ref().map_or("/".as_ref(), |store| store.root());
-                let facts = Facts::read(disk);
+                let facts = machine::read(disk);
                 self.done(Done::Measured { facts, usages });
             }
         }
@@ -281,7 +281,12 @@ impl Pool {
             Ok(Some(why)) => why,
             Ok(None) => return,
             // Nothing is known of its size, so it is looked at again at the next measurement.
-            Err(e) => return warn!("instance {}: its disk: {e}", subject.place.instance()),
+            Err(e) => {
+                return warn!(
+                    "instance {}: its disk cannot be measured: {e}",
+                    subject.place.instance()
+                );
+            }
         };
         let running = Running {
             place: subject.place.clone(),

@@ -272,7 +272,7 @@ impl Drop for Workers {
         // `join` has no time limit, so the channel tells first that all threads have ended.
         if self.ended.recv_timeout(LAST_JOBS) == Err(crossbeam_channel::RecvTimeoutError::Timeout) {
             // A file system that doesn't answer: the thread can't be woken.
-            warn!("a worker does not end, and is left behind");
+            warn!("a worker has not ended in time; the agent ends without it");
             return;
         }
         let threads = std::mem::take(&mut self.shared.queues().threads);
@@ -341,7 +341,7 @@ impl Pool {
                 let needs_another = hands.idle == 0 && hands.threads < crew.most_threads();
                 if needs_another && let Err(e) = self.hire(&mut queues, crew) {
                     // The threads of the crew do the job later.
-                    warn!("no further thread to {}: {e}", crew.name());
+                    warn!("cannot start another thread to {}: {e}", crew.name());
                 }
                 let job = queues.jobs.get_mut(&key).and_then(VecDeque::pop_front);
                 if let Some(job) = job {

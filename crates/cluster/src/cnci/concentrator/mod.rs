@@ -146,10 +146,10 @@ impl Concentrator {
     /// Checks that a frame is about this concentrator and its tenant.
     fn check_ours(&self, concentrator: &Id, tenant: &Id) -> Result<(), String> {
         if *concentrator != self.uuid {
-            return Err(format!("it is for {concentrator}"));
+            return Err(format!("it is for the concentrator {concentrator}"));
         }
         if !tenant.is_empty() && *tenant != self.tenant {
-            return Err(format!("it is about the tenant {tenant}"));
+            return Err(format!("it is about another tenant, {tenant}"));
         }
         Ok(())
     }

@@ -144,7 +144,10 @@ impl Concentrator {
     /// Checks the fields that both commands have; gives the address.
     fn check(&self, concentrator: &Id, tenant: &Id, instance: &Id, address: &str) -> Result<IpAddr, Refused> {
         if *concentrator != self.uuid {
-            return Err(Refused::new("no_instance", format!("it is for {concentrator}")));
+            return Err(Refused::new(
+                "no_instance",
+                format!("it is for the concentrator {concentrator}"),
+            ));
         }
         self.check_ours(concentrator, tenant)?;
         if instance.uuid().is_none() {

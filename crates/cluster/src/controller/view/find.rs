@@ -120,7 +120,7 @@ pub enum FindError {
     /// No known UUID begins with it. The whole UUID can name an entity that is not known
     /// yet.
     #[error("{}", match *what {
-        "instance" => format!("no instance is called {text}, or has a UUID that begins so"),
+        "instance" => format!("no instance has the name {text}, or a UUID that begins with it"),
         _ => format!("no {what} is known whose UUID begins with {text}"),
     })]
     None {

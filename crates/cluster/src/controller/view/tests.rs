@@ -383,7 +383,10 @@ fn instances_are_found_by_name_first() {
     assert_eq!(view.find_instance("0f"), Ok(CNCI));
     assert_eq!(view.find_instance("0f7"), Ok(INSTANCE));
     let unknown = view.find_instance("db").unwrap_err().to_string();
-    assert_eq!(unknown, "no instance is called db, or has a UUID that begins so");
+    assert_eq!(
+        unknown,
+        "no instance has the name db, or a UUID that begins with it"
+    );
     assert_eq!(
         view.find_instance("x y").unwrap_err().to_string(),
         "no instance is called \"x y\""

@@ -44,33 +44,7 @@ pub struct Change {
 
 /// All objects that one edit changed, in the order of their URIs, so parents come
 /// before children. Empty if the edit changed nothing.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Changes(Vec<Change>);
-
-impl Changes {
-    /// How many objects changed.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether nothing changed.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The changed objects.
-    pub fn iter(&self) -> std::slice::Iter<'_, Change> {
-        self.0.iter()
-    }
-}
-
-impl<'a> IntoIterator for &'a Changes {
-    type Item = &'a Change;
-    type IntoIter = std::slice::Iter<'a, Change>;
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.iter()
-    }
-}
+pub type Changes = Vec<Change>;
 
 /// The objects that an edit touched, as they were before it. They are compared only at
 /// the end, so an object that the edit adds and removes again does not count as changed.
@@ -101,7 +75,7 @@ impl Before {
                 before: before.map(Box::new),
             })
         };
-        Changes(self.0.into_iter().filter_map(change).collect())
+        self.0.into_iter().filter_map(change).collect()
     }
 }
 

@@ -24,7 +24,6 @@
 //! | `changes` | what an edit did |
 //! | `index` | the tables behind the look-ups |
 //! | `cursor` | going through it in steps |
-//! | `walk` | copying it in steps, as it was at the beginning |
 
 mod changes;
 mod cursor;
@@ -32,7 +31,6 @@ mod edit;
 mod index;
 #[cfg(test)]
 mod tests;
-mod walk;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
@@ -45,7 +43,6 @@ pub use self::changes::{Change, ChangeKind, Changes};
 pub(crate) use self::cursor::{Cursor, Room};
 pub use self::edit::Edit;
 use self::index::{Index, Names};
-pub use self::walk::Walk;
 use super::managed_object::find;
 use super::{Ident, ManagedObject, Name, Property, Schema, Uri};
 use crate::json;

@@ -9,20 +9,15 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::super::query::{QUERY, Query};
 use super::super::{SERVER_LOG as LOG, ServerContext};
-use super::{
-    AGENTS, DELETE, DUMP, ENDPOINTS, Edited, EndpointEntry, MORE, PUT, RELOAD, REPORTS, SESSIONS, STATUS,
-};
+use super::{AGENTS, DELETE, DUMP, ENDPOINTS, Edited, EndpointEntry, PUT, RELOAD, REPORTS, SESSIONS, STATUS};
 use crate::message::{Custom, ErrorCode, ErrorResponse, Request};
-use crate::model::{Edit, ManagedObject, Name, ObjectRef, Tree, Uri};
+use crate::model::{Edit, ManagedObject, Name, Uri};
 use crate::rpc::{Frame, Id};
-use crate::server::{Exported, Store, WalkId};
+use crate::server::{Exported, Store};
 
-/// Objects in one piece of a dump.
+/// The entries of one part of a list.
 const PIECE: usize = 500;
-/// The most objects that a query of libopflex's kind is answered with.
-const QUERIED: usize = 10_000;
 
 /// What is answered on a control connection.
 pub(in super::super) enum Answer {
@@ -68,14 +63,8 @@ impl PolicyEdit {
     }
 }
 
-/// Carries out what came on a control connection, and makes the answer. `walk`
-/// is the dump that the connection has begun.
-pub(in super::super) fn carry_out(
-    cx: &mut ServerContext<'_>,
-    walk: &mut Option<WalkId>,
-    id: Id,
-    request: Request,
-) -> Answer {
+/// Carries out what came on a control connection, and makes the answer.
+pub(in super::super) fn carry_out(cx: &ServerContext<'_>, id: Id, request: Request) -> Answer {
     let Request::Custom(mut calls) = request else {
         let error = ErrorResponse::new(ErrorCode::EUNSUPPORTED, "the control socket takes custom only");
         return Answer::Now(failure(&id, &error));
@@ -88,7 +77,7 @@ pub(in super::super) fn carry_out(
     if matches!(call.method.as_str(), PUT | DELETE | RELOAD) {
         return Answer::Later(PolicyEdit { id, call });
     }
-    Answer::Now(answer(cx, walk, &id, &call).unwrap_or_else(|error| failure(&id, &error)))
+    Answer::Now(answer(cx, &id, &call).unwrap_or_else(|error| failure(&id, &error)))
 }
 
 /// An error as an answer.
@@ -117,18 +106,32 @@ struct Delete {
     if_revision: Option<u64>,
 }
 
+/// What a list is asked for: where it begins, and behind which of its entries.
 #[derive(Deserialize)]
-struct Below {
+struct Below<A> {
     #[serde(default = "Uri::root")]
     uri: Uri,
-    #[serde(default)]
-    after: Option<u64>,
+    after: Option<A>,
 }
 
-#[derive(Deserialize)]
-struct After {
-    #[serde(default)]
-    after: Option<Name>,
+/// A part of a list.
+#[derive(Serialize)]
+struct Page<'a, A> {
+    #[serde(flatten)]
+    entries: Entries<'a>,
+    /// The last entry, if there may be more behind it.
+    after: Option<A>,
+    /// The revision of policy that the part was taken at.
+    revision: u64,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Entries<'a> {
+    Objects(Vec<ManagedObject>),
+    Endpoints(Vec<EndpointEntry>),
+    Reports(Vec<Exported<'a>>),
+    Agents(Vec<Value>),
 }
 
 #[derive(Serialize)]
@@ -137,58 +140,44 @@ struct Wire<'a, T> {
     result: T,
 }
 
-fn answer(
-    cx: &mut ServerContext<'_>,
-    walk: &mut Option<WalkId>,
-    id: &Id,
-    call: &Custom,
-) -> Result<Bytes, Box<ErrorResponse>> {
-    let method = call.method.as_str();
+fn answer(cx: &ServerContext<'_>, id: &Id, call: &Custom) -> Result<Bytes, Box<ErrorResponse>> {
+    let (core, method) = (cx.core(), call.method.as_str());
     Ok(match method {
-        DUMP | ENDPOINTS => {
-            let store = if method == DUMP {
-                Store::Policy
-            } else {
-                Store::Endpoints
-            };
-            let uri = params::<Below>(call)?.uri;
-            // A walk that nobody takes to its end would be told of every edit for ever.
-            if let Some(old) = walk.replace(cx.core.begin_walk(store, uri)) {
-                cx.core.end_walk(old);
-            }
-            piece(cx, walk, id, method)
+        DUMP => {
+            let Below { uri, after } = params(call)?;
+            let objects = core.page(Store::Policy, uri, after, PIECE);
+            let after = objects.get(PIECE - 1).map(|last| last.uri.clone());
+            page(cx, id, method, Entries::Objects(objects), after)
         }
-        MORE => piece(cx, walk, id, method),
+        ENDPOINTS => {
+            let Below { uri, after } = params(call)?;
+            let objects = core.page(Store::Endpoints, uri, after, PIECE);
+            let after = objects.get(PIECE - 1).map(|last| last.uri.clone());
+            let entries = objects.into_iter().map(|object| entry(cx, object)).collect();
+            page(cx, id, method, Entries::Endpoints(entries), after)
+        }
         REPORTS => {
             #[expect(clippy::disallowed_methods, reason = "reports are shown with the time of day")]
             let wall = SystemTime::now();
             let Below { uri, after } = params(call)?;
-            let exported = cx.core().observer().export_after(after, &uri, cx.now(), wall);
+            let exported = core.observer().export_after(after, &uri, cx.now(), wall);
             let (places, reports): (Vec<u64>, Vec<_>) = exported.take(PIECE).unzip();
-            // A piece that is not full is the last one.
-            let after = places.last().filter(|_| places.len() == PIECE);
-            reply(id, method, ReportPiece { reports, after })
+            page(cx, id, method, Entries::Reports(reports), places.get(PIECE - 1))
         }
         STATUS => {
-            let core = cx.core();
             let (revision, objects) = (core.policy_revision(), core.policy().len());
             reply(id, method, json!({ "revision": revision, "objects": objects }))
         }
         AGENTS => {
-            let after = params::<After>(call)?.after;
-            let found = cx.core().agents_after(after.as_ref(), PIECE, cx.now());
-            let after = found.last().filter(|_| found.len() == PIECE);
-            let after = after.map(|agent| agent.name.clone());
-            let agents: Vec<Value> = found.iter().map(flat).collect();
-            reply(id, method, json!({ "agents": agents, "after": after }))
+            let after: Option<Name> = params::<Below<Name>>(call)?.after;
+            let found = core.agents_after(after.as_ref(), PIECE, cx.now());
+            let agents = Entries::Agents(found.iter().map(flat).collect());
+            let after = found.get(PIECE - 1).map(|agent| agent.name.clone());
+            page(cx, id, method, agents, after)
         }
         SESSIONS => {
-            let sessions: Vec<Value> = cx.core().sessions(cx.now()).iter().map(flat).collect();
+            let sessions: Vec<Value> = core.sessions(cx.now()).iter().map(flat).collect();
             reply(id, method, json!({ "sessions": sessions }))
-        }
-        QUERY => {
-            let policy = found(cx.core().policy(), &Query::all(call)?)?;
-            reply(id, method, json!({ "policy": policy }))
         }
         other => {
             let what = format!("unknown method {other:.64?}");
@@ -197,46 +186,20 @@ fn answer(
     })
 }
 
-#[derive(Serialize)]
-struct ReportPiece<'a> {
-    reports: Vec<Exported<'a>>,
-    after: Option<&'a u64>,
-}
-
-#[derive(Default, Serialize)]
-struct Piece {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    objects: Option<Vec<ManagedObject>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    endpoints: Option<Vec<EndpointEntry>>,
-    more: bool,
-}
-
-/// The next piece of a dump.
-fn piece(cx: &mut ServerContext<'_>, walk: &mut Option<WalkId>, id: &Id, method: &str) -> Bytes {
-    let next = walk.and_then(|walk| cx.core.walk(walk, PIECE));
-    let result = match next {
-        Some((Store::Policy, objects)) => Piece {
-            objects: Some(objects),
-            more: true,
-            ..Piece::default()
-        },
-        Some((Store::Endpoints, objects)) => Piece {
-            endpoints: Some(objects.into_iter().map(|object| entry(cx, object)).collect()),
-            more: true,
-            ..Piece::default()
-        },
-        None => {
-            // The connection may begin another dump.
-            *walk = None;
-            Piece {
-                objects: Some(Vec::new()),
-                endpoints: Some(Vec::new()),
-                more: false,
-            }
-        }
+fn page(
+    cx: &ServerContext<'_>,
+    id: &Id,
+    method: &str,
+    entries: Entries<'_>,
+    after: Option<impl Serialize>,
+) -> Bytes {
+    let revision = cx.core().policy_revision();
+    let page = Page {
+        entries,
+        after,
+        revision,
     };
-    reply(id, method, result)
+    reply(id, method, page)
 }
 
 fn entry(cx: &ServerContext<'_>, object: ManagedObject) -> EndpointEntry {
@@ -255,33 +218,6 @@ fn reply(id: &Id, method: &str, result: impl Serialize) -> Bytes {
 
 fn params<T: DeserializeOwned>(call: &Custom) -> Result<T, Box<ErrorResponse>> {
     T::deserialize(&call.params).map_err(ErrorResponse::error)
-}
-
-fn found(tree: &Tree, queries: &[Query]) -> Result<Vec<ManagedObject>, Box<ErrorResponse>> {
-    let mut found = Vec::new();
-    for query in queries {
-        let roots: Vec<ObjectRef<'_>> = match &query.policy_uri {
-            Some(uri) => tree
-                .get(uri)
-                .filter(|object| *object.subject() == query.subject)
-                .into_iter()
-                .collect(),
-            None => tree.class(&query.subject).take(QUERIED + 1).collect(),
-        };
-        let below = roots.iter().flat_map(|root| {
-            let most = if query.recursive { usize::MAX } else { 1 };
-            tree.subtree(root.uri()).take(most)
-        });
-        let room = QUERIED + 1 - found.len();
-        found.extend(below.take(room).map(|object| object.to_object()));
-        // The answer is one message, and the dispatcher makes it in one go.
-        if found.len() > QUERIED {
-            return Err(ErrorResponse::error(format_args!(
-                "more than {QUERIED} objects: take {DUMP}"
-            )));
-        }
-    }
-    Ok(found)
 }
 
 /// What [`SessionInfo`] or [`AgentInfo`] says, as the control socket has it: its

@@ -11,12 +11,11 @@ use serde_json::{Value, json};
 
 use super::super::now;
 use super::{
-    AGENTS, DELETE, DUMP, ENDPOINTS, Edited, EndpointEntry, MESSAGE, MORE, PUT, RELOAD, REPORTS, SESSIONS,
-    STATUS,
+    AGENTS, DELETE, DUMP, ENDPOINTS, Edited, EndpointEntry, MESSAGE, PUT, RELOAD, REPORTS, SESSIONS, STATUS,
 };
 use crate::message::{Custom, CustomResult, Decoder, ErrorResponse, Incoming, Method, Reply, Request};
 use crate::model::{ManagedObject, Uri};
-use crate::rpc::{Framing, Id, Limits};
+use crate::rpc::{Id, Limits};
 use ssntp_transport::{BufferPool, Halves, Outgoing, connect_unix, plain};
 
 /// A connection to the control socket of a server.
@@ -48,7 +47,7 @@ impl Control {
         };
         Ok(Self {
             halves: plain(stream, BufferPool::new()),
-            decoder: Decoder::trusting(Framing::Nul, limits),
+            decoder: Decoder::trusting(limits),
             limit,
             last: 0,
             if_revision: None,
@@ -106,22 +105,29 @@ impl Control {
         self.change(RELOAD, json!({ "objects": objects }))
     }
 
-    /// The policy at and below a URI, parents first, as it is when the call
-    /// begins.
+    /// The policy at and below a URI, parents first, as it was at some moment of the call. If it
+    /// changes while it is read, it is read again.
     ///
     /// # Errors
     /// [`ControlError`].
     pub fn dump(&mut self, uri: &Uri) -> Result<Vec<ManagedObject>, ControlError> {
-        self.pieces(DUMP, uri, "objects")
+        let end = now() + self.limit;
+        loop {
+            match self.pages(DUMP, uri, "objects")? {
+                (objects, true) => return Ok(objects),
+                _ if now() >= end => return Err(ControlError::TimedOut),
+                _ => {}
+            }
+        }
     }
 
-    /// The endpoints at and below a URI, parents first, as they are when the
-    /// call begins.
+    /// The endpoints at and below a URI, parents first. They may change while they are read.
     ///
     /// # Errors
     /// [`ControlError`].
     pub fn endpoints(&mut self, uri: &Uri) -> Result<Vec<EndpointEntry>, ControlError> {
-        self.pieces(ENDPOINTS, uri, "endpoints")
+        self.pages(ENDPOINTS, uri, "endpoints")
+            .map(|(endpoints, _)| endpoints)
     }
 
     /// The last state report of each object at and below a URI as JSON, in the
@@ -130,7 +136,7 @@ impl Control {
     /// # Errors
     /// [`ControlError`].
     pub fn reports(&mut self, uri: &Uri) -> Result<Vec<Value>, ControlError> {
-        let mut all = self.pages(REPORTS, json!({ "uri": uri }), "reports")?;
+        let (mut all, _) = self.pages::<Value>(REPORTS, uri, "reports")?;
         // A report that arrived again meanwhile is there twice. The last one counts.
         // Reports are taken in steps, and one may arrive anew between two.
         let mut seen = HashSet::new();
@@ -158,36 +164,30 @@ impl Control {
     /// # Errors
     /// [`ControlError`].
     pub fn agents(&mut self) -> Result<Vec<Value>, ControlError> {
-        self.pages(AGENTS, json!({}), "agents")
+        self.pages(AGENTS, &Uri::root(), "agents")
+            .map(|(agents, _)| agents)
     }
 
-    /// A list that comes in pieces, each asked for by where the one before ended.
-    fn pages(&mut self, method: &str, mut params: Value, member: &str) -> Result<Vec<Value>, ControlError> {
-        let mut all = Vec::new();
-        loop {
-            let mut result = self.call(method, params.clone())?;
-            all.extend(take::<Vec<Value>>(&mut result, member)?);
-            let after: Option<Value> = take(&mut result, "after")?;
-            let Some(after) = after else { return Ok(all) };
-            params["after"] = after;
-        }
-    }
-
-    /// A dump, whose pieces the server keeps the place in.
-    fn pieces<T: DeserializeOwned>(
+    /// A list that comes in parts, each asked for by where the one before ended, and whether
+    /// policy had the same revision at all parts.
+    fn pages<T: DeserializeOwned>(
         &mut self,
         method: &str,
         uri: &Uri,
         member: &str,
-    ) -> Result<Vec<T>, ControlError> {
-        let mut all = Vec::new();
-        let mut result = self.call(method, json!({ "uri": uri }))?;
+    ) -> Result<(Vec<T>, bool), ControlError> {
+        let (mut all, mut params) = (Vec::new(), json!({ "uri": uri }));
+        let (mut revision, mut is_one) = (None, true);
         loop {
+            let mut result = self.call(method, params.clone())?;
             all.extend(take::<Vec<T>>(&mut result, member)?);
-            if !take(&mut result, "more")? {
-                return Ok(all);
-            }
-            result = self.call(MORE, json!({}))?;
+            let at: u64 = take(&mut result, "revision")?;
+            is_one &= revision.replace(at).is_none_or(|before| before == at);
+            let after: Option<Value> = take(&mut result, "after")?;
+            let Some(after) = after else {
+                return Ok((all, is_one));
+            };
+            params["after"] = after;
         }
     }
 

@@ -10,13 +10,11 @@
 //! | `ssntp.policy_delete` | `uris`, `if_revision` | `changed`, `revision` |
 //! | `ssntp.policy_reload` | `objects`, `if_revision` | `changed`, `revision` |
 //! | `ssntp.policy_status` | – | `revision`, `objects` |
-//! | `ssntp.policy_dump` | `uri` (default all) | `objects`, `more` |
-//! | `ssntp.endpoint_dump` | `uri` (default all) | `endpoints`, `more` |
-//! | `ssntp.dump_more` | – | as the dump that it goes on with |
-//! | `ssntp.report_dump` | `uri` (default all), `after` (default none) | `reports`, `after` |
+//! | `ssntp.policy_dump` | `uri` (default all), `after` (a URI) | `objects`, `after`, `revision` |
+//! | `ssntp.endpoint_dump` | `uri` (default all), `after` (a URI) | `endpoints`, `after`, `revision` |
+//! | `ssntp.report_dump` | `uri` (default all), `after` (a number) | `reports`, `after`, `revision` |
+//! | `ssntp.agents` | `after` (a name) | `agents`, `after`, `revision` |
 //! | `ssntp.sessions` | – | `sessions` |
-//! | `ssntp.agents` | `after` (a name, default none) | `agents`, `after` |
-//! | `org.opendaylight.opflex.policy_query` | `subject`, `policy_uri`, `recursive` | `policy` |
 //!
 //! The revision of policy is a number that grows with each change, over restarts
 //! too. A change with `if_revision` is refused where policy has another one.
@@ -24,11 +22,10 @@
 //! A change is answered when those who resolved the policy have been told and,
 //! where policy is kept, it is on the disk.
 //!
-//! A dump comes in pieces, so that a large one holds up no client of the
-//! server, and shows the tree as it was at the first one: while `more` is true,
-//! `ssntp.dump_more` brings the next piece, which may be empty. A connection
-//! has one dump at a time. Reports come in the order of their arrival; while
-//! there is an `after`, there may be more behind it.
+//! The lists with `after` come in parts, so that a long one delays no client of the server. If
+//! `after` of an answer is not null, the same call with that `after` brings the next part. A list
+//! may change between two parts; policy has not changed if `revision` is the same in all. Reports
+//! come in the order of their arrival.
 //!
 //! | file | what |
 //! |---|---|
@@ -52,7 +49,6 @@ const STATUS: &str = "ssntp.policy_status";
 const DUMP: &str = "ssntp.policy_dump";
 const ENDPOINTS: &str = "ssntp.endpoint_dump";
 const REPORTS: &str = "ssntp.report_dump";
-const MORE: &str = "ssntp.dump_more";
 const SESSIONS: &str = "ssntp.sessions";
 const AGENTS: &str = "ssntp.agents";
 

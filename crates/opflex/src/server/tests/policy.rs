@@ -424,7 +424,7 @@ fn the_next_request_is_answered_behind_a_long_answer() {
         json!({"id": ["policy_resolve", xid], "method": "policy_resolve", "params": params})
     };
     // One piece alone is made for each message, as long as nobody goes on.
-    let mut decoder = Decoder::new(Default::default(), Default::default());
+    let mut decoder = Decoder::new(Default::default());
     let mut messages = Vec::new();
     let text = format!("{}\0{}\0", resolve(1), resolve(2));
     decoder
@@ -452,7 +452,7 @@ fn what_changes_during_a_long_answer_is_right_in_the_end() {
     let params = json!([{"subject": "class4", "policy_uri": "/class4/x/", "prr": 60}]);
     let text = json!({"id": 1, "method": "policy_resolve", "params": params});
     let mut messages = Vec::new();
-    let mut decoder = Decoder::new(Default::default(), Default::default());
+    let mut decoder = Decoder::new(Default::default());
     decoder
         .decode(&mut BytesMut::from(format!("{text}\0").as_bytes()), &mut messages)
         .unwrap();

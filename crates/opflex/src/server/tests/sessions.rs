@@ -122,7 +122,7 @@ fn a_name_that_is_no_utf_8_is_answered() {
         .map(|byte| if byte == b'?' { 0xf6 } else { byte })
         .collect();
     let mut messages = Vec::new();
-    let mut decoder = Decoder::new(Default::default(), Default::default());
+    let mut decoder = Decoder::new(Default::default());
     decoder
         .decode(&mut BytesMut::from(&bytes[..]), &mut messages)
         .unwrap();

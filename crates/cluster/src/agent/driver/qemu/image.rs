@@ -261,7 +261,7 @@ fn await_end(mut child: Child, bounds: Bounds<'_>) -> io::Result<ExitStatus> {
     let limit = now() + KILLED;
     while matches!(child.try_wait(), Ok(None)) {
         if now() > limit {
-            warn!("process {} does not even end when killed", child.id());
+            warn!("process {} was killed and does not end", child.id());
             break;
         }
         pause(LOOK);

@@ -528,7 +528,7 @@ impl Supervisors {
             };
             if place.dir().parent() == Some(instances) {
                 let instance = place.instance();
-                warn!("instance {instance} runs and has no record any more: it is killed");
+                warn!("instance {instance} runs although its record is gone: it is killed");
                 let handle = self.handle(stat);
                 kill_tree(&handle);
                 clear(&self.inner.cgroups, &Running { place, handle });

@@ -1,15 +1,15 @@
 //! The state of a run: one line, on the supervisor's socket and in its file.
 //!
 //! ```text
-//! held version=1
-//! running version=1 started=1769000000123
-//! ended version=1 started=1769000000123 ended=1769000004567 code=137 signal=9 oom=1
-//! failed version=1 fault=launch why=/opt/tool: Permission denied (os error 13)
+//! {"state":"held"}
+//! {"state":"running","started":{"secs_since_epoch":1769000000,"nanos_since_epoch":123000000}}
+//! {"state":"ended","code":137,"signal":9,"out_of_memory":true,"started":…,"ended":…}
+//! {"state":"failed","fault":"launch","why":"/opt/tool: Permission denied (os error 13)"}
 //! ```
 //!
-//! Times are milliseconds since 1970. A reader ignores keys that it does not know, and a
-//! line whose first word it does not know. So an agent and a supervisor of different
-//! versions understand each other as far as both know the words.
+//! A reader ignores keys that it does not know, and a line of a state that it does not know. So
+//! an agent and a supervisor of different versions understand each other as far as both know the
+//! words.
 //!
 //! The file is made while the run is held, at its full length, and written in
 //! place from then on: on a full disk, too, the end can be written down. If the run has a user
@@ -19,24 +19,23 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
+use serde::{Deserialize, Serialize};
 
-use super::super::{Exit, LaunchError, LaunchFault};
+use super::super::{Exit, LaunchError};
 
-/// The version of this format.
-const VERSION: u32 = 1;
 /// The length of the file, and the longest line.
 pub(super) const LINE: usize = 512;
-/// The longest explanation of a failed run, in bytes: it leaves room in the file for the words
-/// before it and for the second line.
-const MAX_WHY: usize = 400;
+/// The longest state: it leaves room in the file for the second line.
+const MAX_STATE: usize = LINE - 32;
 /// The file's name in the run's directory.
 const FILE: &str = "state";
 
 /// The state of a run.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "lowercase")]
 pub(super) enum State {
     /// Nothing of it has run: it waits for its handle to be written down.
     Held,
@@ -49,73 +48,31 @@ pub(super) enum State {
 }
 
 impl State {
-    /// The line, with its end.
+    /// The line, with its end. An explanation that is too long for it is cut.
     pub(super) fn line(&self) -> String {
-        let time = |key: &str, time: Option<SystemTime>| {
-            let since = time.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-            since.map_or_else(String::new, |since| format!(" {key}={}", since.as_millis()))
-        };
-        let number = |key: &str, number: Option<i32>| {
-            number.map_or_else(String::new, |number| format!(" {key}={number}"))
-        };
-        match self {
-            Self::Held => format!("held version={VERSION}\n"),
-            Self::Running { started } => format!("running version={VERSION}{}\n", time("started", *started)),
-            Self::Ended(exit) => format!(
-                "ended version={VERSION}{}{}{}{} oom={}\n",
-                time("started", exit.started),
-                time("ended", exit.ended),
-                number("code", exit.code),
-                number("signal", exit.signal),
-                u8::from(exit.out_of_memory)
-            ),
-            Self::Failed(error) => {
-                // A line end in the text would end the line early.
-                let why = error.why.replace(char::is_control, " ");
-                // The text is cut between two characters, because readers want UTF-8.
-                let end = (0..=MAX_WHY).rev().find(|end| why.is_char_boundary(*end));
-                let why = why.get(..end.unwrap_or(0)).unwrap_or(&why);
-                format!(
-                    "failed version={VERSION} fault={} why={why}\n",
-                    error.fault.name()
-                )
+        let mut state = self.clone();
+        if let Self::Failed(error) = &mut state {
+            let plain = error.why.replace(char::is_control, " ");
+            error.why = plain.chars().take(MAX_STATE).collect();
+        }
+        loop {
+            // Only a time before 1970 fails, which no clock of a kernel shows. The line is then
+            // one that no reader knows.
+            let mut line = serde_json::to_string(&state).unwrap_or_default();
+            match &mut state {
+                // Quotation marks take two bytes, so only the line itself shows its length.
+                Self::Failed(error) if line.len() > MAX_STATE => drop(error.why.pop()),
+                _ => {
+                    line.push('\n');
+                    return line;
+                }
             }
         }
     }
 
     /// Reads a line, with or without what follows it.
     pub(super) fn parse(line: &str) -> Option<Self> {
-        let line = line.lines().next()?.trim_end();
-        // The explanation is the rest of the line and may contain anything.
-        let (line, why) = line.split_once(" why=").unwrap_or((line, ""));
-        let mut words = line.split(' ');
-        let word = words.next()?;
-        let value = |key: &str| {
-            let mut words = words.clone();
-            words.find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
-        };
-        let time = |key| {
-            let millis = value(key)?.parse().ok()?;
-            UNIX_EPOCH.checked_add(Duration::from_millis(millis))
-        };
-        let number = |key| value(key)?.parse().ok();
-        let started = time("started");
-        match word {
-            "held" => Some(Self::Held),
-            "running" => Some(Self::Running { started }),
-            "ended" => Some(Self::Ended(Exit {
-                code: number("code"),
-                signal: number("signal"),
-                out_of_memory: value("oom") == Some("1"),
-                started,
-                ended: time("ended"),
-            })),
-            "failed" => {
-                let fault = LaunchFault::named(value("fault").unwrap_or_default());
-                Some(Self::Failed(LaunchError::new(fault, why)))
-            }
-            _ => None,
-        }
+        serde_json::from_str(line.lines().next()?).ok()
     }
 
     /// Reads the file in a run's directory. A user who can write there could have put
@@ -182,6 +139,9 @@ impl StateFile {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::super::super::LaunchFault;
     use super::*;
 
     #[test]
@@ -205,20 +165,20 @@ mod tests {
             assert!(line.len() < LINE && line.ends_with('\n'), "{line}");
             assert_eq!(State::parse(&line), Some(state));
         }
-        let long = State::Failed(LaunchError::launch(format!("a\nb{}", "ä".repeat(LINE))));
-        assert!(long.line().len() < LINE);
-        assert_eq!(long.line().lines().count(), 1);
+        for text in ["ä", "\"", "a\n"] {
+            let line = State::Failed(LaunchError::launch(text.repeat(LINE))).line();
+            assert!(line.len() < LINE && line.lines().count() == 1, "{line}");
+            assert!(matches!(State::parse(&line), Some(State::Failed(_))));
+        }
     }
 
     #[test]
     fn what_is_not_known_is_passed_over() {
-        let line = "ended version=9 mood=good code=3 left=2\nmore";
+        let line = "{\"state\":\"ended\",\"mood\":\"good\",\"code\":3}\nmore";
         assert_eq!(State::parse(line), Some(State::Ended(Exit::code(3))));
-        for junk in ["", "\n", "dreaming version=2", "\0\0\0", "endedcode=3"] {
+        for junk in ["", "\n", "{\"state\":\"dreaming\"}", "\0\0\0", "{}", "[", "3"] {
             assert_eq!(State::parse(junk), None, "{junk:?}");
         }
-        let odd = State::parse("failed fault=moon").unwrap();
-        assert_eq!(odd, State::Failed(LaunchError::launch("")));
     }
 
     /// A file of terabytes, a pipe that nobody writes to, a link.
