@@ -8,7 +8,6 @@
 //! As in the other demo, each step is a command that a user could give, and what it prints is
 //! what was seen.
 
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -16,6 +15,8 @@ use std::time::Duration;
 use serde_json::Value;
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest};
+use ssntp::transport::Address;
+use ssntp_transport::{Cancel, Listener, Target, TcpOptions};
 use uuid::Uuid;
 
 use super::processes::{Processes, pause};
@@ -90,8 +91,10 @@ impl<'a> Several<'a> {
              --initial-cluster demo=http://{peers} --log-level error"
         );
         let pid = self.processes.spawn("etcd", PathBuf::from("etcd"), &words)?;
+        let etcd = Target::Address(clients.parse()?);
         self.until("the etcd answers", |_| {
-            Ok(std::net::TcpStream::connect(&clients).is_ok().then_some(()))
+            let stream = etcd.connect(&TcpOptions::default(), LIMIT, &Cancel::new());
+            Ok(stream.is_ok().then_some(()))
         })?;
         self.screen
             .step(&format!("an etcd answers at {clients} (process {pid})"))?;
@@ -319,8 +322,9 @@ fn has_etcd() -> bool {
 
 /// An address of this host that is free now.
 fn free_address() -> Result<String, Failure> {
-    let listener =
-        TcpListener::bind("127.0.0.1:0").map_err(|e| Failure::new(format!("no free port: {e}")))?;
-    let address = listener.local_addr().map_err(Failure::new)?;
+    let any = Address::tcp("127.0.0.1", 0);
+    let bound = Listener::bind(&any, TcpOptions::default()).map_err(Failure::new)?;
+    let address = bound.first().and_then(Listener::local_address);
+    let address = address.ok_or_else(|| Failure::new("there is no free port"))?;
     Ok(address.to_string())
 }
