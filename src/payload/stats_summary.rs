@@ -1,10 +1,13 @@
 //! The part of STATS that a scheduler looks at, of every node, on one thread.
 
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
 use serde::Deserialize;
 use uuid::Uuid;
 
 use super::id::parse_uuid;
-use super::{Error, Id, InstanceState, MAX_READ_LEN, yaml};
+use super::{Error, Id, InstanceState, MAX_READ_LEN, NodeStatus, Payload, Stats, write, yaml};
 
 /// Whose STATS they are, how often they come, and which instances there are.
 ///
@@ -33,6 +36,8 @@ pub struct StatsSummary {
     pub interval: i64,
     /// Its instances, but for those that no UUID names.
     pub instances: Vec<(Uuid, InstanceState)>,
+    /// The volumes that are attached, each after its instance.
+    pub volumes: Vec<(Uuid, Id)>,
 }
 
 impl StatsSummary {
@@ -53,6 +58,35 @@ impl StatsSummary {
             None => Ok(yaml::decode_within::<Whole>(payload, MAX_READ_LEN)?.into()),
         }
     }
+
+    /// The same payload of STATS with another status. Of the plain form only the line of the
+    /// status is exchanged, whatever the length.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn with_status(payload: &[u8], status: NodeStatus) -> Result<Bytes, Error> {
+        let is_plain = Lines::of(payload).is_some_and(|mut lines| lines.summary().is_some());
+        let text = std::str::from_utf8(payload).ok().filter(|_| is_plain);
+        let lines = || text.into_iter().flat_map(|text| text.split_inclusive('\n'));
+        // A status that has its value below is no text, which the whole reader refuses.
+        let has_it_below = || lines().any(|line| line.trim_end() == "status:");
+        if text.is_none() || has_it_below() {
+            let stats = yaml::decode_within::<Stats>(payload, MAX_READ_LEN)?;
+            return Ok(Stats { status, ..stats }.encode());
+        }
+        let rest = lines().filter(|line| !line.starts_with("status:"));
+        let mut changed = write(&BTreeMap::from([("status", status)]), None).to_vec();
+        rest.for_each(|line| changed.extend_from_slice(line.as_bytes()));
+        Ok(changed.into())
+    }
+}
+
+impl StatsSummary {
+    fn add(&mut self, instance: Uuid, state: InstanceState, volumes: Vec<Id>) {
+        self.instances.push((instance, state));
+        self.volumes
+            .extend(volumes.into_iter().map(|volume| (instance, volume)));
+    }
 }
 
 /// All of it, as serde reads it.
@@ -69,16 +103,22 @@ struct Whole {
 struct WholeInstance {
     instance_uuid: Id,
     state: InstanceState,
+    volumes: Vec<Id>,
 }
 
 impl From<Whole> for StatsSummary {
     fn from(whole: Whole) -> Self {
-        let named = |told: WholeInstance| Some((told.instance_uuid.uuid()?, told.state));
-        Self {
+        let mut summary = Self {
             node_uuid: whole.node_uuid,
             interval: whole.interval,
-            instances: whole.instances.into_iter().filter_map(named).collect(),
+            ..Self::default()
+        };
+        for told in whole.instances {
+            if let Some(uuid) = told.instance_uuid.uuid() {
+                summary.add(uuid, told.state, told.volumes);
+            }
         }
+        summary
     }
 }
 
@@ -111,7 +151,8 @@ impl<'a> Lines<'a> {
     }
 
     fn summary(&mut self) -> Option<StatsSummary> {
-        let (mut node_uuid, mut interval, mut instances) = (None, None, None);
+        let (mut node_uuid, mut interval) = (None, None);
+        let (mut summary, mut lists_instances) = (StatsSummary::default(), false);
         while !self.is_at_end() {
             let line = self.next()?;
             if line.indent > 0 || line.is_item {
@@ -120,12 +161,13 @@ impl<'a> Lines<'a> {
             match line.key {
                 "node_uuid" if node_uuid.is_none() => node_uuid = Some(Id::from(text(line.value)?)),
                 "interval" if interval.is_none() => interval = Some(number(line.value)?),
-                "instances" if instances.is_none() => {
-                    instances = Some(match line.value {
-                        "" => self.instances()?,
-                        "[]" => Vec::new(),
+                "instances" if !lists_instances => {
+                    lists_instances = true;
+                    match line.value {
+                        "" => self.instances(&mut summary)?,
+                        "[]" => {}
                         _ => return None,
-                    });
+                    }
                 }
                 // The key stands twice. The whole reader says where.
                 "node_uuid" | "interval" | "instances" => return None,
@@ -135,25 +177,33 @@ impl<'a> Lines<'a> {
         Some(StatsSummary {
             node_uuid: node_uuid.unwrap_or_default(),
             interval: interval.unwrap_or_default(),
-            instances: instances.unwrap_or_default(),
+            ..summary
         })
     }
 
     /// The items below `instances:`, which may be indented as that is.
-    fn instances(&mut self) -> Option<Vec<(Uuid, InstanceState)>> {
-        let mut instances = Vec::new();
+    fn instances(&mut self, summary: &mut StatsSummary) -> Option<()> {
+        let mut has_any = false;
         let indent = self.peek()?.indent;
         while let Some(first) = self.peek()
             && first.is_item
             && first.indent == indent
         {
-            let (mut uuid, mut state) = (None, None);
+            has_any = true;
+            let (mut uuid, mut state, mut volumes) = (None, None, None);
             let mut line = self.next()?;
             loop {
                 match line.key {
                     "instance_uuid" if uuid.is_none() => uuid = Some(text(line.value)?),
                     "state" if state.is_none() => state = Some(text(line.value)?),
-                    "instance_uuid" | "state" | "" => return None,
+                    "volumes" if volumes.is_none() => {
+                        volumes = Some(match line.value {
+                            "" => self.texts(indent + 2)?,
+                            "[]" => Vec::new(),
+                            _ => return None,
+                        });
+                    }
+                    "instance_uuid" | "state" | "volumes" | "" => return None,
                     _ => self.skip_below(Line {
                         indent: indent + 2,
                         ..line
@@ -165,12 +215,34 @@ impl<'a> Lines<'a> {
                 }
             }
             if let Some(uuid) = uuid.and_then(parse_uuid) {
-                instances.push((uuid, state.unwrap_or_default().into()));
+                summary.add(
+                    uuid,
+                    state.unwrap_or_default().into(),
+                    volumes.unwrap_or_default(),
+                );
             }
         }
         // What follows is a key of the document again, or its end.
         let ends = self.is_at_end() || self.peek().is_some_and(|next| next.indent == 0);
-        (ends && !instances.is_empty()).then_some(instances)
+        (ends && has_any).then_some(())
+    }
+
+    /// The items, each a text, of a list whose key is so far indented.
+    fn texts(&mut self, indent: usize) -> Option<Vec<Id>> {
+        let mut texts = Vec::new();
+        let at = self.peek()?.indent;
+        while let Some(item) = self.peek()
+            && item.is_item
+            && item.indent == at
+            && at >= indent
+        {
+            texts.push(Id::from(text(item.value).filter(|_| item.key.is_empty())?));
+            self.next()?;
+        }
+        // A key of the same instance, or something further out.
+        let follows = |next: Line<'_>| next.indent < indent || (next.indent == indent && !next.is_item);
+        let ends = self.is_at_end() || self.peek().is_some_and(follows);
+        (ends && !texts.is_empty()).then_some(texts)
     }
 
     /// Passes over what belongs to the key of `line`. A value that stands in that
@@ -319,7 +391,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::payload::{InstanceStats, NodeNetwork, Payload, Stats};
+    use crate::payload::{InstanceStats, NodeNetwork};
 
     fn stats() -> Stats {
         let one = |number: u128, state: InstanceState| InstanceStats {
@@ -361,6 +433,43 @@ mod tests {
             let whole: Whole = yaml::decode(&document).unwrap();
             assert_eq!(skimmed(&document), Some(whole.into()));
         }
+    }
+
+    #[test]
+    fn a_status_is_exchanged_in_stats_of_any_length_and_form() {
+        let mut long = stats();
+        let one = long.instances[0].clone();
+        long.instances.resize(2000, one);
+        for stats in [stats(), long] {
+            let document = stats.encode();
+            let changed = StatsSummary::with_status(&document, NodeStatus::Stale).unwrap();
+            let wanted = Stats {
+                status: NodeStatus::Stale,
+                ..stats
+            };
+            assert_eq!(Stats::decode(&changed).unwrap(), wanted);
+        }
+        for odd in [
+            "{node_uuid: a, status: FULL}",
+            "status:\nnode_uuid: a\n",
+            "node_uuid: a",
+        ] {
+            let changed = StatsSummary::with_status(odd.as_bytes(), NodeStatus::Stale).unwrap();
+            let stats = Stats::decode(&changed).unwrap();
+            assert_eq!(
+                (stats.node_uuid.as_str(), stats.status),
+                ("a", NodeStatus::Stale),
+                "{odd}"
+            );
+        }
+    }
+
+    #[test]
+    fn volumes_are_skimmed_wherever_their_list_stands() {
+        let document = b"instances:\n- volumes:\n  - a\n  - b\n  instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001\n- instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1002\n  volumes:\n    - c\nload: 1\n";
+        let summary = skimmed(document).expect("it has the form");
+        assert_eq!(summary, yaml::decode::<Whole>(document).unwrap().into());
+        assert_eq!(summary.volumes.len(), 3);
     }
 
     #[test]
@@ -488,7 +597,7 @@ mod tests {
         #[test]
         fn what_is_skimmed_is_what_the_whole_says(
             edits in prop::collection::vec((any::<prop::sample::Index>(), 0..8usize, prop::sample::select(vec![
-                "\n", " ", "  ", "- ", ":", ": ", "\"", "'", "#", "&a ", "*a", "|", ">-", "[", "]", "{", "}", ",", "\\",
+                "\n", " ", "  ", "- ", "volumes:\n", ":", ": ", "\"", "'", "#", "&a ", "*a", "|", ">-", "[", "]", "{", "}", ",", "\\",
                 "!!str ", "? ", "---\n", "\t", "\r", "~", "0x1", "state: active\n", "instances:\n", "\u{85}", "é",
             ])), 1..6),
         ) {

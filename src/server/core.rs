@@ -29,14 +29,14 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
 use crossbeam_channel::Sender;
 use log::{debug, error, info, warn};
 use uuid::Uuid;
 
-use super::admission::{AdmissionPolicy, Candidate, Holder, Standing};
+use super::admission::AdmissionPolicy;
 use super::audit::{AUDIT, Named};
 use super::bans::Bans;
 use super::certificates::Certificates;
@@ -52,22 +52,18 @@ use super::handler::{Context, Handler, Newcomer};
 use super::held::{Held, HeldFrame};
 use super::operators::is_of_operators;
 use super::routing::{Rule, RuleTable};
-use super::sessions::{Session, SessionId, SessionInfo, Sessions};
+use super::sessions::{SessionId, SessionInfo, Sessions};
 use super::tally::Tally;
 use super::watching::Watcher;
-use crate::payload::Draining;
-use crate::proto::{
-    Command, Connect, ErrorCode, Frame, Item, Refusal, Run, ServerHandshake, answer_to_unsupported,
-};
+use crate::proto::{Command, Connect, ErrorCode, Frame, Item, Refusal, Run, answer_to_unsupported};
 use crate::request::Outstanding;
 pub use crate::wire::Decoder;
-use crate::wire::outgoing;
 use ssntp_transport::LogLimit;
 use ssntp_transport::Role;
 use ssntp_transport::dispatch::{Action, Core, DistantChange, Drops, Origin};
 use ssntp_transport::excerpt;
-use ssntp_transport::pki::{CertificateDer, CertificateInfo, Fault, KeptCertificate};
-use ssntp_transport::{ConnectionId, EndReason, Gauge, Limits, Load, Outgoing, PeerAddress, Table, after};
+use ssntp_transport::pki::{CertificateDer, CertificateInfo, KeptCertificate};
+use ssntp_transport::{ConnectionId, EndReason, Gauge, Limits, Load, Outgoing, PeerAddress, Table};
 
 /// A client that asks to be admitted.
 #[derive(Debug)]
@@ -109,18 +105,9 @@ pub struct Grant {
 /// How many requests of a server may wait for answers at a time.
 const MAX_ASKING: usize = 1024;
 
-/// The shortest and the longest time between two looks at a certificate's end: a clock
-/// that runs slow causes no busy waiting, and one that is set ahead is noticed within the
-/// hour.
-const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3600)];
-
 /// How much memory may wait for a link. Half of it is its mark, so the snapshot of 80,000
 /// sessions fits into the other half.
 const LINK_QUEUE: u64 = 16 << 20;
-
-/// How much longer than it says a draining server waits: a client that leaves first awaits the
-/// answers to its requests, for at most 5 s, and then sends what waits.
-const LEAVING: Duration = Duration::from_secs(6);
 
 /// How many certificates are looked at before something else may be done.
 const LOOKS_IN_A_ROW: usize = 256;
@@ -169,9 +156,9 @@ pub(super) struct State {
     /// Dropped when the server stops, which ends `Server::wait`.
     pub(super) open: Option<Sender<Infallible>>,
     /// Until when clients may leave before the server stops.
-    draining: Option<Instant>,
+    pub(super) draining: Option<Instant>,
     /// The handler has not been told of it yet.
-    begins_to_drain: bool,
+    pub(super) begins_to_drain: bool,
     pub(super) now: Instant,
     /// The time of day, as it was told last.
     pub(super) wall: SystemTime,
@@ -700,171 +687,12 @@ impl ServerCore {
 }
 
 impl State {
-    /// What the server's own rules say of a newcomer; where they admit it, which
-    /// session it takes over.
-    fn judge(&self, request: &AdmissionRequest, standing: usize) -> Result<Option<SessionId>, Refusal> {
-        let (connect, certificate) = (&request.connect, &request.certificate);
-        let newcomer = Candidate {
-            uuid: connect.source,
-            bound: certificate.uuid,
-        };
-        let holder = self
-            .sessions
-            .id_of(connect.source)
-            .and_then(|id| self.sessions.get(id));
-        let standing = Standing {
-            server: self.environment.uuid,
-            stopping: self.open.is_none() || self.draining.is_some(),
-            maximum: self.max_sessions,
-            sessions: standing.saturating_sub(self.links.table.len()),
-            of_certificate: self.certificates.sessions_of(certificate),
-            banned: self.bans.left(connect.source, self.now),
-            holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, certificate)),
-        };
-        self.admission.judge(newcomer, &standing)
-    }
-
-    fn admit(
-        &mut self,
-        id: SessionId,
-        request: AdmissionRequest,
-        gauge: Gauge,
-        replaced: Option<SessionId>,
-    ) -> Grant {
-        let AdmissionRequest {
-            connect,
-            certificate,
-            intermediates,
-            ends,
-            generation: _,
-            address,
-            bad_traces,
-        } = request;
-        if let Some(old) = replaced {
-            // At once: a client that comes back has most likely lost that connection, and must not
-            // wait until what is queued there is sent to nobody.
-            self.end(old, DisconnectReason::Replaced, true);
-        }
-        let environment = &self.environment;
-        let connected = ServerHandshake::connected(
-            &connect,
-            environment.uuid,
-            environment.role,
-            environment.tracing,
-            self.configuration.clone(),
-        );
-        let certificate = self.certificates.take(&certificate, intermediates);
-        let info = Arc::new(SessionInfo {
-            id,
-            server: environment.uuid,
-            uuid: connect.source,
-            role: connect.role,
-            address,
-            certificate: certificate.clone(),
-            tracing: connected.trace,
-        });
-        self.connections.insert(id.0, (certificate, gauge.clone()));
-        let mut session = Session::new(Arc::clone(&info), gauge, bad_traces, self.now);
-        session.ends = ends;
-        session.rank = self.links.next_rank();
-        self.sessions.insert(session);
-        self.await_end(id);
-        Grant {
-            info,
-            answer: connected.encode().into(),
-        }
-    }
-
     /// Logs a panic of the application, which may come with each frame.
     pub(super) fn note_panic(&mut self, what: &'static str, panic: Option<String>) {
         if let Some(why) = panic
             && let Some(more) = self.log.admit(Uuid::nil(), what, self.now)
         {
             error!(target: "ssntp::server", "the application panicked in {what}: {why}{more}");
-        }
-    }
-
-    /// Takes a session out of every index at once and lets its connection end:
-    /// after its queue is flushed, or now.
-    pub(super) fn end(&mut self, id: SessionId, reason: DisconnectReason, abort: bool) {
-        let Some(session) = self.sessions.remove(id) else {
-            return;
-        };
-        // Nobody else can answer what was asked of it.
-        self.asking.cancel(Some(session.info.uuid));
-        self.actions.push(Action::End { id: id.0, abort });
-        // A session that ends before the application was told that it stands
-        // is not mentioned to the application at all.
-        let counters = session.counters();
-        self.tally.gone(&counters);
-        if session.told {
-            self.tally.closed(&session, counters, &reason, self.now);
-            self.announce_end(&session.info);
-            self.departed.push((session.info, reason));
-        }
-    }
-
-    /// Has a session's certificate looked at when it ends, by how far away that is
-    /// at present. Gives back whether it has ended.
-    fn await_end(&mut self, id: SessionId) -> bool {
-        let ends = self.sessions.get(id).and_then(|session| session.ends);
-        let Some(ends) = ends else { return false };
-        let left = ends.duration_since(self.wall);
-        let left = left.unwrap_or_default();
-        let [soonest, latest] = LOOKS;
-        self.sessions.look_at(id, self.now + left.clamp(soonest, latest));
-        left.is_zero()
-    }
-
-    /// Ends a session whose certificate has ended. By the time of day it may not
-    /// have: the clock may have been set back since.
-    fn look_at_certificate(&mut self, id: SessionId) {
-        if self.await_end(id)
-            && let Some(session) = self.sessions.get(id)
-        {
-            let not_after = session.info.certificate().not_after_text();
-            let why = Fault::Expired { not_after }.to_string();
-            self.dismiss(id, DisconnectReason::Certificate(why));
-        }
-    }
-
-    /// Ends a session with ConnectionFailure, after which its client may connect again: with
-    /// a valid certificate, or after its ban. False if the session is over already.
-    pub(super) fn dismiss(&mut self, id: SessionId, reason: DisconnectReason) -> bool {
-        if self.sessions.get(id).is_none() {
-            return self.end_link(id.0, End::Refused, &reason.to_string());
-        }
-        let item = outgoing(&Frame::new(ErrorCode::CONNECTION_FAILURE), false);
-        // Before the end, after which nothing can be sent to it any more.
-        self.push(id, ErrorCode::CONNECTION_FAILURE.into(), item);
-        self.end(id, reason, false);
-        true
-    }
-
-    /// Asks every client to leave, and stops the server when all have left or their time is over.
-    pub(super) fn drain(&mut self, within: Duration) {
-        info!(target: "ssntp::server", "draining: clients have {} s to leave", within.as_secs_f64());
-        self.draining = Some(after(self.now, within.saturating_add(LEAVING)));
-        self.begins_to_drain = true;
-        let draining = Frame::of(&Draining {
-            within_s: within.as_secs(),
-        });
-        for id in self.sessions.ids() {
-            self.push(id, draining.kind(), outgoing(&draining, false));
-        }
-    }
-
-    pub(super) fn is_draining(&self) -> bool {
-        self.draining.is_some()
-    }
-
-    pub(super) fn disconnect(&mut self, uuid: Uuid) -> bool {
-        match self.sessions.id_of(uuid) {
-            Some(id) => {
-                self.end(id, DisconnectReason::Application, false);
-                true
-            }
-            None => false,
         }
     }
 }

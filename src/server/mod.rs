@@ -81,6 +81,7 @@ mod figures;
 mod filter;
 mod handler;
 mod held;
+mod life;
 mod operators;
 mod routing;
 mod servers;

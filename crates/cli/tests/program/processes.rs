@@ -50,14 +50,7 @@ impl Cluster {
         }
         let mut command = ssntp(
             dir.path(),
-            &[
-                "scheduler",
-                "--ca",
-                "ca.pem",
-                "--cert",
-                "scheduler.pem",
-                "--allow-unbound",
-            ],
+            &words("scheduler --ca ca.pem --cert scheduler.pem --allow-unbound"),
         );
         let mut scheduler = Program::start(command.args(["--listen", "127.0.0.1:0"]));
         let line = scheduler.first_line();
@@ -119,6 +112,11 @@ impl Drop for Cluster {
             }
         }
     }
+}
+
+/// The words of a command line, which blanks and line breaks separate.
+pub fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
 }
 
 pub fn ssntp(dir: &Path, arguments: &[&str]) -> Command {

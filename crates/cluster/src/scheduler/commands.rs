@@ -23,7 +23,7 @@ use super::instances::StartLimits;
 use super::{Scheduler, answers};
 use crate::phase::Phase;
 use crate::refusal::{self, Refused};
-use ssntp::payload::{CommandSubject, Id, InstanceState, Stats};
+use ssntp::payload::{CommandSubject, Id, InstanceState, StatsSummary};
 use ssntp::proto::{Command, Frame};
 use ssntp::server::{Context, SessionInfo};
 
@@ -138,32 +138,22 @@ impl Commands {
     }
 
     /// STATS of a node came.
-    pub(super) fn report(
-        &mut self,
-        node: Uuid,
-        listed: &[(Uuid, InstanceState)],
-        frame: &Frame,
-        now: Instant,
-    ) {
+    pub(super) fn report(&mut self, node: Uuid, told: &StatsSummary, now: Instant) {
         if !self.of_node.contains_key(&node) {
             return;
         }
-        let phases: HashMap<_, _> = listed.iter().map(|(id, state)| (*id, state)).collect();
-        // Reading the volumes means reading all of the STATS, so it is done only if a command
-        // needs it.
-        let volumes = match self.of(node).any(|(_, sent)| is_of_volume(sent.command)) {
-            true => volumes_of(frame),
-            false => HashMap::new(),
-        };
+        let phases: HashMap<_, _> = told.instances.iter().map(|(id, state)| (*id, state)).collect();
+        let mut volumes: HashMap<Uuid, Vec<&Id>> = HashMap::new();
+        for (instance, volume) in &told.volumes {
+            volumes.entry(*instance).or_default().push(volume);
+        }
         let (mut done, mut moved) = (Vec::new(), Vec::new());
         for (id, sent) in self.of(node) {
             let state = phases.get(&sent.instance).copied();
             let phase = state.map(Phase::of);
             let has_volume = || {
-                let volumes = volumes.get(&sent.instance).into_iter().flatten();
-                volumes
-                    .into_iter()
-                    .any(|volume| same(volume, &sent.subject.volume_uuid))
+                let mut volumes = volumes.get(&sent.instance).into_iter().flatten();
+                volumes.any(|volume| same(volume, &sent.subject.volume_uuid))
             };
             let is_done = match sent.command {
                 // An instance that is not persistent is deleted by STOP, so a missing one has
@@ -213,14 +203,6 @@ fn is_of_volume(command: Command) -> bool {
 
 fn same(one: &Id, other: &Id) -> bool {
     one == other || one.uuid().is_some_and(|uuid| *other == uuid)
-}
-
-fn volumes_of(frame: &Frame) -> HashMap<Uuid, Vec<Id>> {
-    let stats: Stats = frame.payload().unwrap_or_default();
-    let listed = stats.instances.into_iter();
-    listed
-        .filter_map(|instance| Some((instance.instance_uuid.uuid()?, instance.volumes)))
-        .collect()
 }
 
 impl Scheduler {

@@ -20,8 +20,10 @@ use super::figures::tally;
 use super::placement::Suspension;
 use super::{Scheduler, limited};
 use ssntp::Role;
-use ssntp::payload::{Maintenance, NodeConnected, NodeDisconnected, NodeStatus, NodeType, Ready, Stats};
-use ssntp::proto::{Frame, Status};
+use ssntp::payload::{
+    Maintenance, NodeConnected, NodeDisconnected, NodeStatus, NodeType, Payload, Ready, Stats, StatsSummary,
+};
+use ssntp::proto::{Command, Frame, Status};
 use ssntp::server::{Context, DisconnectReason, SessionInfo};
 use ssntp_transport::excerpt;
 
@@ -189,14 +191,17 @@ impl Nodes {
         let node = self.by_uuid.get_mut(&uuid)?;
         node.due = None;
         self.stale += 1;
-        let told = node.last_stats.as_ref().and_then(|frame| frame.payload().ok());
+        let last = node.last_stats.as_ref();
+        let told =
+            last.and_then(|last| StatsSummary::with_status(last.payload_bytes(), NodeStatus::Stale).ok());
         // A node that has never sent STATS becomes stale, too; then only its UUID is known.
-        let stats = Stats {
+        let of_uuid = || Stats {
             node_uuid: uuid.into(),
             status: NodeStatus::Stale,
-            ..told.unwrap_or_default()
+            ..Stats::default()
         };
-        let frame = Frame::of(&stats);
+        let payload = told.unwrap_or_else(|| of_uuid().encode());
+        let frame = Frame::with_payload(Command::STATS, payload);
         // New controllers are told of the stale node in the same way.
         node.last_stats = Some(frame.clone());
         Some((uuid, frame))

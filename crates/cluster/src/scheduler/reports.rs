@@ -86,7 +86,7 @@ impl Scheduler {
         let was_stale = self.nodes.heard(node, told.interval, now);
         let interval = self.nodes.interval(node);
         let report = self.instances.report(node, &told.instances, interval, now);
-        self.commands.report(node, &told.instances, frame, now);
+        self.commands.report(node, &told, now);
         let mut passed = frame.clone();
         if let Some(one) = report.foreign.iter().next() {
             let why = format_args!("instance {one} and {} others in all", report.foreign.len() - 1);

@@ -421,13 +421,15 @@ impl World {
         let due = self.runner.next_deadline();
         if self.runner.is_idle() {
             match self.queue.try_next() {
-                Some(event) => self.handle(event),
+                Some((event, _)) => self.handle(event),
                 None if due.is_some_and(|due| due <= now) => {}
                 None => return Step::Waits(due),
             }
         }
         for _ in 0..self.random.below(EVENTS) {
-            let Some(event) = self.queue.try_next() else { break };
+            let Some((event, _)) = self.queue.try_next() else {
+                break;
+            };
             self.handle(event);
         }
         let cost = Duration::from_micros(match self.random.below(50) {

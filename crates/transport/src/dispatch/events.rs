@@ -12,23 +12,18 @@
 //! dispatcher sleeps at once, and senders wake it, which takes a system call only
 //! if it does sleep.
 //!
-//! The waits of events are measured by samples, because reading the clock for each
-//! event would reduce the throughput. At most once a millisecond the dispatcher asks
-//! for a sample, and the next sender notes the time.
+//! Each event carries the time at which it was sent, so that the dispatcher knows how long
+//! it has waited.
 
-use std::cell::Cell;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError, TrySendError};
 
 use crate::host::{left, now};
-
-/// At most this often the wait of an event is measured.
-const SAMPLES_EVERY: Duration = Duration::from_millis(1);
 
 /// Both ends of a channel with room for `capacity` events.
 pub fn channel<T>(capacity: usize) -> (Events<T>, Queue<T>) {
@@ -45,8 +40,6 @@ pub fn channel<T>(capacity: usize) -> (Events<T>, Queue<T>) {
         Queue {
             channel: receiver,
             bell,
-            asked: Cell::new(None),
-            waited: Cell::new(None),
             _lives: lives,
         },
     )
@@ -57,16 +50,6 @@ struct Bell {
     /// The dispatcher sleeps, or is about to.
     asleep: AtomicBool,
     dispatcher: OnceLock<Thread>,
-    /// The next event is to hold the time at which it was sent.
-    sample: AtomicBool,
-}
-
-/// An event on its way.
-#[derive(Debug)]
-struct Sent<T> {
-    event: T,
-    /// When it was sent, if it is a sample.
-    at: Option<Instant>,
 }
 
 impl Bell {
@@ -100,7 +83,7 @@ impl Drop for Ring {
 #[derive(Debug)]
 pub struct Events<T> {
     // Dropped before the bell rings.
-    channel: Sender<Sent<T>>,
+    channel: Sender<(T, Instant)>,
     bell: Ring,
     life: Receiver<Infallible>,
 }
@@ -118,8 +101,8 @@ impl<T> Clone for Events<T> {
 impl<T> Events<T> {
     /// Sends an event; blocks while the channel is full.
     pub fn send(&self, event: T) -> Result<(), SendError<T>> {
-        let sent = self.channel.send(self.sent(event));
-        sent.map_err(|SendError(sent)| SendError(sent.event))?;
+        let sent = self.channel.send((event, now()));
+        sent.map_err(|SendError(sent)| SendError(sent.0))?;
         self.bell.0.ring();
         Ok(())
     }
@@ -141,10 +124,10 @@ impl<T> Events<T> {
 
     /// Sends an event if there is room; never blocks.
     pub fn try_send(&self, event: T) -> Result<(), TrySendError<T>> {
-        let sent = self.channel.try_send(self.sent(event));
+        let sent = self.channel.try_send((event, now()));
         sent.map_err(|e| match e {
-            TrySendError::Full(sent) => TrySendError::Full(sent.event),
-            TrySendError::Disconnected(sent) => TrySendError::Disconnected(sent.event),
+            TrySendError::Full(sent) => TrySendError::Full(sent.0),
+            TrySendError::Disconnected(sent) => TrySendError::Disconnected(sent.0),
         })?;
         self.bell.0.ring();
         Ok(())
@@ -154,38 +137,24 @@ impl<T> Events<T> {
     pub(super) fn len(&self) -> usize {
         self.channel.len()
     }
-
-    fn sent(&self, event: T) -> Sent<T> {
-        let sample = &self.bell.0.sample;
-        // Of several threads that send at once, any may be the sample.
-        let asked = sample.load(Ordering::Relaxed) && sample.swap(false, Ordering::Relaxed);
-        Sent {
-            event,
-            at: asked.then(now),
-        }
-    }
 }
 
 /// The dispatcher's end of the channel.
 #[derive(Debug)]
 pub struct Queue<T> {
     // Dropped before the life ends.
-    channel: Receiver<Sent<T>>,
+    channel: Receiver<(T, Instant)>,
     bell: Arc<Bell>,
-    /// When a sample was last asked for.
-    asked: Cell<Option<Instant>>,
-    /// How long the last sample waited.
-    waited: Cell<Option<Duration>>,
     _lives: Sender<Infallible>,
 }
 
 impl<T> Queue<T> {
-    /// The oldest event. Blocks until there is one, until the deadline, or until the last
+    /// The oldest event and when it was sent. Blocks until there is one, until the deadline, or until the last
     /// producer is dropped.
-    pub fn next(&self, deadline: Option<Instant>) -> Result<T, RecvTimeoutError> {
+    pub fn next(&self, deadline: Option<Instant>) -> Result<(T, Instant), RecvTimeoutError> {
         loop {
             match self.channel.try_recv() {
-                Ok(sent) => return Ok(self.taken(sent)),
+                Ok(sent) => return Ok(sent),
                 Err(TryRecvError::Disconnected) => return Err(RecvTimeoutError::Disconnected),
                 Err(TryRecvError::Empty) => {}
             }
@@ -203,7 +172,7 @@ impl<T> Queue<T> {
                 },
                 Ok(sent) => {
                     self.bell.asleep.store(false, Ordering::SeqCst);
-                    return Ok(self.taken(sent));
+                    return Ok(sent);
                 }
                 Err(TryRecvError::Disconnected) => return Err(RecvTimeoutError::Disconnected),
             }
@@ -211,30 +180,9 @@ impl<T> Queue<T> {
         }
     }
 
-    /// The oldest event, if there is one.
-    pub fn try_next(&self) -> Option<T> {
-        self.channel.try_recv().ok().map(|sent| self.taken(sent))
-    }
-
-    fn taken(&self, sent: Sent<T>) -> T {
-        if let Some(at) = sent.at {
-            self.waited.set(Some(now().saturating_duration_since(at)));
-        }
-        sent.event
-    }
-
-    /// Makes the next event a sample, if it is time for one.
-    pub fn ask_for_sample(&self, now: Instant) {
-        let is_due = |asked: Instant| now.saturating_duration_since(asked) >= SAMPLES_EVERY;
-        if self.asked.get().is_none_or(is_due) {
-            self.asked.set(Some(now));
-            self.bell.sample.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// How long the event that was just taken waited, if it is a sample.
-    pub fn waited(&self) -> Option<Duration> {
-        self.waited.take()
+    /// The oldest event, if there is one, and when it was sent.
+    pub fn try_next(&self) -> Option<(T, Instant)> {
+        self.channel.try_recv().ok()
     }
 
     /// A handle that sees whether events wait.
@@ -245,7 +193,7 @@ impl<T> Queue<T> {
 
 /// Sees whether events wait.
 #[derive(Debug)]
-pub struct Watch<T>(Receiver<Sent<T>>);
+pub struct Watch<T>(Receiver<(T, Instant)>);
 
 impl<T> Watch<T> {
     /// Whether no event waits.
@@ -299,41 +247,31 @@ mod tests {
         let (events, queue) = channel(1);
         events.send(1).unwrap();
         assert!(events.try_send(2).is_err(), "it is full");
-        assert_eq!(queue.next(Some(now())), Ok(1));
+        assert!(matches!(queue.next(Some(now())), Ok((1, _))));
         assert!(queue.watch().is_empty());
         assert_eq!(queue.next(Some(now())), Err(RecvTimeoutError::Timeout));
         let soon = after(now(), Duration::from_millis(2));
         assert_eq!(queue.next(Some(soon)), Err(RecvTimeoutError::Timeout));
         assert!(now() >= soon);
         events.send(3).unwrap();
-        assert_eq!((queue.try_next(), queue.try_next()), (Some(3), None));
+        assert!(matches!(
+            (queue.try_next(), queue.try_next()),
+            (Some((3, _)), None)
+        ));
     }
 
     #[test]
-    fn the_wait_of_one_event_is_measured_each_time_that_it_is_asked_for() {
-        let (events, queue) = channel(8);
-        let measured = |sent: u32| {
-            (0..sent).for_each(|n| events.send(n).unwrap());
-            assert_eq!(events.len(), sent as usize);
-            let waited = |()| queue.try_next().map(|_| queue.waited().is_some());
-            std::iter::repeat(()).map_while(waited).collect::<Vec<_>>()
-        };
-        assert_eq!(measured(2), [false, false], "nobody has asked");
+    fn each_event_tells_when_it_was_sent() {
+        let (events, queue) = channel(2);
         let begin = now();
-        queue.ask_for_sample(begin);
-        assert_eq!(measured(3), [true, false, false]);
-        queue.ask_for_sample(begin + SAMPLES_EVERY / 2);
-        assert_eq!(measured(2), [false, false], "that was too soon");
-        queue.ask_for_sample(begin + SAMPLES_EVERY);
-        events.try_send(1).unwrap();
-        assert_eq!(queue.next(None), Ok(1));
-        assert!(queue.waited().is_some() && queue.waited().is_none());
-        // What it waits for is room as well.
-        queue.ask_for_sample(begin + 2 * SAMPLES_EVERY);
-        assert_eq!(
-            measured(8),
-            [true, false, false, false, false, false, false, false]
-        );
+        events.send('a').unwrap();
+        let between = now();
+        events.try_send('b').unwrap();
+        let (Ok(first), Some(second)) = (queue.next(None), queue.try_next()) else {
+            panic!("both are there");
+        };
+        assert!(first.0 == 'a' && (begin..=between).contains(&first.1));
+        assert!(second.0 == 'b' && (between..=now()).contains(&second.1));
     }
 
     #[test]

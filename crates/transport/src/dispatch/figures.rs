@@ -14,13 +14,7 @@ pub struct DispatcherFigures {
     pub max_events: usize,
     /// Connections whose input waits for a turn.
     pub with_input: usize,
-    /// How long events wait until the dispatcher takes them. The sample is the first
-    /// event that is sent after the dispatcher has begun to take some, and at most one a
-    /// millisecond.
-    ///
-    /// Of the events that come while the dispatcher is busy, that one waits longest. So
-    /// the figures are rather too high than too low, and they show every time in which
-    /// no event was taken. But a whole second without progress counts as one wait.
+    /// How long events have waited until the dispatcher took them.
     pub waits: Histogram,
     /// How long the request for these figures waited.
     pub waited: Duration,

@@ -349,16 +349,17 @@ pub fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Dispatc
         }
         let now = clock();
         runner.core_mut().time_of_day(wall_clock());
-        events.ask_for_sample(now);
-        if let Some(event) = event {
-            runner.waited(events.waited());
+        if let Some((event, sent)) = event {
+            runner.waited(now.saturating_duration_since(sent));
             runner.handle(event, now);
         }
         // All events that have come are handled before the next turn, so that the turn
         // goes to the connection that has waited longest, not to the busiest one.
         for _ in 0..EVENTS {
-            let Some(event) = events.try_next() else { break };
-            runner.waited(events.waited());
+            let Some((event, sent)) = events.try_next() else {
+                break;
+            };
+            runner.waited(now.saturating_duration_since(sent));
             runner.handle(event, now);
         }
         // Again, so that no frame leaves before it has come.

@@ -54,7 +54,7 @@ pub struct Runner<C: Core, T: Threads = Link> {
     stopping: Option<Instant>,
     exiting: bool,
     due: Option<Instant>,
-    /// How long sampled events waited, and how long turns took.
+    /// How long events waited, and how long turns took.
     waits: Histogram,
     turns: Histogram,
 }
@@ -133,11 +133,9 @@ impl<C: Core, T: Threads> Runner<C, T> {
         self.due
     }
 
-    /// Counts how long the next event has waited, if it was sampled.
-    pub fn waited(&mut self, wait: Option<Duration>) {
-        if let Some(wait) = wait {
-            self.waits.record(wait);
-        }
+    /// Counts how long the next event has waited.
+    pub fn waited(&mut self, wait: Duration) {
+        self.waits.record(wait);
     }
 
     /// Handles an event. The items of readers wait for a turn of their connection.

@@ -126,13 +126,15 @@ impl Server {
         let due = self.runner.next_deadline();
         if self.runner.is_idle() {
             match self.queue.try_next() {
-                Some(event) => self.runner.handle(event, clock),
+                Some((event, _)) => self.runner.handle(event, clock),
                 None if due.is_some_and(|due| due <= clock) => {}
                 None => return Step::Waits(due.map(|due| self.when(due))),
             }
         }
         for _ in 0..random.below(EVENTS) {
-            let Some(event) = self.queue.try_next() else { break };
+            let Some((event, _)) = self.queue.try_next() else {
+                break;
+            };
             self.runner.handle(event, clock);
         }
         let cost = Duration::from_micros(random.below(20) as u64);

@@ -265,8 +265,8 @@ fn whoever_drops_an_admission_says_so() {
     let mut admission = Admission::new(b.id, events);
     admission.started(Ok(Fake(Arc::clone(&b.threads))));
     drop(admission);
-    assert!(matches!(queue.try_next(), Some(DispatchEvent::Started(id, Err(_))) if id == a.id));
-    assert!(matches!(queue.try_next(), Some(DispatchEvent::Started(id, Ok(_))) if id == b.id));
+    assert!(matches!(queue.try_next(), Some((DispatchEvent::Started(id, Err(_)), _)) if id == a.id));
+    assert!(matches!(queue.try_next(), Some((DispatchEvent::Started(id, Ok(_)), _)) if id == b.id));
 }
 
 #[test]

@@ -71,8 +71,7 @@ fn a_look_sees_who_is_there_who_has_input_and_how_long_all_took() {
     let (peer, _idle) = (world.run("a"), world.run("b"));
     world.read(&peer, vec![Step::Frames(9)]);
     let long = Duration::from_micros(500);
-    world.runner.waited(Some(long));
-    world.runner.waited(None);
+    world.runner.waited(long);
     assert_eq!(seen(&mut world), (2, 1, [(1, long), nothing]));
     let clock = Cell::new(Duration::ZERO);
     for _ in 0..2 {

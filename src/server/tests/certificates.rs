@@ -1,0 +1,106 @@
+//! Certificates that end, and clocks that are set.
+
+use super::*;
+
+#[test]
+fn a_session_ends_when_its_certificate_does() {
+    let (handler, told) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    let before = rig.connect(Role::AGENT);
+    rig.ends = Some(rig.wall + Duration::from_secs(10));
+    let agent = rig.connect(Role::AGENT);
+    assert_eq!(rig.core.next_deadline(), Some(rig.now + Duration::from_secs(10)));
+    rig.pass(Duration::from_secs(9));
+    assert!(rig.tick().is_empty());
+    rig.pass(Duration::from_secs(1));
+    let actions = rig.tick();
+    assert!(is_told_to_come_again(&actions, agent.id), "{actions:?}");
+    let why = "the certificate expired at 1970-01-01T00:00:00Z".to_owned();
+    let ended = Note::Disconnected(DisconnectReason::Certificate(why));
+    assert_eq!(told.try_iter().last(), Some(ended));
+    assert_eq!(rig.core.next_deadline(), None);
+    assert!(rig.core.state.sessions.get(SessionId(before.id)).is_some());
+}
+
+#[test]
+fn a_clock_that_is_set_back_ends_nobody_and_one_that_is_set_ahead_is_seen_within_the_hour() {
+    let hour = Duration::from_secs(3600);
+    let (handler, _told) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    let start = rig.wall;
+    rig.ends = Some(start + hour / 2);
+    let agent = rig.connect(Role::AGENT);
+    rig.pass(hour / 2);
+    // A host that comes up without a clock of its own.
+    rig.set_clock(UNIX_EPOCH);
+    assert!(rig.tick().is_empty());
+    assert_eq!(rig.core.next_deadline(), Some(rig.now + hour));
+    rig.set_clock(start + hour);
+    rig.now += hour;
+    assert!(is_told_to_come_again(&rig.tick(), agent.id));
+}
+
+#[test]
+fn a_certificate_of_any_length_is_looked_at_every_hour() {
+    let (handler, _told) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    rig.ends = Some(UNIX_EPOCH + Duration::from_secs(253_402_300_799));
+    rig.connect(Role::AGENT);
+    for _ in 0..3 {
+        assert_eq!(
+            rig.core.next_deadline(),
+            Some(rig.now + Duration::from_secs(3600))
+        );
+        rig.pass(Duration::from_secs(3600));
+        assert!(rig.tick().is_empty());
+    }
+    // One that ends while its session begins is not looked at without a pause.
+    rig.ends = Some(UNIX_EPOCH);
+    rig.connect(Role::AGENT);
+    assert_eq!(rig.core.next_deadline(), Some(rig.now + Duration::from_secs(1)));
+}
+
+#[test]
+fn who_was_verified_by_earlier_credentials_is_not_admitted_by_them() {
+    let (handler, _told) = notes();
+    let mut rig = Rig::new(handler, |c| c);
+    rig.connect(Role::AGENT);
+    rig.core.state.generation = 1;
+    let mut actions = Vec::new();
+    let refused = rig.admit(Role::AGENT, Limits::default(), &mut actions);
+    assert!(matches!(refused, Err(Refusal::Busy(_))));
+    rig.generation = 1;
+    rig.connect(Role::AGENT);
+}
+
+#[test]
+fn a_certificate_that_is_not_valid_yet_by_this_clock_is_no_reason_to_end_a_session() {
+    let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+    let issue = |role| {
+        authority
+            .issue(&CertificateRequest::new(role))
+            .unwrap()
+            .identity()
+    };
+    let (server, agent) = (issue(Role::SERVER), issue(Role::AGENT));
+    let far = UNIX_EPOCH + Duration::from_secs(250_000_000_000);
+    for outlive in [false, true] {
+        let config = ServerConfig::new(server.clone(), authority.trust()).outlive_certificates(outlive);
+        let in_force = Environment::new(&config).unwrap().in_force();
+        let objection = |at| in_force.objection(agent.chain(), agent.info(), at);
+        assert_eq!(objection(UNIX_EPOCH), None);
+        assert_eq!(objection(agent.info().not_before), None);
+        let expired = (!outlive).then(|| "the certificate has expired".to_owned());
+        assert_eq!(objection(far), expired);
+        // The trust counts at any time.
+        let stranger = Authority::new(&AuthorityRequest::default()).unwrap();
+        let stranger = stranger
+            .issue(&CertificateRequest::new(Role::AGENT))
+            .unwrap()
+            .identity();
+        let why = in_force
+            .objection(stranger.chain(), stranger.info(), UNIX_EPOCH)
+            .unwrap();
+        assert!(why.contains("signed by") || why.contains("trusted"), "{why}");
+    }
+}
