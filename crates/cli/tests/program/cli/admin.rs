@@ -232,7 +232,10 @@ fn each_page_shows_what_a_server_is_and_who_is_connected() {
     assert_eq!(server.json("/readyz")["ready"], true);
     let info = server.json("/info");
     assert_eq!(info["daemon"], "server");
-    assert_eq!(info["listening"][0], server.first.trim_start_matches("listening at "));
+    assert_eq!(
+        info["listening"][0],
+        server.first.trim_start_matches("listening at ")
+    );
     assert_eq!(info["version"], env!("CARGO_PKG_VERSION"));
     assert!(info["limits"]["sessions"].as_u64().unwrap() >= 2);
     assert!(server.get("/").1.contains("/metrics"));
