@@ -402,13 +402,22 @@ pub(crate) struct Complaint {
 impl Complaint {
     /// Tells the reason if it is new. To be called repeatedly while no session stands.
     pub(crate) fn tell(&mut self, client: &ClientHandle) {
-        let why = reasons(&client.failures());
         // If the client has ended, the command fails with the client's error, which says more.
-        if why.is_empty() || why == self.told || client.ended().is_some() {
-            return;
+        if client.ended().is_none()
+            && let Some(why) = self.news(client)
+        {
+            note(format_args!("ssntp: cannot connect yet, trying again: {why}"));
         }
-        note(format_args!("ssntp: cannot connect yet, trying again: {why}"));
-        self.told = why;
+    }
+
+    /// The reason if it is another one than at the last call.
+    pub(crate) fn news(&mut self, client: &ClientHandle) -> Option<&str> {
+        let why = reasons(&client.failures());
+        let is_new = !why.is_empty() && why != self.told;
+        is_new.then(|| {
+            self.told = why;
+            self.told.as_str()
+        })
     }
 }
 

@@ -47,15 +47,6 @@ impl Output {
     }
 }
 
-/// Prints a line of a program that goes on, for people or as JSON. It is flushed,
-/// since a reader may wait for it, and the standard output is unlocked again.
-pub(crate) fn lone_line(text: String, as_json: Option<String>) -> Result<(), Failure> {
-    match as_json {
-        Some(json) => say_json(json),
-        None => say(text),
-    }
-}
-
 /// Prints the answer of a command, and flushes it: the value for a program, the text for people.
 pub(crate) fn say_either(json: bool, value: impl Display, text: impl Display) -> Result<(), Failure> {
     if json { say_json(value) } else { say(text) }

@@ -19,7 +19,7 @@ use crate::clock::now;
 use crate::connection::{self, Connection, Waited, Watch};
 use crate::failure::Failure;
 use crate::input;
-use crate::output::{lone_line, note};
+use crate::output::{note, say_either, say_json};
 use crate::receipt::{self, Question};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
@@ -255,11 +255,9 @@ impl Sending<'_> {
                 match self.answers.last() {
                     Some(receivers) if self.answers.len() == self.asked => {
                         if *receivers < required {
-                            let kind = self.kind;
-                            return Err(Failure::new(format!(
-                                "{kind} went to {}, and {required} had to receive it",
-                                sessions(*receivers)
-                            )));
+                            let (kind, got) = (self.kind, sessions(*receivers));
+                            let why = format!("{kind} went to {got}, and {required} had to receive it");
+                            return Err(Failure::new(why));
                         }
                     }
                     _ => return Err(self.does_not_tell()),
@@ -297,17 +295,12 @@ impl Sending<'_> {
             match there {
                 None if !self.tells => return Err(self.does_not_tell()),
                 None | Some(0) if began.elapsed() >= limit => {
-                    let seconds = limit.as_secs_f64();
-                    return Err(Failure::new(format!(
-                        "no {} has connected in {seconds} s",
-                        one_of(role)
-                    )));
+                    let (role, seconds) = (one_of(role), limit.as_secs_f64());
+                    return Err(Failure::new(format!("no {role} has connected in {seconds} s")));
                 }
                 Some(0) if !told => {
-                    note(format_args!(
-                        "ssntp: waiting until a {} is connected",
-                        one_of(role)
-                    ));
+                    let role = one_of(role);
+                    note(format_args!("ssntp: waiting until a {role} is connected"));
                     told = true;
                 }
                 None | Some(0) => {}
@@ -331,11 +324,8 @@ impl Sending<'_> {
                 Err(unsent) if self.args.lines && matches!(unsent.fault(), SendFault::NotConnected) => {
                     let limit = Duration::from(self.args.timeout);
                     if began.elapsed() >= limit {
-                        return Err(connection::unanswered(
-                            &self.watch.client.handle(),
-                            "server",
-                            limit,
-                        ));
+                        let client = self.watch.client.handle();
+                        return Err(connection::unanswered(&client, "server", limit));
                     }
                     frame = unsent.into_frame();
                     self.pause(STEP / 4)?;
@@ -443,11 +433,9 @@ impl Sending<'_> {
             self.probe()?;
             self.take_one(limit.saturating_sub(began.elapsed()).min(STEP))?;
             if self.taken < self.sent && began.elapsed() >= limit {
+                let (seconds, lost, sent) = (limit.as_secs_f64(), self.sent - self.taken, self.sent);
                 return Err(Failure::new(format!(
-                    "the server has not taken all frames in {} s: up to {} of {} are lost",
-                    limit.as_secs_f64(),
-                    self.sent - self.taken,
-                    self.sent
+                    "the server has not taken all frames in {seconds} s: up to {lost} of {sent} are lost"
                 )));
             }
         }
@@ -481,7 +469,7 @@ impl Sending<'_> {
             as_json["lost_at_most"] = self.lost.into();
             let why = format!("{sent} {kind} were sent; up to {} of them are lost", self.lost);
             if self.args.json {
-                lone_line(String::new(), Some(as_json.to_string()))?;
+                say_json(as_json)?;
             }
             return Err(Failure::new(why));
         }
@@ -507,7 +495,7 @@ impl Sending<'_> {
             Some(n) => format!("{what}, and each went to {} or more", sessions(n)),
             None => format!("{what}; the server has not said to whom it went"),
         };
-        lone_line(text, self.args.json.then(|| as_json.to_string()))
+        say_either(self.args.json, as_json, text)
     }
 }
 
@@ -531,9 +519,8 @@ fn refusal(frame: &Frame, role: Role) -> Failure {
     };
     let Some(told) = told else {
         // The error of a command is one line.
-        let text = String::from_utf8_lossy(frame.payload_bytes())
-            .trim()
-            .replace('\n', ", ");
+        let text = String::from_utf8_lossy(frame.payload_bytes());
+        let text = text.trim().replace('\n', ", ");
         return Failure::new(format!("the server answered {}: {text}", frame.kind()));
     };
     let refused = told.refused();
@@ -545,10 +532,8 @@ fn refusal(frame: &Frame, role: Role) -> Failure {
                 may if may.intersects(role) => String::new(),
                 may => format!(": {refused} is for {}", plural(may)),
             };
-            format!(
-                "the server does not let {} send {refused}{hint} (InvalidFrameType)",
-                plural(role)
-            )
+            let who = plural(role);
+            format!("the server does not let {who} send {refused}{hint} (InvalidFrameType)")
         }
         InvalidFrameTypeReason::UnsupportedType | InvalidFrameTypeReason::UnsupportedOperand => {
             format!("the server does not know {refused} (InvalidFrameType)")

@@ -267,11 +267,8 @@ impl Daemon {
         self.expect(read.lifetimes);
         // Clones, because the selection borrows the channels while the loop calls methods that
         // change `self`.
-        let (stop, hang_ups, looks) = (
-            self.stop.channel().clone(),
-            self.hang_ups.clone(),
-            self.looks.clone(),
-        );
+        let (hang_ups, looks) = (self.hang_ups.clone(), self.looks.clone());
+        let stop = self.stop.channel().clone();
         loop {
             // Made anew for each message, because an arm may have been removed.
             let mut select = Select::new();

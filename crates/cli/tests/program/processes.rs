@@ -50,14 +50,7 @@ impl Cluster {
         }
         let mut command = ssntp(
             dir.path(),
-            &[
-                "scheduler",
-                "--ca",
-                "ca.pem",
-                "--cert",
-                "scheduler.pem",
-                "--allow-unbound",
-            ],
+            &words("scheduler --ca ca.pem --cert scheduler.pem --allow-unbound"),
         );
         let mut scheduler = Program::start(command.args(["--listen", "127.0.0.1:0"]));
         let line = scheduler.first_line();
@@ -121,13 +114,18 @@ impl Drop for Cluster {
     }
 }
 
+/// The words of a command line, which blanks and line breaks separate.
+pub fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
 pub fn ssntp(dir: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ssntp"));
     command.current_dir(dir).args(arguments);
     command
 }
 
-/// What nobody tells of: files and processes.
+/// Waits for a file or a process, whose changes no channel reports.
 #[track_caller]
 pub fn wait_for<T>(mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + LIMIT;

@@ -94,21 +94,13 @@ impl Moves {
 }
 
 fn tell(session: &Session<'_>, instance: Uuid, moved: Result<Uuid, &str>) -> Result<(), Failure> {
-    let (value, text) = match moved {
-        Ok(node) => (
-            json!({"instance": instance, "moved_to": node}),
-            format!("moved to node {node}"),
-        ),
-        Err(why) => (
-            json!({"instance": instance, "not_moved": why}),
-            format!("not moved: {why}"),
-        ),
+    let (member, told, text) = match moved {
+        Ok(node) => ("moved_to", node.to_string(), format!("moved to node {node}")),
+        Err(why) => ("not_moved", why.to_owned(), format!("not moved: {why}")),
     };
-    say_either(
-        session.json,
-        value,
-        printable(&format!("instance {instance} was {text}")),
-    )
+    let value = json!({"instance": instance, member: told});
+    let text = printable(&format!("instance {instance} was {text}"));
+    say_either(session.json, value, text)
 }
 
 /// The reason that the scheduler gives, in words.

@@ -369,12 +369,11 @@ impl Args {
         let yaml = load_configuration(path)?;
         match yaml.len() > self.max_payload as usize {
             false => Ok(Some(yaml)),
-            true => Err(Failure::new(format!(
-                "{}: its {} bytes are more than --max-payload, {}",
-                path.display(),
-                yaml.len(),
-                self.max_payload
-            ))),
+            true => {
+                let (length, most) = (yaml.len(), self.max_payload);
+                let why = format!("its {length} bytes are more than --max-payload, {most}");
+                Err(Failure::at(path, why))
+            }
         }
     }
 

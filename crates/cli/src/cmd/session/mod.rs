@@ -28,13 +28,13 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use serde_json::{Value, json};
-use ssntp::client::{Backoff, Client, ClientError, ClientEvent, DialError};
+use ssntp::client::{Backoff, Client, ClientError, ClientEvent};
 use ssntp::proto::Operands;
 
 use self::input::{Asked, Input};
 use self::receipts::Receipts;
 use crate::application::Applications;
-use crate::connection::{self, Connection, Renewal, closed};
+use crate::connection::{self, Complaint, Connection, Renewal, closed};
 use crate::failure::Failure;
 use crate::output::{reader_is_gone, say_json};
 use crate::seconds::Seconds;
@@ -98,7 +98,7 @@ fn hold(args: &Args) -> Result<(), Failure> {
         asked: &asked,
         receipts: &receipts,
         operands,
-        unreachable: String::new(),
+        complaint: Complaint::default(),
         renewal,
     }
     .run(&stop, &ended)
@@ -110,8 +110,7 @@ struct Session<'a> {
     asked: &'a Asked,
     receipts: &'a Receipts,
     operands: Operands,
-    /// Why no session stands, as it was last told.
-    unreachable: String,
+    complaint: Complaint,
     renewal: Renewal,
 }
 
@@ -172,7 +171,7 @@ impl Session<'_> {
                 write(&shown)
             }
             ClientEvent::Connected(server) => {
-                self.unreachable.clear();
+                self.complaint = Complaint::default();
                 write(&json!({
                     "event": "connected",
                     "uuid": self.client.uuid(),
@@ -199,14 +198,13 @@ impl Session<'_> {
 
     /// Tells why no session stands, once for each reason.
     fn tell_of_failures(&mut self) -> Result<(), Failure> {
-        let failures = self.client.handle().failures();
-        let why: Vec<_> = failures.iter().map(DialError::to_string).collect();
-        let why = why.join("; ");
-        if why.is_empty() || why == self.unreachable || self.client.is_connected() {
+        if self.client.is_connected() {
             return Ok(());
         }
-        self.unreachable.clone_from(&why);
-        write(&json!({ "event": "unreachable", "reason": why }))
+        match self.complaint.news(&self.client.handle()) {
+            Some(why) => write(&json!({ "event": "unreachable", "reason": why })),
+            None => Ok(()),
+        }
     }
 }
 

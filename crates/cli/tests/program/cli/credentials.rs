@@ -10,6 +10,7 @@ use ssntp::Role;
 use ssntp::pki::{Authority, CertificateRequest, Identity, RevocationList, Serial};
 
 use super::shell::{LIMIT, Program, User};
+use crate::processes::words;
 
 /// A user with an authority in `pki`, its empty list, and a certificate for each.
 fn operator(names: &[&str]) -> User {
@@ -25,19 +26,10 @@ fn operator(names: &[&str]) -> User {
 
 /// A server that goes by the list, and where it listens.
 fn server(user: &User) -> (Program, String) {
-    let server = user.start(&[
-        "server",
-        "--listen",
-        "127.0.0.1:0",
-        "--ca",
-        "pki/ca.pem",
-        "--cert",
-        "pki/server.pem",
-        "--crl",
-        "pki/crl.pem",
-        "--forward",
-        "STATS=controller",
-    ]);
+    let server = user.start(&words(
+        "server --listen 127.0.0.1:0 --ca pki/ca.pem --cert pki/server.pem --crl \
+ pki/crl.pem --forward STATS=controller",
+    ));
     let at = server.line("listening at ");
     (server, at)
 }
@@ -72,15 +64,7 @@ fn a_client_that_is_revoked_ends_and_says_so_and_the_others_do_not_notice() {
     let (server, at) = server(&user);
     let mut revoked = listener(&user, &at, "pki/agent-1.pem");
     let stays = listener(&user, &at, "pki/controller.pem");
-    user.done(&[
-        "cert",
-        "revoke",
-        "--dir",
-        "pki",
-        "agent-1",
-        "--reason",
-        "key-compromise",
-    ]);
+    user.done(&words("cert revoke --dir pki agent-1 --reason key-compromise"));
     // By the change of the file alone.
     let told = revoked.error_line("ssntp: ");
     assert!(told.contains("revoked"), "{told}");
@@ -279,16 +263,7 @@ fn a_certificate_is_renewed_as_it_was_and_the_old_one_revoked_where_that_is_aske
     let middle = Identity::load(user.path("pki/agent.pem")).unwrap();
     assert_eq!(middle.roles(), before.roles());
     assert_ne!(middle.info().serial, before.info().serial);
-    user.done(&[
-        "cert",
-        "renew",
-        "--dir",
-        "pki",
-        "--revoke-old",
-        "--days",
-        "9",
-        "pki/agent.pem",
-    ]);
+    user.done(&words("cert renew --dir pki --revoke-old --days 9 pki/agent.pem"));
     assert_eq!(serials(&user), [Serial::from(middle.info())]);
     user.done(&["cert", "revoke", "--dir", "pki", "agent"]);
     let told = user.fails(&["cert", "renew", "--dir", "pki", "agent"], 1);

@@ -9,6 +9,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::shell::{Program, User};
+use crate::processes::words;
 
 /// Each daemon with a file in packaging/etc, and its subcommand.
 const DAEMONS: [(&str, &[&str]); 6] = [
@@ -396,16 +397,10 @@ fn a_frame_says_which_trace_it_is_part_of() {
 fn a_trace_goes_with_a_command_through_the_scheduler_and_comes_back_in_the_report() {
     let user = user();
     let start = |words: &[&str]| user.start(words);
-    let scheduler = start(&[
-        "scheduler",
-        "--listen",
-        "127.0.0.1:0",
-        "--ca",
-        "certs/ca.pem",
-        "--cert",
-        "certs/scheduler.pem",
-        "--allow-unbound",
-    ]);
+    let scheduler = start(&words(
+        "scheduler --listen 127.0.0.1:0 --ca certs/ca.pem --cert certs/scheduler.pem \
+ --allow-unbound",
+    ));
     let at = scheduler.line("listening at ");
     let with = |words: &[&str], name: &str| {
         let mut command = user.command(words);
@@ -462,16 +457,9 @@ fn the_log_names_refused_clients_and_a_reload_makes_it_an_audit_log() {
     let server = user.start(&["server", "--config-file", "server.yaml"]);
     let at = server.line("listening at ");
     let send = |cert: &str| {
-        user.run(&[
-            "send",
-            "STATS",
-            "--connect",
-            &at,
-            "--ca",
-            "certs/ca.pem",
-            "--cert",
-            cert,
-        ])
+        user.run(&words(&format!(
+            "send STATS --connect {at} --ca certs/ca.pem --cert {cert}"
+        )))
     };
     assert_eq!(send("others/agent.pem").status.code(), Some(1));
     let refused = server.error_with("no TLS: ");

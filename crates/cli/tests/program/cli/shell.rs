@@ -14,6 +14,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::processes::words;
+
 /// How long anything may take before a test fails.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
@@ -229,13 +231,9 @@ fn a_server_to_try_is_for_this_host_alone_and_finds_its_certificates_again() {
     // What does not hold any more is made anew.
     fs::write(&certificate, "broken").unwrap();
     user.dev(&[]).line("throw-away certificates made in ");
-    user.done(&[
-        "cert",
-        "verify",
-        "--ca",
-        ".local/share/ssntp/dev/ca.pem",
-        ".local/share/ssntp/dev/client.pem",
-    ]);
+    user.done(&words(
+        "cert verify --ca .local/share/ssntp/dev/ca.pem .local/share/ssntp/dev/client.pem",
+    ));
 }
 
 #[test]
@@ -249,17 +247,9 @@ fn a_context_says_what_a_command_is_not_told() {
     let [ca, cert] = ["ca", "cert"].map(|key| dev[key].as_str().unwrap());
     let at = dev["connect"][0].as_str().unwrap();
     // By flags, with whole names, and another one is current still.
-    user.done(&[
-        "context",
-        "add",
-        "other",
-        "--connect",
-        at,
-        "--ca",
-        ca,
-        "--cert",
-        cert,
-    ]);
+    user.done(&words(&format!(
+        "context add other --connect {at} --ca {ca} --cert {cert}"
+    )));
     assert_eq!(list(&user)[1]["current"], false);
     user.done(&["context", "use", "other"]);
     user.done(&["context", "remove", "dev"]);
@@ -320,16 +310,7 @@ fn a_sender_is_told_how_many_received_a_frame_and_can_insist_on_it() {
     assert!(why.contains("no controller has connected in 5 s"), "{why}");
 
     let listeners = [user.listener(&["--json"]), user.listener(&["--json"])];
-    let mut send = user.command(&[
-        "send",
-        "STATS",
-        "-l",
-        "--require-receivers",
-        "2",
-        "--rate",
-        "1000",
-        "--json",
-    ]);
+    let mut send = user.command(&words("send STATS -l --require-receivers 2 --rate 1000 --json"));
     let mut child = send.stdin(Stdio::piped()).spawn().unwrap();
     child
         .stdin
@@ -496,17 +477,10 @@ fn a_hang_up_makes_a_server_take_another_certificate_and_configuration() {
         "configure:\n  scheduler:\n    storage_uri: /a\n",
     )
     .unwrap();
-    let server = user.start(&[
-        "server",
-        "--listen",
-        "127.0.0.1:0",
-        "--ca",
-        "one/ca.pem",
-        "--cert",
-        "one/server.pem",
-        "--config",
-        "cluster.yaml",
-    ]);
+    let server = user.start(&words(
+        "server --listen 127.0.0.1:0 --ca one/ca.pem --cert one/server.pem --config \
+ cluster.yaml",
+    ));
     let at = server.line("listening at ");
     let flags = |directory: &str| {
         [

@@ -8,6 +8,7 @@ use ssntp_cluster::controller::View;
 use uuid::Uuid;
 
 use crate::cluster::processes::{Cluster, Done, LIMIT, processes_inside, wait_for};
+use crate::processes::words;
 
 #[test]
 fn workloads_outlive_their_agent() {
@@ -65,18 +66,7 @@ fn the_scheduler_may_be_killed_under_load() {
     let before: Vec<Uuid> = (0..4).map(|_| cluster.start("--mem 8")).collect();
 
     // STARTs are under way when it dies. Each may be lost with it, or not.
-    let mut load = cluster.command(&[
-        "ctl",
-        "start",
-        "--no-wait",
-        "--count",
-        "20",
-        "--mem",
-        "8",
-        "--",
-        "sleep",
-        "1000",
-    ]);
+    let mut load = cluster.command(&words("ctl start --no-wait --count 20 --mem 8 -- sleep 1000"));
     let load = load
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())

@@ -1,6 +1,7 @@
 //! `ssntp opflex element` as a user meets it.
 
 use super::*;
+use crate::processes::words;
 
 #[test]
 fn policy_is_found_by_name_reloaded_and_gone_as_the_flags_say() {
@@ -18,18 +19,10 @@ fn policy_is_found_by_name_reloaded_and_gone_as_the_flags_say() {
     .unwrap();
     let (server, mut output) = start(
         dir,
-        &[
-            "serve",
-            "--listen",
-            "127.0.0.1:0",
-            "--control",
-            "control",
-            "--persist",
-            "kept.json",
-            "--on-leave",
-            "remove",
-            "--lenient",
-        ],
+        &words(
+            "serve --listen 127.0.0.1:0 --control control --persist kept.json --on-leave \
+ remove --lenient",
+        ),
     );
     let listening = line(&mut output);
     let address = listening.strip_prefix("listening at ").unwrap();
@@ -163,19 +156,9 @@ fn an_element_tells_what_its_flags_say_and_serves_what_it_has() {
 
     // A server that names proxies is one for it.
     let serve = |more: &[&str]| {
-        let arguments = [
-            &[
-                "serve",
-                "--listen",
-                &address,
-                "--policy",
-                "policy.json",
-                "--control",
-                "control",
-            ][..],
-            more,
-        ];
-        let (server, mut output) = start(dir, &arguments.concat());
+        let line_of = format!("serve --listen {address} --policy policy.json --control control");
+        let arguments = [&words(&line_of), more].concat();
+        let (server, mut output) = start(dir, &arguments);
         line(&mut output);
         server
     };

@@ -1,6 +1,7 @@
 //! Policy in files, what changes it besides, and the model that it has to fit.
 
 use super::*;
+use crate::processes::words;
 
 #[test]
 fn what_the_model_does_not_allow_is_refused_by_name() {
@@ -105,16 +106,9 @@ fn a_policy_that_changes_in_its_files_is_read_again_whole_or_not_at_all() {
     let address = listening.strip_prefix("listening at ").unwrap();
     let (element, mut events) = start(
         dir,
-        &[
-            "element",
-            "--connect",
-            address,
-            "--resolve",
-            "Group",
-            "/a/",
-            "--watch",
-            "--json",
-        ],
+        &words(&format!(
+            "element --connect {address} --resolve Group /a/ --watch --json"
+        )),
     );
     assert_eq!(changed(&mut events, "/a/"), "a");
     write("a.json", &object("/a/", "\"a2\""));
@@ -229,15 +223,7 @@ fn a_change_for_another_revision_of_the_policy_is_refused() {
     let serve = || {
         let (server, mut output) = start(
             dir,
-            &[
-                "serve",
-                "--listen",
-                "127.0.0.1:0",
-                "--control",
-                "control",
-                "--persist",
-                "kept.json",
-            ],
+            &words("serve --listen 127.0.0.1:0 --control control --persist kept.json"),
         );
         line(&mut output);
         server

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::processes::words;
+
 const WEB: &str = "/PolicyUniverse/PolicySpace/shop/GbpEpGroup/web/";
 
 fn opflex(dir: &Path, arguments: &[&str]) -> Command {
@@ -190,19 +192,10 @@ fn endpoints_reports_and_sessions_of_a_running_server_are_shown() {
 
     let (element, mut events) = start(
         dir,
-        &[
-            "element",
-            "--connect",
-            address,
-            "--name",
-            "pe1",
-            "--declare",
-            "endpoint.json",
-            "--report",
-            "report.json",
-            "--watch",
-            "--json",
-        ],
+        &words(&format!(
+            "element --connect {address} --name pe1 --declare endpoint.json --report \
+ report.json --watch --json"
+        )),
     );
     let mut told = Vec::new();
     while told.len() < 2 {
@@ -396,29 +389,8 @@ fn wrong_usage_and_failures_have_their_exit_codes() {
         (&["serve", "--listen", "127.0.0.1:0", "--roll-up", "10"], 2),
         (&["serve", "--listen", "127.0.0.1:0", "--proxies", "192.0.2.1"], 2),
         (&["serve", "--listen", "127.0.0.1:0", "--only-peers"], 2),
-        (
-            &[
-                "element",
-                "--connect",
-                "127.0.0.1:1",
-                "--resolve-ident",
-                "a",
-                "b",
-                "c",
-            ],
-            2,
-        ),
-        (
-            &[
-                "element",
-                "--connect",
-                "127.0.0.1:1",
-                "--resolve-ident",
-                "a",
-                "/b/",
-            ],
-            2,
-        ),
+        (&words("element --connect 127.0.0.1:1 --resolve-ident a b c"), 2),
+        (&words("element --connect 127.0.0.1:1 --resolve-ident a /b/"), 2),
         (&["sessions", "--control", "nowhere"], 1),
     ];
     for (arguments, code) in rows {
