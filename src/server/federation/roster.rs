@@ -179,13 +179,10 @@ impl Roster {
         if !is_last {
             return Ok(None);
         }
-        let parts = std::mem::take(&mut of.parts);
-        let mut changes = Changes {
-            gone: self.end(server),
-            ..Changes::default()
-        };
-        self.servers.entry(server).or_default().sequence = Some(sequence);
-        for row in parts {
+        // There are no other rows: those of an earlier link went with it.
+        of.sequence = Some(sequence);
+        let mut changes = Changes::default();
+        for row in std::mem::take(&mut of.parts) {
             self.insert(server, row, &mut changes);
         }
         Ok(Some(changes))

@@ -127,6 +127,67 @@ fn a_peer_that_has_ended_its_side_still_receives() {
     }
 }
 
+/// Refuses whatever comes.
+struct Refuses;
+
+impl Decode for Refuses {
+    type Item = Bytes;
+    type Error = io::Error;
+
+    fn decode(&mut self, input: &mut BytesMut, _: &mut Vec<Bytes>) -> io::Result<()> {
+        match input.is_empty() {
+            true => Ok(()),
+            false => Err(io::Error::other("refused")),
+        }
+    }
+
+    fn wanted(&self) -> usize {
+        0
+    }
+}
+
+#[test]
+fn a_peer_that_is_refused_may_send_on_and_gets_its_answer() {
+    for kind in KINDS {
+        let (peer, server) = in_clear(kind());
+        let (told, receiver) = channel();
+        let outbox = outbox();
+        queue(&outbox, 0, 100, 100);
+        let config = LinkConfig {
+            linger: LIMIT,
+            ..LinkConfig::default()
+        };
+        let notes = Notes {
+            told,
+            gate: None,
+            last: None,
+        };
+        let link = Link::start(server, Refuses, outbox, notes, config).unwrap();
+        let stream = &peer.stream;
+        stream.set_write_timeout(Some(LIMIT)).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        // More than any buffer holds.
+        for at in 0..HEAVY / (1 << 16) {
+            let mut piece = &[1; 1 << 16][..];
+            while !piece.is_empty() {
+                let written = stream.write(piece);
+                piece = &piece[written.unwrap_or_else(|e| panic!("piece {at} is not read: {e}"))..];
+            }
+        }
+        stream.shutdown(Shutdown::Write).unwrap();
+        let (mut answer, mut buffer) = (Vec::new(), [0; 1000]);
+        while let n @ 1.. = stream.read(&mut buffer).unwrap() {
+            answer.extend_from_slice(&buffer[..n]);
+        }
+        assert!(answer.len() == 100 && is_pattern(0, &answer), "{answer:?}");
+        assert!(matches!(
+            receiver.recv_timeout(LIMIT),
+            Ok(Told::Ended(EndReason::Protocol(_)))
+        ));
+        link.join();
+    }
+}
+
 #[test]
 fn a_stream_may_come_one_byte_at_a_time() {
     let one = Faults {

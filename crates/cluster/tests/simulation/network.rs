@@ -101,6 +101,13 @@ impl Pipe {
     }
 }
 
+impl Pipes {
+    /// Whether somebody could notice that it is cut.
+    fn is_cut(&self) -> bool {
+        self.cut && !self.stalls
+    }
+}
+
 impl Stream {
     /// Both ends; `rooms` are for what each of them sends.
     pub(super) fn new(rooms: [usize; 2]) -> [Self; 2] {
@@ -168,7 +175,7 @@ impl Stream {
         let mut pipes = self.pipes();
         let arrives = pipes.now.filter(|_| !pipes.delay.is_zero());
         let arrives = arrives.map(|now| now + pipes.delay);
-        let cut = pipes.cut;
+        let cut = pipes.is_cut();
         let pipe = &mut pipes.pipes[self.end];
         if cut || pipe.end || pipe.deaf {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -178,7 +185,7 @@ impl Stream {
 
     pub(super) fn receive(&self, most: usize) -> io::Result<BytesMut> {
         let mut pipes = self.pipes();
-        let (cut, stalls) = (pipes.cut, pipes.stalls);
+        let (cut, stalls) = (pipes.is_cut(), pipes.stalls);
         let pipe = &mut pipes.pipes[1 - self.end];
         if pipe.deaf {
             return Ok(BytesMut::new());
@@ -209,20 +216,15 @@ impl Stream {
         pipes.cut = true;
         pipes.lossy = true;
         pipes.pipes[1 - self.end].clear();
-        let own = &mut pipes.pipes[self.end];
-        match keep {
-            true => {
-                own.here = own.bytes.len();
-                own.on_their_way.clear();
-            }
-            false => own.clear(),
+        if !keep {
+            pipes.pipes[self.end].clear();
         }
     }
 
     /// Whether this end could notice that the other one is gone, without reading.
     pub(super) fn is_gone(&self) -> bool {
         let pipes = self.pipes();
-        pipes.cut || pipes.pipes[self.end].deaf
+        pipes.is_cut() || pipes.pipes[self.end].deaf
     }
 
     /// How many bytes for this end are under way.
@@ -251,7 +253,7 @@ impl Duplex for Stream {
         let pipes = self.pipes();
         let pipe = &pipes.pipes[1 - self.end];
         let ends = pipe.end && pipe.bytes.is_empty() && !pipes.stalls;
-        pipe.deaf || pipes.cut || ends || pipe.here > 0
+        pipe.deaf || pipes.is_cut() && pipe.here == pipe.bytes.len() || ends || pipe.here > 0
     }
 
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::super::network::Stream;
 use super::log::Start;
+use super::server::Server;
 use super::world::{Connection, World};
 use ssntp::proto::Event as EventOperand;
 use ssntp_engine::{Answer, EngineError, Request};
@@ -27,6 +28,9 @@ pub(super) enum Event {
     Heal(usize, usize),
     /// A client connects again; its server is told, or not.
     Move(usize, bool),
+    /// What the leader has sent to another server is stuck on its way, and meanwhile the leader
+    /// is paused, or crashes.
+    Strand,
     Jump(usize, i64),
     Away(Duration),
     Back,
@@ -151,6 +155,23 @@ impl World {
                     }
                     client.leave(until);
                 }
+            }
+            Event::Strand => {
+                let now = self.now;
+                let acts = |server: &&Server| server.machine.view().acts(server.clock(now)).is_some();
+                let leader = self.servers.iter().flatten().find(acts);
+                let Some(leader) = leader.map(|server| server.start.0) else {
+                    return Ok(());
+                };
+                let step = self.random.between(1, self.servers.len() - 1);
+                let other = (leader + step) % self.servers.len();
+                let length = Duration::from_millis(self.random.between(7500, 9500) as u64);
+                self.take(Event::Part(leader, other, length))?;
+                let fault = match self.random.chance(50) {
+                    true => Event::Pause(leader, length),
+                    false => Event::Crash(leader, length),
+                };
+                self.after(Duration::from_millis(1200), fault);
             }
             Event::Jump(at, seconds) => {
                 if let Some(server) = &mut self.servers[at] {

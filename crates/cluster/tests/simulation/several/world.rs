@@ -122,6 +122,8 @@ pub(in super::super) struct World {
     pub(super) settings: Settings,
     pub(super) delay: Duration,
     pub(super) lost: usize,
+    /// The most milliseconds that a message to or from the engine takes.
+    engine_delay: usize,
     pub(super) quiet_at: Instant,
     pub(super) is_quiet: bool,
     pub(super) is_ending: bool,
@@ -161,7 +163,7 @@ impl World {
         };
         let quiet_at = begin + millis(faults + longest + settles);
         let rates: Vec<_> = (0..count)
-            .map(|_| u32::try_from(random.between(970, 1030)).unwrap())
+            .map(|_| u32::try_from(random.between(960, 1040)).unwrap())
             .collect();
         let clients = random.between(3, 6);
         let mut clients: Vec<_> = (0..clients)
@@ -187,6 +189,7 @@ impl World {
             settings,
             delay: millis(random.pick(&[0, 1, 20, 150])),
             lost: random.pick(&[0, 0, 5]),
+            engine_delay: random.pick(&[5, 50, 400, 950]),
             quiet_at,
             is_quiet: false,
             is_ending: false,
@@ -201,6 +204,10 @@ impl World {
             world.servers.push(Some(server));
         }
         world.draw_faults(faults, longest);
+        if has_engine {
+            let at = Duration::from_millis(world.random.between(4000, 11_000) as u64);
+            world.plan(begin + at, Event::Strand);
+        }
         world.plan(quiet_at, Event::Quiet);
         world
     }
@@ -507,7 +514,8 @@ impl World {
             let Some(server) = server else {
                 // It has crashed.
                 connection.ends[side] = None;
-                connection.streams[side].cut(false);
+                // What its system has taken may still arrive.
+                connection.streams[side].cut(self.random.chance(70));
                 moved = true;
                 continue;
             };
@@ -611,11 +619,7 @@ impl World {
     /// How long a message to or from the engine takes; none if it is lost.
     pub(super) fn way(&mut self) -> Option<Duration> {
         let is_calm = self.now + Duration::from_secs(15) > self.quiet_at;
-        let most = if is_calm {
-            30
-        } else {
-            5 + 2 * usize::try_from(self.delay.as_millis()).unwrap()
-        };
+        let most = if is_calm { 30 } else { self.engine_delay };
         let is_lost = !is_calm && self.random.chance(self.lost);
         (!is_lost).then(|| Duration::from_millis(self.random.below(most) as u64))
     }
