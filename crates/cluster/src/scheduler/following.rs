@@ -144,7 +144,8 @@ impl Following {
     }
 
     fn expire(&mut self, now: Instant) -> Option<Held> {
-        let held = self.held.pop_front_if(|held| held.until <= now)?;
+        self.held.front().filter(|held| held.until <= now)?;
+        let held = self.held.pop_front()?;
         self.held_bytes -= held.frame.encoded_len();
         Some(held)
     }
