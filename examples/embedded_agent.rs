@@ -14,7 +14,7 @@ use ssntp::payload::NodeStatus;
 use ssntp::pki::{Identity, Trust};
 use ssntp::transport::Limits;
 use ssntp::{Client, ClientConfig, Command};
-use ssntp_cluster::machine::Facts;
+use ssntp_cluster::machine;
 
 /// How long this tool works, and how often it reports.
 const WORK: Duration = Duration::from_secs(2);
@@ -58,8 +58,8 @@ fn main() -> Result<(), ssntp::MainError> {
         }
         if reported.is_none_or(|at| at.elapsed() >= INTERVAL) {
             reported = Some(Instant::now());
-            let facts = Facts::read(Path::new("/"));
-            client.send_payload(&facts.stats(client.uuid(), NodeStatus::Ready))?;
+            let facts = machine::read(Path::new("/"));
+            client.send_payload(&machine::stats(&facts, client.uuid(), NodeStatus::Ready))?;
         }
     }
     client.flush(Duration::from_secs(5));

@@ -55,6 +55,7 @@ payload!(ListSessions = Command::LIST_SESSIONS, under "list_sessions", requires 
 ///     bytes_sent: 4096
 ///     frames_waiting: 0
 ///     bytes_waiting: 0
+///     frames_dropped: 0
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -107,4 +108,6 @@ pub struct SessionEntry {
     pub frames_waiting: u64,
     /// Bytes that wait in its queue.
     pub bytes_waiting: u64,
+    /// Frames that it was not sent, because its queue was full.
+    pub frames_dropped: u64,
 }

@@ -194,6 +194,7 @@ impl State {
             bytes_sent: counters.bytes_sent,
             frames_waiting: counters.frames_waiting,
             bytes_waiting: counters.bytes_waiting,
+            frames_dropped: counters.frames_dropped,
         }
     }
 

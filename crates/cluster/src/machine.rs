@@ -10,12 +10,12 @@
 //! empty for a text or an address. Nothing here fails.
 //!
 //! ```
-//! use ssntp_cluster::machine::Facts;
+//! use ssntp_cluster::machine;
 //! use ssntp::payload::NodeStatus;
 //! use uuid::Uuid;
 //!
-//! let facts = Facts::read("/".as_ref());
-//! let stats = facts.stats(Uuid::from_u128(1), NodeStatus::Ready);
+//! let facts = machine::read("/".as_ref());
+//! let stats = machine::stats(&facts, Uuid::from_u128(1), NodeStatus::Ready);
 //! println!("{} of {} MB are free", stats.mem_available_mb, stats.mem_total_mb);
 //! ```
 
@@ -32,100 +32,49 @@ use ssntp::payload::{NodeNetwork, NodeStatus, Ready, Stats};
 
 const MB: u64 = 1024 * 1024;
 
-/// The resources and addresses of a machine at one moment. Memory and disk are in MB of 2^20
-/// bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
-    /// Memory; -1 unknown.
-    pub mem_total_mb: i64,
-    /// Memory that programs can get without swapping; -1 unknown.
-    pub mem_available_mb: i64,
-    /// The size of the file system that was asked for; -1 unknown.
-    pub disk_total_mb: i64,
-    /// Its free space for users other than root; -1 unknown.
-    pub disk_available_mb: i64,
-    /// Load average over one minute, rounded; -1 unknown.
-    pub load: i64,
-    /// CPUs that the operating system uses; -1 unknown.
-    pub cpus_online: i64,
-    /// The host name; empty if unknown.
-    pub hostname: String,
-    /// Its addresses without loopback and link-local ones: first IPv4, then IPv6.
-    pub networks: Vec<NodeNetwork>,
+/// The resources and addresses of a machine at one moment: READY of a node that has no UUID yet.
+/// Memory and disk are in MB of 2^20 bytes.
+pub type Facts = Ready;
+
+/// Reads all of them. The disk is the file system of `path`, or of its nearest parent that
+/// exists.
+///
+/// Reading takes well under a millisecond, unless `path` is on a network file system that
+/// does not answer.
+pub fn read(path: &Path) -> Facts {
+    let mut facts = Facts::default();
+    if let Some(meminfo) = text("/proc/meminfo") {
+        facts.mem_total_mb = meminfo_mb(&meminfo, "MemTotal").unwrap_or(-1);
+        // Kernels before 3.14 do not estimate what is available.
+        facts.mem_available_mb = meminfo_mb(&meminfo, "MemAvailable")
+            .or_else(|| meminfo_mb(&meminfo, "MemFree"))
+            .unwrap_or(-1);
+    }
+    if let Some((total, available)) = disk_mb(path) {
+        facts.disk_total_mb = total;
+        facts.disk_available_mb = available;
+    }
+    facts.load = text("/proc/loadavg").and_then(|t| load(&t)).unwrap_or(-1);
+    facts.cpus_online = text("/proc/stat").and_then(|t| cpus(&t)).unwrap_or(-1);
+    facts.hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    facts.networks = networks();
+    facts
 }
 
-impl Default for Facts {
-    /// Nothing is known.
-    fn default() -> Self {
-        Self {
-            mem_total_mb: -1,
-            mem_available_mb: -1,
-            disk_total_mb: -1,
-            disk_available_mb: -1,
-            load: -1,
-            cpus_online: -1,
-            hostname: String::new(),
-            networks: Vec::new(),
-        }
-    }
-}
-
-impl Facts {
-    /// Reads all of them. The disk is the file system of `path`, or of its nearest parent that
-    /// exists.
-    ///
-    /// Reading takes well under a millisecond, unless `path` is on a network file system that
-    /// does not answer.
-    pub fn read(path: &Path) -> Self {
-        let mut facts = Self::default();
-        if let Some(meminfo) = text("/proc/meminfo") {
-            facts.mem_total_mb = meminfo_mb(&meminfo, "MemTotal").unwrap_or(-1);
-            // Kernels before 3.14 do not estimate what is available.
-            facts.mem_available_mb = meminfo_mb(&meminfo, "MemAvailable")
-                .or_else(|| meminfo_mb(&meminfo, "MemFree"))
-                .unwrap_or(-1);
-        }
-        if let Some((total, available)) = disk_mb(path) {
-            facts.disk_total_mb = total;
-            facts.disk_available_mb = available;
-        }
-        facts.load = text("/proc/loadavg").and_then(|t| load(&t)).unwrap_or(-1);
-        facts.cpus_online = text("/proc/stat").and_then(|t| cpus(&t)).unwrap_or(-1);
-        facts.hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        facts.networks = networks();
-        facts
-    }
-
-    /// READY of a node with these facts.
-    pub fn ready(&self, node: Uuid) -> Ready {
-        Ready {
-            node_uuid: node.into(),
-            mem_total_mb: self.mem_total_mb,
-            mem_available_mb: self.mem_available_mb,
-            disk_total_mb: self.disk_total_mb,
-            disk_available_mb: self.disk_available_mb,
-            load: self.load,
-            cpus_online: self.cpus_online,
-            networks: self.networks.clone(),
-            hostname: self.hostname.clone(),
-        }
-    }
-
-    /// STATS of a node with these facts and no instances.
-    pub fn stats(&self, node: Uuid, status: NodeStatus) -> Stats {
-        Stats {
-            node_uuid: node.into(),
-            status,
-            mem_total_mb: self.mem_total_mb,
-            mem_available_mb: self.mem_available_mb,
-            disk_total_mb: self.disk_total_mb,
-            disk_available_mb: self.disk_available_mb,
-            load: self.load,
-            cpus_online: self.cpus_online,
-            hostname: self.hostname.clone(),
-            networks: self.networks.clone(),
-            ..Stats::default()
-        }
+/// STATS of a node with these facts and no instances.
+pub fn stats(facts: &Facts, node: Uuid, status: NodeStatus) -> Stats {
+    Stats {
+        node_uuid: node.into(),
+        status,
+        mem_total_mb: facts.mem_total_mb,
+        mem_available_mb: facts.mem_available_mb,
+        disk_total_mb: facts.disk_total_mb,
+        disk_available_mb: facts.disk_available_mb,
+        load: facts.load,
+        cpus_online: facts.cpus_online,
+        hostname: facts.hostname.clone(),
+        networks: facts.networks.clone(),
+        ..Stats::default()
     }
 }
 
@@ -223,7 +172,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_memory_disk_and_cpus() {
-        let facts = Facts::read(Path::new("/no/such/place"));
+        let facts = read(Path::new("/no/such/place"));
         assert!(facts.mem_total_mb > 0, "{facts:?}");
         assert!(
             (0..=facts.mem_total_mb).contains(&facts.mem_available_mb),
@@ -242,10 +191,13 @@ mod tests {
     fn ready_and_stats_say_the_same() {
         use ssntp::payload::Payload;
 
-        let facts = Facts::read(Path::new("."));
+        let facts = read(Path::new("."));
         let node = Uuid::from_u128(7);
-        let ready = facts.ready(node);
-        let stats = facts.stats(node, NodeStatus::Full);
+        let ready = Ready {
+            node_uuid: node.into(),
+            ..facts.clone()
+        };
+        let stats = stats(&facts, node, NodeStatus::Full);
         assert_eq!(Ready::decode(&ready.encode()).as_ref(), Ok(&ready));
         assert_eq!(Stats::decode(&stats.encode()).as_ref(), Ok(&stats));
         assert_eq!(

@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 /// The memory that is kept for each of several holders, in bytes as they are allocated.
 ///
-/// Nobody may grow beyond the part that is free. So a greedy holder gets half of the
+/// No holder may have more than the part that is free. So a greedy holder gets half of the
 /// limit, and `n` of them get an `n + 1`th each; the last part stays free for holders that
 /// have nothing yet.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! What reading JSON needs beyond what serde derives.
+//! Reading JSON more strictly than serde derives, and the memory of JSON values.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -116,7 +116,7 @@ pub(crate) const VALUE: usize = 2 * size_of::<Value>() + SMALL;
 pub(crate) const NODE: usize = 11 * (size_of::<String>() + size_of::<Value>()) + SMALL;
 /// The memory of a list with an element: it has room for four at once.
 pub(crate) const LIST: usize = 4 * size_of::<Value>() + SMALL;
-/// What an allocation takes beyond its bytes, and at least.
+/// The overhead of an allocation, and its least size.
 const SMALL: usize = 32;
 
 /// The memory of an allocation of so many bytes.

@@ -17,7 +17,7 @@ use super::store::{PASSABLE, Store, make_dirs};
 use super::streams::Streams;
 use super::worker::Workers;
 use crate::client_loop::{ClientLoop, Event, Service, Uplink};
-use crate::machine::Facts;
+use crate::machine;
 use crate::network::{NetworkConfig, Networks};
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
@@ -248,7 +248,7 @@ impl Agent {
         let disk = store
             .as_ref()
             .map_or_else(|| PathBuf::from("/"), |store| store.root().to_owned());
-        let mut control = Control::new(settings, Facts::read(&disk), now());
+        let mut control = Control::new(settings, machine::read(&disk), now());
         if let Some(store) = &store {
             let (node, stored) = store
                 .load()

@@ -17,7 +17,7 @@ use super::figures::CnciFigures;
 use super::plane::{DataPlane, TablesOnly};
 use super::tables::{Tables, TablesError};
 use crate::client_loop::{ClientLoop, Event, Service, Uplink};
-use crate::machine::Facts;
+use crate::machine;
 use ssntp::Role;
 use ssntp::client::{Client, ClientConfig, ClientError, ClientHandle};
 use ssntp::pki::{Identity, Trust};
@@ -212,7 +212,7 @@ fn lock(state: &Path) -> Result<File, CnciError> {
 /// The MAC address of the interface that has this address; empty if this machine has no such
 /// interface.
 fn mac(ip: IpAddr) -> String {
-    let networks = Facts::read("/".as_ref()).networks;
+    let networks = machine::read("/".as_ref()).networks;
     let own = networks.into_iter().find(|network| network.ip.parse() == Ok(ip));
     own.map(|network| network.mac).unwrap_or_default()
 }

@@ -249,6 +249,7 @@ fn sessions(nodes: u32) -> Listed<SessionEntry> {
         bytes_sent: 4096,
         frames_waiting: if index == 7 { 900 } else { 0 },
         bytes_waiting: if index == 7 { 3_100_000 } else { 0 },
+        frames_dropped: if index == 9 { 4_321 } else { 0 },
     };
     Ok(Arc::new((0..nodes).map(entry).collect()))
 }

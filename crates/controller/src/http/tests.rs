@@ -363,6 +363,16 @@ fn followers_have_a_budget_of_their_own_and_take_no_page_away() {
 }
 
 #[test]
+fn sessions_are_sorted_by_what_they_have_lost() {
+    let rig = Rig::start(false);
+    let (code, _, page) = rig.ask("GET /sessions?sort=-dropped HTTP/1.1", "");
+    assert_eq!(code, 200);
+    let rows: Vec<_> = page.split("<tr").skip(2).collect();
+    assert!(rows[0].contains(">4321<"), "{}", rows[0]);
+    assert!(rows[1..].iter().all(|row| !row.contains(">4321<")));
+}
+
+#[test]
 fn pages_say_what_a_browser_may_do_with_them() {
     let rig = Rig::start(false);
     let (_, head, body) = rig.ask("GET / HTTP/1.1", "");

@@ -15,6 +15,7 @@ const SILENT: u64 = 120;
 
 fn state(session: &SessionEntry) -> State {
     match session {
+        one if one.frames_dropped > 0 => State(Grade::Warn, "dropped"),
         one if one.bytes_waiting > 0 => State(Grade::Warn, "backlog"),
         one if one.idle_s > SILENT => State(Grade::Wait, "silent"),
         _ => State(Grade::Good, "flowing"),
@@ -60,6 +61,8 @@ fn table(scene: &Scene<'_>, out: &mut Html, sessions: &[SessionEntry]) {
             |row, out| out.show(&state(row.session))),
         column("waiting", "Backlog", "n", |row| number(row.session.bytes_waiting),
             |row, out| html!(out; {Bytes(row.session.bytes_waiting)} "<small> in " {row.session.frames_waiting} "</small>")),
+        column("dropped", "Dropped", "n", |row| number(row.session.frames_dropped),
+            |row, out| out.show(&row.session.frames_dropped)),
         column("received", "Received", "n opt", |row| number(row.session.bytes_received),
             |row, out| out.show(&Bytes(row.session.bytes_received))),
         column("sent", "Sent", "n opt", |row| number(row.session.bytes_sent),

@@ -439,6 +439,11 @@ impl World {
         let mut found = BTreeSet::new();
         for (uuid, running) in self.cluster.running() {
             let mark = running.mark.clone();
+            // Once a database is lost, nobody knows that an instance of a deleted workload should
+            // not run. It has the labels of that workload, so a user can find it.
+            if self.has_lost_database && !self.disk.workloads.contains_key(&mark.workload) {
+                continue;
+            }
             let slot = (mark.workload, mark.slot, Some(mark.digest));
             if !expected.contains(&slot) {
                 return Some(format!("{slot:?} runs as {uuid}"));

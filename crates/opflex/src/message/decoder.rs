@@ -20,7 +20,7 @@ pub struct Decoder {
     before: Option<BeforeIdentity>,
 }
 
-/// What a peer may send before its identity is accepted.
+/// The limits until the identity of the peer is accepted.
 #[derive(Debug)]
 struct BeforeIdentity {
     identified: Identified,
@@ -76,7 +76,7 @@ impl Decoder {
         }
     }
 
-    /// What is to be set when the identity of the peer is accepted.
+    /// The flag to set when the identity of the peer is accepted.
     pub fn identified(&self) -> Identified {
         let before = self.before.as_ref();
         before.map_or_else(Identified::default, |before| before.identified.clone())

@@ -11,7 +11,7 @@ use serde_json::Value;
 pub struct Echo(pub Vec<Value>);
 
 impl Echo {
-    /// What to answer: the parameters, as libopflex expects, and the empty
+    /// The answer: the parameters, as libopflex expects, and the empty
     /// object of the draft when there are none.
     pub fn answer(self) -> Value {
         if self.0.is_empty() {

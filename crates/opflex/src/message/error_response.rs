@@ -15,9 +15,9 @@ use crate::json;
 pub struct ErrorCode(Cow<'static, str>);
 
 impl ErrorCode {
-    /// None of the others.
+    /// Any other failure.
     pub const ERROR: Self = Self(Cow::Borrowed("ERROR"));
-    /// The receiver does not do this.
+    /// The receiver does not support the method.
     pub const EUNSUPPORTED: Self = Self(Cow::Borrowed("EUNSUPPORTED"));
     /// The session is not in a state that allows the request: no identity yet.
     pub const ESTATE: Self = Self(Cow::Borrowed("ESTATE"));
@@ -25,7 +25,7 @@ impl ErrorCode {
     pub const EPROTO: Self = Self(Cow::Borrowed("EPROTO"));
     /// The policy domains differ.
     pub const EDOMAIN: Self = Self(Cow::Borrowed("EDOMAIN"));
-    /// A location is needed and nobody knows it.
+    /// The location of the element is required and not known.
     pub const ELOCATION: Self = Self(Cow::Borrowed("ELOCATION"));
 
     /// The text on the wire.
@@ -52,13 +52,13 @@ impl fmt::Display for ErrorCode {
 pub struct ErrorResponse {
     /// The kind of failure.
     pub code: ErrorCode,
-    /// What happened, for people.
+    /// A text for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Where it happened, in any form.
+    /// The place of the failure, in any form.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace: Option<Value>,
-    /// What the request needs to know about it.
+    /// Details for the sender of the request, in any form.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<Value>,
     /// Members that the draft does not know.
@@ -90,7 +90,7 @@ impl ErrorResponse {
     }
 }
 
-/// A text of the peer's choice, cut to what an answer and a log line can bear.
+/// A text that the peer has chosen, cut to a length that fits into an answer and a log line.
 pub(crate) fn cut(text: &str) -> Cow<'_, str> {
     // About two lines of a log.
     const CHARACTERS: usize = 200;

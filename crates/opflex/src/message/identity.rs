@@ -27,13 +27,13 @@ pub struct Identity {
     /// Where the sender is, once it knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub my_location: Option<String>,
-    /// What the sender is.
+    /// The roles of the sender.
     #[serde(default, deserialize_with = "json::list")]
     pub my_role: Vec<Role>,
-    /// What libopflex adds: `mac` and `features`.
+    /// An addition of libopflex: `mac` and `features`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Value>,
-    /// Members that nobody knows yet.
+    /// Members of later versions, which are kept as they are.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
@@ -53,17 +53,16 @@ pub struct IdentityResult {
     /// Where the asking side is; to be sent as its `my_location` from now on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub your_location: Option<String>,
-    /// What libopflex adds: `proxy_v4`, `proxy_v6` and `proxy_mac` in transport
-    /// mode.
+    /// An addition of libopflex: `proxy_v4`, `proxy_v6` and `proxy_mac` in transport mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Value>,
-    /// What the answering side is. Empty for one that only knows the others.
+    /// The roles of the answering side. Empty for a server that only names the others.
     #[serde(default, deserialize_with = "json::list")]
     pub my_role: Vec<Role>,
     /// Where the components of the domain are.
     #[serde(default, deserialize_with = "json::objects")]
     pub peers: Vec<Peer>,
-    /// Members that nobody knows yet.
+    /// Members of later versions, which are kept as they are.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
@@ -71,13 +70,13 @@ pub struct IdentityResult {
 /// Where a component is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peer {
-    /// What it is.
+    /// Its roles.
     #[serde(default, deserialize_with = "json::list")]
     pub role: Vec<Role>,
     /// How to reach it, `host:port`. libopflex compares the characters with
     /// those that it dialled.
     pub connectivity_info: String,
-    /// Members that nobody knows yet.
+    /// Members of later versions, which are kept as they are.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }

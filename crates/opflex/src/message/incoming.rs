@@ -1,4 +1,4 @@
-//! What arrives, typed and judged.
+//! Messages that arrive, as types.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Reply {
-    /// The other side is alive. What it says besides is not looked at.
+    /// The other side is alive. The contents of its answer do not matter.
     Echo(Value),
     /// Who the other side is.
     SendIdentity(Box<IdentityResult>),
@@ -50,8 +50,8 @@ pub enum Reply {
     Done(Method, Value),
 }
 
-/// One message, typed, with the first judgement made: what is here needs no
-/// closing of the connection, and says what is to be done.
+/// One message. A fault that ends the connection is an error of the decoder, so a message here
+/// is handled, refused or ignored, and the connection goes on.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Incoming {
@@ -59,7 +59,7 @@ pub enum Incoming {
     Request {
         /// To be returned with the answer.
         id: Id,
-        /// What is asked for.
+        /// The method and its parameters.
         request: Request,
     },
     /// A request to be answered with this error: its method is unknown, or its
@@ -76,7 +76,7 @@ pub enum Incoming {
     Result {
         /// The id of the request.
         id: Id,
-        /// What came out.
+        /// The result.
         reply: Reply,
     },
     /// A request of ours failed.
@@ -88,13 +88,13 @@ pub enum Incoming {
         /// Why.
         error: ErrorResponse,
     },
-    /// The result of a request of ours has the wrong form: as good as none.
+    /// The result of a request of ours has the wrong form. It is treated like no answer.
     BadResult {
         /// The id of the request.
         id: Id,
         /// The method in the id.
         method: Method,
-        /// What does not fit.
+        /// The reason, for the log.
         fault: String,
     },
     /// A response to nothing that we send: to be ignored.

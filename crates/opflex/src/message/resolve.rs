@@ -24,7 +24,7 @@ pub struct Resolve {
     /// Opaque help for the repository.
     pub data: Option<Value>,
     /// The policy refresh rate in seconds: for how long changes are to be told.
-    /// Zero and less: not at all. Nobody takes a resolve of policy without.
+    /// Zero and less: not at all. A resolve of policy without it is refused.
     pub prr: Option<i64>,
 }
 
@@ -41,11 +41,11 @@ impl Resolve {
     }
 }
 
-/// What is read, in the words for policy or for endpoints.
+/// A resolve as it is read, with the member names for policy or for endpoints.
 #[derive(Deserialize)]
 struct Wire {
     subject: Name,
-    // Either name in either method: nobody sends both, and the meaning is the same.
+    // Either name is read in either method, because the meaning is the same.
     #[serde(default, rename = "policy_uri", alias = "endpoint_uri")]
     uri: Option<Uri>,
     #[serde(
@@ -91,7 +91,7 @@ impl TryFrom<Wire> for Resolve {
 #[error("exactly one of the URI and the identifier must be set")]
 struct NotOneTarget;
 
-/// A resolve in the words for policy or for endpoints.
+/// A resolve that is written with the member names for policy or for endpoints.
 pub(super) struct Worded<'a>(pub(super) Store, pub(super) &'a Resolve);
 
 impl Serialize for Worded<'_> {

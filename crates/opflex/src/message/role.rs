@@ -1,4 +1,4 @@
-//! What a participant is.
+//! The roles of participants.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What is resolved: policy, or endpoints.
+//! The two kinds of objects that are resolved: policy and endpoints.
 
 use std::ops::{Index, IndexMut};
 
@@ -10,10 +10,10 @@ use super::{Method, Role};
 /// tree of each, and so has an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub enum Store {
-    /// What a policy repository has.
+    /// The objects of a policy repository.
     #[serde(rename = "policy")]
     Policy,
-    /// What an endpoint registry has.
+    /// The objects of an endpoint registry.
     #[serde(rename = "endpoint")]
     Endpoints,
 }
@@ -51,7 +51,7 @@ impl Store {
         }
     }
 
-    /// What the result of a resolve calls it, and JSON elsewhere.
+    /// Its name in the result of a resolve, and in other JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Policy => "policy",

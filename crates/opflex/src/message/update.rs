@@ -6,8 +6,7 @@ use super::Store;
 use crate::json;
 use crate::model::{ManagedObject, Name, Uri};
 
-/// What changed in what the receiver resolved; a request can have several of
-/// these. All members are always written, as libopflex does, and may be missing
+/// Changes of objects that the receiver has resolved; a request can have several of these. All members are always written, as libopflex does, and may be missing
 /// when read. `O` is how the objects are held.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound(deserialize = "O: Deserialize<'de>"))]
@@ -31,7 +30,7 @@ pub struct Update<O = ManagedObject> {
 pub struct Deletion {
     /// Its class.
     pub subject: Name,
-    /// Where it was.
+    /// Its URI.
     pub uri: Uri,
 }
 

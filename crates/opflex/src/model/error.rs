@@ -12,7 +12,7 @@ pub enum ModelError {
     NotBelowParent {
         /// The child.
         uri: Uri,
-        /// What is said to be its parent.
+        /// The URI that is given as its parent.
         parent: Uri,
     },
     /// The model file has no such class.

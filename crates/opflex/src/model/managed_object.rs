@@ -156,7 +156,7 @@ impl ManagedObject {
 /// A named value of an object.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Property {
-    /// What it is called.
+    /// Its name.
     pub name: Name,
     /// Any JSON value: text, number, `{subject, reference_uri}`, or an array
     /// of these. Null if the peer left it out.

@@ -23,7 +23,7 @@ pub(crate) fn bracketed(text: &str) -> String {
     }
 }
 
-/// The host of a peer's address, by which what it may cause in the log counts:
+/// The host of a peer's address. Limits of log lines and connections are counted by host:
 /// each connection has a port of its own.
 pub(crate) fn host(peer: &str) -> String {
     peer.rsplit_once(':').map_or(peer, |(host, _)| host).to_owned()

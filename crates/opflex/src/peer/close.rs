@@ -3,7 +3,7 @@
 use crate::message::{ErrorResponse, Method};
 
 /// Why we end a connection. The peer is told only where there is a request to
-/// answer; this is for the log and for who watches connections.
+/// answer; the reason is for the log and for events.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseReason {

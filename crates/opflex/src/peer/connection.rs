@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 /// One connection, from its first byte to its last. A number is never used for
-/// a second one, so that what arrives late for the first can't be taken for it.
+/// a second one, so that a late event of the first cannot be mistaken for one of the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct ConnectionId(pub u64);
 

@@ -34,7 +34,7 @@ impl Default for KeepaliveSettings {
     }
 }
 
-/// What is to be done at the time that [`Keepalive::next`] tells.
+/// The action that is due at the time of [`Keepalive::next`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beat {
     /// It is not yet time.

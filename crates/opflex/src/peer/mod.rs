@@ -1,4 +1,4 @@
-//! What the two ends of a connection have in common, whichever of them is us.
+//! The part that both ends of a connection share, servers and elements.
 //!
 //! | file | what |
 //! |---|---|

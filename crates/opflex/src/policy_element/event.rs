@@ -9,7 +9,7 @@ use crate::message::{ErrorResponse, Method, Proxies, Store};
 use crate::model::{ChangeKind, ManagedObject, Name, Target, Uri};
 use crate::peer::{CloseReason, ConnectionId};
 
-/// What the caller has to do.
+/// An action that the caller has to carry out.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Action {
@@ -131,7 +131,7 @@ pub enum ElementEvent {
         address: String,
         /// The method.
         method: Method,
-        /// What it was about.
+        /// The object of the request.
         about: String,
         /// The answer.
         error: ErrorResponse,
@@ -149,7 +149,7 @@ pub enum ElementEvent {
     Unanswered {
         /// The method.
         method: Method,
-        /// What it is about.
+        /// The object of the request.
         about: String,
         /// How often it has been sent.
         attempts: u32,
@@ -165,12 +165,12 @@ pub enum ElementEvent {
 /// One object that changed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ObjectChange {
-    /// What happened.
+    /// The kind of the change.
     #[serde(rename = "change")]
     pub kind: ChangeKind,
     /// Its class.
     pub subject: Name,
-    /// Where it is, or was.
+    /// Its URI.
     pub uri: Uri,
     /// The object as it is now; `None` if it is gone.
     pub object: Option<ManagedObject>,

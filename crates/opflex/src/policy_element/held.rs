@@ -201,7 +201,7 @@ impl Held {
     /// Removes a resolve, declaration or report, and returns it if it was there.
     pub(super) fn drop(&mut self, key: &Key) -> Option<Item> {
         let item = self.items.remove(key)?;
-        // An alarm ends with what it is about.
+        // An alarm ends with the item that it is about.
         self.alarms -= usize::from(item.alarmed);
         self.told.remove(&item.place);
         self.refresh.clear(key);
@@ -368,7 +368,7 @@ impl Held {
                 let frame = frame(&request, xid)?;
                 return Some((OutgoingRequest { to, frame }, alarm.then_some((key, attempts))));
             }
-            // It is not held any more, so nobody wants the answer.
+            // The item is not held any more, so its answer is not waited for.
             self.calls.end(xid);
         }
     }

@@ -57,7 +57,7 @@ struct Link {
     keepalive: Option<Keepalive>,
 }
 
-/// What has to be done for a server.
+/// An action that is due for a server.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Need {
     /// The server is to be dialled.
@@ -162,7 +162,7 @@ impl Pool {
     /// The server is being dialled, with this new connection.
     pub(super) fn dial(&mut self, address: &str, now: Instant) -> Option<ConnectionId> {
         let peer = self.peers.get_mut(address)?;
-        // A new number for each attempt: what arrives late for an earlier one is not taken for it.
+        // Each attempt has a new number, so a late event of an earlier one is not mistaken for it.
         let connection = ConnectionId(self.next_connection);
         self.next_connection += 1;
         peer.stage = Stage::Connecting(Link {
@@ -214,7 +214,7 @@ impl Pool {
             .iter()
             .map(|peer| bracketed(&peer.connectivity_info))
             .collect();
-        // A server without roles that names nobody is of no use to an element.
+        // A server without roles that names no other server is of no use to an element.
         let is_nothing = peer.names.is_empty() && identity.my_role.is_empty();
         if is_nothing || !peer.names.is_empty() && !peer.names.contains(&address) {
             peer.stage = Stage::Parked;
@@ -285,7 +285,7 @@ impl Pool {
     /// Forgets all learned servers and begins again. Returns the connections to close.
     pub(super) fn reset(&mut self, now: Instant) -> Vec<ConnectionId> {
         let connections = self.connections();
-        // What still arrives on these connections is for nobody.
+        // Messages that still arrive on these connections are dropped.
         self.by_connection.clear();
         self.peers.retain(|_, peer| peer.configured);
         for peer in self.peers.values_mut() {

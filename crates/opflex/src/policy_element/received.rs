@@ -28,7 +28,7 @@ impl ElementCore {
             });
             return false;
         }
-        // Only what is wanted is kept, but the limit counts what the server has sent.
+        // Only wanted objects are kept, but the limit counts all that the server has sent.
         let objects = self.wanted(*what, objects);
         // The first answer replaces the start policy, also if it is empty.
         let outdated = self.take_start_policy(key);

@@ -53,7 +53,7 @@ impl ElementCore {
 
     /// A message arrived.
     pub fn message(&mut self, connection: ConnectionId, message: Incoming, now: Instant) {
-        // It was closed, and what arrived before that is still in the queue.
+        // It was closed, but messages that arrived before that are still in the queue.
         if self.pool.address(connection).is_none() {
             return;
         }
@@ -254,7 +254,7 @@ impl ElementCore {
             return warn!("{connection}: an answer to {method} has the number of another request");
         }
         if let Reply::Resolve(_, objects) = reply {
-            // What is not taken is asked for again, like what is not answered.
+            // Objects that did not fit are asked for again, like a request without an answer.
             if self.resolved(&key, objects, now) {
                 self.held.answered(connection, xid);
             }
@@ -344,7 +344,7 @@ impl ElementCore {
 /// list that is too long. The server's own address is always accepted, also a Unix
 /// socket; other servers must not send an element to a Unix socket.
 fn fault_of(identity: &IdentityResult, own: &str) -> Option<String> {
-    // A server could otherwise fill the memory with addresses that nobody dials.
+    // A server could otherwise fill the memory with addresses that are never dialled.
     const MAX_PEERS: usize = 1024;
     const MAX_TEXT: usize = 1024;
 

@@ -5,7 +5,7 @@ use bytes::{Buf, BytesMut};
 use super::scanner::{Scanner, Stop};
 use super::{Error, Message};
 
-/// What one message may cost.
+/// The limits of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of one message without its NUL. Default 64 MiB.

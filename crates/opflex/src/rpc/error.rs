@@ -34,7 +34,7 @@ pub enum Error {
         first: u8,
     },
     /// Not JSON, not UTF-8, two texts in one frame, or an envelope with a
-    /// member twice. Holds what the reader of JSON said.
+    /// member twice. Has the message of the reader of JSON.
     #[error("a message is not one JSON object: {0}")]
     Syntax(String),
     /// The stream ended in the middle of a message.
@@ -61,7 +61,7 @@ pub enum Error {
     ResultAndError,
 }
 
-/// What a first byte other than a brace most likely means.
+/// The likely meaning of a first byte that is not a brace.
 fn hint(first: u8) -> &'static str {
     match first {
         // The alerts and handshakes of TLS: one side has it and the other has not.

@@ -50,7 +50,7 @@ impl std::fmt::Debug for Payload {
     }
 }
 
-/// What the other side asks for.
+/// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// To be returned untouched with the answer.
@@ -202,7 +202,7 @@ mod tests {
         };
         let params: Vec<String> = request.params.unwrap().parse().unwrap();
         assert_eq!(params, ["\u{e9}\u{e9}\u{ff}"]);
-        // What is no JSON either stays refused.
+        // A text that is not JSON at all is refused all the same.
         assert!(Message::parse(&Bytes::from_static(b"{\"id\":\xe9}")).is_err());
     }
 

@@ -10,7 +10,7 @@
 //!  Pending: xid ──> what waits for the answer, its deadline, how often it was sent
 //! ```
 //!
-//! What a message means is not known here: params, results and errors stay
+//! The meaning of a message is not known here: params, results and errors stay
 //! the JSON text that arrived ([`Payload`]) until somebody reads them as a
 //! type. An [`Id`] is never taken apart on its way back, so that any JSON value
 //! returns to its sender as the very same characters.

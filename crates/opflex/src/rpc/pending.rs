@@ -14,7 +14,7 @@ pub struct Due<'a, V> {
     pub xid: u64,
     /// How often it has been sent before.
     pub attempts: u32,
-    /// What the caller keeps with it.
+    /// The value that the caller has entered with it.
     pub value: &'a mut V,
 }
 
@@ -52,7 +52,7 @@ impl<V> Pending<V> {
         }
     }
 
-    /// A number for a request that nobody waits for.
+    /// A number for a request whose answer does not matter.
     pub fn number(&mut self) -> u64 {
         let xid = self.next_xid;
         // At a million requests a second, 2^63 numbers last for 290,000 years.
@@ -78,7 +78,7 @@ impl<V> Pending<V> {
         xid
     }
 
-    /// Takes out a request: it is answered, or nobody waits any more. `None`
+    /// Takes out a request that is answered or not waited for any more. `None`
     /// for a number that is not in the table.
     pub fn end(&mut self, xid: u64) -> Option<V> {
         // Also where the request is not known: then there is no deadline either.
@@ -86,7 +86,7 @@ impl<V> Pending<V> {
         self.calls.remove(&xid).map(|call| call.value)
     }
 
-    /// What the caller keeps with a request.
+    /// The value that the caller has entered with a request.
     pub fn value_mut(&mut self, xid: u64) -> Option<&mut V> {
         self.calls.get_mut(&xid).map(|call| &mut call.value)
     }

@@ -4,7 +4,7 @@
 use super::Limits;
 use crate::json;
 
-/// What [`Scanner::scan`] stopped at.
+/// The reason why [`Scanner::scan`] stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     /// The byte at this index is NUL.
@@ -17,8 +17,8 @@ pub(super) enum Stop {
 
 /// Follows brackets and strings through a text that arrives in pieces.
 ///
-/// It judges nothing but depth: a text that is no JSON comes out with some end
-/// or other, and the reader of JSON refuses it.
+/// It checks only depth and memory. A text that is not JSON passes it, and the reader of JSON
+/// refuses it.
 #[derive(Debug, Default)]
 pub(super) struct Scanner {
     depth: usize,

@@ -57,7 +57,7 @@ pub(super) struct Cluster {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What threads that edit policy share with the thread that follows it.
+/// The state that threads which edit policy share with the thread that follows it.
 pub(super) struct Shared {
     events: ServerEvents,
     documents: Documents,
@@ -108,6 +108,7 @@ impl Cluster {
         // One wake-up stands for all views that have come since.
         let (wake, woken) = bounded(1);
         let told = move |_: &View| {
+            // If a wake-up is already pending, the thread will also see this view.
             let _ = wake.try_send(());
         };
         let membership = Membership::start(engine, Join { member, leads: false }, told);
@@ -162,6 +163,8 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         self.shared.lock().is_stopping = true;
         self.shared.changed.notify_all();
+        // The thread of the engine ends with the membership, and then this thread has no sender
+        // that could wake it, so it ends as well.
         self.membership = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -175,6 +178,7 @@ impl Shared {
     pub(super) fn edit(&self, edit: &Edit, at: Option<u64>) -> Result<Edited, CallError> {
         let end = now() + PATIENCE;
         loop {
+            // The lock is not held while the engine is asked, because the thread that reads needs it.
             let (base, text, read_before) = {
                 let state = self.lock();
                 (state.revision, state.text.clone(), state.read)
@@ -193,6 +197,7 @@ impl Shared {
             tree.merge(objects)?;
             let changed = tree.edit(edit.clone())?.len();
             let next = document(&tree.to_objects()).map_err(CallError::Document)?;
+            // Several servers may load the same policy file; then only the first one writes.
             if next == text {
                 return Ok(Edited {
                     changed,
@@ -204,6 +209,7 @@ impl Shared {
                     self.wait_past(read_before)?;
                     return Ok(Edited { changed, revision });
                 }
+                // Another edit came first. This one is made on its result, or refused because of `at`.
                 Err(EngineError::Changed) if now() < end => self.wait_past(read_before)?,
                 Err(why) => return Err(why.into()),
             }
@@ -235,7 +241,7 @@ impl Shared {
         }
     }
 
-    /// Brings the server's policy to what was read.
+    /// Applies the policy of a view, if it is another one.
     fn take(&self, view: &View) -> Result<(), CallError> {
         let Some(document) = view.documents.get(POLICY) else {
             let (former, text) = {
@@ -269,7 +275,7 @@ impl Shared {
             info!(target: LOG, "revision {revision} of the cluster's policy: {changed} objects changed");
             Ok(())
         });
-        // Also if it cannot be used: then the next edit has to be made on this document.
+        // Also if the document cannot be used: the next edit has to be made on this document.
         let mut state = self.lock();
         state.text.clone_from(&document.text);
         state.revision = Some(revision);
@@ -301,12 +307,14 @@ impl Named {
             connectivity_info: address.clone(),
             extra: serde_json::Map::new(),
         };
+        // A configured server may have other roles, so its own entry counts.
         let is_new = |peer: &Peer| {
             let same = |other: &Peer| other.connectivity_info == peer.connectivity_info;
             !self.configured.iter().any(same)
         };
         let members = members.take(MOST).map(peer).filter(is_new);
         let peers: Vec<Peer> = self.configured.iter().cloned().chain(members).collect();
+        // Most views bring no new member, and a call takes time of the dispatcher.
         if self.told != peers {
             self.told.clone_from(&peers);
             call(events, move |cx| cx.core.set_peers(peers))?;
@@ -315,7 +323,7 @@ impl Named {
     }
 }
 
-/// Brings the server to what a view says.
+/// Applies a view: the policy, and the members that elements are told.
 fn follow(shared: &Shared, view: &View, named: &mut Named) -> Result<(), CallError> {
     shared.take(view)?;
     named.tell(view, &shared.events)

@@ -1,4 +1,4 @@
-//! What a server and an element are told before they begin.
+//! The configuration of servers and elements, and the errors of starting and calling them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,52 +20,51 @@ use ssntp_transport::{Address, Limits, Listener, TcpOptions, default_max_handsha
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerConfig {
-    /// What it is and how it behaves.
+    /// The name and the behaviour of the server.
     pub settings: server::Settings,
-    /// The classes that it takes. Default any.
+    /// The model: the classes of objects that it accepts. Default any class.
     pub schema: Option<Arc<Schema>>,
-    /// Where it listens. Default nowhere.
+    /// The addresses at which it listens. Default none.
     pub listen: Vec<Address>,
-    /// Where it listens in this process, each with the address that elements
-    /// know it by. Default nowhere.
+    /// The listeners in memory, for elements of this process, each with the address that
+    /// elements use for it. Default none.
     pub memory: Vec<(MemoryListener, String)>,
-    /// TLS, on all of these. Default none.
+    /// TLS for all of these listeners. Default none.
     pub tls: Option<Acceptor>,
-    /// The policy to begin with. Default none.
+    /// The policy at the start. Default none.
     pub policy: Vec<ManagedObject>,
-    /// The file that policy is kept in, as JSON, so that a restart loses
-    /// nothing. Where it is there, it is what the server begins with, in place
-    /// of `policy`. Default none.
+    /// The file that policy is kept in, as JSON, so that a restart loses nothing. If the file
+    /// exists, the server starts with its policy, and `policy` is ignored. Default none.
     pub keep: Option<PathBuf>,
-    /// The Unix socket for [`Control`](super::Control). Whoever may open it may
-    /// change policy: only the user of the server can. Default none.
+    /// The Unix socket for [`Control`](super::Control). A program that can open it can change
+    /// policy, so only programs of the server's own user can. Default none.
     pub control: Option<PathBuf>,
-    /// The Unix socket that agent-ovs's `gbp_inspect` sees the server through:
-    /// its policy, its endpoints and what was reported. Default none.
+    /// The Unix socket where agent-ovs's `gbp_inspect` reads the policy, the endpoints and the
+    /// reported objects. Default none.
     pub inspector: Option<LocalSocket>,
     /// How long and deep a message may be.
     pub limits: rpc::Limits,
-    /// How much may wait for one client before it counts as too slow.
+    /// How much may wait in the queue of one client. A client whose queue is full is
+    /// disconnected as too slow.
     pub queue: Limits,
-    /// The most clients at a time; some control connections may come on top.
-    /// Default what the system allows.
+    /// The most clients at a time. Up to 16 control connections are admitted beyond them.
+    /// Default as many as the system allows.
     pub max_connections: Option<usize>,
-    /// TLS handshakes at a time. A system with tight limits gets fewer.
+    /// The most TLS handshakes at a time. If the system's limits are tight, fewer are used.
     /// Default [`default_max_handshakes`].
     pub max_handshakes: usize,
     /// How long a TLS handshake may take. Default 10 s.
     pub handshake_timeout: Duration,
-    /// How long a client may take no byte of what is sent. Default 30 s.
+    /// A client that accepts no byte for so long is disconnected. Default 30 s.
     pub write_timeout: Duration,
-    /// How long stopping waits for clients to take what is queued. Default
-    /// 1.5 s.
+    /// How long stopping waits until clients have received what is queued. Default 1.5 s.
     pub grace: Duration,
     /// Options of TCP connections.
     pub tcp: TcpOptions,
 }
 
 impl ServerConfig {
-    /// A server that listens nowhere yet.
+    /// The configuration of a server without listeners.
     pub fn new(settings: server::Settings) -> Self {
         Self {
             settings,
@@ -90,25 +89,25 @@ impl ServerConfig {
         }
     }
 
-    /// Listens at an address too.
+    /// Adds an address to listen at.
     pub fn listen(mut self, address: Address) -> Self {
         self.listen.push(address);
         self
     }
 
-    /// Listens in this process too; elements know the place as `address`.
+    /// Adds a listener in memory; elements use `address` for it.
     pub fn listen_in_memory(mut self, place: &MemoryListener, address: impl Into<String>) -> Self {
         self.memory.push((place.clone(), address.into()));
         self
     }
 
-    /// Takes TLS only.
+    /// Accepts only clients that use TLS.
     pub fn tls(mut self, acceptor: Acceptor) -> Self {
         self.tls = Some(acceptor);
         self
     }
 
-    /// Begins with this policy.
+    /// Sets the policy at the start.
     pub fn policy(mut self, objects: Vec<ManagedObject>) -> Self {
         self.policy = objects;
         self
@@ -120,7 +119,7 @@ impl ServerConfig {
         self
     }
 
-    /// Takes changes of policy at this Unix socket.
+    /// Opens a control socket at this path.
     pub fn control(mut self, path: impl Into<PathBuf>) -> Self {
         self.control = Some(path.into());
         self
@@ -131,45 +130,43 @@ impl ServerConfig {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ElementConfig {
-    /// What it is and how it behaves, its servers included. A server is
-    /// `host:port` or `unix:PATH`.
+    /// The name, the servers and the behaviour of the element. A server is `host:port` or
+    /// `unix:PATH`.
     pub settings: policy_element::Settings,
-    /// Servers in this process, by the address that others know them by.
-    /// Default none.
+    /// Servers of this process that are reached in memory, by their addresses. Default none.
     pub memory: BTreeMap<String, MemoryListener>,
-    /// TLS with all servers. Default none.
+    /// TLS for the connections to all servers. Default none.
     pub tls: Option<Connector>,
-    /// The name that servers' certificates have to hold. Default the host that
-    /// is dialled.
+    /// The name that must be in the certificates of servers. Default the host that is dialled.
     pub server_name: Option<String>,
     /// How long and deep a message may be.
     pub limits: rpc::Limits,
-    /// How much may wait for one server.
+    /// How much may wait in the queue of one server.
     pub queue: Limits,
-    /// The Unix socket that agent-ovs's `gbp_inspect` sees the element through:
-    /// what it has resolved, declares and reports. Default none.
+    /// The Unix socket where agent-ovs's `gbp_inspect` reads what the element has resolved,
+    /// declares and reports. Default none.
     pub inspector: Option<LocalSocket>,
-    /// The Unix socket where programs on this host get what is resolved and
-    /// its changes, as lines of JSON. Default none.
+    /// The Unix socket where programs on this host read the resolved objects and their changes,
+    /// as lines of JSON. Default none.
     pub serve: Option<LocalSocket>,
-    /// Bytes of lines that may wait there for all programs together; beyond, the slowest is let
-    /// go. Default 32 MiB: an edit of all that a large policy has is some ten megabytes.
+    /// The most bytes of lines that wait for all these programs together. Beyond that the slowest
+    /// program is disconnected. Default 32 MiB, because an edit of a whole large policy takes some
+    /// ten megabytes.
     pub serve_queue: usize,
-    /// The policy that a resolve brings as long as no server has answered it.
-    /// Default none.
+    /// The policy that is used for a resolve until a server has answered it. Default none.
     pub start_policy: Vec<ManagedObject>,
-    /// Events that may wait to be taken. Default 16,384.
+    /// The most events that wait for the application. Default 16,384.
     pub events: usize,
-    /// How long a server may take no byte of what is sent. Default 30 s.
+    /// A server that accepts no byte for so long is disconnected. Default 30 s.
     pub write_timeout: Duration,
-    /// How long stopping waits for servers to take what is queued. Default 1 s.
+    /// How long stopping waits until servers have received what is queued. Default 1 s.
     pub grace: Duration,
     /// Options of TCP connections.
     pub tcp: TcpOptions,
 }
 
 impl ElementConfig {
-    /// An element with the servers that its settings name.
+    /// The configuration of an element with the servers of its settings.
     pub fn new(settings: policy_element::Settings) -> Self {
         Self {
             settings,
@@ -193,37 +190,37 @@ impl ElementConfig {
         }
     }
 
-    /// Finds the server with this address in this process.
+    /// Reaches the server with this address in memory.
     pub fn connect_in_memory(mut self, address: impl Into<String>, place: &MemoryListener) -> Self {
         self.memory.insert(address.into(), place.clone());
         self
     }
 
-    /// Speaks TLS only.
+    /// Uses TLS with all servers.
     pub fn tls(mut self, connector: Connector) -> Self {
         self.tls = Some(connector);
         self
     }
 }
 
-/// A Unix socket to listen at. A file that a killed process left there is
-/// replaced, and the file goes when whoever listens stops.
+/// A Unix socket to listen at. A file that a killed process has left is replaced, and the file is
+/// removed when the server or element stops.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalSocket {
     /// Its file.
     pub path: PathBuf,
-    /// The permissions of the file. Default 0600: the own user alone.
+    /// The permissions of the file. Default 0600: only the process's own user.
     pub mode: u32,
 }
 
 impl LocalSocket {
-    /// A socket for the own user.
+    /// A socket that only the process's own user can open.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         Self { path, mode: 0o600 }
     }
 
-    /// For the group of the file as well.
+    /// Lets the group of the file open it as well.
     pub fn for_group(mut self) -> Self {
         self.mode = 0o660;
         self
@@ -239,30 +236,29 @@ impl LocalSocket {
     }
 }
 
-/// Why nothing was started.
+/// The reason why a server or an element was not started. Nothing runs then.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// An address can't be listened at: in use, not permitted, no such host.
+    /// Listening failed: the address is in use or not permitted, or there is no such host.
     #[error("cannot listen at {0}: {1}")]
     Listen(Address, #[source] io::Error),
-    /// The system gives no more threads.
+    /// The system could not start a thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
-    /// More clients were asked for than the system allows, or it allows none,
-    /// and why.
+    /// The system allows fewer clients than the configuration asks for. The text has the limit.
     #[error("{0}")]
     TooManyConnections(String),
-    /// A server to connect to is not `host:port`, or `unix:PATH`.
+    /// The address of a server is not `host:port` or `unix:PATH`.
     #[error("{0:?} is not HOST:PORT or unix:PATH")]
     Address(String),
     /// The file that policy is kept in can't be read or written.
     #[error("{path}: {1}", path = .0.display())]
     Keep(PathBuf, #[source] io::Error),
-    /// The file that policy is kept in holds something else.
+    /// The file that policy is kept in does not contain a policy.
     #[error("{path}: {1}", path = .0.display())]
     Kept(PathBuf, #[source] FileError),
-    /// The policy to begin with is no policy.
+    /// The policy of the configuration is malformed, or the model does not allow it.
     #[error("policy: {0}")]
     Policy(#[source] ModelError),
     /// The engine did not take the server in, or the policy of the cluster cannot be used here.
@@ -270,31 +266,31 @@ pub enum StartError {
     Join(#[source] CallError),
 }
 
-/// Why a call on a handle was not carried out.
+/// The reason why a call on a handle failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
     /// The server or element has stopped, or the call panicked.
-    #[error("it has stopped")]
+    #[error("the server or element has stopped")]
     Stopped,
-    /// What is to replace TLS may not: a revocation list is older than the one in force.
+    /// TLS was not replaced: a revocation list is older than the one in force.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The call was made from inside another one, whose end it would wait for.
-    #[error("a call inside a call")]
+    /// The call was made on the dispatcher, inside another call. It would wait for itself.
+    #[error("the call was made inside another call")]
     OnDispatcher,
     /// The objects are not what the model allows. Nothing was changed.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The policy is changed, but could not be written to its file.
+    /// The policy was changed, but it could not be written to its file.
     #[error("policy is changed, but not kept: {0}")]
     Keep(#[source] io::Error),
-    /// The policy is not the one that was to be changed. Nothing was changed.
+    /// The edit was made for another revision of the policy. Nothing was changed.
     #[error("policy has changed: its revision is {is}, not {wanted}")]
     Revision {
-        /// The revision that it was to have.
+        /// The revision that the edit was made for.
         wanted: u64,
-        /// The one that it has.
+        /// The revision that the policy has.
         is: u64,
     },
     /// The engine that keeps the policy of several servers did not take the change. After

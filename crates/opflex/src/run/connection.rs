@@ -1,5 +1,5 @@
-//! One connection of either end: its codec, how it comes in, and how what a
-//! core wants done about it reaches the transport.
+//! One connection of a server or an element: its codec, its admission, and the frames that a
+//! core sends on it.
 //!
 //! ```text
 //!  reader: Codec ─▶ Messages ─▶ Feed ─▶ dispatcher: core ─▶ Peers ─▶ Outgoing
@@ -22,21 +22,20 @@ use ssntp_transport::{self, Decode, Halves, Link, LinkConfig, Outgoing, Table};
 /// The messages that one read brought.
 pub(super) type Messages = std::vec::IntoIter<Incoming>;
 
-/// Frames of one connection that follow each other go to it together, up to so
-/// many bytes.
+/// Consecutive frames for one connection are joined, up to so many bytes.
 const RUN: usize = 64 * 1024;
 
 /// From this length on the buffer of an unfinished message doubles.
 const LONG: usize = 32 * 1024;
 
-/// How often a long message tells that it is still on its way.
+/// How often the dispatcher is told that a long message is still arriving.
 const HEARD: Duration = Duration::from_secs(5);
 
 /// Asks the dispatcher to admit a connection, and starts its threads: `NAME#1.r`
 /// and `NAME#1.w` for the one that the core knows by 1.
 ///
 /// # Errors
-/// Why it was not admitted; nothing where the dispatcher is gone.
+/// The reason why it was not admitted; `None` if the dispatcher has ended.
 pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
     events: &Events<DispatchEvent<C>>,
     request: C::Request,
@@ -66,13 +65,11 @@ pub(super) fn enter<C: Core<Item = Messages, Grant = ConnectionId>>(
     Ok(())
 }
 
-/// Deals with at most so many messages of a batch, or with pieces of what they
-/// ask for: `step` takes a message where it is done with the one before, and
-/// tells whether more is to come of it; `None` where there was nothing to do.
-/// Answers are joined; once some are handed on, whether there is room for them
-/// decides when the next step has its turn, so that no more than that is made
-/// ahead. Gives back how many steps it were, and the other messages, also where
-/// there are none but the last one is not done with.
+/// Handles at most `most` messages of a batch, or pieces of long answers. `step` takes the next
+/// message once the one before is finished, and says whether more is to come of it; it returns
+/// `None` if there was nothing to do. The loop ends when answers have been handed on: the next
+/// piece is made only when the peer's queue has room for it. Returns the number of steps, and the
+/// remaining messages, also if there are none but the last one is not finished.
 pub(super) fn deal(
     mut messages: Messages,
     most: u32,
@@ -95,7 +92,7 @@ struct Codec<C: Core> {
     wanted: usize,
     id: ssntp_transport::ConnectionId,
     events: Events<DispatchEvent<C>>,
-    /// When the dispatcher last heard of the peer, as far as this matters.
+    /// When the dispatcher was last told that the peer is alive.
     heard: Instant,
 }
 
@@ -116,7 +113,7 @@ impl<C: Core> Decode for Codec<C> {
                 self.heard = now;
             }
         }
-        // Nobody announces a length. What is long already may become longer.
+        // Messages do not announce their length. One that is long already may become longer.
         self.wanted = if input.len() > LONG { 2 * input.len() } else { 0 };
         result
     }
@@ -126,21 +123,21 @@ impl<C: Core> Decode for Codec<C> {
     }
 }
 
-/// The connections of a core, by the core's numbers and by the transport's, and
-/// the frames for one of them that have not been handed on yet.
+/// The connections of a core, by the core's numbers and by the transport's, and the frames that
+/// have not been handed to the transport yet.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     open: HashMap<ConnectionId, Peer>,
     numbers: Table<ConnectionId>,
     run: Run,
-    /// Who causes what is being sent.
+    /// The connection that causes the frames that are being sent.
     pub(super) origin: Origin,
 }
 
 #[derive(Debug)]
 struct Peer {
     id: ssntp_transport::ConnectionId,
-    /// Who is there, for the log.
+    /// The peer, for the log.
     name: String,
     shown: Shown,
     identified: Identified,
@@ -192,28 +189,28 @@ impl Peers {
             .map(|(connection, peer)| (*connection, &peer.shown))
     }
 
-    /// Who is there.
+    /// The peer of a connection, for the log.
     pub(super) fn name(&self, connection: ConnectionId) -> Option<&str> {
         self.open.get(&connection).map(|peer| peer.name.as_str())
     }
 
-    /// What the core calls a connection that has not ended.
+    /// The core's number of a connection that has not ended.
     pub(super) fn connection(&self, id: ssntp_transport::ConnectionId) -> Option<ConnectionId> {
         self.numbers.get(id).copied()
     }
 
-    /// A connection has ended. What the core called it, and who was there.
+    /// A connection has ended. Returns the core's number and the peer.
     pub(super) fn remove(&mut self, id: ssntp_transport::ConnectionId) -> Option<(ConnectionId, String)> {
-        // Gone already if the core has ended it: then nobody is told twice.
+        // If the core has ended it, it is removed already, and the core is not told again.
         let connection = self.numbers.remove(id)?;
         let peer = self.open.remove(&connection)?;
         Some((connection, peer.name))
     }
 
-    /// Takes a frame to be sent. It is handed on with the next one for somebody
-    /// else, or with [`flush`](Self::flush).
+    /// Takes a frame to be sent. It is handed on when a frame for another connection comes, or
+    /// with [`flush`](Self::flush).
     pub(super) fn send(&mut self, connection: ConnectionId, frame: Bytes, actions: &mut Vec<Action>) {
-        // What is long, and may be shared with others, is not copied.
+        // Long frames, which several connections may share, are not copied.
         if self.run.to != Some(connection) || self.run.bytes + frame.len() > RUN {
             self.flush(actions);
         }
@@ -225,7 +222,7 @@ impl Peers {
         }
     }
 
-    /// Hands on all that was taken.
+    /// Hands all frames on to the transport.
     pub(super) fn flush(&mut self, actions: &mut Vec<Action>) {
         let Some(connection) = self.run.to.take() else {
             return;
@@ -234,7 +231,7 @@ impl Peers {
         let frames = u32::try_from(self.run.frames.len()).unwrap_or(u32::MAX);
         // Joining short frames costs a copy and saves a system call for each.
         let body = match self.run.frames.pop() {
-            // One alone may be shared with others.
+            // A single frame is not copied, because other connections may share it.
             Some(only) if self.run.frames.is_empty() => only,
             last => {
                 let mut body = Vec::with_capacity(bytes);
@@ -244,7 +241,7 @@ impl Peers {
                 Bytes::from(body)
             }
         };
-        // Whoever has ended meanwhile gets nothing.
+        // The connection may have ended meanwhile; then the frames are dropped.
         if let Some(peer) = self.open.get(&connection) {
             let item = Outgoing::whole(body, frames);
             actions.push(Action::Send {
@@ -255,7 +252,7 @@ impl Peers {
         }
     }
 
-    /// Ends a connection once what waits is sent.
+    /// Ends a connection once its frames are sent.
     pub(super) fn end(&mut self, connection: ConnectionId, actions: &mut Vec<Action>) {
         self.flush(actions);
         if let Some(Peer { id, .. }) = self.open.remove(&connection) {

@@ -1,4 +1,4 @@
-//! What a call on a dispatcher can do.
+//! The arguments of calls on a dispatcher.
 
 use std::time::Instant;
 

@@ -11,7 +11,7 @@ use crate::peer::{ConnectionId, bracketed};
 use ssntp_transport::tls::{Connector, TlsError};
 use ssntp_transport::{Address, BufferPool, Cancel, Halves, Target, after, plain, threads};
 
-/// What every attempt needs, the address excepted.
+/// The settings that all attempts share.
 #[derive(Clone)]
 pub(super) struct Dialer {
     pub(super) config: Arc<ElementConfig>,
@@ -81,8 +81,8 @@ impl Dialer {
         address.parse::<Address>().ok().map(Target::Address)
     }
 
-    /// What a handshake now would have against the server at an address that has shown
-    /// these certificates.
+    /// The reason why a handshake now would refuse the server at an address with these
+    /// certificates, if there is one.
     pub(super) fn objection(&self, address: &str, shown: &Shown) -> Option<String> {
         let (connector, target) = (self.connector.as_ref()?, self.target(address)?);
         let (why, _) = connector.objection(shown, self.name(&target))?;

@@ -8,8 +8,8 @@
 //!                                   edits ── Call: some objects, and again ─▶ dispatcher
 //! ```
 //!
-//! An edit of up to [`AT_ONCE`] objects is one call, and so atomic for whoever
-//! asks meanwhile. A larger one is checked as a whole and then made in pieces,
+//! An edit of up to [`AT_ONCE`] objects is one call, and so nobody sees a part of it. A larger
+//! one is checked as a whole and then made in pieces,
 //! parents first. A reload is compared with a copy of the policy on the thread
 //! that makes it, so that the dispatcher sees only what differs.
 
@@ -30,10 +30,10 @@ use ssntp_transport::{dispatch, threads};
 
 /// Objects that are edited in one go.
 const AT_ONCE: usize = 1000;
-/// Edits that wait for the editor. Who asks for more is told that it is busy.
+/// The most edits that wait for the editor. A further one is answered with "busy".
 const JOBS: usize = 16;
-/// How often a reload begins again because somebody else has changed policy
-/// meanwhile, before it is made in one go.
+/// How often a reload is compared with a copy of the policy. If another edit is made each time,
+/// the reload is then made in one call.
 const TRIES: usize = 3;
 
 /// The way by which other threads edit policy. A clone is another handle.
@@ -52,6 +52,7 @@ impl Editing {
         if dispatch::is_dispatcher() {
             return Err(CallError::OnDispatcher);
         }
+        // The engine keeps the policy then; the file is only a copy, which is not waited for.
         if let Some(cluster) = &self.cluster {
             return cluster.edit(&edit, at);
         }

@@ -34,7 +34,7 @@ use ssntp_transport::{Budget, PATIENCE};
 ///
 /// Events are taken by [`recv`](Self::recv), [`recv_timeout`](Self::recv_timeout),
 /// [`iter`](Self::iter), or from the [channel](Self::events) with `select!`.
-/// Whoever takes none loses none but events.
+/// If the application receives no events, only events are lost.
 #[derive(Debug)]
 pub struct PolicyElement {
     handle: ElementHandle,
@@ -177,7 +177,7 @@ impl Drop for PolicyElement {
     }
 }
 
-/// What threads do with a policy element.
+/// A handle by which other threads use a policy element.
 ///
 /// # Threads
 /// Cheap to clone, and `Send`. Every call waits for the dispatcher to do it,
@@ -284,8 +284,8 @@ impl ElementHandle {
     }
 
     /// Replaces TLS: its certificate and whom it trusts. Servers are dialled with this
-    /// from here on. Those that are connected are looked at again, and whoever would not
-    /// be taken any more is disconnected. How many those are.
+    /// from here on. The certificates of connected servers are checked again, and servers whose
+    /// certificate is not accepted any more are disconnected. Returns how many those are.
     ///
     /// # Errors
     /// [`CallError`].
@@ -308,7 +308,7 @@ impl ElementHandle {
         self.with(|cx| cx.core.reset(cx.now))
     }
 
-    /// How much of what should be connected is.
+    /// Whether all servers, some or none are connected.
     ///
     /// # Errors
     /// [`CallError`].
@@ -329,7 +329,7 @@ impl ElementHandle {
         })
     }
 
-    /// What came of policy or endpoints at and below a URI, parents first.
+    /// The policy objects or endpoints at and below a URI that the element has, parents first.
     ///
     /// # Errors
     /// [`CallError`].
@@ -341,7 +341,7 @@ impl ElementHandle {
         })
     }
 
-    /// What a resolve in force brought, each object with everything below it.
+    /// The objects that a resolve in force has brought, each with everything below it.
     ///
     /// # Errors
     /// [`CallError`].

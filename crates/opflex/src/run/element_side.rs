@@ -1,5 +1,5 @@
-//! An element on its dispatcher: the core, its attempts at servers, and those who are
-//! told of its events.
+//! An element on its dispatcher: the core, its attempts to reach servers, and the receivers of
+//! its events.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

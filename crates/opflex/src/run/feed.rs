@@ -7,16 +7,16 @@
 //!                                                       └─ what changes ──────┘
 //! ```
 //!
-//! The dispatcher puts both into one queue: the trees, some objects whenever the
-//! queue has become empty, and changes of what it has come to. What it has not
-//! come to changes unsaid, since the piece with it is still to come. So what a
-//! reader knows is at each line what the element had at some moment.
+//! The dispatcher puts both into one queue: the objects of the trees, some at a time when the
+//! queue is empty, and the changes of objects that it has already sent. The change of an object
+//! that is still to be sent is left out, because the object will be sent as it is then. So at each
+//! line a reader has what the element had at some moment.
 //!
 //! | what | bound | when full |
 //! |---|---|---|
-//! | readers | 16 | who comes is told so, and let go |
-//! | memory of the lines for all of them | [`ElementConfig::serve_queue`] | the one for which most waits gets only a last line, which says that it is too slow |
-//! | one who takes nothing | 30 s | the connection ends |
+//! | readers | 16 | a further one gets a line that says so, and is disconnected |
+//! | memory of the lines for all of them | [`ElementConfig::serve_queue`] | the reader for which most waits gets a last line, which says that it is too slow |
+//! | time in which a reader takes no byte | 30 s | its connection ends |
 //!
 //! [`ElementConfig::serve_queue`]: super::ElementConfig::serve_queue
 //!
@@ -44,7 +44,7 @@ const STEP_BYTES: usize = 1 << 20;
 /// The version of the lines.
 const VERSION: u64 = 1;
 
-/// What a reader's thread knows of the reader.
+/// The part of a reader that its thread has.
 pub(super) struct Joined {
     pub(super) id: u64,
     pub(super) lines: Receiver<Line>,
@@ -73,10 +73,10 @@ impl Drop for Text {
     }
 }
 
-/// Who reads, for the dispatcher.
+/// The readers, for the dispatcher.
 #[derive(Debug, Default)]
 pub(super) struct Feed {
-    /// Who the element is, for the first line.
+    /// Name and domain of the element, for the first line.
     name: String,
     domain: String,
     /// Bytes of lines that may wait for all readers together.
@@ -91,10 +91,10 @@ pub(super) struct Feed {
 #[derive(Debug)]
 struct Reader {
     lines: Sender<Line>,
-    /// The other end, to take out what a reader that is let go would keep.
+    /// The receiving end, to drop the lines of a reader that is disconnected.
     waiting_lines: Receiver<Line>,
     waiting: Arc<AtomicUsize>,
-    /// Where it is in the tree that it is being sent; nowhere once it has all.
+    /// Its place in the tree that is being sent; `None` once it has everything.
     at: Option<(Store, Cursor)>,
 }
 
@@ -113,7 +113,7 @@ impl Feed {
         if self.is_over || self.readers.len() >= READERS {
             return None;
         }
-        // What waits is counted in bytes; a bound on lines would be another one.
+        // Unbounded, because the bytes that wait are counted and bounded.
         let (lines, receiver) = crossbeam_channel::unbounded();
         let waiting = Arc::new(AtomicUsize::new(0));
         let mut reader = Reader {
@@ -138,7 +138,7 @@ impl Feed {
         })
     }
 
-    /// Tells a reader some more of what there is. False once that is all.
+    /// Sends a reader the next objects of the trees. Returns false once it has all of them.
     pub(super) fn go_on(&mut self, id: u64, core: &ElementCore) -> bool {
         let memory = &self.memory;
         let Some(reader) = self.readers.get_mut(&id) else {
@@ -172,7 +172,7 @@ impl Feed {
         !is_complete
     }
 
-    /// Tells all readers what happened, as far as they have come to it.
+    /// Sends an event to all readers; of changed objects only those that a reader has been sent.
     pub(super) fn tell(&mut self, event: &ElementEvent) {
         // Most elements have no readers; then no text is made.
         if self.readers.is_empty() {
@@ -188,7 +188,7 @@ impl Feed {
         self.let_go();
     }
 
-    /// Lets the slowest readers go until what waits for all of them is within the bound.
+    /// Disconnects the slowest readers until the lines that wait for all are within the bound.
     fn let_go(&mut self) {
         while self.memory.load(Ordering::Relaxed) > self.most {
             let waiting = |(_, reader): &(&u64, &Reader)| reader.waiting.load(Ordering::Relaxed);
@@ -211,7 +211,7 @@ impl Feed {
 
     fn tell_changes(&mut self, what: Store, objects: &[ObjectChange]) {
         let memory = &self.memory;
-        // One text for all who have come to everything.
+        // Readers that have all objects share one text.
         let shared: Vec<_> = match self.readers.values().any(|reader| reader.at.is_none()) {
             true => objects
                 .chunks(STEP)
@@ -239,7 +239,7 @@ impl Feed {
         self.readers.remove(&id);
     }
 
-    /// The element stops: nobody is told any more but that.
+    /// The element stops. All readers are told so, and nothing else any more.
     pub(super) fn end(&mut self) {
         // A program that connects now is told at once that the element stops.
         self.is_over = true;
@@ -250,7 +250,7 @@ impl Feed {
 }
 
 impl Reader {
-    /// Whether it has been told what was there.
+    /// Whether it has been sent the object at this URI, or its place in the tree.
     fn knows(&self, what: Store, uri: &Uri) -> bool {
         // Policy comes first, so a reader at the endpoints has all policy.
         self.at.as_ref().is_none_or(|(at, cursor)| match what == *at {

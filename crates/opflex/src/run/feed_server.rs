@@ -31,7 +31,7 @@ impl FeedServer {
                 debug!(target: LOG, "a reader of the feed is gone: {e}");
             }
         });
-        // Those who are refused need a thread as well, for a moment.
+        // A newcomer that is refused needs a thread as well, for a moment.
         Acceptance::start(socket.listen()?, "feed", LOG, READERS + 4, serve)
             .map(Self)
             .map_err(StartError::Thread)
@@ -104,7 +104,7 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Whether the other end is closed. What it says is of no interest.
+/// Whether the other end is closed. Bytes that it sends are dropped.
 fn is_gone(stream: &dyn Duplex) -> bool {
     match stream.try_read(&mut [0; 4096]) {
         Ok(read) => read == 0,

@@ -1,4 +1,4 @@
-//! What a server knows about itself: one snapshot, for pages that show it.
+//! The figures of a server, as one snapshot, for its pages.
 
 use super::super::server::{AgentInfo, RequestCounters, SessionInfo};
 use ssntp_transport::{BudgetFigures, DispatcherFigures};
@@ -11,10 +11,10 @@ pub struct ServerFigures {
     /// The clients, in the order in which they connected: what each resolves, has
     /// declared and has asked for.
     pub sessions: Vec<SessionInfo>,
-    /// The agents that told a name, those that have left included: what all
-    /// sessions of each have asked for, by method, and what they were told.
+    /// The agents that have sent a name, including those that have left, with the counters of
+    /// all their sessions.
     pub agents: Vec<AgentInfo>,
-    /// How many agents these are.
+    /// The number of these agents.
     pub known_agents: usize,
     /// The same of all agents together, those included that are forgotten.
     pub requests: RequestCounters,

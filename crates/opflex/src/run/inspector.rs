@@ -12,10 +12,9 @@
 //! a class; with `recursive` what stands below them too. As in libopflex, a
 //! `DmtreeRoot` at `/` contains everything.
 //!
-//! The dispatcher is asked for some objects at a time, and what it gives is
-//! written before it is asked again: neither it nor the memory feels how much
-//! there is to show, or how slowly it is read. So an answer shows a tree that
-//! may change while it is shown.
+//! The dispatcher is asked for some objects at a time, and these are written before it is asked
+//! again. So a long answer, or a slow client, takes neither much memory nor time of the
+//! dispatcher. The tree may change while it is shown.
 //!
 //! | what | bound | when full |
 //! |---|---|---|
@@ -56,12 +55,12 @@ const STEP_BYTES: usize = 1 << 20;
 /// Bytes of an answer that are written in one go.
 const WRITE: usize = 64 * 1024;
 
-/// The threads that show what there is.
+/// The threads of the inspector.
 #[derive(Debug)]
 pub(super) struct Inspector(Acceptance);
 
 impl Inspector {
-    /// Listens at the socket, and shows what the core behind `events` has.
+    /// Listens at the socket, and shows the objects of the core behind `events`.
     pub(super) fn start<S: Side>(socket: &LocalSocket, events: SideEvents<S>) -> Result<Self, StartError> {
         let pool = BufferPool::new();
         let serve = Box::new(move |newcomer: &Arc<Newcomer>| {
@@ -80,7 +79,7 @@ impl Inspector {
     }
 }
 
-/// Answers whoever has connected, until it leaves or asks nothing.
+/// Answers a client until it leaves, or asks nothing for [`IDLE`].
 fn serve<S: Side>(events: &SideEvents<S>, newcomer: &Arc<Newcomer>, pool: &BufferPool) -> io::Result<()> {
     let stream = newcomer.stream();
     stream.set_write_timeout(Some(LOOK))?;
@@ -191,7 +190,7 @@ fn show<S: Side>(events: &SideEvents<S>, id: &Id, queries: Vec<Query>, out: &mut
     out.put(b"]}}}\0")
 }
 
-/// Looks at what there is, on the dispatcher.
+/// Reads the objects on the dispatcher.
 fn look<S: Side, T: Send + 'static>(
     events: &SideEvents<S>,
     look: impl FnOnce(&dyn Contents) -> T + Send + 'static,
@@ -228,10 +227,10 @@ impl Query {
     }
 }
 
-/// What is looked for.
+/// The objects that a scan looks for.
 #[derive(Debug)]
 enum What {
-    /// What stands right below the root.
+    /// The objects right below the root.
     Topmost,
     All,
     Query(Query),
@@ -246,7 +245,7 @@ struct Scan {
     cursor: Cursor,
     /// The same among the objects that are in no tree.
     place: Option<u64>,
-    /// What was asked for and is there, where what is below is asked for too.
+    /// The objects of a recursive query that were found; everything below them is shown as well.
     roots: HashSet<Uri>,
 }
 
@@ -359,7 +358,7 @@ impl Scan {
             }
             return true;
         }
-        // In a tree, what is above comes first.
+        // In a tree, parents come before the objects below them.
         matches!(self.part, Part::Tree(_)) && is_below(&self.roots)
     }
 }

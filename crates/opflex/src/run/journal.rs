@@ -1,5 +1,5 @@
 //! Edits of policy behind the file that it is kept in, so that keeping an edit
-//! costs what it changes and not what there is.
+//! costs as much as it changes, and not as much as there is.
 //!
 //! ```text
 //!  policy.json         all policy, as it was written last
@@ -25,10 +25,10 @@ use serde::{Deserialize, Serialize};
 use super::SERVER_LOG as LOG;
 use crate::model::{ChangeKind, Changes, ManagedObject, ModelError, Tree, Uri};
 
-/// From this length on, or that of the file, all policy is written again.
+/// If the edits are longer than this and longer than the file, all policy is written again.
 const LONGEST: u64 = 1 << 20;
 
-/// How the objects that one edit changed are after it.
+/// The objects that one edit has changed, as they are after it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Line {
     delete: Vec<Uri>,
@@ -40,7 +40,7 @@ struct Head {
     of: Digest,
 }
 
-/// What tells one file from another, where nobody wants to deceive.
+/// A checksum that tells one version of the file from another. It need not resist an attacker.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Digest {
     bytes: usize,
@@ -49,7 +49,7 @@ struct Digest {
 
 impl Digest {
     fn of(text: &[u8]) -> Self {
-        // FNV-1a. A checksum is enough: who can write these files can write any policy.
+        // FNV-1a. A checksum is enough: a program that can write these files can write any policy.
         let fnv = text.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
         });
@@ -60,7 +60,7 @@ impl Digest {
     }
 }
 
-/// What shows that a file is another one, or has other contents.
+/// The state of a file, which shows whether somebody has replaced or changed it.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     inode: u64,
@@ -80,7 +80,7 @@ impl Seen {
 }
 
 impl Line {
-    /// What an edit did.
+    /// The line for an edit.
     pub(super) fn of(changes: &Changes, tree: &Tree) -> Self {
         let mut line = Self::default();
         for change in changes {
@@ -97,7 +97,7 @@ impl Line {
         line
     }
 
-    /// How many objects it is about.
+    /// The number of objects in it.
     pub(super) fn len(&self) -> usize {
         self.delete.len() + self.put.len()
     }
@@ -115,9 +115,9 @@ impl Line {
 pub(super) struct Journal {
     path: PathBuf,
     digest: Digest,
-    /// The file as it was then.
+    /// The state of the kept file when the journal began.
     kept: Option<Seen>,
-    /// Once there is an edit.
+    /// Opened for the first edit.
     file: Option<File>,
     written: u64,
 }
@@ -128,15 +128,15 @@ impl Journal {
         Self {
             path: beside(kept),
             digest: Digest::of(text),
-            // Somebody may have been there already.
+            // Another program may have changed the file since it was written.
             kept: Seen::of(kept).filter(|seen| seen.len == text.len() as u64),
             file: None,
             written: 0,
         }
     }
 
-    /// Whether it can be gone on with: it is not longer than is worth reading,
-    /// and nobody has touched the file.
+    /// Whether further edits can be appended: the journal is not too long, and the kept file has
+    /// not been changed.
     pub(super) fn goes_on(&self, kept: &Path) -> bool {
         self.written <= LONGEST.max(self.digest.bytes as u64)
             && self.kept.is_some()
@@ -148,7 +148,7 @@ impl Journal {
         self.file.is_some()
     }
 
-    /// Puts edits on the disk. After an error it cannot be gone on with.
+    /// Writes edits to the disk. After an error nothing more can be appended.
     pub(super) fn append(&mut self, lines: &[Line]) -> io::Result<()> {
         let mut text = Vec::new();
         if self.file.is_none() {

@@ -7,10 +7,10 @@
 //!
 //! The first change writes all policy, and those that follow are appended (see
 //! `journal`) until they are longer than it. When the server stops, all policy is
-//! written, so that there are no edits behind it. Requests that come while the file is written are served by the next write,
-//! which has all their changes. A write that fails is told to those who wait
-//! and tried again: at the next change, and otherwise after a second, then two,
-//! up to a minute; once more when the server stops.
+//! written, so that there are no edits behind it. Requests that come while the file is written
+//! are served by the next write, which has all their changes. If a write fails, the callers that
+//! wait get the error, and it is tried again: at the next change, and otherwise after a second,
+//! then two, up to a minute; and once more when the server stops.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,13 +27,13 @@ use crate::model::{FileError, Format, ManagedObject};
 use ssntp_transport::replace;
 use ssntp_transport::threads;
 
-/// Told why policy is not kept, if it is not.
+/// Called with the result of a write.
 type Then = Box<dyn FnOnce(Result<(), &str>) + Send>;
 
 /// Copies all policy as it is now.
 pub(super) type Copy = Box<dyn Fn() -> Result<Vec<ManagedObject>, CallError> + Send>;
 
-/// How long a failed write is left alone, at first and at last.
+/// The pause after a failed write: the first one, and the longest.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
 /// The thread that writes.
@@ -52,20 +52,20 @@ pub(super) struct Ask {
     waiting: Arc<Mutex<Waiting>>,
 }
 
-/// What the thread has to do.
+/// The work that waits for the thread.
 #[derive(Default)]
 struct Waiting {
-    /// Who is told how it went. One for each caller or connection that waits.
+    /// One for each caller or connection that waits for the result.
     then: Vec<Then>,
     /// Edits that are not on the disk, in their order.
     edits: Vec<Line>,
-    /// How many objects they are about.
+    /// The number of objects in these edits.
     objects: usize,
-    /// There were too many of them: all policy is to be written.
+    /// There were too many edits, so all policy is to be written.
     all: bool,
 }
 
-/// Objects in edits that wait for the disk. Beyond, all policy is written.
+/// The most objects in edits that wait for the disk. Beyond that, all policy is written.
 const EDITED: usize = 10_000;
 
 impl std::fmt::Debug for Ask {
@@ -91,7 +91,7 @@ impl Ask {
     }
 
     fn soon(&self) {
-        // One that waits is served after this change.
+        // If a wake-up is already pending, it also serves this change.
         let _ = self.wake.try_send(());
     }
 
@@ -143,7 +143,7 @@ impl Keeper {
     }
 }
 
-/// What went wrong last, and for how long it is left alone.
+/// The last error, and the pause before the next attempt.
 struct Failed {
     why: String,
     pause: Duration,
@@ -164,7 +164,7 @@ fn run(path: &Path, copy: &Copy, ask: &Ask, woken: &Receiver<()>, stopped: &Rece
             recv(stopped) -> _ => true,
         };
         if last && woken.try_recv().is_err() && (failed.is_none() || tried_last) {
-            // Nobody who comes now is left waiting.
+            // A caller that comes now gets an error at once and does not wait.
             ask.lock().then.clear();
             if journal.is_some_and(|journal| journal.is_used())
                 && let Err(e) = write(path, copy)
@@ -174,7 +174,7 @@ fn run(path: &Path, copy: &Copy, ask: &Ask, woken: &Receiver<()>, stopped: &Rece
             return;
         }
         tried_last = last;
-        // Before the snapshot: who comes later waits for the next one.
+        // Taken before the snapshot, so an edit that comes later is part of the next write.
         let waiting = std::mem::take(&mut *ask.lock());
         let shown = path.display();
         let going_on = journal
@@ -213,12 +213,12 @@ fn write(path: &Path, copy: &Copy) -> io::Result<Journal> {
     let text = ManagedObject::write_all(&objects, Format::Json).map_err(io::Error::other)?;
     // Renamed into place, so that a crash leaves the old policy or the new one.
     replace(path, text.as_bytes())?;
-    // The file has what they say.
+    // The new file contains these edits.
     journal::remove(path);
     Ok(Journal::begin(path, text.as_bytes()))
 }
 
-/// What is kept, if anything is.
+/// Reads the kept policy. `None` if there is no file.
 pub(super) fn read(path: &Path) -> Result<Option<Vec<ManagedObject>>, StartError> {
     let text = match std::fs::read(path) {
         Ok(text) => text,

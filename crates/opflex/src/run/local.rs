@@ -28,6 +28,7 @@ pub(super) fn write_all(
             }
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                 in_vain += 1;
+                // Short waits, because only between two of them a stop is noticed.
                 if in_vain >= PATIENCE || gives_up() {
                     return Err(io::ErrorKind::TimedOut.into());
                 }

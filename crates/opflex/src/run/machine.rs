@@ -219,7 +219,7 @@ impl<S: Side> Core for Machine<S> {
         now: Instant,
         actions: &mut Vec<Action>,
     ) -> (u32, Option<Messages>) {
-        // The core has closed it; what its reader found before that is dropped.
+        // The core has closed it; messages that its reader found before that are dropped.
         let Some(connection) = self.peers.connection(id) else {
             return (0, None);
         };

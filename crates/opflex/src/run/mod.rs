@@ -17,45 +17,45 @@
 //!
 //! One [`Server`] or [`PolicyElement`] owns its threads and joins them. The
 //! dispatcher, the lives of connections and the flow between them are the
-//! transport's, the same as under SSNTP; `machine` is what is OpFlex in it. No dispatcher waits for a peer, a disk or whoever takes events.
+//! transport's, the same as under SSNTP; `machine` is the part of OpFlex in it.
+//! A dispatcher never waits for a peer, for a disk or for the receiver of its events.
 //!
 //! | what | bound | when full |
 //! |---|---|---|
-//! | events for the dispatcher | 256 | readers wait, and so do their peers |
-//! | what a reader is ahead of the dispatcher | 1 MiB or one read | it waits, and so does its peer |
-//! | answers that a peer does not take | 1 MiB or a quarter of its queue, and a piece of an answer | it is not read from; the write timeout ends it |
-//! | updates caused by a peer, for one that does not take them | half of its queue, then its line | the one that causes them waits, a second at most |
+//! | events for the dispatcher | 256 | readers wait, and so their peers are held back |
+//! | bytes that a reader is ahead of the dispatcher | 1 MiB or one read | the reader waits, and so its peer is held back |
+//! | answers that a peer does not receive | 1 MiB or a quarter of its queue, and a piece of an answer | the peer is not read from; the write timeout ends its connection |
+//! | updates for a peer that does not receive them | half of its queue, then its line | the peer that causes them waits, for a second at most |
 //! | frames for one connection | [`Limits`](ssntp_transport::Limits) | the connection ends |
-//! | handshakes under way | [`ServerConfig::max_handshakes`] | the one that waits longest is cut |
-//! | connections of an inspector | 8 | the slowest is cut, or who comes waits |
-//! | readers of an element's feed | 16, and [`ElementConfig::serve_queue`] for all of them | who comes is refused; the slowest is let go |
-//! | clients | [`ServerConfig::max_connections`], and 16 for control | who comes is refused |
-//! | clients of one host | 64, and beyond that what they leave free | who comes is refused |
+//! | handshakes under way | [`ServerConfig::max_handshakes`] | the handshake that waits longest is cut |
+//! | connections of an inspector | 8 | the slowest is cut, or the newcomer waits |
+//! | readers of an element's feed | 16, and [`ElementConfig::serve_queue`] for all of them | the newcomer is refused; the slowest is disconnected |
+//! | clients | [`ServerConfig::max_connections`], and 16 for control | the newcomer is refused |
+//! | clients of one host | 64, and beyond that no more than they leave free | the newcomer is refused |
 //! | a message until the identity is accepted | 256 KiB, and 1 MiB of memory for all of them | the connection ends |
 //! | events of an element | [`ElementConfig::events`] | new ones are dropped and counted |
-//! | writes of the kept policy | one | the next one has all changes |
+//! | writes of the kept policy | one | the next write has all changes |
 //! | edits that wait to be written | 10,000 objects | all policy is written |
-//! | edits from control connections | 16 | who asks for more is told that it is busy |
-//! | copies of a tree under way | one for each control connection, keeper and caller | – |
+//! | edits from control connections | 16 | a further edit is answered with "busy" |
 //!
 //! | file | what, each using files above it alone |
 //! |---|---|
-//! | `config` | the settings of both, [`LocalSocket`], and why they don't start |
-//! | `figures` | [`ServerFigures`]: what a server knows about itself |
+//! | `config` | the configuration of both, [`LocalSocket`], and the errors |
+//! | `figures` | [`ServerFigures`]: the figures of a server for its pages |
 //! | `local` | writing to programs on the same host |
 //! | `journal`, `keeper` | edits behind the file that policy is kept in, and that file |
 //! | `context` | what a call on a dispatcher can do |
-//! | `connection` | codec, coming in, the numbers of connections |
+//! | `connection` | the codec, and the table of connections |
 //! | `machine` | what both dispatchers run around their cores |
 //! | `control` | [`Control`]: how programs on the same host change policy |
-//! | `server_side` | what is the server's in that |
+//! | `server_side` | the server's part of the machine |
 //! | `editing` | changes of policy, large ones in steps |
 //! | `cluster` | a policy that several servers share |
-//! | `inspector` | what `gbp_inspect` of agent-ovs sees a server or an element through |
+//! | `inspector` | the socket for `gbp_inspect` of agent-ovs |
 //! | `server` | [`Server`], [`ServerHandle`], newcomers |
 //! | `dial` | one attempt at one server |
-//! | `feed` | what an element has, and its changes, for programs on the same host |
-//! | `element_side` | what is the element's in the machine |
+//! | `feed` | the objects of an element and their changes, for programs on the same host |
+//! | `element_side` | the element's part of the machine |
 //! | `feed_server` | the threads of the feed's readers |
 //! | `element` | [`PolicyElement`], [`ElementHandle`], [`Reference`] |
 //!

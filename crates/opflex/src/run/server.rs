@@ -130,7 +130,7 @@ impl Server {
         let asked = || keeper.as_ref().map(Keeper::sender);
         let (jobs, edits) = config.control.as_ref().map(|_| Editor::queue()).unzip();
         let side = ServerSide::new(core, asked(), jobs, room.sessions);
-        // Clients are many and chosen by nobody: all their queues share one bound.
+        // There may be many clients, and any host may connect: all their queues share one bound.
         let (budget, received) = Budget::for_queues_and_received(memory_for_queues());
         let settings = Settings {
             queue: config.queue,
@@ -164,7 +164,8 @@ impl Server {
             editor: None,
             dispatcher: Some(dispatcher),
         };
-        // From here on, dropping `server` ends what runs already.
+        // From here on, dropping `server` ends the threads that run already.
+        // Before clients are accepted, so that none is sent the policy that the cluster replaces.
         if let Some((engine, advertise)) = join {
             let named = || config.memory.first().map(|(_, address)| address.clone());
             let first = server.addresses.first().map(ToString::to_string);
@@ -174,6 +175,7 @@ impl Server {
             server.handle.editing.cluster = Some(cluster.shared());
             server.cluster = Some(cluster);
         }
+        // After joining, so that no edit of a control connection is made past the cluster.
         if let Some(edits) = edits {
             let editor = Editor::start(server.handle.editing.clone(), edits);
             server.editor = Some(editor.map_err(StartError::Thread)?);
@@ -203,11 +205,10 @@ impl Server {
         &self.addresses
     }
 
-    /// Replaces TLS: its certificate and whom it trusts. Newcomers have their handshake
-    /// with this one; one that is under way with the one before comes to nothing. The
-    /// certificates of the clients that are connected are looked at again, on this
-    /// thread, and whoever would not be taken any more is disconnected. How many those
-    /// are.
+    /// Replaces TLS: the certificate and the trusted authorities. Newcomers have their handshake
+    /// with it; a handshake that began with the former one is refused. The certificates of
+    /// connected clients are checked again, on this thread, and clients whose certificate is not
+    /// accepted any more are disconnected. Returns how many those are.
     ///
     /// # Errors
     /// [`CallError::Tls`] if a revocation list is older than the one in force;
@@ -237,7 +238,7 @@ impl Server {
         })
     }
 
-    /// What the server knows of its cluster, if it has joined one.
+    /// The membership in a cluster, if the server has joined one.
     pub fn membership(&self) -> Option<&Arc<Membership>> {
         self.cluster.as_ref().and_then(Cluster::membership)
     }
@@ -248,15 +249,14 @@ impl Server {
     }
 
     /// A channel that is closed once the server's dispatcher has ended. Before
-    /// [`stop`](Self::stop) that is a panic, which the log has: the server does
-    /// nothing any more, and whoever owns it should end the process, so that
-    /// its supervisor starts another one.
+    /// [`stop`](Self::stop) the reason is a panic, which is in the log. The server does nothing
+    /// any more then, so its owner should end the process, and a supervisor should start it again.
     pub fn running(&self) -> &Receiver<Infallible> {
         self.handle.editing.events.life()
     }
 
-    /// Accepts nobody any more, flushes the queues within the grace period,
-    /// closes every connection, keeps the policy, and joins every thread.
+    /// Accepts no more clients, flushes the queues within the grace period, closes every
+    /// connection, writes the kept policy, and joins every thread.
     pub fn stop(self) {
         drop(self);
     }
@@ -306,15 +306,15 @@ fn core(config: &ServerConfig) -> Result<ServerCore, StartError> {
         None => None,
     };
     let policy = kept.unwrap_or_else(|| config.policy.clone());
-    // Nobody is connected, so nobody is told.
+    // No client is connected yet, so no updates are sent.
     core.edit(Edit::Merge(policy), now).map_err(StartError::Policy)?;
     core.begin_at_revision(first_revision());
     Ok(core)
 }
 
-/// Microseconds since 1970: beyond the revisions that an earlier process of the
-/// same server has given to its policy, which has changed less often than that,
-/// and exact in the numbers of JSON.
+/// Microseconds since 1970. That is more than any revision of an earlier process of this server,
+/// because a policy changes less often than once in a microsecond, and JSON can represent it
+/// exactly.
 fn first_revision() -> u64 {
     let since_1970 = time_of_day().duration_since(SystemTime::UNIX_EPOCH);
     since_1970
@@ -330,14 +330,14 @@ fn time_of_day() -> SystemTime {
     SystemTime::now()
 }
 
-/// What a listener is, and so what its clients dialled.
+/// The kind of a listener, which says what address its clients have dialled.
 enum Place {
     Tcp,
     Named(String),
     Control,
 }
 
-/// What newcomers have their TLS handshake with.
+/// The acceptor for the TLS handshakes of newcomers.
 #[derive(Debug)]
 struct Tls {
     acceptor: Option<Acceptor>,
@@ -345,14 +345,14 @@ struct Tls {
     generation: u64,
 }
 
-/// What every handshake is done with.
+/// What all handshake threads share.
 struct HandshakeContext {
     places: Vec<Place>,
     tls: Arc<Mutex<Tls>>,
     pool: BufferPool,
     events: ServerEvents,
     config: ServerConfig,
-    /// What newcomers may cause in the log, by host.
+    /// Limits the log lines that newcomers cause, by host.
     log: Mutex<LogLimit<String>>,
 }
 
@@ -442,16 +442,16 @@ impl HandshakeContext {
     }
 }
 
-/// What other threads do with a server.
+/// A handle by which other threads use a server.
 ///
 /// # Threads
 /// Cheap to clone, and `Send`. Every call waits for the dispatcher to do it,
-/// usually for some microseconds; those that change policy also until it is
-/// kept, where it is.
+/// usually for some microseconds. A call that changes policy also waits until the change is in
+/// the file or the engine that keeps policy, if there is one.
 #[derive(Clone)]
 pub struct ServerHandle {
     editing: Editing,
-    /// Of its handshakes; there when the server is.
+    /// Counts the handshakes under way. Set once the server accepts clients.
     occupancy: Option<Arc<Occupancy>>,
 }
 
@@ -495,7 +495,7 @@ impl ServerHandle {
         server_side::copy_policy(&self.editing.events).map(|(_, objects)| objects)
     }
 
-    /// What the server knows about itself: see [`ServerFigures`].
+    /// The figures of the server: see [`ServerFigures`].
     ///
     /// # Errors
     /// [`CallError`].
@@ -524,8 +524,8 @@ impl ServerHandle {
         self.with(|cx| cx.core().sessions(cx.now()))
     }
 
-    /// All agents that told a name since the server began, those that have left
-    /// included, in the order of their names.
+    /// All agents that have sent a name since the server began, including those that have left,
+    /// in the order of their names.
     ///
     /// # Errors
     /// [`CallError`].

@@ -57,6 +57,8 @@ pub(super) fn copy_policy(events: &ServerEvents) -> Result<(u64, Vec<ManagedObje
         let after = objects.last().map(|object| object.uri.clone());
         let (is, next) = call(events, move |cx| {
             let is = cx.core().policy_revision();
+            // A policy that has changed is copied from its beginning in this same call. So the
+            // last attempt, which copies everything at once, always succeeds.
             let after = after.filter(|_| revision == Some(is));
             (is, cx.core().page(Store::Policy, Uri::root(), after, most))
         })?;
@@ -94,7 +96,7 @@ pub(super) struct Newcomer {
     /// The address of this server that it dialled, if that is known.
     pub(super) dialled: Option<String>,
     pub(super) is_control: bool,
-    /// Where it comes from, for the log.
+    /// Its address, for the log.
     pub(super) peer: String,
     pub(super) shown: Shown,
     /// The common name of its certificate, if that names it.
@@ -146,7 +148,7 @@ impl ServerSide {
     }
 
     fn call<T>(&mut self, now: Instant, call: impl FnOnce(&mut ServerContext<'_>) -> T) -> T {
-        // Edits are collected only where somebody keeps them.
+        // Edits are collected only if policy is kept in a file.
         let mut cx = ServerContext {
             core: &mut self.core,
             now,

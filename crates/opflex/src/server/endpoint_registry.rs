@@ -66,8 +66,8 @@ impl EndpointRegistry {
             )));
         }
         tree.check_all(&objects).map_err(ErrorResponse::error)?;
-        // What is part of an endpoint is no endpoint by itself any more, and
-        // nobody becomes the parent of what another element has.
+        // An object that is now a part of an endpoint is no endpoint by itself any more, and an
+        // element's object does not become the parent of an object of another element.
         coming.iter().for_each(|uri| ownership.release(uri));
         for object in &mut objects {
             object

@@ -98,7 +98,7 @@ use super::rpc::{EncodeError, Frame, Id};
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 
-/// What the caller has to do with a connection.
+/// An action that the caller has to carry out on a connection.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Action {
@@ -352,7 +352,7 @@ impl ServerCore {
         while let Some(connection) = self.timers.pop(now) {
             self.session_due(connection, now);
         }
-        // Nobody is told: the client knows its own refresh time.
+        // No message is sent: the client knows its own refresh time.
         while self.policy.watchers.expired(now).is_some() {}
         while self.registry.endpoints.watchers.expired(now).is_some() {}
         self.observer.expire(now);
@@ -375,6 +375,7 @@ impl ServerCore {
     /// delay no client. The tree may change between two steps; see
     /// [`policy_revision`](Self::policy_revision).
     pub fn page(&self, store: Store, below: Uri, after: Option<Uri>, most: usize) -> Vec<ManagedObject> {
+        // The place is a URI and no number, so it stays right when objects before it come or go.
         let mut cursor = Cursor::below(below);
         after.into_iter().for_each(|uri| cursor.pass(uri));
         let ahead = cursor.ahead(&self.resolvable(store).tree).take(most);
@@ -505,7 +506,7 @@ impl ServerCore {
         self.log(connection, level, "closed", now, || {
             format!("closed: {}", excerpt(&reason))
         });
-        // The action comes first: what follows, such as updates to others, is sent after it.
+        // This action comes first, so updates to others that follow are sent after it.
         self.actions.push(Action::Close { connection, reason });
         self.forget(connection, now);
     }

@@ -104,7 +104,7 @@ impl Observer {
         self.after(None).map(|(_, report)| report)
     }
 
-    /// How many objects have a report.
+    /// The number of objects that have a report.
     pub fn len(&self) -> usize {
         self.reports.len()
     }
@@ -339,7 +339,7 @@ fn counter(object: &ManagedObject) -> Option<Uri> {
 /// A report in a form for JSON.
 #[derive(Debug, Serialize)]
 pub struct Exported<'a> {
-    /// What was reported.
+    /// The reported object.
     pub object: &'a ManagedObject,
     /// The element that reported it.
     pub element: &'a Name,

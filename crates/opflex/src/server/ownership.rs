@@ -168,7 +168,7 @@ impl Ownership {
 
     /// A connection has ended. Returns the endpoints that it was the last one to declare.
     pub(super) fn left(&mut self, connection: ConnectionId) -> BTreeSet<Uri> {
-        // The declarations stay: the caller decides by the settings what becomes of them.
+        // The declarations stay: the caller removes them or sets their end, as the settings say.
         self.by_connection.remove(&connection).unwrap_or_default()
     }
 

@@ -45,7 +45,7 @@ impl ServerCore {
             }
             Request::Unresolve(of, unresolves) => {
                 // libopflex never repeats an unresolve.
-                // An unresolve of what is not resolved is answered like any other.
+                // An unresolve without a resolve is answered like any other.
                 for Resolve { target, .. } in &unresolves {
                     match of {
                         Store::Policy => self.policy.watchers.unwatch(&connection, target),
@@ -88,7 +88,8 @@ impl ServerCore {
         }
     }
 
-    /// Leaves out what the model does not know, as libopflex does, and says so.
+    /// Leaves out objects and properties that the model does not know, as libopflex does, and
+    /// logs how many those were.
     fn leave_out_unknown<'a>(
         &mut self,
         connection: ConnectionId,
@@ -155,7 +156,7 @@ impl ServerCore {
         self.actions.push(Action::Identified { connection });
         let name = session.element.as_ref().map(|element| element.name.clone());
         if before != name {
-            // What it asked for counts for the name that it told last.
+            // The requests of a session count for the name that it has sent last.
             if let Some(before) = &before {
                 let most = self.settings.limits.agents;
                 self.agents.left(before, &RequestCounters::default(), most);
@@ -169,7 +170,7 @@ impl ServerCore {
             self.names.remove(&before);
         }
         if let Some(name) = name {
-            // Whoever takes any domain sees which ones come.
+            // With any domain allowed, the log shows which domains elements send.
             let domain = domain.filter(|domain| *domain != self.settings.domain);
             let domain = domain.map_or_else(String::new, |domain| format!(" of the domain {domain:?}"));
             self.log(connection, Level::Info, "identity", now, || {

@@ -25,7 +25,7 @@ pub struct SessionInfo {
     /// Its connection.
     #[serde(rename = "session")]
     pub connection: ConnectionId,
-    /// Where it connected from.
+    /// The address that it connected from.
     pub address: String,
     /// Its name, once it has sent it.
     pub name: Option<Name>,
@@ -164,7 +164,7 @@ impl Session {
         // An element compares the domain of the answer with its own.
         let domain = identity.domain.filter(|_| settings.any_domain);
         let name = identity.name.unwrap_or_default();
-        // What the operator has set wins over what the element believes.
+        // The location that the operator has set wins over the one that the element sends.
         let assigned = settings.locations.get(&name);
         let known = assigned.or(identity.my_location.as_ref());
         let location = known.or(settings.default_location.as_ref()).cloned();

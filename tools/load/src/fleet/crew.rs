@@ -117,7 +117,7 @@ impl Member {
             load: 0,
             cpus_online: 16,
             hostname: format!("simulated-{index}"),
-            networks: Vec::new(),
+            ..Facts::default()
         };
         let stepped = SteppedConfig {
             node: uuid,

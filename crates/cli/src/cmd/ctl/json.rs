@@ -79,6 +79,7 @@ pub(super) fn session(session: &SessionEntry, at: SystemTime) -> Value {
         "frames_received": session.frames_received, "bytes_received": session.bytes_received,
         "frames_sent": session.frames_sent, "bytes_sent": session.bytes_sent,
         "frames_waiting": session.frames_waiting, "bytes_waiting": session.bytes_waiting,
+        "frames_dropped": session.frames_dropped,
     })
 }
 

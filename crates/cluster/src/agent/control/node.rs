@@ -20,7 +20,7 @@ use uuid::Uuid;
 use super::{
     Action, Control, Ending, Instance, Job, Life, Measurable, Mode, PATIENCE, SETTLE, SETTLE_EACH, Usage,
 };
-use crate::machine::Facts;
+use crate::machine::{self, Facts};
 use crate::scheduler::placement::Needs;
 use crate::subnet::{Subnet, removed};
 use ssntp::Role;
@@ -134,11 +134,12 @@ impl Control {
     fn ready(&self) -> Ready {
         let capacity = self.capacity();
         Ready {
+            node_uuid: self.settings.node.into(),
             mem_total_mb: capacity.mem_total,
             mem_available_mb: capacity.mem_available,
             disk_total_mb: capacity.disk_total,
             disk_available_mb: capacity.disk_available,
-            ..self.facts.ready(self.settings.node)
+            ..self.facts.clone()
         }
     }
 
@@ -303,7 +304,7 @@ impl Control {
                 .collect(),
             interval: self.interval(),
             tunnels: self.tunnels.clone(),
-            ..self.facts.stats(self.settings.node, self.status())
+            ..machine::stats(&self.facts, self.settings.node, self.status())
         }
     }
 
@@ -404,7 +405,7 @@ pub(super) struct Tenants(BTreeMap<TenantKey, (TenantAdded, bool)>);
 type TenantKey = (Id, Id, String);
 
 impl Tenants {
-    /// Tells all of them anew.
+    /// Marks all of them as not told yet, because a new session begins.
     pub(super) fn forget(&mut self) {
         self.0.values_mut().for_each(|(_, told)| *told = false);
     }

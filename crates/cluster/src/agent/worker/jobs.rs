@@ -15,7 +15,7 @@ use crate::agent::driver::{
 };
 use crate::agent::store::{PASSABLE, Store, make_dirs, millis};
 use crate::agent::tree;
-use crate::machine::Facts;
+use crate::machine;
 use crate::network::Wire;
 
 const MB: u64 = 1 << 20;
@@ -97,7 +97,7 @@ impl Pool {
                 // Without a state directory there are no instances, and any file system will
                 // do.
                 let disk = self.store.as_ref().map_or("/".as_ref(), |store| store.root());
-                let facts = Facts::read(disk);
+                let facts = machine::read(disk);
                 self.done(Done::Measured { facts, usages });
             }
         }

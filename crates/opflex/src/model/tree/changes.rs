@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::super::{ManagedObject, Name, Uri};
 
-/// What happened to an object.
+/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChangeKind {
@@ -36,9 +36,9 @@ pub struct Change {
     pub uri: Uri,
     /// Its class: after the edit, or before it when it is gone.
     pub subject: Name,
-    /// What happened to it.
+    /// The kind of the change.
     pub kind: ChangeKind,
-    /// What it was before, unless it was created; without children.
+    /// The object as it was before, unless it was created; without children.
     pub before: Option<Box<ManagedObject>>,
 }
 
@@ -59,7 +59,7 @@ impl Before {
 
     /// Compares with what is there now.
     pub(super) fn compare<'a>(self, now: impl Fn(&Uri) -> Option<&'a ManagedObject>) -> Changes {
-        // Compared with the state after the edit: what was undone within it is no change.
+        // Compared with the state after the edit, so a change that the edit undoes does not count.
         let change = |(uri, before): (Uri, Option<ManagedObject>)| {
             let (subject, kind) = match (&before, now(&uri)) {
                 (None, None) => return None,

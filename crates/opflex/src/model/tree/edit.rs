@@ -249,7 +249,7 @@ impl Tree {
             object.parent_uri = self.announced.get(&uri).cloned();
         }
         let parent = object.parent_uri.clone();
-        // An object that says the same is no change, so nobody is told of a repeated edit.
+        // An equal object is no change, so a repeated edit sends no updates.
         if known.is_none_or(|known| !same(known, &object)) {
             self.set_content(object, before);
         }

@@ -1,4 +1,4 @@
-//! What the server answers on its control connections.
+//! The answers of a server on its control connections.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -17,13 +17,14 @@ use crate::rpc::{Frame, Id};
 use crate::server::{Exported, Store};
 
 /// The entries of one part of a list.
+// A part of this size takes the dispatcher some hundred microseconds.
 const PIECE: usize = 500;
 
-/// What is answered on a control connection.
+/// The answer to a call on a control connection.
 pub(in super::super) enum Answer {
     /// This, at once.
     Now(Bytes),
-    /// What comes of an edit.
+    /// The result of an edit, once it is made.
     Later(PolicyEdit),
 }
 
@@ -34,7 +35,7 @@ pub(in super::super) struct PolicyEdit {
 }
 
 impl PolicyEdit {
-    /// What came of the edit, as an answer.
+    /// The result of the edit as an answer.
     pub(in super::super) fn answer(&self, edited: Result<Edited, Box<ErrorResponse>>) -> Bytes {
         match edited {
             Ok(edited) => reply(&self.id, &self.call.method, edited),
@@ -63,7 +64,7 @@ impl PolicyEdit {
     }
 }
 
-/// Carries out what came on a control connection, and makes the answer.
+/// Carries out a request of a control connection, and makes the answer.
 pub(in super::super) fn carry_out(cx: &ServerContext<'_>, id: Id, request: Request) -> Answer {
     let Request::Custom(mut calls) = request else {
         let error = ErrorResponse::new(ErrorCode::EUNSUPPORTED, "the control socket takes custom only");
@@ -106,7 +107,7 @@ struct Delete {
     if_revision: Option<u64>,
 }
 
-/// What a list is asked for: where it begins, and behind which of its entries.
+/// The parameters of a list: the URI where it begins, and the entry behind which it goes on.
 #[derive(Deserialize)]
 struct Below<A> {
     #[serde(default = "Uri::root")]

@@ -21,8 +21,8 @@ use ssntp_transport::{BufferPool, Halves, Outgoing, connect_unix, plain};
 /// A connection to the control socket of a server.
 ///
 /// # Threads
-/// One thread owns it. Each call blocks until the answer is there, or for the
-/// time that was given.
+/// One thread owns it. Each call blocks until it is answered, for at most the limit of
+/// [`connect`](Self::connect).
 #[derive(Debug)]
 pub struct Control {
     halves: Halves,
@@ -37,7 +37,7 @@ impl Control {
     /// Connects to the socket at `path`. Every call may take `limit`.
     ///
     /// # Errors
-    /// What the system says: no such file, nobody listens, no permission.
+    /// The error of the system: there is no such file, no server listens, or no permission.
     pub fn connect(path: &Path, limit: Duration) -> io::Result<Self> {
         let stream = Arc::new(connect_unix(path)?);
         let limits = Limits {
@@ -55,9 +55,8 @@ impl Control {
         })
     }
 
-    /// Changes policy from now on only where it has this revision; with `None`,
-    /// whatever it has, as in the beginning. Otherwise the change is
-    /// [`ControlError::Refused`].
+    /// From now on, changes are refused ([`ControlError::Refused`]) unless policy has this
+    /// revision. With `None`, as in the beginning, any revision is changed.
     pub fn only_at(&mut self, revision: Option<u64>) {
         // Kept for all further changes, so that a program need not repeat it.
         self.if_revision = revision;
@@ -80,8 +79,8 @@ impl Control {
         Ok(both)
     }
 
-    /// Puts policy in; with `replace`, in place of everything below it. How
-    /// many objects changed.
+    /// Adds or replaces objects; with `replace`, together with everything below them. Returns
+    /// how many objects changed.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -89,7 +88,7 @@ impl Control {
         self.change(PUT, json!({ "objects": objects, "replace": replace }))
     }
 
-    /// Removes policy with everything below it. How many objects went.
+    /// Removes objects with everything below them. Returns how many were removed.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -97,7 +96,7 @@ impl Control {
         self.change(DELETE, json!({ "uris": uris }))
     }
 
-    /// Makes these objects all the policy there is. How many objects changed.
+    /// Replaces all policy by these objects. Returns how many objects changed.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -158,8 +157,8 @@ impl Control {
         take(&mut result, "sessions")
     }
 
-    /// The agents that told a name since the server began, those that have left
-    /// included, as JSON, in the order of their names.
+    /// The agents that have sent a name since the server began, including those that have left,
+    /// as JSON, in the order of their names.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -182,6 +181,7 @@ impl Control {
             let mut result = self.call(method, params.clone())?;
             all.extend(take::<Vec<T>>(&mut result, member)?);
             let at: u64 = take(&mut result, "revision")?;
+            // The revision moves with each edit, so equal ones mean that nothing changed between.
             is_one &= revision.replace(at).is_none_or(|before| before == at);
             let after: Option<Value> = take(&mut result, "after")?;
             let Some(after) = after else {
@@ -201,7 +201,7 @@ impl Control {
         Ok(changed as u64)
     }
 
-    /// Any inner method.
+    /// Calls any inner method, and returns its result.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -267,7 +267,7 @@ fn take<T: DeserializeOwned>(result: &mut Value, member: &str) -> Result<T, Cont
     serde_json::from_value(value).map_err(|_| ControlError::Answer)
 }
 
-/// Why a call had no result.
+/// The reason why a call has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
@@ -280,7 +280,7 @@ pub enum ControlError {
     /// The server closed the connection before it answered.
     #[error("the server closed the connection")]
     Closed,
-    /// The server did not do it.
+    /// The server answered with an error.
     #[error("the server refused: {0}")]
     Refused(Box<ErrorResponse>),
     /// The answer is not what the method asks for: another program is there.

@@ -16,11 +16,11 @@
 //! | `ssntp.agents` | `after` (a name) | `agents`, `after`, `revision` |
 //! | `ssntp.sessions` | – | `sessions` |
 //!
-//! The revision of policy is a number that grows with each change, over restarts
-//! too. A change with `if_revision` is refused where policy has another one.
+//! The revision of policy is a number that grows with each change, also over restarts. A change
+//! with `if_revision` is refused if policy has another revision.
 //!
-//! A change is answered when those who resolved the policy have been told and,
-//! where policy is kept, it is on the disk.
+//! A change is answered when the updates for the elements that resolved the policy are in their
+//! queues and, if policy is kept, the change is on the disk or in the engine.
 //!
 //! The lists with `after` come in parts, so that a long one delays no client of the server. If
 //! `after` of an answer is not null, the same call with that `after` brings the next part. A list
@@ -55,10 +55,10 @@ const AGENTS: &str = "ssntp.agents";
 /// The longest message on a control connection: a whole policy.
 pub(super) const MESSAGE: usize = 1 << 30;
 
-/// What came of an edit.
+/// The result of an edit.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Edited {
-    /// How many objects changed.
+    /// The number of objects that changed.
     pub(super) changed: usize,
     /// The revision of policy that the edit made.
     pub(super) revision: u64,

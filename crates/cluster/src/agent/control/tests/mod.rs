@@ -141,6 +141,7 @@ fn facts() -> Facts {
                 mac: String::new(),
             },
         ],
+        ..Facts::default()
     }
 }
 
