@@ -48,7 +48,7 @@ pub use super::entry::{CLAIM, Entry, NoEntry, Step};
 pub use super::federation::{Attempt, LinkRequest, Redial};
 use super::federation::{Bundle, Dialler, End, Links};
 use super::filter::Filter;
-use super::handler::{Context, Handler, Newcomer};
+use super::handler::{Context, Handler};
 use super::held::{Held, HeldFrame};
 use super::operators::is_of_operators;
 use super::routing::{Rule, RuleTable};
@@ -561,20 +561,6 @@ impl Core for ServerCore {
 }
 
 impl ServerCore {
-    /// Whether the application wants a newcomer.
-    fn consent(&mut self, request: &AdmissionRequest) -> Result<(), Refusal> {
-        let newcomer = Newcomer {
-            uuid: request.connect.source,
-            role: request.connect.role,
-            address: request.address,
-            certificate: &request.certificate,
-        };
-        // A panic must not let anybody in, and must not send anybody away for good.
-        let mut verdict = Err(Refusal::postpone("it panicked"));
-        self.guarded("admit", |handler, cx| verdict = handler.admit(cx, &newcomer));
-        verdict
-    }
-
     fn deal_with(&mut self, id: SessionId, item: Item) {
         // The session may be over already: items come in batches, and an
         // earlier one of its batch may have ended it.

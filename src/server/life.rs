@@ -20,9 +20,10 @@ use log::info;
 use uuid::Uuid;
 
 use super::admission::{Candidate, Holder, Standing};
-use super::core::{AdmissionRequest, Grant, State};
+use super::core::{AdmissionRequest, Grant, ServerCore, State};
 use super::disconnect::DisconnectReason;
 use super::federation::End;
+use super::handler::Newcomer;
 use super::sessions::{Session, SessionId, SessionInfo};
 use crate::payload::Draining;
 use crate::proto::{ErrorCode, Frame, Refusal, ServerHandshake};
@@ -39,6 +40,22 @@ const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3600)]
 /// How much longer than it says a draining server waits: a client that leaves first awaits the
 /// answers to its requests, for at most 5 s, and then sends what waits.
 const LEAVING: Duration = Duration::from_secs(6);
+
+impl ServerCore {
+    /// Whether the application wants a newcomer.
+    pub(super) fn consent(&mut self, request: &AdmissionRequest) -> Result<(), Refusal> {
+        let newcomer = Newcomer {
+            uuid: request.connect.source,
+            role: request.connect.role,
+            address: request.address,
+            certificate: &request.certificate,
+        };
+        // A panic must not let anybody in, and must not send anybody away for good.
+        let mut verdict = Err(Refusal::postpone("it panicked"));
+        self.guarded("admit", |handler, cx| verdict = handler.admit(cx, &newcomer));
+        verdict
+    }
+}
 
 impl State {
     /// What the server's own rules say of a newcomer; where they admit it, which

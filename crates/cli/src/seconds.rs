@@ -45,7 +45,7 @@ impl FromStr for Age {
             _ => None,
         };
         let seconds = unit.and_then(|unit: u64| unit.checked_mul(digits.parse().ok()?));
-        let seconds = seconds.ok_or("it is not an age as 90s, 30m, 12h or 7d")?;
+        let seconds = seconds.ok_or("it is not a time such as 90s, 30m, 12h or 7d")?;
         Ok(Self(Duration::from_secs(seconds)))
     }
 }

@@ -164,6 +164,7 @@ impl Http {
 
 impl Drop for Http {
     fn drop(&mut self) {
+        // The connections end first, because each of them may still begin a stream.
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
         }

@@ -89,6 +89,7 @@ impl Streams {
         }
         state.next += 1;
         let id = state.next;
+        // Kept so that a stop can shut the socket down while the thread of the answer writes to it.
         state.open.insert(id, stream);
         let streams = Arc::clone(self);
         Some(Place { id, streams })

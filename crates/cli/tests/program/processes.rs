@@ -125,7 +125,7 @@ pub fn ssntp(dir: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// What nobody tells of: files and processes.
+/// Waits for a file or a process, whose changes no channel reports.
 #[track_caller]
 pub fn wait_for<T>(mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + LIMIT;

@@ -22,13 +22,13 @@ use crate::signals::Stop;
 pub(super) const LOOK: Duration = Duration::from_millis(100);
 /// How long the scheduler may take to tell of all nodes.
 const TELLING: Duration = Duration::from_secs(5);
-/// How long a START is waited for that its node is at work on: longer than the
-/// scheduler gives it by default.
+/// How long a command waits for a START while the node works on it: longer than the
+/// scheduler allows by default.
 const MOST: Duration = Duration::from_secs(1200);
 /// After how long a user at a terminal is told what is waited for.
 const TELL_AFTER: Duration = Duration::from_secs(1);
-/// How long a node is waited for that could take a START: as long as an agent in
-/// the longest pause between two attempts takes, which is 30 s.
+/// How long a command waits for a node that could take its START: longer than the longest
+/// pause of an agent between two attempts, which is 30 s.
 const NODE: Duration = Duration::from_secs(40);
 /// How long commands may take to leave this process.
 const LEAVING: Duration = Duration::from_secs(10);

@@ -23,6 +23,8 @@ use uuid::Uuid;
 
 use ssntp_test_support::{LIMIT, identity, trust};
 
+pub use crate::processes::wait_for;
+
 pub const NODE: Uuid = Uuid::from_u128(0xa);
 
 pub struct Cluster {
@@ -241,19 +243,6 @@ fn leaders(dir: &Path) -> Vec<rustix::process::Pid> {
     })
     .filter_map(rustix::process::Pid::from_raw)
     .collect()
-}
-
-/// What nobody tells of: files and processes.
-#[track_caller]
-pub fn wait_for<T>(mut condition: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        if let Some(value) = condition() {
-            return value;
-        }
-        assert!(Instant::now() < deadline, "waited in vain");
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
 }
 
 pub fn stop(id: Uuid) -> Stop {

@@ -23,7 +23,7 @@ fn instances_outlive_their_agent_and_are_found_again() {
     kill_process(Pid::from_raw(ends_pid).unwrap(), Signal::TERM).unwrap();
     wait_for(|| {
         let state = fs::read_to_string(cluster.instance_dir(ends).join("run/state")).unwrap();
-        state.contains(" code=7 ").then_some(())
+        state.contains("\"code\":7").then_some(())
     });
     cluster.agent(|config| config);
     let stats: Stats = cluster.next(|_| true);
