@@ -176,10 +176,10 @@ impl State {
     }
 }
 
-/// Where others reach the server of a link: the other end's address if it has not said.
+/// Where others reach the server of a link: what it has said, or where it was dialled.
 fn address_of(link: &LinkFigures) -> String {
     match link.server.advertised.as_str() {
-        "" => link.server.address.to_string(),
+        "" if link.server.dialled => link.server.address.to_string(),
         advertised => advertised.to_owned(),
     }
 }

@@ -66,6 +66,7 @@ macro_rules! for_every_schema {
             snapshot_complete: SnapshotComplete = "ours_SnapshotComplete";
             watch: Watch = "ours_Watch";
             watched: Watched = "ours_Watched";
+            new_leader: NewLeader = "ours_NewLeader";
         }
     };
 }
@@ -344,7 +345,15 @@ fn a_schema_has_the_short_limit_unless_it_holds_lists() {
     for_every_schema!(each);
     assert_eq!(
         lists,
-        ["Stats", "TraceReport", "Sessions", "Kicked", "Bans", "Tenants"],
+        [
+            "Stats",
+            "TraceReport",
+            "Sessions",
+            "Kicked",
+            "Bans",
+            "Servers",
+            "Tenants"
+        ],
         "a server reads none of them as a whole on the thread that serves everybody"
     );
 }

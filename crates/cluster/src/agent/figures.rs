@@ -1,4 +1,4 @@
-//! What an agent knows about itself: one snapshot, for pages that show it.
+//! A snapshot of the figures of an agent, for metrics and pages.
 
 use std::collections::BTreeMap;
 

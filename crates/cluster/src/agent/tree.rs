@@ -135,9 +135,9 @@ fn move_up(dir: &OwnedFd, name: &CStr, root: &OwnedFd, names: &mut u64) -> Resul
 /// The rights of a user in a directory of the agent's.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Access {
-    /// Reach what it knows the name of.
+    /// It may reach an entry whose name it knows.
     Pass,
-    /// Find out what there is, too.
+    /// It may list the entries as well.
     List,
 }
 

@@ -38,7 +38,7 @@ pub struct Routing {
     leases: Leases,
 }
 
-/// What the kernel is to have.
+/// The tunnels, public addresses and peers that the kernel is to have.
 #[derive(Clone, Debug, Default)]
 struct Wanted {
     /// By node and subnet, as in the tables.

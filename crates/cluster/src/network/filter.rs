@@ -8,7 +8,7 @@ use super::links::{PORT, TUNNEL};
 use super::made::Made;
 use super::tools::{self, elements};
 
-/// What the kernel has of the filters.
+/// The filters as the kernel has them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Filter {
     pub(super) rules: usize,

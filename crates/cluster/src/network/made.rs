@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::attachment::{Interface, TenantNet, TenantPort};
 use super::links::{Link, bridge_name, concentrator_name, port_name, tunnel_name};
 
-/// What is to be there.
+/// The subnets, ports and concentrators that need something of the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Made {
     /// The subnets with instances, by the key of their tunnel.
@@ -38,7 +38,7 @@ pub(super) struct Port {
     pub(super) end: End,
 }
 
-/// What is at the instance's end of a port.
+/// The instance's end of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// `eth0` in the network namespace of this process.

@@ -12,6 +12,7 @@
 //! | `controllers` | any and master |
 //! | `questions` | what a controller asks beside its commands |
 //! | `configuration` | CONFIGURE, its file, and the way back |
+//! | `engine` | what the engine is asked, with few and with many sessions |
 //! | `streams` | what instances write, and who may read it |
 //! | `term` | several schedulers, of which one leads |
 //! | `figures` | what it tells of itself |
@@ -36,6 +37,7 @@ mod bad_input;
 mod client;
 mod configuration;
 mod controllers;
+mod engine;
 mod figures;
 mod moves;
 mod nodes;

@@ -127,7 +127,7 @@ pub(super) fn cluster(servers: &Servers) -> Option<String> {
     };
     let engine = match servers.engine.as_str() {
         "answers" => "the engine answers".to_owned(),
-        away => format!("the engine is away {away}"),
+        away => away.to_owned(),
     };
     Some(format!("{leader}{lease}; {engine}"))
 }

@@ -21,6 +21,7 @@
 //! |---|---|
 //! | `steps` | the table of steps: what is done, and what has to be seen |
 //! | `networks` | two networks of tenants, where the system allows them |
+//! | `several` | several servers, and the loss of one of them |
 //! | `watch` | the waits until it is seen |
 //! | `processes` | the child processes, of which ctl is one |
 //! | `caretaker` | the directory, and the process that removes what is left in it |
@@ -30,6 +31,7 @@ pub(crate) mod caretaker;
 mod networks;
 mod processes;
 mod screen;
+mod several;
 mod steps;
 mod watch;
 
@@ -41,6 +43,7 @@ use self::caretaker::Caretaker;
 use self::processes::Processes;
 pub(super) use self::processes::pause;
 use self::screen::Screen;
+use self::several::Several;
 use self::steps::{Demo, STEPS};
 use crate::clock::now;
 use crate::failure::Failure;
@@ -60,6 +63,10 @@ pub(crate) struct Args {
     /// How many agents to start
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = value_parser!(u16).range(1..=256))]
     agents: u16,
+    /// Show several schedulers instead, which share an etcd of their own; the leader is killed,
+    /// and the next START is done. If there is no etcd on the PATH, several routers are shown
+    #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(3..=9), conflicts_with_all = ["seconds", "hold"])]
+    servers: Option<u16>,
     /// Show the table until so much time has passed, before everything is
     /// deleted [default: as long as the steps take]
     #[arg(long, value_name = "SECONDS", conflicts_with = "hold")]
@@ -95,17 +102,20 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let mut processes = Processes::new(caretaker.directory());
     let until = args.seconds.map(|seconds| began + Duration::from(seconds));
     let pace = args.pace(&screen);
-    let seen = Demo::bring_up(&mut processes, &mut screen, &stop, args.agents, pace).and_then(|mut demo| {
-        let seen = demo
-            .show_steps()
-            .and_then(|()| demo.show_networks())
-            .and_then(|()| demo.linger(until, args.hold))
-            .and_then(|()| demo.delete_everything());
-        if seen.is_err() {
-            demo.clean_up();
-        }
-        seen
-    });
+    let seen = match args.servers {
+        Some(servers) => Several::new(&mut processes, &mut screen, &stop).show(servers, args.agents),
+        None => Demo::bring_up(&mut processes, &mut screen, &stop, args.agents, pace).and_then(|mut demo| {
+            let seen = demo
+                .show_steps()
+                .and_then(|()| demo.show_networks())
+                .and_then(|()| demo.linger(until, args.hold))
+                .and_then(|()| demo.delete_everything());
+            if seen.is_err() {
+                demo.clean_up();
+            }
+            seen
+        }),
+    };
     // Before errors are printed, which the table would hide, and before the logs go.
     let erased = screen.end();
     if let Err(Failure::Failed(_)) = seen {

@@ -58,7 +58,7 @@ impl Processes {
         stop: &Stop,
     ) -> Result<(String, u32), Failure> {
         let own = self.command(name, program()?, words.split_whitespace())?;
-        let mut command = match script {
+        let command = match script {
             "" => own,
             script => {
                 let begin = ["--net", "sh", "-c", script].map(OsStr::new).into_iter();
@@ -66,11 +66,21 @@ impl Processes {
                 self.command(name, "unshare".into(), begin.chain(rest))?
             }
         };
-        let child = command.spawn();
-        let child = child.map_err(|e| cannot_start(name, &e))?;
+        let pid = self.run(name, command)?;
+        Ok((self.line(name, "", stop)?, pid))
+    }
+
+    /// Starts a program as a child, and does not wait for a line of it; gives its PID.
+    pub(super) fn spawn(&mut self, name: &str, program: PathBuf, words: &str) -> Result<u32, Failure> {
+        let command = self.command(name, program, words.split_whitespace())?;
+        self.run(name, command)
+    }
+
+    fn run(&mut self, name: &str, mut command: Command) -> Result<u32, Failure> {
+        let child = command.spawn().map_err(|e| cannot_start(name, &e))?;
         let pid = child.id();
         self.running.push((name.to_owned(), child));
-        Ok((self.line(name, "", stop)?, pid))
+        Ok(pid)
     }
 
     /// Waits for the first line of a child that begins so.
@@ -172,6 +182,18 @@ impl Processes {
         result
     }
 
+    /// Kills one child.
+    pub(super) fn kill(&mut self, name: &str) -> Result<(), Failure> {
+        if let Some(at) = self.running.iter().position(|(running, _)| running == name) {
+            let (_, mut child) = self.running.remove(at);
+            child
+                .kill()
+                .map_err(|e| Failure::new(format!("the {name}: {e}")))?;
+            let _ = child.wait();
+        }
+        Ok(())
+    }
+
     /// Asks one child to end, and waits for it.
     pub(super) fn end_one(&mut self, name: &str) -> Result<(), Failure> {
         match self.running.iter().position(|(running, _)| running == name) {
@@ -183,6 +205,12 @@ impl Processes {
 
 fn end_in_order(name: &str, mut child: Child) -> Result<(), Failure> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    if name == "etcd" {
+        // It ends by the signal, which would count as an error. Nothing of it is kept.
+        let _ = child.kill();
+        let _ = child.wait();
+        return Ok(());
+    }
     if let (Some(pid), Ok(None)) = (pid, child.try_wait()) {
         let _ = kill_process(pid, Signal::TERM);
     }

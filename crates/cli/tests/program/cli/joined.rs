@@ -68,7 +68,7 @@ fn servers_that_share_an_etcd_link_and_stay_linked_without_it() {
     assert!(text.contains("degraded"), "{text}");
     crosses(&agent, &controller);
     let (_, listed, _) = ctl(dir.path(), &first, "servers");
-    assert!(listed.contains("the engine is away for "), "{listed}");
+    assert!(listed.contains(" s: the engine is away: "), "{listed}");
 
     // An engine that has lost everything is told everything again.
     etcd.restart(0, true);

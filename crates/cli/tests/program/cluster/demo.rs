@@ -154,6 +154,56 @@ fn variable(line: &str, name: &str) -> String {
 }
 
 #[test]
+fn the_demo_of_several_servers_loses_one_and_goes_on() {
+    let empty = tempfile::tempdir().unwrap();
+    let with_etcd = std::process::Command::new("etcd")
+        .arg("--version")
+        .output()
+        .is_ok();
+    if !with_etcd {
+        println!("skipped: there is no etcd on the PATH, so the demo shows routers only");
+    }
+    let schedulers = [
+        "an etcd answers at 127.0.0.1:",
+        "scheduler-3 listens at 127.0.0.1:",
+        "2 agents are READY",
+        "workload before runs",
+        "was killed with SIGKILL",
+        "workload after runs",
+        "s after that the next START was done: scheduler-",
+        "all agents are back, and 2 instances run, each once",
+        "all instances were deleted",
+        "no process and no file is left",
+    ];
+    let routers = [
+        "there is no etcd on the PATH",
+        "server-3 listens at 127.0.0.1:",
+        "they are linked:",
+        "a frame that came to server-1 has crossed 2 links",
+        "server-2 was killed with SIGKILL",
+        "the others go on",
+        "no process and no file is left",
+    ];
+    for (with_etcd, lines) in [(with_etcd, &schedulers[..]), (false, &routers)] {
+        if !with_etcd && lines.len() == schedulers.len() {
+            continue;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let mut command = ssntp(place.path(), &["demo", "--servers", "3"]);
+        command.env("TMPDIR", temporary(&place));
+        if !with_etcd {
+            command.env("PATH", empty.path());
+        }
+        let mut demo = Process::of(command, place.path(), "demo");
+        for line in lines {
+            demo.line_with(line);
+        }
+        assert_eq!(demo.end(LIMIT), Some(0), "{}", demo.log());
+        nothing_is_left(&place);
+    }
+}
+
+#[test]
 fn a_signal_at_any_time_leaves_nothing_behind() {
     for (step, signal) in [
         ("a scheduler listens", Signal::TERM),
@@ -177,16 +227,18 @@ fn a_signal_at_any_time_leaves_nothing_behind() {
 
 #[test]
 fn a_demo_that_is_killed_leaves_nothing_behind() {
-    for held in [false, true] {
+    let words: [&[&str]; 3] = [&["--hold"], &["--hold"], &["--servers", "3"]];
+    for (words, held) in words.into_iter().zip([false, true, false]) {
         let place = tempfile::tempdir().unwrap();
-        let mut demo = demo(&place, &["--hold"]);
+        let mut demo = demo(&place, words);
         if held {
             // With a workload that runs elsewhere, and holds nothing open.
             let named = temporary(&place).join("workload").display().to_string();
             let quiet = "exec >/dev/null 2>&1; sleep 1000; true";
             commander(&demo)(&["start", "--dir", "/", "--", "sh", "-c", quiet, &named]);
         } else {
-            demo.line_with("a scheduler listens");
+            // With or without an etcd of its own.
+            demo.line_with("listens at ");
         }
         demo.signal(Signal::KILL);
         assert_eq!(demo.end(LIMIT), None, "{}", demo.log());

@@ -126,7 +126,7 @@ impl Control {
         self.actions.extend(again.map(Action::Send));
     }
 
-    /// An instance is gone from its driver.
+    /// Takes in the end of an instance, which its driver has reported.
     pub(super) fn ended(&mut self, ended: Ended) {
         let id = ended.instance;
         let Some(instance) = self.instances.get_mut(&id) else {
@@ -246,7 +246,7 @@ impl Control {
         self.stats_soon(now);
     }
 
-    /// An instance was sent the signal that its end waits for.
+    /// Takes in that a worker has sent an instance the signal to end, or to be killed.
     pub(super) fn signalled(&mut self, now: Instant, id: Uuid) {
         if let Some(instance) = self.instances.get_mut(&id)
             && let Life::Terminating(ending) = &mut instance.life

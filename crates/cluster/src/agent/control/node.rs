@@ -405,7 +405,7 @@ pub(super) struct Tenants(BTreeMap<TenantKey, (TenantAdded, bool)>);
 type TenantKey = (Id, Id, String);
 
 impl Tenants {
-    /// Tells all of them anew.
+    /// Marks all of them as not told yet, because a new session begins.
     pub(super) fn forget(&mut self) {
         self.0.values_mut().for_each(|(_, told)| *told = false);
     }

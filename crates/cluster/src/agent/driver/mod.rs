@@ -74,16 +74,16 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// It could not be asked.
     fn terminate(&self, running: &Running) -> io::Result<()>;
 
-    /// Ends it.
+    /// Kills it.
     ///
     /// # Errors
-    /// It could not be ended.
+    /// It could not be killed.
     fn kill(&self, running: &Running) -> io::Result<()>;
 
     /// Finds out whether an instance that a former agent launched still runs, or how it ended.
     fn find(&self, running: &Running) -> Found;
 
-    /// A run of an instance whose record was lost.
+    /// Finds the run of an instance whose record was lost.
     fn find_unrecorded(&self, place: &InstanceDir) -> Option<RunId>;
 
     /// Ends the runs in directories of instances that the agent does not know: somebody removed

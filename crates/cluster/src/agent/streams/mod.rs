@@ -167,7 +167,7 @@ impl Drop for Streams {
 /// When the thread looks at a stream again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outlook {
-    /// Nothing, until it is asked for more.
+    /// Not before more is asked for: its credit is used up.
     Waits,
     /// There may be more in a while.
     LookAgain,
@@ -281,7 +281,7 @@ impl Served {
     }
 }
 
-/// A frame that is to leave.
+/// A frame that is to be sent.
 #[derive(Debug)]
 struct Outgoing {
     frame: Frame,

@@ -75,7 +75,7 @@ impl Key {
     }
 }
 
-/// Which threads do a job: see the table above.
+/// The threads that do a job: the module has a table of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Crew {
     Prompt,
@@ -134,7 +134,7 @@ pub(crate) struct Workers {
 
 struct Pool {
     queues: Mutex<Queues>,
-    /// For each crew: something came in, or the end.
+    /// One for each crew: notified when it has a job, and when the workers are to end.
     news: [Condvar; Crew::ALL.len()],
     store: Option<Arc<Store>>,
     policy: Arc<Policy>,
@@ -149,7 +149,7 @@ struct Queues {
     crews: [Hands; Crew::ALL.len()],
     /// Launches that are under way, so that they can be cancelled when the agent ends.
     launches: HashMap<Uuid, Cancel>,
-    /// Held by each worker; `None` once no others are to be started.
+    /// Each worker has a clone; `None` once no more workers are to be started.
     alive: Option<Sender<()>>,
     threads: Vec<JoinHandle<()>>,
     stop: bool,
@@ -287,7 +287,7 @@ impl Pool {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A further thread for a crew.
+    /// Starts another thread for a crew.
     fn hire(self: &Arc<Self>, queues: &mut Queues, crew: Crew) -> io::Result<()> {
         let Some(alive) = queues.alive.clone() else {
             return Ok(());

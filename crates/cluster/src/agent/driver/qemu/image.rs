@@ -38,7 +38,7 @@ const EXTENSIONS: [&str; 4] = ["", ".qcow2", ".img", ".raw"];
 const DISKS: [&str; 2] = ["disk.img", "disk.raw"];
 const MAX_NAME: usize = 200;
 const GIB: u64 = 1 << 30;
-/// How much is copied between two looks at whether to go on.
+/// How many bytes are copied before the time limit and a cancellation are checked again.
 const PIECE: u64 = 16 << 20;
 /// How long a program that was killed may take to be gone.
 const KILLED: Duration = Duration::from_secs(2);
@@ -84,7 +84,7 @@ pub(super) struct Bounds<'a> {
 }
 
 impl Bounds<'_> {
-    /// Whether to go on.
+    /// Fails when the launch was cancelled, or its time is over.
     fn check(&self) -> io::Result<()> {
         if self.cancel.is_cancelled() {
             return Err(io::Error::other("the launch was cancelled"));

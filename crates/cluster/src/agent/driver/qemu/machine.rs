@@ -42,7 +42,7 @@ const FIRMWARE: [(&str, &str); 5] = [
     ("aarch64", "/usr/share/edk2/aarch64/QEMU_EFI.fd"),
 ];
 
-/// The program that is a machine.
+/// The QEMU program that runs a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Emulator {
     pub(super) path: PathBuf,
@@ -68,7 +68,7 @@ impl Emulator {
     /// The group that its user has to be in.
     ///
     /// # Errors
-    /// It would be emulated, and may not be.
+    /// The machine would be emulated, and the policy does not allow that.
     pub(super) fn group(&self, emulation: bool) -> Result<Option<u32>, LaunchError> {
         match &self.kvm {
             Ok(group) => Ok(*group),
@@ -146,13 +146,13 @@ pub(super) struct Machine<'a> {
     pub(super) emulator: &'a Emulator,
     pub(super) firmware: Option<&'a Path>,
     pub(super) instance: Uuid,
-    /// 0: not said.
+    /// 0 if the START names none.
     pub(super) mem_mb: i64,
-    /// The most that there is for one that doesn't say; 0: no limit.
+    /// The most memory for a machine whose START names none; 0 is no limit.
     pub(super) most_mb: i64,
     /// Whether it may be emulated.
     pub(super) emulation: bool,
-    /// 0: not said.
+    /// 0 if the START names none.
     pub(super) vcpus: i64,
     pub(super) boot: &'a Disk,
     pub(super) seed: &'a Path,

@@ -19,7 +19,7 @@ const PERIOD_USEC: u64 = 100_000;
 /// The hierarchies in which groups can be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cgroups {
-    /// Nowhere.
+    /// No groups can be made.
     None,
     /// Version 2: the folder that holds our groups.
     Unified(PathBuf),
@@ -210,7 +210,7 @@ fn share(group: &Path) {
     }
 }
 
-/// The places that might do, best first.
+/// The folders in which groups may be allowed, the best first.
 fn candidates(mountinfo: &str, own_cgroup: &str) -> Vec<Cgroups> {
     let mut found = Vec::new();
     let mounts: Vec<Mount<'_>> = mountinfo.lines().filter_map(Mount::parse).collect();

@@ -53,7 +53,7 @@
 //! | `go` | lets a held program run |
 //! | `term` | SIGTERM to the run's group and to all that left it |
 //! | `kill` | SIGKILL to all of it |
-//! | anything else, as `state` | |
+//! | anything else, such as `state` | changes nothing; the answer tells the state |
 //!
 //! Each line is answered by the state, as one line (`state` has its form), and
 //! every connection is told of a new state. A line of an agent has at most 64 bytes, a

@@ -40,7 +40,7 @@ use crate::agent::driver::{Exit, LaunchError, LaunchFault};
 /// How many agents may be connected. There is one at a time, and for a moment a former one
 /// whose end was not noticed yet. With more, the oldest connection is closed.
 const AGENTS: usize = 4;
-/// The longest that an agent says in one line.
+/// The longest line of an agent, in bytes.
 const MAX_COMMAND: usize = 64;
 /// How often the supervisor looks whether its instance's directory is still there, in seconds.
 const LOOK_HOME: i64 = 30;
@@ -82,7 +82,7 @@ struct Supervisor {
     listener: UnixListener,
     file: StateFile,
     state: State,
-    /// A byte for each signal that came.
+    /// Each signal that comes writes a byte here.
     signals: UnixStream,
     /// A signal asked this process to end. It then asks its run to end, and stays.
     asked_to_end: Arc<AtomicBool>,
@@ -267,7 +267,7 @@ impl Supervisor {
         self.finish(state);
     }
 
-    /// Takes notice of processes that ended; returns whether none is left.
+    /// Waits for the processes that have ended; returns whether no process of the run is left.
     fn reap(&mut self, end: &mut Option<(WaitStatus, SystemTime)>) -> bool {
         loop {
             match wait(WaitOptions::NOHANG) {
@@ -354,8 +354,8 @@ impl Supervisor {
         self.signal(Signal::KILL, |_| true);
     }
 
-    /// Signals what comes from this process. All of the run does, whatever
-    /// session or group it is in: orphans are adopted here.
+    /// Signals all descendants of this process. They are all processes of the run, whatever
+    /// session or group they are in, because this process adopts orphans.
     fn signal(&self, signal: Signal, which: impl Fn(&procfs::Stat) -> bool) {
         let run = procfs::descendants(getpid().as_raw_nonzero().get());
         let run = run.iter().filter(|stat| !stat.ended && which(stat));
@@ -376,7 +376,7 @@ impl Supervisor {
         let _ = unlinkat(&self.run, SOCKET, AtFlags::empty());
     }
 
-    /// Tells every agent.
+    /// Sends the state to every agent that is connected.
     fn tell(&mut self) {
         let line = self.state.line();
         self.agents.retain_mut(|agent| agent.say(&line));
@@ -401,7 +401,7 @@ impl Supervisor {
         self.agents = agents;
     }
 
-    /// Obeys an agent's lines and answers each with the state, also an unknown one. Returns
+    /// Carries out the lines of an agent, and answers each with the state, also an unknown one. Returns
     /// whether the agent is still connected.
     fn listen_to(&self, agent: &mut Agent) -> bool {
         let mut piece = [0; MAX_COMMAND];

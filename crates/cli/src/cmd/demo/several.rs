@@ -1,0 +1,330 @@
+//! `ssntp demo --servers N`: servers that act as one, and the loss of one of them.
+//!
+//! ```text
+//!  an etcd on the PATH: N schedulers ─▶ a START ─▶ the leader is killed ─▶ the next START
+//!  none:                N routers    ─▶ a frame ─▶ one of them is killed ─▶ the next frame
+//! ```
+//!
+//! As in the other demo, each step is a command that a user could give, and what it prints is
+//! what was seen.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use ssntp::Role;
+use ssntp::pki::{Authority, AuthorityRequest};
+use ssntp::transport::Address;
+use ssntp_transport::{Cancel, Listener, Target, TcpOptions};
+use uuid::Uuid;
+
+use super::processes::{Processes, pause};
+use super::screen::Screen;
+use super::steps::{NODE, issue};
+use crate::clock::now;
+use crate::failure::Failure;
+use crate::signals::Stop;
+
+/// How long something may take to be seen: longer than a lease, and the longest pause of a
+/// client between two rounds.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Servers that are up.
+pub(super) struct Several<'a> {
+    pub(super) processes: &'a mut Processes,
+    pub(super) screen: &'a mut Screen,
+    pub(super) stop: &'a Stop,
+    /// Where they listen, in the order in which they were started.
+    addresses: Vec<String>,
+}
+
+impl<'a> Several<'a> {
+    pub(super) fn new(processes: &'a mut Processes, screen: &'a mut Screen, stop: &'a Stop) -> Self {
+        Self {
+            processes,
+            screen,
+            stop,
+            addresses: Vec::new(),
+        }
+    }
+
+    /// Shows so many servers, with so many agents.
+    pub(super) fn show(&mut self, servers: u16, agents: u16) -> Result<(), Failure> {
+        let authority = Authority::new(&AuthorityRequest::default())?;
+        let directory = self.processes.directory().to_owned();
+        authority.save(&directory, false)?;
+        let certificate = |role, name: String| {
+            issue(
+                &authority,
+                role,
+                Uuid::new_v4(),
+                &directory.join(format!("{name}.pem")),
+            )
+        };
+        certificate(Role::CONTROLLER, "ctl".into())?;
+        for at in 1..=servers {
+            certificate(Role::SCHEDULER, format!("scheduler-{at}"))?;
+            certificate(Role::SERVER, format!("server-{at}"))?;
+            certificate(Role::CONTROLLER, format!("listener-{at}"))?;
+        }
+        for at in 1..=agents {
+            certificate(Role::AGENT, format!("agent-{at}"))?;
+        }
+        match has_etcd() {
+            true => self.show_schedulers(servers, agents),
+            false => {
+                self.screen.step(
+                    "there is no etcd on the PATH, which several schedulers need: this shows routers, \
+                     which need none",
+                )?;
+                self.show_routers(servers)
+            }
+        }
+    }
+
+    fn show_schedulers(&mut self, servers: u16, agents: u16) -> Result<(), Failure> {
+        let [clients, peers] = [free_address()?, free_address()?];
+        let words = format!(
+            "--name demo --data-dir etcd --listen-client-urls http://{clients} --advertise-client-urls \
+             http://{clients} --listen-peer-urls http://{peers} --initial-advertise-peer-urls http://{peers} \
+             --initial-cluster demo=http://{peers} --log-level error"
+        );
+        let pid = self.processes.spawn("etcd", PathBuf::from("etcd"), &words)?;
+        let etcd = Target::Address(clients.parse()?);
+        self.until("the etcd answers", |_| {
+            let stream = etcd.connect(&TcpOptions::default(), LIMIT, &Cancel::new());
+            Ok(stream.is_ok().then_some(()))
+        })?;
+        self.screen
+            .step(&format!("an etcd answers at {clients} (process {pid})"))?;
+        for at in 1..=servers {
+            let words = format!(
+                "scheduler --listen 127.0.0.1:0 --ca ca.pem --cert scheduler-{at}.pem --config \
+                 cluster-{at}.yaml --join etcd://{clients} --cluster demo"
+            );
+            let name = format!("scheduler-{at}");
+            let (line, pid) = self.processes.start(&name, &words, self.stop)?;
+            let address = line.strip_prefix("listening at ").unwrap_or(&line).to_owned();
+            self.screen
+                .step(&format!("{name} listens at {address} (process {pid})"))?;
+            self.addresses.push(address);
+        }
+        for at in 1..=agents {
+            // Each begins with another scheduler.
+            let mut addresses = self.addresses.clone();
+            let first = usize::from(at - 1) % addresses.len().max(1);
+            addresses.rotate_left(first);
+            let connect = addresses.join(",");
+            let words = format!("agent --connect {connect} --cert agent-{at}.pem --state agent-{at} {NODE}");
+            self.processes.start(&format!("agent-{at}"), &words, self.stop)?;
+        }
+        self.nodes(agents)?;
+        self.screen.step(&format!(
+            "{agents} agents are READY, whichever scheduler they reach"
+        ))?;
+        self.start("before")?;
+        let leader = self.leader()?;
+        let servers = self.ctl("servers")?;
+        self.screen
+            .step(&format!("scheduler-{} leads:\n{servers}", leader + 1))?;
+        let killed = now();
+        self.processes.kill(&format!("scheduler-{}", leader + 1))?;
+        self.screen
+            .step(&format!("scheduler-{} was killed with SIGKILL", leader + 1))?;
+        self.start("after")?;
+        let took = killed.elapsed().as_secs_f64();
+        let next = self.leader()?;
+        self.screen.step(&format!(
+            "{took:.1} s after that the next START was done: scheduler-{} leads",
+            next + 1
+        ))?;
+        self.nodes(agents)?;
+        let instances = self.until("both instances run, each once", |demo| {
+            let (listed, _) = demo.list("instances")?;
+            let named = |name| listed.iter().filter(|one| one["name"] == name).count();
+            Ok((named("before") == 1 && named("after") == 1).then_some(listed.len()))
+        })?;
+        self.screen.step(&format!(
+            "all agents are back, and {instances} instances run, each once"
+        ))?;
+        self.ctl("delete --all")?;
+        self.screen.step("all instances were deleted")
+    }
+
+    fn show_routers(&mut self, servers: u16) -> Result<(), Failure> {
+        for _ in 1..=servers {
+            self.addresses.push(free_address()?);
+        }
+        let peers = self.addresses.join(",");
+        for (at, address) in (1..).zip(self.addresses.clone()) {
+            let words = format!(
+                "server --listen {address} --ca ca.pem --cert server-{at}.pem --forward STATS=controller \
+                 --advertise {address} --peers {peers}"
+            );
+            let name = format!("server-{at}");
+            let (_, pid) = self.processes.start(&name, &words, self.stop)?;
+            self.screen
+                .step(&format!("{name} listens at {address} (process {pid})"))?;
+        }
+        let others = usize::from(servers) - 1;
+        for at in 2..=servers {
+            let address = self
+                .addresses
+                .get(usize::from(at) - 1)
+                .cloned()
+                .unwrap_or_default();
+            let words = format!("listen --connect {address} --ca ca.pem --cert listener-{at}.pem");
+            let program = super::processes::program()?;
+            self.processes.spawn(&format!("listener-{at}"), program, &words)?;
+        }
+        let table = self.until("each server has a link to each other one", |demo| {
+            let (listed, _) = demo.list("servers")?;
+            let is_known = |one: &&Value| one["state"] == "linked" && one["sessions"] == 1;
+            match listed.iter().filter(is_known).count() == others {
+                true => demo.ctl("servers").map(Some),
+                false => Ok(None),
+            }
+        })?;
+        self.screen.step(&format!("they are linked:\n{table}"))?;
+        self.send("first", 2..=servers)?;
+        self.screen.step(&format!(
+            "a frame that came to server-1 has crossed {others} links: a listener at each other server has it"
+        ))?;
+        self.processes.kill("listener-2")?;
+        self.processes.kill("server-2")?;
+        self.screen.step("server-2 was killed with SIGKILL")?;
+        self.send("second", 3..=servers)?;
+        self.screen
+            .step("the others go on: the listeners at them have the next frame")
+    }
+
+    /// Sends a frame to the first server, and waits until the listeners have it.
+    fn send(&mut self, text: &str, listeners: std::ops::RangeInclusive<u16>) -> Result<(), Failure> {
+        let connect = self.addresses.first().cloned().unwrap_or_default();
+        let words = [
+            "send",
+            "--connect",
+            &connect,
+            "--ca",
+            "ca.pem",
+            "--cert",
+            "agent-1.pem",
+            "STATS",
+            text,
+        ];
+        self.run(&words)?;
+        for at in listeners {
+            let path = self.processes.directory().join(format!("listener-{at}.out"));
+            self.until("a listener has the frame", |_| {
+                let printed = std::fs::read_to_string(&path).unwrap_or_default();
+                Ok(printed.contains(text).then_some(()))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Starts a workload; tried again while nobody leads.
+    fn start(&mut self, name: &str) -> Result<(), Failure> {
+        let line = format!("start --name {name} --mem 8 --persistent -- sleep 1000");
+        let said = self.until("a START is done", |demo| match demo.ctl(&line) {
+            Err(Failure::Failed(_)) => Ok(None),
+            said => said.map(Some),
+        })?;
+        self.screen.step(&format!("workload {name} runs\n{said}"))
+    }
+
+    /// Waits until so many agents are READY.
+    fn nodes(&mut self, count: u16) -> Result<(), Failure> {
+        self.until("all agents are READY", |demo| {
+            let (listed, _) = demo.list("nodes")?;
+            let ready = listed
+                .iter()
+                .filter(|node| node["status"] == "READY" && node["connected"] == true);
+            Ok((ready.count() == usize::from(count)).then_some(()))
+        })
+    }
+
+    /// The number of the scheduler that leads.
+    fn leader(&mut self) -> Result<usize, Failure> {
+        self.until("a scheduler leads", |demo| {
+            let (listed, _) = demo.list("servers")?;
+            let leader = listed.iter().find(|one| one["leads"] == true);
+            let address = leader.and_then(|one| one["address"].as_str()).unwrap_or_default();
+            Ok(demo.addresses.iter().position(|one| one == address))
+        })
+    }
+
+    /// What `ctl` lists, and the whole of it. Nothing while nobody answers.
+    fn list(&mut self, what: &str) -> Result<(Vec<Value>, Value), Failure> {
+        let said = match self.ctl(&format!("--json --timeout 5 {what}")) {
+            Err(Failure::Failed(_)) => String::new(),
+            said => said?,
+        };
+        let value: Value = serde_json::from_str(&said).unwrap_or_default();
+        let listed = value.as_array().or_else(|| value["servers"].as_array());
+        Ok((listed.cloned().unwrap_or_default(), value))
+    }
+
+    /// Runs `ssntp ctl`; a failure is what it says.
+    fn ctl(&mut self, line: &str) -> Result<String, Failure> {
+        let connect = self.addresses.join(",");
+        let begin = [
+            "ctl",
+            "--connect",
+            &connect,
+            "--ca",
+            "ca.pem",
+            "--cert",
+            "ctl.pem",
+        ];
+        let words: Vec<_> = begin.into_iter().chain(line.split_whitespace()).collect();
+        self.run(&words)
+    }
+
+    fn run(&mut self, words: &[&str]) -> Result<String, Failure> {
+        let mut run = self.processes.ctl(words.iter().map(ToString::to_string), "")?;
+        let (code, stdout, stderr) = self.until("the command ends", |_| Ok(run.ended()))?;
+        match code {
+            Some(0) => Ok(stdout),
+            _ => Err(Failure::new(stderr)),
+        }
+    }
+
+    /// Looks until something is there.
+    fn until<T>(
+        &mut self,
+        what: &str,
+        mut look: impl FnMut(&mut Self) -> Result<Option<T>, Failure>,
+    ) -> Result<T, Failure> {
+        let deadline = now() + LIMIT;
+        while now() < deadline {
+            if self.stop.requested() {
+                return Err(self.stop.interrupted());
+            }
+            if let Some(seen) = look(self)? {
+                return Ok(seen);
+            }
+            if let Some(ended) = self.processes.missing() {
+                return Err(Failure::new(format!("the {ended} has ended")));
+            }
+            pause();
+        }
+        Err(Failure::new(format!("not seen in {} s: {what}", LIMIT.as_secs())))
+    }
+}
+
+fn has_etcd() -> bool {
+    let mut asked = Command::new("etcd");
+    asked.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    asked.status().is_ok_and(|status| status.success())
+}
+
+/// An address of this host that is free now.
+fn free_address() -> Result<String, Failure> {
+    let any = Address::tcp("127.0.0.1", 0);
+    let bound = Listener::bind(&any, TcpOptions::default()).map_err(Failure::new)?;
+    let address = bound.first().and_then(Listener::local_address);
+    let address = address.ok_or_else(|| Failure::new("there is no free port"))?;
+    Ok(address.to_string())
+}
