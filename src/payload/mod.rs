@@ -124,7 +124,7 @@ pub use self::instance::{ConcentratorInstanceAdded, InstanceDeleted, InstanceSto
 pub use self::invalid_frame_type::{InvalidFrameType, InvalidFrameTypeReason};
 pub use self::kick::{BanEntry, Bans, Kick, Kicked, ListBans, OperatorRefusal, Unban, Unbanned};
 pub use self::label::{MAX_LABEL, MAX_LABELS, check_label, check_name};
-pub use self::node::{NodeConnected, NodeDisconnected, NodeType, SnapshotComplete};
+pub use self::node::{NewLeader, NodeConnected, NodeDisconnected, NodeType, SnapshotComplete};
 pub use self::public_ip::{AssignPublicIp, PublicIpAssigned, PublicIpUnassigned, ReleasePublicIp};
 pub use self::ready::{Maintenance, Ready};
 pub use self::refresh_cnci::{CnciPeer, RefreshCnci};

@@ -1,5 +1,5 @@
-//! NodeConnected, NodeDisconnected and SnapshotComplete (EVENT 0x6, 0x7, 0x49), made by the
-//! scheduler.
+//! NodeConnected, NodeDisconnected, SnapshotComplete and NewLeader (EVENT 0x6, 0x7, 0x49, 0x4c),
+//! made by the scheduler.
 
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +61,27 @@ pub struct SnapshotComplete {
 }
 
 payload!(SnapshotComplete = Event::SNAPSHOT_COMPLETE, under "snapshot_complete");
+
+/// Another scheduler leads: it tells a controller all that it knows, as at the beginning of a
+/// session.
+///
+/// The payload of NewLeader (EVENT 0x4c):
+///
+/// ```yaml
+/// new_leader:
+///   server_uuid: 0d1f5c7e-93a2-4f0b-8a6d-51e2c4b7a901
+///   token: 7340033
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NewLeader {
+    /// The scheduler that leads; default: empty.
+    pub server_uuid: Id,
+    /// The number of its term, which is higher than those before; default: 0.
+    pub token: u64,
+}
+
+payload!(NewLeader = Event::NEW_LEADER, under "new_leader");
 
 names! {
     /// What a node is for.

@@ -232,7 +232,7 @@ fn every_operand_has_its_number_and_name() {
         (
             3,
             "StreamOpened StreamData StreamEnded Sessions Kicked Bans Unbanned Tenants Draining \
-             SnapshotComplete Watched Servers",
+             SnapshotComplete Watched Servers NewLeader",
         ),
     ];
     for (frame_type, names) in ours {
@@ -241,7 +241,7 @@ fn every_operand_has_its_number_and_name() {
             assert_eq!(FrameKind::new(FrameType(frame_type), operand).name(), Some(name));
         }
     }
-    let mut count = 11 + 12;
+    let mut count = 11 + 13;
     for (frame_type, names) in table {
         for (operand, name) in (0u8..).zip(names) {
             let kind = FrameKind::new(FrameType(frame_type), operand);

@@ -59,8 +59,8 @@ impl Filter {
     }
 
     /// The table of a cluster's scheduler (docs/cluster.md, "Who may say what",
-    /// has what it checks beyond roles); rejects. NodeConnected, NodeDisconnected, SnapshotComplete and
-    /// the answers to operators are made by the scheduler; no client may send them.
+    /// has what it checks beyond roles); rejects. NodeConnected, NodeDisconnected, SnapshotComplete,
+    /// NewLeader and the answers to operators are made by the scheduler; no client may send them.
     pub fn spec() -> Self {
         let controller = Role::CONTROLLER;
         let node = Role::AGENT | Role::NETAGENT;
@@ -211,9 +211,9 @@ mod tests {
                 seen += 1;
             }
         }
-        // Not in the table: the handshake's four, and the eleven events that
+        // Not in the table: the handshake's four, and the twelve events that
         // only the scheduler makes.
-        assert_eq!(FrameKind::all().count(), seen + 15);
+        assert_eq!(FrameKind::all().count(), seen + 16);
         assert!(!filter.allows(Role::ALL, Event::SNAPSHOT_COMPLETE.into()));
         assert!(!filter.allows(Role::ALL, Event::NODE_CONNECTED.into()));
         assert!(!filter.allows(Role::ALL, Event::NODE_DISCONNECTED.into()));

@@ -118,7 +118,7 @@ pub use self::filter::{Filter, FilterAction};
 pub use self::handler::{Context, Handler, Newcomer, SendError};
 pub use self::held::{HeldFrame, HeldId};
 pub use self::routing::{Decision, ParseRuleError, RouteFn, RuleError, Rules};
-pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo};
+pub use self::sessions::{Directory, SessionCounters, SessionId, SessionInfo, SessionKey};
 use crate::payload::Content;
 use crate::proto::Frame;
 pub use crate::proto::Refusal;

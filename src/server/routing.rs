@@ -102,7 +102,7 @@ impl Rules {
         // scheduler knows, and operators are answered by the server itself. Who asks about
         // tenants is answered by the scheduler alone, which also says when a controller has
         // been told everything.
-        let not_told: [FrameKind; 10] = [
+        let not_told: [FrameKind; 11] = [
             ErrorCode::INVALID_FRAME_TYPE.into(),
             ErrorCode::INVALID_CONFIGURATION.into(),
             ErrorCode::CONNECTION_FAILURE.into(),
@@ -112,6 +112,7 @@ impl Rules {
             Event::STREAM_ENDED.into(),
             Event::TENANTS.into(),
             Event::SNAPSHOT_COMPLETE.into(),
+            Event::NEW_LEADER.into(),
             Event::DRAINING.into(),
         ];
         for kind in FrameKind::all() {

@@ -42,6 +42,13 @@ impl fmt::Display for SessionId {
     }
 }
 
+/// Names one session of several linked servers. Keys are not used a second time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionKey {
+    server: Uuid,
+    id: SessionId,
+}
+
 /// The facts of a session that never change while it lasts. Shown in logs as
 /// `UUID (roles) at ADDRESS`.
 #[derive(Clone, Debug)]
@@ -70,6 +77,14 @@ impl SessionInfo {
     /// The session's own name. Two servers may give two of their sessions the same one.
     pub fn id(&self) -> SessionId {
         self.id
+    }
+
+    /// The session's name among those of all linked servers.
+    pub fn key(&self) -> SessionKey {
+        SessionKey {
+            server: self.server,
+            id: self.id,
+        }
     }
 
     /// The client's UUID.

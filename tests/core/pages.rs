@@ -167,6 +167,7 @@ fn each_payload_has_an_example_that_is_one() {
         read::<Draining>,
         read::<SnapshotComplete>,
         read::<Watched>,
+        read::<NewLeader>,
         read::<InvalidFrameType>,
         read::<StartFailure>,
         read::<StopFailure>,

@@ -133,6 +133,8 @@ fn what_operators_ask_and_are_told() {
         (complete.nodes, complete.reporting, complete.instances),
         (3, 2, 41)
     );
+    let leader: NewLeader = current(&fixture("ours_NewLeader"));
+    assert_eq!(leader.token, 7 << 20 | 1);
     // An answer has to be found again.
     let without = ListSessions::decode(b"list_sessions:\n  after: 1\n").unwrap_err();
     assert_eq!(without.path(), "list_sessions.id");

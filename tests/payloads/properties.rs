@@ -66,6 +66,7 @@ macro_rules! for_every_schema {
             snapshot_complete: SnapshotComplete = "ours_SnapshotComplete";
             watch: Watch = "ours_Watch";
             watched: Watched = "ours_Watched";
+            new_leader: NewLeader = "ours_NewLeader";
         }
     };
 }

@@ -1,8 +1,6 @@
 //! The flags of a daemon that is one of several, and a server that links with the members of
 //! its cluster.
 
-use std::collections::HashSet;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::{Arc, Weak};
@@ -11,15 +9,12 @@ use ssntp::pki::{Identity, Trust};
 use ssntp::server::Server;
 use ssntp::transport::Address;
 use ssntp::transport::tls::{Connector, ServerCheck};
+use ssntp_cluster::Peers;
 use ssntp_engine::{Endpoints, Etcd, EtcdConfig, Join, Member, Membership, User, View};
 
 use crate::failure::Failure;
 use crate::input;
 use crate::settings::Problems;
-
-/// The most members that a server dials: each has a thread. The page of linked servers counts
-/// with a hundred.
-const MOST: usize = 256;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct JoinArgs {
@@ -126,34 +121,17 @@ pub(crate) fn link(
     engine: Etcd,
     advertise: Option<&Address>,
 ) -> Result<Membership, Failure> {
-    let dialler = server
-        .dialler()
-        .ok_or_else(|| Failure::new("this server has no links"))?;
-    let own = server.uuid();
+    let mut peers = Peers::of(server).ok_or_else(|| Failure::new("this server has no links"))?;
     let incarnation = server.handle().with(|cx| cx.incarnation());
     let member = Member {
-        uuid: own,
+        uuid: server.uuid(),
         incarnation: incarnation.map_err(Failure::new)?,
         addresses: addresses(server.addresses(), advertise)?,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         token: 0,
     };
-    let mut dialled = HashSet::new();
     let join = Join { member, leads: false };
-    let told = move |view: &View| {
-        let others = view.members.iter().filter(|member| member.uuid != own).take(MOST);
-        let address = |member: &Member| member.addresses.first()?.parse::<Address>().ok();
-        let wanted: HashSet<_> = others.filter_map(address).collect();
-        for gone in dialled.difference(&wanted) {
-            dialler.undial(&gone.clone().into());
-        }
-        for address in wanted.difference(&dialled) {
-            if let Err(e) = dialler.dial(address.clone()) {
-                log::warn!("{address} cannot be dialled: no thread: {e}");
-            }
-        }
-        dialled = wanted;
-    };
+    let told = move |view: &View| peers.follow(view);
     Membership::start(Box::new(engine), join, told).map_err(|e| Failure::new(format!("--join: {e}")))
 }
 
@@ -162,12 +140,7 @@ pub(crate) fn addresses(listening: &[Address], advertise: Option<&Address>) -> R
     if let Some(address) = advertise {
         return Ok(vec![address.to_string()]);
     }
-    let is_everywhere =
-        |host: &str| host.is_empty() || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified());
-    let is_reachable =
-        |address: &&Address| matches!(address, Address::Tcp { host, .. } if !is_everywhere(host));
-    let reachable = listening.iter().filter(is_reachable);
-    let reachable: Vec<_> = reachable.map(Address::to_string).collect();
+    let reachable = Peers::reachable(listening);
     match reachable.is_empty() {
         false => Ok(reachable),
         true => Err(Failure::usage(

@@ -26,6 +26,7 @@
 //! | [`cnci`] | the agent inside a concentrator instance: the tables of a tenant's network |
 //! | [`network`] | tenants' networks that carry packets: the node's side |
 //! | [`machine`] | the facts of this machine, as READY and STATS hold them |
+//! | [`Peers`] | the members of a cluster, which a server links with |
 //! | `phase` | how far an instance has come |
 //! | `refusal` | why a command is refused, and the failure that says so |
 //! | `client_loop` | the thread between a client and an agent or a concentrator |
@@ -38,8 +39,11 @@ pub mod cnci;
 pub mod controller;
 pub mod machine;
 pub mod network;
+mod peers;
 mod phase;
 mod refusal;
 pub mod scheduler;
 mod subnet;
 mod summed;
+
+pub use self::peers::Peers;

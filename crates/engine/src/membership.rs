@@ -87,6 +87,27 @@ impl Membership {
         self.view.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// A handle by which threads write documents.
+    pub fn documents(&self) -> Documents {
+        Documents {
+            orders: self.orders.clone(),
+            seen: Arc::clone(&self.seen),
+        }
+    }
+}
+
+/// Writes documents of the cluster, gives the lead up, and tells of tokens. A clone is another
+/// handle.
+///
+/// # Threads
+/// [`write`](Self::write) blocks, so a dispatcher must not call it; the other calls do not.
+#[derive(Clone, Debug)]
+pub struct Documents {
+    orders: Sender<Order>,
+    seen: Arc<AtomicU64>,
+}
+
+impl Documents {
     /// Tells it a token that was seen elsewhere: see [`Machine::saw`].
     pub fn saw(&self, token: u64) {
         if self.seen.fetch_max(token, Ordering::Relaxed) < token {
@@ -95,26 +116,7 @@ impl Membership {
         }
     }
 
-    /// A handle by which threads write documents.
-    pub fn documents(&self) -> Documents {
-        Documents {
-            orders: self.orders.clone(),
-        }
-    }
-}
-
-/// Writes documents of the cluster, and gives the lead up. A clone is another handle.
-///
-/// # Threads
-/// [`write`](Self::write) blocks, so a dispatcher must not call it; [`resign`](Self::resign) does not.
-#[derive(Clone, Debug)]
-pub struct Documents {
-    orders: Sender<Order>,
-}
-
-impl Documents {
-    /// Has this process lead no more: another one leads within a second. It stays a member. Does
-    /// not wait.
+    /// Has this process lead no more: another one leads within a second. It stays a member.
     pub fn resign(&self) {
         // If the queue is full, another one leads when this process ends.
         let _ = self.orders.try_send(Order::Resign);
@@ -178,6 +180,7 @@ fn serve(
         machine.saw(seen.load(Ordering::Relaxed));
     }
     machine.leave();
+    changed(machine.view());
     let end = now() + LEAVING;
     while now() < end && step(&mut machine, &mut *engine) <= now() {}
 }
@@ -311,7 +314,7 @@ mod tests {
         let leading = wait(&views, |view| view.acts(now()).is_some());
         // As of an engine that had many more revisions.
         let seen = leading.leader.unwrap().token + (1 << 40);
-        membership.saw(seen);
+        membership.documents().saw(seen);
         wait(&views, |view| view.acting.is_none());
         let again = wait(&views, |view| view.acting.is_some());
         assert!(again.leader.unwrap().token > seen);

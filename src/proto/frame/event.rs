@@ -47,5 +47,7 @@ super::operand::operand! {
         0x4a WATCHED = "Watched";
         /// Ours: some of the servers, or what became of a DrainServer.
         0x4b SERVERS = "Servers";
+        /// Ours: another scheduler leads.
+        0x4c NEW_LEADER = "NewLeader";
     }
 }

@@ -22,7 +22,7 @@ use crate::server::delivery::Fan;
 use crate::server::handler::{Context, SendError};
 use crate::server::sessions::{SessionId, SessionInfo};
 use ssntp_transport::dispatch::Origin;
-use ssntp_transport::{ConnectionId, Outgoing, Role};
+use ssntp_transport::{ConnectionId, Load, Outgoing, Role};
 
 /// Whole frames of one kind, or one with a trace, as they go over a link.
 pub(in crate::server) struct Bundle {
@@ -275,6 +275,18 @@ impl Context<'_> {
         links
             .filter(|(_, link)| link.linked)
             .map(|(_, link)| &link.server)
+    }
+
+    /// What waits for a session of this server, or for the link to a server of that UUID, or to
+    /// the one that has a session of it.
+    pub fn waiting(&self, uuid: Uuid) -> Option<Load> {
+        if let Some(id) = self.state.sessions.id_of(uuid) {
+            return Some(self.state.sessions.get(id)?.gauge.books().waiting);
+        }
+        let links = &self.state.links;
+        let row = links.roster.get(uuid);
+        let link = links.to(row.map_or(uuid, |row| row.info.server))?;
+        Some(links.table.get(link)?.gauge.books().waiting)
     }
 
     /// The random number of this start of the server.

@@ -298,12 +298,13 @@ pub fn payload_yaml(data: &[u8]) {
         read::<SnapshotComplete>,
         read::<Watch>,
         read::<Watched>,
+        read::<NewLeader>,
     ];
     let [schema, document @ ..] = data else { return };
     READERS[usize::from(*schema) % SCHEMAS](document);
 }
 
-const SCHEMAS: usize = 52;
+const SCHEMAS: usize = 53;
 
 const COMMAND: &[u8] = b"start: {instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001}\n";
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ssntp::Role;
-use ssntp::server::{Server, ServerConfig};
+use ssntp::server::{Federation, Server, ServerConfig};
 use ssntp::transport::Address;
 use ssntp_cluster::scheduler::placement::Policy;
 use ssntp_cluster::scheduler::{ControllerMode, JoinedScheduler, Scheduler, SchedulerConfig};
@@ -14,7 +14,7 @@ use crate::admin::{self, AdminArgs};
 use crate::choice::{Choices, Given, one_of};
 use crate::credentials::{CredentialFiles, FilesRead};
 use crate::daemon::server::{Admission, listening, load_configuration, sessions};
-use crate::daemon::{Daemon, Next, Presence, Service, ended, on};
+use crate::daemon::{Daemon, Presence, Service, ended};
 use crate::failure::Failure;
 use crate::join::{self, JoinArgs};
 use crate::seconds::Seconds;
@@ -31,9 +31,8 @@ const QUIET: Duration = Duration::from_secs(60);
 /// files change, --ca, --cert, --crl and --config-file are read again. Sessions stay,
 /// except those whose certificate is not valid any more.
 ///
-/// With --join it is one of several schedulers: one leads and serves, the others send
-/// their clients on until they lead. A scheduler that has lost its lease ends with an
-/// error, and its service manager starts it again.
+/// With --join it is one of several schedulers: all take clients and link with each other,
+/// and one leads. The others pass on to it what their clients say.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -56,8 +55,7 @@ pub(crate) struct Args {
     state: Option<PathBuf>,
     #[command(flatten)]
     join: JoinArgs,
-    /// The address of this scheduler, which the others show to operators [default: where it
-    /// listens]
+    /// The address at which the other schedulers reach this one [default: where it listens]
     #[arg(long, value_name = "ADDR", requires = "join")]
     advertise: Option<Address>,
     /// How many workloads a node gets for one READY
@@ -121,14 +119,18 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let server = args.listen.iter().cloned().fold(server, ServerConfig::listen);
     let server = args.admission.apply(server, !args.allow_unbound);
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config or --state: {e}")))?;
-    let (server, membership, lost) = match args.join.engine()? {
+    let (server, mut membership) = match args.join.engine()? {
         Some(engine) => {
-            let advertise = args.advertise.iter().map(Address::to_string).collect();
-            let joined = scheduler.start_joined(server, Box::new(engine), advertise);
-            let joined: JoinedScheduler = joined.map_err(|e| Failure::new(format!("--join: {e}")))?;
-            (joined.server, Some(Arc::new(joined.membership)), joined.lost)
+            // Where it listens at a port that the system chooses is known only then.
+            join::addresses(&args.listen, args.advertise.as_ref())?;
+            let named: Vec<_> = args.advertise.iter().map(Address::to_string).collect();
+            let links = named.iter().fold(Federation::new(), Federation::advertise);
+            let joined = scheduler.start_joined(server, links, Box::new(engine), named);
+            let JoinedScheduler { server, membership } =
+                joined.map_err(|e| Failure::new(format!("--join: {e}")))?;
+            (server, Some(Arc::new(membership)))
         }
-        None => (scheduler.start(server)?, None, crossbeam_channel::never()),
+        None => (scheduler.start(server)?, None),
     };
     let handle = server.handle();
     let presence = Presence {
@@ -144,19 +146,13 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         server: &server,
         files: args.files,
     };
-    let lost = on(lost, |_: &mut Running<'_>, lost| match lost {
-        Some(()) => Err(Failure::new(
-            "this scheduler was the leader, and its lease is over",
-        )),
-        None => Ok(Next::Closed),
-    });
-    let mut result = daemon.run(presence, read, &mut running, vec![lost, ended(&server)]);
+    let mut result = daemon.run(presence, read, &mut running, vec![ended(&server)]);
+    // First, so that another one leads while clients leave this one.
+    membership.take();
     if result.is_ok() {
         result = daemon.drain(&server, args.admission.drain());
     }
-    // In this order, so that the next leader finds its clients free.
     server.stop();
-    drop(membership);
     result
 }
 

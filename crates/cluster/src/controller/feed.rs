@@ -14,7 +14,8 @@ use super::question::Questions;
 use super::stream::{StreamError, Streams};
 use super::{Change, Failure, LOG, Shown, View};
 use ssntp::client::{ClientError, ClientEvent, ClientHandle, SendFault};
-use ssntp::proto::{Command, Frame};
+use ssntp::payload::NewLeader;
+use ssntp::proto::{Command, Event, Frame};
 use ssntp_transport::LogLimit;
 use ssntp_transport::excerpt;
 
@@ -133,6 +134,13 @@ impl Shared {
     }
 
     fn frame(&self, frame: &Frame, at: SystemTime) {
+        // It knows nothing of what the one before was asked, and tells all that it knows.
+        if frame.kind() == Event::NEW_LEADER {
+            let leader = frame.payload().unwrap_or_else(|_| NewLeader::default());
+            let configuration = self.look(|view| view.configuration().cloned());
+            self.offline("another scheduler leads".to_owned(), at);
+            return self.online(format!("scheduler {}", leader.server_uuid), configuration);
+        }
         self.streams.refused(frame);
         self.questions.frame(frame);
         self.update(|state| {

@@ -42,6 +42,7 @@
 //! [`Change::SnapshotComplete`], and [`View::is_told`]. [`Controller::wait_complete`] also waits
 //! for the first STATS of nodes that have only just connected, until nothing new has come for
 //! 300 ms. With a scheduler that sends no SnapshotComplete it waits for 2 s without news.
+//! NewLeader, of several schedulers, is taken like the end of a session and a new one.
 //!
 //! # Failures of others
 //! Every controller gets every failure. A failure of another controller's command settles an

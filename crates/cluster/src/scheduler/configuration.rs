@@ -251,6 +251,7 @@ impl Scheduler {
                     limited!(info, self.log, cx, from.uuid(), "CONFIGURE";
                         "{from}: new cluster configuration of {} bytes", frame.payload_bytes().len());
                     cx.set_configuration(self.configuration.current.clone());
+                    self.tell_configuration(cx);
                     // It fails only for kinds that cannot be sent, and CONFIGURE can.
                     let _ = cx.forward_all(&from, CONFIGURED, &frame);
                     // This is how its sender learns that it was taken up.
@@ -286,6 +287,7 @@ impl Scheduler {
                     "{from}: cannot use the configuration: back to the previous one");
                 let yaml = self.configuration.current.clone();
                 cx.set_configuration(yaml.clone());
+                self.tell_configuration(cx);
                 let _ = cx.multicast(CONFIGURED, &Frame::with_payload(Command::CONFIGURE, yaml));
                 // A client that refuses its own configuration knows that.
                 if let Some(sender) = sender.filter(|sender| *sender != from.uuid()) {

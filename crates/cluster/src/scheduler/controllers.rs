@@ -8,7 +8,7 @@ use super::nodes::Nodes;
 use super::{ControllerMode, Scheduler, limited};
 use ssntp::payload::SnapshotComplete;
 use ssntp::proto::Frame;
-use ssntp::server::{Context, SessionId, SessionInfo};
+use ssntp::server::{Context, SessionInfo, SessionKey};
 use ssntp_transport::LogLimit;
 
 /// A new controller is sent the last STATS of the nodes only while its queue holds no more than
@@ -21,7 +21,7 @@ const TELL_AGAIN: Duration = Duration::from_millis(10);
 /// The controllers in the order in which they connected.
 #[derive(Debug, Default)]
 pub(super) struct Controllers {
-    line: Vec<(SessionId, Uuid)>,
+    line: Vec<(SessionKey, Uuid)>,
     telling: Vec<Telling>,
     tell_at: Option<Instant>,
 }
@@ -29,24 +29,26 @@ pub(super) struct Controllers {
 /// The nodes of which a controller has not been told yet, and what it will be told at the end.
 #[derive(Debug)]
 struct Telling {
-    session: SessionId,
+    session: SessionKey,
     to: Uuid,
     /// They are taken from the end; their order means nothing.
     nodes: Vec<Uuid>,
     complete: SnapshotComplete,
+    /// More is told before that, and then to all controllers at once.
+    goes_on: bool,
 }
 
 impl Controllers {
     pub(super) fn join(&mut self, session: &SessionInfo) {
         // The line is one of sessions: a controller that reconnects stands at its end.
-        self.line.push((session.id(), session.uuid()));
+        self.line.push((session.key(), session.uuid()));
     }
 
     pub(super) fn leave(&mut self, cx: &Context<'_>, session: &SessionInfo, log: &mut LogLimit<Uuid>) {
         // Remembered, so that a line is logged only if the first place changes hands.
         let master = self.line.first().copied();
-        self.line.retain(|(id, _)| *id != session.id());
-        self.telling.retain(|telling| telling.session != session.id());
+        self.line.retain(|(id, _)| *id != session.key());
+        self.telling.retain(|telling| telling.session != session.key());
         if let Some((id, uuid)) = self.line.first()
             && master.is_some_and(|(master, _)| master != *id)
         {
@@ -55,7 +57,7 @@ impl Controllers {
     }
 
     /// Whether it is the controller that has been connected longest.
-    pub(super) fn is_master(&self, session: SessionId) -> bool {
+    pub(super) fn is_master(&self, session: SessionKey) -> bool {
         self.line.first().is_some_and(|(first, _)| *first == session)
     }
 
@@ -81,16 +83,19 @@ impl Controllers {
 impl Telling {
     /// Sends until enough waits in the controller's queue; true if there is more to send.
     fn some(&mut self, cx: &mut Context<'_>, nodes: &Nodes) -> bool {
+        // A controller that has left needs nothing more.
+        let Some(mut waiting) = cx.waiting(self.to) else {
+            return false;
+        };
         loop {
-            let waiting = cx.counters(self.to);
-            let busy = waiting.is_none_or(|c| c.frames_waiting > TELL_FRAMES || c.bytes_waiting > TELL_BYTES);
-            // A controller that has left has no counters: it needs nothing more.
-            if busy {
-                return waiting.is_some();
+            if waiting.frames > TELL_FRAMES || waiting.bytes > TELL_BYTES {
+                return true;
             }
             let Some(node) = self.nodes.pop() else {
-                // If it fails, the session has ended.
-                let _ = cx.send(self.to, &Frame::of(&self.complete));
+                if !self.goes_on {
+                    // If it fails, the session has ended.
+                    let _ = cx.send(self.to, &Frame::of(&self.complete));
+                }
                 return false;
             };
             // The node may have left meanwhile.
@@ -100,6 +105,9 @@ impl Telling {
             self.complete.reporting += 1;
             self.complete.instances += instances as u64;
             for frame in frames {
+                // It joins the queue only once this call has returned.
+                waiting.frames += 1;
+                waiting.bytes += frame.encoded_len() as u64;
                 if cx.send(self.to, frame).is_err() {
                     return false;
                 }
@@ -114,7 +122,7 @@ impl Scheduler {
     pub(super) fn tell_of_nodes(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         let to = session.uuid();
         if self.mode == ControllerMode::Master {
-            let place = match self.controllers.is_master(session.id()) {
+            let place = match self.controllers.is_master(session.key()) {
                 true => "the master",
                 false => "a backup",
             };
@@ -126,13 +134,14 @@ impl Scheduler {
             }
         }
         let mut telling = Telling {
-            session: session.id(),
+            session: session.key(),
             to,
             nodes: self.nodes.with_stats().collect(),
             complete: SnapshotComplete {
                 nodes: self.nodes.count() as u64,
                 ..SnapshotComplete::default()
             },
+            goes_on: self.is_being_told(),
         };
         if telling.some(cx, &self.nodes) {
             self.controllers.telling.push(telling);

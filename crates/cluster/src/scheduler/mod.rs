@@ -86,7 +86,9 @@
 //! | `configuration` | the configuration of the cluster |
 //! | `tenants` | the tenants whose networks the cluster has: keys, addresses |
 //! | `keeper` | the threads that write the files of both |
-//! | `term` | standing by, leading, and losing the lease, if it is one of several |
+//! | `term` | one of several: leading, and losing the lease |
+//! | `following` | one of several that does not lead: passes on, and holds |
+//! | `told` | what schedulers tell each other |
 //! | `figures` | [`SchedulerFigures`]: a snapshot for metrics |
 
 mod answers;
@@ -96,6 +98,7 @@ mod config;
 mod configuration;
 mod controllers;
 mod figures;
+mod following;
 mod held;
 mod instances;
 mod keeper;
@@ -109,10 +112,12 @@ mod starts;
 mod streams;
 mod tenants;
 mod term;
+mod told;
 mod waiting;
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use uuid::Uuid;
 
 use self::cncis::Cncis;
@@ -131,13 +136,14 @@ use self::streams::Streams;
 use self::tenants::TenantTable;
 use self::term::Term;
 pub use self::term::{JoinError, JoinedScheduler, add_members};
+use self::told::{Fate, Intent};
 use ssntp::Role;
 #[cfg(doc)]
 use ssntp::payload::MAX_READ_LEN;
 use ssntp::payload::Servers;
-use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameType, Refusal, Status};
+use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameType, Run, Status};
 use ssntp::server::{
-    Context, DisconnectReason, Filter, Handler, Newcomer, Rules, Server, ServerConfig, ServerError,
+    Context, DisconnectReason, Filter, Handler, Rules, Server, ServerConfig, ServerError, ServerLink,
     SessionInfo, SlowConsumer,
 };
 use ssntp_transport::LogLimit;
@@ -179,6 +185,8 @@ use limited;
 /// file. A server that ends while the file is being written waits for the disk.
 #[derive(Debug)]
 pub struct Scheduler {
+    /// Its options, for when it begins anew.
+    config: SchedulerConfig,
     mode: ControllerMode,
     placement: Placement,
     nodes: Nodes,
@@ -211,14 +219,22 @@ impl Scheduler {
     pub fn new(config: SchedulerConfig) -> Result<Self, SchedulerError> {
         let tenants = config.configuration_file.as_deref().map(TenantTable::load);
         let tenants = tenants.transpose()?.unwrap_or_default();
-        let configuration = match config.configuration_file {
-            Some(path) => Configuration::load(path)?,
-            None => Configuration::in_memory(config.configuration)?,
+        let configuration = match &config.configuration_file {
+            Some(path) => Configuration::load(path.clone())?,
+            None => Configuration::in_memory(config.configuration.clone())?,
         };
         let mut instances = Instances::new(config.in_flight, config.starts);
-        if let Some(state) = config.state {
-            let (ledger, owners) = Ledger::open(&state).map_err(|e| SchedulerError::Read(state, e))?;
-            instances.adopt(ledger, owners, at_once());
+        if let Some(state) = &config.state {
+            let opened = Ledger::open(state).map_err(|e| SchedulerError::Read(state.clone(), e));
+            let (ledger, owners) = opened?;
+            let owners = owners.into_iter().map(|(instance, node)| Intent {
+                instance,
+                node: Some(node),
+                fate: Fate::Answered,
+            });
+            // No agent has connected yet.
+            instances.adopt(owners, |_| false, at_once());
+            instances.keep_in(ledger);
         }
         Ok(Self {
             mode: config.controllers,
@@ -239,7 +255,23 @@ impl Scheduler {
             resumes: None,
             foreign: 0,
             log: LogLimit::default(),
+            config,
         })
+    }
+
+    /// Forgets all that it knows of the cluster, but not what it has counted.
+    fn forget(&mut self) {
+        let config = &self.config;
+        self.placement = Placement::new(config.policy);
+        self.nodes = Nodes::new(config.stats_interval);
+        self.cncis = Cncis::default();
+        self.controllers = Controllers::default();
+        self.held = HeldStarts::new(config.held_starts, config.held_bytes, config.held_time);
+        self.instances = Instances::new(config.in_flight, config.starts);
+        self.streams = Streams::default();
+        self.moves = Moves::default();
+        self.commands = Commands::new(config.starts);
+        self.resumes = None;
     }
 
     /// Starts the server of the cluster. Filter, rules and configuration of `server` are
@@ -295,7 +327,7 @@ impl Scheduler {
     }
 
     fn may_command(&self, from: &SessionInfo) -> bool {
-        self.mode == ControllerMode::Any || self.controllers.is_master(from.id())
+        self.mode == ControllerMode::Any || self.controllers.is_master(from.key())
     }
 
     /// When the first time limit of a node or a START is over.
@@ -352,19 +384,16 @@ impl Scheduler {
     }
 }
 
-impl Handler for Scheduler {
-    fn admit(&mut self, cx: &mut Context<'_>, _: &Newcomer<'_>) -> Result<(), Refusal> {
-        match self.serves(cx.now()) {
-            true => Ok(()),
-            false => Err(Refusal::postpone("another scheduler leads, or none")),
-        }
-    }
-
-    fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+impl Scheduler {
+    /// A session has begun.
+    fn take_in(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
         if session.role().intersects(Role::CONTROLLER) {
             // It joins the line first, because it is told whether it is the master.
             self.controllers.join(session);
-            self.tell_of_nodes(cx, session);
+            // A new leader tells all controllers of each node as it hears of it.
+            if !self.begins() {
+                self.tell_of_nodes(cx, session);
+            }
         }
         // After that, so that a controller which is a node, too, is told of itself once.
         self.node_connected(cx, session);
@@ -373,32 +402,104 @@ impl Handler for Scheduler {
         }
     }
 
-    fn disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
-        // At a stop all sessions end at once, so there is no client left to tell.
-        if *reason == DisconnectReason::Stopped || !self.serves(cx.now()) {
-            return;
-        }
+    /// A session is over.
+    fn parted(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
         self.controllers.leave(cx, session, &mut self.log);
         self.cncis.disconnected(session);
         self.streams_disconnected(cx, session);
         self.node_disconnected(cx, session, reason);
     }
 
-    fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
-        // What comes after the lease is over is the next leader's: these sessions are being ended.
-        if !self.serves(cx.now()) {
+    /// Deals with a frame, whichever server its sender is connected to.
+    fn take(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        match frame.kind().frame_type {
+            FrameType::COMMAND => self.command(cx, from, frame),
+            FrameType::STATUS => self.status(cx, from, frame),
+            FrameType::EVENT => self.event(cx, from, frame),
+            _ => self.failure(cx, from, frame),
+        }
+        self.tell_intents(cx);
+    }
+}
+
+impl Handler for Scheduler {
+    fn connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        if self.leads(cx) {
+            self.arrived(cx, session);
+        }
+    }
+
+    fn disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo, reason: &DisconnectReason) {
+        // At a stop all sessions end at once, so there is no client left to tell.
+        if *reason == DisconnectReason::Stopped {
             return;
         }
-        match frame.kind().frame_type {
-            FrameType::COMMAND => self.command(cx, from, &frame),
-            FrameType::STATUS => self.status(cx, from, &frame),
-            FrameType::EVENT => self.event(cx, from, &frame),
-            _ => self.failure(cx, from, &frame),
+        if let Some(term) = &mut self.term {
+            term.following.forget(session.uuid());
+        }
+        if self.leads(cx) {
+            self.left(cx, session, reason);
+            self.tell_intents(cx);
+        }
+    }
+
+    fn server_linked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
+        if self.leads(cx) {
+            self.lead_server(cx, server.uuid);
+        }
+    }
+
+    fn server_unlinked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
+        match self.leads(cx) {
+            true => self.is_told_by(cx, server.uuid),
+            false => self.forget_leader(server.uuid),
+        }
+    }
+
+    fn remote_connected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        self.connected(cx, session);
+    }
+
+    fn remote_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
+        if self.leads(cx) {
+            self.left_elsewhere(cx, session);
+            self.tell_intents(cx);
+        }
+    }
+
+    fn told(&mut self, cx: &mut Context<'_>, server: Uuid, message: Bytes) {
+        self.hear(cx, server, &message);
+    }
+
+    fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
+        match self.leads(cx) {
+            true => run.frames().for_each(|frame| self.frame(cx, from, frame)),
+            false => self.follow(cx, from, run.frames(), |cx, leader| cx.pass(leader, from, run)),
+        }
+    }
+
+    fn frame(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: Frame) {
+        if !self.leads(cx) {
+            let frames = std::iter::once(frame.clone());
+            return self.follow(cx, from, frames, |cx, leader| cx.pass_frame(leader, from, &frame));
+        }
+        if let Some(term) = self.term.as_mut().filter(|_| from.server() == cx.uuid()) {
+            term.following.note(from.uuid(), &frame);
+        }
+        let is_command = frame.kind().frame_type == FrameType::COMMAND && frame.kind() != Command::STATS;
+        if is_command && self.is_being_told() {
+            self.hold(cx, from, &frame);
+        } else if self.counts(from) {
+            self.take(cx, from, &frame);
         }
     }
 
     fn may_kick(&mut self, cx: &mut Context<'_>, from: &SessionInfo) -> bool {
-        self.serves(cx.now()) && self.may_command(from)
+        // Only the leader knows who is the master.
+        match self.leads(cx) {
+            true => self.may_command(from),
+            false => self.mode == ControllerMode::Any,
+        }
     }
 
     fn servers(&mut self, _: &mut Context<'_>, servers: &mut Servers) {
@@ -410,12 +511,16 @@ impl Handler for Scheduler {
     }
 
     fn stopping(&mut self, cx: &mut Context<'_>) {
-        self.refuse_held(cx);
+        if self.leads(cx) {
+            self.refuse_held(cx);
+        }
     }
 
     fn next_timer(&self) -> Option<Instant> {
-        if self.term.as_ref().is_some_and(|term| !term.is_serving()) {
-            return self.term_due(at_once);
+        // The keeper has only woken the dispatcher: the timer takes its result.
+        let kept = (self.configuration.is_due() || self.tenants.is_due()).then(at_once);
+        if self.term.as_ref().is_some_and(|term| !term.is_leading()) {
+            return self.term_due(at_once).into_iter().chain(kept).min();
         }
         [
             // Nothing expires before the scheduler has taken what came during a pause.
@@ -423,8 +528,7 @@ impl Handler for Scheduler {
                 .map(|at| self.resumes.map_or(at, |resumes| at.max(resumes))),
             self.controllers.next_telling(),
             self.term_due(at_once),
-            // The keeper has only woken the dispatcher: the timer takes its result.
-            (self.configuration.is_due() || self.tenants.is_due()).then(at_once),
+            kept,
         ]
         .into_iter()
         .flatten()
@@ -433,18 +537,22 @@ impl Handler for Scheduler {
 
     fn timer(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
-        self.look_at_term(cx);
-        if !self.serves(now) {
-            return;
-        }
+        let leads = self.leads(cx);
+        self.go_on_telling(cx);
+        // Also when it leads no more: what was being written then has an answer.
         self.proceed_with_configuration(cx);
         self.proceed_with_tenants(cx);
+        if !leads {
+            return self.expire_held(cx);
+        }
+        self.complete(cx);
         if !self.is_catching_up(now) {
             self.expire_nodes(cx, now);
             self.expire_starts(cx, now);
             self.expire_commands(cx, now);
         }
         self.controllers.tell(cx, &self.nodes, now);
+        self.tell_intents(cx);
     }
 }
 

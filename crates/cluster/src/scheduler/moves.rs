@@ -102,6 +102,20 @@ impl Moves {
         }
     }
 
+    /// Remembers the id of a START that an earlier leader sent, so that a failure repeats it.
+    pub(super) fn adopt(&mut self, instance: Uuid, command_id: &str) {
+        // A text of JSON is one of YAML, whatever it holds.
+        let id = serde_json::Value::from(command_id);
+        let given = Given {
+            payload: format!("start:\n  command_id: {id}\n").into(),
+            from: Uuid::nil(),
+            restarts: false,
+            stays: Some(UNKNOWN),
+        };
+        self.bytes += given.bytes();
+        self.given.insert(instance, given);
+    }
+
     /// Forgets the STARTs and the moves of instances that no longer exist. This looks at all
     /// entries, so it is called only after many STARTs: on average that is a few entries for
     /// each START.

@@ -112,6 +112,14 @@ impl Nodes {
         Some((node.instances, node.last_stats.iter().chain(&node.since)))
     }
 
+    /// How many nodes have sent STATS, and how many instances these list.
+    pub(super) fn told(&self) -> (usize, usize) {
+        let known = self.by_uuid.values().filter(|node| node.last_stats.is_some());
+        known.fold((0, 0), |(nodes, instances), node| {
+            (nodes + 1, instances + node.instances)
+        })
+    }
+
     /// The number of connected nodes.
     pub(super) fn count(&self) -> usize {
         self.by_uuid.len()
@@ -247,7 +255,7 @@ impl Scheduler {
         }
         self.nodes.by_uuid.insert(node_uuid, node);
         self.nodes.due.insert((due, node_uuid));
-        self.instances.returned(node_uuid);
+        self.instances.returned(node_uuid, session.server() == cx.uuid());
     }
 
     pub(super) fn node_disconnected(
@@ -277,7 +285,9 @@ impl Scheduler {
             };
             answers::to_controllers(cx, &gone);
         }
-        self.instances.left(node_uuid, cx.now());
+        if !self.is_behind_a_lost_link(cx, session) {
+            self.instances.left(node_uuid, cx.now());
+        }
         self.node_changed(cx, node_uuid);
     }
 

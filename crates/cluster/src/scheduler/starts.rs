@@ -123,13 +123,16 @@ impl Scheduler {
         start: Waiting,
         allocation: Allocation,
     ) -> Option<Waiting> {
-        match send(cx, from, allocation.node, &start.frame) {
+        let (instance, node) = (start.instance, allocation.node);
+        // The deadline depends on how often this node reports.
+        let interval = self.nodes.interval(node);
+        self.instances.give(&start, allocation, interval, cx.now());
+        // Before the START leaves: if this scheduler ends now, the next one knows of it.
+        self.tell_intents(cx);
+        match send(cx, from, node, &start.frame) {
             Ok(()) => {
-                debug!(target: "ssntp::scheduler", "START of {} goes to {}", start.instance, allocation.node);
-                // The deadline depends on how often this node reports.
-                let interval = self.nodes.interval(allocation.node);
+                debug!(target: "ssntp::scheduler", "START of {instance} goes to {node}");
                 self.starts.given += 1;
-                self.instances.give(&start, allocation, interval, cx.now());
                 // After `give`, because what belongs to no instance is forgotten when room is
                 // made.
                 self.moves.keep(&start, &self.instances);
@@ -137,9 +140,9 @@ impl Scheduler {
             }
             Err(e) => {
                 // The node's queue is full or closed: its session is about to end.
-                let (instance, node) = (start.instance, allocation.node);
                 limited!(warn, self.log, cx, node, "START not sent"; "START of {instance} for {node}: {e}");
-                self.placement.close(allocation.node);
+                self.instances.take_back(instance);
+                self.placement.close(node);
                 Some(start)
             }
         }

@@ -27,7 +27,7 @@ use ssntp::proto::{
     Command, Event, Frame, MAX_STREAM_CREDIT, OpenStream, Outputs, StreamCredit, StreamData, StreamEndReason,
     StreamEnded, close_stream, stream_of,
 };
-use ssntp::server::{Context, SessionId, SessionInfo};
+use ssntp::server::{Context, SessionInfo, SessionKey};
 
 /// The most streams of one controller's session.
 const MOST_OF_SESSION: usize = 32;
@@ -43,7 +43,7 @@ const LONGEST_REFUSAL: usize = 1024;
 pub(super) struct Streams {
     by_id: HashMap<Uuid, Stream>,
     /// The streams of each session, at either end.
-    of_session: HashMap<SessionId, HashSet<Uuid>>,
+    of_session: HashMap<SessionKey, HashSet<Uuid>>,
     /// The number of frames for streams that were over.
     late: u64,
     /// The number of streams that were opened.
@@ -60,21 +60,21 @@ struct Stream {
 /// One end of a stream.
 #[derive(Clone, Copy, Debug)]
 struct End {
-    session: SessionId,
+    session: SessionKey,
     uuid: Uuid,
 }
 
 impl End {
     fn of(session: &SessionInfo) -> Self {
         Self {
-            session: session.id(),
+            session: session.key(),
             uuid: session.uuid(),
         }
     }
 }
 
 impl Streams {
-    fn of(&self, session: SessionId) -> usize {
+    fn of(&self, session: SessionKey) -> usize {
         self.of_session.get(&session).map_or(0, HashSet::len)
     }
 
@@ -106,7 +106,7 @@ impl Streams {
     }
 
     /// Removes the streams of a session that has gone.
-    fn take(&mut self, session: SessionId) -> Vec<(Uuid, Stream)> {
+    fn take(&mut self, session: SessionKey) -> Vec<(Uuid, Stream)> {
         let ids = self.of_session.remove(&session).unwrap_or_default();
         let streams = ids.into_iter().filter_map(|id| Some((id, self.remove(id)?)));
         streams.collect()
@@ -138,7 +138,7 @@ impl Scheduler {
             Command::STREAM_CREDIT => {
                 let own = StreamCredit::decode(payload).and_then(|credit| {
                     let stream = self.streams.by_id.get_mut(&credit.stream)?;
-                    (stream.controller.session == from.id()).then_some((credit, stream))
+                    (stream.controller.session == from.key()).then_some((credit, stream))
                 });
                 let Some((credit, stream)) = own else {
                     return self.late(from, frame);
@@ -155,7 +155,7 @@ impl Scheduler {
             _ => {
                 let own = stream_of(payload).filter(|id| {
                     let stream = self.streams.by_id.get(id);
-                    stream.is_some_and(|stream| stream.controller.session == from.id())
+                    stream.is_some_and(|stream| stream.controller.session == from.key())
                 });
                 match own.and_then(|id| self.streams.remove(id)) {
                     Some(stream) => pass_on(cx, from, stream.node.uuid, frame),
@@ -192,7 +192,7 @@ impl Scheduler {
             (StreamEndReason::NOT_CONNECTED, text)
         })?;
         // The server forwards no frame to its own sender.
-        if node.session == from.id() {
+        if node.session == from.key() {
             return Err((
                 StreamEndReason::REFUSED,
                 "it is of this session's own node".into(),
@@ -205,7 +205,7 @@ impl Scheduler {
         if self.streams.by_id.len() >= MOST {
             return too_many("the scheduler", MOST);
         }
-        if self.streams.of(from.id()) >= MOST_OF_SESSION {
+        if self.streams.of(from.key()) >= MOST_OF_SESSION {
             return too_many("this session", MOST_OF_SESSION);
         }
         if self.streams.of(node.session) >= MOST_OF_NODE {
@@ -227,7 +227,7 @@ impl Scheduler {
         let Some((id, stream)) = id.and_then(|id| Some((id, self.streams.by_id.get_mut(&id)?))) else {
             return self.late(from, frame);
         };
-        if stream.node.session != from.id() {
+        if stream.node.session != from.key() {
             return self.reject_report(cx, from, frame, &format_args!("of stream {id}"));
         }
         let keeps_the_rules = match Event(frame.kind().operand) {
@@ -266,8 +266,8 @@ impl Scheduler {
 
     /// A session has gone: its streams end.
     pub(super) fn streams_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        for (id, stream) in self.streams.take(session.id()) {
-            if stream.controller.session == session.id() {
+        for (id, stream) in self.streams.take(session.key()) {
+            if stream.controller.session == session.key() {
                 tell(cx, stream.node.uuid, &close_stream(id));
             } else {
                 let text = format!("its node {} has left", session.uuid());
@@ -280,7 +280,7 @@ impl Scheduler {
     /// A node has sent InvalidFrameType. If it refuses OpenStream, its version has no streams,
     /// and all streams that were opened to it end.
     pub(super) fn streams_not_supported(&mut self, cx: &mut Context<'_>, node: &SessionInfo, frame: &Frame) {
-        if self.streams.of(node.id()) == 0 || frame.payload_bytes().len() > LONGEST_REFUSAL {
+        if self.streams.of(node.key()) == 0 || frame.payload_bytes().len() > LONGEST_REFUSAL {
             return;
         }
         let refused = frame.payload().map(|answer: InvalidFrameType| answer.refused());
@@ -289,7 +289,7 @@ impl Scheduler {
         }
         let streams = self.streams.by_id.iter();
         // The refusal names no stream. A version without streams refuses all of them.
-        let opened = streams.filter(|(_, stream)| stream.node.session == node.id());
+        let opened = streams.filter(|(_, stream)| stream.node.session == node.key());
         let opened: Vec<_> = opened.map(|(id, stream)| (*id, stream.controller.uuid)).collect();
         for (id, controller) in opened {
             self.streams.remove(id);

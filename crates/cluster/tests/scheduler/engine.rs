@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ssntp::Role;
 use ssntp::proto::{Frame, Status};
-use ssntp::server::ServerConfig;
+use ssntp::server::{Federation, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
 use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
 use ssntp_engine::{Answer, Engine, EngineError, MemoryEngine, Request};
@@ -56,7 +56,7 @@ fn the_engine_is_asked_no_more_with_many_sessions_than_with_few() {
         let scheduler = Scheduler::new(SchedulerConfig::new()).unwrap();
         let engine = Counting(MemoryEngine::new(), Arc::clone(&counts));
         let _joined = scheduler
-            .start_joined(server, Box::new(engine), Vec::new())
+            .start_joined(server, Federation::new(), Box::new(engine), Vec::new())
             .unwrap();
         let end = Instant::now() + LIMIT;
         let mut agents: Vec<Client> = Vec::new();

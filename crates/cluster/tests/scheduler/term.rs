@@ -1,42 +1,155 @@
-//! Several schedulers that share an engine: one leads and serves, the others stand by.
+//! Several schedulers that share an engine: one leads, and the others pass on to it what their
+//! clients say.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ssntp::Role;
-use ssntp::payload::{Tenant, TenantAction, TenantEntry, Tenants};
-use ssntp::proto::{Command, ErrorCode, Frame};
-use ssntp::server::ServerConfig;
+use ssntp::payload::{
+    InstanceState, InstanceStopped, NewLeader, NodeConnected, NodeDisconnected, StartFailure,
+    StartFailureReason, Stats, StopFailure, StopFailureReason, Tenant, TenantAction, TenantEntry, Tenants,
+};
+use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind};
+use ssntp::server::{Federation, ServerConfig};
 use ssntp::transport::memory::MemoryListener;
 use ssntp_cluster::scheduler::{JoinError, JoinedScheduler, Scheduler, SchedulerConfig};
-use ssntp_engine::{EngineError, MemoryEngine};
+use ssntp_engine::{Answer, Engine, EngineError, MemoryEngine, Request};
+use uuid::Uuid;
 
 use super::client::{self, Client};
+use super::{command, expect_failure, expect_start, ready, start, stats};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const YAML: &str = "configure:\n  launcher:\n    child_user: first\n";
 const OTHER: &str = "configure:\n  launcher:\n    child_user: second\n";
 
-fn join(
-    engine: &MemoryEngine,
-    config: SchedulerConfig,
-) -> Result<(MemoryListener, JoinedScheduler), JoinError> {
-    let listener = MemoryListener::new();
-    let server = ServerConfig::new(client::identity(Role::SCHEDULER), ssntp_test_support::trust())
-        .listen_in_memory(&listener);
-    let scheduler = Scheduler::new(config).unwrap();
-    let joined = scheduler.start_joined(server, Box::new(engine.clone()), Vec::new())?;
-    Ok((listener, joined))
-}
+/// An engine that one process may be cut off from.
+#[derive(Clone, Debug)]
+struct Line(MemoryEngine, Arc<AtomicBool>);
 
-/// Tries until it is let in, as clients do.
-fn connect(listener: &MemoryListener, role: Role) -> Client {
-    let end = Instant::now() + LIMIT;
-    loop {
-        match Client::try_connect(listener, role) {
-            Some(client) => return client,
-            None => assert!(Instant::now() < end, "nobody leads"),
+impl Engine for Line {
+    fn ask(&mut self, request: &Request) -> Result<Answer, EngineError> {
+        match self.1.load(Ordering::Relaxed) {
+            true => Err(EngineError::Away("cut".to_owned())),
+            false => self.0.ask(request),
         }
     }
+}
+
+struct One {
+    listener: MemoryListener,
+    joined: JoinedScheduler,
+    is_cut: Arc<AtomicBool>,
+}
+
+impl One {
+    fn start(engine: &MemoryEngine, config: SchedulerConfig, others: &[One]) -> Result<Self, JoinError> {
+        let listener = MemoryListener::new();
+        let server = ServerConfig::new(client::identity(Role::SCHEDULER), ssntp_test_support::trust())
+            .listen_in_memory(&listener);
+        let links = Federation::new().peers(others.iter().map(|other| &other.listener));
+        let is_cut = Arc::new(AtomicBool::new(false));
+        let engine = Line(engine.clone(), Arc::clone(&is_cut));
+        let scheduler = Scheduler::new(config).unwrap();
+        let joined = scheduler.start_joined(server, links, Box::new(engine), Vec::new())?;
+        Ok(Self {
+            listener,
+            joined,
+            is_cut,
+        })
+    }
+
+    fn uuid(&self) -> Uuid {
+        self.joined.server.uuid()
+    }
+
+    fn connect(&self, role: Role) -> Client {
+        Client::connect(&self.listener, role)
+    }
+
+    fn leads(&self) -> bool {
+        let leader = self.joined.membership.view().leader;
+        leader.is_some_and(|leader| leader.uuid == self.uuid())
+    }
+
+    /// Its process ends: its clients go, and another one leads.
+    fn end(self) {
+        self.joined.server.stop();
+        drop(self.joined.membership);
+    }
+}
+
+/// Schedulers that are linked; the first one leads.
+fn several(count: usize) -> (MemoryEngine, Vec<One>) {
+    let (engine, mut all) = (MemoryEngine::new(), Vec::new());
+    for _ in 0..count {
+        let one = One::start(&engine, SchedulerConfig::new(), &all).unwrap();
+        await_that("it leads, or follows", || {
+            one.joined.membership.view().leader.is_some()
+        });
+        all.push(one);
+    }
+    for one in &all {
+        await_that("all are linked", || {
+            let links = one.joined.server.handle().links().unwrap();
+            links.iter().filter(|link| link.linked).count() == count - 1
+        });
+    }
+    (engine, all)
+}
+
+#[track_caller]
+fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !is_so() {
+        assert!(Instant::now() < end, "not in time: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// The next frame of this kind. Those before it are left out: STATS and events reach a
+/// controller in any order with what its own server says.
+#[track_caller]
+fn until(client: &mut Client, kind: impl Into<FrameKind>) -> Frame {
+    let kind = kind.into();
+    loop {
+        let frame = client.recv_any();
+        if frame.kind() == kind {
+            return frame;
+        }
+    }
+}
+
+#[track_caller]
+fn failure(client: &mut Client) -> StartFailure {
+    until(client, ErrorCode::START_FAILURE).payload().unwrap()
+}
+
+/// Says STATS that list this instance, and waits until the controller has them.
+fn says(agent: &mut Client, controller: &mut Client, instance: Uuid, state: InstanceState) {
+    let mut stats = stats(agent.uuid, &[instance]);
+    stats.instances[0].state = state.clone();
+    agent.send_payload(&stats);
+    loop {
+        let told: Stats = until(controller, Command::STATS).payload().unwrap();
+        let is_it = |listed: &ssntp::payload::InstanceStats| {
+            listed.instance_uuid == instance && listed.state == state
+        };
+        if told.instances.iter().any(is_it) {
+            return;
+        }
+    }
+}
+
+/// A START of a node that has said READY. It may be told of the READY later than of the START,
+/// which then waits for it.
+fn starts(controller: &mut Client, agent: &mut Client) -> Uuid {
+    let start = start(100);
+    agent.send_payload(&ready(agent.uuid, 1000));
+    controller.send_payload(&start);
+    expect_start(agent, &start);
+    start.instance_uuid
 }
 
 fn configure(yaml: &str) -> Frame {
@@ -49,9 +162,9 @@ fn tenant(action: TenantAction) -> Tenant {
         action,
         name: "blue".into(),
         entry: TenantEntry {
-            tenant_uuid: uuid::Uuid::from_u128(1).into(),
+            tenant_uuid: Uuid::from_u128(1).into(),
             subnet: "10.1.0.0/24".into(),
-            concentrator_uuid: uuid::Uuid::from_u128(2).into(),
+            concentrator_uuid: Uuid::from_u128(2).into(),
             concentrator_ip: "192.0.2.1/24".into(),
             key: 7,
             ..TenantEntry::default()
@@ -61,25 +174,152 @@ fn tenant(action: TenantAction) -> Tenant {
 }
 
 #[test]
+fn clients_of_all_schedulers_are_those_of_one_cluster() {
+    let (_engine, all) = several(3);
+    let mut controller = all[2].connect(Role::CONTROLLER);
+    until(&mut controller, Event::SNAPSHOT_COMPLETE);
+    let mut agent = all[1].connect(Role::AGENT);
+    let connected: NodeConnected = controller.expect_payload();
+    assert_eq!(connected.node_uuid, agent.uuid);
+    let instance = starts(&mut controller, &mut agent);
+    says(&mut agent, &mut controller, instance, InstanceState::Active);
+
+    // STOP, its failure, and an end.
+    controller.send(&command(Command::STOP, "stop", agent.uuid, instance));
+    assert_eq!(agent.recv().kind(), Command::STOP);
+    agent.send_payload(&StopFailure {
+        instance_uuid: instance.into(),
+        reason: StopFailureReason::AlreadyStopped,
+        ..StopFailure::default()
+    });
+    controller.expect(ErrorCode::STOP_FAILURE);
+    agent.send_payload(&InstanceStopped {
+        instance_uuid: instance.into(),
+    });
+    controller.expect(Event::INSTANCE_STOPPED);
+
+    // A configuration reaches who stands, and who comes.
+    controller.send(&configure(YAML));
+    assert_eq!(until(&mut controller, Command::CONFIGURE), configure(YAML));
+    assert_eq!(agent.expect(Command::CONFIGURE), configure(YAML));
+    let mut late = all[1].connect(Role::CONTROLLER);
+    assert_eq!(late.connected.payload, YAML);
+    // It is told of the node and of the end since its STATS, as by a scheduler of its own.
+    let connected: NodeConnected = late.expect_payload();
+    assert_eq!(connected.node_uuid, agent.uuid);
+    late.expect(Command::STATS);
+    late.expect(Event::INSTANCE_STOPPED);
+    assert_eq!(late.recv_any().kind(), Event::SNAPSHOT_COMPLETE);
+
+    // The agent goes to another server: one node, and its instance stays its own.
+    let uuid = agent.uuid;
+    let again = Client::connect_as(&all[0].listener, Role::AGENT, uuid);
+    let gone: NodeDisconnected = until(&mut late, Event::NODE_DISCONNECTED).payload().unwrap();
+    assert_eq!(gone.node_uuid, uuid);
+    late.expect(Event::NODE_CONNECTED);
+    let mut same = start(10);
+    same.instance_uuid = instance;
+    controller.send_payload(&same);
+    assert_eq!(failure(&mut controller).node_uuid, uuid);
+    again.close();
+    late.expect(Event::NODE_DISCONNECTED);
+}
+
+#[test]
+fn the_next_leader_knows_what_was_under_way_and_starts_nothing_twice() {
+    let (_engine, mut all) = several(3);
+    let mut controller = all[2].connect(Role::CONTROLLER);
+    until(&mut controller, Event::SNAPSHOT_COMPLETE);
+    let mut away = all[0].connect(Role::AGENT);
+    let mine = starts(&mut controller, &mut away);
+    says(&mut away, &mut controller, mine, InstanceState::Active);
+    away.send_payload(&ready(away.uuid, 0));
+    let mut agent = all[1].connect(Role::AGENT);
+    let fails = starts(&mut controller, &mut agent);
+    let runs = starts(&mut controller, &mut agent);
+
+    // The leader ends, and with it the session of one node.
+    all.remove(0).end();
+    let told: NewLeader = until(&mut controller, Event::NEW_LEADER).payload().unwrap();
+    let next = all.iter().find(|one| told.server_uuid == one.uuid());
+    assert!(next.is_some_and(One::leads), "{told:?}");
+    until(&mut controller, Event::SNAPSHOT_COMPLETE);
+    // The node that is away has its instance, and the STARTs under way have theirs.
+    for (instance, node) in [(mine, away.uuid), (fails, agent.uuid), (runs, agent.uuid)] {
+        let mut same = start(10);
+        same.instance_uuid = instance;
+        controller.send_payload(&same);
+        let failure = expect_failure(&mut controller, &same, StartFailureReason::AlreadyRunning);
+        assert_eq!(failure.node_uuid, node);
+    }
+    // One failure for the one, and the other runs.
+    agent.send_payload(&StartFailure {
+        node_uuid: agent.uuid.into(),
+        instance_uuid: fails.into(),
+        reason: StartFailureReason::ImageFailure,
+        ..StartFailure::default()
+    });
+    assert_eq!(failure(&mut controller).instance_uuid, fails);
+    says(&mut agent, &mut controller, runs, InstanceState::Active);
+    let more = starts(&mut controller, &mut agent);
+    says(&mut agent, &mut controller, more, InstanceState::Active);
+}
+
+#[test]
+fn a_leader_that_has_lost_its_lease_follows_and_no_session_ends() {
+    let (_engine, all) = several(2);
+    let mut controller = all[0].connect(Role::CONTROLLER);
+    let mut agent = all[0].connect(Role::AGENT);
+    let before = starts(&mut controller, &mut agent);
+    says(&mut agent, &mut controller, before, InstanceState::Active);
+    agent.send_payload(&ready(agent.uuid, 1000));
+    all[0].is_cut.store(true, Ordering::Relaxed);
+    // Commands of the time without a leader wait for the next one.
+    await_that("it leads no more", || {
+        all[0].joined.membership.view().acts(Instant::now()).is_none()
+    });
+    let start = start(100);
+    controller.send_payload(&start);
+    let told: NewLeader = until(&mut controller, Event::NEW_LEADER).payload().unwrap();
+    assert_eq!(told.server_uuid, all[1].uuid());
+    expect_start(&mut agent, &start);
+    let mut stats = stats(agent.uuid, &[before, start.instance_uuid]);
+    stats.instances[1].state = InstanceState::Active;
+    agent.send_payload(&stats);
+    loop {
+        let told: Stats = until(&mut controller, Command::STATS).payload().unwrap();
+        if told.instances.len() == 2 {
+            break;
+        }
+    }
+    // It may lead again later.
+    all[0].is_cut.store(false, Ordering::Relaxed);
+    let mut all = all.into_iter();
+    let (first, second) = (all.next().unwrap(), all.next().unwrap());
+    second.end();
+    let told: NewLeader = until(&mut controller, Event::NEW_LEADER).payload().unwrap();
+    assert_eq!(told.server_uuid, first.uuid());
+    until(&mut controller, Event::SNAPSHOT_COMPLETE);
+    let mut same = super::start(10);
+    same.instance_uuid = start.instance_uuid;
+    controller.send_payload(&same);
+    assert_eq!(failure(&mut controller).node_uuid, agent.uuid);
+}
+
+#[test]
 fn the_next_leader_has_the_configuration_and_the_tenants_of_the_one_before() {
     let (engine, dir) = (MemoryEngine::new(), tempfile::tempdir().unwrap());
     let copy = dir.path().join("cluster.yaml");
     std::fs::write(&copy, OTHER).unwrap();
     let config = SchedulerConfig::new().configuration_file(&copy);
-    let (first, leading) = join(&engine, config).unwrap();
-    let mut controller = connect(&first, Role::CONTROLLER);
+    let first = One::start(&engine, config, &[]).unwrap();
+    await_that("it leads", || first.leads());
+    let mut controller = first.connect(Role::CONTROLLER);
     assert_eq!(controller.connected.payload, OTHER);
-    // The first leader has put its file into the engine.
-    let end = Instant::now() + LIMIT;
-    while !leading.membership.view().documents.contains_key("configuration") {
-        assert!(Instant::now() < end, "the engine has no configuration");
-    }
-    let (second, standing_by) = join(&engine, SchedulerConfig::new().configuration(OTHER)).unwrap();
-    assert!(
-        Client::try_connect(&second, Role::CONTROLLER).is_none(),
-        "it does not lead"
-    );
-
+    await_that("it has put its file into the engine", || {
+        let view = first.joined.membership.view();
+        view.documents.contains_key("configuration")
+    });
     for yaml in [OTHER, YAML] {
         controller.send(&configure(yaml));
         assert_eq!(controller.recv(), configure(yaml));
@@ -89,35 +329,29 @@ fn the_next_leader_has_the_configuration_and_the_tenants_of_the_one_before() {
     let added: Tenants = controller.expect_payload();
     assert_eq!(added.entries.len(), 1, "{added:?}");
 
-    let token = leading.membership.view().leader.unwrap().token;
-    leading.server.stop();
-    drop(leading.membership);
-    let mut controller = connect(&second, Role::CONTROLLER);
-    assert_eq!(controller.connected.payload, YAML);
+    let second = One::start(&engine, SchedulerConfig::new().configuration(OTHER), &[]).unwrap();
+    let token = first.joined.membership.view().leader.unwrap().token;
+    first.end();
+    await_that("the other one leads", || second.leads());
+    let mut controller = second.connect(Role::CONTROLLER);
     controller.send_payload(&tenant(TenantAction::Show));
-    let listed: Tenants = controller.expect_payload();
+    let listed: Tenants = until(&mut controller, Event::TENANTS).payload().unwrap();
     assert_eq!(listed.entries[0].name, "blue");
-    assert!(standing_by.membership.view().leader.unwrap().token > token);
+    assert_eq!(second.connect(Role::AGENT).connected.payload, YAML);
+    assert!(second.joined.membership.view().leader.unwrap().token > token);
 
-    // Without the engine a CONFIGURE is refused, and later the leader stops serving.
+    // Without the engine a CONFIGURE is refused.
     engine.fail(Some(EngineError::Away("cut".to_owned())));
     controller.send(&configure(OTHER));
-    let refused = controller.expect(ErrorCode::INVALID_CONFIGURATION);
+    let refused = until(&mut controller, ErrorCode::INVALID_CONFIGURATION);
     assert_eq!(refused.payload_bytes(), OTHER);
-    standing_by.lost.recv_timeout(LIMIT).unwrap();
-    assert!(controller.ends());
-    engine.fail(None);
-    assert!(
-        Client::try_connect(&second, Role::CONTROLLER).is_none(),
-        "it has lost its lease"
-    );
 }
 
 #[test]
 fn an_engine_that_refuses_is_an_error_at_the_start() {
     let engine = MemoryEngine::new();
     engine.fail(Some(EngineError::Credentials("wrong".to_owned())));
-    let refused = join(&engine, SchedulerConfig::new()).unwrap_err();
+    let refused = One::start(&engine, SchedulerConfig::new(), &[]).err().unwrap();
     assert!(
         matches!(refused, JoinError::Engine(EngineError::Credentials(_))),
         "{refused}"

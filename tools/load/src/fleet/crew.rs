@@ -104,6 +104,7 @@ pub(super) struct Member {
     agent: SteppedAgent,
     session: Option<Session>,
     redial: Instant,
+    attempt: usize,
 }
 
 impl Member {
@@ -132,11 +133,13 @@ impl Member {
             agent: SteppedAgent::new(stepped, driver, now()),
             session: None,
             redial: now(),
+            attempt: index,
         }
     }
 
     fn dial(&mut self, dialer: &Dialer, stop: &Stop, shared: &Counts) {
-        match dialer.dial(self.uuid, &stop.cancel) {
+        self.attempt = self.attempt.wrapping_add(1);
+        match dialer.dial(self.uuid, self.attempt, &stop.cancel) {
             Ok(session) => {
                 let configuration = session.configuration.clone();
                 self.session = Some(session);

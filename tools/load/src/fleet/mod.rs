@@ -53,7 +53,7 @@ const SPARE_DESCRIPTORS: u64 = 64;
 pub(crate) struct FleetConfig {
     identity: Identity,
     trust: Trust,
-    address: Address,
+    addresses: Vec<Address>,
     agents: usize,
     threads: usize,
     mem_mb: i64,
@@ -63,13 +63,12 @@ pub(crate) struct FleetConfig {
 }
 
 impl FleetConfig {
-    /// That many agents, all with the same certificate, at a server's TCP
-    /// address.
-    pub(crate) fn new(identity: Identity, trust: Trust, address: Address, agents: usize) -> Self {
+    /// That many agents, all with the same certificate, at the TCP addresses of servers.
+    pub(crate) fn new(identity: Identity, trust: Trust, addresses: Vec<Address>, agents: usize) -> Self {
         Self {
             identity,
             trust,
-            address,
+            addresses,
             agents,
             threads: 4,
             mem_mb: 64_000,
@@ -205,9 +204,11 @@ impl Fleet {
         if let Some(uuid) = config.identity.uuid() {
             return Err(FleetError::Bound(uuid));
         }
-        let Address::Tcp { host, port } = config.address.clone() else {
-            return Err(FleetError::Address(config.address));
+        let place = |address: &Address| match address {
+            Address::Tcp { host, port } => Ok((host.clone(), *port)),
+            _ => Err(FleetError::Address(address.clone())),
         };
+        let servers = config.addresses.iter().map(place).collect::<Result<_, _>>()?;
         if let Some(limit) = descriptors()
             && limit.saturating_sub(SPARE_DESCRIPTORS) < config.agents as u64
         {
@@ -216,8 +217,7 @@ impl Fleet {
         let connector = Connector::mutual(&config.identity, &config.trust)?;
         let dialer = Arc::new(Dialer {
             connector,
-            host,
-            port,
+            servers,
             role,
             pool: BufferPool::new(),
         });

@@ -20,9 +20,10 @@ const LOOK: Duration = Duration::from_millis(100);
 /// The flags of `ssntp-load fleet`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// The scheduler's address
-    #[arg(long, value_name = "ADDRESS")]
-    connect: Address,
+    /// The scheduler's address; the agents are spread over several, and one that has lost its
+    /// session tries the next
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', required = true)]
+    connect: Vec<Address>,
     /// The certificates of the authorities that are trusted
     #[arg(long, value_name = "FILE")]
     ca: PathBuf,
@@ -69,13 +70,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let fleet = Fleet::start(config)?;
     let mut told = false;
     while !stop.load(Ordering::Relaxed) {
-        if !told && fleet.counters().connected == count {
-            told = true;
+        // Again once those that have lost their session are back.
+        let all = fleet.counters().connected == count;
+        if all && !std::mem::replace(&mut told, all) {
             match options.json {
                 true => println!("{{\"agents\":{count}}}"),
                 false => println!("agents {count}"),
             }
         }
+        told &= all;
         std::thread::park_timeout(LOOK);
     }
     let counters = fleet.counters();

@@ -97,17 +97,21 @@ fn outgoing(frame: &Frame) -> Outgoing {
 /// Connects agents.
 pub(super) struct Dialer {
     pub(super) connector: Connector,
-    pub(super) host: String,
-    pub(super) port: u16,
+    /// Host and port of each.
+    pub(super) servers: Vec<(String, u16)>,
     pub(super) role: Role,
     pub(super) pool: BufferPool,
 }
 
 impl Dialer {
     /// Blocks until the session is established, or the attempt fails or is
-    /// cancelled.
-    pub(super) fn dial(&self, uuid: Uuid, cancel: &Cancel) -> Result<Session, String> {
-        let tcp = connect_unless(&self.host, self.port, &TcpOptions::default(), CONNECT, cancel);
+    /// cancelled. Each attempt of an agent is at the next server.
+    pub(super) fn dial(&self, uuid: Uuid, attempt: usize, cancel: &Cancel) -> Result<Session, String> {
+        let mut servers = self.servers.iter().cycle();
+        let (host, port) = servers
+            .nth(attempt % self.servers.len().max(1))
+            .ok_or("there is no address")?;
+        let tcp = connect_unless(host, *port, &TcpOptions::default(), CONNECT, cancel);
         let tcp = tcp.map_err(|e| e.to_string())?;
         let stream = Arc::new(Polled {
             tcp,
@@ -118,7 +122,7 @@ impl Dialer {
         let _watch = cancel.watch(&duplex);
         let secured = self
             .connector
-            .connect(Arc::clone(&duplex), &self.host, &self.pool, deadline);
+            .connect(Arc::clone(&duplex), host, &self.pool, deadline);
         let Secured { mut halves, peer, .. } = secured.map_err(|e| e.to_string())?;
         let first = peer.first().ok_or("the server has no certificate")?;
         let server = CertificateInfo::from_der(first).map_err(|e| e.to_string())?;

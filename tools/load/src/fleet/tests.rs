@@ -28,7 +28,7 @@ fn scheduler(address: &Address) -> Server {
 
 /// Agents with 1000 MB each.
 fn fleet(address: &Address, agents: usize) -> Fleet {
-    let config = FleetConfig::new(identity(Role::AGENT), trust(), address.clone(), agents)
+    let config = FleetConfig::new(identity(Role::AGENT), trust(), vec![address.clone()], agents)
         .interval(Duration::from_secs(5))
         .mem_mb(1000);
     Fleet::start(config).unwrap()
@@ -136,7 +136,7 @@ fn agents_and_what_they_run_are_back_with_a_scheduler_that_was_gone() {
 fn a_fleet_that_cannot_be_one_is_refused() {
     let tcp: Address = "127.0.0.1:1".parse().unwrap();
     let start = |identity, address: &Address| {
-        Fleet::start(FleetConfig::new(identity, trust(), address.clone(), 1)).unwrap_err()
+        Fleet::start(FleetConfig::new(identity, trust(), vec![address.clone()], 1)).unwrap_err()
     };
     let error = start(identity(Role::CONTROLLER), &tcp);
     assert!(matches!(error, FleetError::Role(Role::CONTROLLER)), "{error}");
@@ -145,7 +145,7 @@ fn a_fleet_that_cannot_be_one_is_refused() {
     let own = Uuid::from_u128(1);
     let error = start(bound_identity(Role::AGENT, own), &tcp);
     assert!(matches!(error, FleetError::Bound(uuid) if uuid == own), "{error}");
-    let many = FleetConfig::new(identity(Role::AGENT), trust(), tcp, usize::MAX);
+    let many = FleetConfig::new(identity(Role::AGENT), trust(), vec![tcp], usize::MAX);
     let error = Fleet::start(many).map(drop);
     assert!(matches!(error, Err(FleetError::Descriptors(_))), "{error:?}");
 }

@@ -28,6 +28,7 @@
 //! bounded length, and what it was given since. Nodes that are away own [`MOST_AWAY`]
 //! instances together.
 
+mod handover;
 #[cfg(test)]
 mod tests;
 
@@ -36,12 +37,14 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
+pub(super) use self::handover::MOST_TOLD;
 use super::figures::tally;
 use super::ledger::Ledger;
 use super::placement::Allocation;
+use super::told::{Fate, Intent};
 use super::waiting::Waiting;
 use crate::phase::Phase;
-use ssntp::payload::{InstanceState, StartFailureReason};
+use ssntp::payload::{CommandSubject, InstanceState, StartFailureReason};
 
 /// How long instances stay those of a node that is away: a machine boots in that time.
 const AWAY: Duration = Duration::from_secs(600);
@@ -169,6 +172,8 @@ pub(super) struct Instances {
     answered: VecDeque<Answered>,
     /// The file in which the next scheduler finds the owners; none if they are not kept.
     ledger: Option<Ledger>,
+    /// What other schedulers are to be told; none if there are no others.
+    untold: Option<Vec<Intent>>,
 }
 
 impl Instances {
@@ -183,21 +188,8 @@ impl Instances {
             away_instances: 0,
             answered: VecDeque::new(),
             ledger: None,
+            untold: None,
         }
-    }
-
-    /// Takes over what a former scheduler knew: the node of each instance. All of them are
-    /// away, and what became of their STARTs is told by their first STATS.
-    pub(super) fn adopt(&mut self, ledger: Ledger, owners: HashMap<Uuid, Uuid>, now: Instant) {
-        for (instance, node) in owners {
-            // `Pending`, because its START may not be answered yet: a StartFailure is then
-            // believed.
-            self.own(instance, node, State::Known(Phase::Pending));
-        }
-        self.ledger = Some(ledger);
-        let nodes: Vec<_> = self.by_node.keys().copied().collect();
-        // No agent has connected yet. Each has the usual time to come back.
-        nodes.into_iter().for_each(|node| self.left(node, now));
     }
 
     fn insert(&mut self, instance: Uuid, entry: Entry) {
@@ -221,6 +213,7 @@ impl Instances {
         if let Some(ledger) = &mut self.ledger {
             ledger.keep(instance, node);
         }
+        self.tell(instance, node, Fate::Answered);
     }
 
     /// Why an instance cannot be started, and the node that has it.
@@ -306,6 +299,21 @@ impl Instances {
         };
         self.due.insert((pending.deadline, start.instance));
         self.own(start.instance, allocation.node, State::Starting(pending));
+        if self.untold.is_some() {
+            let fate = Fate::Given {
+                restart: start.restart,
+                command_id: CommandSubject::of(&start.frame).command_id,
+            };
+            self.tell(start.instance, Some(allocation.node), fate);
+        }
+    }
+
+    /// A START was not given to its node after all.
+    pub(super) fn take_back(&mut self, instance: Uuid) {
+        if let Some(State::Starting(pending)) = self.by_uuid.get(&instance).map(|entry| entry.state) {
+            self.due.remove(&(pending.deadline, instance));
+            self.forget(instance);
+        }
     }
 
     fn own(&mut self, instance: Uuid, node: Uuid, state: State) {
@@ -324,6 +332,7 @@ impl Instances {
         now: Instant,
     ) -> Report {
         let mut report = Report::default();
+        let mut settled = Vec::new();
         let mut own = HashSet::with_capacity(listed.len());
         for (instance, told) in listed {
             let phase = Phase::of(told);
@@ -354,6 +363,7 @@ impl Instances {
                         // Even an ended state counts: the instance ran, so its START is done.
                         report.started.push(pending.received);
                         entry.state = State::Known(phase);
+                        settled.push(*instance);
                     }
                 }
                 State::Known(known) => *known = phase,
@@ -361,6 +371,9 @@ impl Instances {
                 State::GivenUp if *told != InstanceState::Stopping => report.unwanted.push(*instance),
                 State::GivenUp | State::Held => {}
             }
+        }
+        for instance in settled {
+            self.tell(instance, Some(node), Fate::Answered);
         }
         // What the node had before and does not list any more is gone from it.
         let before = std::mem::take(&mut self.by_node.entry(node).or_default().instances);
@@ -396,11 +409,15 @@ impl Instances {
             // A short run can begin and end between two STATS; then this event is the first
             // sign of it.
             started = Some(pending.received);
+            let node = entry.node;
+            self.tell(instance, node, Fate::Answered);
         }
         if !is_kept {
             self.forget(instance);
         // A START that was given up stays so: the instance is still to be deleted.
-        } else if !matches!(entry.state, State::GivenUp) {
+        } else if let Some(entry) = self.by_uuid.get_mut(&instance)
+            && !matches!(entry.state, State::GivenUp)
+        {
             entry.state = State::Known(Phase::Ended);
         }
         started
@@ -501,12 +518,20 @@ impl Instances {
         while self.away_instances > MOST_AWAY && self.forget_longest_away() {}
     }
 
-    /// A node has connected, perhaps again.
-    pub(super) fn returned(&mut self, node: Uuid) {
+    /// A node has connected, perhaps again. `is_new` is whether its next STATS are newer than its
+    /// session: another scheduler repeats those that it had.
+    pub(super) fn returned(&mut self, node: Uuid, is_new: bool) {
         if let Some(of_node) = self.by_node.get_mut(&node)
             && std::mem::take(&mut of_node.is_away)
         {
             self.away_instances -= of_node.instances.len();
+            for instance in of_node.instances.iter().filter(|_| !is_new) {
+                if let Some(entry) = self.by_uuid.get_mut(instance)
+                    && let State::Starting(pending) = &mut entry.state
+                {
+                    pending.expected = false;
+                }
+            }
             // A node that leaves again is to get the whole time again, at the end of the queue.
             self.away.retain(|(_, away)| *away != node);
         }
@@ -538,6 +563,7 @@ impl Instances {
         for (instance, pending) in &given_up {
             let node = pending.allocation.node;
             self.remember(*instance, node, true);
+            self.tell(*instance, Some(node), Fate::GivenUp);
             // If its node was forgotten before, no STATS can free the UUID.
             if !self.by_node.contains_key(&node) {
                 self.remove(*instance);

@@ -137,7 +137,7 @@ fn a_node_that_left_has_a_moment_to_come_back_with_its_starts() {
     stage.give(TWO, NODE);
     stage.table.left(NODE, stage.now);
     assert!(stage.pass(SECOND * 14).is_empty());
-    stage.table.returned(NODE);
+    stage.table.returned(NODE, true);
     assert_eq!(Stage::lost(&stage.says(NODE, &[(ONE, Active)])), [TWO]);
     assert!(stage.pass(SECOND * 3600).is_empty());
 

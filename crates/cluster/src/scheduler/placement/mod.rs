@@ -149,6 +149,18 @@ pub struct Allocation {
     disk_mb: i64,
 }
 
+impl Allocation {
+    /// What an earlier scheduler took from the node, of which nothing is known.
+    pub fn earlier(node: Uuid) -> Self {
+        Self {
+            node,
+            report: 0,
+            mem_mb: 0,
+            disk_mb: 0,
+        }
+    }
+}
+
 /// The nodes, and where the next search begins.
 #[derive(Debug, Default)]
 pub struct Placement {

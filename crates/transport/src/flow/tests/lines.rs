@@ -338,3 +338,14 @@ fn at_once_goes_past_the_writer() {
     Wire::write(&receiver.outbox);
     assert_eq!(receiver.wire.log(), ["a at once", "b"]);
 }
+
+#[test]
+fn a_sender_that_goes_on_is_read_as_far_ahead_as_before() {
+    let mut net = Net::new(1 << 40);
+    let [sender, receiver] = [net.peer(4), net.peer(4)];
+    net.send(&sender, &receiver, 6);
+    sender.credit.spend(1000);
+    assert_eq!(sender.credit.try_wait().0, None, "one batch at a time");
+    net.drain(&receiver);
+    assert_eq!(sender.credit.try_wait().0, Some(true));
+}

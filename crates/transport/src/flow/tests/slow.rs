@@ -18,6 +18,21 @@ fn a_receiver_without_pace_is_slow_after_the_patience_and_not_before() {
 }
 
 #[test]
+fn a_receiver_that_took_everything_is_measured_anew_when_others_wait_again() {
+    let mut net = Net::new(1 << 40);
+    let [sender, receiver] = [net.peer(4), net.peer(4)];
+    for _ in 0..2 {
+        net.send(&sender, &receiver, 6);
+        assert_eq!(net.flow.next_deadline(), Some(net.start + PATIENCE));
+        net.drain(&receiver);
+        assert_eq!(net.flow.next_deadline(), None, "nobody waits");
+    }
+    net.send(&sender, &receiver, 6);
+    assert_eq!(net.flow.tick(net.at(1000)), [receiver.id]);
+    assert!(!net.waits(&sender), "nobody waits for it any more");
+}
+
+#[test]
 fn who_was_slow_stays_slow_until_it_has_kept_the_pace_or_taken_everything() {
     for keeps_the_pace in [false, true] {
         let mut net = Net::new(1 << 40);

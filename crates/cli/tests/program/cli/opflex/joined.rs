@@ -7,6 +7,7 @@ use super::*;
 /// How long a change may take from one server to another.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Starts a server. A busy etcd may need more than the time of one call; then it is started again.
 fn serve(dir: &Path, control: &str, join: &str, more: &[&str]) -> Child {
     let flags = [
         "serve",
@@ -17,9 +18,17 @@ fn serve(dir: &Path, control: &str, join: &str, more: &[&str]) -> Child {
         "--join",
         join,
     ];
-    let (server, mut output) = start(dir, &[&flags, more].concat());
-    assert!(line(&mut output).starts_with("listening at "));
-    server
+    let end_of_wait = Instant::now() + LIMIT;
+    loop {
+        let (mut server, mut output) = start(dir, &[&flags, more].concat());
+        let mut first = String::new();
+        output.read_line(&mut first).unwrap();
+        if first.starts_with("listening at ") {
+            return server;
+        }
+        server.wait().unwrap();
+        assert!(Instant::now() < end_of_wait, "no server starts");
+    }
 }
 
 fn status(dir: &Path, control: &str) -> Value {

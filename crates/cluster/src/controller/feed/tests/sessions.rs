@@ -140,3 +140,32 @@ fn a_session_is_complete_when_all_have_been_heard_or_nothing_new_comes() {
         "a scheduler without this event"
     );
 }
+
+#[test]
+fn a_new_leader_tells_anew_and_its_orders_wait_on() {
+    let told = Told::with(InstanceState::Exited);
+    told.frame(&SnapshotComplete::default());
+    assert!(told.shared.look(View::is_told));
+    let (changes, runs) = (told.shared.subscribe(), told.order(&restart()));
+    told.frame(&NewLeader::default());
+    told.shared.look(|view| {
+        assert!(view.is_online() && !view.is_told());
+        assert!(view.nodes().all(|node| !node.connected), "not heard of yet");
+    });
+    let said: Vec<_> = changes.try_iter().map(|change| change.to_string()).collect();
+    assert!(said.concat().contains("another scheduler leads"), "{said:?}");
+    open(&runs);
+    told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Active)]);
+    shown(&runs);
+    // A START that the leader before has taken with it is lost like that of a former session.
+    let mut lost = start();
+    lost.instance_uuid = Uuid::from_u128(9);
+    let lost = told.order(&lost);
+    told.frame(&NewLeader::default());
+    let at = told.shared.lock().look_at.unwrap();
+    told.shared.lock().look_for_starts(at);
+    assert!(matches!(
+        lost.try_recv().unwrap(),
+        Err(OrderError::Lost(Command::START))
+    ));
+}

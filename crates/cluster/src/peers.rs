@@ -1,0 +1,61 @@
+//! Links a server with the members of its cluster: dials each for as long as it is a member.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use ssntp::server::{Dialler, Server};
+use ssntp::transport::Address;
+use ssntp_engine::{Member, View};
+use uuid::Uuid;
+
+/// The most members that a server dials: each has a thread. The page of linked servers counts
+/// with a hundred.
+const MOST: usize = 256;
+
+/// The members that a server dials.
+#[derive(Debug)]
+pub struct Peers {
+    own: Uuid,
+    dialler: Dialler,
+    dialled: HashSet<Address>,
+}
+
+impl Peers {
+    /// None yet. `None` if the server was started without
+    /// [`ServerConfig::federate`](ssntp::server::ServerConfig::federate).
+    pub fn of(server: &Server) -> Option<Self> {
+        Some(Self {
+            own: server.uuid(),
+            dialler: server.dialler()?,
+            dialled: HashSet::new(),
+        })
+    }
+
+    /// Of the addresses at which a server listens, those at which others may reach it.
+    pub fn reachable(listening: &[Address]) -> Vec<String> {
+        let is_everywhere =
+            |host: &str| host.is_empty() || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified());
+        let is_reachable =
+            |address: &&Address| matches!(address, Address::Tcp { host, .. } if !is_everywhere(host));
+        let reachable = listening.iter().filter(is_reachable);
+        reachable.map(Address::to_string).collect()
+    }
+
+    /// Dials those that have become members, and no more those that are none any more. Does not
+    /// wait.
+    pub fn follow(&mut self, view: &View) {
+        let own = self.own;
+        let others = view.members.iter().filter(|member| member.uuid != own).take(MOST);
+        let address = |member: &Member| member.addresses.first()?.parse::<Address>().ok();
+        let wanted: HashSet<_> = others.filter_map(address).collect();
+        for gone in self.dialled.difference(&wanted) {
+            self.dialler.undial(&gone.clone().into());
+        }
+        for address in wanted.difference(&self.dialled) {
+            if let Err(e) = self.dialler.dial(address.clone()) {
+                log::warn!("{address} cannot be dialled: no thread: {e}");
+            }
+        }
+        self.dialled = wanted;
+    }
+}
