@@ -590,7 +590,14 @@ fn a_wrong_frame_ends_the_link_and_its_reason_is_named() {
     let snapshot = link_frame(1, &[0, 0, 0, 0, 0, 0, 0, 3, 1]);
     let gone = link_frame(3, &[&5u64.to_be_bytes()[..], &[0; 24]].concat());
     let forward = [&[0; 33][..], &[1, 0, 0, 0, 1], &[0, 1, 0, 1, 0, 0, 0, 9]].concat();
-    let cases: [(&str, Vec<Vec<u8>>); 9] = [
+    let longer = |version| {
+        let hello = hello(version, Uuid::from_u128(5), ssntp::proto::DEFAULT_MAX_PAYLOAD);
+        link_frame(0, &[&hello[8..], &[0; 4]].concat())
+    };
+    let cases: [(&str, Vec<Vec<u8>>); 11] = [
+        // A field that only a later version knows.
+        ("version 2 of links, this server has 1", vec![longer(2)]),
+        ("HELLO has 4 bytes too many", vec![longer(1)]),
         ("the first frame is", vec![vec![0xff; 40]]),
         (
             "version 2 of links, this server has 1",

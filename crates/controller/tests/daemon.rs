@@ -113,10 +113,9 @@ fn without_a_scheduler_it_remembers_and_starts_nothing() {
         limit: 10,
         ..Query::default()
     };
-    assert_eq!(
-        controller.handle().history().unwrap().rows(&query).unwrap().len(),
-        2
-    );
+    let mut rows = controller.handle().history().unwrap().rows(&query).unwrap();
+    rows.retain(|row| row.kind != "session");
+    assert_eq!(rows.len(), 2);
 }
 
 /// A scheduler and a node, which runs what it is told.

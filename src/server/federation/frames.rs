@@ -299,15 +299,22 @@ impl LinkFrame {
         };
         let mut fields = Fields { name, bytes: payload };
         let frame = match kind.operand {
-            0 => Self::Hello(Hello {
-                version: fields.u16()?,
-                uuid: fields.uuid()?,
-                incarnation: fields.u64()?,
-                role: Role::from_bits(fields.u32()?),
-                token: fields.u64()?,
-                max_payload: fields.u32()?,
-                advertised: fields.text()?,
-            }),
+            0 => {
+                let hello = Hello {
+                    version: fields.u16()?,
+                    uuid: fields.uuid()?,
+                    incarnation: fields.u64()?,
+                    role: Role::from_bits(fields.u32()?),
+                    token: fields.u64()?,
+                    max_payload: fields.u32()?,
+                    advertised: fields.text()?,
+                };
+                // A later version may add fields; that it is another one is said by name.
+                if hello.version != VERSION {
+                    fields.rest();
+                }
+                Self::Hello(hello)
+            }
             1 => Self::Snapshot {
                 sequence: fields.u64()?,
                 is_last: fields.flag("last")?,

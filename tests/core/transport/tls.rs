@@ -48,7 +48,7 @@ fn key_updates_of_the_peer_come_before_what_goes_past_the_writer() {
         raw.send(&pattern(n * 10, 10));
         side.expect(10);
         let item = Outgoing::whole(pattern(n * 20_000, 20_000), 1);
-        side.outbox.push_now(item).unwrap();
+        side.outbox.push_below(item, u64::MAX, true).unwrap();
         raw.expect(n * 20_000, 20_000);
     }
     raw.close();

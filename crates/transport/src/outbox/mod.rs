@@ -5,7 +5,7 @@
 //!             │ accepted
 //!             ├──────────────────────▶ channel ──▶ writer thread ─┐ next, sent
 //!             │                                                   ▼
-//!             └ push_now: nothing waited before it ──▶ Sending (Transmit) ──▶ socket
+//!             └ at once: nothing waited before it ──▶ Sending (Transmit) ──▶ socket
 //! ```
 //!
 //! Three parts, each with one job:
@@ -187,24 +187,13 @@ impl Outbox {
         }
     }
 
-    /// As [`push`](Self::push), but if nothing waits, this thread itself sends as
-    /// much as the system takes without blocking, and wakes the writer only for the
-    /// rest. Waking a thread takes longer than sealing and writing a short item, so
-    /// this is for callers that have nothing else to do. Long items are queued.
+    /// As [`push`](Self::push), but takes the item only if less than `mark` bytes of memory
+    /// wait and less than half of the allowed frames. One item may exceed the mark.
     ///
-    /// # Errors
-    /// As [`push`](Self::push).
-    pub fn push_now(&self, item: Outgoing) -> Result<(), PushError> {
-        match self.take(&item, Ledger::take) {
-            Ok(is_first) => self.send_now(item, is_first),
-            Err(refused) => return Err(refused.with(item)),
-        }
-        Ok(())
-    }
-
-    /// As [`push`](Self::push), or as [`push_now`](Self::push_now) if `at_once`, but takes the
-    /// item only if less than `mark` bytes of memory wait and less than half of the allowed
-    /// frames. One item may exceed the mark.
+    /// With `at_once`, and if nothing waits, this thread itself sends as much as the system
+    /// takes without blocking, and wakes the writer only for the rest. Waking a thread takes
+    /// longer than sealing and writing a short item, so this is for callers that have nothing
+    /// else to do. Long items are queued.
     ///
     /// # Errors
     /// As [`push`](Self::push).

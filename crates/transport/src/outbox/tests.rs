@@ -154,12 +154,12 @@ fn bytes(bytes: u64) -> Limits {
 #[test]
 fn items_of_one_thread_leave_in_order_past_the_writer_and_through_it() {
     let (outbox, wire) = opened(Limits::default());
-    outbox.push_now(item("a")).unwrap();
+    outbox.push_below(item("a"), u64::MAX, true).unwrap();
     outbox.push(item("b")).unwrap();
-    outbox.push_now(item("c")).unwrap();
+    outbox.push_below(item("c"), u64::MAX, true).unwrap();
     assert_eq!(wire.log(), ["a at once"], "something waits before c");
     Wire::write(&outbox);
-    outbox.push_now(item("d")).unwrap();
+    outbox.push_below(item("d"), u64::MAX, true).unwrap();
     assert_eq!(wire.log(), ["b", "c", "d at once"]);
     assert_eq!((outbox.waiting(), outbox.sent().items), (Load::default(), 4));
     assert!(Wire::step(&outbox).is_none(), "the writer was not woken for d");
@@ -169,11 +169,11 @@ fn items_of_one_thread_leave_in_order_past_the_writer_and_through_it() {
 fn the_rest_of_a_begun_item_goes_before_what_was_pushed_after_it() {
     let (outbox, wire) = opened(Limits::default());
     wire.system().answers = [Tried::Begun].into();
-    outbox.push_now(item("a")).unwrap();
+    outbox.push_below(item("a"), u64::MAX, true).unwrap();
     assert_eq!(outbox.waiting(), item("a").load(), "it is not sent yet");
-    outbox.push_now(item("b")).unwrap();
+    outbox.push_below(item("b"), u64::MAX, true).unwrap();
     Wire::write(&outbox);
-    outbox.push_now(item("c")).unwrap();
+    outbox.push_below(item("c"), u64::MAX, true).unwrap();
     assert_eq!(wire.log(), ["a begun", "flush", "b", "c at once"]);
     assert_eq!((outbox.waiting(), outbox.sent().items), (Load::default(), 3));
 }
@@ -182,7 +182,7 @@ fn the_rest_of_a_begun_item_goes_before_what_was_pushed_after_it() {
 fn a_begun_item_alone_wakes_the_writer() {
     let (outbox, wire) = opened(Limits::default());
     wire.system().answers = [Tried::Begun].into();
-    outbox.push_now(item("a")).unwrap();
+    outbox.push_below(item("a"), u64::MAX, true).unwrap();
     assert!(matches!(Wire::step(&outbox), Some(Ok((false, false)))));
     assert_eq!(wire.log(), ["a begun", "flush"]);
     assert!(Wire::step(&outbox).is_none());
@@ -193,11 +193,11 @@ fn a_begun_item_alone_wakes_the_writer() {
 fn an_item_that_is_not_for_now_goes_to_the_writer() {
     let (outbox, wire) = opened(Limits::default());
     wire.system().answers = [Tried::Not].into();
-    outbox.push_now(item("a")).unwrap();
+    outbox.push_below(item("a"), u64::MAX, true).unwrap();
     Wire::write(&outbox);
     assert_eq!(wire.log(), ["a"]);
     let unopened = Outbox::new(Limits::default());
-    unopened.push_now(item("b")).unwrap();
+    unopened.push_below(item("b"), u64::MAX, true).unwrap();
     assert_eq!(unopened.waiting().items, 1, "there is nothing to send with yet");
     wire.open(&unopened);
     Wire::write(&unopened);
@@ -208,7 +208,7 @@ fn an_item_that_is_not_for_now_goes_to_the_writer() {
 fn nobody_sends_past_a_writer_that_writes() {
     let (outbox, wire) = opened(Limits::default());
     let held = outbox.sending();
-    outbox.push_now(item("a")).unwrap();
+    outbox.push_below(item("a"), u64::MAX, true).unwrap();
     drop(held);
     Wire::write(&outbox);
     assert_eq!(wire.log(), ["a"]);
@@ -224,8 +224,8 @@ fn a_failure_or_panic_past_the_writer_ends_the_writer_and_loses_each_item_once()
         } else {
             wire.system().answers = [Tried::Failed].into();
         }
-        outbox.push_now(item("a")).unwrap();
-        outbox.push_now(item("b")).unwrap();
+        outbox.push_below(item("a"), u64::MAX, true).unwrap();
+        outbox.push_below(item("b"), u64::MAX, true).unwrap();
         assert!(matches!(Wire::step(&outbox), Some(Err(_))));
         outbox.fail(io::ErrorKind::BrokenPipe.into());
         outbox.shut();
@@ -240,7 +240,7 @@ fn what_a_writer_was_at_when_it_failed_is_lost_and_what_it_sent_before_is_sent()
     let budget = Budget::new(1 << 20);
     let (outbox, wire) = opened_within(Limits::default(), budget.clone());
     wire.system().answers = [Tried::Begun].into();
-    outbox.push_now(item("a")).unwrap();
+    outbox.push_below(item("a"), u64::MAX, true).unwrap();
     outbox.push(item("b")).unwrap();
     outbox.push(item("c")).unwrap();
     wire.system().fails_after = Some(2);
@@ -322,7 +322,7 @@ fn whoever_sends_the_last_item_of_a_closing_way_out_wakes_the_writer() {
         // The writer has heard of it, and found an item waiting.
         assert!(closing.try_next(&mut Vec::new()).is_some());
     }));
-    outbox.push_now(item("a")).unwrap();
+    outbox.push_below(item("a"), u64::MAX, true).unwrap();
     assert!(matches!(Wire::step(&outbox), Some(Ok((true, false)))));
     assert_eq!(wire.log(), ["a at once", "finish"]);
 }

@@ -148,6 +148,20 @@ impl Running {
     fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
         kill_process(pid, signal).unwrap();
+        if signal == Signal::STOP {
+            // On a busy machine its threads go on for a while.
+            crate::processes::wait_for(|| self.is_stopped().then_some(()));
+        }
+    }
+
+    /// Whether a signal has stopped each of its threads.
+    fn is_stopped(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        threads.flatten().all(|thread| {
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ")
+                .is_some_and(|(_, rest)| rest.starts_with('T'))
+        })
     }
 
     /// Waits for its end, and returns the code and what it still wrote.
