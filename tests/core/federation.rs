@@ -342,7 +342,7 @@ fn frames_are_handed_to_another_servers_application() {
 }
 
 fn small_queue(config: ServerConfig) -> ServerConfig {
-    config.patience(4 * LONG).queue(Limits {
+    config.patience(4 * LONG).write_timeout(4 * LONG).queue(Limits {
         frames: 1 << 20,
         bytes: 1 << 20,
     })

@@ -317,13 +317,15 @@ impl Peer {
     /// The next frame, or the end.
     pub fn next(&mut self) -> Received {
         loop {
+            self.decode();
             if let Some(received) = self.waiting.pop_front() {
                 return received;
             }
-            self.decode();
-            if self.waiting.is_empty() && !self.read() && self.halves.inbox.is_empty() {
+            // A part of a frame may be left then: it never becomes a whole one.
+            if self.ended {
                 return Received::End;
             }
+            self.read();
         }
     }
 

@@ -262,11 +262,11 @@ impl Shared {
             };
         };
         let revision = document.revision;
-        {
-            let state = self.lock();
-            if state.revision == Some(revision) && state.text == document.text {
-                return Ok(());
-            }
+        // The copy and the state change under one lock. Otherwise an editor that has seen the new
+        // policy could still make its edit on the old document.
+        let mut state = self.lock();
+        if state.revision == Some(revision) && state.text == document.text {
+            return Ok(());
         }
         let objects = read(&document.text).map_err(CallError::Document);
         let made = objects.and_then(|objects| {
@@ -276,7 +276,6 @@ impl Shared {
             Ok(())
         });
         // Also if the document cannot be used: the next edit has to be made on this document.
-        let mut state = self.lock();
         state.text.clone_from(&document.text);
         state.revision = Some(revision);
         state.read += 1;
