@@ -60,7 +60,7 @@
 //! | an unfinished item | 16 KiB of each connection's own; its announced length beyond that is reserved in the budget of received bytes, half of it for each certificate | the connection is not read until there is memory, in the order of arrival. The first in line always gets it. Whoever has memory that others wait for is ended if it does not go on |
 //! | a receiver's queue | its mark: half of the receiver's limit, or its share of the budget, and one item | items join the line |
 //! | answers to itself in a receiver's queue | 1 MiB, or half of the mark | the connection is not read |
-//! | what others wait with in a line | one turn of each connection | those connections wait |
+//! | what others wait with in a line | one turn of each connection; of all distant origins 16 MiB, or the receiver's limit if that is more | those connections wait; beyond it nobody waits with what comes late |
 //! | what nobody waits with in a line: of the application, or for a slow receiver | the other half of the receiver's limit, or its share of the budget; one item may always wait | the core's policy |
 
 mod credit;
@@ -102,6 +102,12 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// How many bytes of its own answers may wait for a connection that is still read.
 const ANSWERS: u64 = 1 << 20;
+
+/// What a distant origin has under way when it is told to wait still arrives. A line takes as
+/// much of that as the receiver may have in all, but at least what may be on a link: its queue
+/// at the other dispatcher, 8 MiB there, what the sockets hold, and what its reader is ahead.
+/// A receiver with a small limit would otherwise be ended for what others had sent already.
+const UNDER_WAY: u64 = 16 << 20;
 
 /// How far a queue drains below its mark before its line moves on: several batches of its
 /// writer. So the dispatcher is not told for every batch, and a thousand senders in line
@@ -396,9 +402,8 @@ impl<I> Flow<I> {
             false => item,
         };
         way.outbox.budget().take(item.load().memory());
-        // What a distant origin has under way when it is told to wait still arrives here. A line
-        // takes as much of that as the receiver may have in all.
-        let is_bounded = !matches!(origin, Origin::Distant { .. }) || way.line.memory() <= way.limits.bytes;
+        let most_late = way.limits.bytes.max(UNDER_WAY);
+        let is_bounded = !matches!(origin, Origin::Distant { .. }) || way.line.memory() <= most_late;
         let holds = origin != Origin::Application && (is_own || !way.is_slow) && is_bounded;
         let is_first = way.line.is_empty();
         way.line.push_back(Waiting { item, origin, holds });
