@@ -3,7 +3,7 @@
 //!
 //! | command | carried out when |
 //! |---|---|
-//! | STOP | STATS list the instance as ended or no longer; InstanceStopped, InstanceDeleted |
+//! | STOP | STATS list the instance as ended, if it was not known to have ended before, or no longer; InstanceStopped, InstanceDeleted |
 //! | DELETE | STATS no longer list it; InstanceDeleted, InstanceStopped |
 //! | RESTART | STATS list it as running |
 //! | AttachVolume, DetachVolume | STATS list the volume with it, or no longer |
@@ -42,6 +42,9 @@ struct Sent {
     /// Whether the instance was known when the command was sent. If it was not, then STATS
     /// that lack it may be older than the command, and the node's failure is the answer.
     is_known: bool,
+    /// Whether the instance was known to have ended when the command was sent. Then STATS that
+    /// list it as ended say nothing about a STOP, and the node's answer counts.
+    had_ended: bool,
     node: Uuid,
     given: Instant,
     deadline: Instant,
@@ -68,8 +71,16 @@ impl Commands {
         }
     }
 
-    /// A command was forwarded to a node. `is_known` is whether its instance was known.
-    pub(super) fn sent(&mut self, node: Uuid, instance: Uuid, is_known: bool, frame: &Frame, now: Instant) {
+    /// A command was forwarded to a node. `known` is whether its instance has ended; none if it
+    /// was not known.
+    pub(super) fn sent(
+        &mut self,
+        node: Uuid,
+        instance: Uuid,
+        known: Option<bool>,
+        frame: &Frame,
+        now: Instant,
+    ) {
         let command = Command(frame.kind().operand);
         if !is_tracked(command) || self.sent.len() >= MOST {
             return;
@@ -84,7 +95,8 @@ impl Commands {
                 ..CommandSubject::of(frame)
             },
             instance,
-            is_known,
+            is_known: known.is_some(),
+            had_ended: known == Some(true),
             node,
             given: now,
             deadline,
@@ -158,7 +170,9 @@ impl Commands {
             let is_done = match sent.command {
                 // An instance that is not persistent is deleted by STOP, so a missing one has
                 // stopped, too.
-                Command::STOP => phase.map_or(sent.is_known, |phase| phase == Phase::Ended),
+                Command::STOP => {
+                    phase.map_or(sent.is_known, |phase| phase == Phase::Ended && !sent.had_ended)
+                }
                 Command::DELETE => phase.is_none() && sent.is_known,
                 Command::RESTART => state == Some(&InstanceState::Active),
                 Command::ATTACH_VOLUME => has_volume(),

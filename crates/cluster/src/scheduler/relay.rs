@@ -90,7 +90,8 @@ impl Scheduler {
         }
         let Some(node) = node else { return };
         if let Some(instance) = instance {
-            self.commands.sent(node, instance, has.is_some(), frame, cx.now());
+            let known = has.map(|_| self.instances.has_ended(instance));
+            self.commands.sent(node, instance, known, frame, cx.now());
         }
         match Command(frame.kind().operand) {
             Command::EVACUATE => {

@@ -223,6 +223,25 @@ fn a_command_has_one_answer_which_repeats_its_id_and_what_nobody_asked_for_goes_
 }
 
 #[test]
+fn a_stop_of_what_had_ended_is_answered_by_its_node_and_not_by_stats() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let [(stop, asked, error, failed), ..] = commands(node.uuid);
+    let mut said = stats(node.uuid, &[INSTANCE]);
+    said.instances[0].state = InstanceState::Exited;
+    node.send_payload(&said);
+    controller.expect(Command::STATS);
+    controller.send_text(stop, &asked);
+    node.expect(stop);
+    // The node may have written these before it received the STOP.
+    node.send_payload(&said);
+    controller.expect(Command::STATS);
+    node.send_text(error, &failed);
+    controller.expect(error);
+}
+
+#[test]
 fn what_stats_or_an_event_show_is_the_answer() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();

@@ -251,6 +251,12 @@ impl Instances {
         self.by_uuid.get(&instance)?.node
     }
 
+    /// Whether its node has said that it has ended.
+    pub(super) fn has_ended(&self, instance: Uuid) -> bool {
+        let entry = self.by_uuid.get(&instance);
+        entry.is_some_and(|entry| matches!(entry.state, State::Known(Phase::Ended)))
+    }
+
     /// Whether a node was given its START, and has not said yet what became of it.
     pub(super) fn is_starting(&self, instance: Uuid) -> bool {
         let entry = self.by_uuid.get(&instance);
