@@ -156,7 +156,7 @@ impl Pages {
     pub(crate) fn announce(&self, as_json: bool) {
         let Some(admin) = &self.admin else { return };
         let urls = admin.urls();
-        let text = format_args!("pages at {}", urls.join(", "));
+        let text = format!("pages at {}", urls.join(", "));
         let _ = say_either(as_json, json!({ "pages": urls }), text);
     }
 
