@@ -99,8 +99,12 @@ impl State {
     /// Asks the server that has a session of this UUID to give it up. `verdict` is dropped if
     /// nobody has to be asked, or if there will be no answer.
     fn claim(&mut self, uuid: Uuid, certificate: Bytes, verdict: Sender<u8>) {
+        // A session elsewhere must not end for a newcomer that is refused here in any case. The
+        // bounds of sessions are not judged yet.
+        let is_refused =
+            self.draining.is_some() || self.open.is_none() || self.bans.left(uuid, self.now).is_some();
         let own = self.sessions.id_of(uuid).is_some();
-        let Some(row) = self.links.roster.get(uuid).filter(|_| !own) else {
+        let Some(row) = self.links.roster.get(uuid).filter(|_| !own && !is_refused) else {
             return;
         };
         let Some(link) = self.links.to(row.info.server) else {
@@ -130,7 +134,7 @@ impl State {
             uuid,
             bound: certificate.uuid,
         };
-        // The other server has looked at its own limits.
+        // The other server looks at its own limits.
         let standing = Standing {
             server: self.environment.uuid,
             stopping: false,

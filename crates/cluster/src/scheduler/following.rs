@@ -118,9 +118,10 @@ impl Following {
         held.map(|held| (held.from, held.frame)).collect()
     }
 
-    pub(super) fn next_due(&self) -> Option<Instant> {
+    /// What a leader holds does not expire: it takes it itself.
+    pub(super) fn next_due(&self, leads: bool) -> Option<Instant> {
         let telling = self.telling.as_ref().map(|telling| telling.at);
-        let held = self.held.front().map(|held| held.until);
+        let held = self.held.front().map(|held| held.until).filter(|_| !leads);
         [telling, held].into_iter().flatten().min()
     }
 
@@ -179,11 +180,13 @@ impl Scheduler {
         frames: impl Iterator<Item = Frame>,
         pass: impl FnOnce(&mut Context<'_>, Uuid) -> Result<(), SendError>,
     ) {
-        let own = from.server() == cx.uuid();
-        // What another server passes on to one that leads no more is told to the next leader.
-        let Some(term) = self.term.as_mut().filter(|_| own) else {
-            return;
-        };
+        if from.server() != cx.uuid() {
+            // Another server took this one for the leader. It tells the next leader what its
+            // clients have said, but no command a second time.
+            let lost = frames.filter(|frame| is_held(frame.kind()));
+            return lost.for_each(|frame| refuse(cx, from, &frame, "this one has just ceased to lead"));
+        }
+        let Some(term) = self.term.as_mut() else { return };
         let mut waits = Vec::new();
         for frame in frames {
             term.following.note(from.uuid(), &frame);
@@ -198,6 +201,15 @@ impl Scheduler {
             return;
         }
         waits.iter().for_each(|frame| self.hold(cx, from, frame));
+    }
+
+    /// Holds a command that this scheduler had while it led. The next leader takes commands of a
+    /// client only from the client's own server, so others are refused.
+    pub(super) fn hold_or_refuse(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
+        match from.server() == cx.uuid() {
+            true => self.hold(cx, from, frame),
+            false => refuse(cx, from, frame, "this one has just ceased to lead"),
+        }
     }
 
     /// Holds a command until there is a leader that can take it.
@@ -292,10 +304,12 @@ impl Scheduler {
         if to == cx.uuid() {
             return self.complete(cx);
         }
+        let held = term.following.take_held();
         let is_told = cx.tell(to, Message::Complete.encode());
-        for (from, frame) in term.following.take_held() {
+        for (from, frame) in held {
             if let Err(e) = cx.pass_frame(to, &from, &frame) {
                 debug!(target: "ssntp::scheduler", "{from}: {}: {e}", frame.kind());
+                self.hold(cx, &from, &frame);
             }
         }
         if is_told.is_err() {
@@ -381,7 +395,7 @@ mod tests {
         }
         assert!(!following.hold(&controller, &frame(10), now), "too many");
         assert_eq!(following.take_held().len(), MOST_HELD);
-        assert_eq!((following.held_bytes, following.next_due()), (0, None));
+        assert_eq!((following.held_bytes, following.next_due(false)), (0, None));
         // One that finds no room is refused at once.
         for _ in 0..=MOST_HELD {
             test.receive(controller.uuid(), &Frame::of(&Restore::default()));

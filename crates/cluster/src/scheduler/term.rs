@@ -234,7 +234,7 @@ impl Scheduler {
             return Some(at_once());
         }
         let ends = term.acting.map(|acting| acting.until);
-        [ends, term.awaits, term.following.next_due()]
+        [ends, term.awaits, term.following.next_due(term.is_leading())]
             .into_iter()
             .flatten()
             .min()
@@ -378,16 +378,17 @@ impl Scheduler {
         let held = std::iter::from_fn(|| self.held.take(0)).collect::<Vec<_>>();
         self.forget();
         let Some(term) = &mut self.term else { return };
-        let following = std::mem::take(&mut term.following);
+        let mut following = std::mem::take(&mut term.following);
+        let mut waits = following.take_held();
         *term = Term::new(Arc::clone(&term.shared));
         term.following = following;
         term.following.end_telling();
         term.take_intents(intents);
-        for start in held {
-            let from = cx.directory().session(start.from).cloned();
-            if let Some(from) = from {
-                self.hold(cx, &from, &start.frame);
-            }
+        let session = |id| cx.directory().session(id).cloned();
+        let starts = held.into_iter();
+        waits.extend(starts.filter_map(|start| Some((session(start.from)?, start.frame))));
+        for (from, frame) in waits {
+            self.hold_or_refuse(cx, &from, &frame);
         }
     }
 

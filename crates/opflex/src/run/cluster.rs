@@ -324,8 +324,10 @@ impl Named {
 
 /// Applies a view: the policy, and the members that elements are told.
 fn follow(shared: &Shared, view: &View, named: &mut Named) -> Result<(), CallError> {
-    shared.take(view)?;
-    named.tell(view, &shared.events)
+    // Elements are told of new members also while the policy cannot be used.
+    let taken = shared.take(view);
+    named.tell(view, &shared.events)?;
+    taken
 }
 
 /// Follows each view until the membership ends.
