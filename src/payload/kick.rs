@@ -187,5 +187,7 @@ names! {
         NotBanned = "not_banned";
         /// A value is missing or out of range.
         InvalidData = "invalid_data";
+        /// The server that is named does not take this operator.
+        NotAllowed = "not_allowed";
     }
 }

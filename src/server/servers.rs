@@ -42,13 +42,23 @@ impl ServerCore {
     pub(super) fn drain_for_remote(&mut self, by: &SessionInfo, run: &Run) {
         let state = &mut self.state;
         for frame in run.frames() {
-            if by.role.intersects(state.operators)
-                && state.filter.allows(by.role, DrainServer::KIND)
-                && let Ok(asked) = read(&frame, |asked: &DrainServer| &asked.id)
-            {
-                let done = state.judge_drain(by, &asked, None);
-                state.finish_drain(by, &asked, done);
-            }
+            // The operator's own server has read it already, so it can be read.
+            let Ok(asked) = read(&frame, |asked: &DrainServer| &asked.id) else {
+                continue;
+            };
+            let is_allowed =
+                by.role.intersects(state.operators) && state.filter.allows(by.role, DrainServer::KIND);
+            let done = match is_allowed {
+                true => state.judge_drain(by, &asked, None),
+                false => {
+                    let text = format!(
+                        "server {} takes no operators of this role",
+                        state.environment.uuid
+                    );
+                    Err((OperatorRefusal::NotAllowed, text))
+                }
+            };
+            state.finish_drain(by, &asked, done);
         }
     }
 }

@@ -158,6 +158,16 @@ impl Node {
     }
 
     /// Waits until the figures of the link say so.
+    /// Waits for a link to a server that may be a test itself.
+    fn await_link_of(&self, server: Uuid) {
+        let deadline = Instant::now() + LONG;
+        let stands = |link: &LinkFigures| link.server.uuid == server;
+        while !self.server.handle().links().unwrap().iter().any(stands) {
+            assert!(Instant::now() < deadline, "no link to {server}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     pub(crate) fn await_link(&self, other: &Node, is_so: impl Fn(&LinkFigures) -> bool) {
         let deadline = Instant::now() + LONG;
         while !is_so(&self.link_to(other)) {
@@ -465,6 +475,25 @@ fn a_session_is_taken_over_from_another_server_by_its_rules() {
 }
 
 #[test]
+fn who_is_refused_by_one_server_keeps_its_session_at_another_one() {
+    let one = Node::start(&[]);
+    let two = Node::start(&[&one]);
+    let uuid = Uuid::new_v4();
+    let own = bound_identity(Role::AGENT, uuid);
+    let _session = one.server.connect_as(&own, Role::AGENT, uuid);
+    two.await_news(&News::Remote(uuid));
+    // A server that drains takes nobody. It stays, because this client does not leave.
+    let _stays = two.server.connect(Role::CONTROLLER);
+    two.server.handle().drain(60 * LONG).unwrap();
+    let mut again = two.server.dial(&own);
+    assert!(!again.try_handshake(Role::AGENT, uuid, false, Default::default()));
+    for node in [&one, &two] {
+        let server = node.with(move |cx| cx.directory().session(uuid).map(SessionInfo::server));
+        assert_eq!(server, Some(one.uuid()));
+    }
+}
+
+#[test]
 fn after_a_partition_the_later_session_stays_and_the_other_is_replaced() {
     let one = Node::start(&[]);
     let two = Node::start(&[]);
@@ -513,7 +542,16 @@ fn servers_that_dial_each_other_and_themselves_keep_one_link() {
 
 /// A connection that offers the protocol of links.
 fn link_stream(node: &Node, identity: &ssntp::pki::Identity) -> std::io::Result<ssntp_transport::Halves> {
-    let stream = node.links.connect(Default::default(), Default::default())?;
+    link_over(
+        node.links.connect(Default::default(), Default::default())?,
+        identity,
+    )
+}
+
+fn link_over(
+    stream: impl ssntp_transport::Duplex + 'static,
+    identity: &ssntp::pki::Identity,
+) -> std::io::Result<ssntp_transport::Halves> {
     let connector = Connector::mutual(identity, &trust())
         .unwrap()
         .protocol(b"ssntp-link/1");
@@ -563,12 +601,65 @@ fn who_is_no_server_gets_no_link() {
     }
 }
 
+#[test]
+fn a_scheduler_links_with_schedulers_only() {
+    let links = MemoryListener::new();
+    let config = ServerConfig::new(identity(Role::SCHEDULER), trust());
+    let config = config.listen_in_memory(&links).federate(Federation::new());
+    let _server = ssntp::server::Server::start(config, ()).unwrap();
+    for (role, refused) in [(Role::SERVER, true), (Role::SCHEDULER, false)] {
+        let stream = links.connect(Default::default(), Default::default()).unwrap();
+        let mut halves = link_over(stream, &identity(role)).unwrap();
+        let hello = hello_as(role, 1, Uuid::from_u128(5), ssntp::proto::DEFAULT_MAX_PAYLOAD);
+        // What follows HELLO ends the link that there is.
+        for frame in [hello, link_frame(200, &[])] {
+            let _ = halves.transmit.transmit(&[Outgoing::whole(frame.into(), 1)]);
+        }
+        let text = String::from_utf8_lossy(&last_words(halves)).into_owned();
+        let is_refused = text.contains("a scheduler links with schedulers only");
+        assert_eq!(is_refused, refused, "{role}: {text:?}");
+    }
+}
+
+#[test]
+fn a_link_that_stands_is_not_taken_by_another_certificate_that_claims_its_uuid() {
+    let node = Node::start(&[]);
+    let uuid = Uuid::from_u128(5);
+    let begin = |identity: &ssntp::pki::Identity, incarnation: u64| {
+        let mut halves = link_stream(&node, identity).unwrap();
+        let mut hello = hello(1, uuid, ssntp::proto::DEFAULT_MAX_PAYLOAD);
+        hello[26..34].copy_from_slice(&incarnation.to_be_bytes());
+        halves
+            .transmit
+            .transmit(&[Outgoing::whole(hello.into(), 1)])
+            .unwrap();
+        halves
+    };
+    let own = identity(Role::SERVER);
+    let first = begin(&own, 1);
+    node.await_link_of(uuid);
+    let other = last_words(begin(&identity(Role::SERVER), 2));
+    let text = String::from_utf8_lossy(&other).into_owned();
+    assert!(
+        text.contains("another certificate has a link with that UUID"),
+        "{text:?}"
+    );
+    // The same certificate may come again, as a server does that was started again.
+    let _again = begin(&own, 3);
+    let text = String::from_utf8_lossy(&last_words(first)).into_owned();
+    assert!(text.contains("a newer link takes its place"), "{text:?}");
+}
+
 /// HELLO as docs/links.md has it.
 fn hello(version: u16, uuid: Uuid, max_payload: u32) -> Vec<u8> {
+    hello_as(Role::SERVER, version, uuid, max_payload)
+}
+
+fn hello_as(role: Role, version: u16, uuid: Uuid, max_payload: u32) -> Vec<u8> {
     let mut fields = version.to_be_bytes().to_vec();
     fields.extend(uuid.as_bytes());
     fields.extend(1u64.to_be_bytes());
-    fields.extend(Role::SERVER.bits().to_be_bytes());
+    fields.extend(role.bits().to_be_bytes());
     fields.extend(0u64.to_be_bytes());
     fields.extend(max_payload.to_be_bytes());
     fields.extend([0, 0]);

@@ -119,10 +119,13 @@ fn a_session_that_is_no_operator_at_either_server_drains_nothing() {
     let mut agent = two.connect(Role::AGENT, &[&one]);
     let refused: InvalidFrameType = ask(&mut agent, &drain(one.uuid()));
     assert_eq!(refused.reason.as_str(), "role_not_allowed");
-    // The first server takes no operators at all, so nobody is answered.
+    // The first server takes no operators at all.
     let mut operator = two.connect(Role::CONTROLLER, &[&one]);
-    operator.send(&Frame::of(&drain(one.uuid())));
-    one.await_link(&two, |link| link.frames_received == 1);
+    let refused: Servers = ask(&mut operator, &drain(one.uuid()));
+    assert_eq!(
+        (refused.id.as_str(), refused.reason),
+        ("d", OperatorRefusal::NotAllowed)
+    );
     let stands = list(&mut operator);
     assert!(
         stands.iter().any(|entry| entry.state == ServerState::Linked),

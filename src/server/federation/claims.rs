@@ -63,8 +63,11 @@ impl Claims {
         Some(self.last)
     }
 
-    pub(super) fn answer(&mut self, id: u64, verdict: u8) {
-        if let Some(claim) = self.waiting.remove(&id) {
+    /// Another server has judged. Only the one that was asked may.
+    pub(super) fn answer(&mut self, link: ConnectionId, id: u64, verdict: u8) {
+        if self.waiting.get(&id).is_some_and(|claim| claim.link == link)
+            && let Some(claim) = self.waiting.remove(&id)
+        {
             // The newcomer may have stopped waiting.
             let _ = claim.verdict.try_send(verdict);
         }

@@ -92,7 +92,10 @@ impl State {
         from: &SessionInfo,
         bundle: Bundle,
     ) -> Result<(), SendError> {
-        let link = self.links.to(server).ok_or(SendError::NotConnected(server))?;
+        // Before the snapshot of a link the other server does not know who sends this.
+        let link = self.links.to(server);
+        let is_told = |link: &ConnectionId| self.links.table.get(*link).is_some_and(|link| link.linked);
+        let link = link.filter(is_told).ok_or(SendError::NotConnected(server))?;
         let frames = bundle.frames;
         let bytes = self.encoded(Some(from.uuid), To::Application, bundle);
         self.put(link, bytes, frames, self.origin);

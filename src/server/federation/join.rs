@@ -207,6 +207,11 @@ fn check(facts: &Facts, hello: &Hello) -> Result<(), NoLink> {
         return Err(NoLink::Own);
     } else if hello.uuid == environment.uuid {
         format!("two servers have the UUID {}", hello.uuid)
+    } else if environment.role.intersects(Role::SCHEDULER) && !certificate.roles.intersects(Role::SCHEDULER) {
+        // What a linked server says of its clients and its token is believed, and a scheduler
+        // commands a cluster. A certificate that is for a web page must not be enough.
+        let roles = certificate.roles;
+        format!("its certificate has the roles {roles}, and a scheduler links with schedulers only")
     } else if let Some(bound) = certificate.uuid.filter(|bound| *bound != hello.uuid) {
         format!("its certificate is bound to {bound}, and it says {}", hello.uuid)
     } else if !hello.role.may_be_advertised_with(certificate.roles) {

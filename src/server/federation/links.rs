@@ -270,8 +270,13 @@ impl State {
         let LinkRequest { hello, dialled, .. } = request;
         let peer = hello.uuid;
         if let Some(old) = self.links.to(peer)
-            && let Some(before) = self.links.table.get(old).map(|link| &link.server)
+            && let Some(link) = self.links.table.get(old)
         {
+            let before = &link.server;
+            // A UUID that no certificate proves belongs to who has it, until its link ends.
+            if request.certificate.uuid.is_none() && !link.certificate.is(&request.certificate) {
+                return Err(Refusal::Busy("another certificate has a link with that UUID"));
+            }
             let own_stays = self.links.own < peer;
             let old_stays = before.dialled != dialled && before.dialled == own_stays;
             if old_stays && before.incarnation == hello.incarnation {
@@ -516,7 +521,9 @@ impl ServerCore {
                 let answer = LinkFrame::Claimed { id: claim, verdict };
                 self.state.say(id, &answer);
             }
-            LinkFrame::Claimed { id: claim, verdict } => self.state.links.claims.answer(claim, verdict),
+            LinkFrame::Claimed { id: claim, verdict } => {
+                self.state.links.claims.answer(id, claim, verdict);
+            }
             LinkFrame::Alive => {}
             LinkFrame::End { end, reason, .. } => {
                 let why = format!("the other server has ended it: {reason}");
