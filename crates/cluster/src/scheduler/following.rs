@@ -22,7 +22,7 @@ use super::nodes::detached;
 use super::told::Message;
 use crate::refusal::{self, Refused};
 use ssntp::Role;
-use ssntp::payload::NewLeader;
+use ssntp::payload::{MAX_READ_LEN, NewLeader};
 use ssntp::proto::{Command, Event, Frame, FrameKind, FrameType};
 use ssntp::server::{Context, SendError, SessionInfo};
 
@@ -40,10 +40,12 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// of a node, and one for each public address of a concentrator.
 const MOST_EVENTS: usize = 1024;
 const LONGEST_EVENT: usize = 1024;
+/// The longest STATS that a scheduler reads.
+const LONGEST_STATS: usize = 1 << 20;
 /// Why a command is refused that no leader has taken.
 const NO_LEADER: &str = "no_leader";
 
-/// What a client has last said that a new leader has to know.
+/// The frames that a client sent last, as far as a new leader needs them.
 #[derive(Debug, Default)]
 struct Last {
     /// READY, FULL, OFFLINE or MAINTENANCE.
@@ -51,6 +53,31 @@ struct Last {
     stats: Option<Frame>,
     /// Of tenants, and of a concentrator and its addresses.
     events: VecDeque<Frame>,
+}
+
+impl Last {
+    /// Keeps an event. What was added, and is removed now, is forgotten: a new leader begins
+    /// without either.
+    fn event(&mut self, frame: &Frame) {
+        let before = self.events.len();
+        self.events.retain(|old| subject(old) != subject(frame));
+        let is_removal = frame.kind() == Event::TENANT_REMOVED || frame.kind() == Event::PUBLIC_IP_UNASSIGNED;
+        if is_removal && self.events.len() < before {
+            return;
+        }
+        if self.events.len() >= MOST_EVENTS {
+            self.events.pop_front();
+        }
+        self.events.push_back(detached(frame));
+    }
+}
+
+/// What an event is about: its payload after the root, which differs between the event that
+/// something is added and the one that it is removed.
+fn subject(frame: &Frame) -> &[u8] {
+    let payload = frame.payload_bytes();
+    let root = payload.iter().position(|byte| *byte == b'\n');
+    payload.get(root.unwrap_or_default()..).unwrap_or_default()
 }
 
 #[derive(Debug)]
@@ -84,17 +111,14 @@ impl Following {
         if !is_kept {
             return;
         }
+        let length = frame.payload_bytes().len();
         let last = self.last.entry(from).or_default();
         match kind.frame_type {
-            FrameType::COMMAND => last.stats = Some(detached(frame)),
-            FrameType::STATUS => last.status = Some(detached(frame)),
-            _ if frame.payload_bytes().len() > LONGEST_EVENT => {}
-            _ => {
-                if last.events.len() >= MOST_EVENTS {
-                    last.events.pop_front();
-                }
-                last.events.push_back(detached(frame));
-            }
+            FrameType::COMMAND if length <= LONGEST_STATS => last.stats = Some(detached(frame)),
+            FrameType::STATUS if length <= MAX_READ_LEN => last.status = Some(detached(frame)),
+            FrameType::EVENT if length <= LONGEST_EVENT => last.event(frame),
+            // No scheduler reads what is longer.
+            _ => {}
         }
     }
 
@@ -414,6 +438,17 @@ mod tests {
             following.note(client, &Frame::new(Command::STOP));
         }
         following.note(client, &Frame::new(Status::FULL));
+        for number in 0..2000 {
+            let text = |root: &str, number: usize| format!("{root}:\n  agent_ip: {number}\n");
+            let added = text("tenant_added", number);
+            following.note(client, &Frame::with_payload(Event::TENANT_ADDED, added));
+            // Those that come and go do not displace those that stay.
+            if number >= 10 {
+                let removed = text("tenant_removed", number);
+                following.note(client, &Frame::with_payload(Event::TENANT_REMOVED, removed));
+            }
+        }
+        assert_eq!(following.last[&client].events.len(), 10);
         for len in 0..2000 {
             following.note(client, &Frame::with_payload(Event::TENANT_ADDED, vec![b' '; len]));
         }

@@ -50,7 +50,7 @@ pub(super) struct Term {
     acting: Option<Acting>,
     /// Another scheduler that leads, and its token.
     leader: Option<(Uuid, u64)>,
-    /// What the leader has told of instances.
+    /// The intents that the leader has told: which instance it has placed on which node.
     intents: HashMap<Uuid, Intent>,
     pub(super) following: Following,
     /// The sessions of all schedulers that this leader has taken in. A client that goes from one
@@ -62,8 +62,8 @@ pub(super) struct Term {
     /// It takes in the sessions that stood when it began.
     begins: bool,
     awaits: Option<Instant>,
-    /// Nodes whose server this leader has no link to, by server. Their times stand still while
-    /// the server is a member of the cluster.
+    /// Nodes whose server this leader has no link to, by server. They do not become away while
+    /// the server is a member of the cluster; deadlines of STARTs go on.
     cut_off: HashMap<Uuid, HashSet<Uuid>>,
 }
 
@@ -426,8 +426,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether a session has gone only because the link to its server has ended. Then its times
-    /// stand still.
+    /// Whether a session has gone only because the link to its server has ended. Then its node
+    /// does not become away.
     pub(super) fn is_behind_a_lost_link(&mut self, cx: &Context<'_>, session: &SessionInfo) -> bool {
         let Some(term) = &mut self.term else { return false };
         let server = session.server();
