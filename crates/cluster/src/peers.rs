@@ -21,7 +21,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// None yet. `None` if the server was started without
+    /// Peers of this server, of which none is dialled yet. `None` if the server was started without
     /// [`ServerConfig::federate`](ssntp::server::ServerConfig::federate).
     pub fn of(server: &Server) -> Option<Self> {
         Some(Self {

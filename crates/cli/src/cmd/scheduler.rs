@@ -121,7 +121,8 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config or --state: {e}")))?;
     let (server, mut membership) = match args.join.engine()? {
         Some(engine) => {
-            // Where it listens at a port that the system chooses is known only then.
+            // This only checks the flags. A port that the system chooses is known once the server
+            // listens, so `start_joined` finds the addresses itself.
             join::addresses(&args.listen, args.advertise.as_ref())?;
             let named: Vec<_> = args.advertise.iter().map(Address::to_string).collect();
             let links = named.iter().fold(Federation::new(), Federation::advertise);

@@ -122,7 +122,7 @@ fn start(config: &str) -> io::Result<Child> {
 }
 
 /// Ends the dnsmasq that a concentrator has left in this network namespace because it was killed.
-/// It would go on with the former settings, and keep the port.
+/// The process would go on with its former settings, and keep the port.
 fn end_former() {
     let command = COMMAND.map(|word| format!("{word}\0")).concat();
     let is_former = |pid: &i32| {

@@ -46,7 +46,7 @@ pub(crate) struct Link {
     pub(crate) flags: Vec<String>,
     /// The bridge that it is a port of.
     pub(crate) master: String,
-    /// What only links of its kind have.
+    /// The attributes that only links of this kind have.
     pub(crate) linkinfo: Value,
     /// Only if statistics were asked for.
     pub(crate) stats64: Value,

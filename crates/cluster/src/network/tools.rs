@@ -52,7 +52,7 @@ pub(crate) fn elements(all: impl Iterator<Item = String>) -> String {
     }
 }
 
-/// What a tool prints with `-j`.
+/// The JSON that a tool of iproute2 prints with `-j`.
 pub(crate) fn json<T: for<'de> Deserialize<'de>>(tool: &str, arguments: &[&str]) -> Result<T, String> {
     let mut command = Command::new(tool);
     let printed = run(command.arg("-j").args(arguments), "")?;

@@ -28,7 +28,7 @@ pub(super) struct Intent {
     pub(super) fate: Fate,
 }
 
-/// What a START has come to.
+/// The result of a START.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Answered,

@@ -25,7 +25,7 @@ pub(super) struct Stream {
 
 #[derive(Debug)]
 pub(super) struct Pipes {
-    /// What each end sends.
+    /// The bytes under way, in each of the two directions.
     pipes: [Pipe; 2],
     cut: bool,
     /// Something that was sent may not have arrived.

@@ -345,7 +345,7 @@ struct Tls {
     generation: u64,
 }
 
-/// What all handshake threads share.
+/// The state that all handshake threads share.
 struct HandshakeContext {
     places: Vec<Place>,
     tls: Arc<Mutex<Tls>>,

@@ -61,7 +61,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     }
 }
 
-/// What the server that answers knows, with the servers of all pages.
+/// The list of servers, from all pages of the answer.
 fn all(operator: &Operator<'_>) -> Result<Servers, Failure> {
     let (id, mut head) = (new_id(), Servers::default());
     let entries = all_pages(|after| {

@@ -112,7 +112,7 @@ fn server_state(leader: &Id, server: &ServerEntry) -> String {
     }
 }
 
-/// What servers with an engine agree about, in a line.
+/// The leader, the lease and the engine of the cluster, in one line.
 pub(super) fn cluster(servers: &Servers) -> Option<String> {
     if servers.engine.is_empty() {
         return None;

@@ -35,7 +35,7 @@ pub(super) struct Several<'a> {
     pub(super) processes: &'a mut Processes,
     pub(super) screen: &'a mut Screen,
     pub(super) stop: &'a Stop,
-    /// Where they listen, in the order in which they were started.
+    /// The addresses of the servers, in the order in which they were started.
     addresses: Vec<String>,
 }
 

@@ -8,6 +8,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::cluster::processes::{Cluster, Done, LIMIT, Process, processes_inside};
+use crate::processes::words;
 
 /// A cluster, its controller daemon, and a file of workloads.
 struct Kept {
@@ -30,15 +31,7 @@ impl Kept {
             daemon: None,
         };
         kept.start();
-        let made = kept.words(&[
-            "controller",
-            "token",
-            "add",
-            "test",
-            "--write",
-            "--store",
-            "store",
-        ]);
+        let made = kept.words(&words("controller token add test --write --store store"));
         let token = made
             .stdout
             .split_whitespace()
@@ -255,18 +248,10 @@ fn of_two_controllers_one_leads_and_the_other_takes_over_without_starting_anythi
     let mut kept = Kept::with(Cluster::new("--state scheduler-state --controllers master"), 1);
     let second = kept.cluster.path("second");
     let http = format!("unix:{}", second.display());
-    let words = ["controller", "--store", "second-store", "--http", &http];
-    let daemon = Process::of(kept.cluster.command(&words), &kept.cluster.path(""), "second");
+    let start = ["controller", "--store", "second-store", "--http", &http];
+    let daemon = Process::of(kept.cluster.command(&start), &kept.cluster.path(""), "second");
     daemon.line_with("page");
-    let token = [
-        "controller",
-        "token",
-        "add",
-        "test",
-        "--write",
-        "--store",
-        "second-store",
-    ];
+    let token = words("controller token add test --write --store second-store");
     let made = Done::of(kept.cluster.command(&token));
     let token = made
         .stdout

@@ -78,7 +78,7 @@ pub(super) enum Cause {
     Policy,
 }
 
-/// What comes next for an instance that has ended.
+/// What the agent does next with an instance that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// It stays until a command comes.

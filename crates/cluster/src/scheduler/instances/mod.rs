@@ -172,7 +172,8 @@ pub(super) struct Instances {
     answered: VecDeque<Answered>,
     /// The file in which the next scheduler finds the owners; none if they are not kept.
     ledger: Option<Ledger>,
-    /// What other schedulers are to be told; none if there are no others.
+    /// The changes that the other schedulers have not been told yet; `None` in a scheduler that is
+    /// the only one.
     untold: Option<Vec<Intent>>,
 }
 

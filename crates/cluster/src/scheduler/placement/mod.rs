@@ -150,7 +150,8 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// What an earlier scheduler took from the node, of which nothing is known.
+    /// The allocation of a START that an earlier scheduler placed. How much it took is unknown
+    /// here, so it counts as nothing until STATS list the instance.
     pub fn earlier(node: Uuid) -> Self {
         Self {
             node,
