@@ -242,9 +242,7 @@ impl<I> Flow<I> {
         }
         let held = way.line.let_go(true);
         for waiting in way.line.iter() {
-            let load = waiting.item.load();
-            way.outbox.budget().give(load.memory());
-            way.outbox.count_late(load);
+            way.outbox.count_late(waiting.item.load());
         }
         way.outbox.close();
         self.let_go(held);

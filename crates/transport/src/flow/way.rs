@@ -65,6 +65,13 @@ pub(super) struct Batch<I> {
     pub(super) bytes: u64,
 }
 
+impl<I> Drop for Way<I> {
+    /// Gives the memory of its line back: a connection ends, or the whole dispatcher does.
+    fn drop(&mut self) {
+        self.outbox.budget().give(self.line.memory());
+    }
+}
+
 impl<I> Way<I> {
     pub(super) fn new(id: ConnectionId, outbox: Outbox, limits: Limits, credit: Arc<Credit>) -> Self {
         Self {

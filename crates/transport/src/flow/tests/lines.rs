@@ -349,3 +349,14 @@ fn a_sender_that_goes_on_is_read_as_far_ahead_as_before() {
     net.drain(&receiver);
     assert_eq!(sender.credit.try_wait().0, Some(true));
 }
+
+#[test]
+fn a_dispatcher_that_is_dropped_gives_the_memory_of_its_lines_back() {
+    let mut net = Net::new(1 << 30);
+    let [from, to] = [64, 4].map(|units| net.peer(units));
+    net.send(&from, &to, 3);
+    assert!(net.flow.is_waited_for(to.id));
+    let Net { flow, budget, .. } = net;
+    drop((flow, from, to));
+    assert_eq!(budget.used(), 0);
+}
