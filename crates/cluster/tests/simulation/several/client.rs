@@ -117,7 +117,7 @@ impl Client {
     pub(super) fn step(
         &mut self,
         clients: usize,
-        is_quiet: bool,
+        is_over: bool,
         now: Instant,
         random: &mut Random,
         log: &SharedLog,
@@ -165,7 +165,7 @@ impl Client {
         if moved {
             return Step::Moved;
         }
-        if !self.is_open() || self.left == 0 || is_quiet || self.owes() > 0 {
+        if !self.is_open() || self.left == 0 || is_over || self.owes() > 0 {
             return Step::Waits(arrives);
         }
         if let Some(next) = self.next.filter(|next| now < *next) {

@@ -340,7 +340,9 @@ impl World {
                 note(step, now);
                 continue;
             }
-            let step = self.clients[at].step(clients, self.is_quiet, now, &mut self.random, &self.log);
+            // A sender may wait with a stuck receiver for the patience, and a probe behind it.
+            let is_over = now + self.settings.patience + Duration::from_secs(1) > self.quiet_at;
+            let step = self.clients[at].step(clients, is_over, now, &mut self.random, &self.log);
             note(step, now);
         }
         Ok((moved, wake))
