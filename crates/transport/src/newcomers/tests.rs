@@ -97,18 +97,20 @@ impl Running {
 fn a_thread_that_cannot_be_started_costs_one_newcomer_alone() {
     let left = Arc::new(AtomicUsize::new(5));
     let failures = Arc::clone(&left);
+    let (started, has_started) = unbounded();
     let spawn = move |name: String, body: Body| {
         let fails = failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         match fails {
             Ok(_) => Err(io::ErrorKind::WouldBlock.into()),
-            Err(_) => threads::spawn(name, body),
+            Err(_) => threads::spawn(name, body).inspect(|_| started.send(()).unwrap()),
         }
     };
     let running = Running::start(handshakes(2, echo(), Box::new(spawn), ENDLESS));
     // One that is under way when it begins, and stays so: nobody is idle.
     left.store(0, Ordering::Relaxed);
     let before = running.connect();
-    running.taken(1);
+    // Its slot is taken a moment before its thread is started.
+    has_started.recv_timeout(LIMIT).unwrap();
     left.store(5, Ordering::Relaxed);
     for _ in 0..5 {
         assert_eq!(running.ask(b'x'), 0, "refused at once");
