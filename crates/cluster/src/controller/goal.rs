@@ -249,9 +249,9 @@ impl Goal {
                 ending: None,
             }),
             // It was there before, so this does not show that it was started again.
-            (Command::RESTART, C::InstanceDeleted { instance, .. }) => Some(Shown::Gone {
-                instance: *instance,
-            }),
+            (Command::RESTART, C::InstanceDeleted { instance, .. }) => {
+                Some(Shown::Gone { instance: *instance })
+            }
             (Command::STOP, C::InstanceStopped { instance, .. }) => done(true, stopped(instance)),
             // A DELETE with `stop` is answered by this event in place of InstanceDeleted.
             (_, C::InstanceStopped { instance, .. }) => done(self.leaves, stopped(instance)),
@@ -398,7 +398,10 @@ pub(super) fn identified(command: &impl Orderable) -> Frame {
     let payload = frame.payload_bytes();
     // The encoder writes the root alone in the first line, or all of the command as JSON. Then
     // it has no id, and its failure is found by what it names.
-    let root = payload.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    let root = payload
+        .iter()
+        .position(|byte| *byte == b'\n')
+        .map_or(0, |end| end + 1);
     let (root, keys) = payload.split_at(root);
     if !root.ends_with(b":\n") {
         return frame;
