@@ -106,10 +106,7 @@ fn a_connection_has_one_request_with_one_length() {
             format!("Content-Length: {length}\r\nContent-Length: {length}\r\n"),
             400,
         ),
-        (
-            format!("Content-Length: 0\r\nContent-Length: {length}\r\n"),
-            400,
-        ),
+        (format!("Content-Length: 0\r\nContent-Length: {length}\r\n"), 400),
         (format!("Content-Length: {length}, {length}\r\n"), 400),
         (format!("Content-Length: +{length}\r\n"), 400),
         ("Content-Length: 0x11\r\n".to_owned(), 400),
@@ -189,9 +186,8 @@ fn paths_and_methods_that_are_no_routes_are_none() {
         "DELETE /api/v1/workloads",
         "POST /api/v1/events",
     ] {
-        let head = format!(
-            "{line} HTTP/1.1\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json"
-        );
+        let head =
+            format!("{line} HTTP/1.1\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json");
         assert_eq!(rig.ask(&head, "{}").0, 404, "{line}");
     }
     for line in ["POST /", "DELETE /nodes", "PUT /login", "POST /page.css"] {
@@ -208,9 +204,8 @@ fn a_token_in_an_address_is_no_token() {
         let query = format!("?{name}={token}");
         assert_eq!(rig.ask(&format!("GET /{query} HTTP/1.1"), "").0, 303);
         assert_eq!(rig.get(&format!("/api/v1/status{query}")).0, 401);
-        let write = format!(
-            "POST /api/v1/workloads/web/rollout{query} HTTP/1.1\r\nContent-Type: application/json"
-        );
+        let write =
+            format!("POST /api/v1/workloads/web/rollout{query} HTTP/1.1\r\nContent-Type: application/json");
         assert_eq!(rig.ask(&write, r#"{"order": "back"}"#).0, 401);
         // Who has a right is told that it does not belong there.
         let head = format!("GET /api/v1/status{query} HTTP/1.1\r\nAuthorization: Bearer {token}");
