@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::source::{Following, Listed, Picture, Source, Writing, Written};
 use crate::store::{Follow, StoreError};
-use crate::{Applied, Figures, Handle, Query, Refused, RolloutOrder, Row, Spec};
+use crate::{Applied, Figures, Handle, Query, Refused, RolloutOrder, Row, Snapshot, Spec};
 use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions, Tenant, TenantAction, TenantEntry, Tenants};
 use ssntp::proto::Outputs;
 use ssntp_cluster::controller::{Controller, OutputStream, StreamEvent, StreamRequest};
@@ -59,6 +59,10 @@ impl Source for Daemon {
             view: Arc::new(controller.look(Clone::clone)),
             certificates,
         })
+    }
+
+    fn kept(&self) -> Arc<Snapshot> {
+        self.handle.snapshot()
     }
 
     fn sessions(&self) -> Listed<SessionEntry> {

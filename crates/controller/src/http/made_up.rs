@@ -412,6 +412,10 @@ impl Source for MadeUp {
         Ok(self.picture.lock().unwrap().clone())
     }
 
+    fn kept(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.picture.lock().unwrap().kept)
+    }
+
     fn sessions(&self) -> Listed<SessionEntry> {
         sessions(self.nodes)
     }

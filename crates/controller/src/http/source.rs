@@ -31,6 +31,9 @@ pub(crate) trait Source: Send + Sync + 'static {
     /// The present. It is called at most four times a second.
     fn picture(&self) -> Result<Picture, String>;
 
+    /// What should run, and what became of it, with all that was ordered so far.
+    fn kept(&self) -> Arc<Snapshot>;
+
     /// The sessions of the scheduler. Blocks for a second at most.
     fn sessions(&self) -> Listed<SessionEntry>;
 

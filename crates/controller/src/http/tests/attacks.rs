@@ -238,7 +238,10 @@ fn no_text_of_an_address_reaches_the_database_as_sql() {
     };
     let spec = json!({ "name": "web", "count": 0, "start": { "command": ["a"] } });
     let spec = serde_json::from_value(spec).unwrap();
+    assert_eq!(rig.get("/api/v1/workloads").1, json!([]));
     daemon.handle().apply(vec![spec], false).unwrap();
+    // A writer that reads at once sees what it has written.
+    assert_eq!(rig.get("/api/v1/workloads/web").0, 200);
     let applied = || rig.get("/api/v1/history?workload=web&kind=applied").1;
     assert_eq!(applied().as_array().unwrap().len(), 1);
     for text in [
