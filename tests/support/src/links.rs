@@ -18,8 +18,8 @@ use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateReques
 use ssntp::proto::{ClientHandshake, Command, Connect, Frame, FrameKind, FrameType, Header, Item};
 use ssntp::server::core::{Decoder, Entry, Environment, Grant, ServerCore, Step};
 use ssntp::server::{Context, Federation, Handler, Rules, ServerConfig, SessionInfo};
-use ssntp_transport::flow::Credit;
 use ssntp_transport::dispatch::{Admitted, DispatchEvent, Runner, Settings, Threads};
+use ssntp_transport::flow::Credit;
 use ssntp_transport::memory::pair;
 use ssntp_transport::{Budget, Decode, Limits, PeerAddress};
 use uuid::Uuid;
@@ -208,7 +208,13 @@ impl Directory {
         let environment = Environment::new(&(made.config)(other)).unwrap();
         let mut input = BytesMut::from(core((made.config)(other), &environment).0.hello());
         let chain = vec![made.server.der.clone()];
-        let entry = Entry::server(&made.environment, made.server.clone(), chain, PeerAddress::Memory, None);
+        let entry = Entry::server(
+            &made.environment,
+            made.server.clone(),
+            chain,
+            PeerAddress::Memory,
+            None,
+        );
         let (admitted, mut decoder) = self.server.bring_in(entry, &mut input).expect("a link");
         let mut told = 0;
         while told < sessions {
