@@ -76,7 +76,7 @@ impl Routes {
         };
         match (request.method.as_str(), &parts[..]) {
             ("GET" | "HEAD", ["events"]) => {
-                allow(&["after"])?;
+                allow(&["after", "output"])?;
                 Ok(events::reply(&*self.source, request)?)
             }
             ("GET" | "HEAD", ["history"]) => self.history(&params),
