@@ -2,6 +2,7 @@
 //! a fuzz target and by the test that replays its seeds.
 #![allow(
     clippy::expect_used,
+    clippy::new_without_default,
     clippy::panic,
     clippy::unwrap_used,
     reason = "a fuzz target fails by panicking"
