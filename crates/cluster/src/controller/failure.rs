@@ -30,6 +30,8 @@ pub struct Failure {
     pub cnci: Id,
     /// The public address; empty if it names none.
     pub public_ip: String,
+    /// The id of the command; empty if it had none, or its receiver does not repeat ids.
+    pub command_id: String,
     /// The reason, as the protocol's word.
     pub reason: String,
     /// The reason in full, as the agent or the scheduler says it; may be empty.
@@ -63,6 +65,7 @@ impl Failure {
             volume: subject.volume_uuid,
             cnci: subject.concentrator_uuid,
             public_ip: subject.public_ip,
+            command_id: subject.command_id,
             reason,
             detail: subject.detail,
         }))

@@ -3,7 +3,7 @@
 //!
 //! | command | reached when | and its order settles on |
 //! |---|---|---|
-//! | START, RESTART | the instance is `active` or has ended; InstanceDeleted, because it was there. An instance that STATS no longer list may never have run | STATS that show another state of it; for RESTART not its end after `active`, which came before it was started again |
+//! | START, RESTART | the instance is `active` or has ended; InstanceDeleted, which says of START that it was there. An instance that STATS no longer list may never have run | STATS that show another state of it; for RESTART not its end after `active`, which came before it was started again |
 //! | STOP | the instance is `exited` or missing | STATS, InstanceStopped, InstanceDeleted |
 //! | DELETE | the node no longer has the instance | STATS, InstanceDeleted; InstanceStopped if it was only to leave its node |
 //! | AttachVolume, DetachVolume | the instance has the volume, or no longer has it | STATS |
@@ -15,7 +15,8 @@
 //! A predicate alone cannot settle an order: when a RESTART is sent, its instance may still
 //! be active. So an order looks at its predicate when a change is news of its subject.
 //!
-//! A failure belongs to the command that names the same instance, volume and address.
+//! Each command has an id, and a failure belongs to the command whose id it repeats. If it
+//! repeats none, it belongs to the command that names the same instance, volume and address.
 //! InvalidFrameType names no subject: it is taken for the latest command of its kind, and
 //! with the reason `not_connected` for the latest one whose node is not connected.
 
@@ -243,10 +244,14 @@ impl Goal {
                 },
             ) => None,
             (Command::START | Command::RESTART, C::InstanceStopped { .. }) => None,
-            (Command::START | Command::RESTART, C::InstanceDeleted { instance, .. }) => Some(Shown::Ended {
+            (Command::START, C::InstanceDeleted { instance, .. }) => Some(Shown::Ended {
                 instance: *instance,
                 ending: None,
             }),
+            // It was there before, so this does not show that it was started again.
+            (Command::RESTART, C::InstanceDeleted { instance, .. }) => {
+                Some(Shown::Gone { instance: *instance })
+            }
             (Command::STOP, C::InstanceStopped { instance, .. }) => done(true, stopped(instance)),
             // A DELETE with `stop` is answered by this event in place of InstanceDeleted.
             (_, C::InstanceStopped { instance, .. }) => done(self.leaves, stopped(instance)),
@@ -307,6 +312,7 @@ impl Goal {
     pub(super) fn failed(&self, failure: &Failure) -> bool {
         failure.error != ErrorCode::INVALID_FRAME_TYPE
             && failure.command == self.command
+            && (failure.command_id.is_empty() || failure.command_id == self.about.command_id)
             && same(&self.about.instance_uuid, &failure.instance)
             && same(&self.about.volume_uuid, &failure.volume)
             && self.about.public_ip == failure.public_ip
@@ -384,6 +390,25 @@ impl Goal {
             None => "no node has the instance".into(),
         }
     }
+}
+
+/// The frame of a command with an id of its own, which its failure repeats.
+pub(super) fn identified(command: &impl Orderable) -> Frame {
+    let frame = Frame::of(command);
+    let payload = frame.payload_bytes();
+    // The encoder writes the root alone in the first line, or all of the command as JSON. Then
+    // it has no id, and its failure is found by what it names.
+    let root = payload
+        .iter()
+        .position(|byte| *byte == b'\n')
+        .map_or(0, |end| end + 1);
+    let (root, keys) = payload.split_at(root);
+    if !root.ends_with(b":\n") {
+        return frame;
+    }
+    // The letters at its beginning keep it from being read as a number.
+    let id = format!("  command_id: id-{}\n", Uuid::new_v4().simple());
+    Frame::with_payload(frame.kind(), [root, id.as_bytes(), keys].concat())
 }
 
 fn stopped(instance: &impl fmt::Display) -> String {

@@ -45,8 +45,9 @@
 //! NewLeader, of several schedulers, is taken like the end of a session and a new one.
 //!
 //! # Failures of others
-//! Every controller gets every failure. A failure of another controller's command settles an
-//! order about the same instance here, too.
+//! Every controller gets every failure. Each order has an id, which its failure repeats, so a
+//! failure of another controller's command settles none here. A peer that does not repeat ids
+//! cannot be told apart: its failures settle orders about the same instance.
 //!
 //! | file | holds |
 //! |---|---|
@@ -368,7 +369,7 @@ impl Controller {
     /// # Errors
     /// [`CommandError`].
     pub fn order<C: Orderable>(&self, command: &C) -> Result<Order, CommandError> {
-        self.send(Frame::of(command))
+        self.send(goal::identified(command))
     }
 
     /// Registers the order before the frame goes out, so that no answer can come too early.

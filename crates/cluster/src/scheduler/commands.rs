@@ -129,11 +129,12 @@ impl Commands {
         let is_it = |(_, sent): &(u64, &Sent)| {
             // A failure may leave out what it is about.
             sent.command == command
+                && (failed.command_id.is_empty() || sent.subject.command_id == failed.command_id)
                 && (failed.instance_uuid.is_empty() || Some(sent.instance) == instance)
                 && (failed.volume_uuid.is_empty() || same(&sent.subject.volume_uuid, &failed.volume_uuid))
         };
-        // A node carries out the commands for an instance in order, so the oldest one is
-        // answered first.
+        // A node carries out the commands for an instance in order, so without an id the oldest
+        // one is answered first.
         let (id, _) = self.of(node).find(is_it)?;
         self.remove(id)
     }

@@ -223,6 +223,26 @@ fn a_command_has_one_answer_which_repeats_its_id_and_what_nobody_asked_for_goes_
 }
 
 #[test]
+fn a_failure_with_an_id_answers_that_command_and_not_an_older_one() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    for (command, asked, error, failed) in commands(node.uuid) {
+        for id in ["older", "newer"] {
+            controller.send_text(command, &asked.replace("mine", id));
+            node.expect(command);
+        }
+        for id in ["newer", "older"] {
+            node.send_text(error, &failed.replace('}', &format!(", command_id: {id}}}")));
+            let frame = controller.expect(error);
+            let text = String::from_utf8(frame.payload_bytes().to_vec()).unwrap();
+            assert!(text.contains(&format!("command_id: {id}")), "{text}");
+        }
+        nothing_comes_of(&mut node, &mut [&mut controller]);
+    }
+}
+
+#[test]
 fn a_stop_of_what_had_ended_is_answered_by_its_node_and_not_by_stats() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();

@@ -7,7 +7,7 @@ use std::time::UNIX_EPOCH;
 use uuid::Uuid;
 
 use super::*;
-use crate::controller::Orderable;
+use crate::controller::{Orderable, goal};
 use ssntp::payload::*;
 use ssntp::proto::{Command, ErrorCode};
 
@@ -64,7 +64,14 @@ impl Told {
     }
 
     fn order(&self, command: &impl Orderable) -> Receiver<Reply> {
-        self.shared.watch(Goal::of(&Frame::of(command))).unwrap().1
+        self.identified(command).1
+    }
+
+    /// An order, and the id of its command.
+    fn identified(&self, command: &impl Orderable) -> (String, Receiver<Reply>) {
+        let frame = goal::identified(command);
+        let id = CommandSubject::of(&frame).command_id;
+        (id, self.shared.watch(Goal::of(&frame)).unwrap().1)
     }
 }
 

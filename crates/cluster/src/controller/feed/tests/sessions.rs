@@ -169,3 +169,61 @@ fn a_new_leader_tells_anew_and_its_orders_wait_on() {
         Err(OrderError::Lost(Command::START))
     ));
 }
+
+#[test]
+fn a_failure_of_another_controllers_command_for_the_same_instance_settles_nothing_here() {
+    let told = Told::with(InstanceState::Exited);
+    let fail = |command_id: &str| {
+        told.frame(&RestartFailure {
+            instance_uuid: INSTANCE.into(),
+            node_uuid: NODE.into(),
+            reason: RestartFailureReason::AlreadyRunning,
+            command_id: command_id.into(),
+            ..RestartFailure::default()
+        });
+    };
+    let (id, mine) = told.identified(&restart());
+    let (other, another) = told.identified(&restart());
+    assert!(!id.is_empty() && id.len() <= 64 && id != other, "{id} {other}");
+    fail("theirs");
+    open(&mine);
+    fail(&id);
+    assert!(failed(&mine).ends_with("(already_running)"));
+    open(&another);
+    // A peer that does not repeat ids.
+    fail("");
+    failed(&another);
+}
+
+#[test]
+fn what_another_controller_deletes_was_not_started_again() {
+    let told = Told::with(InstanceState::Exited);
+    let order = told.order(&restart());
+    told.frame(&InstanceDeleted {
+        instance_uuid: INSTANCE.into(),
+    });
+    assert_eq!(shown(&order), format!("instance {INSTANCE} is gone"));
+}
+
+#[test]
+fn every_command_that_has_a_failure_has_an_id_beside_what_it_names() {
+    let named = Start {
+        name: "a\u{2028}b".into(),
+        ..start()
+    };
+    let payload = StartPayload {
+        user_data: Some(RawDocument::new("start: {command_id: no}").unwrap()),
+        ..start().into()
+    };
+    for frame in [
+        goal::identified(&payload),
+        goal::identified(&stop()),
+        goal::identified(&delete()),
+        goal::identified(&restart()),
+    ] {
+        let subject = CommandSubject::of(&frame);
+        assert!(subject.command_id.starts_with("id-"), "{subject:?}");
+        assert_eq!(subject.instance_uuid, INSTANCE);
+    }
+    assert_eq!(goal::identified(&named), Frame::of(&named));
+}
