@@ -17,7 +17,7 @@ use super::leases::Leases;
 use super::mesh::Mesh;
 use super::plane::DataPlane;
 use super::tables::{PublicIp, Tables, Tunnel};
-use crate::network::links::{self, GROUP, Link, TUNNEL, Underlay, delete, links, tunnel_name};
+use crate::network::links::{self, GROUP, Link, Route, TUNNEL, Underlay, delete, links, tunnel_name};
 use crate::network::tools::elements;
 use crate::network::{MAX_KEY, TunnelConfig, gateway, mac_of, subnet, tools};
 
@@ -30,8 +30,8 @@ const ALL: &str = "00:00:00:00:00:00";
 pub struct Routing {
     underlay: Underlay,
     config: TunnelConfig,
-    /// What was applied last.
-    applied: Wanted,
+    /// What was left out the last time.
+    left_out: Vec<String>,
     leases: Leases,
 }
 
@@ -125,7 +125,7 @@ impl Routing {
         Ok(Self {
             underlay: Underlay::find(&ip.to_string())?,
             config,
-            applied: Wanted::default(),
+            left_out: Vec::new(),
             leases: Leases::default(),
         })
     }
@@ -139,15 +139,22 @@ impl Routing {
         set("ipv4/ip_forward", "1")?;
         set("ipv4/conf/all/send_redirects", "0")?;
         let (local, TunnelConfig { mtu, port, .. }) = (self.underlay.ip, &self.config);
-        // The routes to former peers go with their tunnel.
-        let kept = peers.iter().filter(|_| self.applied.peers == *peers);
-        let keys: Vec<_> = subnets.keys().copied().chain(kept.map(|mesh| mesh.id)).collect();
-        let is_right = |link: &Link| keys.iter().any(|key| link.is_tunnel(*key, local, *port));
+        let own = |subnet: &Ipv4Net| Ipv4Net::new_assert(gateway(*subnet), subnet.prefix_len());
+        let tunnels = subnets.iter().map(|(key, subnet)| (*key, own(subnet), "learning"));
+        let mesh = peers.iter().map(|mesh| (mesh.id, mesh.own.into(), "nolearning"));
+        let tunnels: Vec<(u32, Ipv4Net, _)> = tunnels.chain(mesh).collect();
+        // Others reach a tunnel by a MAC address that is made of its own address.
+        let is_right = |link: &Link| {
+            let is_it = |(key, own, _): &(u32, Ipv4Net, _)| {
+                link.is_tunnel(*key, local, *port) && link.address == mac_of(own.addr())
+            };
+            tunnels.iter().any(is_it)
+        };
         let (right, wrong): (Vec<_>, Vec<_>) = links()?.into_iter().partition(is_right);
         delete(&wrong.into_iter().map(|link| link.ifname).collect::<Vec<_>>());
         let (mut batch, mut entries) = (String::new(), String::new());
-        let mut device = |key, own: Ipv4Net, learns: &str| {
-            let (name, mac) = (tunnel_name(key), mac_of(own.addr()));
+        for (key, own, learns) in &tunnels {
+            let (name, mac) = (tunnel_name(*key), mac_of(own.addr()));
             if !right.iter().any(|link| link.ifname == name) {
                 let _ = write!(
                     batch,
@@ -157,15 +164,13 @@ impl Routing {
                 );
             }
             let _ = write!(batch, "addr replace {own} dev {name}\nlink set {name} up\n");
-            name
-        };
-        for (key, subnet) in subnets {
-            let own = Ipv4Net::new_assert(gateway(*subnet), subnet.prefix_len());
-            device(*key, own, "learning");
+        }
+        let is_wanted = |route: &Route| peers.iter().any(|mesh| mesh.has(route));
+        for Route { dst, dev, .. } in peer_routes()?.iter().filter(|it| !is_wanted(it)) {
+            let _ = writeln!(batch, "route del {dst} dev {dev}");
         }
         if let Some(mesh) = peers {
-            let name = device(mesh.id, mesh.own.into(), "nolearning");
-            mesh.write(&name, &mut batch, &mut entries);
+            mesh.write(&mut batch, &mut entries);
         }
         let (there, device) = (self.addresses()?, &self.underlay.device);
         let public: BTreeSet<_> = wanted.public.keys().copied().collect();
@@ -282,6 +287,12 @@ table ip ssntp {{
         )
     }
 
+    /// What is left out now and was not the last time.
+    fn new(&self, wanted: &Wanted) -> Vec<String> {
+        let all = wanted.left_out.iter();
+        all.filter(|it| !self.left_out.contains(it)).cloned().collect()
+    }
+
     /// The public addresses that the interface has.
     fn addresses(&self) -> Result<BTreeSet<Ipv4Addr>, String> {
         let Underlay { device, ip, .. } = &self.underlay;
@@ -305,22 +316,24 @@ impl DataPlane for Routing {
     }
 
     fn check(&self, tables: &Tables) -> Result<(), String> {
-        let left_out = Wanted::of(tables, self.underlay.ip).left_out;
-        let mut new = left_out
-            .into_iter()
-            .filter(|it| !self.applied.left_out.contains(it));
-        new.next().map_or(Ok(()), Err)
+        let mut new = self.new(&Wanted::of(tables, self.underlay.ip));
+        new.drain(..).next().map_or(Ok(()), Err)
     }
 
     fn apply(&mut self, tables: &Tables) -> Result<Vec<String>, String> {
         let wanted = Wanted::of(tables, self.underlay.ip);
-        let settled = self.settle(&wanted);
-        let former = std::mem::replace(&mut self.applied, wanted);
-        settled?;
-        let mut new = self.applied.left_out.clone();
-        new.retain(|it| !former.left_out.contains(it));
+        let new = self.new(&wanted);
+        self.settle(&wanted)?;
+        self.left_out = wanted.left_out;
         Ok(new)
     }
+}
+
+/// The routes to peers that this namespace has.
+fn peer_routes() -> Result<Vec<Route>, String> {
+    let mut routes: Vec<Route> = tools::json("ip", &["-4", "route", "show"])?;
+    routes.retain(|route| route.dev.starts_with(TUNNEL) && route.gateway.is_some());
+    Ok(routes)
 }
 
 fn parse(ip: &str) -> Result<Ipv4Addr, String> {

@@ -43,6 +43,8 @@ pub(crate) struct Underlay {
 pub(crate) struct Link {
     /// Empty for a link that is not of the group that was asked for.
     pub(crate) ifname: String,
+    /// Its MAC address.
+    pub(crate) address: String,
     pub(crate) operstate: String,
     pub(crate) flags: Vec<String>,
     /// The bridge that it is a port of.
@@ -63,9 +65,11 @@ pub(crate) struct Address {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Route {
-    dev: String,
-    gateway: Option<Ipv4Addr>,
+pub(crate) struct Route {
+    /// A subnet, an address alone, or `default`.
+    pub(crate) dst: String,
+    pub(crate) dev: String,
+    pub(crate) gateway: Option<Ipv4Addr>,
 }
 
 impl Underlay {

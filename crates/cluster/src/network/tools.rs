@@ -130,14 +130,18 @@ fn run(command: &mut Command, input: &str) -> Result<Vec<u8>, String> {
 
 /// Waits for the end of a tool. One that does not end in time is killed.
 fn ended(child: &mut Child) -> io::Result<ExitStatus> {
-    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
-    let mut fds = [PollFd::new(&process, PollFlags::IN)];
-    if retry_on_intr(|| poll(&mut fds, Some(&LIMIT)))? == 0 {
-        child.kill()?;
-        child.wait()?;
-        return Err(io::Error::new(io::ErrorKind::TimedOut, "it does not end"));
+    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty());
+    let waited = process.and_then(|process| {
+        let mut fds = [PollFd::new(&process, PollFlags::IN)];
+        retry_on_intr(|| poll(&mut fds, Some(&LIMIT)))
+    });
+    if waited == Ok(1) {
+        return child.wait();
     }
-    child.wait()
+    child.kill()?;
+    child.wait()?;
+    waited?;
+    Err(io::Error::new(io::ErrorKind::TimedOut, "it does not end"))
 }
 
 /// Reads what a tool has written.

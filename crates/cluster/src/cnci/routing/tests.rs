@@ -267,6 +267,15 @@ fn peers_are_reached_through_a_tunnel_of_their_own() {
         let fewer = with(&[own.clone(), peer(3, "172.16.3.0/24")]);
         routing.apply(&fewer).unwrap();
         assert!(routes().contains("172.16.3.0/24") && !routes().contains("172.16.2.0/24"));
+        // Whoever left them: a route to no peer goes, and a tunnel with another MAC address.
+        tools::ip("route add 172.16.9.0/24 via 192.168.0.9 dev ssx9 onlink\n").unwrap();
+        routing.apply(&fewer).unwrap();
+        assert!(routes().contains("172.16.3.0/24") && !routes().contains("172.16.9.0/24"));
+        tools::ip("link set ssx9 address 02:00:00:00:00:09\n").unwrap();
+        routing.apply(&fewer).unwrap();
+        assert!(routes().contains("172.16.3.0/24"));
+        let is_right = |link: &Link| link.address == "02:00:c0:a8:00:01";
+        assert!(links().unwrap().iter().any(is_right));
         assert!(!listed("list set ip ssntp nodes").contains("10.0.0.2\""));
         routing.apply(&with(&[own])).unwrap();
         assert_eq!(links().unwrap().len(), 1);
