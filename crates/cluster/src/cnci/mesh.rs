@@ -91,9 +91,8 @@ impl Mesh {
 
     /// Whether this route leads to one of the others.
     pub(super) fn has(&self, route: &Route) -> bool {
-        let is_its = |peer: &Peer| {
-            route.dst.parse() == Ok(peer.subnet) && route.gateway == Some(peer.in_tunnel)
-        };
+        let is_its =
+            |peer: &Peer| route.dst.parse() == Ok(peer.subnet) && route.gateway == Some(peer.in_tunnel);
         route.dev == tunnel_name(self.id) && self.peers.iter().any(is_its)
     }
 

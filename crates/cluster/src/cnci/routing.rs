@@ -140,7 +140,9 @@ impl Routing {
         set("ipv4/conf/all/send_redirects", "0")?;
         let (local, TunnelConfig { mtu, port, .. }) = (self.underlay.ip, &self.config);
         let own = |subnet: &Ipv4Net| Ipv4Net::new_assert(gateway(*subnet), subnet.prefix_len());
-        let tunnels = subnets.iter().map(|(key, subnet)| (*key, own(subnet), "learning"));
+        let tunnels = subnets
+            .iter()
+            .map(|(key, subnet)| (*key, own(subnet), "learning"));
         let mesh = peers.iter().map(|mesh| (mesh.id, mesh.own.into(), "nolearning"));
         let tunnels: Vec<(u32, Ipv4Net, _)> = tunnels.chain(mesh).collect();
         // Others reach a tunnel by a MAC address that is made of its own address.
