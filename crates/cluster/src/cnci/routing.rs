@@ -290,7 +290,7 @@ table ip ssntp {{
     }
 
     /// What is left out now and was not the last time.
-    fn new(&self, wanted: &Wanted) -> Vec<String> {
+    fn newly_left_out(&self, wanted: &Wanted) -> Vec<String> {
         let all = wanted.left_out.iter();
         all.filter(|it| !self.left_out.contains(it)).cloned().collect()
     }
@@ -318,13 +318,13 @@ impl DataPlane for Routing {
     }
 
     fn check(&self, tables: &Tables) -> Result<(), String> {
-        let mut new = self.new(&Wanted::of(tables, self.underlay.ip));
+        let mut new = self.newly_left_out(&Wanted::of(tables, self.underlay.ip));
         new.drain(..).next().map_or(Ok(()), Err)
     }
 
     fn apply(&mut self, tables: &Tables) -> Result<Vec<String>, String> {
         let wanted = Wanted::of(tables, self.underlay.ip);
-        let new = self.new(&wanted);
+        let new = self.newly_left_out(&wanted);
         self.settle(&wanted)?;
         self.left_out = wanted.left_out;
         Ok(new)
