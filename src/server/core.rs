@@ -346,7 +346,8 @@ impl Core for ServerCore {
                 Arrival::Session(request) => request,
                 Arrival::Link(request) => return core.state.admit_link(id, request, gauge),
             };
-            let replaced = core.state.judge(&request, standing)?;
+            let (uuid, certificate) = (request.connect.source, &request.certificate);
+            let replaced = core.state.judge(uuid, certificate, standing)?;
             // The application is asked last: it never sees a newcomer that the rules refuse.
             // Whoever is replaced still stands if it says no.
             core.consent(&request)?;
@@ -508,7 +509,7 @@ impl Core for ServerCore {
         let panic = guard(|| self.timer = self.handler.next_timer());
         self.state.note_panic("next_timer", panic);
         let look = self.state.sessions.next_look().map(|(at, _)| at);
-        let beat = self.state.links.next_beat();
+        let beat = self.state.links.next_beat;
         [
             self.state.held.next_expiry(),
             self.timer,

@@ -128,7 +128,7 @@ impl NoEntry {
     pub(super) fn log(&self) -> Option<(Level, &'static str)> {
         Some(match &self.0 {
             Why::Refused(..) | Why::Outdated(_) | Why::Unreadable(_) => (Level::Warn, "refused"),
-            Why::Stopping => return None,
+            Why::Stopping | Why::Link(NoLink::Own) => return None,
             Why::Lost(_) => (Level::Info, "lost before CONNECT"),
             Why::Link(NoLink::Refused(_)) => (Level::Warn, "no link"),
             Why::Link(_) => (Level::Info, "no link"),
@@ -294,9 +294,9 @@ impl Entry {
             return self.asks(new);
         }
         let (word, answer) = crossbeam_channel::bounded(1);
-        let certificate = Bytes::copy_from_slice(&self.facts.certificate.der);
+        let certificate = self.facts.certificate.clone();
         let call = move |core: &mut ServerCore, now, actions: &mut Vec<_>| {
-            core.claim(now, actions, new.source, certificate, word);
+            core.claim(now, actions, new.source, &certificate, word);
         };
         Step::Claim(Box::new(call), answer)
     }

@@ -29,7 +29,7 @@ use crate::payload::Draining;
 use crate::proto::{ErrorCode, Frame, Refusal, ServerHandshake};
 use crate::wire::outgoing;
 use ssntp_transport::dispatch::Action;
-use ssntp_transport::pki::Fault;
+use ssntp_transport::pki::{CertificateInfo, Fault};
 use ssntp_transport::{Gauge, after};
 
 /// The shortest and the longest time between two looks at a certificate's end: a clock
@@ -59,28 +59,25 @@ impl ServerCore {
 
 impl State {
     /// What the server's own rules say of a newcomer; where they admit it, which
-    /// session it takes over.
+    /// session it takes over. `standing` is the number of connections, links included.
     pub(super) fn judge(
         &self,
-        request: &AdmissionRequest,
+        uuid: Uuid,
+        certificate: &CertificateInfo,
         standing: usize,
     ) -> Result<Option<SessionId>, Refusal> {
-        let (connect, certificate) = (&request.connect, &request.certificate);
         let newcomer = Candidate {
-            uuid: connect.source,
+            uuid,
             bound: certificate.uuid,
         };
-        let holder = self
-            .sessions
-            .id_of(connect.source)
-            .and_then(|id| self.sessions.get(id));
+        let holder = self.sessions.id_of(uuid).and_then(|id| self.sessions.get(id));
         let standing = Standing {
             server: self.environment.uuid,
             stopping: self.open.is_none() || self.draining.is_some(),
             maximum: self.max_sessions,
             sessions: standing.saturating_sub(self.links.table.len()),
             of_certificate: self.certificates.sessions_of(certificate),
-            banned: self.bans.left(connect.source, self.now),
+            banned: self.bans.left(uuid, self.now),
             holder: holder.map(|old| Holder::new(old.info.id, &old.info.certificate, certificate)),
         };
         self.admission.judge(newcomer, &standing)

@@ -351,6 +351,47 @@ fn frames_are_handed_to_another_servers_application() {
     assert_eq!(figures[0].frames_stale, 1);
 }
 
+#[test]
+fn a_server_that_says_the_greatest_token_is_refused_and_fences_nobody_off() {
+    let leader = Node::start(&[]);
+    let follower = Node::start(&[&leader]);
+    let mut agent = follower.connect(Role::AGENT, &[&leader]);
+    let wrong = Node::start(&[]);
+    wrong.with(|cx| cx.see_token(u64::MAX));
+    let dialler = follower.server.server.as_ref().unwrap().dialler().unwrap();
+    dialler.dial(Target::from(&wrong.links)).unwrap();
+    let is_refused = |(_, state): &(_, PeerState)| match state {
+        PeerState::Trying(why) => why.contains("a token that no leader can have"),
+        _ => false,
+    };
+    let deadline = Instant::now() + LONG;
+    while !dialler.peers().iter().any(is_refused) {
+        assert!(Instant::now() < deadline, "{:?}", dialler.peers());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // What the leader says is taken, and under the greatest token nothing.
+    let uuid = agent.uuid;
+    for (token, text) in [(7, "first"), (u64::MAX, "wrong"), (8, "second")] {
+        leader.with(move |cx| {
+            // The application of the second one does not ask its engine.
+            cx.lead(Some(token));
+            let _ = cx.send(uuid, &Frame::with_payload(Command::STOP, text));
+        });
+    }
+    for text in ["first", "second"] {
+        assert_eq!(agent.frame().payload_bytes()[..], *text.as_bytes());
+    }
+    assert_eq!(follower.with(|cx| cx.token()), 8);
+    assert_eq!(follower.link_to(&leader).frames_stale, 1);
+    // An engine that is much further than this server knew is believed.
+    leader.with(|cx| cx.lead(Some(1 << 62)));
+    leader
+        .with(move |cx| cx.send(uuid, &Frame::new(Command::STOP)))
+        .unwrap();
+    agent.frame();
+    assert_eq!(follower.with(|cx| cx.token()), 1 << 62);
+}
+
 fn small_queue(config: ServerConfig) -> ServerConfig {
     config.patience(4 * LONG).write_timeout(4 * LONG).queue(Limits {
         frames: 1 << 20,
@@ -477,20 +518,25 @@ fn a_session_is_taken_over_from_another_server_by_its_rules() {
 #[test]
 fn who_is_refused_by_one_server_keeps_its_session_at_another_one() {
     let one = Node::start(&[]);
-    let two = Node::start(&[&one]);
+    let two = Node::start_with(&[&one], |config| config.max_sessions(1));
     let uuid = Uuid::new_v4();
     let own = bound_identity(Role::AGENT, uuid);
     let _session = one.server.connect_as(&own, Role::AGENT, uuid);
     two.await_news(&News::Remote(uuid));
-    // A server that drains takes nobody. It stays, because this client does not leave.
+    let comes_in_vain = || {
+        let mut again = two.server.dial(&own);
+        assert!(!again.try_handshake(Role::AGENT, uuid, false, Default::default()));
+        for node in [&one, &two] {
+            let server = node.with(move |cx| cx.directory().session(uuid).map(SessionInfo::server));
+            assert_eq!(server, Some(one.uuid()));
+        }
+    };
+    // The only place is taken.
     let _stays = two.server.connect(Role::CONTROLLER);
+    comes_in_vain();
+    // A server that drains takes nobody. It stays, because this client does not leave.
     two.server.handle().drain(60 * LONG).unwrap();
-    let mut again = two.server.dial(&own);
-    assert!(!again.try_handshake(Role::AGENT, uuid, false, Default::default()));
-    for node in [&one, &two] {
-        let server = node.with(move |cx| cx.directory().session(uuid).map(SessionInfo::server));
-        assert_eq!(server, Some(one.uuid()));
-    }
+    comes_in_vain();
 }
 
 #[test]

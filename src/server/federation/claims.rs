@@ -101,13 +101,10 @@ impl State {
 
     /// Asks the server that has a session of this UUID to give it up. `verdict` is dropped if
     /// nobody has to be asked, or if there will be no answer.
-    fn claim(&mut self, uuid: Uuid, certificate: Bytes, verdict: Sender<u8>) {
-        // A session elsewhere must not end for a newcomer that is refused here in any case. The
-        // bounds of sessions are not judged yet.
-        let is_refused =
-            self.draining.is_some() || self.open.is_none() || self.bans.left(uuid, self.now).is_some();
-        let own = self.sessions.id_of(uuid).is_some();
-        let Some(row) = self.links.roster.get(uuid).filter(|_| !own && !is_refused) else {
+    fn claim(&mut self, uuid: Uuid, certificate: &CertificateInfo, verdict: Sender<u8>) {
+        // A session elsewhere must not end for a newcomer that is refused here in any case.
+        let judged = self.judge(uuid, certificate, self.connections.len());
+        let Some(row) = self.links.roster.get(uuid).filter(|_| judged == Ok(None)) else {
             return;
         };
         let Some(link) = self.links.to(row.info.server) else {
@@ -121,7 +118,7 @@ impl State {
             &LinkFrame::Claim {
                 id,
                 uuid,
-                certificate,
+                certificate: Bytes::copy_from_slice(&certificate.der),
             },
         );
     }
@@ -185,7 +182,7 @@ impl ServerCore {
         now: Instant,
         actions: &mut Vec<Action>,
         uuid: Uuid,
-        certificate: Bytes,
+        certificate: &CertificateInfo,
         verdict: Sender<u8>,
     ) {
         self.at(now, actions, |core| core.state.claim(uuid, certificate, verdict));

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            ┌── the pause is over ──▶ attempt ── a link stands ─▶ Linked ─┐
-//!  Redial:  Wait ◀── no link ────────────┘  └── it is this server itself   │
+//!  Redial:  Wait ◀── no link, or this server itself ──┘                     │
 //!            └◀───────────────── the link has ended ◀──────────────────────┘
 //! ```
 //!
@@ -33,6 +33,8 @@ use ssntp_transport::{Cancel, LogLimit, Target, TcpOptions, deadline, excerpt, t
 /// The first pause after an attempt that failed, and the longest. A pause is between a half
 /// and all of that, so that servers that lost each other do not dial at the same moments.
 const PAUSES: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(5)];
+/// The pause after an attempt that has led to this server itself. Its name may lead elsewhere later.
+const OWN: Duration = Duration::from_secs(60);
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(5);
 
@@ -45,8 +47,6 @@ pub enum Attempt {
     Wait(Instant),
     /// Nothing while the link to this server stands.
     Linked(Uuid),
-    /// The peer is this server itself.
-    Never,
 }
 
 /// When a peer is dialled.
@@ -54,7 +54,6 @@ pub enum Attempt {
 pub struct Redial {
     /// The server that was found there.
     known: Option<Uuid>,
-    is_own: bool,
     /// Since when the link to it stands.
     linked: Option<Instant>,
     pause: Duration,
@@ -67,7 +66,6 @@ impl Redial {
         let [pause, _] = PAUSES;
         Self {
             known: None,
-            is_own: false,
             linked: None,
             pause,
             next: None,
@@ -77,9 +75,6 @@ impl Redial {
     /// What to do at that time. `share` is a random number between 0 and 1; `stands` tells
     /// whether there is a link to a server, whoever has dialled.
     pub fn next(&mut self, now: Instant, share: f64, stands: impl Fn(Uuid) -> bool) -> Attempt {
-        if self.is_own {
-            return Attempt::Never;
-        }
         if let Some(server) = self.known.filter(|server| stands(*server)) {
             self.linked.get_or_insert(now);
             return Attempt::Linked(server);
@@ -101,8 +96,11 @@ impl Redial {
 
     /// The peer was dialled: which server was found, if one, and why there is no link.
     pub fn attempted(&mut self, server: Option<Uuid>, why: Option<&NoEntry>, now: Instant, share: f64) {
-        self.is_own = matches!(why, Some(NoEntry(Why::Link(NoLink::Own))));
         self.known = match why {
+            Some(NoEntry(Why::Link(NoLink::Own))) => {
+                self.next = Some(now + OWN);
+                return;
+            }
             Some(NoEntry(Why::Link(NoLink::Duplicate(server)))) => Some(*server),
             Some(_) => self.known,
             None => server.or(self.known),
@@ -131,7 +129,7 @@ pub enum PeerState {
     Trying(String),
     /// There is a link to the server with this UUID, whoever has dialled.
     Linked(Uuid),
-    /// It is this server itself, and is not dialled again.
+    /// It is this server itself. Whether it still is, is looked at once a minute.
     Own,
 }
 
@@ -317,20 +315,23 @@ impl PeerThread {
                     }
                 }
                 Attempt::Linked(server) => self.wait_for_end(server),
-                Attempt::Never => {
-                    info!(target: "ssntp::server", "{}: it is this server's own address", self.target);
-                    *lock(&self.state) = PeerState::Own;
-                    return;
-                }
             }
         }
     }
 
     fn note(&mut self, why: &NoEntry) {
-        if matches!(why.0, Why::Link(NoLink::Own | NoLink::Duplicate(_))) {
+        let state = match why.0 {
+            Why::Link(NoLink::Duplicate(_)) => return,
+            Why::Link(NoLink::Own) => PeerState::Own,
+            _ => PeerState::Trying(excerpt(why).to_string()),
+        };
+        let before = std::mem::replace(&mut *lock(&self.state), state.clone());
+        if state == PeerState::Own {
+            if before != state {
+                info!(target: "ssntp::server", "{}: it is this server's own address", self.target);
+            }
             return;
         }
-        *lock(&self.state) = PeerState::Trying(excerpt(why).to_string());
         if !self.cancel.is_cancelled()
             && let Some(more) = self.log.admit((), "no link", now())
         {
@@ -399,5 +400,26 @@ impl PeerThread {
                 Err(why)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_led_to_this_server_is_looked_at_again_and_may_lead_to_another() {
+        let (mut redial, begin, other) = (Redial::new(), now(), Uuid::from_u128(2));
+        let own = NoEntry(Why::Link(NoLink::Own));
+        assert_eq!(redial.next(begin, 0.5, |_| false), Attempt::Now);
+        redial.attempted(None, Some(&own), begin, 0.5);
+        assert_eq!(redial.next(begin, 0.5, |_| false), Attempt::Wait(begin + OWN));
+        let later = begin + OWN;
+        assert_eq!(redial.next(later, 0.5, |_| false), Attempt::Now);
+        redial.attempted(Some(other), None, later, 0.5);
+        assert_eq!(
+            redial.next(later, 0.5, |server| server == other),
+            Attempt::Linked(other)
+        );
     }
 }

@@ -77,7 +77,7 @@ pub struct LinkFigures {
     pub frames_received: u64,
     /// Those of them that found no receiver.
     pub frames_astray: u64,
-    /// Those of them that came under an old token, and were dropped.
+    /// Those of them that came under another token than the newest leader's, and were dropped.
     pub frames_stale: u64,
 }
 

@@ -193,12 +193,12 @@ impl State {
         Some(item)
     }
 
-    /// Notes the token of a frame. False if it is older than another one.
+    /// Notes the token of a frame. False if it is not that of the newest leader.
     fn is_current(&mut self, link: ConnectionId, token: u64) -> bool {
-        let current = token == 0 || self.links.see(token);
+        let current = token == 0 || self.links.hear(token);
         if !current && let Some(link) = self.links.table.get_mut(link) {
             link.counters.stale += 1;
-            debug!(target: "ssntp::server", "{}: a frame under the old token {token} is dropped", link.server);
+            debug!(target: "ssntp::server", "{}: a frame under the wrong token {token} is dropped", link.server);
         }
         current
     }
@@ -310,12 +310,9 @@ impl Context<'_> {
         if u32::try_from(len).is_ok_and(|len| len > limit) {
             return Err(SendError::TooLong { len, limit });
         }
-        let link = self
-            .state
-            .links
-            .to(server)
-            .ok_or(SendError::NotConnected(server))?;
-        let token = self.state.links.acting;
+        let links = &self.state.links;
+        let (link, token) = (links.to(server), links.acting);
+        let link = link.ok_or(SendError::NotConnected(server))?;
         self.state.say(link, &LinkFrame::Tell { token, message });
         Ok(())
     }
@@ -323,11 +320,9 @@ impl Context<'_> {
     /// Sends a message to the application of every server that there is a link to. Returns how
     /// many they are.
     pub fn tell_all(&mut self, message: &Bytes) -> usize {
-        let servers: Vec<_> = self.servers().map(|server| server.uuid).collect();
-        let told = servers
-            .into_iter()
-            .filter(|server| self.tell(*server, message.clone()).is_ok());
-        told.count()
+        let mut servers: Vec<_> = self.servers().map(|server| server.uuid).collect();
+        servers.retain(|server| self.tell(*server, message.clone()).is_ok());
+        servers.len()
     }
 
     /// Hands frames of a session of this server to the application of another server, whose
@@ -358,7 +353,7 @@ impl Context<'_> {
         self.see_token(token.unwrap_or_default());
     }
 
-    /// Notes a token that was seen elsewhere.
+    /// Notes a token that the engine of the cluster has given.
     pub fn see_token(&mut self, token: u64) {
         self.state.links.see(token);
     }

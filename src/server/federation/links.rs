@@ -35,6 +35,11 @@ const BEAT: Duration = Duration::from_secs(1);
 /// How long nothing may be heard of a peer. A stopped process still has its kernel
 /// acknowledge, so TCP does not notice.
 const SILENCE: Duration = Duration::from_secs(10);
+/// Another server's token is believed up to `CREDIBLE`, which an engine that makes a thousand changes a
+/// second reaches in 139 years, and beyond it as far as 16 million changes above the highest known one.
+/// A server that says the greatest number must not fence off all leaders for ever.
+const CREDIBLE: u64 = 1 << 62;
+const STEP: u64 = 1 << 44;
 /// Why a link is not admitted that there is already.
 pub(super) const DUPLICATE: &str = "there is a link between the two servers already";
 
@@ -88,7 +93,7 @@ pub(crate) struct Links {
     pub(super) acting: u64,
     pub(super) claims: Claims,
     pub(super) news: Vec<News>,
-    next_beat: Option<Instant>,
+    pub(in crate::server) next_beat: Option<Instant>,
 }
 
 impl Links {
@@ -121,24 +126,29 @@ impl Links {
         !self.news.is_empty()
     }
 
-    pub(in crate::server) fn next_beat(&self) -> Option<Instant> {
-        self.next_beat
-    }
-
     /// Has the application act: what it sends carries the token of the leader, if it leads.
     pub(in crate::server) fn act(&mut self, acts: bool) {
         self.acting = if acts { self.leads.unwrap_or_default() } else { 0 };
     }
 
-    /// Notes a token. False if a higher one was seen.
-    pub(super) fn see(&mut self, token: u64) -> bool {
+    /// Notes a token that this server's application knows from the engine.
+    pub(super) fn see(&mut self, token: u64) {
         self.token = self.token.max(token);
+    }
+
+    /// Notes a token that another server says. False if a higher one was seen, or if no leader can
+    /// have it.
+    pub(super) fn hear(&mut self, token: u64) -> bool {
+        if is_credible(token, self.token) {
+            self.see(token);
+        }
         token == self.token
     }
 
     /// The rank of a session that is admitted now.
     pub(in crate::server) fn next_rank(&mut self) -> Rank {
-        self.clock += 1;
+        // Another server may have said the greatest stamp that there is.
+        self.clock = self.clock.saturating_add(1);
         Rank {
             token: self.token,
             stamp: self.clock,
@@ -197,6 +207,10 @@ impl Links {
         };
         LinkFrame::Hello(hello).encode()
     }
+}
+
+fn is_credible(token: u64, known: u64) -> bool {
+    token <= CREDIBLE.max(known.saturating_add(STEP))
 }
 
 fn row(session: &Session) -> Row {
@@ -268,6 +282,9 @@ impl State {
             return Err(Refusal::Busy("the server is shutting down"));
         }
         let LinkRequest { hello, dialled, .. } = request;
+        if !is_credible(hello.token, self.links.token) {
+            return Err(Refusal::Busy("it says a token that no leader can have"));
+        }
         let peer = hello.uuid;
         if let Some(old) = self.links.to(peer)
             && let Some(link) = self.links.table.get(old)
@@ -284,7 +301,7 @@ impl State {
             }
             self.end_link(old, End::Duplicate, "a newer link takes its place");
         }
-        self.links.see(hello.token);
+        self.links.hear(hello.token);
         let certificate = self
             .certificates
             .take(&request.certificate, request.intermediates);
@@ -538,24 +555,13 @@ impl ServerCore {
 
     /// Tells the application of links and of other servers' sessions.
     pub(in crate::server) fn pass_on_news(&mut self) {
-        if self.state.links.news.is_empty() {
-            return;
-        }
         for news in std::mem::take(&mut self.state.links.news) {
-            match news {
-                News::Linked(server) => {
-                    self.guarded("server_linked", |handler, cx| handler.server_linked(cx, &server));
-                }
-                News::Unlinked(server) => self.guarded("server_unlinked", |handler, cx| {
-                    handler.server_unlinked(cx, &server);
-                }),
-                News::Connected(row) => self.guarded("remote_connected", |handler, cx| {
-                    handler.remote_connected(cx, &row.info);
-                }),
-                News::Disconnected(row) => self.guarded("remote_disconnected", |handler, cx| {
-                    handler.remote_disconnected(cx, &row.info);
-                }),
-            }
+            self.guarded("news of other servers", |handler, cx| match news {
+                News::Linked(server) => handler.server_linked(cx, &server),
+                News::Unlinked(server) => handler.server_unlinked(cx, &server),
+                News::Connected(row) => handler.remote_connected(cx, &row.info),
+                News::Disconnected(row) => handler.remote_disconnected(cx, &row.info),
+            });
         }
     }
 }

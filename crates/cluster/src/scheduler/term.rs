@@ -548,7 +548,7 @@ impl Scheduler {
             }
             Some(Message::LeadsNoMore) if !leads => self.forget_leader(server),
             Some(Message::Complete) if leads => self.is_told_by(cx, server),
-            Some(Message::Intents(intents)) if !leads => term.take_intents(intents),
+            Some(Message::Intents(intents)) if term.leader(cx) == Some(server) => term.take_intents(intents),
             Some(_) => {}
             None => warn!(target: "ssntp::scheduler", "{server}: a message that cannot be read"),
         }

@@ -11,10 +11,13 @@ use ssntp::payload::{
     StartFailureReason, Stats, StopFailure, StopFailureReason, Tenant, TenantAction, TenantEntry, Tenants,
 };
 use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind};
-use ssntp::server::{Federation, ServerConfig};
+use ssntp::server::{Dialler, Federation, PeerState, Server, ServerConfig};
+use ssntp::transport::Target;
 use ssntp::transport::memory::MemoryListener;
+use ssntp::transport::tls::Connector;
 use ssntp_cluster::scheduler::{JoinError, JoinedScheduler, Scheduler, SchedulerConfig};
 use ssntp_engine::{Answer, Engine, EngineError, MemoryEngine, Request};
+use ssntp_transport::{BufferPool, Outgoing};
 use uuid::Uuid;
 
 use super::client::{self, Client};
@@ -82,9 +85,13 @@ impl One {
 
 /// Schedulers that are linked; the first one leads.
 fn several(count: usize) -> (MemoryEngine, Vec<One>) {
+    several_with(count, SchedulerConfig::new)
+}
+
+fn several_with(count: usize, config: impl Fn() -> SchedulerConfig) -> (MemoryEngine, Vec<One>) {
     let (engine, mut all) = (MemoryEngine::new(), Vec::new());
     for _ in 0..count {
-        let one = One::start(&engine, SchedulerConfig::new(), &all).unwrap();
+        let one = One::start(&engine, config(), &all).unwrap();
         await_that("it leads, or follows", || {
             one.joined.membership.view().leader.is_some()
         });
@@ -345,6 +352,217 @@ fn the_next_leader_has_the_configuration_and_the_tenants_of_the_one_before() {
     controller.send(&configure(OTHER));
     let refused = until(&mut controller, ErrorCode::INVALID_CONFIGURATION);
     assert_eq!(refused.payload_bytes(), OTHER);
+}
+
+/// A server with a scheduler's certificate that is no scheduler.
+fn stranger() -> (Server, MemoryListener) {
+    let listener = MemoryListener::new();
+    let config = ServerConfig::new(client::identity(Role::SCHEDULER), ssntp_test_support::trust());
+    let config = config.listen_in_memory(&listener).federate(Federation::new());
+    (Server::start(config, ()).unwrap(), listener)
+}
+
+fn dial(server: &Server, one: &One) -> Dialler {
+    let dialler = server.dialler().unwrap();
+    assert!(dialler.dial(Target::from(&one.listener)).unwrap());
+    dialler
+}
+
+#[test]
+fn a_server_that_says_the_greatest_token_ends_no_term_and_no_later_one() {
+    let (_engine, mut all) = several(2);
+    let mut controller = all[1].connect(Role::CONTROLLER);
+    let (wrong, _listener) = stranger();
+    wrong.handle().with(|cx| cx.see_token(u64::MAX)).unwrap();
+    for one in &all {
+        let dialler = dial(&wrong, one);
+        await_that("it has tried", || {
+            let is_new = |state: &PeerState| matches!(state, PeerState::Trying(why) if why.is_empty());
+            dialler.peers().iter().all(|(_, state)| !is_new(state))
+        });
+    }
+    let before = all[1].joined.membership.view().leader.unwrap().token;
+    all.remove(0).end();
+    let told: NewLeader = until(&mut controller, Event::NEW_LEADER).payload().unwrap();
+    assert_eq!(told.server_uuid, all[0].uuid());
+    // There are higher tokens for all terms to come.
+    assert!(
+        told.token > before && told.token < 1 << 62,
+        "{before}, {}",
+        told.token
+    );
+}
+
+#[test]
+fn intents_are_taken_from_the_leader_alone() {
+    let (_engine, mut all) = several(2);
+    let mut controller = all[1].connect(Role::CONTROLLER);
+    let mut agent = all[1].connect(Role::AGENT);
+    let start = start(100);
+    let ((other, listener), next) = (stranger(), all[1].uuid());
+    let _dialler = dial(&other, &all[1]);
+    await_that("it is linked", || {
+        other.handle().with(|cx| cx.servers().count()) == Ok(1)
+    });
+    // As docs/links.md has it: the START of this instance is answered.
+    let mut intent = vec![3];
+    intent.extend(start.instance_uuid.as_bytes());
+    intent.extend(agent.uuid.as_bytes());
+    intent.push(0);
+    other
+        .handle()
+        .with(move |cx| cx.tell(next, intent.into()))
+        .unwrap()
+        .unwrap();
+    // What comes after it over the link has come.
+    let client = Client::connect(&listener, Role::NETAGENT);
+    let (handle, uuid) = (all[1].joined.server.handle(), client.uuid);
+    await_that("it is there", || {
+        handle.with(move |cx| cx.directory().session(uuid).is_some()) == Ok(true)
+    });
+    all.remove(0).end();
+    let told: NewLeader = until(&mut controller, Event::NEW_LEADER).payload().unwrap();
+    assert_eq!(told.server_uuid, next);
+    agent.send_payload(&ready(agent.uuid, 1000));
+    controller.send_payload(&start);
+    expect_start(&mut agent, &start);
+}
+
+#[test]
+fn behind_a_lost_link_each_start_gets_one_answer_in_its_time() {
+    let time = Duration::from_secs(5);
+    let (_engine, all) = several_with(2, || SchedulerConfig::new().start_time(time, time));
+    let mut mine = all[0].connect(Role::CONTROLLER);
+    let mut theirs = all[1].connect(Role::CONTROLLER);
+    until(&mut theirs, Event::SNAPSHOT_COMPLETE);
+    let mut agent = all[1].connect(Role::AGENT);
+    let given = starts(&mut mine, &mut agent);
+    // From now on nothing passes between the two, and a new link cannot be made either.
+    all[0].listener.stall(true);
+    all[0].listener.cut();
+    await_that("the link is lost", || {
+        all.iter()
+            .all(|one| one.joined.server.handle().links().unwrap().is_empty())
+    });
+    let start = start(100);
+    theirs.send_payload(&start);
+    // The node does not answer the one, and nobody that leads takes the other.
+    let failed = failure(&mut mine);
+    assert_eq!(
+        (failed.instance_uuid, failed.reason),
+        (given.into(), StartFailureReason::LaunchFailure)
+    );
+    let refused = loop {
+        let failed = failure(&mut theirs);
+        if failed.instance_uuid == start.instance_uuid {
+            break failed;
+        }
+    };
+    assert_eq!(refused.detail, "no scheduler leads: none has led for 10 s");
+    // No answer comes a second time with the next link, and the node gets neither.
+    all[0].listener.stall(false);
+    await_that("they are linked again", || {
+        all.iter().all(|one| {
+            one.joined
+                .server
+                .handle()
+                .links()
+                .unwrap()
+                .iter()
+                .any(|link| link.linked)
+        })
+    });
+    let more = starts(&mut theirs, &mut agent);
+    says(&mut agent, &mut mine, more, InstanceState::Active);
+    let again = [mine.drain(), theirs.drain()].concat();
+    assert!(
+        again.iter().all(|frame| frame.kind() != ErrorCode::START_FAILURE),
+        "{again:?}"
+    );
+}
+
+/// A frame of a link, as docs/links.md has it.
+fn link_frame(operand: u8, fields: &[&[u8]]) -> Outgoing {
+    let fields = fields.concat();
+    let length = u32::try_from(fields.len()).unwrap().to_be_bytes();
+    Outgoing::whole([&[0, 1, 0x4c, operand], &length[..], &fields].concat().into(), 1)
+}
+
+#[test]
+fn an_intent_is_told_before_its_start_leaves() {
+    let (_engine, all) = several(1);
+    let mut controller = all[0].connect(Role::CONTROLLER);
+    let stream = all[0]
+        .listener
+        .connect(Default::default(), Default::default())
+        .unwrap();
+    let connector = Connector::mutual(&client::identity(Role::SCHEDULER), &ssntp_test_support::trust());
+    let connector = connector.unwrap().protocol(b"ssntp-link/1");
+    let end = Instant::now() + LIMIT;
+    let secured = connector.connect(Arc::new(stream), "localhost", &BufferPool::new(), end);
+    let mut halves = secured.unwrap().halves;
+    // Another scheduler with one node, which is ready.
+    let (server, node, zero) = (Uuid::from_u128(5), Uuid::from_u128(6), [0; 8]);
+    let (roles, agent) = (
+        Role::SCHEDULER.bits().to_be_bytes(),
+        Role::AGENT.bits().to_be_bytes(),
+    );
+    let longest = ssntp::proto::DEFAULT_MAX_PAYLOAD.to_be_bytes();
+    let session = 1u64.to_be_bytes();
+    let ready = Frame::of(&ready(node, 1000)).encode();
+    let said = [
+        link_frame(
+            0,
+            &[
+                &[0, 1],
+                server.as_bytes(),
+                &session,
+                &roles,
+                &zero,
+                &longest,
+                &[0, 0],
+            ],
+        ),
+        link_frame(
+            1,
+            &[
+                &zero,
+                &[1],
+                node.as_bytes(),
+                &session,
+                &zero,
+                &zero,
+                &agent,
+                &[0, 0, 0],
+            ],
+        ),
+        link_frame(4, &[&zero, &session, node.as_bytes(), &[0, 2], &ready]),
+    ];
+    halves.transmit.transmit(&said).unwrap();
+    until(&mut controller, Event::NODE_CONNECTED);
+    let start = start(100);
+    controller.send_payload(&start);
+    // Both name the instance, the one as 16 bytes and the other as text.
+    let (intent, text) = (start.instance_uuid.as_bytes(), start.instance_uuid.to_string());
+    let mut is_told = false;
+    loop {
+        let input = halves.inbox.bytes_mut();
+        let header = input
+            .get(..8)
+            .map(|header| (header[3], u32::from_be_bytes(header[4..].try_into().unwrap())));
+        let Some((operand, length)) = header.filter(|(_, length)| input.len() >= 8 + *length as usize) else {
+            halves.receive_until(end).unwrap();
+            continue;
+        };
+        let frame = input.split_to(8 + length as usize);
+        let names = |bytes: &[u8]| frame.windows(bytes.len()).any(|window| window == bytes);
+        match operand {
+            7 => is_told |= names(intent),
+            4 if names(text.as_bytes()) => break,
+            _ => {}
+        }
+    }
+    assert!(is_told, "the START came first");
 }
 
 #[test]

@@ -137,6 +137,7 @@ pub(crate) fn run(options: &Options) -> Result<Vec<String>> {
     };
     run.all(&mut servers)?;
     println!("{}", run.starts.summary());
+    println!("{}", run.starts.lost());
     let counters = fleet.counters();
     println!(
         "agents: {} launches, {} of them again; sessions lost and attempts that failed: {}",

@@ -20,6 +20,8 @@ pub(super) struct Starts {
     sent: usize,
     not_sent: usize,
     open: Vec<(Uuid, Instant, Order)>,
+    /// The controller of each, and when it was sent.
+    origins: HashMap<Uuid, (usize, Instant)>,
     /// How each was answered.
     answers: HashMap<Uuid, String>,
     /// How often each controller was told that it has failed.
@@ -40,6 +42,7 @@ impl Starts {
             sent: 0,
             not_sent: 0,
             open: Vec::new(),
+            origins: HashMap::new(),
             answers: HashMap::new(),
             failures: HashMap::new(),
             changes: servers.controllers.iter().map(|one| one.subscribe()).collect(),
@@ -74,10 +77,13 @@ impl Starts {
                 },
                 ..Start::default()
             };
-            let controller = &servers.controllers[self.sent % servers.controllers.len()];
+            let at = self.sent % servers.controllers.len();
             self.sent += 1;
-            match controller.order(&start) {
-                Ok(order) => self.open.push((instance, Instant::now(), order)),
+            match servers.controllers[at].order(&start) {
+                Ok(order) => {
+                    self.origins.insert(instance, (at, Instant::now()));
+                    self.open.push((instance, Instant::now(), order));
+                }
                 // It has no session at present.
                 Err(_) => self.not_sent += 1,
             }
@@ -166,6 +172,25 @@ impl Starts {
             .collect();
         let (sent, not_sent) = (self.sent - self.not_sent, self.not_sent);
         format!("{sent} STARTs (not sent {not_sent}): {}", words.join(", "))
+    }
+
+    /// Those that did not run: whose they were, how many of them, and when the first and the last was
+    /// sent, in seconds after the fault.
+    pub(super) fn lost(&self) -> String {
+        let mut groups: BTreeMap<(&str, usize), Vec<f64>> = BTreeMap::new();
+        for (instance, word) in self.answers.iter().filter(|(_, word)| *word != "runs") {
+            if let (Some((at, sent)), Some(fault)) = (self.origins.get(instance), self.fault) {
+                let after = sent.saturating_duration_since(fault).as_secs_f64();
+                groups.entry((word, *at)).or_default().push(after);
+            }
+        }
+        let groups = groups.into_iter().map(|((word, at), mut times)| {
+            times.sort_by(f64::total_cmp);
+            let (first, last) = (times[0], times[times.len() - 1]);
+            let count = times.len();
+            format!("controller {at}: {word} {count}, sent {first:.1} to {last:.1} s after the fault")
+        });
+        groups.collect::<Vec<_>>().join("; ")
     }
 
     /// What went wrong.

@@ -443,7 +443,7 @@ impl World {
                             let until = server.when(until);
                             wake = [wake, Some(until)].into_iter().flatten().min();
                         }
-                        Attempt::Linked(_) | Attempt::Never => {}
+                        Attempt::Linked(_) => {}
                     }
                 }
             }
