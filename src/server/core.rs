@@ -257,6 +257,7 @@ impl ServerCore {
     ) -> T {
         self.state.now = now;
         std::mem::swap(&mut self.state.actions, actions);
+        self.state.beat();
         let result = act(self);
         std::mem::swap(&mut self.state.actions, actions);
         result
@@ -531,7 +532,6 @@ impl Core for ServerCore {
                 core.state.tally.expired += 1;
                 core.guarded("expired", |handler, cx| handler.expired(cx, held));
             }
-            core.state.beat();
             for _ in 0..LOOKS_IN_A_ROW {
                 match core.state.sessions.next_look() {
                     Some((at, id)) if at <= now => core.state.look_at_certificate(id),

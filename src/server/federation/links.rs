@@ -423,14 +423,19 @@ impl State {
     /// Sends something over each link, and ends those that are silent or whose certificate has
     /// ended.
     pub(in crate::server) fn beat(&mut self) {
-        if self.links.next_beat.is_none_or(|at| at > self.now) {
+        let Some(due) = self.links.next_beat.filter(|at| *at <= self.now) else {
             return;
-        }
+        };
+        // It was stopped, or its machine slept. Its peers have given it up, so what it would pass
+        // on over these links is lost.
+        let has_slept = self.now.saturating_duration_since(due) > SILENCE - 2 * BEAT;
         for id in self.links.table.ids() {
             let Some(link) = self.links.table.get(id) else {
                 continue;
             };
-            if self.now.saturating_duration_since(link.heard) > SILENCE {
+            if has_slept {
+                self.end_link(id, End::Closing, "this server did not run for 8 s");
+            } else if self.now.saturating_duration_since(link.heard) > SILENCE {
                 self.end_link(id, End::Closing, "nothing was heard of it for 10 s");
             } else if link.ends.is_some_and(|ends| ends <= self.wall) {
                 self.end_link(id, End::Refused, "its certificate has expired");

@@ -92,6 +92,8 @@ const SCHEDULER: &[Metric<SchedulerFigures>] = &[
         |f| one(f.starts.in_flight)),
     gauge("ssntp_scheduler_starts_in_flight_limit", "The most STARTs that wait for the answer of their node.",
         |f| one(f.limits.starts_in_flight)),
+    gauge("ssntp_scheduler_kept_bytes", "Bytes that are kept for the next leader, or wait for one.",
+        |f| one(f.kept_bytes)),
     gauge("ssntp_scheduler_streams", "Streams that are open.", |f| one(f.streams)),
     gauge("ssntp_scheduler_moving_instances", "Instances that are being moved.", |f| one(f.moving)),
     gauge("ssntp_scheduler_controllers", "Controllers that are connected.", |f| one(f.controllers)),

@@ -42,6 +42,8 @@ pub struct SchedulerFigures {
     pub master: Option<Uuid>,
     /// Concentrators that have announced themselves.
     pub concentrators: usize,
+    /// Bytes of what is kept for the next leader, and of commands that wait for one.
+    pub kept_bytes: usize,
     /// Reports of agents about nodes or instances that are not their own.
     pub foreign_reports: u64,
     /// Received InvalidFrameType.
@@ -120,6 +122,7 @@ impl Scheduler {
             controllers,
             master: first.filter(|_| self.mode == ControllerMode::Master),
             concentrators: self.cncis.announced(),
+            kept_bytes: self.term.as_ref().map_or(0, |term| term.following.bytes()),
             foreign_reports: self.foreign,
             invalid_frames: self.invalid_frames,
         }

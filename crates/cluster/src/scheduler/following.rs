@@ -40,6 +40,9 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// of a node, and one for each public address of a concentrator.
 const MOST_EVENTS: usize = 1024;
 const LONGEST_EVENT: usize = 1024;
+/// The most bytes that are kept of all clients together. What finds no room is not kept: a new leader hears
+/// of it with the next report.
+const MOST_KEPT_BYTES: usize = 256 << 20;
 /// The longest STATS that a scheduler reads.
 const LONGEST_STATS: usize = 1 << 20;
 /// Why a command is refused that no leader has taken.
@@ -56,6 +59,14 @@ struct Last {
 }
 
 impl Last {
+    fn frames(&self) -> impl Iterator<Item = &Frame> {
+        self.events.iter().chain(&self.status).chain(&self.stats)
+    }
+
+    fn bytes(&self) -> usize {
+        self.frames().map(Frame::encoded_len).sum()
+    }
+
     /// Keeps an event. What was added, and is removed now, is forgotten: a new leader begins
     /// without either.
     fn event(&mut self, frame: &Frame) {
@@ -98,6 +109,7 @@ struct Telling {
 #[derive(Debug, Default)]
 pub(super) struct Following {
     last: HashMap<Uuid, Last>,
+    last_bytes: usize,
     held: VecDeque<Held>,
     held_bytes: usize,
     telling: Option<Telling>,
@@ -112,7 +124,11 @@ impl Following {
             return;
         }
         let length = frame.payload_bytes().len();
+        if self.last_bytes + length > MOST_KEPT_BYTES {
+            return;
+        }
         let last = self.last.entry(from).or_default();
+        self.last_bytes -= last.bytes();
         match kind.frame_type {
             FrameType::COMMAND if length <= LONGEST_STATS => last.stats = Some(detached(frame)),
             FrameType::STATUS if length <= MAX_READ_LEN => last.status = Some(detached(frame)),
@@ -120,11 +136,18 @@ impl Following {
             // No scheduler reads what is longer.
             _ => {}
         }
+        self.last_bytes += last.bytes();
+    }
+
+    /// The bytes of all frames that are kept or held here.
+    pub(super) fn bytes(&self) -> usize {
+        self.last_bytes + self.held_bytes
     }
 
     /// A client has gone.
     pub(super) fn forget(&mut self, client: Uuid) {
-        self.last.remove(&client);
+        let last = self.last.remove(&client);
+        self.last_bytes -= last.map_or(0, |last| last.bytes());
     }
 
     pub(super) fn is_telling(&self) -> bool {
@@ -301,9 +324,12 @@ impl Scheduler {
             }
             let to = *to;
             let Some(client) = clients.pop() else { break };
-            let last = last.get(&client);
-            let frames = last.map(|last| last.events.iter().chain(&last.status).chain(&last.stats));
-            let frames: Vec<_> = frames.into_iter().flatten().cloned().collect();
+            let frames: Vec<_> = last
+                .get(&client)
+                .into_iter()
+                .flat_map(Last::frames)
+                .cloned()
+                .collect();
             let own = cx.directory().session(client).cloned();
             let Some(session) = own.filter(|session| session.server() == cx.uuid()) else {
                 continue;
@@ -457,7 +483,30 @@ mod tests {
         assert_eq!(last.status, Some(Frame::new(Status::FULL)));
         assert_eq!(last.events.len(), MOST_EVENTS);
         assert_eq!(last.events[MOST_EVENTS - 1].payload_bytes().len(), LONGEST_EVENT);
+        // All of it is counted, until the client is gone.
+        let bytes: usize = last.frames().map(Frame::encoded_len).sum();
+        assert_eq!(following.bytes(), bytes);
         following.forget(client);
-        assert!(following.last.is_empty());
+        assert_eq!((following.last.len(), following.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_kept_of_all_clients_is_bounded() {
+        let mut following = Following::default();
+        let stats = Frame::with_payload(Command::STATS, vec![b' '; LONGEST_STATS]);
+        for client in 0..2 {
+            following.note(Uuid::from_u128(client), &stats);
+        }
+        following.last_bytes += MOST_KEPT_BYTES - 3 * LONGEST_STATS;
+        let before = following.bytes();
+        following.note(Uuid::from_u128(2), &stats);
+        assert_eq!(
+            (following.last.len(), following.bytes()),
+            (2, before),
+            "there is no room"
+        );
+        following.forget(Uuid::from_u128(0));
+        following.note(Uuid::from_u128(2), &stats);
+        assert_eq!((following.last.len(), following.bytes()), (2, before));
     }
 }

@@ -5,7 +5,10 @@ use std::fs;
 use std::time::Instant;
 
 use rustix::process::Signal;
+use ssntp::payload::Start;
+use ssntp_cluster::controller::OrderError;
 use ssntp_test_support::etcd::EtcdProcess;
+use uuid::Uuid;
 
 use crate::cluster::processes::{Done, LIMIT, ssntp};
 use crate::cluster::schedulers::Schedulers;
@@ -37,9 +40,19 @@ fn whatever_happens_to_a_leader_another_one_leads_and_nothing_runs_twice() {
     // Stopped, as by a hypervisor: another one leads. When it wakes it follows, and its clients
     // are served again.
     let leader = all.leader(None);
+    all.prefer(leader);
+    let controller = all.cluster.controller_sees(NODES);
     all.signal_under_load((leader + 1) % 3, leader, Signal::STOP);
     let next = all.leader(Some(leader));
+    // What waits for it when it wakes is not handed on over its old links, whose ends have gone.
+    let waits = controller.order(&Start {
+        instance_uuid: Uuid::new_v4(),
+        ..Start::default()
+    });
     all.processes[leader].signal(Signal::CONT);
+    let answer = waits.unwrap().wait(2 * LIMIT);
+    assert!(matches!(answer, Ok(_) | Err(OrderError::Failed(_))), "{answer:?}");
+    drop(controller);
     all.prefer(leader);
     all.next_start();
     assert_eq!(all.leader(None), next);
