@@ -146,7 +146,10 @@ impl ServerCore {
         now: Instant,
     ) -> Result<Result<Bytes, EncodeError>, Box<ErrorResponse>> {
         let Some(session) = self.sessions.get_mut(&connection) else {
-            return Err(ErrorResponse::boxed(ErrorCode::ESTATE, "the connection has ended"));
+            return Err(ErrorResponse::boxed(
+                ErrorCode::ESTATE,
+                "the connection has ended",
+            ));
         };
         // An element may send its identity again, with another name.
         let before = session.element.as_ref().map(|element| element.name.clone());
