@@ -21,7 +21,7 @@ use crossbeam_channel::{Receiver, Sender};
 use uuid::Uuid;
 
 use crate::proto::{Exchange, Frame, FrameKind, Step, content};
-use ssntp_transport::excerpt;
+use ssntp_transport::{cut, excerpt};
 
 /// The longest text of a refusal, in bytes.
 const MAX_REASON: usize = 256;
@@ -89,11 +89,8 @@ impl Request {
 
     /// The frame that says why there will be no answer.
     pub(super) fn refusal(&self, why: &str) -> Frame {
-        let mut end = why.len().min(MAX_REASON);
-        while !why.is_char_boundary(end) {
-            end -= 1;
-        }
-        self.answer(Step::Refusal, Bytes::copy_from_slice(&why.as_bytes()[..end]))
+        let why = cut(why, MAX_REASON);
+        self.answer(Step::Refusal, Bytes::copy_from_slice(why.as_bytes()))
     }
 
     fn answer(&self, step: Step, payload: Bytes) -> Frame {

@@ -14,10 +14,10 @@ use ssntp_transport::pki::{CertificateDer, CertificateInfo};
 use ssntp_transport::tls::{Connector, Secured};
 use ssntp_transport::{BufferPool, Cancel, Halves, Outgoing, Target, deadline, refuse};
 
-/// How long a server that we refuse may take to read why.
+/// How long a server that this client refuses may take to read the reason.
 const PARTING: Duration = Duration::from_millis(500);
 
-/// Everything an attempt needs, the server's place and credentials excepted.
+/// All that attempts at servers share. The server's address and the credentials differ.
 #[derive(Debug)]
 pub(super) struct Dialer {
     connect: Connect,
@@ -26,7 +26,7 @@ pub(super) struct Dialer {
     cancel: Cancel,
 }
 
-/// A server that said CONNECTED.
+/// A session that a server has confirmed with CONNECTED.
 #[derive(Debug)]
 pub(super) struct Established {
     pub(super) halves: Halves,
@@ -47,8 +47,8 @@ impl Dialer {
         }
     }
 
-    /// Blocks until the session stands or the attempt has failed, which is at
-    /// once when the client is closed.
+    /// Connects to a server. Blocks until CONNECTED has arrived or the attempt has failed; closing
+    /// the client makes it fail at once.
     pub(super) fn dial(&self, target: &Target, connector: &Connector) -> Result<Established, DialError> {
         self.attempt(target, connector).map_err(|fault| DialError {
             server: target.to_string(),
@@ -78,8 +78,8 @@ impl Dialer {
             resumed,
             ..
         } = secured;
-        // TLS has verified the chain. What the certificate says of roles and UUID is for the
-        // protocol's handshake to judge.
+        // TLS has verified the chain of certificates. The protocol's handshake checks the roles and
+        // the UUID in the certificate.
         let first = peer
             .first()
             .ok_or_else(|| DialFault::ServerCertificate("there is none".into()))?;
@@ -94,8 +94,8 @@ impl Dialer {
             Ok(connected) => connected,
             Err(fault) => {
                 if resumed {
-                    // The resumed session may be what the server dislikes. So the next
-                    // attempt makes a full handshake, in which it can say what it is.
+                    // The server may have refused because of the resumed TLS session. So the
+                    // next attempt makes a full handshake, in which TLS tells the reason.
                     connector.forget(name);
                 }
                 if let DialFault::Refused(refusal) = &fault {
@@ -124,15 +124,15 @@ impl Dialer {
     }
 }
 
-/// Says CONNECT and waits for the answer.
+/// Sends CONNECT and waits for the server's answer.
 fn exchange(
     halves: &mut Halves,
     handshake: &ClientHandshake,
     deadline: Instant,
 ) -> Result<Connected, DialFault> {
     let connect = Outgoing::whole(Bytes::copy_from_slice(&handshake.connect()), 1);
-    // A server that has refused our certificate may be gone already, and then
-    // writing fails; why it did so is still there to be read.
+    // A server that has refused our certificate may have closed the connection already. Then
+    // writing fails, but its reason can still be read.
     let written = halves.transmit.transmit(&[connect]);
     loop {
         match handshake.receive(halves.inbox.bytes_mut()) {
@@ -160,14 +160,14 @@ fn exchange(
     }
 }
 
-/// Tells the server that and why there will be no session, where the protocol
-/// has words for it, and lets it read that.
+/// Tells the server that there will be no session, if the protocol has an error frame for the
+/// reason, and gives it [`PARTING`] to read it.
 fn part(halves: &mut Halves, refusal: &Refusal) {
     let answer = ClientHandshake::answer(refusal).map(|code| outgoing(&Frame::new(code), false));
     refuse(halves, answer, PARTING);
 }
 
-/// Ends the stream in order.
+/// Ends the TLS session and the stream, without a frame.
 pub(super) fn say_goodbye(halves: &mut Halves) {
     refuse(halves, None, PARTING);
 }

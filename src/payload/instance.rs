@@ -3,41 +3,36 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Id, payload};
+use super::{Id, alike, payload};
 
-/// An instance was deleted.
-///
-/// The payload of InstanceDeleted (EVENT 0x2):
-///
-/// ```yaml
-/// instance_deleted:
-///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct InstanceDeleted {
-    /// The instance; default: empty.
-    pub instance_uuid: Id,
+alike! {
+    {
+        /// The instance; default: empty.
+        pub instance_uuid: Id,
+    }
+
+    /// An instance was deleted.
+    ///
+    /// The payload of InstanceDeleted (EVENT 0x2):
+    ///
+    /// ```yaml
+    /// instance_deleted:
+    ///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// ```
+    InstanceDeleted = Event::INSTANCE_DELETED,
+    under "instance_deleted";
+
+    /// An instance stopped, and its node no longer counts it.
+    ///
+    /// The payload of InstanceStopped (EVENT 0x9):
+    ///
+    /// ```yaml
+    /// instance_stopped:
+    ///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// ```
+    InstanceStopped = Event::INSTANCE_STOPPED,
+    under "instance_stopped";
 }
-
-payload!(InstanceDeleted = Event::INSTANCE_DELETED, under "instance_deleted");
-
-/// An instance stopped, and its node no longer counts it.
-///
-/// The payload of InstanceStopped (EVENT 0x9):
-///
-/// ```yaml
-/// instance_stopped:
-///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct InstanceStopped {
-    /// The instance; default: empty.
-    pub instance_uuid: Id,
-}
-
-payload!(InstanceStopped = Event::INSTANCE_STOPPED, under "instance_stopped");
 
 /// A concentrator instance runs.
 ///

@@ -1,4 +1,4 @@
-//! JSON, for payloads of applications: the protocol's own are YAML.
+//! JSON, for the payloads of applications. The protocol's own payloads are YAML.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use super::Error;
 
-/// Reads a payload that is one JSON text. A depth of 128 is refused.
+/// Reads a payload that is one JSON text. Values that nest 128 levels deep are refused.
 ///
 /// # Errors
 /// [`Error::Content`]: it is not JSON, or not what the type says, with line and

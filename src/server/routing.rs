@@ -341,7 +341,7 @@ mod tests {
         assert!(Rules::parse("").unwrap().receivers(Command::STATS).is_none());
         for (word, why) in [
             ("STATS", "\"STATS\": expected OPERAND=ROLE"),
-            ("STATZ=agent", "is STATS meant?"),
+            ("STATZ=agent", "did you mean STATS?"),
             ("STATS=agents", "agents"),
             ("STATS=", "\"STATS=\""),
         ] {

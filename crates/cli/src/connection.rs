@@ -66,7 +66,8 @@ pub(crate) struct ServerArgs {
     context: Option<String>,
 }
 
-/// The values of [`ServerArgs`], looked up.
+/// The server and the files to use: [`ServerArgs`] with the values of the environment and the
+/// context.
 #[derive(Debug)]
 pub(crate) struct Reached {
     pub(crate) connect: Vec<Address>,
@@ -77,12 +78,13 @@ pub(crate) struct Reached {
 /// How long a command waits for a context if no server is named anywhere: the user may have
 /// started `ssntp server --dev` just before, and that makes one in a moment.
 const MAKING: Duration = Duration::from_secs(10);
-/// The time between two looks at the contexts, and at the reason why no session stands.
+/// How often the contexts are read while there is none, and how often the reason why there is no
+/// session is checked.
 const LOOK: Duration = Duration::from_millis(50);
 
 impl ServerArgs {
-    /// Looks up each value. If no server is named anywhere, it waits for a context for some
-    /// seconds, and tells the user so.
+    /// Looks up each value. If no server is named anywhere, it tells the user so and blocks for at
+    /// most 10 seconds until there is a context.
     pub(crate) fn reach(&self, stop: &Stop) -> Result<Reached, Failure> {
         let complete = self.ca.is_some() && self.cert.is_some() && !self.connect.is_empty();
         // Nothing would be taken from the file of contexts, so a mistake in it does not matter.
@@ -206,7 +208,7 @@ impl Reached {
     }
 }
 
-/// The files of a client that runs for long, which are read again.
+/// The files of certificates of a client, which are read again when they change.
 #[derive(Debug)]
 pub(crate) struct Renewal {
     pub(crate) files: CredentialFiles,
@@ -229,7 +231,7 @@ impl Renewal {
     }
 }
 
-/// A tick for each [`Renewal::look`] of a command.
+/// Sends a message whenever a command is to call [`Renewal::look`].
 pub(crate) fn looks() -> Receiver<Instant> {
     crossbeam_channel::tick(watched::LOOK)
 }
@@ -261,8 +263,8 @@ impl Connection {
         self.config_choosing(stop, |held| held)
     }
 
-    /// The same, where `choose` picks those of the certificate's roles that are
-    /// advertised if --role is not given.
+    /// As [`config`](Self::config). If --role is not given, `choose` picks which of the
+    /// certificate's roles are advertised.
     pub(crate) fn config_choosing(
         &self,
         stop: &Stop,

@@ -18,12 +18,11 @@ use crate::settings::Problems;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct JoinArgs {
-    /// Be one of several that share this etcd: etcd://HOST:PORT[,HOST:PORT]; the endpoints
-    /// are tried in turn. Without --join-ca they are asked in clear
+    /// Join the other servers that share this etcd: etcd://HOST:PORT[,HOST:PORT]; its
+    /// endpoints are tried in turn. Without --join-ca the connection is not encrypted
     #[arg(long, value_name = "ETCD", group = "several")]
     join: Option<Endpoints>,
-    /// The authority that must have issued the certificate of the etcd: it is asked over
-    /// TLS
+    /// Connect to the etcd over TLS; this authority must have issued its certificate
     #[arg(long, value_name = "FILE", requires = "join")]
     join_ca: Option<PathBuf>,
     /// The certificate and key to show to the etcd

@@ -34,7 +34,7 @@ use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
 use env_logger::{Builder, Target};
 use log::{Level, Log, Metadata, Record};
 use ssntp::payload::timestamp;
-use ssntp_transport::{printable, printable_json, threads};
+use ssntp_transport::{cut, printable, printable_json, threads};
 
 use crate::clock::{since_1970, wall_clock};
 use crate::failure::Failure;
@@ -438,15 +438,6 @@ fn grouped(number: u64) -> String {
         0..1000 => number.to_string(),
         _ => format!("{},{:03}", grouped(number / 1000), number % 1000),
     }
-}
-
-/// The beginning of a text: at most `most` bytes, without a part of a character.
-fn cut(text: &str, most: usize) -> &str {
-    let mut end = text.len().min(most);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }
 
 fn panic_text(panic: &PanicHookInfo<'_>) -> String {

@@ -14,7 +14,7 @@ use crate::signals::Stop;
 /// The flags that agents and concentrators share.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct TunnelArgs {
-    /// Which networks there are
+    /// The networks that instances use
     #[arg(long, value_name = "WHICH", value_parser = one_of(WHICH), default_value = "none")]
     network: NetworkName,
     /// The largest packet of an instance, in bytes: 50 less than the underlay's
@@ -58,7 +58,7 @@ enum NetworkName {
 #[rustfmt::skip] // A table: one row a word.
 const WHICH: Choices<NetworkName> = &[
     ("none", "Instances use the network of the host; a concentrator keeps tables only", NetworkName::None),
-    ("tenants", "Those of the tenants, with tunnels, see docs/networks.md", NetworkName::Tenants),
+    ("tenants", "Each tenant has a network of its own, which tunnels carry; see docs/networks.md", NetworkName::Tenants),
 ];
 
 impl TunnelArgs {

@@ -8,9 +8,9 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// Reads a struct from an object only. What serde derives also reads an array,
-/// whose elements it takes for the members in their order; on the wire that is
-/// a fault like any other wrong type.
+/// Reads a struct from a JSON object only. A derived `Deserialize` also reads an array, whose
+/// elements it takes for the members in their order. On the wire an array is as wrong as any
+/// other type.
 pub(crate) struct Object<T>(pub(crate) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -30,27 +30,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// Reads a member that is an object, for `deserialize_with`.
-pub(crate) fn object<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Deserialize<'de>,
-{
-    Object::deserialize(deserializer).map(|Object(value)| value)
-}
-
-/// Reads a member that is an object, null or missing.
-pub(crate) fn object_or_null<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Deserialize<'de>,
-{
-    let value: Option<Object<T>> = Option::deserialize(deserializer)?;
-    Ok(value.map(|Object(value)| value))
-}
-
-/// Reads a member that is an array of objects; null says the same as an empty
-/// one.
+/// Reads a member that is an array of objects. Null counts as an empty array.
 pub(crate) fn objects<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -64,7 +44,7 @@ where
         .collect())
 }
 
-/// Reads a member that is an array; null says the same as an empty one.
+/// Reads a member that is an array. Null counts as an empty array.
 pub(crate) fn list<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -73,7 +53,8 @@ where
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// Reads a type from its text, without a copy of the text where the reader has it whole.
+/// Reads a type from a JSON string. `expected` says in errors what should stand there. The string
+/// is copied only if it has escapes.
 pub(crate) fn text<'de, D, T>(deserializer: D, expected: &'static str) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -92,7 +73,7 @@ where
     deserializer.deserialize_str(Text(expected, PhantomData))
 }
 
-/// About how many bytes a value has as text.
+/// About how many bytes a value has as JSON text.
 pub(crate) fn text_len(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 8,
@@ -107,28 +88,31 @@ pub(crate) fn text_len(value: &Value) -> usize {
     }
 }
 
-/// The memory of a member of an object behind the first: a part of a node, and its name.
-pub(crate) const MEMBER: usize = NODE / 6 + SMALL;
-/// The memory of a value behind the first of a list: its place, of which lists have up to
-/// twice as many as they need, and its text or what else it holds.
-pub(crate) const VALUE: usize = 2 * size_of::<Value>() + SMALL;
-/// The memory of an object with a member: the map allocates a node of 11 places at once.
-pub(crate) const NODE: usize = 11 * (size_of::<String>() + size_of::<Value>()) + SMALL;
-/// The memory of a list with an element: it has room for four at once.
-pub(crate) const LIST: usize = 4 * size_of::<Value>() + SMALL;
-/// The overhead of an allocation, and its least size.
-const SMALL: usize = 32;
+// What a value costs in bytes of memory. The scanner adds these up by brackets, commas and colons,
+// before anything is read.
 
-/// The memory of an allocation of so many bytes.
+/// The memory of an object with one member: its map allocates a node with places for 11 members.
+pub(crate) const OBJECT: usize = 11 * (size_of::<String>() + size_of::<Value>()) + ALLOCATION;
+/// The memory of a further member: its share of a node that is half full, and its name.
+pub(crate) const MEMBER: usize = OBJECT / 6 + ALLOCATION;
+/// The memory of a list with one element: it has places for four at once.
+pub(crate) const LIST: usize = 4 * size_of::<Value>() + ALLOCATION;
+/// The memory of a further element: up to two places, because a list that is full doubles, and one
+/// allocation, such as its text.
+pub(crate) const ELEMENT: usize = 2 * size_of::<Value>() + ALLOCATION;
+/// The memory of a small allocation, with what the allocator adds.
+const ALLOCATION: usize = 32;
+
+/// The memory of an allocation of so many bytes, with what the allocator adds.
 pub(crate) fn allocated(bytes: usize) -> usize {
     match bytes {
         0 => 0,
         // Allocators round up, and keep some bytes for themselves.
-        bytes => (bytes + 16).next_multiple_of(16).max(SMALL),
+        bytes => (bytes + 16).next_multiple_of(16).max(ALLOCATION),
     }
 }
 
-/// About how many bytes of memory a value has allocated, its own place excepted.
+/// About how many bytes of memory a value has allocated, without `size_of::<Value>()`.
 pub(crate) fn memory(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,
@@ -140,10 +124,10 @@ pub(crate) fn memory(value: &Value) -> usize {
     }
 }
 
-/// The same of the members of an object.
+/// About how many bytes of memory the members of an object have allocated.
 pub(crate) fn map_memory(members: &Map<String, Value>) -> usize {
     // Nodes of a map that grows in any order are half full at least.
-    let nodes = members.len().div_ceil(6) * NODE;
+    let nodes = members.len().div_ceil(6) * OBJECT;
     let inner = members
         .iter()
         .map(|(name, value)| allocated(name.capacity()) + memory(value));

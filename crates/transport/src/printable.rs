@@ -38,6 +38,15 @@ pub fn excerpt_bytes(said: &[u8]) -> Excerpt<std::borrow::Cow<'_, str>> {
     Excerpt(String::from_utf8_lossy(&said[..most]))
 }
 
+/// The beginning of a text: at most `most` bytes, without a part of a character.
+pub fn cut(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 /// The beginning of a text, made by [`excerpt`].
 #[derive(Clone, Copy, Debug)]
 pub struct Excerpt<T>(T);

@@ -96,8 +96,8 @@ impl FrameKind {
         self.name().is_some()
     }
 
-    /// Whether this is CONNECT or CONNECTED, which belong to the handshake
-    /// alone and hold the role where others hold their length.
+    /// Whether this is CONNECT or CONNECTED. Only the handshake has them, and their headers hold the
+    /// role where other headers hold the length.
     pub const fn is_handshake(self) -> bool {
         matches!(
             (self.frame_type, self.operand),
@@ -111,7 +111,7 @@ impl FrameKind {
         self.frame_type.is_known() && self.operand >= 0x80 && self.operand != 0xff
     }
 
-    /// Whether it is a question of operators, who see and end sessions, or an
+    /// Whether it is a command of operators, who list and end sessions, or the
     /// answer to one (docs/admission.md, "Operators").
     pub const fn is_of_operators(self) -> bool {
         match self.frame_type {
@@ -159,7 +159,7 @@ impl FromStr for FrameKind {
         Self::all()
             .find(|kind| kind.name().is_some_and(|n| n.eq_ignore_ascii_case(text)))
             .ok_or_else(|| {
-                let near = nearest(text).map(|kind| format!(": is {kind} meant?"));
+                let near = nearest(text).map(|kind| format!("; did you mean {kind}?"));
                 ParseKindError(format!(
                     "{text:?} is not an operand of SSNTP{}",
                     near.unwrap_or_default()
@@ -238,7 +238,7 @@ impl Header {
     }
 
     /// Reads a header; `None` when there are fewer than eight bytes.
-    /// Nothing is judged here: every eight bytes are some header.
+    /// Nothing is checked here, because any eight bytes are a header.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..HEADER_LEN)?;
         Some(Self {

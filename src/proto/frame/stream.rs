@@ -14,6 +14,7 @@
 
 use byteorder::{BigEndian, ByteOrder};
 use bytes::Bytes;
+use ssntp_transport::cut;
 use uuid::Uuid;
 
 use super::{Command, Event, Frame, FrameKind, HEADER_LEN};
@@ -246,11 +247,7 @@ impl StreamEnded {
 
     /// The frame; a text that is too long is cut.
     pub fn frame(&self) -> Frame {
-        let mut end = self.text.len().min(MAX_STREAM_TEXT);
-        while !self.text.is_char_boundary(end) {
-            end -= 1;
-        }
-        let text = self.text.get(..end).unwrap_or_default();
+        let text = cut(&self.text, MAX_STREAM_TEXT);
         let payload = [&self.stream.as_bytes()[..], &[self.reason.0], text.as_bytes()].concat();
         Frame::with_payload(Event::STREAM_ENDED, payload)
     }

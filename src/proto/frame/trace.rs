@@ -1,4 +1,4 @@
-//! The trace block: where a frame has been and when
+//! The trace block: the clients and servers that a frame has passed, with times
 //! (docs/protocol.md, "Trace block").
 
 use std::time::Duration;
@@ -7,7 +7,7 @@ use byteorder::{BigEndian, ByteOrder};
 use uuid::Uuid;
 
 use super::TraceParent;
-use ssntp_transport::Role;
+use ssntp_transport::{Role, cut};
 
 /// The largest block a receiver takes, in bytes.
 pub const MAX_TRACE_LEN: usize = 4096;
@@ -33,9 +33,9 @@ pub struct Trace {
 /// One hop of a traced frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceNode {
-    /// Who.
+    /// The UUID of the client or server that the frame passed.
     pub uuid: Uuid,
-    /// As what.
+    /// The roles that it advertised.
     pub role: Role,
     /// When the frame arrived there; 0 at the origin.
     pub received_at: u64,
@@ -47,13 +47,9 @@ impl Trace {
     /// A trace with a label of at most 255 bytes (a longer one is cut at a
     /// character boundary) and no hop yet.
     pub fn new(label: &str) -> Self {
-        let mut end = label.len().min(usize::from(u8::MAX));
-        // One byte holds the length, so the label is cut, between two characters.
-        while !label.is_char_boundary(end) {
-            end -= 1;
-        }
+        // One byte of the block holds the length of the label.
         Self {
-            label: label.as_bytes()[..end].to_vec(),
+            label: cut(label, u8::MAX.into()).into(),
             ..Self::default()
         }
     }
@@ -63,13 +59,13 @@ impl Trace {
         String::from_utf8_lossy(&self.label)
     }
 
-    /// A trace that is part of another one, which its label names, behind what of
-    /// `label` there is room for.
+    /// A trace that is part of the trace `parent`. Its label is `label`, cut if it is too long, and
+    /// then the name of the parent.
     pub fn within(label: &str, parent: &TraceParent) -> Self {
         Self::new(&parent.label(label, u8::MAX.into()))
     }
 
-    /// The trace that its label says it is part of.
+    /// The trace that this one is part of, if the label names one.
     pub fn traceparent(&self) -> Option<TraceParent> {
         TraceParent::in_label(&self.label())
     }
@@ -116,8 +112,8 @@ impl Trace {
         });
     }
 
-    /// Time from the origin's departure to the last stamp; `None` while
-    /// either is missing or the clocks disagree about which came first.
+    /// The time from the departure at the origin to the last stamp; `None` if one of them is
+    /// missing, or if the last stamp is the earlier one, because clocks differ.
     pub fn duration(&self) -> Option<Duration> {
         let first = self.nodes.first()?;
         let last = self.nodes.last()?;
@@ -126,11 +122,7 @@ impl Trace {
         } else {
             first.received_at
         };
-        let ended = last.sent_at.max(last.received_at);
-        if began == 0 || ended == 0 {
-            return None;
-        }
-        ended.checked_sub(began).map(Duration::from_nanos)
+        between(began, last.sent_at.max(last.received_at))
     }
 
     /// Time on the wire before each hop but the first, and time inside each
@@ -168,8 +160,8 @@ impl Trace {
     /// Reads a whole block.
     ///
     /// # Errors
-    /// [`BadTrace`] when the version is another, a count points past the
-    /// end, or bytes are left over. A frame survives the loss of its block.
+    /// [`BadTrace`] if the version is not 1, a count points past the end, or bytes are left over.
+    /// The codec then drops the block and keeps the frame.
     pub fn decode(block: &[u8]) -> Result<Self, BadTrace> {
         if block.len() > MAX_TRACE_LEN {
             return Err(BadTrace::TooLong(block.len()));
@@ -221,15 +213,16 @@ pub struct Hop {
     pub inside: Option<Duration>,
 }
 
+/// The time from one stamp to another; `None` if a stamp is not set, or if `to` is earlier.
 fn between(from: u64, to: u64) -> Option<Duration> {
     if from == 0 || to == 0 {
         return None;
     }
-    // The clocks of two hosts differ. A time before the start is none.
+    // The clocks of two hosts differ, so a frame may seem to arrive before it left.
     to.checked_sub(from).map(Duration::from_nanos)
 }
 
-/// Why a trace block was dropped.
+/// Why a trace block cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadTrace {

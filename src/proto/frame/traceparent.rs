@@ -4,6 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use ssntp_transport::cut;
+
 /// The word of a label that names a [`TraceParent`].
 const WORD: &str = "traceparent=";
 /// The length of `00-<32>-<16>-<2>`, and of what versions to come begin with.
@@ -48,8 +50,8 @@ impl TraceParent {
         self.flags & SAMPLED != 0
     }
 
-    /// The one that a label names: the first word `traceparent=…` that is one. Words
-    /// are what blanks separate.
+    /// The trace that a label names: the value of its first valid word `traceparent=…`. Blanks
+    /// separate the words of a label.
     pub fn in_label(label: &str) -> Option<Self> {
         let words = label.split_whitespace();
         words
@@ -57,15 +59,11 @@ impl TraceParent {
             .find_map(|value| value.parse().ok())
     }
 
-    /// A label with it, of at most `most` bytes, for which `label` is cut.
+    /// `label` and then this trace, in at most `most` bytes. `label` is cut if it is too long.
     pub(super) fn label(&self, label: &str, most: usize) -> String {
         let own = format!("{WORD}{self}");
         // The text before it is cut, because a trace that lacks digits names nothing.
-        let mut end = label.len().min(most.saturating_sub(own.len() + 1));
-        while !label.is_char_boundary(end) {
-            end -= 1;
-        }
-        match &label[..end] {
+        match cut(label, most.saturating_sub(own.len() + 1)) {
             "" => own,
             label => format!("{label} {own}"),
         }
@@ -131,25 +129,25 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Why a text is no [`TraceParent`].
+/// Why a text is not a [`TraceParent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadTraceParent {
-    /// It has not the 55 characters of `00-<32>-<16>-<2>`; only a later version may
-    /// have more, behind another dash.
-    #[error("it has not the length of 00-<32 digits>-<16 digits>-<2 digits>")]
+    /// It does not have the 55 characters of `00-<32>-<16>-<2>`. Only a later version may have
+    /// more, after another dash.
+    #[error("the form is 00-<32 digits>-<16 digits>-<2 digits>, and the length is another")]
     Length,
-    /// Its fields are not of 2, 32, 16 and 2 characters.
-    #[error("its fields are not of 2, 32, 16 and 2 digits")]
+    /// Its fields do not have 2, 32, 16 and 2 characters.
+    #[error("its fields do not have 2, 32, 16 and 2 digits")]
     Field,
-    /// A field holds something else than the digits 0 to 9 and a to f.
-    #[error("a digit is none of 0 to 9 and a to f")]
+    /// A field has a character other than the digits 0 to 9 and a to f.
+    #[error("a field has a character other than 0 to 9 and a to f")]
     Digit,
-    /// Its version is ff, which is none.
-    #[error("the version ff is none")]
+    /// Its version is ff, which W3C Trace Context does not allow.
+    #[error("the version ff is not allowed")]
     Version,
-    /// The trace or the span is all zeros, which is none.
-    #[error("a trace or span that is all zeros is none")]
+    /// The trace or the span is all zeros, which W3C Trace Context does not allow.
+    #[error("the trace and the span must not be all zeros")]
     Zero,
 }
 

@@ -52,8 +52,8 @@ pub(crate) struct AdminArgs {
     /// controller, with --admin-ca any certificate]
     #[arg(long, value_name = "ROLES", requires = "admin")]
     admin_role: Option<Role>,
-    /// The authority of those who may see the pages over TLS, in place of --ca: so a
-    /// monitoring host needs no certificate of the cluster, which could command
+    /// The authority whose certificates may see the pages over TLS, instead of that of --ca.
+    /// A monitoring host then needs no certificate with which it could also send commands
     #[arg(long, value_name = "FILE", requires = "admin")]
     admin_ca: Option<PathBuf>,
     /// Let the group of the pages' Unix socket use it, too: mode 0660, not 0600

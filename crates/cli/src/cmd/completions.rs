@@ -10,7 +10,7 @@ use clap_complete::Shell;
 use crate::failure::Failure;
 use crate::output::Output;
 
-/// Print what completes this program's command line in a shell
+/// Print the script with which a shell completes the command lines of this program
 ///
 /// For bash, source <(ssntp completions bash) in ~/.bashrc; for zsh, write it to
 /// a file _ssntp in a directory of $fpath; for fish, to

@@ -39,8 +39,10 @@ pub(crate) enum Args {
 /// started.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Check {
+    /// The daemon that reads the files
     #[arg(value_enum)]
     daemon: Name,
+    /// The files with settings
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     /// Further flags of the daemon
@@ -54,8 +56,10 @@ pub(crate) struct Check {
 /// Print the settings that a daemon would use, and where each comes from
 #[derive(Debug, clap::Args)]
 pub(crate) struct Show {
+    /// The daemon that reads the settings
     #[arg(value_enum)]
     daemon: Name,
+    /// The file with settings [default: none]
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
     /// Further flags of the daemon

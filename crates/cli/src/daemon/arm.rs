@@ -1,21 +1,22 @@
-//! A channel that a daemon adds to the loop of all daemons.
+//! The channels that a daemon adds to the main loop, which all daemons share: an *arm* is one of
+//! them, with the code that handles its messages.
 
 use crossbeam_channel::{Receiver, Select, SelectedOperation};
 
 use crate::failure::Failure;
 
-/// The next step of the loop after a message.
+/// What the main loop does after a message.
 pub(crate) enum Next {
     Continue,
     /// The daemon ends.
     End,
-    /// The daemon has read files again that it looks after itself, or failed to.
+    /// The daemon has read its files again; the error says which file it could not use.
     Reloaded(Result<(), String>),
     /// The channel is closed, and is not waited for again.
     Closed,
 }
 
-/// A channel, and what a service does with its messages.
+/// A channel, and the code of a service that handles its messages.
 pub(crate) trait Arm<S> {
     fn register<'a>(&'a self, select: &mut Select<'a>);
 

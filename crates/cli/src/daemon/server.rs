@@ -20,8 +20,8 @@ pub(crate) struct Admission {
     /// The most sessions at a time [default: what the system allows]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_sessions: Option<u32>,
-    /// The most sessions of one certificate; values above three quarters of all
-    /// sessions count as that [default: three quarters]
+    /// The most sessions of one certificate; never more than three quarters of all
+    /// sessions [default: three quarters]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     sessions_per_certificate: Option<u32>,
     /// Let a session continue after its client's certificate has expired

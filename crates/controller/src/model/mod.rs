@@ -241,6 +241,18 @@ impl State {
     }
 }
 
+impl Event {
+    /// What happened to a workload.
+    pub(crate) fn of_workload(kind: &'static str, workload: &str, text: String) -> Write {
+        Write::Event(Self {
+            kind,
+            workload: Some(workload.to_owned()),
+            text,
+            ..Self::default()
+        })
+    }
+}
+
 impl Workload {
     /// The kept version of this number.
     pub fn version_of(&self, number: u64) -> Option<&Version> {

@@ -184,10 +184,7 @@ impl Spec {
     /// # Errors
     /// The first mistake.
     pub fn check(&self) -> Result<(), SpecError> {
-        let wrong = |at: &str, why: String| {
-            let at = at.to_owned();
-            Err(SpecError { at, why })
-        };
+        let wrong = |at: &str, why: String| Err(SpecError::at(at, why));
         if let Err(why) = check_name(&self.name) {
             return wrong("name", why.into());
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::observe::{called, is_over};
+use super::observe::is_over;
 use super::soft::{Asked, Progress};
 use super::{Command, Pass, Status};
 use crate::model::{Instance, InstanceState, Rollout, RolloutState, Version, Workload, Write};
@@ -18,10 +18,11 @@ use crate::model::{Instance, InstanceState, Rollout, RolloutState, Version, Work
 /// a bounded number, and one workload with slow images must not take all places.
 const MOST_STARTING: usize = 256;
 const MOST_STARTING_OF_ONE: usize = 64;
-/// How long a question or a START may stay without an answer. A scheduler gives up a START after
-/// 15 minutes by default.
+/// How long a question may stay without an answer, and a START that no node lists: a scheduler holds
+/// one for a minute at most, and gives a node another minute to list it. What a node lists as being
+/// started may take as long as it takes.
 const QUESTION: Duration = Duration::from_secs(30);
-const START: Duration = Duration::from_secs(1200);
+const START: Duration = Duration::from_secs(180);
 /// The pause after the first DELETE of an instance. Each further one is twice as long.
 const DELETE_AGAIN: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
@@ -107,11 +108,7 @@ impl Pass<'_> {
         let mut is_over = true;
         for instance in slots.values().flatten() {
             if instance.wanted {
-                self.drop_wish(
-                    instance,
-                    "ended",
-                    format!("{} is deleted with its workload", called(instance)),
-                );
+                self.drop_wish(instance, "ended", "is deleted with its workload");
             }
             let is_away = instance.node.is_some_and(|node| !self.is_current(node));
             is_over &= (is_away || instance.state == InstanceState::Lost) && !instance.wanted;
@@ -175,11 +172,7 @@ impl Pass<'_> {
             .flat_map(|(_, of_slot)| of_slot)
         {
             if instance.wanted {
-                self.drop_wish(
-                    instance,
-                    "ended",
-                    format!("{} is not needed any more", called(instance)),
-                );
+                self.drop_wish(instance, "ended", "is not needed any more");
             }
         }
         let all = slots.values().flatten();
@@ -219,11 +212,7 @@ impl Pass<'_> {
             InstanceState::Done if is_over(workload, instance) => return Stand::Available(instance),
             // Whatever becomes of it, it is not what should be started.
             InstanceState::Starting | InstanceState::Failed if is_outdated => {
-                self.drop_wish(
-                    instance,
-                    "ended",
-                    format!("{} has a former version", called(instance)),
-                );
+                self.drop_wish(instance, "ended", "has a former version");
             }
             InstanceState::Starting => {}
             _ if is_over(workload, instance) => {}
@@ -258,11 +247,7 @@ impl Pass<'_> {
     fn replace(&mut self, instance: &Instance, why: &str) {
         let why = if why.is_empty() { "it has ended" } else { why };
         self.failed(instance, why, true);
-        self.drop_wish(
-            instance,
-            "failed",
-            format!("{} is replaced: {why}", called(instance)),
-        );
+        self.drop_wish(instance, "failed", &format!("is replaced: {why}"));
     }
 
     /// Whether an instance that is not wanted may still run.
@@ -311,12 +296,8 @@ impl Pass<'_> {
                 ..self.question()
             },
         );
-        let text = format!(
-            "{} is started with version {}",
-            called(&instance),
-            workload.version
-        );
-        self.change(instance, "starting", text);
+        let what = format!("is started with version {}", workload.version);
+        self.change(instance, "starting", &what);
         self.plan.commands.push(Command::Start(Box::new(payload)));
         true
     }
@@ -371,8 +352,7 @@ impl Pass<'_> {
                 && missing < workload.spec.update.max_unavailable as usize
             {
                 missing += 1;
-                let text = format!("{} makes room for version {version}", called(instance));
-                self.drop_wish(instance, "rollout", text);
+                self.drop_wish(instance, "rollout", &format!("makes room for version {version}"));
             }
         }
     }

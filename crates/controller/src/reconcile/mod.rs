@@ -323,45 +323,44 @@ impl Pass<'_> {
         known.or_insert_with(|| workload.clone())
     }
 
-    fn event(&mut self, kind: &'static str, about: &Instance, text: String) {
+    /// A row about an instance; `what` goes on behind its name.
+    fn event(&mut self, kind: &'static str, about: &Instance, what: &str) {
+        let Instance {
+            uuid, workload, slot, ..
+        } = about;
         self.plan.writes.push(Write::Event(Event {
             kind,
-            workload: Some(about.workload.clone()),
-            instance: Some(about.uuid),
+            workload: Some(workload.clone()),
+            instance: Some(*uuid),
             node: about.node,
-            text,
+            text: format!("{workload}-{slot} ({uuid}) {what}"),
         }));
     }
 
     fn workload_event(&mut self, kind: &'static str, workload: &str, text: String) {
-        self.plan.writes.push(Write::Event(Event {
-            kind,
-            workload: Some(workload.to_owned()),
-            text,
-            ..Event::default()
-        }));
+        self.plan.writes.push(Event::of_workload(kind, workload, text));
     }
 
     /// Takes down a change of an instance, with its sentence.
-    fn change(&mut self, instance: Instance, kind: &'static str, text: String) {
-        self.event(kind, &instance, text);
+    fn change(&mut self, instance: Instance, kind: &'static str, what: &str) {
+        self.event(kind, &instance, what);
         self.plan.writes.push(Write::Instance(instance));
     }
 
     /// Takes down that an instance is gone.
-    fn gone(&mut self, instance: &Instance, kind: &'static str, text: String) {
-        self.event(kind, instance, text);
+    fn gone(&mut self, instance: &Instance, kind: &'static str, what: &str) {
+        self.event(kind, instance, what);
         self.plan.writes.push(Write::InstanceGone(instance.uuid));
     }
 
     /// An instance is not wanted any more.
-    fn drop_wish(&mut self, instance: &Instance, kind: &'static str, text: String) {
+    fn drop_wish(&mut self, instance: &Instance, kind: &'static str, what: &str) {
         let unwanted = Instance {
             wanted: false,
             since: self.now.unix_ms,
             ..instance.clone()
         };
-        self.change(unwanted, kind, text);
+        self.change(unwanted, kind, what);
     }
 
     /// An instance has failed: its slot waits before it is filled again.

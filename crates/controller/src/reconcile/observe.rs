@@ -57,11 +57,13 @@ impl Pass<'_> {
                     continue;
                 }
                 Answer::Lost => continue,
-                Answer::NotMaster => self.gone(
-                    instance,
-                    "failed",
-                    format!("{}: another controller is the master", called(instance)),
-                ),
+                Answer::NotMaster => {
+                    self.gone(
+                        instance,
+                        "failed",
+                        "was not started: another controller is the master",
+                    );
+                }
                 // A scheduler that was started again does not know what the former one gave to a
                 // node that is still away.
                 Answer::NotStarted { .. } if was_question => {
@@ -71,27 +73,15 @@ impl Pass<'_> {
                         since: self.now.unix_ms,
                         ..(**instance).clone()
                     };
-                    self.change(
-                        lost,
-                        "lost",
-                        format!("{} was not started, as far as is known", called(instance)),
-                    );
+                    self.change(lost, "lost", "was not started, as far as is known");
                 }
                 Answer::NotStarted { why, is_its_fault } => {
                     self.failed(instance, &why, is_its_fault);
-                    self.gone(
-                        instance,
-                        "failed",
-                        format!("{} was not started: {why}", called(instance)),
-                    );
+                    self.gone(instance, "failed", &format!("was not started: {why}"));
                 }
                 Answer::Gone => {
                     self.failed(instance, "it ended at once and was deleted", true);
-                    self.gone(
-                        instance,
-                        "gone",
-                        format!("{} was started, and is gone", called(instance)),
-                    );
+                    self.gone(instance, "gone", "was started, and is gone");
                 }
             }
             dropped.insert(uuid);
@@ -110,12 +100,8 @@ impl Pass<'_> {
                     node: Some(seen.node),
                     ..instance.clone()
                 };
-                let text = format!(
-                    "{}: node {}, which starts it, is away",
-                    called(instance),
-                    seen.node
-                );
-                self.change(changed, "starting", text);
+                let what = format!("waits for node {}, which starts it and is away", seen.node);
+                self.change(changed, "starting", &what);
             }
             return self.give_up(instance, seen.node);
         }
@@ -134,12 +120,9 @@ impl Pass<'_> {
             self.away(seen.node);
         }
         if state != instance.state || is_new {
-            let (kind, text) = match ended {
-                Some(end) => ("ended", format!("{} has ended: {}", called(instance), end.how)),
-                None => (
-                    "running",
-                    format!("{} runs on node {}", called(instance), seen.node),
-                ),
+            let (kind, what) = match ended {
+                Some(end) => ("ended", format!("has ended: {}", end.how)),
+                None => ("running", format!("runs on node {}", seen.node)),
             };
             let changed = Instance {
                 node: Some(seen.node),
@@ -148,7 +131,7 @@ impl Pass<'_> {
                 since: self.now.unix_ms,
                 ..instance.clone()
             };
-            self.change(changed, kind, text);
+            self.change(changed, kind, &what);
         }
         self.give_up(instance, seen.node);
     }
@@ -174,7 +157,7 @@ impl Pass<'_> {
         let Some(node) = instance.node else {
             let age = self.now.unix_ms.saturating_sub(instance.since);
             if instance.state == InstanceState::Lost && age > LOST_MS {
-                self.gone(instance, "gone", format!("{} is forgotten", called(instance)));
+                self.gone(instance, "gone", "is forgotten");
             }
             return;
         };
@@ -190,11 +173,7 @@ impl Pass<'_> {
         if instance.wanted && instance.state == InstanceState::Running {
             self.failed(instance, "it is gone from its node", false);
         }
-        self.gone(
-            instance,
-            "gone",
-            format!("{} is gone from node {node}", called(instance)),
-        );
+        self.gone(instance, "gone", &format!("is gone from node {node}"));
     }
 
     fn away(&mut self, node: Uuid) -> Duration {
@@ -215,14 +194,9 @@ impl Pass<'_> {
             away >= grace && reschedule.policy != ReschedulePolicy::Never
         });
         if instance.wanted && !workload.is_some_and(|workload| is_over(workload, instance)) && is_lost {
-            let text = format!("{} is lost: node {node} is away", called(instance));
-            self.drop_wish(instance, "lost", text);
+            self.drop_wish(instance, "lost", &format!("is lost: node {node} is away"));
         } else if !instance.wanted && self.now.unix_ms.saturating_sub(instance.since) > REMEMBERED_MS {
-            self.gone(
-                instance,
-                "gone",
-                format!("{} is forgotten with node {node}", called(instance)),
-            );
+            self.gone(instance, "gone", &format!("is forgotten with node {node}"));
         }
     }
 
@@ -269,11 +243,11 @@ impl Pass<'_> {
                 since: self.now.unix_ms,
                 revision: 0,
             };
-            let text = match wanted {
-                true => format!("{} was found, and is taken over", called(&instance)),
-                false => format!("{} was found, and is not needed", called(&instance)),
+            let what = match wanted {
+                true => "was found, and is taken over",
+                false => "was found, and is not needed",
             };
-            self.change(instance, "adopted", text);
+            self.change(instance, "adopted", what);
         }
     }
 }
@@ -285,12 +259,4 @@ pub(super) fn is_over(workload: &Workload, instance: &Instance) -> bool {
         InstanceState::Failed => workload.spec.reschedule.policy == ReschedulePolicy::Never,
         InstanceState::Done => workload.spec.reschedule.policy != ReschedulePolicy::Always,
     }
-}
-
-/// An instance in a sentence.
-pub(super) fn called(instance: &Instance) -> String {
-    let Instance {
-        uuid, workload, slot, ..
-    } = instance;
-    format!("{workload}-{slot} ({uuid})")
 }

@@ -198,7 +198,10 @@ impl Core {
         };
         Ok((
             applied,
-            vec![event("applied", name, text), Write::Workload(Box::new(workload))],
+            vec![
+                Event::of_workload("applied", &name, text),
+                Write::Workload(Box::new(workload)),
+            ],
         ))
     }
 
@@ -214,7 +217,7 @@ impl Core {
         workload.deleting = true;
         let text = format!("workload {name} is to be deleted");
         Ok(vec![
-            event("deleted", name.to_owned(), text),
+            Event::of_workload("deleted", name, text),
             Write::Workload(Box::new(workload)),
         ])
     }
@@ -259,7 +262,7 @@ impl Core {
             }
         };
         Ok(vec![
-            event("rollout", name.to_owned(), text),
+            Event::of_workload("rollout", name, text),
             Write::Workload(Box::new(workload)),
         ])
     }
@@ -282,15 +285,6 @@ fn check(spec: &Spec) -> Result<(), SpecError> {
         return Err(SpecError::at("start", why));
     }
     Ok(())
-}
-
-fn event(kind: &'static str, workload: String, text: String) -> Write {
-    Write::Event(Event {
-        kind,
-        workload: Some(workload),
-        text,
-        ..Event::default()
-    })
 }
 
 /// The values of two specs that differ.

@@ -438,3 +438,74 @@ fn the_history_is_bounded_by_age_and_by_size() {
     );
     assert_eq!(history.last_id(), Ok(403), "numbers are not used again");
 }
+
+#[test]
+fn an_hour_of_a_thousand_nodes_with_ten_thousand_instances_is_small() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(dir.path(), Limits::default()).unwrap();
+    let node = |number: u128| Uuid::from_u128((0xa000 + number) << 64 | number);
+    let row = |kind, about: &Instance, what: &str| {
+        Write::Event(Event {
+            kind,
+            workload: Some(about.workload.clone()),
+            instance: Some(about.uuid),
+            node: about.node,
+            text: format!("{}-{} ({}) {what}", about.workload, about.slot, about.uuid),
+        })
+    };
+    // Each instance is started and runs, as the reconciler writes it: 256 at a time.
+    let all: Vec<u128> = (0..10_000).collect();
+    for some in all.chunks(256) {
+        let each = |number: &u128| Instance {
+            // Spread over all keys, as random UUIDs are.
+            uuid: Uuid::from_u128(number.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)),
+            workload: format!("workload-{}", number % 10),
+            since: unix_ms(),
+            ..instance(0)
+        };
+        let started = some.iter().map(each).flat_map(|one| {
+            let row = row("starting", &one, "is started with version 1");
+            [row, Write::Instance(one)]
+        });
+        store.commit(started.collect()).unwrap();
+        let run = some.iter().flat_map(|number| {
+            let node = node(number % 1000);
+            let one = Instance {
+                node: Some(node),
+                state: InstanceState::Running,
+                ..each(number)
+            };
+            let row = row("running", &one, &format!("runs on node {node}"));
+            [row, Write::Instance(one)]
+        });
+        store.commit(run.collect()).unwrap();
+    }
+    let now = unix_ms() / 60_000;
+    let mut largest = 0;
+    let wal = dir.path().join(format!("{FILE}-wal"));
+    for minute in now - 59..=now {
+        let figures = (0..1000).map(|number| {
+            Write::Figures(Figures {
+                node: node(number),
+                at: minute * 60_000,
+                mem_available_mb: 15_000 + minute % 97,
+                mem_total_mb: 16_384,
+                disk_available_mb: 90_000 + minute % 89,
+                disk_total_mb: 100_000,
+                load: minute % 5,
+                instances: 10,
+            })
+        });
+        // 25 nodes a minute come, go or change their state.
+        let rows = (0..25).map(|_| event(&format!("node {} is connected", node(5))));
+        store.commit(figures.chain(rows).collect()).unwrap();
+        largest = largest.max(size(&wal));
+    }
+    let (file, log) = (size(&dir.path().join(FILE)), size(&wal));
+    drop(store);
+    let closed = size(&dir.path().join(FILE));
+    eprintln!("{file} bytes, its log {log} (at most {largest}); {closed} once it is closed");
+    assert!(closed > 5 << 20 && closed < 24 << 20, "{closed}");
+    assert!(largest < 16 << 20, "{largest}");
+    assert!(!wal.exists(), "the log is part of the database now");
+}

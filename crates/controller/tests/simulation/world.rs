@@ -12,8 +12,8 @@ use super::cluster::Cluster;
 use super::random::Random;
 
 /// How long all may take, in virtual time, once the faults are over: the longest pauses are five
-/// minutes, and a START without an answer counts as lost after 20.
-const CALM_MS: u64 = 3 * 3_600_000;
+/// minutes, and a START without an answer is asked about after three.
+const CALM_MS: u64 = 1_200_000;
 const NAMES: [&str; 3] = ["cache", "db", "web"];
 
 /// What may happen in a run.

@@ -6,8 +6,6 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::json;
-
 /// The kind of a failure. Codes that the draft does not know survive, and
 /// mean the same as [`ErrorCode::ERROR`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -106,7 +104,7 @@ impl<'de> Deserialize<'de> for ErrorResponse {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // Not derived: a derived type would fail on a code that is a number, and the failure of
         // the request would be lost with it.
-        let mut members: Map<String, Value> = json::object(deserializer)?;
+        let mut members: Map<String, Value> = Map::deserialize(deserializer)?;
         let mut take = |name| members.remove(name).filter(|value| !value.is_null());
         let text = |value| match value {
             Value::String(text) => text,

@@ -2,11 +2,12 @@
 
 use std::fmt;
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 /// A method that this crate knows: the eleven of the draft, and one of
 /// libopflex.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Method {
     /// Is the other side alive? Any side, at any time.
@@ -78,12 +79,6 @@ impl Method {
     /// Whether the method is allowed before identities are exchanged.
     pub const fn needs_no_identity(self) -> bool {
         matches!(self, Self::Echo | Self::SendIdentity | Self::Custom)
-    }
-}
-
-impl Serialize for Method {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
     }
 }
 

@@ -1,36 +1,36 @@
 //! `policy_resolve` and `endpoint_resolve` (draft 4.2.4, 4.2.9), and
 //! `policy_unresolve` and `endpoint_unresolve` (4.2.5, 4.2.10).
 //!
-//! Those for endpoints say the same in other words, and either words are read.
+//! The methods for endpoints have the same members with other names. Either names are read in
+//! either method.
 
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::Store;
-use crate::json;
+use crate::json::Object;
 use crate::model::{Ident, Name, Target, Uri};
 
-/// Asks for one policy or endpoint, or takes that back; a request can have
+/// One policy or endpoint that is resolved, or is not to be resolved any more. A request can have
 /// several of these.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "Wire")]
 pub struct Resolve {
     /// The class.
     pub subject: Name,
-    /// Which object. An identifier may fit several. What was resolved in one
-    /// way is taken back in the same way.
+    /// Which object. Several objects may have the same identifier. An unresolve has to use the same
+    /// form as the resolve.
     pub target: Target,
-    /// Opaque help for the repository.
+    /// Any value for the repository, which the protocol does not define.
     pub data: Option<Value>,
-    /// The policy refresh rate in seconds: for how long changes are to be told.
-    /// Zero and less: not at all. A resolve of policy without it is refused.
+    /// The policy refresh rate in seconds: for how long the server sends updates. With zero or less
+    /// it sends none. A resolve of policy without a refresh rate is refused.
     pub prr: Option<i64>,
 }
 
 impl Resolve {
-    /// A resolve without help for the repository; without a refresh rate, as it
-    /// is taken back.
+    /// A resolve with no `data`. An unresolve has no refresh rate.
     pub fn new(subject: Name, target: Target, prr: Option<i64>) -> Self {
         Self {
             subject,
@@ -48,13 +48,8 @@ struct Wire {
     // Either name is read in either method, because the meaning is the same.
     #[serde(default, rename = "policy_uri", alias = "endpoint_uri")]
     uri: Option<Uri>,
-    #[serde(
-        default,
-        rename = "policy_ident",
-        alias = "endpoint_ident",
-        deserialize_with = "json::object_or_null"
-    )]
-    ident: Option<WireIdent>,
+    #[serde(default, rename = "policy_ident", alias = "endpoint_ident")]
+    ident: Option<Object<WireIdent>>,
     #[serde(default)]
     data: Option<Value>,
     #[serde(default)]
@@ -74,7 +69,7 @@ impl TryFrom<Wire> for Resolve {
     fn try_from(wire: Wire) -> Result<Self, NotOneTarget> {
         let target = match (wire.uri, wire.ident) {
             (Some(uri), None) => Target::Uri(uri),
-            (None, Some(WireIdent { context, name })) => Target::Ident(Ident { context, name }),
+            (None, Some(Object(WireIdent { context, name }))) => Target::Ident(Ident { context, name }),
             _ => return Err(NotOneTarget),
         };
         Ok(Self {

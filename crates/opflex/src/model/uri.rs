@@ -72,9 +72,8 @@ impl Uri {
     /// The segments, unescaped. Empty segments, between two slashes in a row, are left
     /// out; an invalid escape stays as it is.
     pub fn elements(&self) -> impl DoubleEndedIterator<Item = Cow<'_, str>> {
-        self.segments()
-            .filter(|segment| !segment.is_empty())
-            .map(unescape)
+        let segments = self.0.split('/').filter(|segment| !segment.is_empty());
+        segments.map(unescape)
     }
 
     /// Whether `other` is below this URI, at any depth.
@@ -97,13 +96,6 @@ impl Uri {
         path.match_indices('/')
             .flat_map(move |(at, _)| [&path[..=at], &path[..at]])
             .filter(|text| !text.is_empty())
-    }
-
-    /// The segments as they are written, empty ones included. The root has none.
-    pub(crate) fn segments(&self) -> impl DoubleEndedIterator<Item = &str> {
-        let path = self.path();
-        let inner = path.strip_prefix('/').unwrap_or(path);
-        inner.split('/').filter(move |_| !path.is_empty())
     }
 
     /// The text without the slash at its end.

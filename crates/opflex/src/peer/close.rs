@@ -1,42 +1,43 @@
-//! Why we end a connection.
+//! Why this side ends a connection.
 
 use crate::message::{ErrorResponse, Method};
 
-/// Why we end a connection. The peer is told only where there is a request to
-/// answer; the reason is for the log and for events.
+/// Why this side ends a connection. The reason is for the log and for events. The peer learns it
+/// only if it waits for the answer to a request.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseReason {
     /// The peer sent a request before the identities were exchanged. It was
     /// answered with ESTATE.
-    #[error("{} before the identity", .0.map_or("an unknown method", Method::name))]
+    #[error("the peer sent {} before its identity", .0.map_or("an unknown method", Method::name))]
     RequestBeforeIdentity(Option<Method>),
     /// The peer answered something before the identities were exchanged.
-    #[error("an answer to {0} before the identity")]
+    #[error("the peer answered {0} before the identities were exchanged")]
     ResponseBeforeIdentity(Method),
-    /// The identities were not exchanged in time.
-    #[error("no identity in time")]
+    /// The connection was not made, or the identities were not exchanged, in time.
+    #[error("the peer did not connect and send its identity in time")]
     IdentityTimeout,
-    /// The peer said nothing for too long.
-    #[error("silent for too long")]
+    /// Nothing has arrived from the peer for longer than
+    /// [`KeepaliveSettings::silence`](super::KeepaliveSettings::silence).
+    #[error("the peer has been silent for too long")]
     Silent,
-    /// Somebody with the same name connected.
-    #[error("another connection has the same name")]
+    /// Another connection sent an identity with the same name, and names are to be unique.
+    #[error("a newer connection uses the same name")]
     Replaced,
     /// The server refused our identity.
-    #[error("our identity was refused: {0}")]
+    #[error("the server refused our identity: {0}")]
     IdentityRefused(ErrorResponse),
     /// The server's identity can't be used.
-    #[error("unusable identity: {0}")]
+    #[error("the server's identity can't be used: {0}")]
     BadIdentity(String),
-    /// The server is not in its own list of servers; the others are.
-    #[error("the server names only others")]
+    /// The list of servers that the server sent does not have the server itself.
+    #[error("the server lists only other servers")]
     NotInItsList,
-    /// No server names this one any more.
-    #[error("no server names it any more")]
+    /// No list of servers has this learned server any more.
+    #[error("no server lists it any more")]
     NotListed,
-    /// The user wants to begin again, or to end.
-    #[error("asked for")]
+    /// The application has reset or stopped the element.
+    #[error("the element was reset or stopped")]
     Asked,
     /// The connection could not be made, or ended by itself: the system or TLS
     /// says why.

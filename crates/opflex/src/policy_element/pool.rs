@@ -5,8 +5,8 @@
 //!  Waiting ────────> Connecting ───────────> Connected ────────> Ready
 //!     ^                  │                       │    │            │
 //!     └──────────────────┴───── failure ─────────┴────│────────────┘
-//!     │                                               │ names only others
-//!     └───────────── nobody else left ────────── Parked
+//!     │                                               │ lists only other servers
+//!     └───────── all servers are parked ──────── Parked
 //! ```
 //!
 //! A server is identified by the characters of its address; an IPv6 address may have
@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use super::{Health, PeerState, Settings};
 use crate::deadlines::{LONGEST, after};
 use crate::message::{IdentityResult, Role};
-use crate::peer::{Beat, ConnectionId, Keepalive, bracketed};
+use crate::peer::{Beat, CloseReason, ConnectionId, Keepalive, bracketed};
 use crate::rpc::Random;
 
 /// One server.
@@ -34,7 +34,7 @@ use crate::rpc::Random;
 pub(super) struct Peer {
     configured: bool,
     stage: Stage,
-    /// In a row.
+    /// Failed attempts in a row.
     failures: u32,
     /// The addresses in its latest list.
     names: BTreeSet<String>,
@@ -58,25 +58,14 @@ struct Link {
 }
 
 /// An action that is due for a server.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Need {
-    /// The server is to be dialled.
-    Dial,
-    /// Its connection or its identity takes too long.
-    TooLate,
-    /// An echo with this number.
-    Echo(u64),
-    /// The server is dead.
-    Dead,
-}
-
-/// Whether a server can be used after its identity arrived.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It can be used.
-    Ready,
-    /// It named only other servers, or it has no roles and named none.
-    Parked,
+    /// Dial the server at this address.
+    Dial(String),
+    /// Send the echo with this number.
+    Echo(ConnectionId, u64),
+    /// End the connection, or the attempt: it takes too long, or the server is silent.
+    Close(ConnectionId, CloseReason),
 }
 
 /// All servers.
@@ -199,13 +188,15 @@ impl Pool {
         }
     }
 
-    /// A server has sent its identity. A second identity changes its roles.
-    pub(super) fn identified(&mut self, connection: ConnectionId, identity: &IdentityResult) -> Verdict {
+    /// A server has sent its identity. A second identity changes its roles. Returns false if the
+    /// server cannot be used and is parked: it lists only other servers, or it has no roles and
+    /// lists none.
+    pub(super) fn identified(&mut self, connection: ConnectionId, identity: &IdentityResult) -> bool {
         let Some(address) = self.by_connection.get(&connection).cloned() else {
-            return Verdict::Parked;
+            return false;
         };
         let Some(peer) = self.peers.get_mut(&address) else {
-            return Verdict::Parked;
+            return false;
         };
         // A server that sends its identity works, whatever it names.
         peer.failures = 0;
@@ -219,7 +210,7 @@ impl Pool {
         if is_nothing || !peer.names.is_empty() && !peer.names.contains(&address) {
             peer.stage = Stage::Parked;
             self.by_connection.remove(&connection);
-            return Verdict::Parked;
+            return false;
         }
         let roles = identity.my_role.clone();
         // The link moves from one stage to the next; the stage in between is never seen.
@@ -230,7 +221,7 @@ impl Pool {
             }
             other => other,
         };
-        Verdict::Ready
+        true
     }
 
     /// Adds the servers of all lists. Removes the learned servers that no list has any
@@ -328,41 +319,24 @@ impl Pool {
         of_peers.chain(self.fallback).min()
     }
 
-    /// One thing that is due at `now`, with the address and the connection. Call it until
-    /// it returns `None`.
-    pub(super) fn need(
-        &mut self,
-        settings: &Settings,
-        now: Instant,
-    ) -> Option<(String, Option<ConnectionId>, Need)> {
-        // Everything is parked: nothing else would ever wake the element.
+    /// One thing that is due at `now`. Call it until it returns `None`.
+    pub(super) fn need(&mut self, settings: &Settings, now: Instant) -> Option<Need> {
+        // If all servers are parked, nothing else would ever wake the element.
         if self.fallback.is_some_and(|at| at <= now) {
             self.reset(now);
         }
-        for (address, peer) in &mut self.peers {
-            // The caller asks until nothing is due, so one server at a time is enough.
-            if peer.stage.deadline(settings).is_none_or(|at| at > now) {
-                continue;
-            }
-            let need = match &mut peer.stage {
-                Stage::Waiting { .. } => Need::Dial,
-                Stage::Connecting(_) => Need::TooLate,
+        self.peers.iter_mut().find_map(|(address, peer)| {
+            peer.stage.deadline(settings).filter(|at| *at <= now)?;
+            match &mut peer.stage {
+                Stage::Waiting { .. } => Some(Need::Dial(address.clone())),
+                Stage::Connecting(link) => Some(link.close(CloseReason::IdentityTimeout)),
                 Stage::Connected(link) if now >= after(link.since, settings.identity_timeout) => {
-                    Need::TooLate
+                    Some(link.close(CloseReason::IdentityTimeout))
                 }
-                Stage::Connected(link) | Stage::Ready { link, .. } => match link.beat(settings, now) {
-                    Some(need) => need,
-                    None => continue,
-                },
-                Stage::Parked => continue,
-            };
-            return Some((
-                address.clone(),
-                peer.stage.link().map(|link| link.connection),
-                need,
-            ));
-        }
-        None
+                Stage::Connected(link) | Stage::Ready { link, .. } => link.beat(settings, now),
+                Stage::Parked => None,
+            }
+        })
     }
 
     fn add(&mut self, address: String, configured: bool, now: Instant) {
@@ -444,9 +418,13 @@ impl Link {
     fn beat(&mut self, settings: &Settings, now: Instant) -> Option<Need> {
         match self.keepalive.as_mut()?.beat(&settings.keepalive, now) {
             Beat::Wait => None,
-            Beat::Echo(number) => Some(Need::Echo(number)),
-            Beat::Dead => Some(Need::Dead),
+            Beat::Echo(number) => Some(Need::Echo(self.connection, number)),
+            Beat::Dead => Some(self.close(CloseReason::Silent)),
         }
+    }
+
+    fn close(&self, reason: CloseReason) -> Need {
+        Need::Close(self.connection, reason)
     }
 }
 

@@ -8,7 +8,7 @@ use log::{debug, warn};
 use super::held::{Item, Key};
 use super::{ElementCore, ElementEvent, ObjectChange, Store};
 use crate::message::{ErrorResponse, Update};
-use crate::model::{ChangeKind, Changes, ManagedObject, ObjectRef, Reference, Target, Uri};
+use crate::model::{Change, ChangeKind, Changes, ManagedObject, ObjectRef, Reference, Target, Uri};
 
 impl ElementCore {
     /// A resolve was answered. Returns false if there is no room for the answer, which is
@@ -261,19 +261,15 @@ impl ElementCore {
         if changes.is_empty() {
             return;
         }
-        let objects = self.changes_of(what, changes);
-        self.tell(ElementEvent::Changed { what, objects });
-    }
-
-    fn changes_of(&self, what: Store, changes: &Changes) -> Vec<ObjectChange> {
         let tree = self.tree(what);
-        let change = |change: &crate::model::Change| ObjectChange {
+        let change = |change: &Change| ObjectChange {
             kind: change.kind,
             subject: change.subject.clone(),
             uri: change.uri.clone(),
             object: tree.get(&change.uri).map(|object| object.to_object()),
         };
-        changes.iter().map(change).collect()
+        let objects = changes.iter().map(change).collect();
+        self.tell(ElementEvent::Changed { what, objects });
     }
 
     /// Resolves the policies that changed objects refer to, if they are followed. Policies

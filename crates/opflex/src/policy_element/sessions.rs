@@ -5,14 +5,15 @@ use std::time::Instant;
 use bytes::Bytes;
 use log::{debug, info, warn};
 
-use super::pool::{Need, Verdict};
+use super::pool::Need;
 use super::{Action, ElementCore, ElementEvent, Health};
 use crate::message::{ErrorCode, ErrorResponse, IdentityResult, Incoming, Method, Reply, Request, Role};
 use crate::peer::{CloseReason, ConnectionId};
 use crate::rpc::{EncodeError, Frame, Id};
 use ssntp_transport::excerpt;
 
-/// The number of the identity among the requests of a connection.
+/// The number of the request that sends the identity. Such requests are counted for each
+/// connection.
 const IDENTITY_XID: u64 = 1;
 
 impl ElementCore {
@@ -90,20 +91,16 @@ impl ElementCore {
 
     /// Does what is due for servers although nothing arrives: dialling, echoes, timeouts.
     pub(super) fn pool_due(&mut self, now: Instant) {
-        while let Some((address, connection, need)) = self.pool.need(&self.settings, now) {
-            match (need, connection) {
-                (Need::Dial, _) => {
+        while let Some(need) = self.pool.need(&self.settings, now) {
+            match need {
+                Need::Dial(address) => {
                     if let Some(connection) = self.pool.dial(&address, now) {
                         self.actions.push(Action::Dial { connection, address });
                         self.tell_peer(connection, None);
                     }
                 }
-                (Need::Echo(number), Some(connection)) => self.echo(connection, number, now),
-                (Need::TooLate, Some(connection)) => {
-                    self.close(connection, CloseReason::IdentityTimeout, now);
-                }
-                (Need::Dead, Some(connection)) => self.close(connection, CloseReason::Silent, now),
-                (_, None) => {}
+                Need::Echo(connection, number) => self.echo(connection, number, now),
+                Need::Close(connection, reason) => self.close(connection, reason, now),
             }
         }
     }
@@ -171,7 +168,7 @@ impl ElementCore {
     }
 
     fn too_early(&mut self, connection: ConnectionId, id: &Id, method: Option<Method>, now: Instant) {
-        let error = ErrorResponse::new(ErrorCode::ESTATE, "the identity comes first");
+        let error = ErrorResponse::new(ErrorCode::ESTATE, "the identity must be sent first");
         self.send(connection, Frame::failure(id, &error));
         self.close(connection, CloseReason::RequestBeforeIdentity(method), now);
     }
@@ -194,7 +191,7 @@ impl ElementCore {
             self.tell(ElementEvent::Proxies(proxies));
         }
         if self.settings.require_proxies && self.proxies.is_none() {
-            let fault = "no proxies".to_owned();
+            let fault = "it names no proxies".to_owned();
             return self.close(connection, CloseReason::BadIdentity(fault), now);
         }
         if let Some(location) = &identity.your_location
@@ -204,28 +201,25 @@ impl ElementCore {
             let location = location.clone();
             self.tell(ElementEvent::Location { location });
         }
-        // Location and proxies count also from a server that only names others.
-        let verdict = self.pool.identified(connection, identity);
+        // Location and proxies count also from a server that lists only other servers.
+        let is_usable = self.pool.identified(connection, identity);
         let name = identity.name.as_deref().unwrap_or("without a name");
         let roles: Vec<&str> = identity.my_role.iter().map(Role::name).collect();
         info!("{address} is {}, {}", excerpt(name), excerpt(roles.join(" ")));
-        match verdict {
-            Verdict::Parked => {
-                let reason = CloseReason::NotInItsList;
-                info!("{address}: {reason}");
-                self.actions.push(Action::Close {
-                    connection,
-                    reason: reason.clone(),
-                });
-                self.tell_address(address, Some(reason));
-            }
-            Verdict::Ready => {
-                self.actions.push(Action::Identified { connection });
-                self.tell_address(address, None);
-                self.ask_one(connection, &identity.my_role, now);
-            }
+        if is_usable {
+            self.actions.push(Action::Identified { connection });
+            self.tell_address(address, None);
+            self.ask_one(connection, &identity.my_role, now);
+        } else {
+            let reason = CloseReason::NotInItsList;
+            info!("{address}: {reason}");
+            self.actions.push(Action::Close {
+                connection,
+                reason: reason.clone(),
+            });
+            self.tell_address(address, Some(reason));
         }
-        // After the verdict: a server that names only others is parked before they are dialled.
+        // Only now: a server that lists only other servers is parked before they are dialled.
         for (address, connection) in self.pool.learn(&self.settings, now) {
             let reason = CloseReason::NotListed;
             if let Some(connection) = connection {
@@ -340,9 +334,9 @@ impl ElementCore {
     }
 }
 
-/// Why an identity can't be used: it has an address that can't be dialled, or a text or a
-/// list that is too long. The server's own address is always accepted, also a Unix
-/// socket; other servers must not send an element to a Unix socket.
+/// Why an identity can't be used, if it can't: it has an address that can't be dialled, or a
+/// text or a list that is too long. `own` is the address that was dialled. It is always accepted,
+/// also as a Unix socket; a server must not send an element to another Unix socket.
 fn fault_of(identity: &IdentityResult, own: &str) -> Option<String> {
     // A server could otherwise fill the memory with addresses that are never dialled.
     const MAX_PEERS: usize = 1024;
@@ -362,7 +356,7 @@ fn fault_of(identity: &IdentityResult, own: &str) -> Option<String> {
         .chain(proxies)
         .max();
     if identity.peers.len() > MAX_PEERS || identity.my_role.len() > MAX_PEERS || longest > Some(MAX_TEXT) {
-        return Some("too long".to_owned());
+        return Some("a text or a list in it is too long".to_owned());
     }
     let bad = identity
         .peers

@@ -70,9 +70,3 @@ fn hint(first: u8) -> &'static str {
         _ => "",
     }
 }
-
-impl Error {
-    pub(super) fn syntax(error: &serde_json::Error) -> Self {
-        Self::Syntax(error.to_string())
-    }
-}

@@ -116,7 +116,8 @@ impl Message {
     }
 
     fn read(text: &Bytes) -> Result<Self, Error> {
-        let envelope: Envelope<'_> = serde_json::from_slice(text).map_err(|error| Error::syntax(&error))?;
+        let envelope: Envelope<'_> =
+            serde_json::from_slice(text).map_err(|error| Error::Syntax(error.to_string()))?;
         let share = |raw: &RawValue| text.slice_ref(raw.get().as_bytes());
         let id = Id::from_text(share(envelope.id.ok_or(Error::NoId)?));
         if let Some(method) = envelope.method {

@@ -58,14 +58,14 @@ impl Scanner {
                         if self.depth > limits.nesting {
                             return Some(Stop::TooDeep);
                         }
-                        self.memory += if byte == b'{' { json::NODE } else { json::LIST };
+                        self.memory += if byte == b'{' { json::OBJECT } else { json::LIST };
                         // Each value behind another one costs less text than a bracket, and
                         // far less memory, so brackets are where this is looked at.
                         if self.memory > limits.memory {
                             return Some(Stop::TooMuch);
                         }
                     }
-                    b',' => self.memory += json::VALUE,
+                    b',' => self.memory += json::ELEMENT,
                     b':' => self.memory += json::MEMBER,
                     b'}' | b']' => {
                         // A text that closes more than it opens is not JSON. The reader of JSON refuses it.
@@ -96,7 +96,7 @@ mod tests {
 
     const LIMITS: Limits = Limits {
         message: usize::MAX,
-        memory: 10 * json::NODE,
+        memory: 10 * json::OBJECT,
         nesting: 4,
     };
 
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(scan("[{}, ".repeat(9).as_bytes()), Some(Stop::TooDeep));
         let mut scanner = Scanner::default();
         assert_eq!(scanner.scan(b"[\"{{{\",{\"\":0},[1,2]", &LIMITS), None);
-        let values = json::NODE + 2 * json::LIST + 3 * json::VALUE + json::MEMBER;
+        let values = json::OBJECT + 2 * json::LIST + 3 * json::ELEMENT + json::MEMBER;
         assert_eq!(scanner.memory(), values);
         assert_eq!(
             scanner.scan(b",{},{},{},{},{},{},{},{},{}", &LIMITS),

@@ -13,15 +13,13 @@ use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError};
 use super::dial::Dialer;
 use super::element_side::{self, ElementEvents, ElementSide, Listener, Released};
 use super::feed::Feed;
-use super::feed_server::FeedServer;
-use super::inspector::Inspector;
 use super::machine::{self, Machine, Side};
-use super::{CallError, ElementConfig, ElementContext, StartError, now};
+use super::{CallError, ElementConfig, ElementContext, StartError, feed_server, inspector, now};
 use crate::model::{ManagedObject, Name, Target, Uri};
 use crate::policy_element::{self as core, ElementCore, Health, PeerState, ReferenceId, Store};
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
 use ssntp_transport::tls::Connector;
-use ssntp_transport::{Budget, PATIENCE};
+use ssntp_transport::{Acceptance, Budget, PATIENCE};
 
 /// A running policy element: connects to its servers, keeps what is resolved
 /// up to date, declares endpoints and reports state.
@@ -39,8 +37,8 @@ use ssntp_transport::{Budget, PATIENCE};
 pub struct PolicyElement {
     handle: ElementHandle,
     events: Receiver<core::ElementEvent>,
-    inspector: Option<Inspector>,
-    feed: Option<FeedServer>,
+    /// The threads of the inspector and of the feed, which end before the dispatcher.
+    local: Vec<Acceptance>,
     dispatcher: Option<JoinHandle<()>>,
 }
 
@@ -50,7 +48,8 @@ impl PolicyElement {
     /// # Errors
     /// [`StartError`]; nothing runs then.
     pub fn start(mut config: ElementConfig) -> Result<Self, StartError> {
-        // The core keeps it, and the dialer keeps the configuration.
+        // The core keeps the start policy. The dialer keeps the configuration, which should not
+        // keep a second copy.
         let start_policy = std::mem::take(&mut config.start_policy);
         let config = Arc::new(config);
         let (sender, queue) = dispatch::events::channel(EVENTS);
@@ -58,7 +57,7 @@ impl PolicyElement {
         // Before any thread: an address that cannot be dialled is an error of the caller.
         let dialer = Dialer::new(&config)?;
         let released = Released::default();
-        // Random keys are what the standard library has of chance.
+        // The standard library offers random numbers only as the keys of its hash maps.
         let seed = RandomState::new().hash_one(0);
         let settings = Settings {
             queue: config.queue,
@@ -88,11 +87,13 @@ impl PolicyElement {
         };
         // Before the dispatcher, which connects to servers at once: a program that sees the
         // element connected finds its sockets.
-        let inspector = config.inspector.as_ref();
-        let inspector = inspector.map(|socket| Inspector::start(socket, sender.clone()));
-        let feed = config.serve.as_ref();
-        let feed = feed.map(|socket| FeedServer::start(socket, sender.clone()));
-        let (inspector, feed) = (inspector.transpose()?, feed.transpose()?);
+        let mut local = Vec::new();
+        if let Some(socket) = &config.inspector {
+            local.push(inspector::start(socket, sender.clone())?);
+        }
+        if let Some(socket) = &config.serve {
+            local.push(feed_server::start(socket, sender.clone())?);
+        }
         let dispatcher = Machine::new(side).spawn("opflex-element", settings, queue)?;
         Ok(Self {
             handle: ElementHandle {
@@ -100,8 +101,7 @@ impl PolicyElement {
                 released,
             },
             events,
-            inspector,
-            feed,
+            local,
             dispatcher: Some(dispatcher),
         })
     }
@@ -156,15 +156,9 @@ impl Drop for PolicyElement {
     fn drop(&mut self) {
         let events = &self.handle.events;
         let _ = events.send(DispatchEvent::Stop);
-        if let Some(inspector) = self.inspector.take() {
-            inspector.stop();
-        }
-        if let Some(feed) = self.feed.take() {
-            feed.stop();
-        }
-        // The attempts are cancelled; their threads may still ask the
-        // dispatcher, which runs until all of them have ended.
-        // After the dispatcher was told to stop, which cancels them.
+        self.local.drain(..).for_each(Acceptance::stop);
+        // The dispatcher was told to stop and has cancelled the attempts at servers. Their threads
+        // may still ask it, so it runs until all of them have ended.
         let dials = machine::call(events, |machine, _, _| machine.side.take_dials());
         for dial in dials.unwrap_or_default() {
             let _ = dial.join();
@@ -208,9 +202,8 @@ impl ElementHandle {
         element_side::call(&self.events, call)
     }
 
-    /// Wants a policy, and all changes of it, for as long as the reference
-    /// lives. With `follow`, the policies that it refers to are wanted too,
-    /// and those that these refer to.
+    /// Resolves a policy, and keeps it up to date until the reference is dropped. With `follow`,
+    /// the policies that it refers to are resolved too, and those that these refer to.
     ///
     /// # Errors
     /// [`CallError`].
@@ -224,10 +217,8 @@ impl ElementHandle {
         self.refer(move |cx| cx.core.resolve_policy(subject, target, follow, cx.now))
     }
 
-    /// Wants the policy with this URI, whose class is the last segment of it
-    /// but one, as in URIs of libopflex for objects with one name. Otherwise
-    /// as [`resolve_policy`](Self::resolve_policy), without those that it
-    /// refers to.
+    /// As [`resolve_policy`](Self::resolve_policy), for a URI that names its class: see
+    /// [`class_of`](Self::class_of). The policies that it refers to are not resolved.
     ///
     /// # Errors
     /// [`CallError`].
@@ -235,8 +226,7 @@ impl ElementHandle {
         self.resolve_policy(Self::class_of(uri), uri.clone(), false)
     }
 
-    /// Wants an endpoint, and all changes of it, for as long as the reference
-    /// lives.
+    /// Resolves an endpoint, and keeps it up to date until the reference is dropped.
     ///
     /// # Errors
     /// [`CallError`].
@@ -257,7 +247,7 @@ impl ElementHandle {
         Ok(self.with(move |cx| cx.core.declare(endpoint, cx.now))??)
     }
 
-    /// Takes a declaration back. False when there is none.
+    /// Takes a declaration back. Returns false if there is none.
     ///
     /// # Errors
     /// [`CallError`].
@@ -274,7 +264,7 @@ impl ElementHandle {
         Ok(self.with(move |cx| cx.core.report(object, cx.now))??)
     }
 
-    /// Reports an object no more. False when there is none.
+    /// Stops reporting an object. Returns false if it was not reported.
     ///
     /// # Errors
     /// [`CallError`].
@@ -300,7 +290,7 @@ impl ElementHandle {
         })?
     }
 
-    /// Begins again with the configured servers; see [`ElementCore::reset`].
+    /// Closes all connections and dials the configured servers again; see [`ElementCore::reset`].
     ///
     /// # Errors
     /// [`CallError`].
@@ -388,12 +378,13 @@ impl ElementHandle {
     }
 }
 
-/// An interest in a policy or an endpoint. Dropping the last one for it tells
-/// the servers, after the time to linger.
+/// A reference to a policy or an endpoint, which is resolved while there is one. Some time after
+/// the last one was dropped, the servers get an unresolve
+/// ([`linger`](core::Settings::linger)).
 ///
 /// # Threads
 /// `Send`. Dropping it blocks nobody.
-#[must_use = "dropped, it is wanted no more"]
+#[must_use = "the policy or endpoint is released when the reference is dropped"]
 pub struct Reference {
     id: ReferenceId,
     events: ElementEvents,
@@ -412,8 +403,8 @@ impl Drop for Reference {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(self.id);
-        // That makes the dispatcher look. Where the channel is full, something
-        // else does.
+        // An empty call wakes the dispatcher, which releases the reference. If the channel is full,
+        // the events in it do the same.
         let _ = self.events.try_send(DispatchEvent::Call(Box::new(|_, _, _| ())));
     }
 }

@@ -19,29 +19,16 @@ use ssntp_transport::{Acceptance, Duplex, Newcomer};
 /// How often a reader that nothing is sent to is checked for having closed its end.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// The threads of the readers.
-#[derive(Debug)]
-pub(super) struct FeedServer(Acceptance);
-
-impl FeedServer {
-    /// Listens at the socket.
-    pub(super) fn start(socket: &LocalSocket, events: ElementEvents) -> Result<Self, StartError> {
-        let serve = Box::new(move |newcomer: &Arc<Newcomer>| {
-            if let Err(e) = serve(&events, newcomer) {
-                debug!(target: LOG, "a reader of the feed is gone: {e}");
-            }
-        });
-        // A newcomer that is refused needs a thread as well, for a moment.
-        Acceptance::start(socket.listen()?, "feed", LOG, READERS + 4, serve)
-            .map(Self)
-            .map_err(StartError::Thread)
-    }
-
-    /// Ends every connection and joins every thread. The dispatcher has to run,
-    /// and to have been told to stop.
-    pub(super) fn stop(self) {
-        self.0.stop();
-    }
+/// Listens at the socket. The dispatcher has to run until the threads of the readers have ended.
+/// They end only after it was told to stop.
+pub(super) fn start(socket: &LocalSocket, events: ElementEvents) -> Result<Acceptance, StartError> {
+    let serve = Box::new(move |newcomer: &Arc<Newcomer>| {
+        if let Err(e) = serve(&events, newcomer) {
+            debug!(target: LOG, "a reader of the feed is gone: {e}");
+        }
+    });
+    // A newcomer that is refused needs a thread as well, for a moment.
+    Acceptance::start(socket.listen()?, "feed", LOG, READERS + 4, serve).map_err(StartError::Thread)
 }
 
 /// Does something with the feed on the dispatcher.
@@ -63,7 +50,7 @@ fn serve(events: &ElementEvents, newcomer: &Arc<Newcomer>) -> io::Result<()> {
     let joined = on_feed(events, |feed, core| feed.join(core));
     // Refused readers get a line, too, so that they can tell this from a crash.
     let Some(Joined { id, lines, waiting }) = joined.ok().flatten() else {
-        return end("as many read as may");
+        return end("the feed has as many readers as it may have");
     };
     let _left = Leaving { events, id };
     let mut is_complete = false;

@@ -55,28 +55,16 @@ const STEP_BYTES: usize = 1 << 20;
 /// Bytes of an answer that are written in one go.
 const WRITE: usize = 64 * 1024;
 
-/// The threads of the inspector.
-#[derive(Debug)]
-pub(super) struct Inspector(Acceptance);
-
-impl Inspector {
-    /// Listens at the socket, and shows the objects of the core behind `events`.
-    pub(super) fn start<S: Side>(socket: &LocalSocket, events: SideEvents<S>) -> Result<Self, StartError> {
-        let pool = BufferPool::new();
-        let serve = Box::new(move |newcomer: &Arc<Newcomer>| {
-            if let Err(e) = serve(&events, newcomer, &pool) {
-                debug!(target: S::LOG, "the inspector's connection ended: {e}");
-            }
-        });
-        Acceptance::start(socket.listen()?, "inspect", S::LOG, CONNECTIONS, serve)
-            .map(Self)
-            .map_err(StartError::Thread)
-    }
-
-    /// Ends every connection and joins every thread. The dispatcher has to run.
-    pub(super) fn stop(self) {
-        self.0.stop();
-    }
+/// Listens at the socket, and shows the objects of the core behind `events`. The dispatcher has to
+/// run until the threads of the inspector have ended.
+pub(super) fn start<S: Side>(socket: &LocalSocket, events: SideEvents<S>) -> Result<Acceptance, StartError> {
+    let pool = BufferPool::new();
+    let serve = Box::new(move |newcomer: &Arc<Newcomer>| {
+        if let Err(e) = serve(&events, newcomer, &pool) {
+            debug!(target: S::LOG, "the inspector's connection ended: {e}");
+        }
+    });
+    Acceptance::start(socket.listen()?, "inspect", S::LOG, CONNECTIONS, serve).map_err(StartError::Thread)
 }
 
 /// Answers a client until it leaves, or asks nothing for [`IDLE`].
@@ -154,7 +142,7 @@ fn known<S: Side>(events: &SideEvents<S>, queries: Vec<Query>) -> Result<Vec<Que
             None => Ok(queries),
         }
     });
-    judged.unwrap_or_else(|_| Err(ErrorResponse::error("it is shutting down")))
+    judged.unwrap_or_else(|_| Err(ErrorResponse::error("the server or element is stopping")))
 }
 
 /// Writes one answer as it is made.
@@ -217,7 +205,7 @@ impl Query {
         }
     }
 
-    /// Whether everything is asked for, or where that begins.
+    /// Whether the query asks for the root: the object that contains everything.
     fn is_root(&self) -> bool {
         self.subject == ROOT && self.policy_uri.as_ref().is_none_or(Uri::is_root)
     }
@@ -227,7 +215,7 @@ impl Query {
     }
 }
 
-/// The objects that a scan looks for.
+/// The objects that a search looks for.
 #[derive(Debug)]
 enum What {
     /// The objects right below the root.
@@ -236,7 +224,7 @@ enum What {
     Query(Query),
 }
 
-/// How far the search for something is.
+/// A search, and how far it has come.
 #[derive(Debug)]
 struct Scan {
     what: What,
@@ -249,8 +237,9 @@ struct Scan {
     roots: HashSet<Uri>,
 }
 
-/// Objects outside of the trees come in no useful order, so that what stands
-/// below others is found the second time.
+/// The part of the objects that a search is at. The objects that are in no tree come in no useful
+/// order. So a recursive query goes through them twice, and finds the objects below others the
+/// second time.
 #[derive(Clone, Copy, Debug)]
 enum Part {
     Tree(usize),
@@ -258,7 +247,7 @@ enum Part {
     BelowOthers,
 }
 
-/// Looks for something in steps, and hands on what each has found.
+/// Searches in steps, and passes what each step has found to `found`.
 fn scan<S: Side>(
     events: &SideEvents<S>,
     what: What,
@@ -301,7 +290,7 @@ impl What {
 }
 
 impl Scan {
-    /// Looks at some objects. False at the end.
+    /// Looks at some objects, and adds those that are looked for to `found`. Returns false at the end.
     fn step(&mut self, store: &dyn Contents, found: &mut Vec<ManagedObject>) -> bool {
         let (mut looked_at, mut room) = (0, Room::new(STEP_BYTES));
         if let Part::Tree(index) = self.part {

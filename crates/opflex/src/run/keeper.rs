@@ -27,9 +27,6 @@ use crate::model::{FileError, Format, ManagedObject};
 use ssntp_transport::replace;
 use ssntp_transport::threads;
 
-/// Called with the result of a write.
-type Then = Box<dyn FnOnce(Result<(), &str>) + Send>;
-
 /// Copies all policy as it is now.
 pub(super) type Copy = Box<dyn Fn() -> Result<Vec<ManagedObject>, CallError> + Send>;
 
@@ -55,8 +52,8 @@ pub(super) struct Ask {
 /// The work that waits for the thread.
 #[derive(Default)]
 struct Waiting {
-    /// One for each caller or connection that waits for the result.
-    then: Vec<Then>,
+    /// Tells each caller that waits the result of the next write: the error, if there was one.
+    callers: Vec<Sender<Option<String>>>,
     /// Edits that are not on the disk, in their order.
     edits: Vec<Line>,
     /// The number of objects in these edits.
@@ -95,21 +92,14 @@ impl Ask {
         let _ = self.wake.try_send(());
     }
 
-    /// Policy has changed; `then` is told on the keeper's thread whether it is
-    /// on the disk.
-    fn then(&self, then: Then) {
-        self.lock().then.push(then);
-        self.soon();
-    }
-
     /// Waits until policy as it is now is on the disk.
     pub(super) fn wait(&self) -> Result<(), CallError> {
-        let (reply, result) = crossbeam_channel::bounded(1);
-        self.then(Box::new(move |kept| {
-            let _ = reply.send(kept.map_err(str::to_owned));
-        }));
+        let (caller, result) = crossbeam_channel::bounded(1);
+        self.lock().callers.push(caller);
+        self.soon();
         match result.recv() {
-            Ok(kept) => kept.map_err(|why| CallError::Keep(io::Error::other(why))),
+            Ok(None) => Ok(()),
+            Ok(Some(why)) => Err(CallError::Keep(io::Error::other(why))),
             Err(_) => Err(CallError::Stopped),
         }
     }
@@ -165,7 +155,7 @@ fn run(path: &Path, copy: &Copy, ask: &Ask, woken: &Receiver<()>, stopped: &Rece
         };
         if last && woken.try_recv().is_err() && (failed.is_none() || tried_last) {
             // A caller that comes now gets an error at once and does not wait.
-            ask.lock().then.clear();
+            ask.lock().callers.clear();
             if journal.is_some_and(|journal| journal.is_used())
                 && let Err(e) = write(path, copy)
             {
@@ -201,8 +191,9 @@ fn run(path: &Path, copy: &Copy, ask: &Ask, woken: &Receiver<()>, stopped: &Rece
                 Some(Failed { why, pause })
             }
         };
-        for then in waiting.then {
-            then(failed.as_ref().map_or(Ok(()), |failed| Err(&failed.why)));
+        for caller in waiting.callers {
+            // A caller that is gone needs no answer.
+            let _ = caller.send(failed.as_ref().map(|failed| failed.why.clone()));
         }
     }
 }

@@ -14,7 +14,7 @@ use super::connection::{Shown, enter};
 use super::control;
 use super::editing::{Editing, Editor};
 use super::figures::ServerFigures;
-use super::inspector::Inspector;
+use super::inspector;
 use super::keeper::{self, Keeper};
 use super::machine::{self, Machine};
 use super::server_side::{self, ServerEvents, ServerSide};
@@ -49,7 +49,7 @@ pub struct Server {
     addresses: Vec<Address>,
     tls: Arc<Mutex<Tls>>,
     acceptance: Option<Acceptance>,
-    inspector: Option<Inspector>,
+    inspector: Option<Acceptance>,
     keeper: Option<Keeper>,
     cluster: Option<Cluster>,
     editor: Option<Editor>,
@@ -88,7 +88,8 @@ impl Server {
         mut config: ServerConfig,
         join: Option<(Box<dyn Engine>, Option<String>)>,
     ) -> Result<Self, StartError> {
-        // First, so that a server that the system has no room for does not even listen.
+        // First, so that a server whose threads or descriptors the system does not allow never
+        // listens.
         let room = Room::claim(config.max_handshakes, config.max_connections, LOG)
             .map_err(StartError::TooManyConnections)?;
         // The kept policy is read before anybody can connect and be told of an empty one.
@@ -180,9 +181,10 @@ impl Server {
             let editor = Editor::start(server.handle.editing.clone(), edits);
             server.editor = Some(editor.map_err(StartError::Thread)?);
         }
-        // It shows an empty server rather than none while the others start.
+        // Started before clients are accepted: a program that looks meanwhile sees a server without
+        // clients.
         let inspector = config.inspector.as_ref();
-        let inspector = inspector.map(|socket| Inspector::start(socket, events.clone()));
+        let inspector = inspector.map(|socket| inspector::start(socket, events.clone()));
         server.inspector = inspector.transpose()?;
         let context = HandshakeContext {
             places,

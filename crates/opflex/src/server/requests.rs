@@ -121,7 +121,7 @@ impl ServerCore {
                 && there.subject() != subject
             {
                 let text = format!(
-                    "{uri} is a {}, not a {subject}: resolved as nothing",
+                    "{uri} is a {}, not a {subject}: the answer has no object",
                     there.subject()
                 );
                 self.log(connection, Level::Warn, "other class", now, || {
@@ -146,7 +146,10 @@ impl ServerCore {
         now: Instant,
     ) -> Result<Result<Bytes, EncodeError>, Box<ErrorResponse>> {
         let Some(session) = self.sessions.get_mut(&connection) else {
-            return Err(ErrorResponse::boxed(ErrorCode::ESTATE, "no session"));
+            return Err(ErrorResponse::boxed(
+                ErrorCode::ESTATE,
+                "the connection has ended",
+            ));
         };
         // An element may send its identity again, with another name.
         let before = session.element.as_ref().map(|element| element.name.clone());
@@ -194,7 +197,7 @@ impl ServerCore {
         method: Option<Method>,
         now: Instant,
     ) {
-        let error = ErrorResponse::new(ErrorCode::ESTATE, "the identity comes first");
+        let error = ErrorResponse::new(ErrorCode::ESTATE, "the identity must be sent first");
         // The answer is sent before the end, so that the peer sees why.
         self.refuse(connection, id, method, &error, now);
         self.close(connection, CloseReason::RequestBeforeIdentity(method), now);

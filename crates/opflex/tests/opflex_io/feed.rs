@@ -214,7 +214,7 @@ fn only_so_many_programs_read_at_a_time() {
         })
         .collect();
     let refused = Reader::connect(&socket).until("end");
-    assert_eq!(refused["reason"], "as many read as may");
+    assert_eq!(refused["reason"], "the feed has as many readers as it may have");
     // Who leaves makes room, soon.
     readers.pop();
     until(|| Reader::connect(&socket).next()["event"] == "element");

@@ -146,6 +146,8 @@ mod tests {
         // Where nobody announces a length, what is here counts.
         assert_eq!(look(&mut unfinished, 50_000, 0, now), ALL);
         assert_eq!(budget.used(), 50_000 - OWN as u64);
+        assert_eq!(look(&mut unfinished, 100, 0, now), ALL);
+        assert_eq!(budget.used(), 0, "the next one is short");
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub(crate) struct Ca {
     /// The directory for it, which is made if it does not exist
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// The organization it stands for
+    /// The organization that its certificate names
     #[arg(long, value_name = "ORG", default_value = "ssntp")]
     name: String,
     /// A name at which clients look for a server by default: a DNS name or an IP
@@ -97,8 +97,8 @@ struct Holder {
     /// The only UUID its holder may connect with
     #[arg(long, conflicts_with = "bound")]
     uuid: Option<Uuid>,
-    /// Bind it to a new UUID, which is printed; a scheduler admits no other
-    /// certificates, unless it was told to
+    /// Bind it to a new UUID, which is printed; a scheduler without --allow-unbound
+    /// admits only certificates that are bound to a UUID
     #[arg(long)]
     bound: bool,
     /// The name of the holder and of the file [default: the roles joined with -]

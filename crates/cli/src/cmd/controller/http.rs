@@ -19,11 +19,11 @@ pub(super) struct HttpArgs {
     /// this process, which then needs the roles controller and server
     #[arg(long, value_name = "ADDR", value_parser = with_port)]
     http: Option<Address>,
-    /// Over TLS, certificates of this authority may look; those of --ca with the role
-    /// controller may write, too
+    /// Another authority, whose certificates may read the pages and the API over TLS.
+    /// Certificates of --ca with the role controller may also change workloads
     #[arg(long, value_name = "FILE", requires = "http")]
     http_ca: Option<PathBuf>,
-    /// Ask everybody without a certificate for a token before they may look; see `ssntp
+    /// Require a token from clients without a certificate, also for reading; see `ssntp
     /// controller token`
     #[arg(long, requires = "http")]
     http_login: bool,
@@ -48,7 +48,7 @@ impl HttpArgs {
         api.map(Some).map_err(|e| Failure::new(format!("--http: {e}")))
     }
 
-    /// The authority of those who may look.
+    /// The authority whose certificates may read.
     pub(super) fn look(&self) -> Result<Option<Trust>, Failure> {
         Ok(self.http_ca.as_ref().map(Trust::load).transpose()?)
     }

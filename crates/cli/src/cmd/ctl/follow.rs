@@ -1,5 +1,5 @@
-//! The loop of commands that run until a signal comes, which are the lists with `--watch` and
-//! `events`; and `ssntp ctl events`.
+//! `ssntp ctl events`, and the loop that it shares with the lists with `--watch`: both run until a
+//! signal comes.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use crate::failure::Failure;
 use crate::output::{Output, printable, printable_json, reader_is_gone};
 use crate::signals::Stop;
 
-/// The time between two looks at a list that changes, and at whether the output is still read.
+/// How often a list is checked for changes, and the standard output for a reader that has gone.
 const PACE: Duration = Duration::from_millis(500);
 
-/// Connects, and again whenever it has to. Calls `each` with the changes that have come, and
-/// every half second without any. Returns once a signal comes, or once the reader of the
-/// standard output has gone.
+/// Connects, and reconnects whenever the connection is lost. Calls `each` with the changes that
+/// have arrived, and every half second with no changes. Blocks until a signal comes or the reader
+/// of the standard output has gone.
 ///
 /// # Errors
 /// The controller has ended for good, or `each` failed.

@@ -1,4 +1,4 @@
-//! `ssntp ctl servers`: the servers that act as one, and the end of one of them.
+//! `ssntp ctl servers`: shows the servers that act as one, and drains one of them.
 
 use std::time::Duration;
 
@@ -16,9 +16,9 @@ use crate::output::{printable, say, say_json};
 use crate::seconds::Age;
 use crate::signals::Stop;
 
-/// Show the servers that act as one, as the one that answers sees them; or end one
+/// Show the servers that act as one, or drain one of them
 ///
-/// Works with `ssntp server` as well.
+/// The list is what the server that answers knows. Works with `ssntp server` as well.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
@@ -30,17 +30,18 @@ enum Verb {
     Drain(DrainArgs),
 }
 
-/// Have the clients of a server leave, and end it
+/// Ask the clients of a server to leave, and stop it
 ///
-/// The server takes no newcomers from then on, and asks its clients to go to another one. It
-/// ends once they have left, at the latest 6 seconds after the time that they have. A leader
-/// gives its lease back first, so that another one leads at once.
+/// From then on the server admits no clients, and asks its clients to connect to another server.
+/// It stops once they have left, and at the latest 6 seconds after the time of --within. If the
+/// server leads, it first gives its lease back, so that another server leads at once.
 #[derive(Debug, clap::Args)]
 struct DrainArgs {
     /// The server's UUID, the beginning of it, or its address, as `ssntp ctl servers` shows them
     #[arg(value_name = "NAME")]
     name: String,
-    /// The time for the clients to leave, as 90s, 30m or 12h: each one does at a random moment
+    /// The time for the clients to leave, as 90s, 30m or 12h; each client leaves at a random moment
+    /// within it
     #[arg(long, value_name = "TIME", default_value = "30s")]
     within: Age,
 }
@@ -94,14 +95,14 @@ fn drained(
     match options.json {
         true => say_json(json!({"uuid": question.uuid.as_str(), "within_s": within})),
         false => say(format_args!(
-            "{}: its clients leave within {}, then it ends",
+            "{}: its clients leave within {}, then it stops",
             printable(&args.name),
             tables::span(within)
         )),
     }
 }
 
-/// The UUID of the server that is named.
+/// The UUID of the server with this address, or whose UUID begins so.
 fn find(servers: &[ServerEntry], name: &str) -> Result<Id, Failure> {
     let beginning = name.trim().to_ascii_lowercase();
     let is_meant = |entry: &&ServerEntry| {
@@ -119,7 +120,7 @@ fn find(servers: &[ServerEntry], name: &str) -> Result<Id, Failure> {
             "no server has the address {name} or a UUID that begins with that; `ssntp ctl servers` shows them"
         ))),
         several => Err(Failure::new(format!(
-            "{} servers are called {name}",
+            "{} servers have that address or a UUID that begins with {name}",
             several.len()
         ))),
     }
@@ -144,7 +145,10 @@ mod tests {
             assert_eq!(find(&servers, name).unwrap().as_str(), one, "{name}");
         }
         for (name, why) in [
-            ("0d9d", "2 servers are called 0d9d"),
+            (
+                "0d9d",
+                "2 servers have that address or a UUID that begins with 0d9d",
+            ),
             ("", "no server has the address"),
             ("d:1", "no server has the address d:1"),
             ("c:1", "c:1: there is no link to it: refused"),

@@ -39,7 +39,7 @@ pub(crate) struct Args {
     /// The policy domain
     #[arg(long, value_name = "NAME", default_value = "default")]
     domain: String,
-    /// The element's name, its own within the domain
+    /// The element's name, unique within the domain
     #[arg(long, value_name = "NAME", default_value = "element")]
     name: String,
     /// Policies to resolve: URIs, each with its class before it; without a class, the
@@ -62,7 +62,7 @@ pub(crate) struct Args {
     /// The location of the element, if it is known
     #[arg(long, value_name = "TEXT")]
     location: Option<String>,
-    /// The MAC address of the element's tunnel end point, by which a fabric knows it
+    /// The MAC address of the element's tunnel end point, which identifies it to a fabric
     #[arg(long, value_name = "MAC", value_parser = mac)]
     mac: Option<String>,
     /// Skip servers that name no proxies, as libopflex does in transport mode

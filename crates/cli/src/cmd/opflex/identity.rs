@@ -24,7 +24,7 @@ pub(super) struct IdentityArgs {
     /// The server's name
     #[arg(long, value_name = "NAME", default_value = "ssntp")]
     name: String,
-    /// The policy domain; `any` takes elements of every one
+    /// The policy domain; `any` admits elements of every domain
     #[arg(long, value_name = "NAME", default_value = "default")]
     domain: String,
     /// The location of the server
@@ -33,14 +33,14 @@ pub(super) struct IdentityArgs {
     /// A server to list in identity answers; join several roles with +
     #[arg(long = "peer", value_name = "ROLE=HOST:PORT", value_parser = peer)]
     peers: Vec<Peer>,
-    /// List these servers only, and not the address that the element dialled; for
-    /// elements that dial a name, which the list then must hold
+    /// List only the servers of --peer, and not the address that the element dialled. If
+    /// elements dial a host name, one of --peer must have that name
     #[arg(long, requires = "peers")]
     only_peers: bool,
     /// The location of an element
     #[arg(long, value_name = "NAME=TEXT", value_parser = named)]
     element_location: Vec<(String, String)>,
-    /// The location of elements that have none of their own
+    /// The location of elements that send none and have no --element-location
     #[arg(long, value_name = "TEXT")]
     default_location: Option<String>,
     /// Refuse elements without a known location
@@ -54,13 +54,13 @@ pub(super) struct IdentityArgs {
     #[arg(long)]
     lenient: bool,
     /// Know elements by the common name of their certificate and not by the name that they
-    /// send, so that none can act for another
+    /// send, so that no element can use the name of another one
     #[arg(long, requires = "tls_ca")]
     identity_from_certificate: bool,
     /// Close the connection of an element when another element with its name connects
     #[arg(long)]
     unique_names: bool,
-    /// For how long changes are reported and endpoints kept, if an element does not say
+    /// For how long updates are sent and endpoints are kept if a request does not say it
     #[arg(long, value_name = "SECONDS", default_value = "7200")]
     prr: Seconds,
     /// How the server treats the endpoints of an element that disconnects: `remove` them,

@@ -9,10 +9,11 @@ use crate::choice::Given;
 /// The inspector of a server or an element.
 #[derive(Debug, clap::Args)]
 pub(super) struct InspectorArgs {
-    /// The Unix socket where agent-ovs's `gbp_inspect --socket` reads everything
+    /// The Unix socket where agent-ovs's `gbp_inspect --socket` reads policy, endpoints and
+    /// reported objects
     #[arg(long, value_name = "PATH")]
     inspector: Option<PathBuf>,
-    /// Let the group of that socket's file use it too
+    /// Let the group of that socket's file use the socket, too
     #[arg(long, requires = "inspector")]
     inspector_group: bool,
 }
@@ -24,7 +25,7 @@ pub(super) struct ServeArgs {
     /// endpoints, and their changes, as lines of JSON
     #[arg(long, value_name = "PATH")]
     serve: Option<PathBuf>,
-    /// Let the group of that socket's file use it too
+    /// Let the group of that socket's file use the socket, too
     #[arg(long, requires = "serve")]
     serve_group: bool,
 }

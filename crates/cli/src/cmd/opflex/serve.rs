@@ -62,7 +62,7 @@ pub(crate) struct Args {
     control: Option<PathBuf>,
     #[command(flatten)]
     join: JoinArgs,
-    /// The address at which elements reach this server, which all servers tell them [default:
+    /// The address at which elements reach this server; all servers send it to elements [default:
     /// the first of --listen]
     #[arg(long, value_name = "ADDR", requires = "join")]
     advertise: Option<Address>,

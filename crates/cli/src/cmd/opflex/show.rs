@@ -15,7 +15,7 @@ use crate::output::{Output, printable, say_lines};
 /// Print the endpoints that a running server knows
 #[derive(Debug, clap::Args)]
 pub(crate) struct EndpointArgs {
-    /// Only those at and below this URI
+    /// Print only endpoints at and below this URI [default: all endpoints]
     uri: Option<Uri>,
     #[command(flatten)]
     control: ControlArgs,
@@ -24,7 +24,7 @@ pub(crate) struct EndpointArgs {
 /// Print the last state report of each object, and its numbers over time
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReportArgs {
-    /// Only those at and below this URI
+    /// Print only reports of objects at and below this URI [default: all reports]
     uri: Option<Uri>,
     #[command(flatten)]
     control: ControlArgs,

@@ -94,7 +94,7 @@ pub(crate) struct Args {
     /// The frames that each role may send [default: allow-all, with --dev spec]
     #[arg(long, value_parser = one_of(FILTERS))]
     filter: Option<fn() -> Filter>,
-    /// Let roles, and no others, send an operand, whatever --filter says of it, as in
+    /// Let only these roles send an operand, whatever --filter says of it, as in
     /// Scaled=agent for an operand of --application; may be given several times
     #[arg(long = "allow", value_name = "OPERAND=ROLE")]
     allows: Vec<OperandRole>,

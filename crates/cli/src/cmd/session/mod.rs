@@ -51,7 +51,7 @@ pub(crate) struct Args {
     connection: Connection,
     #[command(flatten)]
     applications: Applications,
-    /// Use JSON, one object a line; this is the default, since there is no other form
+    /// Use lines of JSON, which is always the case; the flag is accepted for scripts
     #[arg(long)]
     json: bool,
     /// How long a line may wait for a session and for room to send, and a request

@@ -91,7 +91,7 @@ fn an_operator_sees_all_servers_and_drains_one_by_its_address() {
     let (done, said, why) = ctl(dir.path(), &first, "servers drain here:1 --within 0");
     assert!(done, "{why}");
     assert!(
-        said.contains("its clients leave within 0s, then it ends"),
+        said.contains("its clients leave within 0s, then it stops"),
         "{said}"
     );
     let left = loop {

@@ -347,7 +347,7 @@ fn what_cannot_be_is_told_in_words_with_what_may_have_been_meant() {
     assert!(why.contains("NodeConnected is the scheduler's own"), "{why}");
     let why = user.fails(&["send", "STATTS"], 2);
     assert!(
-        why.contains("is STATS meant?") && why.contains("ssntp operands"),
+        why.contains("did you mean STATS?") && why.contains("ssntp operands"),
         "{why}"
     );
     let why = user.fails(&["send", "STATS", "--type", "EVENT"], 2);

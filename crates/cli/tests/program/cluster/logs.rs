@@ -26,7 +26,7 @@ use crate::cluster::processes::{Cluster, LIMIT, Process, wait_for};
 
 /// Starts a persistent instance that runs a script.
 #[track_caller]
-fn script(cluster: &Cluster, script: &str) -> Uuid {
+pub(super) fn script(cluster: &Cluster, script: &str) -> Uuid {
     let uuid = Uuid::new_v4();
     let named = uuid.to_string();
     let done = cluster.ctl_words(&[

@@ -136,8 +136,51 @@ fn a_change_is_seen_without_a_reload_and_hostile_names_stay_text() {
         q.dispatchEvent(new Event('input', { bubbles: true })); 1";
     browser.value(typing);
     browser.wait_for("document.querySelectorAll('tbody tr').length === 1 && location.search === '?q=n02'");
-    // A row of the history that is gone makes the page load again.
-    browser.value("window.mark = 1");
+    check_quiet(&mut browser, site, "/nodes");
+}
+
+#[test]
+fn keys_colours_and_the_address_do_what_they_say() {
+    let Some((mut browser, _, api, _directory)) = start(30, 2) else {
+        return;
+    };
+    let site = &api.urls()[0];
+    let url = format!("{site}/nodes?sort=-name");
+    let back = "getComputedStyle(document.body).backgroundColor";
+    let [light, dark] = [false, true].map(|is_dark| {
+        browser.look(1280, 860, is_dark);
+        browser.open(&url);
+        browser.value(back)
+    });
+    assert_eq!([light, dark], ["rgb(251, 251, 249)", "rgb(19, 22, 21)"]);
+    browser.wait_for("document.body.dataset.live === 'live'");
+    // The first thing that Tab reaches leads to the content.
+    browser.press("Tab", 9, "");
+    assert_eq!(
+        browser.value("document.activeElement.textContent"),
+        "To the content"
+    );
+    browser.press("Enter", 13, "\r");
+    browser.wait_for("location.hash === '#main'");
+    // What is typed behind the key for it is in the filter and in the address, beside the order.
+    browser.press("/", 191, "/");
+    assert_eq!(browser.value("document.activeElement.id"), "q");
+    for digit in "n02".chars() {
+        browser.press(&digit.to_string(), 0, &digit.to_string());
+    }
+    browser.wait_for("location.search === '?q=n02&sort=-name'");
+    browser.wait_for("document.querySelectorAll('tbody tr').length === 2");
+    check_quiet(&mut browser, site, "/nodes");
+    // The address alone shows the same to somebody else, and a heading turns the order.
+    browser.open(&format!("{site}/nodes?q=n0&sort=-name"));
+    let names = "[...document.querySelectorAll('tbody tr td:first-child')].map((cell) => cell.textContent)";
+    let falling = browser.value(names);
+    assert!(falling.as_array().unwrap().len() > 5, "{falling}");
+    browser.value("document.querySelector('th[aria-sort=descending] a').click(); 1");
+    browser.wait_for("document.querySelector('th[aria-sort=ascending]') !== null");
+    let mut rising = browser.value(names);
+    rising.as_array_mut().unwrap().reverse();
+    assert_eq!(rising, falling);
     check_quiet(&mut browser, site, "/nodes");
 }
 

@@ -149,6 +149,15 @@ impl Chromium {
         (complaints, loaded)
     }
 
+    /// Presses a key; `text` is what it types.
+    pub(super) fn press(&mut self, key: &str, code: u32, text: &str) {
+        for kind in ["keyDown", "keyUp"] {
+            let text = if kind == "keyDown" { text } else { "" };
+            let event = json!({ "type": kind, "key": key, "windowsVirtualKeyCode": code, "text": text });
+            self.call("Input.dispatchKeyEvent", event);
+        }
+    }
+
     /// The size of the window, and whether it is dark.
     pub(super) fn look(&mut self, width: u32, height: u32, is_dark: bool) {
         let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600 });

@@ -353,7 +353,7 @@ fn who_is_refused_stands_in_the_log_with_address_and_reason() {
     let mut raw = TcpStream::connect(address).unwrap();
     raw.write_all(b"{\"id\":1,\"method\":\"policy_resolve\",\"params\":[]}\0")
         .unwrap();
-    warning("closed: policy_resolve before the identity");
+    warning("closed: the peer sent policy_resolve before its identity");
     raw = TcpStream::connect(address).unwrap();
     raw.write_all(b"GET / HTTP/1.1\r\n\r\n\0").unwrap();
     warning("ended: protocol error");
