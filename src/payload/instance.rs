@@ -3,41 +3,64 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Id, payload};
+use super::workload::is_default;
+use super::{Id, alike, payload};
 
-/// An instance was deleted.
-///
-/// The payload of InstanceDeleted (EVENT 0x2):
-///
-/// ```yaml
-/// instance_deleted:
-///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct InstanceDeleted {
-    /// The instance; default: empty.
-    pub instance_uuid: Id,
+alike! {
+    {
+        /// The instance; default: empty.
+        pub instance_uuid: Id,
+        /// How its last run ended. A key of this project, which others ignore; default: not
+        /// known, and then left out.
+        #[serde(skip_serializing_if = "is_default")]
+        pub end: InstanceEnd,
+    }
+
+    /// An instance was deleted.
+    ///
+    /// The payload of InstanceDeleted (EVENT 0x2):
+    ///
+    /// ```yaml
+    /// instance_deleted:
+    ///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// ```
+    InstanceDeleted = Event::INSTANCE_DELETED, under "instance_deleted";
+
+    /// An instance stopped, and its node no longer counts it.
+    ///
+    /// The payload of InstanceStopped (EVENT 0x9):
+    ///
+    /// ```yaml
+    /// instance_stopped:
+    ///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
+    /// ```
+    InstanceStopped = Event::INSTANCE_STOPPED, under "instance_stopped";
 }
 
-payload!(InstanceDeleted = Event::INSTANCE_DELETED, under "instance_deleted");
-
-/// An instance stopped, and its node no longer counts it.
-///
-/// The payload of InstanceStopped (EVENT 0x9):
-///
-/// ```yaml
-/// instance_stopped:
-///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// How the last run of an instance ended: the same keys as in STATS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct InstanceStopped {
-    /// The instance; default: empty.
-    pub instance_uuid: Id,
+pub struct InstanceEnd {
+    /// Its exit code, 128 and the signal's number if a signal ended it; default: -1, not known.
+    pub exit_code: i64,
+    /// The number of the signal that ended it; default: 0, none.
+    pub exit_signal: i64,
+    /// Whether a process of it was killed because its memory was used up; default: false.
+    pub out_of_memory: bool,
+    /// Why its node ended it, in one line of at most 200 characters; default: empty.
+    pub detail: String,
 }
 
-payload!(InstanceStopped = Event::INSTANCE_STOPPED, under "instance_stopped");
+impl Default for InstanceEnd {
+    fn default() -> Self {
+        Self {
+            exit_code: -1,
+            exit_signal: 0,
+            out_of_memory: false,
+            detail: String::new(),
+        }
+    }
+}
 
 /// A concentrator instance runs.
 ///

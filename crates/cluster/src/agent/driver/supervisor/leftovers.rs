@@ -60,7 +60,9 @@ pub(super) fn kill_leftovers(cgroups: &Cgroups, run: &Running) -> bool {
         |stat: &procfs::Stat| stat.pid == supervisor.pid && stat.start_time != supervisor.start_time;
     let later = all.iter().any(is_later);
     let is_left = |stat: &&procfs::Stat| {
-        let of_session = stat.session == supervisor.pid && stat.pid != supervisor.pid && !later;
+        // A run without a process has the number 0, which stands for sessions of other namespaces.
+        let in_session = supervisor.pid > 0 && stat.session == supervisor.pid;
+        let of_session = in_session && stat.pid != supervisor.pid && !later;
         let of_user =
             || own_uid.is_some_and(|uid| procfs::uids(stat.pid).is_some_and(|uids| uids.contains(&uid)));
         !stat.ended && (of_session || grouped.contains(&stat.pid) || of_user())

@@ -339,7 +339,10 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     told.frame(&gone);
     assert_eq!(
         order.try_recv().unwrap().unwrap(),
-        Shown::Gone { instance: INSTANCE }
+        Shown::Gone {
+            instance: INSTANCE,
+            ending: None
+        }
     );
     let order = told.order(&delete());
     told.frame(&DeleteFailure {
@@ -429,6 +432,7 @@ fn a_stop_is_done_by_stats_or_either_event() {
             |told| {
                 told.frame(&InstanceStopped {
                     instance_uuid: INSTANCE.into(),
+                    ..Default::default()
                 })
             },
             "has stopped",
@@ -437,6 +441,7 @@ fn a_stop_is_done_by_stats_or_either_event() {
             |told| {
                 told.frame(&InstanceDeleted {
                     instance_uuid: INSTANCE.into(),
+                    ..Default::default()
                 })
             },
             "is gone",
@@ -448,6 +453,7 @@ fn a_stop_is_done_by_stats_or_either_event() {
         told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Stopping)]);
         told.frame(&InstanceDeleted {
             instance_uuid: VOLUME.into(),
+            ..Default::default()
         });
         open(&order);
         show(&told);
@@ -496,11 +502,13 @@ fn a_delete_is_done_when_it_is_gone_and_not_when_it_has_stopped() {
     let order = told.order(&delete());
     told.frame(&InstanceStopped {
         instance_uuid: INSTANCE.into(),
+        ..Default::default()
     });
     told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Exited)]);
     open(&order);
     told.frame(&InstanceDeleted {
         instance_uuid: INSTANCE.into(),
+        ..Default::default()
     });
     assert!(shown(&order).ends_with("is gone"));
 
@@ -512,6 +520,7 @@ fn a_delete_is_done_when_it_is_gone_and_not_when_it_has_stopped() {
     });
     told.frame(&InstanceStopped {
         instance_uuid: INSTANCE.into(),
+        ..Default::default()
     });
     assert!(shown(&order).ends_with("has stopped"));
 }
