@@ -1,4 +1,5 @@
-//! How often a server asks for memory while it routes.
+//! How often a server asks for memory while it routes, and how much a session of another server
+//! takes.
 //!
 //! An allocator around the system's counts what the server's own threads ask
 //! for: reader, dispatcher and writer, TLS included. The peers' threads, which
@@ -23,6 +24,7 @@ use ssntp::proto::{ClientHandshake, Command, Connect, DEFAULT_MAX_PAYLOAD, Frame
 use ssntp::server::{Rules, Server, ServerConfig};
 use ssntp::transport::tls::Connector;
 use ssntp::transport::{Address, TcpOptions};
+use ssntp_test_support::links::Directory;
 use ssntp_transport::{BufferPool, Halves, Outgoing, connect_tcp};
 use uuid::Uuid;
 
@@ -36,6 +38,15 @@ static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 thread_local! {
     /// Whether this thread is one of the test's own.
     static MINE: Cell<bool> = const { Cell::new(false) };
+    /// The bytes that this thread has asked for and not given back.
+    static HELD: Cell<isize> = const { Cell::new(0) };
+}
+
+/// Counts bytes that are asked for, or given back (-1), with what the system's allocator adds:
+/// it gives multiples of 16 bytes of which 8 are its own, and 32 at least.
+fn hold(size: usize, sign: isize) {
+    let bytes = (size + 8).next_multiple_of(16).max(32).cast_signed();
+    let _ = HELD.try_with(|held| held.set(held.get() + sign * bytes));
 }
 
 fn count() {
@@ -49,23 +60,28 @@ fn count() {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
+        hold(layout.size(), 1);
         // SAFETY: the caller keeps the rules of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count();
+        hold(layout.size(), 1);
         // SAFETY: the caller keeps the rules of `alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
+        hold(layout.size(), -1);
+        hold(size, 1);
         // SAFETY: the caller keeps the rules of `realloc`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        hold(layout.size(), -1);
         // SAFETY: the caller keeps the rules of `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -165,5 +181,35 @@ fn a_server_asks_for_memory_by_the_record_not_by_the_frame() {
         if payload == 0 {
             assert!(each < 0.01, "{each:.4} for each frame");
         }
+    }
+}
+
+/// A number from the environment, for larger runs by hand.
+fn number(name: &str, otherwise: usize) -> usize {
+    std::env::var(name).map_or(otherwise, |text| text.parse().unwrap())
+}
+
+#[test]
+fn a_session_of_another_server_takes_less_than_400_bytes() {
+    let (servers, sessions) = (number("SSNTP_SERVERS", 4), number("SSNTP_SESSIONS", 10_000));
+    let mut directory = Directory::new();
+    // What is made once is made.
+    directory.link(1);
+    let others = servers - 1;
+    // The second is the worst case: a hash table has just doubled.
+    for sessions in [sessions, 14_337] {
+        let (before, known, began) = (HELD.get(), directory.sessions(), Instant::now());
+        for _ in 0..others {
+            directory.link(sessions);
+        }
+        let (took, all) = (began.elapsed(), others * sessions);
+        assert_eq!(directory.sessions() - known, all);
+        let bytes = (HELD.get() - before) as f64;
+        let each = bytes / all as f64;
+        println!(
+            "{others} servers with {sessions} sessions: {each:.0} bytes for each, {:.0} MiB; told in {took:.1?}",
+            bytes / (1 << 20) as f64
+        );
+        assert!(each < 400.0, "{each:.0} bytes for each of {all}");
     }
 }

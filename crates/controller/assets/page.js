@@ -5,6 +5,7 @@
   const PACE = 250;        // the least time between two requests, in ms
   const CALM = 5000;       // a page is asked for again after this time even if nothing happened
   const AGAIN = 10000;     // the pause before another attempt, if the controller takes no stream
+  const OUTPUT = 200000;   // the most characters of an instance's output that are kept
   const body = document.body;
   const live = document.getElementById("live");
   if (!body.dataset.after) return;
@@ -15,6 +16,8 @@
   let last = 0;            // when the last answer came
   let shown = location.href;
   let dirty = false;       // something happened since the last request
+  let held = 0;            // how many characters of output there are
+  let ended = "";          // in which state of its instance the output has ended; null while it goes on
 
   const say = (state) => { body.dataset.live = state; };
 
@@ -32,8 +35,8 @@
       const stays = (name === "open" && old.nodeName === "DETAILS") || name === "class";
       if (!fresh.hasAttribute(name) && !stays) old.removeAttribute(name);
     }
-    // What is being typed stays.
-    if (old.nodeName === "INPUT") return;
+    // What is being typed stays, and so does the output, which the stream brings.
+    if (old.nodeName === "INPUT" || old.id === "output") return;
     const known = new Map();
     for (const child of old.children) if (child.id) known.set(child.id, child);
     let at = old.firstChild;
@@ -68,6 +71,7 @@
     dirty = false;
     asking = new XMLHttpRequest();
     asking.open("GET", location.href);
+    asking.setRequestHeader("ssntp-followed", "1");
     asking.responseType = "document";
     asking.timeout = AGAIN;
     asking.onloadend = () => {
@@ -80,6 +84,8 @@
         shown = location.href;
         put(live, response.getElementById("live"));
         last = Date.now();
+        // An instance whose output had ended may run again.
+        if (output() && ended !== null && ended !== state(document)) { stop(); follow(); }
       } else {
         say("late");
       }
@@ -96,15 +102,53 @@
 
   function follow() {
     if (stream || document.hidden) return;
-    stream = new EventSource("/api/v1/events?after=" + encodeURIComponent(after));
+    const of = output() ? "&output=" + encodeURIComponent(output().dataset.of) : "";
+    ended = of && null;
+    stream = new EventSource("/api/v1/events?after=" + encodeURIComponent(after) + of);
     stream.onopen = () => say("live");
     stream.onmessage = (event) => { after = event.lastEventId || after; soon(); };
     stream.addEventListener("reload", () => location.reload());
+    stream.addEventListener("begin", () => {
+      if (output()) output().replaceChildren();
+      held = 0;
+    });
+    stream.addEventListener("output", (event) => {
+      const { out, err, end } = JSON.parse(event.data);
+      if (end === undefined) { write(err === undefined ? "out" : "err", out || err || ""); return; }
+      ended = state(document);
+      if (end) write("end", "\nThere is no more: " + end);
+    });
     stream.onerror = () => {
       say("late");
       // A stream that was refused does not connect again by itself.
       if (stream && stream.readyState === EventSource.CLOSED) { stop(); setTimeout(follow, AGAIN); }
     };
+  }
+
+  const output = () => document.getElementById("output");
+
+  // Appends to the output as text, and drops the oldest of it. Who reads its end stays there.
+  function write(kind, text) {
+    const box = output();
+    if (!box) return;
+    const isAtEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 40;
+    let span = box.lastElementChild;
+    if (!span || span.className !== kind) {
+      span = document.createElement("span");
+      span.className = kind;
+      span.append("");
+      box.append(span);
+    }
+    span.firstChild.appendData(text);
+    held += text.length;
+    while (held > OUTPUT) {
+      const first = box.firstElementChild;
+      const dropped = Math.min(held - OUTPUT, first.textContent.length);
+      first.firstChild.deleteData(0, dropped);
+      if (!first.textContent) first.remove();
+      held -= dropped;
+    }
+    if (isAtEnd) box.scrollTop = box.scrollHeight;
   }
 
   function stop() {

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use ssntp_controller::Spec;
-use ssntp_controller::model::{InstanceState, State, Write};
+use ssntp_controller::model::{InstanceState, RolloutState, State, Write};
 use ssntp_controller::reconcile::{Answer, Command, Core, Mark, Now, Plan, RolloutOrder, Seen, SeenInstance};
 use uuid::Uuid;
 
@@ -474,4 +474,55 @@ fn an_instance_that_is_deleted_while_it_is_started_is_asked_about() {
     );
     let commands = bench.settle();
     assert!(matches!(commands[..], [Command::Start(_)]), "{commands:?}");
+}
+
+#[test]
+fn a_start_without_an_answer_that_is_not_wanted_any_more_is_soon_asked_about() {
+    let mut bench = Bench::new();
+    bench.obeys = false;
+    bench.apply(web(1, "a"));
+    let commands = bench.settle();
+    let [Command::Start(lost)] = &commands[..] else {
+        panic!("{commands:?}");
+    };
+    bench.wait(40);
+    assert!(bench.settle().is_empty());
+    // Its slot would be blocked for longer than the roll-out may take.
+    bench.apply(web(1, "b"));
+    let commands = bench.settle();
+    let [Command::Ask(asked)] = commands[..] else {
+        panic!("{commands:?}");
+    };
+    assert_eq!(asked, lost.start.instance_uuid);
+    let why = String::new();
+    let answer = Answer::NotStarted {
+        why,
+        is_its_fault: false,
+    };
+    bench.core.answer(asked, answer);
+    let commands = bench.settle();
+    assert!(matches!(commands[..], [Command::Start(_)]), "{commands:?}");
+}
+
+#[test]
+fn an_order_to_go_back_counts_once() {
+    let mut bench = Bench::new();
+    for command in ["a", "b", "c"] {
+        let mut spec = web(1, command);
+        spec["update"] = serde_json::json!({"healthy_s": 0});
+        bench.apply(spec);
+        bench.settle();
+    }
+    assert_eq!((bench.workload().version, bench.workload().stable), (3, Some(3)));
+    let writes = bench.core.rollout("web", RolloutOrder::Back).unwrap();
+    bench.core.committed(writes, 1);
+    assert_eq!(bench.workload().version, 2);
+    let again = bench.core.rollout("web", RolloutOrder::Back).unwrap_err();
+    assert!(
+        again.to_string().contains("goes back to version 2 already"),
+        "{again}"
+    );
+    bench.settle();
+    assert_eq!(bench.workload().rollout.state, RolloutState::Steady);
+    bench.core.rollout("web", RolloutOrder::Back).unwrap();
 }

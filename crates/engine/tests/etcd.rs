@@ -19,6 +19,7 @@ use ssntp_engine::{
     View, When,
 };
 use ssntp_test_support::etcd::EtcdProcess;
+use ssntp_test_support::proxy::Proxy;
 use ssntp_test_support::{authority, identity};
 use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp_transport::tls::{Connector, ServerCheck};
@@ -383,12 +384,13 @@ fn an_endpoint_that_hangs_or_is_dead_leaves_time_for_the_others() {
 }
 
 #[test]
-fn an_etcd_without_room_is_full_and_can_still_be_read() {
+fn an_etcd_without_room_keeps_leases_alive_and_nobody_can_enter() {
     let quota = ["--quota-backend-bytes=65536".to_owned()];
     let Some(etcd) = EtcdProcess::with(1, "http", &quota) else {
         return;
     };
     let mut engine = client(&etcd.join());
+    let lease = grant(&mut engine, 600);
     let text = "x".repeat(40_000);
     let end = Instant::now() + Duration::from_secs(60);
     let full = loop {
@@ -401,31 +403,49 @@ fn an_etcd_without_room_is_full_and_can_still_be_read() {
         matches!(&full, EngineError::Full(why) if why.contains("space exceeded")),
         "{full:?}"
     );
+    // So a leader goes on.
+    assert_eq!(
+        ask(&mut engine, &Request::KeepAlive(lease)),
+        Ok(Answer::Alive(true))
+    );
     read(&mut engine);
+    let refused = loop {
+        match enter(config(&etcd.join()), 1) {
+            Err(EngineError::Away(_)) if Instant::now() < end => {}
+            other => break other.err().unwrap(),
+        }
+    };
+    assert!(matches!(refused, EngineError::Full(_)), "{refused:?}");
 }
 
-/// A member of the cluster "test", and its views.
-fn join(etcd: &EtcdProcess) -> (Membership, Receiver<View>) {
+/// Enters the cluster "test" as a process of this number, and gives its views.
+fn enter(config: EtcdConfig, number: u128) -> Result<(Membership, Receiver<View>), EngineError> {
+    let (views, told) = unbounded();
+    let tell = move |view: &View| drop(views.send(view.clone()));
     let member = Member {
-        uuid: Uuid::from_u128(1),
+        uuid: Uuid::from_u128(number),
         incarnation: 1,
         addresses: Vec::new(),
         version: "1".to_owned(),
         token: 0,
     };
+    let join = Join { member, leads: true };
+    Ok((Membership::start(Box::new(Etcd::new(config)), join, tell)?, told))
+}
+
+/// The same with an etcd that answers, if not at once.
+fn join(config: &EtcdConfig, number: u128) -> (Membership, Receiver<View>) {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
-        let (views, told) = unbounded();
-        let tell = move |view: &View| drop(views.send(view.clone()));
-        let join = Join {
-            member: member.clone(),
-            leads: true,
-        };
-        match Membership::start(Box::new(client(&etcd.join())), join, tell) {
-            Ok(membership) => return (membership, told),
+        match enter(config.clone(), number) {
+            Ok(entered) => return entered,
             Err(e) => assert!(Instant::now() < end, "{e}"),
         }
     }
+}
+
+fn leads(view: &View) -> bool {
+    view.away.is_none() && view.acts(Instant::now()).is_some()
 }
 
 fn wait(views: &Receiver<View>, is_it: impl Fn(&View) -> bool) {
@@ -443,8 +463,7 @@ fn one_member_of_three_may_go_and_without_two_the_engine_is_away() {
     let Some(mut etcd) = EtcdProcess::start(3) else {
         return;
     };
-    let (_membership, views) = join(&etcd);
-    let leads = |view: &View| view.away.is_none() && view.acts(Instant::now()).is_some();
+    let (_membership, views) = join(&config(&etcd.join()), 1);
     wait(&views, leads);
     // Whichever leads etcd: another one does then.
     etcd.kill(0);
@@ -455,4 +474,109 @@ fn one_member_of_three_may_go_and_without_two_the_engine_is_away() {
     etcd.spawn(0);
     etcd.spawn(1);
     wait(&views, leads);
+}
+
+#[test]
+fn a_slow_etcd_serves_and_one_that_is_too_slow_is_away() {
+    let Some(etcd) = EtcdProcess::start(1) else { return };
+    let proxy = Proxy::start();
+    proxy.lead_to(etcd.join().strip_prefix("etcd://").unwrap());
+    let (_membership, views) = join(&config(&format!("etcd://{}", proxy.address())), 1);
+    wait(&views, leads);
+    // With a reading and a keep-alive in each second.
+    proxy.delay(Duration::from_millis(150));
+    let began = Instant::now();
+    let keeps = |view: &View| {
+        leads(view)
+            && view
+                .kept
+                .is_some_and(|kept| kept > began + Duration::from_secs(2))
+    };
+    wait(&views, keeps);
+    // Longer than a call may take.
+    proxy.delay(Duration::from_secs(2));
+    wait(&views, |view| view.away.is_some() && !leads(view));
+    proxy.delay(Duration::ZERO);
+    wait(&views, leads);
+}
+
+#[test]
+fn a_password_that_is_changed_makes_the_engine_away_until_it_is_right_again() {
+    let Some(etcd) = EtcdProcess::start(1) else { return };
+    let set = |path: &str, body: &str| {
+        let answer = etcd.post(0, path, body);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+    };
+    for (path, body) in [
+        ("/v3/auth/user/add", r#"{"name":"root","password":"admin"}"#),
+        ("/v3/auth/role/add", r#"{"name":"root"}"#),
+        ("/v3/auth/user/grant", r#"{"user":"root","role":"root"}"#),
+        ("/v3/auth/user/add", r#"{"name":"ssntp","password":"right"}"#),
+        ("/v3/auth/user/grant", r#"{"user":"ssntp","role":"root"}"#),
+        ("/v3/auth/enable", "{}"),
+    ] {
+        set(path, body);
+    }
+    let user = |name: &str, password: &str| EtcdConfig {
+        user: Some(User {
+            name: name.to_owned(),
+            password: password.to_owned(),
+        }),
+        ..config(&etcd.join())
+    };
+    let wrong = ask(&mut Etcd::new(user("ssntp", "wrong")), &Request::Read).unwrap_err();
+    assert!(matches!(wrong, EngineError::Credentials(_)), "{wrong:?}");
+    let (_membership, views) = join(&user("ssntp", "right"), 1);
+    wait(&views, leads);
+    let token = etcd.post(
+        0,
+        "/v3/auth/authenticate",
+        r#"{"name":"root","password":"admin"}"#,
+    );
+    let token = token
+        .split(r#""token":""#)
+        .nth(1)
+        .unwrap()
+        .split('"')
+        .next()
+        .unwrap()
+        .to_owned();
+    let change = |password: &str| {
+        let body = format!(r#"{{"name":"ssntp","password":"{password}"}}"#);
+        let answer = etcd.post_as(0, "/v3/auth/user/changepw", &body, &token);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    };
+    change("other");
+    wait(&views, |view| {
+        matches!(view.away, Some((_, EngineError::Credentials(_)))) && !leads(view)
+    });
+    change("right");
+    wait(&views, leads);
+}
+
+#[test]
+fn what_a_later_version_says_of_itself_besides_is_passed_over() {
+    let Some(etcd) = EtcdProcess::start(1) else { return };
+    let mut engine = client(&etcd.join());
+    let later = r#"{"uuid":"00000000-0000-0000-0000-000000000002","incarnation":3,"addresses":["b:1"],
+        "version":"9.0.0","token":0,"zone":"north"}"#;
+    ask(
+        &mut engine,
+        &put(
+            "members/00000000-0000-0000-0000-000000000002",
+            later,
+            None,
+            When::Always,
+        ),
+    )
+    .unwrap();
+    ask(&mut engine, &put("zones/north", "{}", None, When::Always)).unwrap();
+    let (_membership, views) = join(&config(&etcd.join()), 1);
+    wait(&views, |view| {
+        let other = view
+            .members
+            .iter()
+            .find(|member| member.uuid == Uuid::from_u128(2));
+        leads(view) && other.is_some_and(|other| other.version == "9.0.0" && other.addresses == ["b:1"])
+    });
 }

@@ -403,16 +403,6 @@ mod tests {
         assert_eq!(shown(&roster), Some(B), "the greater of the servers");
     }
 
-    #[test]
-    fn a_session_of_another_server_costs_less_than_400_bytes() {
-        // The row with the counts of its `Arc`, two entries of hash tables that are half full,
-        // and one of a B-tree for each of two roles, which is half full as well.
-        let row = size_of::<Remote>() + 2 * size_of::<usize>();
-        let entry = size_of::<(Uuid, Arc<Remote>)>();
-        let all = row + 2 * (2 * entry + 2) + 2 * (2 * entry);
-        assert!(all < 400, "{all}: {row} + {entry}");
-    }
-
     proptest! {
         #[test]
         fn every_index_says_the_same(

@@ -131,13 +131,22 @@ impl EtcdProcess {
 
     /// Asks a member's gateway, without a password. Empty if it does not answer.
     pub fn post(&self, at: usize, path: &str, body: &str) -> String {
+        self.post_as(at, path, body, "")
+    }
+
+    /// The same with the token that etcd has given to a user.
+    pub fn post_as(&self, at: usize, path: &str, body: &str, token: &str) -> String {
         let mut answer = String::new();
         let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.members[at].client)) else {
             return answer;
         };
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let token = match token {
+            "" => String::new(),
+            token => format!("Authorization: {token}\r\n"),
+        };
         let request = format!(
-            "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+            "POST {path} HTTP/1.1\r\nHost: x\r\n{token}Connection: close\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         );
         if stream.write_all(request.as_bytes()).is_ok() {

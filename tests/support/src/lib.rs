@@ -18,6 +18,7 @@ pub mod bodies;
 pub mod etcd;
 pub mod links;
 pub mod peers;
+pub mod proxy;
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};

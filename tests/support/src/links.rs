@@ -2,6 +2,7 @@
 //! a fuzz target and by the test that replays its seeds.
 #![allow(
     clippy::expect_used,
+    clippy::new_without_default,
     clippy::panic,
     clippy::unwrap_used,
     reason = "a fuzz target fails by panicking"
@@ -15,10 +16,11 @@ use bytes::BytesMut;
 use crossbeam_channel::{Receiver, bounded};
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest};
-use ssntp::proto::{ClientHandshake, Command, Connect, Frame, FrameKind, FrameType, Header};
+use ssntp::proto::{ClientHandshake, Command, Connect, Frame, FrameKind, FrameType, Header, Item};
 use ssntp::server::core::{Decoder, Entry, Environment, Grant, ServerCore, Step};
 use ssntp::server::{Context, Federation, Handler, Rules, ServerConfig, SessionInfo};
 use ssntp_transport::dispatch::{Admitted, DispatchEvent, Runner, Settings, Threads};
+use ssntp_transport::flow::Credit;
 use ssntp_transport::memory::pair;
 use ssntp_transport::{Budget, Decode, Limits, PeerAddress};
 use uuid::Uuid;
@@ -115,6 +117,15 @@ impl Server {
         assert_eq!(self.runner.flow().fault(), None);
     }
 
+    /// Takes in what a peer has sent.
+    fn take(&mut self, from: &Admitted<Grant>, decoder: &mut Decoder, input: &mut BytesMut) {
+        let (mut items, bytes) = (Vec::new(), input.len() as u64);
+        let _ = decoder.decode(input, &mut items);
+        let memory = Credit::memory_of::<Item>(items.len(), bytes);
+        from.credit.spend(memory);
+        self.handle(DispatchEvent::Items(from.id, items, bytes));
+    }
+
     /// Takes all steps of an entry to which nothing more comes than `input`.
     fn bring_in(&mut self, mut entry: Entry, input: &mut BytesMut) -> Option<(Admitted<Grant>, Decoder)> {
         let (mut step, mut admitted) = (entry.begin(input, SystemTime::UNIX_EPOCH), None);
@@ -152,23 +163,104 @@ impl Server {
     }
 }
 
+fn settings(budget: u64) -> Settings {
+    let second = Duration::from_secs(1);
+    Settings {
+        queue: Limits {
+            frames: 100,
+            bytes: 64 << 10,
+        },
+        budget: Budget::new(budget),
+        received: Budget::new(budget),
+        patience: second,
+        parting: second,
+        grace: second,
+    }
+}
+
+/// A server that is linked with others, and knows their sessions.
+pub struct Directory {
+    server: Server,
+    links: Vec<Admitted<Grant>>,
+    _stopped: Receiver<Infallible>,
+}
+
+impl Directory {
+    pub fn new() -> Self {
+        let made = made();
+        let (core, stopped) = core((made.config)(1), &made.environment);
+        let server = Server {
+            runner: Runner::new(core, settings(1 << 30), || true),
+            now: now(),
+        };
+        Self {
+            server,
+            links: Vec::new(),
+            _stopped: stopped,
+        }
+    }
+
+    /// Links it with another server, which tells so many sessions of agents.
+    pub fn link(&mut self, sessions: usize) {
+        /// In one frame.
+        const ROWS: usize = 500;
+        let made = made();
+        let other = 2 + self.links.len() as u128;
+        let environment = Environment::new(&(made.config)(other)).unwrap();
+        let mut input = BytesMut::from(core((made.config)(other), &environment).0.hello());
+        let chain = vec![made.server.der.clone()];
+        let entry = Entry::server(
+            &made.environment,
+            made.server.clone(),
+            chain,
+            PeerAddress::Memory,
+            None,
+        );
+        let (admitted, mut decoder) = self.server.bring_in(entry, &mut input).expect("a link");
+        let mut told = 0;
+        while told < sessions {
+            let rows = ROWS.min(sessions - told);
+            let mut fields = 0u64.to_be_bytes().to_vec();
+            fields.push(u8::from(told + rows == sessions));
+            for number in told..told + rows {
+                let uuid = Uuid::from_u128(other << 64 | number as u128);
+                fields.extend_from_slice(uuid.as_bytes());
+                // Its number, the token and the stamp.
+                for word in [number as u64, 0, number as u64] {
+                    fields.extend_from_slice(&word.to_be_bytes());
+                }
+                fields.extend_from_slice(&Role::AGENT.bits().to_be_bytes());
+                let address = format!("10.{}.{}.{}:40000", other, number / 256, number % 256);
+                fields.push(0);
+                fields.extend_from_slice(&u16::try_from(address.len()).unwrap().to_be_bytes());
+                fields.extend_from_slice(address.as_bytes());
+            }
+            let mut header = Header::new(FrameKind::new(FrameType(0x4c), 1), 0);
+            header.word = u32::try_from(fields.len()).unwrap();
+            input.extend_from_slice(&header.encode());
+            input.extend_from_slice(&fields);
+            self.server.take(&admitted, &mut decoder, &mut input);
+            told += rows;
+        }
+        self.links.push(admitted);
+    }
+
+    /// How many sessions of other servers it knows.
+    pub fn sessions(&mut self) -> usize {
+        let mut known = 0;
+        let mut actions = Vec::new();
+        let core = self.server.runner.core_mut();
+        core.call(self.server.now, &mut actions, |cx| known = cx.directory().len());
+        known
+    }
+}
+
 /// The first byte says whether a proper HELLO comes before the rest. Whatever comes, the server
 /// goes on, its books are right, and all memory is given back at the end.
 pub fn link(data: &[u8]) {
     let [options, rest @ ..] = data else { return };
     let made = made();
-    let budget = || Budget::new(1 << 20);
-    let settings = Settings {
-        queue: Limits {
-            frames: 100,
-            bytes: 64 << 10,
-        },
-        budget: budget(),
-        received: budget(),
-        patience: Duration::from_secs(1),
-        parting: Duration::from_secs(1),
-        grace: Duration::from_secs(1),
-    };
+    let settings = settings(1 << 20);
     let (core, _stopped) = core((made.config)(1), &made.environment);
     let mut server = Server {
         runner: Runner::new(core, settings.clone(), || true),
@@ -195,16 +287,7 @@ pub fn link(data: &[u8]) {
     let peer = server.bring_in(entry, &mut input);
     let mut all = vec![client.0];
     if let Some((admitted, mut decoder)) = peer {
-        let mut items = Vec::new();
-        let bytes = input.len() as u64;
-        let _ = decoder.decode(&mut input, &mut items);
-        admitted
-            .credit
-            .spend(ssntp_transport::flow::Credit::memory_of::<ssntp::proto::Item>(
-                items.len(),
-                bytes,
-            ));
-        server.handle(DispatchEvent::Items(admitted.id, items, bytes));
+        server.take(&admitted, &mut decoder, &mut input);
         all.push(admitted);
     }
     // The server still serves its own client.

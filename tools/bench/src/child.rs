@@ -234,7 +234,7 @@ fn lone_line(child: &mut Child) -> String {
 }
 
 /// A free port of loopback.
-fn free_port() -> Result<u16, Failure> {
+pub(crate) fn free_port() -> Result<u16, Failure> {
     let any = Address::tcp("127.0.0.1", 0);
     let listeners = Listener::bind(&any, TcpOptions::default())?;
     match listeners.first().and_then(Listener::local_address) {

@@ -57,6 +57,8 @@ fn cases_are_named_and_chosen_by_name_or_by_group() {
         "latency/half",
         "handshakes/full",
         "memory/500",
+        "linked/1-8/256",
+        "linked/order/10000000",
     ] {
         assert!(all.iter().any(|case| case == name), "{name} in {all:?}");
     }
@@ -124,6 +126,25 @@ fn a_crowd_that_sends_is_measured_with_a_bystander_and_one_that_receives_is_not(
     assert_eq!(found[1]["case"], "throughput/100-1/256");
     for key in ["bystander_lost", "bystander_p50_us", "bystander_p99_us"] {
         assert!(found[1][key].is_number(), "{key} in {}", found[1]);
+    }
+}
+
+#[test]
+fn two_linked_servers_are_measured_beside_one() {
+    let cases = "linked/1-1,linked/latency,linked/stuck";
+    let found = objects(&["--seconds", "0.05", "--only", cases]);
+    let named = |object: &Value, key: &str| assert!(object[key].is_number(), "{key} in {object}");
+    let [throughput, latency, stuck] = &found[..] else {
+        panic!("{found:?}")
+    };
+    for key in ["frames_per_second", "one_server_frames_per_second"] {
+        named(throughput, key);
+    }
+    for key in ["p99_us", "one_server_p99_us"] {
+        named(latency, key);
+    }
+    for key in ["frames_per_second", "frames_per_second_before"] {
+        named(stuck, key);
     }
 }
 

@@ -3,11 +3,13 @@
 //! | module | holds |
 //! |---|---|
 //! | `fleet` | simulated agents that connect to a scheduler |
+//! | `several` | schedulers that share an etcd, and a fault in the middle |
 //! | `soak` | a cluster of processes, under load while they are killed in turn |
 
 #![forbid(unsafe_code)]
 
 mod fleet;
+mod several;
 mod soak;
 
 use std::error::Error;
@@ -27,6 +29,12 @@ enum Args {
     /// instances are only entries in a table. Prints a line when all agents are connected,
     /// and at the end how many frames they have sent and received.
     Fleet(fleet::Options),
+    /// Run several schedulers that share an etcd, with agents and STARTs, while a fault happens
+    ///
+    /// Prints how many requests etcd gets, when the next START runs, when all agents are back, and
+    /// how each START was answered. Fails unless each was answered once and nothing was started
+    /// twice.
+    Several(several::Options),
     /// Run a cluster of processes under load, and kill every process in turn
     ///
     /// Fails unless every START was answered once, and memory, descriptors, threads, files
@@ -38,6 +46,7 @@ fn main() -> ExitCode {
     env_logger::init_from_env(env_logger::Env::default().default_filter_or("warn"));
     let faults = match Args::parse() {
         Args::Fleet(options) => fleet::run(&options).map(|()| Vec::new()),
+        Args::Several(options) => several::run(&options),
         Args::Soak(options) => soak::run(&options),
     };
     match faults {

@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ssntp_admin::Sampler;
 use uuid::Uuid;
 
-use super::source::{Following, Listed, Picture, Source};
+use super::source::{Following, Listed, Picture, Source, Writing, Written};
 use crate::store::{Follow, StoreError};
-use crate::{Applied, Figures, Handle, Query, Refused, RolloutOrder, Row, Spec};
+use crate::{Applied, Figures, Handle, Query, Refused, RolloutOrder, Row, Snapshot, Spec};
 use ssntp::payload::{Id, ListSessions, SessionEntry, Sessions, Tenant, TenantAction, TenantEntry, Tenants};
 use ssntp::proto::Outputs;
 use ssntp_cluster::controller::{Controller, OutputStream, StreamEvent, StreamRequest};
@@ -23,11 +23,10 @@ const LIST_AGE: Duration = Duration::from_secs(2);
 const PAGES: usize = 1024;
 /// The most figures of a picture.
 const FIGURES: usize = 720;
-/// How many last lines of each output are shown, how many bytes of them, and how long a node may
-/// take to send them.
+/// With how many last lines an output begins.
 const LINES: u32 = 200;
-const OUTPUT: usize = 128 << 10;
-const SENDING: Duration = Duration::from_secs(3);
+/// What stands where an instance wrote faster than its node reads.
+const GAP: &str = "\n\u{2026} some output is missing here \u{2026}\n";
 
 pub(super) struct Daemon {
     handle: Handle,
@@ -62,6 +61,10 @@ impl Source for Daemon {
         })
     }
 
+    fn kept(&self) -> Arc<Snapshot> {
+        self.handle.snapshot()
+    }
+
     fn sessions(&self) -> Listed<SessionEntry> {
         self.sessions.sampled().sample()
     }
@@ -86,14 +89,17 @@ impl Source for Daemon {
         Ok(Box::new(self.handle.follow(after).map_err(said)?))
     }
 
-    fn output(&self, instance: Uuid) -> Result<String, String> {
+    fn output(&self, instance: Uuid, follow: bool) -> Result<Box<dyn Writing>, String> {
         let request = StreamRequest {
             outputs: Outputs::BOTH,
             tail: Some(LINES),
-            follow: false,
+            follow,
         };
         let stream = self.handle.controller().stream(instance, request);
-        collect(&stream.map_err(|e| e.to_string())?)
+        Ok(Box::new(Pieces {
+            stream: stream.map_err(|e| e.to_string())?,
+            held: Default::default(),
+        }))
     }
 
     fn apply(&self, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused> {
@@ -168,43 +174,72 @@ fn tenants(controller: &Controller) -> Result<Vec<TenantEntry>, String> {
     Ok(all)
 }
 
-/// The output that a stream has, standard output first.
-fn collect(stream: &OutputStream) -> Result<String, String> {
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let end = deadline(SENDING);
-    let ended = loop {
-        let Ok(limit) = left(end) else {
-            break Err("its node has not sent it in time".to_owned());
-        };
-        match stream.recv_timeout(limit) {
-            Some(StreamEvent::Data { output, bytes, .. }) => {
-                let kept = if output == Outputs::STDERR {
-                    &mut err
-                } else {
-                    &mut out
-                };
-                kept.extend_from_slice(&bytes);
-                // The last lines are those that count.
-                kept.drain(..kept.len().saturating_sub(OUTPUT));
-                stream.dealt_with(&bytes);
+/// The output of an instance, in whole characters.
+struct Pieces {
+    stream: OutputStream,
+    /// The bytes that begin a character whose rest has not come, of both outputs.
+    held: [Vec<u8>; 2],
+}
+
+impl Writing for Pieces {
+    fn next(&mut self, limit: Duration) -> Option<Written> {
+        let end = deadline(limit);
+        loop {
+            match self.stream.recv_timeout(left(end).unwrap_or_default())? {
+                StreamEvent::Data {
+                    output,
+                    missing,
+                    bytes,
+                } => {
+                    self.stream.dealt_with(&bytes);
+                    let gap = if missing { GAP } else { "" };
+                    let [out, err] = &mut self.held;
+                    return Some(match output == Outputs::STDERR {
+                        true => Written::Err(gap.to_owned() + &text(err, &bytes)),
+                        false => Written::Out(gap.to_owned() + &text(out, &bytes)),
+                    });
+                }
+                StreamEvent::Ended(how) => return Some(Written::End(how.err().map(|e| e.to_string()))),
+                _ => {}
             }
-            Some(StreamEvent::Ended(ended)) => break ended.map_err(|e| e.to_string()),
-            Some(_) => {}
-            None => break Err("its node has not sent it in time".to_owned()),
         }
-    };
-    let mut text = String::from_utf8_lossy(&out).into_owned();
-    if !err.is_empty() {
-        text += "\n— standard error —\n";
-        text += &String::from_utf8_lossy(&err);
     }
-    match ended {
-        Err(why) if text.is_empty() => Err(why),
-        _ => Ok(text),
+}
+
+/// The text of some bytes. A character whose rest may still come is held.
+fn text(held: &mut Vec<u8>, bytes: &[u8]) -> String {
+    held.extend(bytes);
+    let whole = std::mem::take(held);
+    let mut text = String::new();
+    let mut chunks = whole.utf8_chunks().peekable();
+    while let Some(chunk) = chunks.next() {
+        let invalid = chunk.invalid();
+        text += chunk.valid();
+        // Without a length, the error says that the character is cut short and not that it is wrong.
+        if chunks.peek().is_none() && str::from_utf8(invalid).is_err_and(|e| e.error_len().is_none()) {
+            held.extend(invalid);
+        } else if !invalid.is_empty() {
+            text.push(char::REPLACEMENT_CHARACTER);
+        }
     }
+    text
 }
 
 #[expect(clippy::disallowed_methods, reason = "a picture says when it was taken")]
 fn now() -> SystemTime {
     SystemTime::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_character_in_two_pieces_is_one() {
+        let mut held = Vec::new();
+        let pieces: [&[u8]; 5] = [b"a\xf0\x9f", b"\x92", b"\xa9!", b"\xff\xc3", b"x"];
+        let texts = pieces.map(|piece| text(&mut held, piece));
+        assert_eq!(texts, ["a", "", "\u{1f4a9}!", "\u{fffd}", "\u{fffd}x"]);
+        assert!(held.is_empty());
+    }
 }

@@ -6,15 +6,24 @@
 //!                                                       row is missed and none comes twice
 //!                                      event: reload    rows after 41 are no longer kept
 //! ```
+//!
+//! With `output=UUID` the same stream has what an instance writes, from its last lines on:
+//!
+//! ```text
+//!  event: begin                        what came of an earlier connection does not count any more
+//!  event: output   {"out": "…"}        or "err"; the last one is {"end": null}, or why it ended
+//! ```
 
 use std::fmt::Write;
 use std::time::Duration;
+
+use uuid::Uuid;
 
 use ssntp_admin::http::{Answer, Refused, Reply, Request, Stream};
 use ssntp_transport::{deadline, left};
 
 use super::Source;
-use super::source::Following;
+use super::source::{Following, Writing, Written};
 use crate::Query;
 
 /// How many clients may follow at a time. Each has a thread that sleeps nearly always.
@@ -26,18 +35,21 @@ const PACE: Duration = Duration::from_millis(250);
 const SILENCE: Duration = Duration::from_secs(15);
 /// How often it is looked whether the client is still there.
 const LOOK: Duration = Duration::from_secs(1);
-/// The most rows of one send.
+/// The most rows of one send, and the most bytes of output: what an instance may write in this
+/// time beyond it waits on its node.
 const BATCH: usize = 256;
+const OUTPUT: usize = 64 << 10;
 
 /// The reply to a request for events.
 pub(super) fn reply(source: &dyn Source, request: &Request) -> Result<Reply, Refused> {
-    let asked = request
-        .query
-        .iter()
-        .find(|(name, _)| name == "after")
-        .map(|(_, value)| value.as_str());
+    let asked = |asked: &str| {
+        let found = request.query.iter().find(|(name, _)| name == asked);
+        found.map(|(_, value)| value.as_str())
+    };
+    let instance = asked("output").map(str::parse::<Uuid>).transpose();
+    let instance = instance.map_err(|_| Refused::new(400, "output: it is not a UUID"))?;
     // After a reconnect the header is newer than the address.
-    let after = match request.header("last-event-id").or(asked) {
+    let after = match request.header("last-event-id").or(asked("after")) {
         None => None,
         Some(id) => Some(
             id.parse::<i64>()
@@ -68,19 +80,31 @@ pub(super) fn reply(source: &dyn Source, request: &Request) -> Result<Reply, Ref
         }
     }
     let rows = source.follow(after).map_err(unavailable)?;
-    Ok(Reply::Parts(answer, Box::new(move |stream| send(stream, rows))))
+    let output = instance.map(|instance| Output(source.output(instance, true)));
+    Ok(Reply::Parts(
+        answer,
+        Box::new(move |stream| send(stream, rows, output)),
+    ))
 }
 
-fn send(stream: &mut Stream, mut rows: Box<dyn Following>) {
+fn send(stream: &mut Stream, mut rows: Box<dyn Following>, mut output: Option<Output>) {
     // The first bytes tell a browser that it is connected.
-    if stream.send(format!("retry: {}\n\n", LOOK.as_millis())).is_err() {
+    let mut first = format!("retry: {}\n\n", LOOK.as_millis());
+    if output.is_some() {
+        first += "event: begin\ndata: {}\n\n";
+    }
+    if stream.send(first).is_err() {
         return;
     }
     let (mut soonest, mut latest) = (deadline(Duration::ZERO), deadline(SILENCE));
     while !stream.is_over() {
-        let Ok(mut text) = gather(&mut *rows, soonest) else {
+        let wait = if output.is_some() { PACE } else { LOOK };
+        let Ok(mut text) = gather(&mut *rows, soonest, wait) else {
             return;
         };
+        if output.as_mut().is_some_and(|output| !output.gather(&mut text)) {
+            output = None;
+        }
         if text.is_empty() {
             if left(latest).is_ok() {
                 continue;
@@ -94,10 +118,37 @@ fn send(stream: &mut Stream, mut rows: Box<dyn Following>) {
     }
 }
 
-/// The rows that are there at a time; none if there is none for a second.
-fn gather(rows: &mut dyn Following, soonest: std::time::Instant) -> Result<String, String> {
+/// What an instance writes.
+struct Output(Result<Box<dyn Writing>, String>);
+
+impl Output {
+    /// Adds what is there; whether more may come.
+    fn gather(&mut self, text: &mut String) -> bool {
+        let end = text.len() + OUTPUT;
+        while text.len() < end {
+            let piece = match &mut self.0 {
+                Ok(writing) => writing.next(Duration::ZERO),
+                Err(why) => Some(Written::End(Some(std::mem::take(why)))),
+            };
+            let Some(piece) = piece else { break };
+            let data = serde_json::to_string(&piece).unwrap_or_default();
+            // Writing to a String cannot fail.
+            let _ = write!(text, "event: output\ndata: {data}\n\n");
+            if matches!(piece, Written::End(_)) {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// The rows that are there at a time; none if none comes while it waits.
+fn gather(
+    rows: &mut dyn Following,
+    soonest: std::time::Instant,
+    mut wait: Duration,
+) -> Result<String, String> {
     let mut text = String::new();
-    let mut wait = LOOK;
     for _ in 0..BATCH {
         let Some(row) = rows.next(wait)? else { break };
         let data = serde_json::to_string(&*row).unwrap_or_default();

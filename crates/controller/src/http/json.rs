@@ -6,12 +6,12 @@ use ssntp_admin::http::{Answer, JSON, Refused, Reply, Request};
 use uuid::Uuid;
 
 use super::tokens::Right;
-use super::{Picture, Problem, Routes, access, events};
+use super::{Problem, Routes, access, events};
 use crate::page::params::{Params, decode};
-use crate::{Query, RolloutOrder, Row, Spec, model};
+use crate::{Query, RolloutOrder, Row, Snapshot, Spec, model};
 use ssntp::payload::FrameTrace;
 use ssntp::pki::rfc3339;
-use ssntp_cluster::controller::{Instance, Node};
+use ssntp_cluster::controller::{Instance, Node, View};
 
 /// The rows of an answer without `limit`, and the most of one.
 const ROWS: usize = 100;
@@ -76,7 +76,7 @@ impl Routes {
         };
         match (request.method.as_str(), &parts[..]) {
             ("GET" | "HEAD", ["events"]) => {
-                allow(&["after"])?;
+                allow(&["after", "output"])?;
                 Ok(events::reply(&*self.source, request)?)
             }
             ("GET" | "HEAD", ["history"]) => self.history(&params),
@@ -90,7 +90,8 @@ impl Routes {
             ("GET" | "HEAD", _) => {
                 allow(&["workload"])?;
                 let picture = self.pictures.sample().map_err(Problem::unavailable)?;
-                read(&picture, &parts, &params)
+                // A writer that reads sees what it has written, so this part is never an old one.
+                read(&self.source.kept(), &picture.view, &parts, &params)
             }
             (method, parts) => {
                 allow(&["dry_run", "revision"])?;
@@ -155,13 +156,9 @@ impl Routes {
         let Some(expected) = number::<i64>(params, "revision")? else {
             return Ok(());
         };
-        let picture = self.source.picture().map_err(Problem::unavailable)?;
-        let present = picture
-            .kept
-            .state
-            .workloads
-            .get(name)
-            .map_or(0, |workload| workload.revision);
+        let kept = self.source.kept();
+        let known = kept.state.workloads.get(name);
+        let present = known.map_or(0, |workload| workload.revision);
         match present == expected {
             true => Ok(()),
             false => Err(Problem::at(
@@ -240,9 +237,8 @@ fn body<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     })
 }
 
-/// What a picture tells.
-fn read(picture: &Picture, parts: &[&str], params: &Params) -> Found {
-    let (kept, view) = (&picture.kept, &picture.view);
+/// What is kept and what is seen.
+fn read(kept: &Snapshot, view: &View, parts: &[&str], params: &Params) -> Found {
     match parts {
         ["status"] => found(&json!({
             "version": env!("CARGO_PKG_VERSION"),
@@ -259,32 +255,31 @@ fn read(picture: &Picture, parts: &[&str], params: &Params) -> Found {
         })),
         ["workloads"] => {
             let workloads = kept.state.workloads.values();
-            found(
-                &workloads
-                    .map(|workload| of_workload(picture, workload))
-                    .collect::<Vec<_>>(),
-            )
+            let workloads = workloads.map(|workload| of_workload(kept, workload));
+            found(&workloads.collect::<Vec<_>>())
         }
-        ["workloads", name] => match kept.state.workloads.get(&decode(name)) {
-            Some(workload) => found(&of_workload(picture, workload)),
-            None => Err(Problem::unknown("workload")),
-        },
+        ["workloads", name] => {
+            let name = decode(name);
+            let workload = kept.state.workloads.get(&name);
+            let workload = workload.ok_or(crate::Refused::NotFound(name))?;
+            found(&of_workload(kept, workload))
+        }
         ["instances"] => {
             let asked = params.get("workload");
             let wanted = kept.state.instances.values();
             let wanted = wanted.filter(|kept| asked.is_empty() || kept.workload == asked);
-            let wanted = wanted.map(|kept| of_instance(picture, Some(kept), view.instance(kept.uuid)));
+            let wanted = wanted.map(|kept| of_instance(view, Some(kept), view.instance(kept.uuid)));
             let others = view
                 .instances()
                 .filter(|seen| asked.is_empty() && !kept.state.instances.contains_key(&seen.uuid));
-            let others = others.map(|seen| of_instance(picture, None, Some(seen)));
+            let others = others.map(|seen| of_instance(view, None, Some(seen)));
             found(&wanted.chain(others).collect::<Vec<_>>())
         }
         ["instances", instance] => {
             let instance = uuid(instance)?;
             match (kept.state.instances.get(&instance), view.instance(instance)) {
                 (None, None) => Err(Problem::unknown("instance")),
-                (kept, seen) => found(&of_instance(picture, kept.map(|kept| &**kept), seen)),
+                (kept, seen) => found(&of_instance(view, kept.map(|kept| &**kept), seen)),
             }
         }
         ["nodes"] => found(&view.nodes().map(of_node).collect::<Vec<_>>()),
@@ -302,20 +297,20 @@ fn read(picture: &Picture, parts: &[&str], params: &Params) -> Found {
     }
 }
 
-fn of_workload(picture: &Picture, workload: &model::Workload) -> Value {
+fn of_workload(kept: &Snapshot, workload: &model::Workload) -> Value {
     let mut value = json!(workload);
-    value["status"] = json!(picture.kept.status.get(&workload.name));
+    value["status"] = json!(kept.status.get(&workload.name));
     value
 }
 
 /// An instance: as it is kept, and as it was seen last.
-fn of_instance(picture: &Picture, kept: Option<&model::Instance>, seen: Option<&Instance>) -> Value {
+fn of_instance(view: &View, kept: Option<&model::Instance>, seen: Option<&Instance>) -> Value {
     let mut value = match (kept, seen) {
         (Some(kept), _) => json!(kept),
         (None, Some(seen)) => json!({ "uuid": seen.uuid, "workload": null, "node": seen.node }),
         (None, None) => Value::Null,
     };
-    let current = |seen: &Instance| picture.view.node(seen.node).is_some_and(Node::is_current);
+    let current = |seen: &Instance| view.node(seen.node).is_some_and(Node::is_current);
     value["seen"] = json!(seen.map(|seen| json!({
         "current": current(seen),
         "since": rfc3339(seen.since),

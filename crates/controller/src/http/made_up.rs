@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use uuid::Uuid;
 
-use super::source::{Following, Listed, Picture, Source};
+use super::source::{Following, Listed, Picture, Source, Writing, Written};
 use crate::model::{Instance, InstanceState, Rollout, RolloutState, Workload};
 use crate::{
     Applied, Changed, Figures, Health, Query, Refused, RolloutOrder, Row, Snapshot, Spec, State, Status,
@@ -54,6 +55,8 @@ pub(crate) struct MadeUp {
     last: Mutex<i64>,
     kept: Arc<Kept>,
     pub(crate) orders: Mutex<Vec<String>>,
+    /// Those who follow the output of an instance.
+    writers: Mutex<Vec<Sender<Written>>>,
 }
 
 /// A cluster of so many nodes with so many instances each. Some of both are in trouble.
@@ -131,6 +134,7 @@ pub(crate) fn cluster(nodes: u32, each: u32) -> Arc<MadeUp> {
         last: Mutex::default(),
         kept: Arc::default(),
         orders: Mutex::default(),
+        writers: Mutex::default(),
     });
     made_up.fill();
     made_up
@@ -408,6 +412,10 @@ impl Source for MadeUp {
         Ok(self.picture.lock().unwrap().clone())
     }
 
+    fn kept(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.picture.lock().unwrap().kept)
+    }
+
     fn sessions(&self) -> Listed<SessionEntry> {
         sessions(self.nodes)
     }
@@ -464,11 +472,15 @@ impl Source for MadeUp {
         Ok(Box::new(Rows { last, kept }))
     }
 
-    fn output(&self, _: Uuid) -> Result<String, String> {
-        Ok(
-            "listening on 10.0.0.7:8080\nserved 12 requests\n<script>document.title = 'wrong'</script>\n"
-                .into(),
-        )
+    fn output(&self, _: Uuid, follow: bool) -> Result<Box<dyn Writing>, String> {
+        let (sender, pieces) = unbounded();
+        let first = "listening on 10.0.0.7:8080\n<script>document.title = 'wrong'</script>\n";
+        sender.send(Written::Out(first.into())).unwrap();
+        match follow {
+            true => self.writers.lock().unwrap().push(sender),
+            false => sender.send(Written::End(None)).unwrap(),
+        }
+        Ok(Box::new(pieces))
     }
 
     fn apply(&self, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused> {
@@ -508,6 +520,20 @@ impl Following for Rows {
         let next = waited.unwrap().0.iter().find(is_next).cloned();
         self.last = next.as_ref().map_or(self.last, |row| row.id);
         Ok(next)
+    }
+}
+
+impl MadeUp {
+    /// An instance writes something to all who follow it.
+    pub(crate) fn writes(&self, piece: &Written) {
+        let mut writers = self.writers.lock().unwrap();
+        writers.retain(|writer| writer.send(piece.clone()).is_ok());
+    }
+}
+
+impl Writing for Receiver<Written> {
+    fn next(&mut self, limit: Duration) -> Option<Written> {
+        self.recv_timeout(limit).ok()
     }
 }
 

@@ -45,7 +45,7 @@ use ssntp_admin::http::{
 use ssntp_admin::{Sampled, Sampler};
 
 use self::access::{Access, COOKIE};
-pub(crate) use self::source::{Picture, Source};
+pub(crate) use self::source::{Picture, Source, Written};
 pub use self::tokens::{Right, Token, TokenError, Tokens};
 use crate::Handle;
 use crate::page::params::Params;
@@ -69,6 +69,8 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
     form-action 'self'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
     trusted-types 'none'";
 const HTML: &str = "text/html; charset=utf-8";
+/// The header by which the script of a page says that it asks for the page again.
+const FOLLOWED: &str = "ssntp-followed";
 
 /// Where the API is, and who may use it.
 #[derive(Clone, Debug)]
@@ -309,6 +311,7 @@ impl Routes {
             picture: &picture,
             source: &*self.source,
             params: &Params::decode(&request.query),
+            is_followed: request.header(FOLLOWED).is_some(),
         };
         match page::page(&scene, path) {
             Ok(page) => html(200, page),

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use serde::Serialize;
 use uuid::Uuid;
 
 use crate::{Applied, Figures, Query, Refused, RolloutOrder, Row, Snapshot, Spec};
@@ -30,6 +31,9 @@ pub(crate) trait Source: Send + Sync + 'static {
     /// The present. It is called at most four times a second.
     fn picture(&self) -> Result<Picture, String>;
 
+    /// What should run, and what became of it, with all that was ordered so far.
+    fn kept(&self) -> Arc<Snapshot>;
+
     /// The sessions of the scheduler. Blocks for a second at most.
     fn sessions(&self) -> Listed<SessionEntry>;
 
@@ -45,8 +49,8 @@ pub(crate) trait Source: Send + Sync + 'static {
     /// Follows the history after a row; after the newest one if none is given.
     fn follow(&self, after: Option<i64>) -> Result<Box<dyn Following>, String>;
 
-    /// The last output of an instance.
-    fn output(&self, instance: Uuid) -> Result<String, String>;
+    /// The last lines that an instance has written, and with `follow` what it writes from then on.
+    fn output(&self, instance: Uuid, follow: bool) -> Result<Box<dyn Writing>, String>;
 
     fn apply(&self, specs: Vec<Spec>, dry_run: bool) -> Result<Vec<Applied>, Refused>;
     fn delete(&self, workload: &str) -> Result<i64, Refused>;
@@ -57,4 +61,22 @@ pub(crate) trait Source: Send + Sync + 'static {
 pub(crate) trait Following: Send {
     /// The next row; `None` if there is none in this time.
     fn next(&mut self, limit: Duration) -> Result<Option<Arc<Row>>, String>;
+}
+
+/// What an instance writes, as it comes.
+pub(crate) trait Writing: Send {
+    /// The next piece; `None` if there is none in this time. Nothing comes behind the end.
+    fn next(&mut self, limit: Duration) -> Option<Written>;
+}
+
+/// A piece of what an instance writes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Written {
+    /// From its standard output.
+    Out(String),
+    /// From its standard error.
+    Err(String),
+    /// The end, and why it came early if it did.
+    End(Option<String>),
 }

@@ -1,3 +1,5 @@
+mod attacks;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -336,6 +338,33 @@ fn a_client_whose_rows_are_gone_is_told_to_load_again() {
     let next = rig.made_up.row(0, "node", None, None, None, "y");
     assert_eq!(event(&mut stream).0, Some(next));
     assert_eq!(event(&mut other).0, Some(next));
+}
+
+#[test]
+fn the_output_of_an_instance_comes_on_the_same_stream() {
+    let rig = Rig::start(false);
+    let uuid = made_up::instance_uuid(0);
+    let mut stream = follow(&rig, &format!("?output={uuid}"), "");
+    assert_eq!(event(&mut stream).1, "event: begindata: {}");
+    let first = event(&mut stream).1;
+    assert!(
+        first.starts_with("event: outputdata: {\"out\":\"listening"),
+        "{first}"
+    );
+    rig.made_up.writes(&Written::Err("a\n\nevent: reload\n\n".into()));
+    let data = r#"event: outputdata: {"err":"a\n\nevent: reload\n\n"}"#;
+    assert_eq!(event(&mut stream).1, data);
+    let row = rig.made_up.row(0, "node", None, None, None, "x");
+    assert_eq!(event(&mut stream).0, Some(row));
+    rig.made_up.writes(&Written::End(Some("its node left".into())));
+    assert_eq!(
+        event(&mut stream).1,
+        r#"event: outputdata: {"end":"its node left"}"#
+    );
+    // The rows go on.
+    let row = rig.made_up.row(0, "node", None, None, None, "y");
+    assert_eq!(event(&mut stream).0, Some(row));
+    assert_eq!(rig.get("/api/v1/events?output=x").0, 400);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The instances, and one instance: those that the scheduler tells of, and those that should run.
 
-use std::time::SystemTime;
+use std::collections::VecDeque;
+use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
@@ -9,9 +10,15 @@ use super::table::{Table, column, number};
 use super::words::{Age, Grade, Link, Span, State, known, megabytes, time};
 use super::{Facts, Made, Missing, Scene, View, workloads};
 use crate::Query;
+use crate::http::Written;
 use crate::model::{self, InstanceState as Kept};
 use ssntp::payload::{InstanceState, timestamp};
 use ssntp_cluster::controller::{self, Node};
+use ssntp_transport::{deadline, left};
+
+/// How much of its last output a page has, in bytes, and how long its node may take to send it.
+const OUTPUT: usize = 128 << 10;
+const SENDING: Duration = Duration::from_secs(2);
 
 /// An instance, as it is seen and as it is wanted.
 pub(super) struct Instance<'a> {
@@ -292,7 +299,7 @@ pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
         .fact("UUID", &uuid)
         .end();
     if found.seen.is_some() {
-        html!(&mut main; "<p><a class='button' href='/instances/" {uuid} "/output'>Its output</a></p>");
+        output(scene, &mut main, uuid);
     }
     html!(&mut main; "<h2>What happened</h2>");
     scene.rows(&mut main, &history);
@@ -305,18 +312,57 @@ fn ran(stats: &ssntp::payload::InstanceStats) -> Option<Span> {
     (from > 0 && to >= from).then(|| Span(std::time::Duration::from_nanos(to - from)))
 }
 
-pub(super) fn output(scene: &Scene<'_>, uuid: Uuid) -> Made {
-    let found = find(scene, uuid)?;
-    let mut main = Html::default();
-    html!(&mut main; "<p class='way'><a href='/instances'>Instances</a> / " {found.link()} "</p><h1>Output</h1>");
-    match scene.source.output(uuid) {
-        Ok(output) if output.is_empty() => html!(&mut main; "<p class='empty'>It has written nothing.</p>"),
-        Ok(output) => {
-            html!(&mut main; "<p class='hint'>The last lines. <code>ssntp ctl logs</code> shows all, "
-            "and follows.</p><pre tabindex='0'>" {output} "</pre>")
+/// Its last lines. The script of the page empties this element and follows the output in it, so
+/// nothing is put in when the script asks for the page again.
+fn output(scene: &Scene<'_>, out: &mut Html, uuid: Uuid) {
+    html!(out; "<h2>Output</h2><pre id='output' data-of='" {uuid} "' tabindex='0' role='region' aria-label='Output'>");
+    let pieces = match scene.is_followed {
+        true => VecDeque::new(),
+        false => last_pieces(scene, uuid),
+    };
+    for piece in &pieces {
+        match piece {
+            Written::Out(text) => html!(out; "<span class='out'>" {text} "</span>"),
+            Written::Err(text) => html!(out; "<span class='err'>" {text} "</span>"),
+            Written::End(Some(why)) => html!(out; "<span class='end'>There is no more: " {why} "</span>"),
+            Written::End(None) => {}
         }
-        Err(why) => html!(&mut main; "<p>There is no output: " {why} "</p>"),
     }
-    let title = format!("Output of {}", found.link().name);
-    Ok(View { title, main })
+    html!(out; "</pre><p class='hint'><code>ssntp ctl logs " {uuid} "</code> shows all of it.</p>");
+}
+
+/// The last pieces of its output that the node sends in time.
+fn last_pieces(scene: &Scene<'_>, uuid: Uuid) -> VecDeque<Written> {
+    let mut writing = match scene.source.output(uuid, false) {
+        Ok(writing) => writing,
+        Err(why) => return [Written::End(Some(why))].into(),
+    };
+    let (mut pieces, mut bytes) = (VecDeque::new(), 0);
+    let end = deadline(SENDING);
+    while let Ok(limit) = left(end)
+        && let Some(piece) = writing.next(limit)
+    {
+        bytes += length(&piece);
+        let is_over = matches!(piece, Written::End(_));
+        pieces.push_back(piece);
+        // The last ones are those that count.
+        while bytes > OUTPUT
+            && let Some(first) = pieces.pop_front()
+        {
+            bytes -= length(&first);
+        }
+        if is_over {
+            return pieces;
+        }
+    }
+    let why = "the node has not sent it in time";
+    pieces.push_back(Written::End(Some(why.into())));
+    pieces
+}
+
+fn length(piece: &Written) -> usize {
+    match piece {
+        Written::Out(text) | Written::Err(text) => text.len(),
+        Written::End(_) => 0,
+    }
 }

@@ -70,6 +70,8 @@ pub(crate) struct Scene<'a> {
     pub(crate) picture: &'a Picture,
     pub(crate) source: &'a dyn Source,
     pub(crate) params: &'a Params,
+    /// Whether its script asks for a page again, which follows the output of an instance itself.
+    pub(crate) is_followed: bool,
 }
 
 /// The main part of a page, with its title.
@@ -106,7 +108,6 @@ pub(crate) fn page(scene: &Scene<'_>, path: &str) -> Result<String, Missing> {
         ["workloads", name] => workloads::one(scene, &params::decode(name)),
         ["instances"] => Ok(instances::list(scene)),
         ["instances", instance] => instances::one(scene, uuid(instance)?),
-        ["instances", instance, "output"] => instances::output(scene, uuid(instance)?),
         ["events"] => events::list(scene),
         ["traces"] => traces::list(scene),
         ["traces", row] => traces::one(scene, row.parse().map_err(|_| Missing::Unknown)?),

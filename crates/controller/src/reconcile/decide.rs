@@ -90,7 +90,9 @@ impl Pass<'_> {
             }
         } else if instance.state == InstanceState::Starting {
             let is_waited_for = self.soft.asked.get(&uuid).is_some_and(|asked| {
-                let limit = if asked.is_question { QUESTION } else { START };
+                // Nobody waits for one that is not wanted any more but the slot that it blocks.
+                let is_patient = instance.wanted && !asked.is_question;
+                let limit = if is_patient { START } else { QUESTION };
                 asked.session == self.seen.session && now.saturating_sub(asked.at) < limit
             });
             if !is_waited_for {

@@ -238,6 +238,10 @@ impl Core {
             }
             RolloutOrder::Pause => return refused("no roll-out is under way"),
             RolloutOrder::Resume => return refused("its roll-out is not paused"),
+            // The same order given twice, or after it went back by itself, is no order for the one before.
+            RolloutOrder::Back if state == RolloutState::Back => {
+                return refused(&format!("it goes back to version {} already", workload.version));
+            }
             RolloutOrder::Back => {
                 let present = workload.version;
                 let good = workload.stable.filter(|stable| *stable != present);

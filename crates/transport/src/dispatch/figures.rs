@@ -18,7 +18,8 @@ pub struct DispatcherFigures {
     pub waits: Histogram,
     /// How long the request for these figures waited.
     pub waited: Duration,
-    /// The processor time of its turns. A turn is the input of one connection that it
-    /// deals with before the next connection's; it should take a millisecond at most.
+    /// The processor time of its turns, without the sending of what they cause. A turn is the
+    /// input of one connection that it deals with before the next connection's; it should take
+    /// a millisecond at most.
     pub turns: Histogram,
 }

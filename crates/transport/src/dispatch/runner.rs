@@ -207,30 +207,27 @@ impl<C: Core, T: Threads> Runner<C, T> {
         self.perform(now);
     }
 
-    /// Lets the next connection take its turn. `clock` measures each run of frames: the core's
-    /// work on them, and the actions that follow.
+    /// Lets the next connection take its turn. `clock` measures the core's work on each run of
+    /// frames. The actions that follow are counted.
     pub fn turn(&mut self, now: Instant, clock: impl Fn() -> Duration) {
         let Some(id) = self.flow.next_turn() else {
             return;
         };
-        let (began, mut ran) = (clock(), false);
-        let mut before = began;
+        let mut took = None;
         while let Some(input) = self.flow.take(id) {
-            ran = true;
             self.begin_step(!self.flow.has_input(id) && self.flow.is_idle());
             match input {
                 Input::Item(item, most) => {
+                    let before = clock();
                     let (done, rest) = self.core.item(id, item, most, now, &mut self.actions);
-                    let dealt = clock();
+                    let dealing = clock().saturating_sub(before);
                     if let Some(rest) = rest {
                         self.last = false;
                         self.flow.put_back(id, rest);
                     }
-                    self.perform(now);
-                    let after = clock();
-                    let (dealing, causing) = (dealt.saturating_sub(before), after.saturating_sub(dealt));
-                    self.flow.charge(id, done.max(1), dealing, causing);
-                    before = after;
+                    let actions = self.perform(now);
+                    self.flow.charge(id, done.max(1), dealing, actions);
+                    took = Some(took.unwrap_or(Duration::ZERO).saturating_add(dealing));
                 }
                 Input::End(reason) => {
                     self.end_of(id, reason, now);
@@ -239,8 +236,8 @@ impl<C: Core, T: Threads> Runner<C, T> {
             }
         }
         self.flow.end_turn(id);
-        if ran {
-            self.turns.record(before.saturating_sub(began));
+        if let Some(took) = took {
+            self.turns.record(took);
         }
     }
 
@@ -382,11 +379,13 @@ impl<C: Core, T: Threads> Runner<C, T> {
         }
     }
 
-    /// Carries out the core's actions, and those that follow from them.
-    fn perform(&mut self, now: Instant) {
+    /// Carries out the core's actions, and those that follow from them. Returns how many.
+    fn perform(&mut self, now: Instant) -> u64 {
         self.settle(now);
         let mut actions = std::mem::take(&mut self.actions);
+        let mut count = 0;
         while !actions.is_empty() {
+            count += actions.len() as u64;
             for action in actions.drain(..) {
                 self.carry_out(action, now);
             }
@@ -397,6 +396,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         if actions.capacity() <= 4096 {
             self.actions = actions;
         }
+        count
     }
 
     fn settle(&mut self, now: Instant) {

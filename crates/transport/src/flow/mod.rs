@@ -120,6 +120,11 @@ const RUN: Duration = Duration::from_millis(1);
 /// spends no such time on it, but other threads receive, decrypt, encrypt and send the byte
 /// on the same processors.
 const BYTE: u64 = 4;
+/// What each action of a run costs beyond the first, in nanoseconds: to put an item into a
+/// queue, and perhaps to wake its writer. The first is free and none is measured, because to
+/// wake a writer takes as long for a lone frame as for a batch of thousands. A connection that
+/// sends a thousand single frames a second would have used up its share with that alone.
+const ACTION: u64 = 1_000;
 /// The frames of a connection's first run. Frames that take a third of a millisecond each
 /// are a first run of a few milliseconds.
 const FIRST_RUN: u32 = 8;
@@ -340,9 +345,9 @@ impl<I> Flow<I> {
         }
     }
 
-    /// Charges a connection for a run of so many frames: the core took `dealing` for them,
-    /// and what they caused took `causing`.
-    pub fn charge(&mut self, id: ConnectionId, frames: u32, dealing: Duration, causing: Duration) {
+    /// Charges a connection for a run of so many frames: the core took `dealing` for them, and
+    /// they caused so many actions.
+    pub fn charge(&mut self, id: ConnectionId, frames: u32, dealing: Duration, actions: u64) {
         let Some(way) = self.ways.get_mut(id) else { return };
         // The actions of a run cost the same however many frames it has, so shorter runs
         // would only repeat them.
@@ -356,8 +361,10 @@ impl<I> Flow<I> {
             way.run = way.run.saturating_mul(2).min(LONGEST_RUN);
         }
         way.runs += 1;
-        let took = u64::try_from((dealing + causing).as_nanos()).unwrap_or(u64::MAX);
-        way.turn.charge(took.saturating_add(frames.into()));
+        let took = u64::try_from(dealing.as_nanos()).unwrap_or(u64::MAX);
+        let further = actions.saturating_sub(1).saturating_mul(ACTION);
+        let used = took.saturating_add(further).saturating_add(frames.into());
+        way.turn.charge(used);
     }
 
     /// Ends a turn.

@@ -5,6 +5,7 @@
 //! | `throughput` | `floor/…`, `throughput/…`, `client/…` |
 //! | `latency` | `latency/…` |
 //! | `handshakes` | `handshakes/…` |
+//! | `linked` | `linked/…` |
 //! | `pace` | frames at a pace, for several of them |
 //! | `memory` | `memory/…` |
 //! | `reconnects` | `reconnects/…` |
@@ -12,6 +13,7 @@
 
 mod handshakes;
 mod latency;
+mod linked;
 mod memory;
 mod pace;
 mod reconnects;
@@ -23,6 +25,7 @@ use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use self::linked::Linked;
 use crate::child::{Programs, Server};
 use crate::failure::Failure;
 use crate::raw::{Pki, System, now};
@@ -68,6 +71,8 @@ pub(crate) enum Case {
     Curve { sessions: usize },
     /// These clients reconnect to a server that was stopped or killed, and started again.
     Reconnects { sessions: u32, killed: bool },
+    /// Two servers that are linked, in relation to one.
+    Linked(Linked),
 }
 
 impl Case {
@@ -91,6 +96,7 @@ impl Case {
         for &sessions in memory {
             all.extend([false, true].map(|killed| Self::Reconnects { sessions, killed }));
         }
+        all.extend(Linked::ALL.map(Self::Linked));
         all
     }
 
@@ -133,7 +139,8 @@ impl Case {
             | Self::Client { .. }
             | Self::Sessions { .. }
             | Self::Curve { .. }
-            | Self::Reconnects { .. } => &all[..all.len().min(1)],
+            | Self::Reconnects { .. }
+            | Self::Linked(_) => &all[..all.len().min(1)],
             _ => all,
         }
     }
@@ -166,6 +173,7 @@ impl Case {
             Self::Reconnects { sessions, killed } => {
                 reconnects::after_restart(bench, sessions as usize, killed)
             }
+            Self::Linked(case) => case.measure(bench),
         }
     }
 }
@@ -195,6 +203,7 @@ impl fmt::Display for Case {
                 sessions,
                 killed: true,
             } => write!(f, "reconnects/{sessions}/kill"),
+            Self::Linked(case) => write!(f, "linked/{case}"),
         }
     }
 }

@@ -24,6 +24,9 @@ const ENDING: Duration = Duration::from_secs(10);
 const DRAIN: Duration = Duration::from_secs(60);
 const QUIET: Duration = Duration::from_secs(3);
 
+/// How long servers that are linked may take to tell each other of new sessions.
+pub(super) const TOLD: Duration = Duration::from_millis(300);
+
 /// Frames a second of the bystander, and their length.
 const BYSTANDER_RATE: f64 = 1_000.0;
 const BYSTANDER_PAYLOAD: usize = 256;
@@ -37,18 +40,42 @@ pub(crate) fn routed(
     receivers: usize,
     payload: usize,
 ) -> Result<Figures, Failure> {
-    raise_descriptors(senders + receivers)?;
     let server = bench.start(system)?;
-    let connect = |side, count| {
+    routed_by(bench, &[server], system, senders, receivers, payload)
+}
+
+/// The same by way of servers that are linked: senders are connected to the first one, and
+/// receivers to all in turn, beginning with the last one.
+pub(crate) fn routed_by(
+    bench: &Bench<'_>,
+    servers: &[Server],
+    system: System,
+    senders: usize,
+    receivers: usize,
+    payload: usize,
+) -> Result<Figures, Failure> {
+    raise_descriptors(senders + receivers)?;
+    let [server, others @ ..] = servers else {
+        return Err(Failure::new("there is no server"));
+    };
+    let connect = |side, server: &Server, count| {
         bench
             .pki
             .dialer(system, side)?
             .connect_many(&server.address, count)
     };
-    let inbound = connect(Side::Receiver, receivers)?;
-    let outbound = connect(Side::Sender, senders)?;
+    let mut inbound = Vec::new();
+    for (n, server) in servers.iter().rev().enumerate() {
+        let share = receivers.saturating_sub(n).div_ceil(servers.len());
+        inbound.extend(connect(Side::Receiver, server, share)?);
+    }
+    let outbound = connect(Side::Sender, server, senders)?;
+    if !others.is_empty() {
+        bench.wait(TOLD);
+    }
+    let cpu = || servers.iter().map(Server::cpu).sum::<Duration>();
     let bystander = match crowd::is_crowd(senders) {
-        true => Some(Bystander::connect(bench, &server, system)?),
+        true => Some(Bystander::connect(bench, server, system)?),
         false => None,
     };
     let streams: Vec<_> = inbound.iter().chain(&outbound).map(|s| s.stream()).collect();
@@ -77,10 +104,10 @@ pub(crate) fn routed(
             })
             .collect();
         bench.wait(WARM_UP);
-        let beside = bystander.map(|pair| scope.spawn(|| pair.measure(bench, &server)));
-        let (began, cpu_before, before) = (now(), server.cpu(), delivered.load(Relaxed));
+        let beside = bystander.map(|pair| scope.spawn(|| pair.measure(bench, server)));
+        let (began, cpu_before, before) = (now(), cpu(), delivered.load(Relaxed));
         bench.wait(bench.window);
-        let (elapsed, cpu, after) = (began.elapsed(), server.cpu(), delivered.load(Relaxed));
+        let (elapsed, cpu, after) = (began.elapsed(), cpu(), delivered.load(Relaxed));
         // The load goes on until the bystander's last frame has arrived.
         let beside = beside.map(|thread| thread.join());
         stop.store(true, Relaxed);

@@ -145,10 +145,22 @@ impl Stamped {
 
     /// The batch with `stamp` at the beginning of each payload, if it has 8 bytes.
     pub(crate) fn fill(&mut self, stamp: u64) -> Outgoing {
+        if stamp == 0 {
+            return self.stamp([].into_iter());
+        }
+        self.stamp(std::iter::repeat(stamp))
+    }
+
+    /// The batch with numbers from `first` on, one at the beginning of each payload.
+    pub(crate) fn number(&mut self, first: u64) -> Outgoing {
+        self.stamp(first..)
+    }
+
+    fn stamp(&mut self, stamps: impl Iterator<Item = u64>) -> Outgoing {
         let length = self.bytes.len() / self.payloads.len();
         let first = self.payloads.first().copied().unwrap_or(0);
-        if stamp != 0 && length - first >= 8 {
-            for &at in &self.payloads {
+        if length - first >= 8 {
+            for (&at, stamp) in self.payloads.iter().zip(stamps) {
                 self.bytes[at..at + 8].copy_from_slice(&stamp.to_be_bytes());
             }
         }
@@ -256,6 +268,14 @@ mod tests {
                 .wire()
                 .deliveries(&bytes, &mut |payload| stamps.extend(stamp(payload)));
             assert_eq!(stamps, vec![0x0102_0304; frames]);
+            let out = batch.number(7);
+            assert_eq!(out.frames() as usize, frames);
+            stamps.clear();
+            let bytes = batch.bytes.clone();
+            system
+                .wire()
+                .deliveries(&bytes, &mut |payload| stamps.extend(stamp(payload)));
+            assert_eq!(stamps, (7..).take(frames).collect::<Vec<_>>());
         }
         assert_eq!(batch(System::Nats, 65_536).frames(), 1);
     }

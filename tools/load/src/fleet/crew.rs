@@ -133,7 +133,8 @@ impl Member {
             agent: SteppedAgent::new(stepped, driver, now()),
             session: None,
             redial: now(),
-            attempt: index,
+            // The first attempt is at the address after it.
+            attempt: if config.is_together { usize::MAX } else { index },
         }
     }
 

@@ -26,10 +26,11 @@ mod simulate;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -55,6 +56,8 @@ pub(crate) struct FleetConfig {
     trust: Trust,
     addresses: Vec<Address>,
     agents: usize,
+    /// Each begins with the first address; otherwise they begin with the addresses in turn.
+    is_together: bool,
     threads: usize,
     mem_mb: i64,
     disk_mb: i64,
@@ -70,12 +73,21 @@ impl FleetConfig {
             trust,
             addresses,
             agents,
+            is_together: false,
             threads: 4,
             mem_mb: 64_000,
             disk_mb: 500_000,
             max_instances: DEFAULT_MAX_INSTANCES,
             interval: Duration::from_secs(30),
         }
+    }
+
+    /// Whether all of them begin with the first address. Default: they begin with the
+    /// addresses in turn.
+    #[must_use]
+    pub(crate) fn together(mut self, is_together: bool) -> Self {
+        self.is_together = is_together;
+        self
     }
 
     /// Over how many threads they are spread. Default: 4.
@@ -145,6 +157,8 @@ pub(crate) struct FleetCounters {
     pub(crate) received: u64,
     /// Instances that were launched.
     pub(crate) launched: u64,
+    /// Launches of an instance that had been launched before, by this agent or another.
+    pub(crate) again: u64,
 }
 
 /// Simulated agents.
@@ -188,6 +202,19 @@ struct Counts {
     sent: AtomicU64,
     received: AtomicU64,
     launched: AtomicU64,
+    again: AtomicU64,
+    instances: Mutex<HashSet<Uuid>>,
+}
+
+impl Counts {
+    /// Counts the launch of an instance.
+    fn launch(&self, instance: Uuid) {
+        self.launched.fetch_add(1, Ordering::Relaxed);
+        let mut instances = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
+        if !instances.insert(instance) {
+            self.again.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Fleet {
@@ -254,6 +281,7 @@ impl Fleet {
             sent: shared.sent.load(Ordering::Relaxed),
             received: shared.received.load(Ordering::Relaxed),
             launched: shared.launched.load(Ordering::Relaxed),
+            again: shared.again.load(Ordering::Relaxed),
         }
     }
 }

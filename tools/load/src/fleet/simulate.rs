@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Counts;
@@ -80,7 +79,7 @@ impl Driver for SimulateDriver {
         commit(&handle).map_err(|e| LaunchError::io("its state cannot be saved", &e))?;
         let simulated = Simulated { run, sink: None };
         self.with(|all| all.insert(launch.place.instance(), simulated));
-        self.counts.launched.fetch_add(1, Ordering::Relaxed);
+        self.counts.launch(launch.place.instance());
         Ok(handle)
     }
 
@@ -141,6 +140,8 @@ impl Driver for SimulateDriver {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
     use ssntp::payload::StartPayload;
     use ssntp_cluster::agent::Policy;

@@ -16,6 +16,7 @@ use ssntp::Role;
 use ssntp::client::ClientConfig;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp_cluster::controller::{Controller, ControllerConfig};
+use ssntp_transport::Address;
 use tempfile::TempDir;
 use uuid::Uuid;
 
@@ -51,39 +52,17 @@ impl Cluster {
         let root = directory.path().to_path_buf();
         // The users of instances pass it.
         fs::set_permissions(&root, Permissions::from_mode(0o711))?;
-        let authority = Authority::new(&AuthorityRequest::default())?;
-        authority.save(&root, false)?;
-        for (name, role) in [
-            ("scheduler", Role::SCHEDULER),
-            ("agent", Role::AGENT),
-            ("controller", Role::CONTROLLER),
-        ] {
-            let issued = authority.issue(&CertificateRequest::new(role))?;
-            issued.save(root.join(format!("{name}.pem")))?;
-        }
+        save_certificates(&root)?;
         let copy = root.join("ssntp");
         fs::copy(program, &copy).map_err(|e| format!("{}: {e}", program.display()))?;
 
-        let arguments = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
-        let mut scheduler = Daemon {
-            name: "scheduler".into(),
-            directory: root.clone(),
-            program: program.to_path_buf(),
-            arguments: arguments(
-                "scheduler --ca ca.pem --cert scheduler.pem --config cluster.yaml --listen 127.0.0.1:0 --allow-unbound",
-            ),
-            child: None,
-        };
+        let line = "scheduler --ca ca.pem --cert scheduler.pem --config cluster.yaml --allow-unbound --listen 127.0.0.1:0";
+        let mut scheduler = Daemon::new("scheduler".into(), &root, program, line);
         let line = scheduler.start_and_read()?;
         let address = line.strip_prefix("listening at ").ok_or("no address")?.to_owned();
         // From now on it is there.
-        scheduler.arguments.pop();
-        scheduler.arguments.push(address.clone());
-        let config = ClientConfig::new(
-            Identity::load(root.join("controller.pem"))?,
-            Trust::load(root.join("ca.pem"))?,
-        );
-        let controller = Controller::connect(ControllerConfig::new(config.address(address.parse()?)))?;
+        scheduler.replace_last(&address);
+        let controller = connect(&root, [address.parse()?])?;
         let mut cluster = Self {
             controller,
             daemons: vec![scheduler],
@@ -98,16 +77,11 @@ impl Cluster {
             if number == AGENTS - 1 && mount(&state) {
                 cluster.disk = Some(state);
             }
-            let mut agent = Daemon {
-                name: format!("agent-{number}"),
-                directory: root.clone(),
-                program: copy.clone(),
-                arguments: arguments(&format!(
-                    "agent --ca ca.pem --cert agent.pem --connect {address} --state state-{number}/agent \
-                     --interval 2 --grace 1 --log-limit 1 --mem 8192 --driver process"
-                )),
-                child: None,
-            };
+            let line = format!(
+                "agent --ca ca.pem --cert agent.pem --connect {address} --state state-{number}/agent \
+                 --interval 2 --grace 1 --log-limit 1 --mem 8192 --driver process"
+            );
+            let mut agent = Daemon::new(format!("agent-{number}"), &root, &copy, &line);
             agent.start()?;
             cluster.daemons.push(agent);
         }
@@ -214,13 +188,67 @@ impl Drop for Cluster {
     }
 }
 
+/// An authority to throw away, with a certificate for each part.
+pub(crate) fn save_certificates(root: &Path) -> Result<()> {
+    let authority = Authority::new(&AuthorityRequest::default())?;
+    authority.save(root, false)?;
+    for (name, role) in [
+        ("scheduler", Role::SCHEDULER),
+        ("agent", Role::AGENT),
+        ("controller", Role::CONTROLLER),
+    ] {
+        let issued = authority.issue(&CertificateRequest::new(role))?;
+        issued.save(root.join(format!("{name}.pem")))?;
+    }
+    Ok(())
+}
+
+/// A controller that connects to one of these addresses.
+pub(crate) fn connect(root: &Path, addresses: impl IntoIterator<Item = Address>) -> Result<Controller> {
+    let identity = Identity::load(root.join("controller.pem"))?;
+    let client = ClientConfig::new(identity, Trust::load(root.join("ca.pem"))?).addresses(addresses);
+    Ok(Controller::connect(
+        ControllerConfig::new(client).history(16_384),
+    )?)
+}
+
 impl Daemon {
+    /// One that is not started yet, with the words of a line.
+    pub(crate) fn new(name: String, root: &Path, program: &Path, line: &str) -> Self {
+        Self {
+            name,
+            directory: root.to_path_buf(),
+            program: program.to_path_buf(),
+            arguments: line.split_whitespace().map(str::to_owned).collect(),
+            child: None,
+        }
+    }
+
+    /// Its last argument, from now on.
+    pub(crate) fn replace_last(&mut self, argument: &str) {
+        self.arguments.pop();
+        self.arguments.push(argument.to_owned());
+    }
+
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// Whether it has ended by itself, or as it was asked to.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        let ended = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
+        if self.child.as_mut().is_some_and(ended) {
+            self.child = None;
+        }
+        self.child.is_none()
+    }
+
     pub(crate) fn start(&mut self) -> Result<()> {
         self.start_and_read().map(drop)
     }
 
     /// Starts it, and waits for its first line.
-    fn start_and_read(&mut self) -> Result<String> {
+    pub(crate) fn start_and_read(&mut self) -> Result<String> {
         let log = File::options().create(true).append(true).open(self.log())?;
         let mut child = Command::new(&self.program)
             .args(&self.arguments)
@@ -260,7 +288,7 @@ impl Daemon {
     }
 
     /// Asks it to end; says what was wrong with that, or with its log.
-    fn end(mut self) -> Option<String> {
+    pub(crate) fn end(mut self) -> Option<String> {
         self.signal(Signal::TERM);
         let asked = Instant::now();
         let mut child = self.child.take()?;

@@ -30,9 +30,9 @@ pub(crate) struct Figures {
 }
 
 #[derive(Debug)]
-struct Process {
+pub(crate) struct Process {
     /// Memory that it shares with nobody.
-    kib: u64,
+    pub(crate) kib: u64,
     descriptors: u64,
     threads: u64,
 }
@@ -114,7 +114,7 @@ impl fmt::Display for Figures {
 
 impl Process {
     /// None where it has just ended.
-    fn read(pid: u32) -> Option<Self> {
+    pub(crate) fn read(pid: u32) -> Option<Self> {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let number = |key: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(key))?;

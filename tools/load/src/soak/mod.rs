@@ -23,11 +23,11 @@
 )]
 
 mod chaos;
-mod cluster;
-mod figures;
+pub(crate) mod cluster;
+pub(crate) mod figures;
 mod jobs;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use self::chaos::Chaos;
@@ -62,22 +62,21 @@ pub(crate) struct Options {
     keep: bool,
 }
 
-impl Options {
-    /// Its absolute path, because the processes have a working directory of their own.
-    fn program(&self) -> Result<PathBuf> {
-        let program = match &self.program {
-            Some(program) => program.clone(),
-            None => std::env::current_exe()?.with_file_name("ssntp"),
-        };
-        Ok(std::path::absolute(program)?)
-    }
+/// The absolute path of the program `ssntp`, because processes have a working directory of
+/// their own. The default is beside this program.
+pub(crate) fn absolute(program: Option<&Path>) -> Result<PathBuf> {
+    let program = match program {
+        Some(program) => program.to_path_buf(),
+        None => std::env::current_exe()?.with_file_name("ssntp"),
+    };
+    Ok(std::path::absolute(program)?)
 }
 
 /// Runs a soak. Returns what did not return to its state at the beginning, or went wrong.
 pub(crate) fn run(options: &Options) -> Result<Vec<String>> {
     let seconds = options.seconds.max(30);
     let mut run = Run {
-        cluster: Cluster::start(&options.program()?, options.keep)?,
+        cluster: Cluster::start(&absolute(options.program.as_deref())?, options.keep)?,
         jobs: Jobs::default(),
         began: Instant::now(),
         next_report: Instant::now() + REPORT,

@@ -62,7 +62,7 @@ pub(super) struct HistoryArgs {
     /// Only rows about this node
     #[arg(long, value_name = "UUID")]
     node: Option<Uuid>,
-    /// Only rows of this kind, for example started, failed or rollout
+    /// Only rows of this kind, for example starting, failed or rollout
     #[arg(long, value_name = "WORD")]
     kind: Option<String>,
     /// The most rows to show
@@ -137,7 +137,8 @@ impl ApplyArgs {
                 continue;
             }
             let name = text(&applied["name"]);
-            say(format_args!("workload {name} is {}", in_words(&applied)))?;
+            let is = if dry_run { "would be" } else { "is" };
+            say(format_args!("workload {name} {is} {}", in_words(&applied)))?;
             for one in applied["differences"].as_array().into_iter().flatten() {
                 let (path, before, after) = (text(&one["path"]), &one["before"], &one["after"]);
                 say(printable(&format!("  {path}: {before} -> {after}")))?;
@@ -172,7 +173,8 @@ pub(super) fn get(options: &Options, stop: &Stop, args: &GetArgs) -> Result<(), 
         return print_values(options.json, WORKLOADS, &rows(api.get("workloads")?));
     };
     let workload = api.get(&format!("workloads/{}", escaped(name)))?;
-    let instances = rows(api.get(&format!("instances?workload={}", escaped(name)))?);
+    let mut instances = rows(api.get(&format!("instances?workload={}", escaped(name)))?);
+    instances.sort_by_key(|one| (one["slot"].as_u64(), one["since"].as_i64()));
     if options.json {
         return say_json(json!({"workload": workload, "instances": instances}));
     }

@@ -16,6 +16,7 @@
 //! | `kept` | a controller that remembers: kill -9 of everything, roll-outs |
 //! | `demo` | `ssntp demo` |
 //! | `processes` | the cluster, and its end whatever happens |
+//! | `schedulers` | the same with several schedulers |
 
 mod crashes;
 mod demo;
@@ -29,4 +30,5 @@ mod operators;
 mod pages;
 mod processes;
 mod program;
+mod schedulers;
 mod verbs;

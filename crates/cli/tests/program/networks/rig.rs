@@ -339,10 +339,21 @@ impl Drop for Rig {
     fn drop(&mut self) {
         // Agents first, which would start concentrators again.
         self.programs.clear();
-        for pid in self.pids().into_iter().filter(|pid| *pid > 0) {
-            let pid = Pid::from_raw(pid).unwrap();
-            let _ = kill_process_group(pid, Signal::KILL);
-            let _ = kill_process(pid, Signal::KILL);
+        let pids: Vec<i32> = self.pids().into_iter().filter(|pid| *pid > 0).collect();
+        // What an instance has started, as the dnsmasq of a concentrator, is in its namespace.
+        let own = fs::read_link("/proc/self/ns/net").unwrap();
+        let spaces: Vec<PathBuf> = pids.iter().filter_map(|pid| network(&pid.to_string())).collect();
+        for pid in &pids {
+            let _ = kill_process_group(Pid::from_raw(*pid).unwrap(), Signal::KILL);
+        }
+        for entry in fs::read_dir("/proc").unwrap().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Some(pid) = name.parse().ok().and_then(Pid::from_raw) else {
+                continue;
+            };
+            if network(&name).is_some_and(|space| space != own && spaces.contains(&space)) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
         }
         for host in HOSTS.iter().map(|(host, _)| *host).chain(["hub"]) {
             let pids = output(Command::new("ip").args(["netns", "pids", &self.namespace(host)]));
@@ -364,6 +375,11 @@ fn pid_of(record: &PathBuf) -> Option<i32> {
     record
         .lines()
         .find_map(|line| line.strip_prefix("pid: ")?.parse().ok())
+}
+
+/// The network namespace of a process.
+fn network(pid: &str) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/net")).ok()
 }
 
 fn output(command: &mut Command) -> String {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::chromium::Chromium;
 use super::views;
 use crate::http::made_up::{self, MadeUp, instance_uuid, node_uuid};
-use crate::http::{Api, ApiConfig};
+use crate::http::{Api, ApiConfig, Written};
 use ssntp::payload::Stats;
 use ssntp::proto::Frame;
 
@@ -139,6 +139,54 @@ fn a_change_is_seen_without_a_reload_and_hostile_names_stay_text() {
     // A row of the history that is gone makes the page load again.
     browser.value("window.mark = 1");
     check_quiet(&mut browser, site, "/nodes");
+}
+
+#[test]
+fn what_an_instance_writes_is_followed_as_text_and_bounded() {
+    let Some((mut browser, made_up, api, _directory)) = start(3, 2) else {
+        return;
+    };
+    let (site, path) = (&api.urls()[0], format!("/instances/{}", instance_uuid(0)));
+    let has = |text: &str| format!("document.getElementById('output').textContent.includes({text:?})");
+    browser.open(&format!("{site}{path}"));
+    browser.wait_for("document.body.dataset.live === 'live'");
+    let hostile = "<img src=x onerror=alert(1)><script>alert(2)</script>";
+    made_up.writes(&Written::Err(hostile.into()));
+    browser.wait_for(&has(hostile));
+    assert_eq!(
+        browser.value("document.querySelectorAll('main img, main script').length"),
+        0
+    );
+    // The page asks for itself again, and the output stays as it is.
+    browser.value("window.piece = document.querySelector('#output .err'); 1");
+    made_up.row(0, "node", None, Some(instance_uuid(0)), None, "it changed");
+    browser.wait_for("document.querySelector('.rows').textContent.includes('it changed')");
+    assert_eq!(browser.value("document.contains(window.piece)"), true);
+    for _ in 0..30 {
+        made_up.writes(&Written::Out("0123456789".repeat(1000)));
+    }
+    made_up.writes(&Written::Out("the last line".into()));
+    browser.wait_for(&has("the last line"));
+    assert_eq!(
+        browser.value("document.getElementById('output').textContent.length"),
+        200_000
+    );
+    // When the instance runs again, its output begins again.
+    made_up.writes(&Written::End(None));
+    let stats = Stats {
+        node_uuid: node_uuid(0).into(),
+        status: "READY".into(),
+        instances: vec![ssntp::payload::InstanceStats {
+            instance_uuid: instance_uuid(0).into(),
+            state: "exited".into(),
+            ..Default::default()
+        }],
+        ..Stats::default()
+    };
+    made_up.see(&Frame::of(&stats));
+    made_up.row(0, "state", None, Some(instance_uuid(0)), None, "it ended");
+    browser.wait_for(&format!("!{} && {}", has("the last line"), has("listening on")));
+    check_quiet(&mut browser, site, &path);
 }
 
 #[test]

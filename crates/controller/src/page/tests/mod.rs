@@ -11,6 +11,7 @@ fn try_page(source: &made_up::MadeUp, path: &str, query: &str) -> Result<String,
         picture: &picture,
         source,
         params: &params,
+        is_followed: false,
     };
     page(&scene, path)
 }
@@ -30,7 +31,6 @@ pub(crate) fn views() -> Vec<String> {
     views.extend([
         format!("/nodes/{node}"),
         format!("/instances/{instance}"),
-        format!("/instances/{instance}/output"),
         "/workloads/web".into(),
         "/traces/5".into(),
     ]);
@@ -173,6 +173,18 @@ fn hostile_names_are_text_on_every_page() {
         }
     }
     assert!(shown(&source, "/nodes", "").contains("&lt;img src=x onerror=alert(1)&gt;"));
+}
+
+#[test]
+fn without_a_script_the_page_of_an_instance_has_its_last_lines() {
+    let source = made_up::cluster(3, 2);
+    let path = format!("/instances/{}", instance_uuid(0));
+    let page = shown(&source, &path, "");
+    assert!(
+        page.contains("listening on 10.0.0.7:8080\n&lt;script&gt;document.title"),
+        "{page}"
+    );
+    check_nesting(&page);
 }
 
 #[test]

@@ -24,6 +24,9 @@ fn the_last_item_is_answered_past_the_writer_once_and_others_are_not() {
     world.turn();
     assert_eq!(b.log(), ["7"], "an event waits");
     world.busy.store(false, Ordering::SeqCst);
+    // The other one has had more, so that it comes second.
+    world.read(&b, vec![Step::Frames(100_000)]);
+    world.turn();
     world.read(&a, vec![answer("8")]);
     world.read(&b, vec![Step::Note("input of another")]);
     world.turn();

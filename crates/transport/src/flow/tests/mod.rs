@@ -18,7 +18,7 @@ use crate::stream::{BufferPool, plain};
 use crate::table::Numbers;
 
 /// As long as a share.
-const TURN: Duration = Duration::from_nanos(SHARE.unsigned_abs());
+const TURN: Duration = Duration::from_nanos(SHARE);
 
 /// The length of an item that is a batch of its own and takes 256 KiB and a
 /// half of memory at most.
@@ -142,7 +142,7 @@ impl Net {
     fn whole_turn(&mut self, each: Duration) -> Option<(ConnectionId, u32)> {
         let (id, mut items) = (self.flow.next_turn()?, 0);
         while self.flow.take(id).is_some() {
-            self.flow.charge(id, 1, each, Duration::ZERO);
+            self.flow.charge(id, 1, each, 1);
             items += 1;
         }
         self.flow.end_turn(id);

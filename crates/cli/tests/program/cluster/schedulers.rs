@@ -1,0 +1,270 @@
+//! Several schedulers as processes that share an etcd.
+
+use std::fs;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use ssntp_engine::{Answer, Endpoints, Engine, Etcd, EtcdConfig, Request};
+use ssntp_test_support::etcd::EtcdProcess;
+use ssntp_test_support::proxy::Proxy;
+use uuid::Uuid;
+
+use crate::cluster::processes::{Cluster, Done, LIMIT, Process, processes_inside};
+
+/// How many STARTs a load is.
+const LOAD: usize = 20;
+
+pub(super) struct Schedulers {
+    pub(super) cluster: Cluster,
+    pub(super) join: String,
+    pub(super) addresses: Vec<String>,
+    pub(super) processes: Vec<Process>,
+    /// The ways from each to etcd, and from the others to it, where the test can cut them.
+    ways: Vec<[Proxy; 2]>,
+    nodes: usize,
+}
+
+impl Schedulers {
+    /// So many schedulers, with one node each.
+    pub(super) fn start(etcd: &EtcdProcess, count: usize) -> Self {
+        Self::with(etcd, count, Vec::new())
+    }
+
+    /// The same with ways that can be cut. Clients have a way of their own.
+    pub(super) fn with_ways(etcd: &EtcdProcess, count: usize) -> Self {
+        let ways = (0..count).map(|_| [Proxy::start(), Proxy::start()]);
+        Self::with(etcd, count, ways.collect())
+    }
+
+    fn with(etcd: &EtcdProcess, count: usize, ways: Vec<[Proxy; 2]>) -> Self {
+        let mut all = Self {
+            cluster: Cluster::without_scheduler(""),
+            join: etcd.join(),
+            addresses: Vec::new(),
+            processes: Vec::new(),
+            ways,
+            nodes: count,
+        };
+        for at in 0..count {
+            if let Some([engine, _]) = all.ways.get(at) {
+                engine.lead_to(all.join.strip_prefix("etcd://").unwrap());
+            }
+            let process = all.scheduler(at, "127.0.0.1:0");
+            let said = process.line();
+            let address = said.trim().strip_prefix("listening at ").unwrap();
+            if let Some([_, links]) = all.ways.get(at) {
+                links.lead_to(address);
+            }
+            all.addresses.push(address.to_owned());
+            all.processes.push(process);
+        }
+        for at in 0..count {
+            all.prefer(at);
+            all.cluster.agent("");
+        }
+        all.next_start();
+        all
+    }
+
+    fn scheduler(&self, at: usize, address: &str) -> Process {
+        let way = match self.ways.get(at) {
+            Some([engine, links]) => format!("etcd://{} --advertise {}", engine.address(), links.address()),
+            None => self.join.clone(),
+        };
+        let line = format!(
+            "scheduler --listen {address} --ca ca.pem --cert scheduler.pem --allow-unbound \
+             --config cluster-{at}.yaml --cluster test --join {way}"
+        );
+        let words: Vec<_> = line.split_whitespace().collect();
+        Process::start(&self.cluster.path(""), &words)
+    }
+
+    /// Starts those again that have ended, as a service manager does.
+    pub(super) fn revive(&mut self) {
+        for at in 0..self.processes.len() {
+            if self.processes[at].has_ended() {
+                let process = self.scheduler(at, &self.addresses[at].clone());
+                process.line_with("listening at");
+                self.processes[at] = process;
+            }
+        }
+    }
+
+    /// Cuts the links between all of them, or mends them.
+    pub(super) fn cut_links(&self, are_cut: bool) {
+        self.ways.iter().for_each(|[_, links]| links.cut(are_cut));
+    }
+
+    /// Cuts the way from one to etcd, or mends it.
+    pub(super) fn cut_engine(&self, at: usize, is_cut: bool) {
+        self.ways[at][0].cut(is_cut);
+    }
+
+    /// The number of the one that leads, if any does.
+    fn leads(&self) -> Option<usize> {
+        let endpoints: Endpoints = self.join.parse().unwrap();
+        let mut engine = Etcd::new(EtcdConfig {
+            endpoints,
+            tls: None,
+            user: None,
+            cluster: "test".to_owned(),
+        });
+        let Ok(Answer::Kept(kept)) = engine.ask(&Request::Read) else {
+            return None;
+        };
+        let read = |key: &str| -> Option<Value> {
+            let entry = kept.entries.get(key)?;
+            serde_json::from_slice(&entry.value).ok()
+        };
+        let leader = read("leader")?["uuid"].as_str()?.to_owned();
+        let member = read(&format!("members/{leader}"))?;
+        let address = member["addresses"][0].as_str()?;
+        let is_it = |at: usize| match self.ways.get(at) {
+            Some([_, links]) => links.address() == address,
+            None => self.addresses[at] == address,
+        };
+        (0..self.addresses.len()).find(|at| is_it(*at))
+    }
+
+    /// Waits until one leads that is not this one.
+    #[track_caller]
+    pub(super) fn leader(&mut self, except: Option<usize>) -> usize {
+        let end = Instant::now() + LIMIT;
+        loop {
+            match self.leads().filter(|leader| Some(*leader) != except) {
+                Some(leader) => return leader,
+                None => assert!(Instant::now() < end, "nobody leads in time"),
+            }
+            self.revive();
+            std::thread::yield_now();
+        }
+    }
+
+    /// Clients that start from now on try this one first.
+    pub(super) fn prefer(&mut self, at: usize) {
+        let (before, from) = self.addresses.split_at(at);
+        self.cluster.serve_at(&[from, before].concat().join(","));
+    }
+
+    /// Starts workloads until one runs, and says how long that took.
+    #[track_caller]
+    pub(super) fn next_start(&mut self) -> Duration {
+        let begin = Instant::now();
+        let line = "start --mem 8 --persistent --timeout 30 -- sleep 1000";
+        while self.cluster.ctl(line).code != Some(0) {
+            assert!(begin.elapsed() < 2 * LIMIT, "no START is done");
+            self.revive();
+        }
+        begin.elapsed()
+    }
+
+    /// Starts workloads until one is refused because nobody leads.
+    #[track_caller]
+    pub(super) fn refused_start(&mut self) {
+        let end = Instant::now() + 2 * LIMIT;
+        loop {
+            let refused = self.cluster.ctl("start --timeout 20 --mem 8 -- sleep 1000");
+            if refused.stderr.contains("no scheduler leads") {
+                return;
+            }
+            assert!(Instant::now() < end, "{}{}", refused.stdout, refused.stderr);
+        }
+    }
+
+    /// Starts twenty workloads by way of this scheduler, and does something in the middle. Each
+    /// START is accounted for: it runs, has failed, or is not known. Says how long it took until
+    /// the next START was done.
+    #[track_caller]
+    pub(super) fn under_load(&mut self, by: usize, act: impl FnOnce(&mut Self)) -> Duration {
+        let before = self.running().len();
+        self.prefer(by);
+        let line = format!("ctl start --count {LOAD} --mem 8 --timeout 10 --json -- sleep 1000");
+        let words: Vec<_> = line.split(' ').collect();
+        let mut load = self.cluster.command(&words);
+        let load = load.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let load = load.spawn().unwrap();
+        let end = Instant::now() + LIMIT;
+        while self.running().len() < before + 4 {
+            assert!(Instant::now() < end, "the load has begun");
+        }
+        act(self);
+        let took = self.next_start();
+        let said = Done::of_child(load);
+        let answers = said.stdout.lines().count();
+        assert_eq!(answers, LOAD, "{}{}", said.stdout, said.stderr);
+        self.nothing_runs_twice();
+        took
+    }
+
+    /// The same, and in the middle one of them gets a signal.
+    #[track_caller]
+    pub(super) fn signal_under_load(&mut self, by: usize, to: usize, signal: Signal) {
+        let took = self.under_load(by, |all| all.processes[to].signal(signal));
+        println!("from {signal:?} of the leader to the next START done: {took:?}");
+    }
+
+    /// The instances that run, and how many nodes run each.
+    fn running(&self) -> Vec<(Uuid, usize)> {
+        let mut running: Vec<(Uuid, usize)> = Vec::new();
+        for node in 0..self.nodes {
+            for uuid in self.running_on(node) {
+                match running.iter_mut().find(|(other, _)| *other == uuid) {
+                    Some((_, count)) => *count += 1,
+                    None => running.push((uuid, 1)),
+                }
+            }
+        }
+        running
+    }
+
+    /// The instances that run on one node.
+    pub(super) fn running_on(&self, node: usize) -> Vec<Uuid> {
+        let mut running = Vec::new();
+        let instances = self.cluster.path(&format!("state-{node}/instances"));
+        for entry in fs::read_dir(instances).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let uuid = name.to_str().and_then(|name| Uuid::try_parse(name).ok());
+            running.extend(uuid.filter(|_| !processes_inside(&entry.path()).is_empty()));
+        }
+        running
+    }
+
+    #[track_caller]
+    pub(super) fn nothing_runs_twice(&self) -> Vec<(Uuid, usize)> {
+        let running = self.running();
+        assert!(running.iter().all(|(_, nodes)| *nodes == 1), "{running:?}");
+        running
+    }
+
+    /// Waits until all that runs now is listed. Nothing runs twice.
+    #[track_caller]
+    pub(super) fn lists_all(&self) {
+        let running = self.nothing_runs_twice();
+        let end = Instant::now() + LIMIT;
+        let is_missing = |listed: &str| {
+            let missing = |(uuid, _): &&(Uuid, usize)| !listed.contains(&uuid.to_string());
+            running.iter().find(missing).map(|(uuid, _)| *uuid)
+        };
+        while let Some(uuid) = is_missing(&self.cluster.ctl("instances --json").stdout) {
+            assert!(Instant::now() < end, "{uuid} is not listed");
+        }
+    }
+
+    /// Each of them runs still.
+    #[track_caller]
+    pub(super) fn have_not_ended(&mut self) {
+        assert!(self.processes.iter_mut().all(|process| !process.has_ended()));
+    }
+}
+
+impl Drop for Schedulers {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for process in &self.processes {
+                eprintln!("a scheduler: {}", process.log());
+            }
+        }
+    }
+}
