@@ -16,8 +16,10 @@ fn a_measurement_without_descriptors() {
     let Some(place) = std::env::var_os(PLACE) else {
         return;
     };
-    let mut policy = Policy::default();
-    policy.disk_mb = Some(4);
+    let policy = Policy {
+        disk_mb: Some(4),
+        ..Policy::default()
+    };
     let (inputs, outcomes) = unbounded();
     let workers = Workers::start(None, Arc::new(policy), inputs).unwrap();
     let driver = ProcessDriver::new(Confinement::ResourceLimits).unwrap();

@@ -205,6 +205,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "any instant will do to begin with")]
     fn what_is_written_faster_than_it_is_taken_waits() {
         let dir = tempfile::tempdir().unwrap();
         let (reader, mut writer) = io::pipe().unwrap();
