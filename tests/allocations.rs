@@ -14,8 +14,8 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ssntp::Role;
@@ -34,6 +34,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+/// All threads count into one figure, so the tests of this program run one after the other.
+static ALONE: Mutex<()> = Mutex::new(());
 
 thread_local! {
     /// Whether this thread is one of the test's own.
@@ -174,6 +176,7 @@ const FOR_EACH_RECORD: f64 = 6.0;
 
 #[test]
 fn a_server_asks_for_memory_by_the_record_not_by_the_frame() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     for payload in [0, 256, 4096] {
         let (each, batch) = routed(payload, 2_000);
         println!("{payload} B: {each:.4} for each frame, {batch:.2} for each batch of 16 KiB");
@@ -191,6 +194,7 @@ fn number(name: &str, otherwise: usize) -> usize {
 
 #[test]
 fn a_session_of_another_server_takes_less_than_400_bytes() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (servers, sessions) = (number("SSNTP_SERVERS", 4), number("SSNTP_SESSIONS", 10_000));
     let mut directory = Directory::new();
     // What is made once is made.

@@ -23,6 +23,24 @@ fn ask(address: &str, head: &str, body: &str) -> (String, String) {
     (head.to_owned(), body.to_owned())
 }
 
+/// Follows what an instance writes until it has said something.
+fn until_written(address: &str, instance: &str, said: &str) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    write!(
+        stream,
+        "GET /api/v1/events?output={instance} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    )
+    .unwrap();
+    let mut text = String::new();
+    while !text.contains(said) {
+        let mut piece = [0; 4096];
+        let read = stream.read(&mut piece).unwrap();
+        assert!(read > 0, "the stream ended without {said}: {text}");
+        text.push_str(&String::from_utf8_lossy(&piece[..read]));
+    }
+}
+
 /// Asks for a page until it says something.
 fn until(address: &str, path: &str, said: &str) -> String {
     let began = std::time::Instant::now();
@@ -82,7 +100,7 @@ fn pages_show_what_runs_in_a_live_cluster_and_what_is_gone() {
     let (_, body) = ask(&address, "GET /api/v1/instances HTTP/1.1", "");
     let instances: Value = serde_json::from_str(&body).unwrap();
     let instance = instances[0]["uuid"].as_str().unwrap();
-    until(&address, &format!("/instances/{instance}/output"), "hello");
+    until_written(&address, instance, "\"out\":\"hello");
     let (_, rows) = ask(&address, "GET /api/v1/history?kind=applied HTTP/1.1", "");
     assert!(rows.contains("\"workload\":\"web\""), "{rows}");
     cluster.kill_node(0);
