@@ -3,6 +3,7 @@
 //! Each address of a subnet has one MAC address, which is made of it. So the leases are fixed, no
 //! file keeps them, and a dnsmasq that is started again goes on with the same ones.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Seek, Write};
@@ -38,7 +39,7 @@ pub(super) struct Leases {
 impl Leases {
     /// Serves these subnets, and no others. Starts dnsmasq again if it has ended. Processes need
     /// no leases, so a failure is only logged.
-    pub(super) fn serve(&mut self, subnets: impl Iterator<Item = (u32, Ipv4Net)>, tunnels: &TunnelConfig) {
+    pub(super) fn serve(&mut self, subnets: &BTreeMap<u32, Ipv4Net>, tunnels: &TunnelConfig) {
         let config = config(subnets, tunnels);
         let runs = |server: &mut Child| matches!(server.try_wait(), Ok(None));
         if self.config == config && self.server.as_mut().is_none_or(runs) && self.trouble.is_empty() {
@@ -80,16 +81,16 @@ impl Drop for Leases {
 }
 
 /// The settings of dnsmasq; none without a subnet.
-fn config(subnets: impl Iterator<Item = (u32, Ipv4Net)>, tunnels: &TunnelConfig) -> String {
+fn config(subnets: &BTreeMap<u32, Ipv4Net>, tunnels: &TunnelConfig) -> String {
     let mut config = String::new();
     for (key, subnet) in subnets {
         let (network, mask) = (subnet.network(), subnet.netmask());
         let _ = write!(
             config,
             "interface={}\ndhcp-range={network},static,{mask},1h\n",
-            tunnel_name(key)
+            tunnel_name(*key)
         );
-        for ip in subnet.hosts().filter(|ip| *ip != gateway(subnet)) {
+        for ip in subnet.hosts().filter(|ip| *ip != gateway(*subnet)) {
             let _ = writeln!(config, "dhcp-host={},{ip}", mac_of(ip));
         }
     }
@@ -154,7 +155,7 @@ mod tests {
         crate::network::alone::alone(|| {
             let serve = |leases: &mut Leases, subnet: &str| {
                 let subnet = subnet.parse().unwrap();
-                leases.serve([(7, subnet)].into_iter(), &TunnelConfig::default());
+                leases.serve(&[(7, subnet)].into(), &TunnelConfig::default());
                 leases.server.take()
             };
             let Some(mut former) = serve(&mut Leases::default(), "172.16.0.0/24") else {
@@ -183,7 +184,7 @@ mod tests {
             name_servers: vec!["192.0.2.53".parse().unwrap()],
             ..TunnelConfig::default()
         };
-        let config = config([(7, subnet)].into_iter(), &tunnels);
+        let config = config(&[(7, subnet)].into(), &tunnels);
         for line in [
             "interface=ssx7",
             "dhcp-range=172.16.0.8,static,255.255.255.248,1h",
@@ -194,6 +195,6 @@ mod tests {
             assert!(config.lines().any(|there| there == line), "{line}: {config}");
         }
         assert_eq!(config.matches("dhcp-host").count(), 5, "the gateway has none");
-        assert_eq!(super::config(std::iter::empty(), &tunnels), "");
+        assert_eq!(super::config(&BTreeMap::new(), &tunnels), "");
     }
 }

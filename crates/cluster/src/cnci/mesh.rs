@@ -10,6 +10,7 @@ use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
 
+use crate::network::links::{Route, tunnel_name};
 use crate::network::{MAX_KEY, mac_of, subnet};
 use ssntp::payload::CnciPeer;
 
@@ -88,8 +89,16 @@ impl Mesh {
         self.peers.iter().map(|peer| peer.address)
     }
 
+    /// Whether this route leads to one of the others.
+    pub(super) fn has(&self, route: &Route) -> bool {
+        let is_its =
+            |peer: &Peer| route.dst.parse() == Ok(peer.subnet) && route.gateway == Some(peer.in_tunnel);
+        route.dev == tunnel_name(self.id) && self.peers.iter().any(is_its)
+    }
+
     /// The way to each of the others: commands of `ip` and of `bridge`.
-    pub(super) fn write(&self, device: &str, ip: &mut String, bridge: &mut String) {
+    pub(super) fn write(&self, ip: &mut String, bridge: &mut String) {
+        let device = tunnel_name(self.id);
         for Peer {
             address,
             in_tunnel,

@@ -84,10 +84,12 @@ impl Tables {
         }
     }
 
-    pub(super) fn remove_tunnel(&mut self, agent: &Id, subnet: &str) -> Option<Tunnel> {
-        let mut tunnels = self.tunnels.iter();
-        let at = tunnels.position(|t| t.agent_uuid == *agent && t.subnet == subnet)?;
-        Some(self.tunnels.remove(at))
+    /// True if it was there.
+    pub(super) fn remove_tunnel(&mut self, agent: &Id, subnet: &str) -> bool {
+        let before = self.tunnels.len();
+        self.tunnels
+            .retain(|t| t.agent_uuid != *agent || t.subnet != subnet);
+        self.tunnels.len() < before
     }
 
     pub(super) fn public_ip(&self, address: IpAddr) -> Option<&PublicIp> {

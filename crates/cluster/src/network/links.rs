@@ -36,12 +36,15 @@ pub(crate) struct Underlay {
     pub(crate) gateway: Option<Ipv4Addr>,
 }
 
-/// A link as `ip -j -d link show` tells it. A field that is missing is empty.
+/// A link as `ip -j -d link show` or `ip -j -d addr show` tells it. A field that is missing is
+/// empty.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Link {
     /// Empty for a link that is not of the group that was asked for.
     pub(crate) ifname: String,
+    /// Its MAC address.
+    pub(crate) address: String,
     pub(crate) operstate: String,
     pub(crate) flags: Vec<String>,
     /// The bridge that it is a port of.
@@ -50,11 +53,7 @@ pub(crate) struct Link {
     pub(crate) linkinfo: Value,
     /// Only if statistics were asked for.
     pub(crate) stats64: Value,
-}
-
-#[derive(Debug, Deserialize)]
-pub(crate) struct Addresses {
-    pub(crate) ifname: String,
+    /// Only if addresses were asked for.
     pub(crate) addr_info: Vec<Address>,
 }
 
@@ -64,44 +63,44 @@ pub(crate) struct Address {
     pub(crate) prefixlen: u8,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 pub(crate) struct Route {
-    #[serde(default)]
+    /// A subnet, an address alone, or `default`.
+    pub(crate) dst: String,
     pub(crate) dev: String,
     pub(crate) gateway: Option<Ipv4Addr>,
 }
 
 impl Underlay {
-    /// The IPv4 addresses of all interfaces.
-    pub(crate) fn addresses() -> Result<Vec<Addresses>, String> {
-        tools::json("ip", &["-4", "addr", "show"])
-    }
-
+    /// The interface with this name or address; without one, that of the default route.
     pub(crate) fn find(named: &str) -> Result<Self, String> {
-        let all = Self::addresses()?;
-        let of_route: Vec<Route> = match named {
-            "" => tools::json("ip", &["-4", "route", "show", "default"])?,
-            _ => Vec::new(),
+        let routes: Vec<Route> = tools::json("ip", &["-4", "route", "show", "default"])?;
+        let named = match named {
+            "" => routes.first().map_or("", |route| route.dev.as_str()),
+            named => named,
         };
-        let named = of_route.first().map_or(named, |route| route.dev.as_str());
+        let all = addresses()?;
         let (link, address) = all
             .iter()
             .flat_map(|link| link.addr_info.iter().map(move |address| (link, address)))
             .find(|(link, address)| link.ifname == named || address.local.to_string() == named)
             .ok_or_else(|| format!("underlay {named:?}: no interface has this name or address and is up"))?;
-        let ip = address.local;
-        let net = Ipv4Net::new(ip, address.prefixlen).map_err(|e| e.to_string())?;
-        let device = link.ifname.clone();
-        let links: Vec<Link> = tools::json("ip", &["-d", "link", "show", "dev", &device])?;
-        let routes: Vec<Route> = tools::json("ip", &["-4", "route", "show", "default", "dev", &device])?;
+        let net = Ipv4Net::new(address.local, address.prefixlen).map_err(|e| e.to_string())?;
+        let route = routes.iter().find(|route| route.dev == link.ifname);
         Ok(Self {
-            is_bridge: links.iter().any(|link| link.linkinfo["info_kind"] == "bridge"),
-            device,
-            ip,
+            is_bridge: link.linkinfo["info_kind"] == "bridge",
+            device: link.ifname.clone(),
+            ip: address.local,
             net: net.trunc(),
-            gateway: routes.iter().find_map(|route| route.gateway),
+            gateway: route.and_then(|route| route.gateway),
         })
     }
+}
+
+/// All links with their IPv4 addresses.
+pub(crate) fn addresses() -> Result<Vec<Link>, String> {
+    tools::json("ip", &["-4", "-d", "addr", "show"])
 }
 
 impl Link {

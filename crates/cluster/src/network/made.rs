@@ -14,8 +14,6 @@ use super::links::{Link, bridge_name, concentrator_name, port_name, tunnel_name}
 pub(super) struct Made {
     /// The subnets with instances, by the key of their tunnel.
     pub(super) nets: BTreeMap<u32, Net>,
-    /// The key of each instance with a port.
-    instances: BTreeMap<Uuid, u32>,
     /// The namespaces of concentrators. An interface there that is a part of the underlay keeps
     /// its address taken for seconds after the end of its last process, so it is deleted
     /// before.
@@ -90,7 +88,7 @@ fn path_of(pid: i32) -> String {
 
 impl Port {
     /// Whether its process is gone. The port is gone with it, and the rest follows.
-    pub(super) fn has_ended(&self) -> bool {
+    fn has_ended(&self) -> bool {
         match &self.end {
             End::Process(namespace) => Namespace::of(namespace.pid).as_ref() != Ok(namespace),
             End::Machine(_) => false,
@@ -132,18 +130,16 @@ impl Made {
         }
         let interface = interface.clone();
         there.ports.insert(instance, Port { interface, end });
-        self.instances.insert(instance, net.key);
         Ok(is_new)
     }
 
     /// Removes an instance: its subnet and port, and whether it was the last of the subnet.
     pub(super) fn take(&mut self, instance: Uuid) -> Option<(TenantNet, Port, bool)> {
-        let key = self.instances.remove(&instance)?;
-        let there = self.nets.get_mut(&key)?;
-        let (port, net) = (there.ports.remove(&instance)?, there.net.clone());
-        let is_last = there.ports.is_empty();
+        let mut nets = self.nets.values_mut();
+        let (port, there) = nets.find_map(|net| Some((net.ports.remove(&instance)?, net)))?;
+        let (net, is_last) = (there.net.clone(), there.ports.is_empty());
         if is_last {
-            self.nets.remove(&key);
+            self.nets.remove(&net.key);
         }
         Some((net, port, is_last))
     }
@@ -154,7 +150,7 @@ impl Made {
         ports.flat_map(|(instance, port)| port.elements(*instance))
     }
 
-    /// All links that are needed, by their names.
+    /// All links that are needed, by their names. That of a process goes with it.
     pub(super) fn parts(&self) -> BTreeMap<String, Part<'_>> {
         let concentrators = self.concentrators.keys();
         let concentrators = concentrators.map(|it| (concentrator_name(*it), Part::Concentrator));
@@ -162,7 +158,7 @@ impl Made {
         for Net { net, ports } in self.nets.values() {
             parts.insert(bridge_name(net.key), Part::Bridge);
             parts.insert(tunnel_name(net.key), Part::Tunnel(net));
-            let ports = ports.iter();
+            let ports = ports.iter().filter(|(_, port)| !port.has_ended());
             parts.extend(ports.map(|(instance, port)| (port_name(*instance), Part::Port(net, port))));
         }
         parts
@@ -170,6 +166,16 @@ impl Made {
 }
 
 impl Part<'_> {
+    /// Whether it can be made while its instance runs. A machine holds on to a tap that was deleted,
+    /// and gets a new one when it is started again, as a concentrator gets its port.
+    pub(super) fn can_be_made(&self) -> bool {
+        match self {
+            Part::Bridge | Part::Tunnel(_) => true,
+            Part::Port(_, port) => matches!(port.end, End::Process(_)),
+            Part::Concentrator => false,
+        }
+    }
+
     /// Whether a link of this name can carry packets.
     pub(super) fn is_sound(&self, link: &Link) -> bool {
         let is_on = |net: &TenantNet| link.master == bridge_name(net.key);

@@ -1,6 +1,6 @@
 //! The networks of tenants on a node: bridges, tunnels, the ports of instances, filters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -21,6 +21,9 @@ use super::links::{
 use super::made::{End, Made, Namespace, Net, Part, Port};
 use super::tools;
 use super::wire::renew;
+
+/// The drops of each port, all links, and the names of those that were wrong or missing.
+type Looked = (BTreeMap<String, u64>, Vec<Link>, BTreeSet<String>);
 
 /// The networks of the tenants of a node.
 ///
@@ -103,10 +106,10 @@ impl Networks {
         tools::nft(&elements("add", instance, port, is_new.then_some(net)))?;
         let mut batch = String::new();
         if is_new {
-            write_bridge(&mut batch, &bridge_name(net.key));
-            self.write_tunnel(&mut batch, net);
+            self.write(&mut batch, &bridge_name(net.key), &Part::Bridge, false);
+            self.write(&mut batch, &tunnel_name(net.key), &Part::Tunnel(net), false);
         }
-        self.write_port(&mut batch, &port_name(instance), net.key, port);
+        self.write(&mut batch, &port_name(instance), &Part::Port(net, port), false);
         tools::ip(&batch)?;
         configure(port, net)
     }
@@ -181,45 +184,56 @@ impl Networks {
         // Replaced even if it is there, because another version may have made it.
         tools::nft(&self.table(&made))?;
         made.rules = Filter::read()?.rules;
-        self.settle(&made, &links)
+        self.settle(&made, &links);
+        Ok(())
     }
 
     /// Each tunnel: whether it can carry packets, and what it and its ports have counted. What
-    /// somebody has deleted or changed is made again, and its tunnel counts as down this time.
-    ///
-    /// # Errors
-    /// The kernel does not say, or refuses.
-    pub(crate) fn tunnels(&self) -> Result<Vec<TunnelStats>, String> {
+    /// somebody has deleted or changed is made again, and its tunnel counts as down this time. All
+    /// are down if the kernel does not say, or the underlay is down or gone.
+    pub(crate) fn tunnels(&self) -> Vec<TunnelStats> {
         let mut made = self.made();
-        let underlay: Vec<Link> = tools::json("ip", &["link", "show", "dev", &self.underlay.device])?;
-        let is_cut = underlay
-            .iter()
-            .any(|link| link.operstate == "DOWN" || !link.is_up());
-        let drops = self.keep_filter(&mut made)?;
-        let links = links()?;
-        let parts = made.parts();
-        let by_name: BTreeMap<_, _> = links.iter().map(|link| (link.ifname.as_str(), link)).collect();
-        let is_sound = |name: &String| {
-            let (part, link) = (parts.get(name), by_name.get(name.as_str()));
-            part.zip(link).is_some_and(|(part, link)| part.is_sound(link))
-        };
+        let looked = self.look(&mut made);
+        if let Err(why) = &looked {
+            warn!("tenants' networks: {why}");
+        }
+        let is_cut = looked.is_err();
+        let (drops, links, broken) = looked.unwrap_or_default();
         let of_net = |(key, net): (&u32, &Net)| {
             let tunnel = tunnel_name(*key);
-            let stats = by_name.get(tunnel.as_str()).map(|link| &link.stats64);
-            let bytes = |way| stats.and_then(|stats| stats[way]["bytes"].as_u64()).unwrap_or(0);
-            let ports = net.ports.iter().filter(|(_, port)| !port.has_ended());
-            let ports: Vec<_> = ports.map(|(instance, _)| port_name(*instance)).collect();
+            let stats = links.iter().find(|link| link.ifname == tunnel);
+            let bytes = |way| {
+                stats
+                    .and_then(|link| link.stats64[way]["bytes"].as_u64())
+                    .unwrap_or(0)
+            };
+            let ports: Vec<_> = net.ports.keys().map(|instance| port_name(*instance)).collect();
+            let mut parts = ports.iter().chain([&tunnel]);
             TunnelStats {
                 key: *key,
                 drops: ports.iter().filter_map(|port| drops.get(port)).sum(),
-                up: !is_cut && ports.iter().chain([&tunnel, &bridge_name(*key)]).all(is_sound),
+                up: !is_cut && !broken.contains(&bridge_name(*key)) && !parts.any(|it| broken.contains(it)),
                 rx_bytes: bytes("rx"),
                 tx_bytes: bytes("tx"),
             }
         };
-        let stats = made.nets.iter().map(of_net).collect();
-        self.settle(&made, &links)?;
-        Ok(stats)
+        made.nets.iter().map(of_net).collect()
+    }
+
+    /// What the kernel has. What is wrong or missing is made again.
+    fn look(&self, made: &mut Made) -> Result<Looked, String> {
+        let device = &self.underlay.device;
+        let drops = self.keep_filter(made)?;
+        let links = links()?;
+        let broken = self.settle(made, &links);
+        let underlay: Vec<Link> = tools::json("ip", &["link", "show", "dev", device])?;
+        match underlay
+            .iter()
+            .all(|link| link.is_up() && link.operstate != "DOWN")
+        {
+            true => Ok((drops, links, broken)),
+            false => Err(format!("the underlay {device} is down")),
+        }
     }
 
     /// Brings the copies of certificates that concentrators of this node have up to date.
@@ -244,54 +258,43 @@ impl Networks {
         }
     }
 
-    /// Deletes those links that are not needed or wrong, and makes what is missing.
-    fn settle(&self, made: &Made, links: &[Link]) -> Result<(), String> {
+    /// Deletes those links that are not needed or wrong, and makes what is missing. Gives the names
+    /// of those that were missing or wrong.
+    fn settle(&self, made: &Made, links: &[Link]) -> BTreeSet<String> {
         let mut parts = made.parts();
-        let (mut wrong, mut batch, mut new) = (Vec::new(), String::new(), Vec::new());
+        let (mut wrong, mut there) = (Vec::new(), BTreeSet::new());
         for link in links {
             match parts.get(&link.ifname) {
                 Some(Part::Tunnel(net)) if !self.leads_to(net, link) => wrong.push(link.ifname.clone()),
                 Some(part) if part.is_sound(link) => drop(parts.remove(&link.ifname)),
-                Some(_) => {}
+                Some(_) => drop(there.insert(&link.ifname)),
                 None => wrong.push(link.ifname.clone()),
             }
         }
         delete(&wrong);
-        let is_there = |name: &String| links.iter().any(|link| link.ifname == *name) && !wrong.contains(name);
+        let (mut batch, mut new) = (String::new(), Vec::new());
         // Bridges come first in the order of names.
         for (name, part) in &parts {
+            let is_there = there.contains(name);
+            if is_there || part.can_be_made() {
+                self.write(&mut batch, name, part, is_there);
+            }
             match part {
-                Part::Tunnel(net) if is_there(name) => write_master(&mut batch, name, net.key),
-                Part::Port(net, _) if is_there(name) => {
-                    write_master(&mut batch, name, net.key);
-                    write_isolated(&mut batch, name);
-                }
-                Part::Bridge | Part::Concentrator if is_there(name) => {
-                    let _ = writeln!(batch, "link set {name} up");
-                }
-                Part::Bridge => write_bridge(&mut batch, name),
-                Part::Tunnel(net) => self.write_tunnel(&mut batch, net),
-                Part::Port(net, port) => {
-                    // A machine holds on to a tap that was deleted, and gets a new one when it
-                    // is started again.
-                    if matches!(port.end, End::Process(_)) && !port.has_ended() {
-                        self.write_port(&mut batch, name, net.key, port);
-                        new.push((port, *net));
-                    }
-                }
-                Part::Concentrator => {}
+                Part::Port(net, port) if !is_there => new.push((*port, *net)),
+                _ => {}
             }
         }
-        if !parts.is_empty() {
-            info!(
-                "tenants' networks: missing or wrong, and made again: {:?}",
-                parts.keys()
-            );
+        let broken: BTreeSet<_> = parts.into_keys().collect();
+        if !broken.is_empty() {
+            info!("tenants' networks: missing or wrong, and made again: {broken:?}");
         }
         // A process that ends meanwhile does not keep the others from getting their ports.
         let batched = tools::ip_anyway(&batch);
         let mut configured = new.into_iter().map(|(port, net)| configure(port, net));
-        batched.and(configured.try_for_each(|configured| configured))
+        if let Err(why) = batched.and(configured.try_for_each(|configured| configured)) {
+            warn!("tenants' networks: {why}");
+        }
+        broken
     }
 
     /// Whether a tunnel leads to the concentrator of a subnet.
@@ -308,35 +311,40 @@ impl Networks {
         table(made, self.underlay.ip, self.config.tunnels.port)
     }
 
-    /// Nothing is learned from the tunnel: there is one way out of it, to the concentrator.
-    fn write_tunnel(&self, batch: &mut String, net: &TenantNet) {
-        let (key, remote) = (net.key, net.concentrator);
-        let TunnelConfig { mtu, port, .. } = self.config.tunnels;
-        let (tunnel, local) = (tunnel_name(key), self.underlay.ip);
-        let _ = write!(
-            batch,
-            "link add name {tunnel} group {GROUP} type vxlan id {key} local {local} remote {remote} dstport {port} nolearning\n\
-             link set {tunnel} addrgenmode none\n\
-             link set {tunnel} mtu {mtu}\n"
-        );
-        write_master(batch, &tunnel, key);
-    }
-
-    fn write_port(&self, batch: &mut String, name: &str, key: u32, port: &Port) {
-        let (mac, mtu) = (&port.interface.mac, self.config.tunnels.mtu);
-        let _ = match &port.end {
-            End::Process(Namespace { pid, .. }) => writeln!(
-                batch,
-                "link add name {name} type veth peer name eth0 mtu {mtu} address {mac} netns {pid}"
-            ),
-            End::Machine(uid) => writeln!(batch, "tuntap add name {name} mode tap user {uid}"),
+    /// Makes a link, unless it is there, and sets it up.
+    fn write(&self, batch: &mut String, name: &str, part: &Part<'_>, is_there: bool) {
+        let (TunnelConfig { mtu, port: udp, .. }, local) = (&self.config.tunnels, self.underlay.ip);
+        let add = |kind: String| format!("link add name {name} mtu {mtu} group {GROUP} type {kind}");
+        let added = match part {
+            Part::Bridge | Part::Concentrator => add("bridge mcast_snooping 0".into()),
+            // Nothing is learned from the tunnel: there is one way out of it, to the concentrator.
+            Part::Tunnel(net) => add(format!(
+                "vxlan id {} local {local} remote {} dstport {udp} nolearning",
+                net.key, net.concentrator
+            )),
+            Part::Port(_, port) => match &port.end {
+                End::Process(namespace) => add(format!(
+                    "veth peer name eth0 mtu {mtu} address {} netns {}",
+                    port.interface.mac, namespace.pid
+                )),
+                End::Machine(uid) => format!(
+                    "tuntap add name {name} mode tap user {uid}\nlink set {name} group {GROUP}\n\
+                     link set {name} mtu {mtu}"
+                ),
+            },
         };
-        let _ = write!(
-            batch,
-            "link set {name} group {GROUP} mtu {mtu}\nlink set {name} addrgenmode none\n"
-        );
-        write_master(batch, name, key);
-        write_isolated(batch, name);
+        if !is_there {
+            let _ = writeln!(batch, "{added}\nlink set {name} addrgenmode none");
+        }
+        if let Part::Tunnel(net) | Part::Port(net, _) = part {
+            let _ = writeln!(batch, "link set {name} master {}", bridge_name(net.key));
+        }
+        // A port is isolated: it reaches the tunnel and no other port, so instances of one node
+        // meet at the concentrator as well.
+        if let Part::Port(..) = part {
+            let _ = writeln!(batch, "link set {name} type bridge_slave isolated on");
+        }
+        let _ = writeln!(batch, "link set {name} up");
     }
 }
 
@@ -392,26 +400,6 @@ fn set_address(interface: &Interface, gateway: Option<Ipv4Addr>, namespace: &Fil
         let _ = writeln!(batch, "route add default via {gateway}");
     }
     tools::ip_within(namespace, &batch)
-}
-
-/// Connects a link to the bridge of its subnet.
-fn write_master(batch: &mut String, link: &str, key: u32) {
-    let _ = writeln!(batch, "link set {link} master {} up", bridge_name(key));
-}
-
-/// A port is isolated: it reaches the tunnel and no other port, so instances of one node meet at
-/// the concentrator as well.
-fn write_isolated(batch: &mut String, port: &str) {
-    let _ = writeln!(batch, "link set {port} type bridge_slave isolated on");
-}
-
-fn write_bridge(batch: &mut String, bridge: &str) {
-    let _ = write!(
-        batch,
-        "link add name {bridge} group {GROUP} type bridge mcast_snooping 0\n\
-         link set {bridge} addrgenmode none\n\
-         link set {bridge} up\n"
-    );
 }
 
 fn overlaps(a: Ipv4Net, b: Ipv4Net) -> bool {

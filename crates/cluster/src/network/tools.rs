@@ -1,33 +1,38 @@
 //! `ip`, `nft` and `nsenter` as child processes, each with a time limit.
 
-use std::convert::Infallible;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsRawFd;
-use std::process::{Child, Command, Stdio};
-use std::thread::{self, ScopedJoinHandle};
-use std::time::Duration;
+use std::process::{Child, Command, ExitStatus, Stdio};
 
-use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Deserialize;
 
 /// How long one call may take. A batch for a thousand tenants takes some three seconds here.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Timespec = Timespec {
+    tv_sec: 30,
+    tv_nsec: 0,
+};
 /// The most that is read of what a tool prints.
 const MOST: u64 = 64 << 20;
 
 /// Runs lines of `ip` as one batch, which ends at the first line that fails. An empty batch
 /// does nothing.
 pub(crate) fn ip(batch: &str) -> Result<(), String> {
-    batch_of(&mut Command::new("ip"), "", batch)
+    batch_of(&mut Command::new("ip"), batch)
 }
 
 /// As [`ip`], but goes on after a line that fails. Devices that are gone are no error.
 pub(crate) fn ip_anyway(batch: &str) -> Result<(), String> {
-    match batch_of(&mut Command::new("ip"), "-force", batch) {
-        Err(why) if why.split("; ").all(is_about_absence) => Ok(()),
-        other => other,
-    }
+    anyway("ip", batch)
+}
+
+/// The same for lines of `bridge`.
+pub(crate) fn bridge_anyway(batch: &str) -> Result<(), String> {
+    anyway("bridge", batch)
 }
 
 /// Runs a batch in the network namespace that this file is.
@@ -35,12 +40,7 @@ pub(crate) fn ip_within(namespace: &File, batch: &str) -> Result<(), String> {
     let (own, fd) = (std::process::id(), namespace.as_raw_fd());
     let mut command = Command::new("nsenter");
     command.arg(format!("--net=/proc/{own}/fd/{fd}")).arg("ip");
-    batch_of(&mut command, "", batch)
-}
-
-/// Runs lines of `bridge` as one batch.
-pub(crate) fn bridge(batch: &str) -> Result<(), String> {
-    batch_of(&mut Command::new("bridge"), "", batch)
+    batch_of(&mut command, batch)
 }
 
 /// The elements of a set or a map, as its definition has them.
@@ -74,18 +74,20 @@ pub(crate) fn nft_check(commands: &str) -> Result<(), String> {
     run(Command::new("nft").args(["-c", "-f", "-"]), commands).map(drop)
 }
 
-fn is_about_absence(line: &str) -> bool {
-    ["Cannot find device", "No such device", "Command failed"]
-        .iter()
-        .any(|known| line.contains(known))
+fn anyway(tool: &str, batch: &str) -> Result<(), String> {
+    const ABSENCE: [&str; 3] = ["Cannot find device", "No such device", "Command failed"];
+    let is_about_absence = |line: &str| ABSENCE.iter().any(|known| line.contains(known));
+    match batch_of(Command::new(tool).arg("-force"), batch) {
+        Err(why) if why.split("; ").all(is_about_absence) => Ok(()),
+        other => other,
+    }
 }
 
-fn batch_of(command: &mut Command, how: &str, batch: &str) -> Result<(), String> {
-    if batch.is_empty() {
-        return Ok(());
+fn batch_of(command: &mut Command, batch: &str) -> Result<(), String> {
+    match batch {
+        "" => Ok(()),
+        batch => run(command.args(["-batch", "-"]), batch).map(drop),
     }
-    let how = Some(how).filter(|how| !how.is_empty());
-    run(command.args(how).args(["-batch", "-"]), batch).map(drop)
 }
 
 /// Runs a tool to its end. Gives what it prints; after a failure, what it says about it.
@@ -95,22 +97,29 @@ fn run(command: &mut Command, input: &str) -> Result<Vec<u8>, String> {
     // The tools need nothing else of this program's environment, which has settings of its
     // allocator.
     let path = std::env::var_os("PATH").map(|path| ("PATH", path));
+    // Files in memory take everything at once, so no pipe can fill up.
+    let file = || memfd_create("tool", MemfdFlags::CLOEXEC).map(File::from);
+    let file = || file().map_err(|e| failed(e.into()));
+    let (mut stdin, mut stdout, mut stderr) = (file()?, file()?, file()?);
+    let given_in = stdin.write_all(input.as_bytes());
+    given_in.and_then(|()| stdin.rewind()).map_err(failed)?;
+    let given = |file: &File| file.try_clone().map(Stdio::from);
     let mut child = command
         .env_clear()
         .envs(path)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
+        .stdin(stdin)
+        .stdout(given(&stdout).map_err(failed)?)
+        .stderr(given(&stderr).map_err(failed)?)
         .spawn()
         .map_err(|e| match e.kind() {
             io::ErrorKind::NotFound => format!("the program {name} is not installed"),
             _ => failed(e),
         })?;
-    let (printed, said) = exchange(&mut child, input).map_err(failed)?;
-    let status = child.wait().map_err(failed)?;
+    let status = ended(&mut child).map_err(failed)?;
     if status.success() {
-        return Ok(printed);
+        return read(&mut stdout).map_err(failed);
     }
+    let said = read(&mut stderr).map_err(failed)?;
     let said = String::from_utf8_lossy(&said);
     match said.trim() {
         "" => Err(format!("{name}: {status}")),
@@ -119,44 +128,28 @@ fn run(command: &mut Command, input: &str) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Writes the input and reads both outputs side by side, so that no pipe fills up. A tool that
-/// does not end in time is killed, which ends the threads.
-fn exchange(child: &mut Child, input: &str) -> io::Result<(Vec<u8>, Vec<u8>)> {
-    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    thread::scope(|scope| {
-        let thread = |name: &str| thread::Builder::new().name(name.into());
-        let (done, ended) = bounded::<Infallible>(0);
-        let end = done.clone();
-        let writer = thread("ssntp-tool-in").spawn_scoped(scope, move || {
-            let _end = end;
-            // A tool that ends before it has read everything says why on its standard error.
-            let _ = stdin.map(|mut stdin| stdin.write_all(input.as_bytes()));
-        });
-        let end = done.clone();
-        let out = thread("ssntp-tool-out").spawn_scoped(scope, move || read(stdout, end));
-        let err = thread("ssntp-tool-err").spawn_scoped(scope, move || read(stderr, done));
-        let late = ended.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout);
-        let failed = writer.is_err() || out.is_err() || err.is_err();
-        if late || failed {
-            child.kill()?;
-            child.wait()?;
-        }
-        if late {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "it does not end"));
-        }
-        writer?;
-        let joined = |read: ScopedJoinHandle<'_, Vec<u8>>| read.join().unwrap_or_default();
-        Ok((joined(out?), joined(err?)))
-    })
+/// Waits for the end of a tool. One that does not end in time is killed.
+fn ended(child: &mut Child) -> io::Result<ExitStatus> {
+    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty());
+    let waited = process.and_then(|process| {
+        let mut fds = [PollFd::new(&process, PollFlags::IN)];
+        retry_on_intr(|| poll(&mut fds, Some(&LIMIT)))
+    });
+    if waited == Ok(1) {
+        return child.wait();
+    }
+    child.kill()?;
+    child.wait()?;
+    waited?;
+    Err(io::Error::new(io::ErrorKind::TimedOut, "it does not end"))
 }
 
-/// Reads to the end; what was read before an error is still of use.
-fn read(from: Option<impl Read>, _end: Sender<Infallible>) -> Vec<u8> {
+/// Reads what a tool has written.
+fn read(file: &mut File) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    if let Some(from) = from {
-        let _ = from.take(MOST).read_to_end(&mut bytes);
-    }
-    bytes
+    file.rewind()?;
+    file.take(MOST).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 #[cfg(test)]

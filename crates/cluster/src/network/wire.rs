@@ -127,11 +127,10 @@ impl Wire {
             .map(|(name, value)| (name.into(), value.into()))
             .collect();
         for (name, from) in config.files_of(self.instance) {
-            let to = copy_in(place.dir(), &name);
-            let content = joined(&from).map_err(|e| LaunchError::io(&name, &e))?;
-            replace(&to, &content)
-                .and_then(|()| user.map_or(Ok(()), |user| give(&to, user)))
-                .map_err(|e| LaunchError::io(to.display(), &e))?;
+            let copied = copy(&name, &from, place.dir());
+            let to = copied.map_err(|e| LaunchError::io(&name, &e))?;
+            let given = user.map_or(Ok(()), |user| give(&to, user));
+            given.map_err(|e| LaunchError::io(to.display(), &e))?;
             env.push((name.into(), to.into()));
         }
         Ok(env)
@@ -146,22 +145,22 @@ fn failed(why: String) -> LaunchError {
 /// again by itself.
 pub(super) fn renew(config: &NetworkConfig, concentrator: Uuid, directory: &Path) {
     for (name, from) in config.files_of(concentrator) {
-        let to = copy_in(directory, &name);
-        let renewed = joined(&from).and_then(|content| match fs::read(&to) {
-            Ok(there) if there == content => Ok(()),
-            // The new file has the owner of the former one.
-            Ok(_) => replace(&to, &content),
-            Err(e) => Err(e),
-        });
-        if let Err(e) = renewed {
+        if let Err(e) = copy(&name, &from, directory) {
             // A certificate that is not there yet is no reason to fill the log.
             debug!("concentrator {concentrator}: {name}: {e}");
         }
     }
 }
 
-fn copy_in(directory: &Path, name: &str) -> PathBuf {
-    directory.join(name.to_ascii_lowercase())
+/// Makes the copy of these files that a variable names, unless it is there. A copy has the owner of
+/// the former one.
+fn copy(name: &str, from: &[PathBuf], directory: &Path) -> io::Result<PathBuf> {
+    let to = directory.join(name.to_ascii_lowercase());
+    let content = joined(from)?;
+    match fs::read(&to) {
+        Ok(there) if there == content => Ok(to),
+        _ => replace(&to, &content).map(|()| to),
+    }
 }
 
 /// The content of all these files.

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::nodes::detached;
 use super::{Scheduler, answers, relay};
-use crate::subnet::{Subnet, removed};
+use crate::subnet::Subnet;
 use ssntp::Role;
 use ssntp::payload::{Error, Id, PublicIpAssigned, PublicIpUnassigned, TenantAdded, TenantRemoved};
 use ssntp::proto::{Event, Frame};
@@ -25,36 +25,19 @@ const MOST_OF_ALL: usize = 65_536;
 const MAX_EVENT: usize = 512;
 /// The most tenants of an agent that are remembered: one for each of its instances.
 const MOST_OF_AGENT: usize = 4096;
-/// The most tenants of all agents together, at some 300 bytes each. Beyond that a
+/// The most tenants of all agents together, at some 500 bytes each. Beyond that a
 /// concentrator that was away learns of a tenant when its agent reports it again.
 const MOST_TENANTS: usize = 65_536;
-/// A tenant's UUID and an address are shorter, in bytes.
-const MAX_WORD: usize = 64;
-
-/// A subnet of a tenant, and the concentrator that serves it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Tenant {
-    cnci: Uuid,
-    tenant: Id,
-    subnet: Subnet,
-}
-
-/// The last report of an agent about a tenant.
-#[derive(Debug)]
-struct Told {
-    is_added: bool,
-    agent_ip: String,
-    concentrator_ip: String,
-    subnet_key: u32,
-}
+/// A concentrator, a tenant, and the subnet of the tenant that it serves.
+type Served = (Uuid, Id, Subnet);
 
 /// The connected concentrators that have reported something, by UUID.
 #[derive(Debug, Default)]
 pub(super) struct Cncis {
     by_uuid: HashMap<Uuid, Cnci>,
-    /// By agent, the tenants that it has reported; some concentrators may not have got the
-    /// reports.
-    tenants: HashMap<Uuid, BTreeMap<Tenant, Told>>,
+    /// By agent, its last report of each tenant: TenantAdded, or a TenantRemoved that the
+    /// concentrator has not got yet.
+    tenants: HashMap<Uuid, BTreeMap<Served, Frame>>,
     /// How many these are in all.
     tenant_count: usize,
 }
@@ -109,41 +92,24 @@ impl Cncis {
         self.tenant_count -= tenants.map_or(0, |tenants| tenants.len());
     }
 
-    /// Remembers what an agent has told a concentrator, if it is what it should be, and there
-    /// is room.
-    fn remember(&mut self, tenant: &TenantAdded, agent: Uuid, is_added: bool) {
-        let words = [
-            tenant.tenant_uuid.as_str(),
-            &tenant.agent_ip,
-            &tenant.concentrator_ip,
-        ];
-        // Agents choose these texts, and they are kept for as long as the session lasts.
-        if words.iter().any(|word| word.len() > MAX_WORD) {
+    /// Remembers what an agent has told a concentrator, if there is room. The newest report counts:
+    /// a TenantRemoved replaces the TenantAdded before it.
+    fn remember(&mut self, served: Served, agent: Uuid, frame: &Frame) {
+        // Agents choose what it says, and it is kept for as long as the session lasts.
+        if frame.payload_bytes().len() > MAX_EVENT {
             return;
         }
-        let (Some(key), tenants) = (key(tenant), self.tenants.entry(agent).or_default()) else {
-            return;
-        };
-        let is_new = !tenants.contains_key(&key);
-        if is_new && (tenants.len() >= MOST_OF_AGENT || self.tenant_count >= MOST_TENANTS) {
-            return;
+        let tenants = self.tenants.entry(agent).or_default();
+        let is_new = !tenants.contains_key(&served);
+        if !is_new || (tenants.len() < MOST_OF_AGENT && self.tenant_count < MOST_TENANTS) {
+            self.tenant_count += usize::from(is_new);
+            tenants.insert(served, detached(frame));
         }
-        self.tenant_count += usize::from(is_new);
-        // The newest event counts: a TenantRemoved replaces the TenantAdded before it.
-        let told = Told {
-            is_added,
-            agent_ip: tenant.agent_ip.clone(),
-            concentrator_ip: tenant.concentrator_ip.clone(),
-            subnet_key: tenant.subnet_key,
-        };
-        tenants.insert(key, told);
     }
 
-    fn forget(&mut self, tenant: &TenantAdded, agent: Uuid) {
+    fn forget(&mut self, served: &Served, agent: Uuid) {
         let tenants = self.tenants.get_mut(&agent);
-        let removed = tenants
-            .zip(key(tenant))
-            .and_then(|(tenants, key)| tenants.remove(&key));
+        let removed = tenants.and_then(|tenants| tenants.remove(served));
         self.tenant_count -= usize::from(removed.is_some());
     }
 
@@ -154,69 +120,45 @@ impl Cncis {
     }
 }
 
-fn key(tenant: &TenantAdded) -> Option<Tenant> {
-    Some(Tenant {
-        cnci: tenant.concentrator_uuid.uuid()?,
-        tenant: tenant.tenant_uuid.clone(),
-        subnet: tenant.tenant_subnet.parse().ok()?,
-    })
-}
-
-/// TenantAdded or TenantRemoved, which have the same fields.
-fn read(frame: &Frame) -> Result<TenantAdded, Error> {
+/// The agent that a TenantAdded or TenantRemoved names, the concentrator, the tenant and the subnet.
+fn read(frame: &Frame) -> Result<(Id, Id, Id, String), Error> {
     if frame.kind() == Event::TENANT_ADDED {
-        return frame.payload();
+        let it: TenantAdded = frame.payload()?;
+        return Ok((
+            it.agent_uuid,
+            it.concentrator_uuid,
+            it.tenant_uuid,
+            it.tenant_subnet,
+        ));
     }
-    let told: TenantRemoved = frame.payload()?;
-    Ok(TenantAdded {
-        agent_uuid: told.agent_uuid,
-        agent_ip: told.agent_ip,
-        tenant_uuid: told.tenant_uuid,
-        tenant_subnet: told.tenant_subnet,
-        concentrator_uuid: told.concentrator_uuid,
-        concentrator_ip: told.concentrator_ip,
-        subnet_key: told.subnet_key,
-    })
-}
-
-impl Tenant {
-    /// The frame that told it.
-    fn frame(&self, agent: Uuid, told: &Told) -> Frame {
-        let added = TenantAdded {
-            agent_uuid: agent.into(),
-            agent_ip: told.agent_ip.clone(),
-            tenant_uuid: self.tenant.clone(),
-            tenant_subnet: self.subnet.to_string(),
-            concentrator_uuid: self.cnci.into(),
-            concentrator_ip: told.concentrator_ip.clone(),
-            subnet_key: told.subnet_key,
-        };
-        match told.is_added {
-            true => Frame::of(&added),
-            false => Frame::of(&removed(&added)),
-        }
-    }
+    let it: TenantRemoved = frame.payload()?;
+    Ok((
+        it.agent_uuid,
+        it.concentrator_uuid,
+        it.tenant_uuid,
+        it.tenant_subnet,
+    ))
 }
 
 impl Scheduler {
     /// Takes in TenantAdded or TenantRemoved of an agent, for the concentrator that it names.
     pub(super) fn tenant_event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        let is_added = frame.kind() == Event::TENANT_ADDED;
-        let tenant = match read(frame) {
-            Ok(tenant) => tenant,
+        let (agent, cnci, tenant, subnet) = match read(frame) {
+            Ok(read) => read,
             Err(e) => return answers::refuse(cx, from, frame, &e.into()),
         };
-        if !tenant.agent_uuid.is_empty() && tenant.agent_uuid != from.uuid() {
-            return self.reject_report(cx, from, frame, &format_args!("of agent {}", tenant.agent_uuid));
+        if !agent.is_empty() && agent != from.uuid() {
+            return self.reject_report(cx, from, frame, &format_args!("of agent {agent}"));
         }
-        let to = (tenant.concentrator_uuid.clone(), Role::CNCIAGENT);
+        let served = cnci.uuid().zip(subnet.parse().ok());
         // If the concentrator is away, this fails, and the event is told when it returns.
-        let is_heard = relay::forward(cx, &mut self.log, from, frame, Ok(to)).is_ok();
+        let is_heard = relay::forward(cx, &mut self.log, from, frame, Ok((cnci, Role::CNCIAGENT))).is_ok();
+        let Some((cnci, subnet)) = served else { return };
+        let served = (cnci, tenant, subnet);
         // A concentrator that has got TenantRemoved needs nothing more.
-        if !is_added && is_heard {
-            self.cncis.forget(&tenant, from.uuid());
-        } else {
-            self.cncis.remember(&tenant, from.uuid(), is_added);
+        match is_heard && frame.kind() == Event::TENANT_REMOVED {
+            true => self.cncis.forget(&served, from.uuid()),
+            false => self.cncis.remember(served, from.uuid(), frame),
         }
     }
 
@@ -227,12 +169,12 @@ impl Scheduler {
             tenant_count,
             ..
         } = &mut self.cncis;
-        for (agent, tenants) in tenants {
-            tenants.retain(|key, told| {
-                let is_its = key.cnci == session.uuid();
+        for tenants in tenants.values_mut() {
+            tenants.retain(|(cnci, ..), told| {
+                let is_its = *cnci == session.uuid();
+                let is_told = is_its && cx.send(session.uuid(), told).is_ok();
                 // A TenantRemoved is remembered only until the concentrator has got it.
-                let is_done =
-                    is_its && cx.send(session.uuid(), &key.frame(*agent, told)).is_ok() && !told.is_added;
+                let is_done = is_told && told.kind() == Event::TENANT_REMOVED;
                 *tenant_count -= usize::from(is_done);
                 !is_done
             });

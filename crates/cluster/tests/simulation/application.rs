@@ -1,7 +1,7 @@
 //! What runs on the server: an application that routes in every way there is,
 //! or the real scheduler; and the log of what it was told and what it sent.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -88,6 +88,10 @@ pub(super) struct Log {
     /// The server sends frames without marks: questions, answers, and what ends a session.
     pub(super) unmarked: bool,
     panics: u32,
+    /// The instances that agents have launched.
+    pub(super) launched: BTreeSet<Uuid>,
+    /// How many running instances controllers were seen to know.
+    pub(super) known: usize,
 }
 
 pub(super) type SharedLog = Arc<Mutex<Log>>;
@@ -97,6 +101,13 @@ impl Log {
         let session = self.sessions.entry(to).or_default();
         session.sent += 1;
         session.expected.entry(sender).or_default().push_back(number);
+    }
+
+    /// An agent launches an instance, which nobody has asked it to start again.
+    pub(super) fn launches(&mut self, instance: Uuid) {
+        if !self.launched.insert(instance) {
+            self.faults.push(format!("cluster: {instance} is launched twice"));
+        }
     }
 
     /// A peer has received a frame of its session.

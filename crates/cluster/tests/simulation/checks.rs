@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::application::uuid;
+use super::cluster::Program;
 use super::peers::Ending;
 use super::threads::Fails;
 use super::world::{Connection, World};
@@ -102,6 +104,37 @@ impl World {
                 return Err(format!(
                     "standstill: others wait for {number}, whose queue is empty"
                 ));
+            }
+        }
+        Ok(())
+    }
+
+    /// When all is at rest, each controller sees what runs.
+    pub(super) fn check_the_cluster(&self) -> Result<(), String> {
+        let mut log = self.log.lock().unwrap();
+        let stands = |connection: &&Connection| {
+            let session = connection.peer.session.and_then(|id| log.sessions.get(&id));
+            connection.peer.reads()
+                && connection.peer.connected
+                && session.is_some_and(|session| session.connected == 1 && session.disconnected.is_none())
+        };
+        let all: Vec<_> = self.connections.iter().filter(stands).collect();
+        for controller in &all {
+            for agent in &all {
+                let node = uuid(agent.peer.plan.entity);
+                let running = agent.peer.program.as_ref().and_then(Program::running);
+                let view = controller.peer.program.as_ref();
+                let seen = view.and_then(|program| program.seen(node));
+                if let (Some(running), Some(seen)) = (running, seen) {
+                    log.known += seen.len();
+                    if running == seen {
+                        continue;
+                    }
+                    let (number, node) = (controller.peer.plan.number, agent.peer.plan.number);
+                    return Err(format!(
+                        "cluster: {running:?} run at {node}, and {number} sees {seen:?}"
+                    ));
+                }
             }
         }
         Ok(())

@@ -9,7 +9,9 @@
 //!
 //!  Peer ◀──▶ Stream ◀──▶ Newcomer, Reader, Writer ──▶ Events ──▶ Runner<ServerCore<Application>>
 //!  (ClientHandshake,     (Entry, Incoming, Writing, Credit,       (the real one, with its
-//!   Codec, a plan)        Outbox: the real ones)                   Flow, and the scheduler)
+//!   Codec, a plan; the    Outbox: the real ones)                   Flow, and the scheduler)
+//!   cores of agents and
+//!   controllers)
 //! ```
 //!
 //! There are no threads, sockets or clocks. What serves for real is real: the
@@ -32,6 +34,7 @@
 //! | limit | where every peer behaves, nothing ends by a time limit |
 //! | told once | the application hears of each session's begin and end once, in order |
 //! | standstill | nothing waits that could move |
+//! | cluster | no instance is launched twice, and at rest each controller sees what its agents run |
 //! | requests | a question is answered once, by the one who was asked |
 //! | happened | in some world each kind of end has happened, a question was answered, and so on |
 //!
@@ -43,6 +46,7 @@
 //! | `world` | what is drawn from the seed, and the loop |
 //! | `peers`, `plans` | the other ends of the connections, and what they are like |
 //! | `threads` | the server's threads of a connection, as machines |
+//! | `cluster` | agents and controllers: their real cores |
 //! | `network` | streams |
 //! | `application` | the server's application, and the log of what it was told |
 //! | `checks` | the invariants |
@@ -57,6 +61,7 @@
 
 mod application;
 mod checks;
+mod cluster;
 mod network;
 mod peers;
 mod plans;
@@ -90,6 +95,8 @@ const MUST_HAPPEN: &[&str] = &[
     "a question is answered",
     "CONNECTED is never read",
     "a frame of many MiB arrives",
+    "an instance is launched",
+    "a controller sees what runs",
 ];
 
 fn number(name: &str) -> Option<u64> {

@@ -7,11 +7,12 @@ use bytes::BytesMut;
 use uuid::Uuid;
 
 use super::application::{Mark, QUERY, SharedLog, operands, uuid};
+use super::cluster::Program;
 use super::network::Stream;
 use super::random::Random;
 use super::threads::Step;
 use ssntp::Role;
-use ssntp::payload::Kick;
+use ssntp::payload::{Delete, Kick, Stop};
 use ssntp::proto::{
     ClientHandshake, Codec, Command, Connect, EXCHANGE_LEN, ErrorCode, Event, Exchange, Frame, FrameKind,
     FrameType, Header, Item, Refusal, Status, Step as ExchangeStep,
@@ -68,6 +69,8 @@ pub(super) struct Plan {
     pub(super) eager: bool,
     pub(super) entities: u32,
     pub(super) scheduler: bool,
+    /// It is a real agent, or keeps the view of a real controller.
+    pub(super) real: bool,
     pub(super) tracing: bool,
     /// It asks others, and answers what it is asked.
     pub(super) asks: bool,
@@ -131,8 +134,9 @@ pub(super) struct Peer {
     pub(super) answered: u64,
     /// The longest payload that it has received.
     pub(super) longest: usize,
-    /// Its answers to requests.
+    /// Its answers to requests, and what its program sends.
     replies: Vec<Frame>,
+    pub(super) program: Option<Program>,
 }
 
 impl Peer {
@@ -165,6 +169,7 @@ impl Peer {
             answered: 0,
             longest: 0,
             replies: Vec::new(),
+            program: None,
             plan,
         }
     }
@@ -198,6 +203,10 @@ impl Peer {
                     return Step::Waits(Some(at));
                 }
                 self.output.extend(self.handshake.connect());
+                if self.plan.real {
+                    let program = Program::new(self.plan.role, uuid(self.plan.entity), now, log);
+                    self.program = Some(program);
+                }
                 self.stage = Stage::Shakes;
                 Step::Moved
             }
@@ -249,7 +258,7 @@ impl Peer {
             Ok(bytes) => {
                 self.taken += bytes.len() as u64;
                 self.input.extend_from_slice(&bytes);
-                self.take(log);
+                self.take(now, log);
             }
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Step::Waits(None),
             Err(_) => self.stage = Stage::Over,
@@ -257,12 +266,15 @@ impl Peer {
         Step::Moved
     }
 
-    fn take(&mut self, log: &SharedLog) {
+    fn take(&mut self, now: Instant, log: &SharedLog) {
         if self.stage == Stage::Shakes {
             match self.handshake.receive(&mut self.input) {
-                Ok(Some(_)) => {
+                Ok(Some(connected)) => {
                     self.connected = true;
                     self.stage = Stage::Open;
+                    if let Some(program) = &mut self.program {
+                        self.replies.extend(program.connected(connected.payload, now));
+                    }
                 }
                 Ok(None) => return,
                 // What was refused ends when the server ends.
@@ -291,8 +303,8 @@ impl Peer {
         }
         for item in items {
             match item {
-                Item::Run(run) => run.frames().for_each(|frame| self.receive(&frame, log)),
-                Item::Traced(frame) => self.receive(&frame, log),
+                Item::Run(run) => run.frames().for_each(|frame| self.receive(&frame, now, log)),
+                Item::Traced(frame) => self.receive(&frame, now, log),
                 Item::Unsupported(kind) => {
                     log.lock()
                         .unwrap()
@@ -303,7 +315,7 @@ impl Peer {
         }
     }
 
-    fn receive(&mut self, frame: &Frame, log: &SharedLog) {
+    fn receive(&mut self, frame: &Frame, now: Instant, log: &SharedLog) {
         self.received += 1;
         self.longest = self.longest.max(frame.payload_bytes().len());
         if frame.kind() == QUERY {
@@ -317,7 +329,9 @@ impl Peer {
         {
             log.lock().unwrap().arrives(session, mark);
         }
-        if self.plan.scheduler && frame.kind() == Command::START && self.answers.len() < 20 {
+        if let Some(program) = &mut self.program {
+            self.replies.extend(program.receive(frame, now));
+        } else if self.plan.scheduler && frame.kind() == Command::START && self.answers.len() < 20 {
             self.answers.push(frame.clone());
         }
     }
@@ -383,6 +397,11 @@ impl Peer {
             self.stage = Stage::Over;
             return Step::Moved;
         }
+        let mut due = None;
+        if let Some(program) = self.program.as_mut().filter(|_| self.stage == Stage::Open) {
+            self.replies.extend(program.tick(now));
+            due = program.deadline();
+        }
         if self.output.is_empty() && !self.ended {
             let replies = self.replies.drain(..).flat_map(|reply| reply.encode());
             self.output.extend(replies);
@@ -394,10 +413,13 @@ impl Peer {
             if let Some(at) = self.next_frame
                 && now < at
             {
-                return Step::Waits(Some(at));
+                return Step::Waits([Some(at), due].into_iter().flatten().min());
             }
             if self.left == 0 {
-                return self.end(random);
+                return match self.end(random) {
+                    Step::Waits(_) => Step::Waits(due),
+                    step => step,
+                };
             }
             for _ in 0..random.between(1, 30).min(self.left) {
                 self.left -= 1;
@@ -437,6 +459,14 @@ impl Peer {
     }
 
     fn compose(&mut self, random: &mut Random) {
+        // An agent speaks when it has something to say.
+        if self
+            .program
+            .as_ref()
+            .is_some_and(|program| program.running().is_some())
+        {
+            return;
+        }
         self.number += 1;
         let mark = Mark {
             sender: self.plan.number,
@@ -496,6 +526,25 @@ impl Peer {
     fn of_cluster(&mut self, controller: bool, random: &mut Random) -> (FrameKind, String) {
         let entity = uuid(self.plan.entity);
         if controller {
+            let known = self.program.as_ref().and_then(|program| program.pick(random));
+            if let Some((instance_uuid, workload_agent_uuid)) = known.filter(|_| random.chance(40)) {
+                let (instance_uuid, workload_agent_uuid) = (instance_uuid.into(), workload_agent_uuid.into());
+                let stop = random.chance(30);
+                let frame = match random.chance(50) {
+                    true => Frame::of(&Stop {
+                        instance_uuid,
+                        workload_agent_uuid,
+                        stop,
+                    }),
+                    false => Frame::of(&Delete {
+                        instance_uuid,
+                        workload_agent_uuid,
+                        stop,
+                    }),
+                };
+                let text = String::from_utf8_lossy(frame.payload_bytes()).into_owned();
+                return (frame.kind(), text);
+            }
             let instance = Uuid::from_u128(u128::from(random.next()) | 1 << 100);
             return (
                 Command::START.into(),

@@ -17,6 +17,7 @@ pub(super) fn plans(random: &mut Random, scheduler: bool, is_long: bool) -> Vec<
     };
     // Most worlds have little that goes wrong, so that much is to be kept.
     let trouble = random.pick(&[0, 30, 60]);
+    let real = scheduler && random.chance(60);
     let asks = !scheduler && random.chance(15);
     let kicks = random.chance(15);
     let expires = random.chance(10);
@@ -76,10 +77,11 @@ pub(super) fn plans(random: &mut Random, scheduler: bool, is_long: bool) -> Vec<
             frames,
             longest,
             pause: Duration::from_micros(random.pick(&[0, 0, 0, 50, 3000])),
-            rude: random.chance(trouble / 2),
+            rude: !real && random.chance(trouble / 2),
             eager: random.chance(10),
             entities,
             scheduler,
+            real,
             tracing: random.chance(20),
             asks,
             kicks,

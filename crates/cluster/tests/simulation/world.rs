@@ -170,7 +170,10 @@ impl World {
             // Half of the least of these holds what the application sends by itself.
             queue: Limits {
                 frames: random.pick(&[16, 100, 1000, 1 << 20]),
-                bytes: random.pick(&[4 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10, 1 << 20]),
+                bytes: match is_long {
+                    true => random.pick(&[1 << 20, 16 << 20]),
+                    false => random.pick(&[4 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10, 1 << 20]),
+                },
             },
             budget: Budget::new(budget),
             received: Budget::new(budget),
@@ -296,6 +299,10 @@ impl World {
             .values()
             .filter_map(|session| session.disconnected.as_ref());
         ends.for_each(|reason| tell(reason.word()));
+        log.launched.iter().for_each(|_| tell("an instance is launched"));
+        if log.known > 0 {
+            tell("a controller sees what runs");
+        }
         for connection in &self.connections {
             let (peer, admitted) = (&connection.peer, connection.peer.session.is_some());
             let happened = [
@@ -392,6 +399,7 @@ impl World {
             match wake {
                 Some(at) if at < self.now + FAR => self.now = self.now.max(at),
                 _ if self.owner == Owner::Runs => {
+                    self.check_the_cluster()?;
                     self.say(|| "nothing moves any more: the server is stopped".into());
                     self.owner = Owner::Stops;
                 }

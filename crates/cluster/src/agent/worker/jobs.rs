@@ -46,10 +46,7 @@ impl Pool {
                 if let Some(store) = &self.store {
                     network.renew_concentrators(|it| store.place(it).dir().to_owned());
                 }
-                match network.tunnels() {
-                    Ok(tunnels) => self.done(Done::Tunnels(tunnels)),
-                    Err(why) => warn!("tenants' networks: {why}"),
-                }
+                self.done(Done::Tunnels(network.tunnels()));
             }
             Job::Detach(network, instance) => network.detach(instance),
             Job::Terminate(driver, running) => {

@@ -66,7 +66,9 @@ impl Concentrator {
         tables.data_plane = plane.name().to_owned();
         keep(&tables)?;
         // After the tables were saved: with a disk that cannot be used nothing is changed.
-        plane.restore(&tables).map_err(io::Error::other)?;
+        for what in plane.apply(&tables).map_err(io::Error::other)? {
+            warn!("{uuid}: left out: {what}");
+        }
         info!("{uuid}: data plane: {}", plane.name());
         Ok(Self {
             uuid,
@@ -175,34 +177,32 @@ impl Concentrator {
             subnet,
             key: added.subnet_key,
         };
-        let made = self.plane.add_tunnel(&tunnel);
         // Agents report their tenants again in each session. The tables have this tunnel, but
         // the data plane may have failed to make it.
         if self.tables.tunnels.contains(&tunnel) {
-            self.check_plane(made);
+            self.look();
             return Ok(None);
         }
-        if let Some(more) = self.log.admit((), "tunnel", now()) {
-            let (node, subnet) = (excerpt(&tunnel.agent_uuid), &tunnel.subnet);
-            info!("{}: tunnel to {node} for {subnet}{more}", self.uuid);
+        let (node, subnet) = (tunnel.agent_uuid.to_string(), tunnel.subnet.clone());
+        let mut next = self.tables.clone();
+        next.insert_tunnel(tunnel);
+        if self.take(next)
+            && let Some(more) = self.log.admit((), "tunnel", now())
+        {
+            info!("{}: tunnel to {} for {subnet}{more}", self.uuid, excerpt(node));
         }
-        // The table has the tunnel even if the data plane fails: the next TenantAdded or the
-        // next start makes it.
-        self.tables.insert_tunnel(tunnel);
-        self.settle(made);
         Ok(None)
     }
 
     fn tenant_removed(&mut self, removed: TenantRemoved) -> Answer {
         self.check_ours(&removed.concentrator_uuid, &removed.tenant_uuid)?;
         let subnet = subnet(&removed.tenant_subnet)?;
-        if let Some(tunnel) = self.tables.remove_tunnel(&removed.agent_uuid, &subnet) {
+        if self.tables.remove_tunnel(&removed.agent_uuid, &subnet) {
             if let Some(more) = self.log.admit((), "no tunnel", now()) {
-                let node = excerpt(&tunnel.agent_uuid);
+                let node = excerpt(&removed.agent_uuid);
                 info!("{}: no tunnel to {node} for {subnet} any more{more}", self.uuid);
             }
-            let gone = self.plane.remove_tunnel(&tunnel);
-            self.settle(gone);
+            self.settle();
         }
         Ok(None)
     }
@@ -224,30 +224,40 @@ impl Concentrator {
             if let Some(more) = self.log.admit((), "peers", now()) {
                 info!("{}: {} peers{more}", self.uuid, peers.len());
             }
-            let set = self.plane.set_peers(&peers);
-            self.tables.peers = peers;
-            self.settle(set);
+            self.take(Tables {
+                peers,
+                ..self.tables.clone()
+            });
         }
         Ok(None)
     }
 
-    /// Makes the data plane right again, if somebody else has changed it.
+    /// Makes the data plane as the tables say, even if somebody else has changed it.
     pub(super) fn look(&mut self) {
-        let looked = self.plane.look();
-        self.check_plane(looked);
-    }
-
-    /// Saves what an event has changed. Events have no answer, so a fault is only logged.
-    fn settle(&mut self, plane: Result<(), String>) {
-        self.check_plane(plane);
-        if let Err(e) = (self.keep)(&self.tables) {
-            self.complain("tables", format_args!("the tables can't be saved: {e}"));
+        match self.plane.apply(&self.tables) {
+            Ok(left_out) => left_out
+                .iter()
+                .for_each(|what| self.complain("left out", format_args!("left out: {what}"))),
+            Err(why) => self.complain("data plane", format_args!("the data plane: {why}")),
         }
     }
 
-    fn check_plane(&mut self, plane: Result<(), String>) {
-        if let Err(why) = plane {
-            self.complain("data plane", format_args!("the data plane: {why}"));
+    /// Takes what an event has made of the tables, unless it makes no sense. Events have no answer,
+    /// so faults are only logged.
+    fn take(&mut self, next: Tables) -> bool {
+        if let Err(why) = self.plane.check(&next) {
+            self.complain("no sense", format_args!("nothing is changed: {why}"));
+            return false;
+        }
+        self.tables = next;
+        self.settle();
+        true
+    }
+
+    fn settle(&mut self) {
+        self.look();
+        if let Err(e) = (self.keep)(&self.tables) {
+            self.complain("tables", format_args!("the tables can't be saved: {e}"));
         }
     }
 

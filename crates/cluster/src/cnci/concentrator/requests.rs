@@ -5,7 +5,6 @@ use std::net::IpAddr;
 
 use log::info;
 
-use super::super::plane::DataPlane;
 use super::super::tables::{PublicIp, Tables};
 use super::{Answer, Concentrator, now};
 use crate::refusal::Refused;
@@ -68,16 +67,10 @@ impl Concentrator {
         if let Some(other) = others.next().filter(|_| !ip.private_ip.is_empty()) {
             return Err(format!("{} has {} already", ip.private_ip, other.public_ip));
         }
-        let former = self.tables.public_ip(address).cloned();
-        // The data plane comes first, so that the tables never have an address that it refused.
-        self.plane.assign(&ip)?;
-        self.commit(
-            |tables| tables.insert_public_ip(ip.clone()),
-            |plane| match &former {
-                Some(former) => plane.assign(former),
-                None => plane.release(&ip),
-            },
-        )
+        let mut next = self.tables.clone();
+        next.insert_public_ip(ip);
+        self.plane.check(&next)?;
+        self.commit(next)
     }
 
     pub(super) fn release(&mut self, command: ReleasePublicIp) -> Answer {
@@ -103,13 +96,9 @@ impl Concentrator {
             Some(ip) if ip.instance_uuid == *instance => ip.clone(),
             _ => return Err(refuse(format!("{instance} has another address"))),
         };
-        let released = self.plane.release(&ip).and_then(|()| {
-            self.commit(
-                |tables| tables.remove_public_ip(address),
-                |plane| plane.assign(&ip),
-            )
-        });
-        released.map_err(refuse)?;
+        let mut next = self.tables.clone();
+        next.remove_public_ip(address);
+        self.commit(next).map_err(refuse)?;
         if let Some(more) = self.log.admit((), "released", now()) {
             let (ip, instance) = (excerpt(&ip.public_ip), excerpt(instance));
             info!("{}: {ip} is taken from instance {instance}{more}", self.uuid);
@@ -122,23 +111,18 @@ impl Concentrator {
         })))
     }
 
-    /// Changes the tables and saves them. If they cannot be saved, they and the data plane,
-    /// which was changed before, become what they were.
-    fn commit(
-        &mut self,
-        change: impl FnOnce(&mut Tables),
-        undo: impl FnOnce(&mut dyn DataPlane) -> Result<(), String>,
-    ) -> Result<(), String> {
-        // A copy is simple, and the tables of one tenant are small.
-        let before = self.tables.clone();
-        change(&mut self.tables);
-        let Err(e) = (self.keep)(&self.tables) else {
-            return Ok(());
-        };
-        self.tables = before;
-        let undone = undo(&mut *self.plane);
-        self.check_plane(undone);
-        Err(format!("the tables can't be saved: {e}"))
+    /// Makes the data plane as these tables say, and saves them. If one of both is not possible,
+    /// all is as it was.
+    fn commit(&mut self, next: Tables) -> Result<(), String> {
+        let saved = |()| (self.keep)(&next).map_err(|e| format!("the tables can't be saved: {e}"));
+        match self.plane.apply(&next).map(drop).and_then(saved) {
+            Ok(()) => self.tables = next,
+            Err(why) => {
+                self.look();
+                return Err(why);
+            }
+        }
+        Ok(())
     }
 
     /// Checks the fields that both commands have; gives the address.

@@ -4,7 +4,6 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::super::tables::PublicIp;
 use super::*;
 use ssntp::payload::{
     AssignPublicIp, AssignPublicIpFailure, CnciPeer, CommandFailure, CommandSubject, InvalidFrameType,
@@ -39,23 +38,19 @@ impl DataPlane for Fake {
     fn name(&self) -> &'static str {
         "fake"
     }
-    fn restore(&mut self, tables: &Tables) -> Result<(), String> {
-        self.call(format!("restore {}", tables.public_ips.len()))
+    fn check(&self, tables: &Tables) -> Result<(), String> {
+        match tables.tunnels.iter().any(|tunnel| tunnel.key == 0) {
+            true => Err("a tunnel without a key".into()),
+            false => Ok(()),
+        }
     }
-    fn add_tunnel(&mut self, tunnel: &Tunnel) -> Result<(), String> {
-        self.call(format!("add {}", tunnel.subnet))
-    }
-    fn remove_tunnel(&mut self, tunnel: &Tunnel) -> Result<(), String> {
-        self.call(format!("remove {}", tunnel.subnet))
-    }
-    fn set_peers(&mut self, peers: &[CnciPeer]) -> Result<(), String> {
-        self.call(format!("peers {}", peers.len()))
-    }
-    fn assign(&mut self, ip: &PublicIp) -> Result<(), String> {
-        self.call(format!("assign {} to {}", ip.public_ip, ip.private_ip))
-    }
-    fn release(&mut self, ip: &PublicIp) -> Result<(), String> {
-        self.call(format!("release {}", ip.public_ip))
+    fn apply(&mut self, tables: &Tables) -> Result<Vec<String>, String> {
+        let tunnels = tables.tunnels.iter().map(|t| format!("{} ", t.subnet));
+        let public = tables.public_ips.iter();
+        let public = public.map(|ip| format!("{} to {} ", ip.public_ip, ip.private_ip));
+        let peers = tables.peers.len();
+        let said = tunnels.chain(public).collect::<String>() + &format!("{peers} peers");
+        self.call(said).map(|()| Vec::new())
     }
 }
 
@@ -192,7 +187,7 @@ fn it_says_who_it_is() {
         (CNCI.into(), TENANT.into())
     );
     assert_eq!(added.concentrator_ip, "10.0.0.33");
-    assert_eq!(stage.calls(), ["restore 0"]);
+    assert_eq!(stage.calls(), ["0 peers"]);
     let kept = stage.kept.lock().unwrap().clone();
     assert_eq!(
         (kept.ip.as_str(), kept.data_plane.as_str()),
@@ -212,7 +207,11 @@ fn tunnels_and_peers_come_and_go() {
     assert_eq!(stage.send(&added("172.16.0.0/24")), []);
     assert_eq!(
         stage.calls(),
-        ["add 172.16.1.0/24", "add 172.16.0.0/24", "add 172.16.0.0/24"],
+        [
+            "172.16.1.0/24 0 peers",
+            "172.16.0.0/24 172.16.1.0/24 0 peers",
+            "172.16.0.0/24 172.16.1.0/24 0 peers"
+        ],
         "told again: the data plane has it, or makes it now"
     );
     let subnets = |stage: &Stage| -> Vec<String> {
@@ -256,7 +255,7 @@ fn tunnels_and_peers_come_and_go() {
     stage.send(&refresh(vec![peer("172.17.0.0/24"), peer("172.18.0.0/24")]));
     stage.send(&refresh(vec![peer("172.18.0.0/24")]));
     stage.send(&refresh(vec![peer("172.18.0.0/24")]));
-    assert_eq!(stage.calls(), ["peers 2", "peers 1"]);
+    assert_eq!(stage.calls(), ["172.16.1.0/24 2 peers", "172.16.1.0/24 1 peers"]);
     assert_eq!(stage.kept.lock().unwrap().peers.len(), 1);
     // A data plane or a disk that refuses changes nothing of what is true.
     stage.refuse.store(true, Ordering::Relaxed);
@@ -277,8 +276,8 @@ fn an_address_keeps_its_private_one_if_the_new_one_cannot_be_saved() {
     assert_eq!(
         stage.calls(),
         [
-            "assign 198.51.100.20 to 172.16.0.6",
-            "assign 198.51.100.20 to 172.16.0.5"
+            "198.51.100.20 to 172.16.0.6 0 peers",
+            "198.51.100.20 to 172.16.0.5 0 peers"
         ]
     );
     let ips = &stage.concentrator.tables.public_ips;
@@ -295,7 +294,18 @@ fn a_tunnel_that_failed_is_made_when_it_is_asked_for_again() {
     // Nothing of it changes the tables, so the disk is not needed.
     stage.full.store(true, Ordering::Relaxed);
     assert_eq!(stage.send(&added("172.16.0.0/24")), []);
-    assert_eq!(stage.calls(), ["add 172.16.0.0/24"]);
+    assert_eq!(stage.calls(), ["172.16.0.0/24 0 peers"]);
+}
+
+#[test]
+fn a_tunnel_that_the_plane_cannot_have_changes_nothing() {
+    let mut stage = Stage::new();
+    stage.calls();
+    let mut wrong = added("172.16.0.0/24");
+    wrong.subnet_key = 0;
+    assert_eq!(stage.send(&wrong), []);
+    assert_eq!(stage.calls(), [""; 0]);
+    assert_eq!(stage.concentrator.tables.tunnels, []);
 }
 
 #[test]
@@ -337,7 +347,7 @@ fn public_addresses_are_assigned_and_released() {
     let first = assign(ONE, "198.51.100.20", "172.16.0.5");
     assert_eq!(stage.assign_reason(&first), None);
     assert_eq!(stage.assign_reason(&first), None, "confirmed again");
-    assert_eq!(stage.calls(), ["assign 198.51.100.20 to 172.16.0.5"]);
+    assert_eq!(stage.calls(), ["198.51.100.20 to 172.16.0.5 0 peers"]);
     let assign_failure = Some("assign_failure".to_owned());
     assert_eq!(
         stage.assign_reason(&assign(TWO, "198.51.100.20", "172.16.0.6")),

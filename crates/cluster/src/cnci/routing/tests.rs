@@ -8,6 +8,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::*;
 use crate::network::alone::alone;
+use ssntp::payload::CnciPeer;
 
 fn routing() -> Routing {
     Routing::open("10.0.0.1".parse().unwrap(), TunnelConfig::default()).unwrap()
@@ -19,6 +20,14 @@ fn tunnel(node: &str) -> Tunnel {
         agent_ip: node.into(),
         subnet: "172.16.0.0/24".into(),
         key: 1,
+    }
+}
+
+/// Tables with tunnels to these nodes.
+fn nodes(nodes: &[&str]) -> Tables {
+    Tables {
+        tunnels: nodes.iter().map(|node| tunnel(node)).collect(),
+        ..Tables::default()
     }
 }
 
@@ -40,19 +49,31 @@ fn listed(what: &str) -> String {
 fn a_tunnel_that_failed_halfway_is_made_at_the_next_attempt() {
     alone(|| {
         let mut routing = routing();
-        routing.restore(&Tables::default()).unwrap();
+        routing.apply(&Tables::default()).unwrap();
         // Another device has the key.
         tools::ip("link add foreign type vxlan id 1 local 10.0.0.1 dstport 4789\n").unwrap();
-        assert!(routing.add_tunnel(&tunnel("10.0.0.7")).is_err());
-        assert_eq!(links().unwrap().len(), 0);
-        assert!(!listed("list set ip ssntp nodes").contains("10.0.0.7"));
+        let other = Tunnel {
+            subnet: "172.16.1.0/24".into(),
+            key: 2,
+            ..tunnel("10.0.0.8")
+        };
+        let mut tables = nodes(&["10.0.0.7"]);
+        tables.tunnels.push(other);
+        let why = routing.apply(&tables).unwrap_err();
+        assert!(why.contains("exists"), "{why}");
+        assert_eq!(links().unwrap().len(), 1, "the other one is made");
+        let entries = || -> String {
+            let entries: serde_json::Value = tools::json("bridge", &["fdb", "show"]).unwrap();
+            entries.to_string()
+        };
+        assert!(entries().contains("10.0.0.8") && !entries().contains("10.0.0.7"));
         tools::ip("link del foreign\n").unwrap();
-        routing.add_tunnel(&tunnel("10.0.0.7")).unwrap();
-        routing.add_tunnel(&tunnel("10.0.0.8")).unwrap();
-        assert!(listed("list set ip ssntp nodes").contains("10.0.0.8"));
-        routing.remove_tunnel(&tunnel("10.0.0.7")).unwrap();
+        routing.apply(&tables).unwrap();
+        assert!(entries().contains("10.0.0.7") && links().unwrap().len() == 2);
+        routing.apply(&nodes(&["10.0.0.8"])).unwrap();
+        assert!(!listed("list set ip ssntp nodes").contains("10.0.0.7"));
         assert_eq!(links().unwrap().len(), 1);
-        routing.remove_tunnel(&tunnel("10.0.0.8")).unwrap();
+        routing.apply(&Tables::default()).unwrap();
         assert_eq!(links().unwrap().len(), 0);
     });
 }
@@ -65,7 +86,11 @@ fn tables_of_a_concentrator_that_moved_no_packets_are_restored() {
             public_ips: vec![public(""), public("172.16.0.5")],
             ..Tables::default()
         };
-        routing().restore(&tables).unwrap();
+        let mut routing = routing();
+        let left_out = routing.apply(&tables).unwrap();
+        assert_eq!(left_out.len(), 2, "{left_out:?}");
+        assert!(left_out[0].contains("nowhere"), "{left_out:?}");
+        assert_eq!(routing.apply(&tables).unwrap(), [""; 0], "it was said once");
         assert!(listed("list map ip ssntp outward").contains("172.16.0.5"));
     });
 }
@@ -74,17 +99,53 @@ fn tables_of_a_concentrator_that_moved_no_packets_are_restored() {
 fn an_address_leads_to_another_instance_in_one_step() {
     alone(|| {
         let mut routing = routing();
-        routing.restore(&Tables::default()).unwrap();
-        routing.add_tunnel(&tunnel("10.0.0.7")).unwrap();
+        let mut tables = nodes(&["10.0.0.7"]);
         for private in ["172.16.0.5", "172.16.0.6", "172.16.0.5"] {
-            routing.assign(&public(private)).unwrap();
+            tables.public_ips = vec![public(private)];
+            routing.apply(&tables).unwrap();
             let maps = listed("list map ip ssntp inward") + &listed("list map ip ssntp outward");
             assert_eq!(maps.matches(private).count(), 2, "{maps}");
             assert_eq!(maps.matches("172.16.0.").count(), 2, "{maps}");
         }
-        routing.release(&public("")).unwrap();
+        let own = PublicIp {
+            public_ip: "10.0.0.1".into(),
+            ..public("172.16.0.6")
+        };
+        for (wrong, word) in [(public("172.17.0.5"), "no subnet"), (own, "own address")] {
+            let mut next = tables.clone();
+            next.public_ips.push(wrong);
+            let why = routing.check(&next).unwrap_err();
+            assert!(why.contains(word), "{why}");
+        }
+        // Without a node of its subnet it leads nowhere.
+        tables.tunnels.clear();
+        assert_eq!(routing.apply(&tables).unwrap().len(), 1);
         assert!(!listed("list map ip ssntp inward").contains("172.16"));
         assert_eq!(routing.addresses().unwrap(), BTreeSet::new());
+    });
+}
+
+#[test]
+fn tunnels_that_contradict_each_other_are_refused() {
+    alone(|| {
+        let mut routing = routing();
+        routing.apply(&nodes(&["10.0.0.7"])).unwrap();
+        type Row = (fn(&mut Tunnel), &'static str);
+        let rows: [Row; 5] = [
+            (|t| t.key = 2, "172.16.0.0/24 has two keys"),
+            (|t| t.subnet = "172.16.1.0/24".into(), "the key 1 belongs to"),
+            (|t| t.key = 0, "the key 0"),
+            (|t| t.agent_ip = "fd00::1".into(), "fd00::1"),
+            (|t| t.subnet = "172.16.0.0/8".into(), "20 to 29"),
+        ];
+        for (change, word) in rows {
+            let mut wrong = tunnel("10.0.0.8");
+            change(&mut wrong);
+            let mut next = nodes(&["10.0.0.7"]);
+            next.tunnels.push(wrong);
+            let why = routing.check(&next).unwrap_err();
+            assert!(why.contains(word), "{why}");
+        }
     });
 }
 
@@ -97,7 +158,7 @@ fn what_is_broken_while_the_concentrator_runs_is_made_again() {
             public_ips: vec![public("172.16.0.5")],
             ..Tables::default()
         };
-        routing.restore(&tables).unwrap();
+        routing.apply(&tables).unwrap();
         let whole = || {
             let entries: Vec<Entry> = tools::json("bridge", &["fdb", "show", "dev", "ssx1"]).unwrap();
             let nodes = entries
@@ -128,12 +189,12 @@ fn what_is_broken_while_the_concentrator_runs_is_made_again() {
         ];
         for words in break_ip {
             tools::ip(&format!("{words}\n")).unwrap();
-            routing.look().unwrap();
+            routing.apply(&tables).unwrap();
             assert_eq!(whole(), before, "{words}");
             let public = routing.addresses().unwrap();
             assert_eq!(public, ["10.0.0.200".parse().unwrap()].into(), "{words}");
         }
-        tools::bridge(&format!(
+        tools::bridge_anyway(&format!(
             "fdb del {ALL} dev ssx1 dst 10.0.0.7\nfdb append {ALL} dev ssx1 dst 10.0.0.9\n"
         ))
         .unwrap();
@@ -143,7 +204,7 @@ fn what_is_broken_while_the_concentrator_runs_is_made_again() {
             "flush chain ip ssntp input",
         ] {
             tools::nft(words).unwrap();
-            routing.look().unwrap();
+            routing.apply(&tables).unwrap();
             assert_eq!(whole(), before, "{words}");
         }
     });
@@ -153,8 +214,10 @@ fn what_is_broken_while_the_concentrator_runs_is_made_again() {
 fn peers_are_reached_through_a_tunnel_of_their_own() {
     alone(|| {
         let mut routing = routing();
-        routing.restore(&Tables::default()).unwrap();
-        routing.add_tunnel(&tunnel("10.0.0.7")).unwrap();
+        let with = |peers: &[CnciPeer]| Tables {
+            peers: peers.into(),
+            ..nodes(&["10.0.0.7"])
+        };
         let peer = |number: u8, subnet: &str| CnciPeer {
             physical_ip: format!("10.0.0.{number}"),
             subnet: subnet.into(),
@@ -166,13 +229,12 @@ fn peers_are_reached_through_a_tunnel_of_their_own() {
             let routes: serde_json::Value = tools::json("ip", &["route", "show", "dev", "ssx9"]).unwrap();
             routes.to_string()
         };
-        routing
-            .set_peers(&[own.clone(), peer(2, "172.16.1.0/24"), peer(3, "172.16.2.0/24")])
-            .unwrap();
+        let all = with(&[own.clone(), peer(2, "172.16.1.0/24"), peer(3, "172.16.2.0/24")]);
+        routing.apply(&all).unwrap();
         assert!(routes().contains("172.16.1.0/24") && routes().contains("192.168.0.3"));
         assert!(listed("list set ip ssntp nodes").contains("10.0.0.3"));
         tools::ip("link del ssx9\n").unwrap();
-        routing.look().unwrap();
+        routing.apply(&all).unwrap();
         assert!(routes().contains("172.16.2.0/24"));
         let rows: [(&[CnciPeer], &str); 4] = [
             (&[peer(2, "172.16.1.0/24")], "lacks this concentrator"),
@@ -199,16 +261,23 @@ fn peers_are_reached_through_a_tunnel_of_their_own() {
             ),
         ];
         for (peers, word) in rows {
-            let why = routing.set_peers(peers).unwrap_err();
+            let why = routing.check(&with(peers)).unwrap_err();
             assert!(why.contains(word), "{why}");
-            assert!(routes().contains("172.16.1.0/24"), "as before: {word}");
         }
-        routing
-            .set_peers(&[own.clone(), peer(3, "172.16.3.0/24")])
-            .unwrap();
+        let fewer = with(&[own.clone(), peer(3, "172.16.3.0/24")]);
+        routing.apply(&fewer).unwrap();
         assert!(routes().contains("172.16.3.0/24") && !routes().contains("172.16.2.0/24"));
+        // Whoever left them: a route to no peer goes, and a tunnel with another MAC address.
+        tools::ip("route add 172.16.9.0/24 via 192.168.0.9 dev ssx9 onlink\n").unwrap();
+        routing.apply(&fewer).unwrap();
+        assert!(routes().contains("172.16.3.0/24") && !routes().contains("172.16.9.0/24"));
+        tools::ip("link set ssx9 address 02:00:00:00:00:09\n").unwrap();
+        routing.apply(&fewer).unwrap();
+        assert!(routes().contains("172.16.3.0/24"));
+        let is_right = |link: &Link| link.address == "02:00:c0:a8:00:01";
+        assert!(links().unwrap().iter().any(is_right));
         assert!(!listed("list set ip ssntp nodes").contains("10.0.0.2\""));
-        routing.set_peers(&[own]).unwrap();
+        routing.apply(&with(&[own])).unwrap();
         assert_eq!(links().unwrap().len(), 1);
     });
 }
@@ -276,17 +345,21 @@ fn packets_pass_between_two_concentrators_of_a_tenant() {
                 TunnelConfig::default(),
             )
             .unwrap();
-            routing.restore(&Tables::default()).unwrap();
             let own = Tunnel {
                 subnet: format!("172.16.{number}.0/24"),
                 key: number.into(),
                 ..tunnel("10.0.0.7")
             };
-            routing.add_tunnel(&own).unwrap();
-            routing.set_peers(peers).unwrap();
-            routing
+            let mut tables = Tables {
+                tunnels: vec![own],
+                peers: peers.into(),
+                ..Tables::default()
+            };
+            assert_eq!(routing.apply(&tables).unwrap(), [""; 0]);
+            tables.peers.truncate(1);
+            (routing, tables)
         };
-        let mut own = with(1, &[peer(1), peer(2)]);
+        let (mut own, alone) = with(1, &[peer(1), peer(2)]);
         let other = Neighbour::new(
             "p0",
             "link set p0 master u0",
@@ -308,7 +381,7 @@ fn packets_pass_between_two_concentrators_of_a_tenant() {
             command.output().unwrap().status.success()
         };
         assert!((0..10).any(|_| reaches()));
-        own.set_peers(&[peer(1)]).unwrap();
+        own.apply(&alone).unwrap();
         assert!(!reaches());
     });
 }

@@ -133,6 +133,7 @@ fn nobody_waits_for_a_dispatcher_that_has_gone() {
         std::thread::yield_now();
     }
     drop(world);
+    assert_eq!(peer.credit.try_wait().0, Some(false), "its reader is to end");
     assert!(!reader.join().unwrap(), "its connection is over");
     assert!(peer.is_aborted() && peer.outbox.is_closed());
 }

@@ -54,6 +54,17 @@ fn who_leaves_its_own_answers_is_held_and_holds_nobody_else() {
 }
 
 #[test]
+fn answers_of_one_run_beyond_their_bound_stand_in_nobodys_way() {
+    let mut net = Net::new(1 << 40);
+    let [asker, other] = [net.peer(64), net.peer(4)];
+    let units = usize::try_from(ANSWERS / MEMORY).unwrap();
+    net.send(&asker, &asker, 3 * units);
+    assert!(net.waits(&asker));
+    net.send(&other, &asker, 1);
+    assert!(!net.waits(&other) && !net.flow.is_waited_for(asker.id));
+}
+
+#[test]
 fn answers_wait_for_room_as_everything_does_where_the_queue_is_short() {
     let mut net = Net::new(1 << 40);
     let [asker, other] = [net.peer(4), net.peer(4)];
