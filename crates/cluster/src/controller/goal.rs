@@ -25,7 +25,8 @@ use std::fmt;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::{Change, Ending, Failure, Instance, Node, View};
+use super::failure::{self, Failure};
+use super::{Change, Ending, Instance, Node, View};
 use ssntp::payload::{
     AssignPublicIp, AttachVolume, CommandSubject, Delete, DetachVolume, Evacuate, Id, InstanceState,
     NextState, NodeStatus, Payload, ReleasePublicIp, Restart, Restore, Start, StartPayload, Stop,
@@ -323,6 +324,7 @@ impl Goal {
             && same(&self.about.instance_uuid, &failure.instance)
             && same(&self.about.volume_uuid, &failure.volume)
             && self.about.public_ip == failure.public_ip
+            && failure::digest(&self.configuration) == failure.configuration
     }
 
     /// A failure that leaves nothing to be done: the node, which is connected, says that it

@@ -280,6 +280,28 @@ fn a_configuration_is_taken_up_when_it_comes_back_or_the_next_session_has_it() {
 }
 
 #[test]
+fn a_refused_configuration_fails_the_order_that_asked_for_it_and_no_other() {
+    let told = Told::with(InstanceState::Active);
+    let watch = |yaml| told.shared.watch(configured(yaml)).unwrap().1;
+    let refuse = |refused: &'static str| {
+        told.frame(&InvalidConfiguration {
+            refused: refused.into(),
+        });
+    };
+    let (good, bad) = (watch("configure: {}"), watch("configure: 3"));
+    refuse("configure: 4");
+    open(&bad);
+    refuse("configure: 3");
+    assert!(failed(&bad).contains("cannot use it"));
+    open(&good);
+    // Of equal ones the scheduler refuses the older one, which the newer one has replaced.
+    let again = watch("configure: {}");
+    refuse("configure: {}");
+    failed(&good);
+    open(&again);
+}
+
+#[test]
 fn every_failure_settles_its_command_with_the_reason_in_words() {
     let told = Told::with(InstanceState::Active);
     let (node_uuid, instance_uuid) = (Id::from(NODE), Id::from(INSTANCE));
