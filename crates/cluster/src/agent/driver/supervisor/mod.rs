@@ -284,7 +284,7 @@ impl Supervisors {
         info!("instances are confined by {cgroups:?}, {mounts} mount namespaces");
         let may_look = |sets: CapabilitySets| sets.effective.contains(CapabilitySet::SYS_PTRACE);
         if geteuid().is_root() && !capabilities(None).is_ok_and(may_look) {
-            info!("files that instances have removed and still use are not counted: no CAP_SYS_PTRACE");
+            warn!("files that instances have removed and still use are not counted: no CAP_SYS_PTRACE");
         }
         // The limit is raised, because each run is a connection. Programs get the limit that
         // this process was started with, so it is read before it is first raised.
