@@ -151,20 +151,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dnsmasq_that_a_killed_concentrator_left_is_ended() {
+    fn a_dnsmasq_that_was_killed_is_started_again_and_one_that_was_left_is_ended() {
         crate::network::alone::alone(|| {
             let serve = |leases: &mut Leases, subnet: &str| {
                 let subnet = subnet.parse().unwrap();
                 leases.serve(&[(7, subnet)].into(), &TunnelConfig::default());
-                leases.server.take()
+                leases.server.as_ref().map(Child::id)
             };
-            let Some(mut former) = serve(&mut Leases::default(), "172.16.0.0/24") else {
+            let mut leases = Leases::default();
+            let Some(first) = serve(&mut leases, "172.16.0.0/24") else {
                 return eprintln!("skipped: dnsmasq is not installed");
             };
+            assert_eq!(serve(&mut leases, "172.16.0.0/24"), Some(first), "it goes on");
+            // One that somebody kills is started again.
+            let mut killed = leases.server.take().unwrap();
+            killed.kill().unwrap();
+            killed.wait().unwrap();
+            leases.server = Some(killed);
+            assert_ne!(serve(&mut leases, "172.16.0.0/24"), Some(first));
+            let mut former = leases.server.take().unwrap();
             // It has the words of its own only once it is executed.
             let other = ["sleep", "1000"];
             let mut other = Command::new(other[0]).args(&other[1..]).spawn().unwrap();
-            let mut next = serve(&mut Leases::default(), "172.16.1.0/24").unwrap();
+            serve(&mut leases, "172.16.1.0/24");
+            let mut next = leases.server.take().unwrap();
             let ended = former.try_wait().unwrap();
             let [next_runs, other_runs] = [&mut next, &mut other].map(|child| {
                 let runs = child.try_wait().unwrap().is_none();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::fs::File;
+use std::fs::{self, File};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,8 +22,18 @@ use super::made::{End, Made, Namespace, Net, Part, Port};
 use super::tools;
 use super::wire::renew;
 
-/// The drops of each port, all links, and the names of those that were wrong or missing.
-type Looked = (BTreeMap<String, u64>, Vec<Link>, BTreeSet<String>);
+/// Whether packets that cross a bridge pass the filters for IP too, in this namespace.
+const BRIDGED: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+
+/// What the kernel had when it was looked at.
+#[derive(Default)]
+struct Looked {
+    /// The drops of each port.
+    drops: BTreeMap<String, u64>,
+    links: Vec<Link>,
+    /// The names of the links that were wrong or missing.
+    broken: BTreeSet<String>,
+}
 
 /// The networks of the tenants of a node.
 ///
@@ -49,6 +59,13 @@ impl Networks {
         };
         let may = tools::nft_check(&network.table(&Made::default()));
         may.map_err(|why| format!("tenants' networks need CAP_NET_ADMIN, ip and nft: {why}"))?;
+        // Only a kernel that has this filter has the setting, one in each namespace.
+        if fs::read(BRIDGED).is_ok_and(|on| on.starts_with(b"1")) {
+            warn!(
+                "tenants' networks: the IP filters of this host get the packets of its bridges as \
+                 well, which is slow, and may drop them: {BRIDGED} is 1"
+            );
+        }
         info!(
             "tenants' networks: tunnels begin at {} ({})",
             network.underlay.ip, network.underlay.device
@@ -88,6 +105,7 @@ impl Networks {
     /// # Errors
     /// The reason of a `network_failure`; the instance has no network then.
     pub(crate) fn attach(&self, instance: Uuid, to: &TenantPort, end: End) -> Result<(), String> {
+        self.check_underlay()?;
         let mut made = self.made();
         let port = Port {
             interface: to.interface.clone(),
@@ -194,11 +212,12 @@ impl Networks {
     pub(crate) fn tunnels(&self) -> Vec<TunnelStats> {
         let mut made = self.made();
         let looked = self.look(&mut made);
-        if let Err(why) = &looked {
-            warn!("tenants' networks: {why}");
-        }
-        let is_cut = looked.is_err();
-        let (drops, links, broken) = looked.unwrap_or_default();
+        let up = self.check_underlay();
+        let all = [looked.as_ref().map(drop), up.as_ref().map(drop)];
+        let mut faults = all.into_iter().filter_map(Result::err).peekable();
+        let is_cut = faults.peek().is_some();
+        faults.for_each(|why| warn!("tenants' networks: {why}"));
+        let Looked { drops, links, broken } = looked.unwrap_or_default();
         let of_net = |(key, net): (&u32, &Net)| {
             let tunnel = tunnel_name(*key);
             let stats = links.iter().find(|link| link.ifname == tunnel);
@@ -222,16 +241,20 @@ impl Networks {
 
     /// What the kernel has. What is wrong or missing is made again.
     fn look(&self, made: &mut Made) -> Result<Looked, String> {
-        let device = &self.underlay.device;
         let drops = self.keep_filter(made)?;
         let links = links()?;
         let broken = self.settle(made, &links);
-        let underlay: Vec<Link> = tools::json("ip", &["link", "show", "dev", device])?;
-        match underlay
-            .iter()
-            .all(|link| link.is_up() && link.operstate != "DOWN")
-        {
-            true => Ok((drops, links, broken)),
+        Ok(Looked { drops, links, broken })
+    }
+
+    /// Whether tunnels can begin at the underlay.
+    fn check_underlay(&self) -> Result<(), String> {
+        let device = &self.underlay.device;
+        let links: Vec<Link> = tools::json("ip", &["link", "show", "dev", device])
+            .map_err(|why| format!("the underlay {device}: {why}"))?;
+        let is_up = |link: &Link| link.is_up() && link.operstate != "DOWN";
+        match links.iter().all(is_up) {
+            true => Ok(()),
             false => Err(format!("the underlay {device} is down")),
         }
     }

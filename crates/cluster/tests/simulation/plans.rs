@@ -47,8 +47,13 @@ pub(super) fn plans(random: &mut Random, scheduler: bool, is_long: bool) -> Vec<
         };
         let frames = random.pick(&[0, most.min(10), most / 2, most]);
         let latest = if random.chance(70) { 300 } else { 20_000 };
+        let role = match random.chance(35) {
+            true => Role::CONTROLLER,
+            false => Role::AGENT,
+        };
+        let begins = Duration::from_micros(random.below(latest) as u64);
         let ending = match random.below(100) {
-            n if n >= trouble + 20 => Ending::Stays,
+            n if n >= trouble + if real { 5 } else { 20 } => Ending::Stays,
             _ => match random.below(10) {
                 0..4 => Ending::HalfCloses,
                 4 => Ending::Truncates,
@@ -61,17 +66,17 @@ pub(super) fn plans(random: &mut Random, scheduler: bool, is_long: bool) -> Vec<
         plans.push(Plan {
             number,
             entity,
-            role: if random.chance(35) {
-                Role::CONTROLLER
-            } else {
-                Role::AGENT
-            },
+            role,
             certificate: if bound {
                 UNBOUND + entity as usize
             } else {
                 random.below(UNBOUND)
             },
-            begins: Duration::from_micros(random.below(latest) as u64),
+            // Most agents are there when their controllers begin to start instances.
+            begins: match real && role == Role::CONTROLLER {
+                true => begins + Duration::from_millis(5),
+                false => begins,
+            },
             pace,
             ending,
             frames,

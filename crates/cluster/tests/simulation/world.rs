@@ -178,7 +178,7 @@ impl World {
             budget: Budget::new(budget),
             received: Budget::new(budget),
             patience: millis(random.pick(&[5, 20, 100, 1000])),
-            parting: millis(random.pick(&[200, 2000])),
+            parting: millis(random.pick(&[200, 2000, 30_000])),
             grace: millis(random.pick(&[50, 1000])),
         };
         let write_timeout = settings.parting;

@@ -183,6 +183,7 @@ impl Drop for Credit {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
     use crate::host::threads;
@@ -205,11 +206,13 @@ mod tests {
         credit.spend(10);
         let reader = asleep(&credit);
         credit.grant(10);
-        assert!(credit.state().waiting, "it is not woken for each batch");
+        assert_eq!(credit.woken(), 0, "it is not woken for each batch");
         assert!(credit.waits_since().is_some());
         credit.grant(AHEAD / 2);
         assert!(reader.join().unwrap());
         assert!(!credit.state().waiting && credit.waits_since().is_none());
+        credit.grant(AHEAD / 2);
+        assert_eq!(credit.woken(), 1, "nor without need");
     }
 
     #[test]
@@ -223,8 +226,12 @@ mod tests {
         assert!(reader.join().unwrap());
         credit.spend(1);
         let reader = asleep(&credit);
+        credit.hold(true);
+        assert_eq!(credit.woken(), 1);
         credit.hold(false);
         assert!(reader.join().unwrap());
+        credit.hold(false);
+        assert_eq!(credit.woken(), 2, "it is woken where it waits");
     }
 
     #[test]
@@ -242,7 +249,45 @@ mod tests {
     }
 
     #[test]
+    fn a_reader_waits_for_something_else_until_it_is_nudged_or_its_connection_ends() {
+        let credit = Arc::new(Credit::new(Budget::unlimited()));
+        let [looks, there] = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
+        let (reader, looked, is_there) = (Arc::clone(&credit), Arc::clone(&looks), Arc::clone(&there));
+        let wait = move || {
+            reader.wait_for(|| {
+                looked.fetch_add(1, Ordering::SeqCst);
+                is_there.load(Ordering::SeqCst) > 0
+            })
+        };
+        let thread = threads::spawn("reader", wait).unwrap();
+        while looks.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        there.store(1, Ordering::SeqCst);
+        credit.nudge();
+        assert!(thread.join().unwrap());
+        assert!(looks.load(Ordering::SeqCst) > 1);
+        credit.end();
+        assert!(!credit.wait_for(|| false));
+    }
+
+    #[test]
+    fn readers_that_are_far_ahead_together_have_a_batch_each() {
+        let budget = Budget::new(1 << 40);
+        let credit = Credit::new(budget.clone());
+        budget.take(ALL_AHEAD - 1);
+        credit.spend(1);
+        assert_eq!(credit.try_wait().0, Some(true));
+        budget.take(1);
+        assert_eq!(credit.try_wait().0, None);
+        credit.grant(1);
+        assert_eq!(credit.try_wait().0, Some(true), "nothing of it is under way");
+        budget.give(ALL_AHEAD);
+    }
+
+    #[test]
     fn credit_shrinks_with_the_budget_and_counts_in_it() {
+        assert_eq!(Credit::memory_of::<u64>(3, 10), 34);
         let budget = Budget::new(1 << 20);
         let credit = Credit::new(budget.clone());
         credit.spend(1 << 18);

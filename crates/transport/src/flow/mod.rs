@@ -430,7 +430,7 @@ impl<I> Flow<I> {
     fn mind_answers(&mut self, id: ConnectionId, now: Instant) {
         let Some(way) = self.ways.get_mut(id) else { return };
         let most = way.most_answers();
-        if !way.is_behind && way.answers > most && way.answers() > most {
+        if way.answers > most && way.answers() > most {
             way.is_behind = true;
             way.held_since.get_or_insert(now);
             way.credit.hold(true);

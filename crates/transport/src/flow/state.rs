@@ -52,7 +52,7 @@ impl<I> Flow<I> {
         };
         for ((link, number), waiting) in &self.distant {
             let (link, number) = (*link, *number);
-            if *waiting != held(Origin::Distant { link, number }) {
+            if *waiting == 0 || *waiting != held(Origin::Distant { link, number }) {
                 return Some(format!(
                     "{waiting} items of {number} behind {link} are believed to wait"
                 ));

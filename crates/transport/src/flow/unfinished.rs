@@ -176,7 +176,10 @@ mod tests {
         let late = now + GRACE * 2;
         assert_eq!(look(&mut holders[0], 499_999, 500_000, late), ALL, "nobody waits");
         let mut victim = Unfinished::new(&budget.of(b"victim"));
-        assert_eq!(look(&mut victim, OWN, 400_000, late), Look::Wait);
+        let used = budget.used();
+        assert_eq!(look(&mut victim, 3 * OWN, 400_000, late), Look::Wait);
+        assert_eq!(budget.used(), used + 2 * OWN as u64, "what is here counts");
+        assert!(!victim.is_granted());
         assert_eq!(look(&mut holders[1], OWN, 500_000, now + GRACE), ALL);
         let Look::End(why) = look(&mut holders[0], 499_999, 500_000, late) else {
             panic!("it may keep the memory");
@@ -184,7 +187,19 @@ mod tests {
         assert!(why.contains("only 499999 of the 500000 bytes"), "{why}");
         holders.remove(0);
         assert!(victim.is_granted());
-        assert_eq!(look(&mut victim, OWN, 400_000, late), ALL);
+        assert_eq!(look(&mut victim, 3 * OWN, 400_000, late), ALL);
+    }
+
+    #[test]
+    fn a_long_item_may_take_longer() {
+        let budget = Budget::new(4 << 20);
+        let begin = start();
+        let mut all: Vec<_> = (0..3u8).map(|n| Unfinished::new(&budget.of(&[n]))).collect();
+        let looks = all.iter_mut().map(|one| look(one, OWN, 3 << 20, begin));
+        assert_eq!(looks.collect::<Vec<_>>(), [ALL, Look::Wait, Look::Wait]);
+        let after = |seconds| begin + Duration::from_secs(seconds);
+        assert_eq!(look(&mut all[0], OWN, 3 << 20, after(4)), ALL);
+        assert!(matches!(look(&mut all[0], OWN, 3 << 20, after(5)), Look::End(_)));
     }
 
     #[test]

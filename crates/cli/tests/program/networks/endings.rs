@@ -2,7 +2,7 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::rig::{Instance, Rig, echoes, until};
+use super::rig::{Instance, Rig, Traffic, echoes, hears, until};
 
 const LINKS: &str = "ip -o link show group 21331";
 
@@ -15,8 +15,8 @@ fn what_stands_goes_on_when_a_part_is_killed_and_nothing_is_left() {
         rig.refused("tenant add red --subnet 172.16.0.0/24 --concentrator 10.77.0.34/24 --network-key 1");
     assert!(again.contains("tenant blue has this key"), "{again}");
     let (a, b) = (rig.start("blue", "a"), rig.start("blue", "b"));
-    let mut stream = a.connect(&b);
-    echoes(&mut stream, "at first");
+    let traffic = Traffic::new(a.connect(&b));
+    traffic.goes_on();
     until(|| rig.done("tenant show blue").matches(" up ").count() == 2);
     // The agent sets it up again at each STATS, so it is set down again and again.
     let break_tunnel = |rig: &Rig| rig.says("a", "ip link set ssx1 down");
@@ -30,49 +30,30 @@ fn what_stands_goes_on_when_a_part_is_killed_and_nothing_is_left() {
     rig.ip_on("a", "link del ssb1");
     until(|| rig.done("tenant show blue").matches(" up ").count() == 2);
     until(|| !rig.health("a").contains("tunnel"));
-    echoes(&mut stream, "through a tunnel that was made again");
+    traffic.goes_on();
     a_node_that_is_lost_touches_nobody_else(&rig, &a, &b);
+    // Without each part, and with the next one.
     rig.kill("a");
-    echoes(&mut stream, "without the agent");
+    traffic.goes_on();
     rig.agent("a");
-    echoes(&mut stream, "with the next agent");
+    traffic.goes_on();
     rig.kill("s");
+    traffic.goes_on();
     rig.scheduler();
-    echoes(&mut stream, "with the next scheduler");
+    traffic.goes_on();
     rig.kill("k");
+    traffic.goes_on();
     rig.agent("k");
     let (uuid, before) = rig.concentrator("blue");
     until(|| rig.done("cncis").contains(&uuid));
     kill_process(Pid::from_raw(before).unwrap(), Signal::KILL).unwrap();
     until(|| rig.concentrator("blue").1 != before);
-    echoes(&mut stream, "with the next concentrator");
+    traffic.goes_on();
     a.reaches(&b);
     assert!(rig.refused("tenant delete blue").contains("have addresses"));
-    // START by hand: each reason has its words.
-    let reason = |networking: &str| {
-        let path = rig.dir.path().join("start.yaml");
-        let start = format!(
-            "command: [sleep, '1000']\nnode: {}\ntenant: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001\n\
-             networking: {{subnet: 172.16.0.0/24, private_ip: 172.16.0.9, concentrator_ip: 10.77.0.40, {networking}}}\n",
-            rig.node("a")
-        );
-        std::fs::write(path, start).unwrap();
-        rig.refused("start --file start.yaml")
-    };
-    for (networking, word) in [
-        ("subnet_key: 1", "subnet_key 1 is taken"),
-        ("subnet_key: 4268000000", "subnet_key"),
-        (
-            "subnet_key: 9, subnet_uuid: x, vnic_mac: '01:00:00:00:00:01'",
-            "vnic_mac",
-        ),
-    ] {
-        let said = reason(networking);
-        assert!(said.contains("network_failure") && said.contains(word), "{said}");
-    }
     rig.done(&format!("delete {}", b.uuid));
     until(|| rig.says("b", LINKS).is_empty());
-    assert_eq!(a.hears(b.ip), None);
+    a_node_that_left_the_tenant_is_not_heard(&rig, &a);
     rig.kill("a");
     rig.agent("a");
     rig.done(&format!("delete {}", a.uuid));
@@ -96,5 +77,27 @@ fn a_node_that_is_lost_touches_nobody_else(rig: &Rig, a: &Instance, b: &Instance
     a.reaches(&neighbour);
     rig.ip_on("b", "link set u0 up");
     a.reaches(b);
+    // However an instance ends, its port goes, and nobody else's does.
+    let ports = || rig.says("a", LINKS).matches("ssp").count();
+    assert_eq!(ports(), 2);
+    kill_process(Pid::from_raw(neighbour.pid).unwrap(), Signal::KILL).unwrap();
+    until(|| ports() == 1);
     rig.done(&format!("delete {}", neighbour.uuid));
+}
+
+/// The concentrator takes no packets from `b` any more, not even the right ones.
+fn a_node_that_left_the_tenant_is_not_heard(rig: &Rig, a: &Instance) {
+    let (_, pid) = rig.concentrator("blue");
+    let nodes = || a.like(pid).says("nft", &["list", "set", "ip", "ssntp", "nodes"]);
+    until(|| !nodes().contains("10.77.0.12"));
+    assert!(nodes().contains("10.77.0.11"));
+    rig.ip_on(
+        "b",
+        "link add left type vxlan id 1 local 10.77.0.12 remote 10.77.0.33 dstport 4789",
+    );
+    rig.ip_on("b", "addr add 172.16.0.77/24 dev left");
+    rig.ip_on("b", "link set left mtu 1450 up");
+    let ip = a.ip;
+    assert_eq!(rig.at("b", move || hears(ip)), None);
+    rig.ip_on("b", "link del left");
 }

@@ -54,7 +54,7 @@ fn a_machine_gets_its_lease_and_pings_a_process_of_its_tenant() {
     let Some(mut rig) = Rig::new() else { return };
     rig.kill("a");
     // Machines are not root's, so each opens a tap that belongs to its own user.
-    rig.agent_flags = "--emulation --images images";
+    rig.agent_flags = "--emulation --images images --network tenants --underlay u0";
     rig.agent("a");
     rig.tenant("blue", 33);
     let process = rig.start("blue", "b");

@@ -8,14 +8,16 @@
 //! | `attack` | what root in an instance's namespace tries against others |
 //! | `endings` | what goes on when a part is killed, and what is left in the kernel |
 //! | `machines` | a virtual machine in the network of its tenant |
+//! | `refusals` | a START whose network cannot be made says why |
 //! | `repairs` | what somebody breaks in the kernel, and certificates that change |
-//! | `throughput` | a measurement for a person: a tenant's network beside the bare underlay |
+//! | `measured` | measurements for a person: throughput, and many instances of many tenants |
 //! | `rig` | the cluster, and its end whatever happens |
 
 mod attack;
 mod endings;
 mod isolation;
 mod machines;
+mod measured;
+mod refusals;
 mod repairs;
 mod rig;
-mod throughput;

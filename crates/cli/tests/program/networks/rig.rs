@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,6 +23,8 @@ use crate::processes::{Program, wait_for};
 
 /// How long nothing may be heard before an address counts as unreachable.
 const SILENCE: Duration = Duration::from_secs(1);
+/// What agents of compute nodes are started with.
+pub const AGENT_FLAGS: &str = "--users agent --network tenants --underlay u0";
 /// The hosts of a cluster and the last byte of each one's address.
 const HOSTS: [(&str, u8); 5] = [("s", 1), ("a", 11), ("b", 12), ("k", 20), ("o", 99)];
 
@@ -31,6 +34,8 @@ pub struct Rig {
     prefix: String,
     /// The flags of agents that are started from now on.
     pub agent_flags: &'static str,
+    /// The capability that agents that are started from now on lack, as setpriv names it.
+    pub without: Option<&'static str>,
     programs: Vec<(&'static str, Program)>,
     authority: Option<Authority>,
 }
@@ -59,7 +64,8 @@ impl Rig {
         let rig = Self {
             dir: tempfile::tempdir().unwrap(),
             prefix: format!("ssntp-{}-{number}-", std::process::id()),
-            agent_flags: "--users agent",
+            agent_flags: AGENT_FLAGS,
+            without: None,
             programs: Vec::new(),
             authority: None,
         };
@@ -171,27 +177,38 @@ impl Rig {
     }
 
     pub fn agent(&mut self, host: &'static str) {
-        let dir = self.dir.path().to_owned();
+        let mut program = Program::start(&mut self.agent_command(host));
+        program.first_line();
+        self.programs.push((host, program));
+    }
+
+    /// What starts the agent of a host.
+    pub fn agent_command(&self, host: &str) -> Command {
+        let dir = self.dir.path();
         let (name, more) = match host {
             "k" => (
                 "netagent",
-                "--concentrator-certs certs --crl crl.pem --crl-strict",
+                "--concentrator-certs certs --crl crl.pem --crl-strict --network tenants --underlay u0",
             ),
             _ => ("agent", self.agent_flags),
         };
         let words = format!(
             "{name} --connect 10.77.0.1:8888 --ca ca.pem --cert {name}.pem --state state-{host} \
-             --network tenants --underlay u0 --interval 2 --name-server 192.0.2.53 \
-             --admin unix:admin-{host} {more}"
+             --interval 2 --name-server 192.0.2.53 --admin unix:admin-{host} {more}"
         );
-        let mut command = self.on(host, "bin/ssntp");
-        command.env(
-            "PATH",
-            format!("{}:{}", dir.join("bin").display(), std::env::var("PATH").unwrap()),
-        );
-        let mut program = Program::start(command.current_dir(&dir).args(words.split(' ')));
-        program.first_line();
-        self.programs.push((host, program));
+        let mut command = match self.without {
+            None => self.on(host, "bin/ssntp"),
+            Some(right) => {
+                let mut command = self.on(host, "setpriv");
+                command.args([format!("--bounding-set=-{right}"), format!("--inh-caps=-{right}")]);
+                command.arg("bin/ssntp");
+                command
+            }
+        };
+        let path = std::env::var("PATH").unwrap();
+        command.env("PATH", format!("{}:{path}", dir.join("bin").display()));
+        command.current_dir(dir).args(words.split(' '));
+        command
     }
 
     /// What the page of an agent says of its health.
@@ -468,6 +485,34 @@ pub fn hears(ip: Ipv4Addr) -> Option<String> {
     let mut said = String::new();
     stream.read_to_string(&mut said).ok()?;
     Some(said)
+}
+
+/// What goes through a connection that echoes, again and again, until the test ends.
+pub struct Traffic {
+    echoes: Arc<AtomicU32>,
+}
+
+impl Traffic {
+    pub fn new(mut stream: TcpStream) -> Self {
+        let echoes = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&echoes);
+        thread::spawn(move || {
+            let mut back = [0; 64];
+            while stream.write_all(&[7; 64]).is_ok() && stream.read_exact(&mut back).is_ok() {
+                count.fetch_add(1, Ordering::Relaxed);
+                // Enough to notice every gap; more would only take the processor.
+                thread::sleep(Duration::from_millis(2));
+            }
+        });
+        Self { echoes }
+    }
+
+    /// Waits until it has gone on, on the connection that it has had from the beginning.
+    #[track_caller]
+    pub fn goes_on(&self) {
+        let before = self.echoes.load(Ordering::Relaxed);
+        until(|| self.echoes.load(Ordering::Relaxed) > before + 10);
+    }
 }
 
 /// Sends through a connection that echoes, and waits for the echo.

@@ -31,8 +31,12 @@ fn a_distant_origin_waits_from_its_first_item_in_a_line_to_its_last_and_its_link
     send(&mut net, &link, 9, &other, 3);
     assert_eq!(changes(&mut net), [(7, true), (8, true)]);
     assert!(!net.waits(&link), "the link is read on");
+    write_one(&full);
+    net.flow.room(full.id, net.start);
+    assert_eq!(changes(&mut net), [], "one of three has left the line");
     net.drain(&full);
     assert_eq!(changes(&mut net), [(7, false), (8, false)]);
+    assert!(!net.waits(&link), "the books are in order");
 }
 
 #[test]
@@ -78,6 +82,7 @@ fn what_comes_late_of_a_distant_origin_meets_the_policy_where_it_is_too_much() {
 fn a_connection_is_held_for_another_dispatcher_until_it_is_let_go() {
     let mut net = Net::new(1 << 30);
     let sender = net.peer(64);
+    net.flow.hold_for_another(sender.id, false, net.start);
     net.flow.hold_for_another(sender.id, true, net.start);
     assert!(net.flow.is_held(sender.id));
     net.flow.hold_for_another(sender.id, false, net.start);

@@ -62,6 +62,27 @@ fn answers_of_one_run_beyond_their_bound_stand_in_nobodys_way() {
     assert!(net.waits(&asker));
     net.send(&other, &asker, 1);
     assert!(!net.waits(&other) && !net.flow.is_waited_for(asker.id));
+    asker.credit.spend(1);
+    assert_eq!(asker.credit.try_wait().0, None, "it is not read");
+    assert_eq!(net.flow.state(asker.id).held_since, Some(net.start));
+    net.drain(&asker);
+    assert_eq!(asker.credit.try_wait().0, Some(true));
+    assert_eq!(net.flow.state(asker.id).held_since, None);
+}
+
+#[test]
+fn answers_from_the_line_count_when_they_are_in_the_queue() {
+    let mut net = Net::new(1 << 40);
+    let asker = net.peer(4);
+    net.send(&asker, &asker, 4);
+    for _ in 0..2 {
+        write_one(&asker);
+        net.flow.room(asker.id, net.start);
+    }
+    assert!(!net.flow.is_waited_for(asker.id));
+    assert!(net.waits(&asker), "the queue is full of its answers");
+    net.drain(&asker);
+    assert!(!net.waits(&asker));
 }
 
 #[test]
@@ -161,6 +182,8 @@ fn what_is_sent_to_a_receiver_leaves_in_the_order_in_which_it_was_sent() {
             .eq(order.chain(["a timer", "a frame"]))
     );
     assert!(!senders.iter().any(|sender| net.waits(sender)));
+    assert!(net.flow.is_idle(), "none of them has input");
+    assert_eq!(net.flow.state(receiver.id).last_item_at, Some(net.start));
 }
 
 #[test]
@@ -175,9 +198,13 @@ fn a_sender_in_two_lines_takes_no_turn_before_it_has_left_both() {
     net.flow.end_turn(sender.id);
     net.read(&sender, &["even more"]);
     assert!(net.flow.is_idle());
+    assert_eq!(net.flow.state(sender.id).held_since, Some(net.start));
     net.drain(&first);
     assert!(net.waits(&sender) && net.flow.is_idle());
+    assert_eq!(sender.credit.try_wait().0, None, "nor is it read");
     net.drain(&second);
+    assert_eq!(sender.credit.try_wait().0, Some(true));
+    assert_eq!(net.flow.state(sender.id).held_since, None);
     assert_eq!(net.turn(), Some(sender.id));
     assert!(net.flow.is_idle(), "it is listed once");
     assert_eq!(items(net.flow.take(sender.id)), Some("more"));
@@ -223,9 +250,11 @@ fn who_ends_with_grace_gets_its_line_first_and_holds_nobody() {
     net.tell(&receiver, item("farewell"));
     receiver.credit.spend(1);
     net.flow.arrived(receiver.id, vec!["unread"], 1);
+    net.flow.ended(receiver.id, EndReason::PeerClosed);
     assert_eq!(net.flow.end(receiver.id, net.start), ["unread"]);
     assert!(!net.waits(&sender) && net.flow.next_deadline().is_none());
     assert!(!receiver.credit.wait(), "its reader is to end");
+    assert!(!net.flow.has_end(receiver.id), "it ends already");
     assert_eq!(net.send_item(&sender, &receiver, item("late")), Delivery::Gone);
     assert!(!receiver.outbox.is_closed());
     net.drain(&receiver);

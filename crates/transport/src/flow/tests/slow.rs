@@ -66,6 +66,38 @@ fn who_was_slow_stays_slow_until_it_has_kept_the_pace_or_taken_everything() {
 }
 
 #[test]
+fn who_is_slow_lets_others_go_and_its_own_answers_count_against_nobody() {
+    let mut net = Net::new(1 << 40);
+    let [asker, other] = [net.peer(4), net.peer(4)];
+    net.send(&asker, &asker, 4);
+    net.tell(&asker, item("a timer"));
+    net.send(&other, &asker, 1);
+    net.flow.tick(net.at(1000));
+    assert!(net.slow(&asker) && !net.waits(&other));
+    assert_eq!(net.flow.overflow(asker.id), None, "a unit and a little");
+    net.drain(&asker);
+    // Nothing of that is counted any more: its line takes what it may.
+    for _ in 0..4 {
+        assert_eq!(net.tell(&asker, long(UNIT)), Delivery::Taken);
+    }
+    assert_eq!(net.tell(&asker, long(UNIT)), Delivery::Overflows);
+}
+
+#[test]
+fn what_nobody_waits_with_lets_nobody_go() {
+    let mut net = Net::new(1 << 40);
+    let [sender, slow, full] = [net.peer(4), net.peer(4), net.peer(4)];
+    net.send(&sender, &slow, 4);
+    net.flow.tick(net.at(1000));
+    net.send(&sender, &full, 3);
+    assert!(net.slow(&slow) && net.waits(&sender));
+    net.drain(&slow);
+    assert!(net.waits(&sender));
+    net.drain(&full);
+    assert!(!net.waits(&sender));
+}
+
+#[test]
 fn a_slow_receiver_is_looked_at_again_and_without_patience_not_all_the_time() {
     let mut net = Net::new(1 << 40);
     net.flow.patience = Duration::ZERO;

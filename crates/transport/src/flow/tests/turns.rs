@@ -174,6 +174,18 @@ fn busy_connections_share_by_time_bytes_and_frames() {
 }
 
 #[test]
+fn a_turn_ends_with_exactly_one_share() {
+    let mut net = Net::new(1 << 40);
+    let peer = net.peer(1);
+    net.read(&peer, &["a", "b"]);
+    assert_eq!(net.turn(), Some(peer.id));
+    net.flow.take(peer.id);
+    net.flow.charge(peer.id, 0, TURN, 0);
+    assert!(net.flow.take(peer.id).is_none());
+    assert_eq!(net.flow.dealt_with(peer.id), 1);
+}
+
+#[test]
 fn who_has_gone_takes_nobodys_turn() {
     let mut net = Net::new(1 << 40);
     let [gone, stays] = [net.peer(1), net.peer(1)];
