@@ -3,12 +3,17 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::workload::is_default;
 use super::{Id, alike, payload};
 
 alike! {
     {
         /// The instance; default: empty.
         pub instance_uuid: Id,
+        /// How its last run ended. A key of this project, which others ignore; default: not
+        /// known, and then left out.
+        #[serde(skip_serializing_if = "is_default")]
+        pub end: InstanceEnd,
     }
 
     /// An instance was deleted.
@@ -19,8 +24,7 @@ alike! {
     /// instance_deleted:
     ///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
     /// ```
-    InstanceDeleted = Event::INSTANCE_DELETED,
-    under "instance_deleted";
+    InstanceDeleted = Event::INSTANCE_DELETED, under "instance_deleted";
 
     /// An instance stopped, and its node no longer counts it.
     ///
@@ -30,8 +34,32 @@ alike! {
     /// instance_stopped:
     ///   instance_uuid: 0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001
     /// ```
-    InstanceStopped = Event::INSTANCE_STOPPED,
-    under "instance_stopped";
+    InstanceStopped = Event::INSTANCE_STOPPED, under "instance_stopped";
+}
+
+/// How the last run of an instance ended: the same keys as in STATS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct InstanceEnd {
+    /// Its exit code, 128 and the signal's number if a signal ended it; default: -1, not known.
+    pub exit_code: i64,
+    /// The number of the signal that ended it; default: 0, none.
+    pub exit_signal: i64,
+    /// Whether a process of it was killed because its memory was used up; default: false.
+    pub out_of_memory: bool,
+    /// Why its node ended it, in one line of at most 200 characters; default: empty.
+    pub detail: String,
+}
+
+impl Default for InstanceEnd {
+    fn default() -> Self {
+        Self {
+            exit_code: -1,
+            exit_signal: 0,
+            out_of_memory: false,
+            detail: String::new(),
+        }
+    }
 }
 
 /// A concentrator instance runs.

@@ -120,7 +120,7 @@ pub use self::draining::Draining;
 pub use self::evacuate::{Evacuate, NextState};
 pub use self::failure::*;
 pub use self::id::Id;
-pub use self::instance::{ConcentratorInstanceAdded, InstanceDeleted, InstanceStopped};
+pub use self::instance::{ConcentratorInstanceAdded, InstanceDeleted, InstanceEnd, InstanceStopped};
 pub use self::invalid_frame_type::{InvalidFrameType, InvalidFrameTypeReason};
 pub use self::kick::{BanEntry, Bans, Kick, Kicked, ListBans, OperatorRefusal, Unban, Unbanned};
 pub use self::label::{MAX_LABEL, MAX_LABELS, check_label, check_name};

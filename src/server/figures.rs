@@ -231,10 +231,13 @@ impl Figures {
 }
 
 impl State {
-    /// The snapshot, but for what the dispatcher does not know; `wall` is the time
-    /// for people.
-    pub(super) fn figures(&self, view: &View<'_, Item>, wall: SystemTime) -> Figures {
-        let clock = Clock { now: view.now, wall };
+    /// The snapshot, but for what the dispatcher does not know.
+    pub(super) fn figures(&self, view: &View<'_, Item>) -> Figures {
+        // Both of the same turn: who asks may wait for the dispatcher.
+        let clock = Clock {
+            now: view.now,
+            wall: self.wall,
+        };
         let sessions: Vec<_> = self
             .sessions
             .iter()
@@ -249,7 +252,7 @@ impl State {
         Figures {
             uuid: self.environment.uuid,
             role: self.environment.role,
-            taken: wall,
+            taken: self.wall,
             started: clock.at(tally.started),
             stopping: self.open.is_none(),
             closed: tally

@@ -516,8 +516,7 @@ impl ServerHandle {
         if dispatch::is_dispatcher() {
             return Err(SendError::OnDispatcher);
         }
-        let wall = wall_clock();
-        let taken = self.events.look(move |core, view| core.state.figures(view, wall));
+        let taken = self.events.look(|core, view| core.state.figures(view));
         let (mut figures, dispatcher) = taken.ok_or(SendError::Stopped)?;
         figures.dispatcher = dispatcher;
         figures.name_kinds(&self.environment.operands);

@@ -200,7 +200,10 @@ fn run_node(client: &Client, uuid: Uuid, stopped: &crossbeam_channel::Receiver<(
         } else if frame.kind() == Command::DELETE && instances.remove(&instance).is_some() {
             let instance_uuid = instance.into();
             client
-                .send(Frame::of(&InstanceDeleted { instance_uuid }))
+                .send(Frame::of(&InstanceDeleted {
+                    instance_uuid,
+                    ..Default::default()
+                }))
                 .unwrap();
         }
         report(&instances);

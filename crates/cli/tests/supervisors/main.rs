@@ -396,7 +396,7 @@ fn a_process_is_started_where_the_policy_lets_it_whatever_links_say() {
 #[test]
 fn logs_stay_within_bounds_while_no_agent_runs() {
     let mut stage = Stage::new(Confinement::ResourceLimits);
-    let running = stage.launch("head -c 20000000 /dev/zero | tr '\\0' x; echo; echo end; exec sleep 1000");
+    let running = stage.launch("head -c 4000000 /dev/zero | tr '\\0' x; echo; echo end; exec sleep 1000");
     drop(std::mem::replace(
         &mut stage.driver,
         driver(Confinement::ResourceLimits),

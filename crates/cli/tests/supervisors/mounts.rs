@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use rustix::process::geteuid;
-use ssntp_cluster::agent::driver::{Confinement, User};
+use ssntp_cluster::agent::driver::{Confinement, Driver, User};
 
 use super::Stage;
 
@@ -62,6 +62,21 @@ fn an_instance_has_temporary_files_of_its_own_that_count_as_its_disk() {
         !output.contains("/proc/1\n") && output.contains("/proc/"),
         "{output}"
     );
+}
+
+#[test]
+fn files_that_are_removed_count_as_its_disk_as_long_as_they_are_used() {
+    let mut stage = Stage::new(Confinement::ResourceLimits);
+    let hold = "exec 9>gone; rm gone; head -c 3000000 /dev/zero >&9; (sleep 1000) &";
+    stage.launch(&format!("{hold} echo up; sleep 1000"));
+    stage.await_output("up\n");
+    let usage = stage.driver.measure(&[stage.subject()])[0];
+    // Two processes use the same file.
+    assert!(
+        (3_000_000..4_000_000).contains(&usage.removed.unwrap()),
+        "{usage:?}"
+    );
+    assert!((3..6).contains(&usage.disk_mb), "{usage:?}");
 }
 
 #[test]

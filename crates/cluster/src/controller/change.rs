@@ -117,6 +117,9 @@ pub enum Change {
         instance: Uuid,
         /// Its node, if the instance is known.
         node: Option<Uuid>,
+        /// How it ended, as far as its node says.
+        #[serde(skip)]
+        ending: Ending,
     },
     /// InstanceDeleted came.
     InstanceDeleted {
@@ -124,6 +127,9 @@ pub enum Change {
         instance: Uuid,
         /// The node that had it, if the instance was known.
         node: Option<Uuid>,
+        /// How its last run ended, as far as its node says.
+        #[serde(skip)]
+        ending: Ending,
     },
     /// A volume was attached to an instance.
     VolumeAttached {
@@ -261,16 +267,17 @@ impl fmt::Display for Change {
                 ..
             } => {
                 write!(f, "instance {instance} is {state}, after {before}")?;
-                match ending.as_ref().filter(|ending| ending.is_known()) {
-                    Some(ending) => write!(f, ": {ending}"),
-                    None => Ok(()),
-                }
+                f.write_str(&ending.as_ref().map(Ending::after_colon).unwrap_or_default())
             }
             Self::InstanceGone { instance, node } => {
                 write!(f, "instance {instance} is no longer on node {node}")
             }
-            Self::InstanceStopped { instance, .. } => write!(f, "instance {instance} has stopped"),
-            Self::InstanceDeleted { instance, .. } => write!(f, "instance {instance} is deleted"),
+            Self::InstanceStopped { instance, ending, .. } => {
+                write!(f, "instance {instance} has stopped{}", ending.after_colon())
+            }
+            Self::InstanceDeleted { instance, ending, .. } => {
+                write!(f, "instance {instance} is deleted{}", ending.after_colon())
+            }
             Self::VolumeAttached { instance, volume } => {
                 write!(f, "volume {volume} is attached to instance {instance}")
             }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::hash::{DefaultHasher, Hasher};
 use std::time::SystemTime;
 
 use crate::refusal;
@@ -36,19 +37,29 @@ pub struct Failure {
     pub reason: String,
     /// The reason in full, as the agent or the scheduler says it; may be empty.
     pub detail: String,
+    /// The digest of the configuration that was refused, which names no command.
+    pub(super) configuration: u64,
+}
+
+/// Tells one configuration from another; of equal ones the digest is the same.
+pub(super) fn digest(configuration: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(configuration);
+    hasher.finish()
 }
 
 impl Failure {
     /// Reads the failure from a frame; none if it is of another kind.
     pub(super) fn read(frame: &Frame, at: SystemTime) -> Result<Option<Self>, Error> {
         let error = ErrorCode(frame.kind().operand);
-        let unnamed = CommandSubject::default();
+        let (unnamed, mut configuration) = (CommandSubject::default(), digest(&[]));
         let (command, subject, reason): (FrameKind, _, _) = if let Some(read) = refusal::read(frame) {
             let (command, subject, reason) = read?;
             (command.into(), subject, reason)
         } else if error == ErrorCode::INVALID_CONFIGURATION {
             // Its payload is the refused configuration, which its sender has, and which may be
             // long.
+            configuration = digest(frame.payload_bytes());
             (Command::CONFIGURE.into(), unnamed, String::new())
         } else if error == ErrorCode::INVALID_FRAME_TYPE {
             let failed = InvalidFrameType::decode(frame.payload_bytes())?;
@@ -68,6 +79,7 @@ impl Failure {
             command_id: subject.command_id,
             reason,
             detail: subject.detail,
+            configuration,
         }))
     }
 

@@ -325,11 +325,15 @@ impl State {
         }
         let Self { view, orders, .. } = self;
         let failed = |failure| Err(OrderError::Failed(Box::new(failure)));
+        // A refused configuration has no id. Of equal ones the scheduler refuses the oldest first.
+        let oldest = orders
+            .iter()
+            .find(|order| order.goal.failed(failure))
+            .map(|order| order.id);
+        let is_of_any = failure.command != Command::CONFIGURE;
         settle(orders, |order| {
-            let shown = order
-                .goal
-                .failed(failure)
-                .then(|| order.goal.is_met_by(failure, view))?;
+            let fits = (is_of_any || Some(order.id) == oldest) && order.goal.failed(failure);
+            let shown = fits.then(|| order.goal.is_met_by(failure, view))?;
             Some(shown.map_or_else(|| failed(failure.clone()), Ok))
         });
         // InvalidFrameType names no command: the best fit, and among equals the latest.

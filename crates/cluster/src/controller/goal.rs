@@ -25,7 +25,8 @@ use std::fmt;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::{Change, Ending, Failure, Instance, Node, View};
+use super::failure::{self, Failure};
+use super::{Change, Ending, Instance, Node, View};
 use ssntp::payload::{
     AssignPublicIp, AttachVolume, CommandSubject, Delete, DetachVolume, Evacuate, Id, InstanceState,
     NextState, NodeStatus, Payload, ReleasePublicIp, Restart, Restore, Start, StartPayload, Stop,
@@ -87,6 +88,8 @@ pub enum Shown {
     Gone {
         /// The instance.
         instance: Uuid,
+        /// How its last run ended, if an event of its node has said that.
+        ending: Option<Ending>,
     },
     /// Any other goal is reached; the text says which.
     Done(String),
@@ -97,13 +100,15 @@ impl fmt::Display for Shown {
         match self {
             Self::Running { instance, node } => write!(f, "instance {instance} runs on node {node}"),
             Self::Ended { instance, ending } => {
-                write!(f, "instance {instance} was started and has ended")?;
-                match ending.as_ref().filter(|ending| ending.is_known()) {
-                    Some(ending) => write!(f, ": {ending}"),
-                    None => Ok(()),
-                }
+                write!(
+                    f,
+                    "instance {instance} was started and has ended{}",
+                    after_colon(ending)
+                )
             }
-            Self::Gone { instance } => write!(f, "instance {instance} is gone"),
+            Self::Gone { instance, ending } => {
+                write!(f, "instance {instance} is gone{}", after_colon(ending))
+            }
             Self::Done(text) => f.write_str(text),
         }
     }
@@ -170,7 +175,7 @@ impl Goal {
         let (is_reached, text) = match self.command {
             Command::START | Command::RESTART => return seen.and_then(up),
             Command::STOP if seen.is_some_and(|seen| seen.state == InstanceState::Exited) => {
-                (true, stopped(instance))
+                (true, stopped(instance, seen.and_then(Instance::ending).as_ref()))
             }
             // STOP deletes an instance that is not persistent, so its absence counts, too.
             Command::STOP | Command::DELETE => {
@@ -178,8 +183,8 @@ impl Goal {
                     Some(seen) if self.is_elsewhere(seen) => !node?.stats.foreign.contains(instance),
                     seen => seen.is_none_or(|seen| seen.state == InstanceState::Deleted),
                 };
-                let instance = instance.uuid()?;
-                return is_gone.then_some(Shown::Gone { instance });
+                let (instance, ending) = (instance.uuid()?, None);
+                return is_gone.then_some(Shown::Gone { instance, ending });
             }
             Command::ATTACH_VOLUME => (
                 has_volume(seen?),
@@ -244,17 +249,20 @@ impl Goal {
                 },
             ) => None,
             (Command::START | Command::RESTART, C::InstanceStopped { .. }) => None,
-            (Command::START, C::InstanceDeleted { instance, .. }) => Some(Shown::Ended {
+            (Command::START, C::InstanceDeleted { instance, ending, .. }) => Some(Shown::Ended {
                 instance: *instance,
-                ending: None,
+                ending: Some(ending.clone()),
             }),
-            // It was there before, so this does not show that it was started again.
-            (Command::RESTART, C::InstanceDeleted { instance, .. }) => {
-                Some(Shown::Gone { instance: *instance })
-            }
-            (Command::STOP, C::InstanceStopped { instance, .. }) => done(true, stopped(instance)),
+            // For RESTART: it was there before, so this does not show that it was started again.
+            (_, C::InstanceDeleted { instance, ending, .. }) => Some(Shown::Gone {
+                instance: *instance,
+                ending: Some(ending.clone()),
+            }),
             // A DELETE with `stop` is answered by this event in place of InstanceDeleted.
-            (_, C::InstanceStopped { instance, .. }) => done(self.leaves, stopped(instance)),
+            (_, C::InstanceStopped { instance, ending, .. }) => done(
+                self.leaves || self.command == Command::STOP,
+                stopped(instance, Some(ending)),
+            ),
             (_, C::NodeDisconnected { node, .. }) => {
                 done(self.leaves, format!("node {node} is empty, and has left"))
             }
@@ -316,6 +324,7 @@ impl Goal {
             && same(&self.about.instance_uuid, &failure.instance)
             && same(&self.about.volume_uuid, &failure.volume)
             && self.about.public_ip == failure.public_ip
+            && failure::digest(&self.configuration) == failure.configuration
     }
 
     /// A failure that leaves nothing to be done: the node, which is connected, says that it
@@ -325,7 +334,10 @@ impl Goal {
         let node = view.node(failure.node.uuid()?)?;
         let seen = self.instance(view).filter(|seen| seen.node == node.uuid)?;
         let is_gone = self.command == Command::DELETE && failure.reason == "no_instance" && node.is_current();
-        is_gone.then_some(Shown::Gone { instance: seen.uuid })
+        is_gone.then_some(Shown::Gone {
+            instance: seen.uuid,
+            ending: None,
+        })
     }
 
     /// How well InvalidFrameType fits this command; none if it is about another kind.
@@ -411,8 +423,13 @@ pub(super) fn identified(command: &impl Orderable) -> Frame {
     Frame::with_payload(frame.kind(), [root, id.as_bytes(), keys].concat())
 }
 
-fn stopped(instance: &impl fmt::Display) -> String {
-    format!("instance {instance} has stopped")
+fn stopped(instance: &impl fmt::Display, ending: Option<&Ending>) -> String {
+    let ending = ending.map(Ending::after_colon).unwrap_or_default();
+    format!("instance {instance} has stopped{ending}")
+}
+
+fn after_colon(ending: &Option<Ending>) -> String {
+    ending.as_ref().map(Ending::after_colon).unwrap_or_default()
 }
 
 /// Whether an instance runs, or has run.

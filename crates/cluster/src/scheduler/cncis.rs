@@ -181,3 +181,28 @@ impl Scheduler {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_agents_tell_of_tenants_has_a_bound_for_each_and_in_all() {
+        let mut cncis = Cncis::default();
+        let subnet: Subnet = "172.16.0.0/24".parse().unwrap();
+        let mut remember = |agent: u128, tenant: usize, len: usize| {
+            let served = (Uuid::nil(), Id::from(tenant.to_string().as_str()), subnet);
+            let frame = Frame::with_payload(Event::TENANT_ADDED, vec![b' '; len]);
+            cncis.remember(served, Uuid::from_u128(agent), &frame);
+            cncis.tenant_count
+        };
+        assert_eq!(remember(0, 0, MAX_EVENT + 1), 0, "longer than it can be");
+        for agent in 0..17 {
+            let before = usize::try_from(agent).unwrap() * MOST_OF_AGENT;
+            for tenant in 0..=MOST_OF_AGENT {
+                let kept = remember(agent, tenant, 10);
+                assert_eq!(kept, (before + MOST_OF_AGENT.min(tenant + 1)).min(MOST_TENANTS));
+            }
+        }
+    }
+}

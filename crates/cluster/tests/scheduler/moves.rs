@@ -39,6 +39,7 @@ fn evacuate(controller: &mut Client, node: &mut Client) {
 fn stopped(controller: &mut Client, node: &mut Client, instance: Uuid) {
     node.send_payload(&InstanceStopped {
         instance_uuid: instance.into(),
+        ..Default::default()
     });
     let told: InstanceStopped = controller.expect_payload();
     assert_eq!(told.instance_uuid, instance);

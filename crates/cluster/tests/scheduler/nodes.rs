@@ -129,6 +129,7 @@ fn a_controller_is_told_once_that_it_has_been_told_all() {
     }
     one.send_payload(&InstanceDeleted {
         instance_uuid: b.into(),
+        ..Default::default()
     });
     first.expect(Event::INSTANCE_DELETED);
 

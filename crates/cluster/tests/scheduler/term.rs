@@ -202,6 +202,7 @@ fn clients_of_all_schedulers_are_those_of_one_cluster() {
     controller.expect(ErrorCode::STOP_FAILURE);
     agent.send_payload(&InstanceStopped {
         instance_uuid: instance.into(),
+        ..Default::default()
     });
     controller.expect(Event::INSTANCE_STOPPED);
 

@@ -173,6 +173,7 @@ fn an_instance_that_runs_twice_is_shown_and_deleted_where_it_should_not_be() {
     // Its events would free the UUID, which is still the owner's.
     second.send_payload(&InstanceDeleted {
         instance_uuid: twice.into(),
+        ..Default::default()
     });
     second.send_payload(&stats(second.uuid, &[]));
     let passed: Stats = controller.expect_payload();
@@ -207,9 +208,15 @@ fn what_an_agent_says_of_instances_of_others_goes_nowhere() {
             instance_uuid: start.instance_uuid.into(),
             ..StopFailure::default()
         });
-        liar.send_payload(&InstanceStopped { instance_uuid });
+        liar.send_payload(&InstanceStopped {
+            instance_uuid,
+            ..Default::default()
+        });
         let instance_uuid = start.instance_uuid.into();
-        liar.send_payload(&InstanceDeleted { instance_uuid });
+        liar.send_payload(&InstanceDeleted {
+            instance_uuid,
+            ..Default::default()
+        });
         // A key that nobody reads does not hide the one that all do.
         let hidden = format!(
             "a: {{}}\ninstance_deleted: {{instance_uuid: {}}}\n",
@@ -374,6 +381,7 @@ fn a_start_that_nobody_answers_fails_and_does_not_run_later() {
     frozen.send_payload(&failed(frozen.uuid, &start, Reason::LaunchFailure));
     frozen.send_payload(&InstanceDeleted {
         instance_uuid: start.instance_uuid.into(),
+        ..Default::default()
     });
     controller.expect(Event::INSTANCE_DELETED);
     controller.expect_nothing();

@@ -67,8 +67,8 @@ pub(super) fn event(change: &Change, is_told: bool, is_known: impl Fn(&Uuid) -> 
         Change::InstanceAdded { instance, node, .. } => ("running", (Some(*instance), Some(*node))),
         Change::InstanceState { instance, node, .. } => ("state", (Some(*instance), Some(*node))),
         Change::InstanceGone { instance, node } => ("gone", (Some(*instance), Some(*node))),
-        Change::InstanceStopped { instance, node } => ("ended", (Some(*instance), *node)),
-        Change::InstanceDeleted { instance, node } => ("gone", (Some(*instance), *node)),
+        Change::InstanceStopped { instance, node, .. } => ("ended", (Some(*instance), *node)),
+        Change::InstanceDeleted { instance, node, .. } => ("gone", (Some(*instance), *node)),
         Change::CnciAdded { cnci } | Change::CnciGone { cnci } => ("tenant", (Some(*cnci), None)),
         _ => return None,
     };

@@ -210,6 +210,15 @@ fn only_time_spent_waiting_for_the_peer_counts() {
     assert!(!too_long(&silent, 349));
     assert!(too_long(&silent, 350));
 
+    // Half a request holds a slot for less than that.
+    let mut half = Progress {
+        has_spoken: true,
+        ..Progress::default()
+    };
+    half.since[READ] = Some(at(0));
+    assert!(half.waited_too_long(at(19), BRIEF).is_none());
+    assert!(half.waited_too_long(at(20), BRIEF).is_some());
+
     // A byte each 200 ms, and 800 ms of work of ours for it.
     let mut drips = Progress {
         has_spoken: true,

@@ -119,6 +119,7 @@ impl Driver for SimulateDriver {
                 memory_mb: if running { subject.mem_mb * share / 100 } else { 0 },
                 disk_mb: share * 10,
                 cpu_percent: if running { share / 2 } else { 0 },
+                ..Usage::default()
             }
         };
         subjects.iter().map(measure).collect()

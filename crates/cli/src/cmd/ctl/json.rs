@@ -132,7 +132,9 @@ pub(super) fn settled(subject: &str, settled: &Result<Shown, OrderError>) -> Val
     let mut value = json!({"subject": subject, "result": result, "text": text});
     match settled {
         Ok(Shown::Running { node, .. }) => value["node"] = node.to_string().into(),
-        Ok(Shown::Ended { ending, .. }) => value["end"] = ending.as_ref().map(end).into(),
+        Ok(Shown::Ended { ending, .. } | Shown::Gone { ending, .. }) => {
+            value["end"] = ending.as_ref().map(end).into()
+        }
         Err(OrderError::Failed(failed)) => {
             value["reason"] = failed.reason.as_str().into();
             value["node"] = failed.node.as_str().into();
@@ -178,8 +180,12 @@ pub(super) fn change(change: &Change, at: SystemTime) -> Value {
             _ => json!({}),
         },
     };
-    if let Change::InstanceState { ending, .. } = change {
-        value["end"] = ending.as_ref().map(end).into();
+    match change {
+        Change::InstanceState { ending, .. } => value["end"] = ending.as_ref().map(end).into(),
+        Change::InstanceStopped { ending, .. } | Change::InstanceDeleted { ending, .. } => {
+            value["end"] = end(ending);
+        }
+        _ => {}
     }
     value["time"] = time(at).into();
     value["event"] = change.name().into();

@@ -139,7 +139,9 @@ fn an_instance_with_more_on_its_disk_than_it_may_is_killed() {
     cluster.agent(|config| config.policy(policy).interval(Duration::from_millis(100)));
     let modest = cluster.run("head -c 1000000 /dev/zero >file; exec sleep 1000");
     let greedy = cluster.run("head -c 9000000 /dev/zero >file; exec sleep 1000");
+    let sly = cluster.run("exec 9>file; rm file; head -c 9000000 /dev/zero >&9; exec sleep 1000");
     cluster.wait_state(greedy, InstanceState::Exited);
+    cluster.wait_state(sly, InstanceState::Exited);
     cluster.wait_state(modest, InstanceState::Active);
     // Nor is it started again like that.
     cluster.send(&restart(greedy));

@@ -342,6 +342,33 @@ fn a_request_is_answered_by_another_session_or_refused() {
 }
 
 #[test]
+fn requests_that_wait_for_replies_have_a_bound_in_bytes_and_the_oldest_are_refused() {
+    let place = Place::new();
+    let _server = place.server("");
+    let mut asker = place.session("controller");
+    let mut asked = place.start("agent");
+    let uuid = asked.line()["uuid"].clone();
+    let payload = "x".repeat(13 << 20);
+    // Five of them are more than 64 MiB.
+    for number in 1..=5 {
+        let line = json!({
+            "do": "request", "id": number, "operand": "QUERY", "to": uuid, "payload": payload, "timeout": 600,
+        });
+        asker.write(line.to_string().as_bytes());
+        assert_eq!(asked.line()["request"], number);
+    }
+    let refused = asker.line();
+    assert_eq!(
+        (&refused["id"], &refused["error"]["code"]),
+        (&1.into(), &"refused".into())
+    );
+    let reply = |number: u64| json!({ "do": "reply", "request": number, "payload": "so" });
+    assert_eq!(asked.refused(&reply(1)), "no_such_request");
+    assert_eq!(asked.ask(&reply(2))["ok"], true);
+    assert_eq!(asker.line()["id"], 2);
+}
+
+#[test]
 fn a_server_that_is_started_again_is_connected_to_again() {
     let place = Place::new();
     let server = place.server("");

@@ -9,10 +9,10 @@ use ssntp::payload::{
     AssignPublicIp, AttachVolume, Delete, DetachVolume, Evacuate, Id, InstanceState, NodeStatus,
     ReleasePublicIp, Restart, Restore, Start, Stop, VmType,
 };
-use ssntp_cluster::controller::{Controller, OrderError, Orderable};
+use ssntp_cluster::controller::{Controller, OrderError, Orderable, View};
 use uuid::Uuid;
 
-use crate::cluster::processes::{Cluster, LIMIT, wait_for};
+use crate::cluster::processes::{Cluster, LIMIT, Process, wait_for};
 
 /// The failure of an order, as a sentence.
 #[track_caller]
@@ -554,4 +554,30 @@ fn a_start_that_takes_too_long_is_answered_and_ended() {
     while cluster.ctl("start -- sleep 1000").code != Some(0) {
         assert!(began.elapsed() < LIMIT, "the agent starts nothing any more");
     }
+}
+
+#[test]
+fn a_node_that_can_open_no_files_for_another_instance_is_full() {
+    let cluster = Cluster::new("");
+    // An agent keeps 256 for itself.
+    let script = format!(
+        "ulimit -n 258; exec {} agent --users agent --confinement rlimits --state state \
+         --ca ca.pem --cert agent.pem --connect {}",
+        env!("CARGO_BIN_EXE_ssntp"),
+        cluster.address()
+    );
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", &script]).current_dir(cluster.path(""));
+    let _node = Process::of(shell, &cluster.path(""), "agent");
+    let controller = cluster.controller_sees(1);
+    for _ in 0..2 {
+        cluster.start("");
+    }
+    let full = |view: &View| {
+        view.nodes()
+            .any(|node| node.status == NodeStatus::Full)
+            .then_some(())
+    };
+    controller.wait(LIMIT, full).expect("it is full");
+    assert!(cluster.fails("start -- true").ends_with("(full_cloud)"));
 }

@@ -7,9 +7,9 @@ use uuid::Uuid;
 
 use super::{Action, Cause, Control, Ending, Failed, Job, Life, MAX_FAILED, Mode, Next, REPEATED, ephemeral};
 use crate::agent::driver::{Ended, Exit, LaunchError, RunId, Usage};
-use crate::agent::store::RecordAfter;
+use crate::agent::store::{Record, RecordAfter, RecordPhase};
 use crate::refusal::Refused;
-use ssntp::payload::{CommandSubject, Id, InstanceDeleted, InstanceStopped};
+use ssntp::payload::{CommandSubject, Id, InstanceDeleted, InstanceEnd, InstanceStopped};
 use ssntp::proto::{Command, Frame};
 use ssntp_transport::excerpt;
 
@@ -84,6 +84,7 @@ impl Control {
                     false => (after, error.into()),
                 };
                 let restart = instance.start.as_ref().is_some_and(|start| start.start.restart);
+                let record = instance.record.clone();
                 self.instances.remove(&id);
                 let subject = CommandSubject {
                     restart,
@@ -92,7 +93,7 @@ impl Control {
                 self.fail(Command::START, subject, &refused);
                 // A command to end it that came during the launch is answered, too: the
                 // instance is gone.
-                self.tell_after(id, after);
+                self.tell_after(id, after, record);
             }
         }
         self.next_volume_op(id);
@@ -179,11 +180,12 @@ impl Control {
         } else {
             instance.life = Life::Stopped(Next::Stay);
             instance.record.after = RecordAfter::Nothing;
+            let record = instance.record.clone();
             if after == RecordAfter::Nothing {
                 self.restart_or_keep(id, exit);
             }
             self.save(id);
-            self.tell_after(id, after);
+            self.tell_after(id, after, record);
             self.next_volume_op(id);
         }
         self.announce(false);
@@ -203,9 +205,10 @@ impl Control {
             instance.life = Life::Stopped(Next::Stay);
             if !removes(after) {
                 // STATS say `exited` before and after, so only an event can tell.
+                let record = instance.record.clone();
                 self.save(id);
                 self.keep_for_now(id);
-                self.tell_after(id, RecordAfter::Evacuate);
+                self.tell_after(id, RecordAfter::Evacuate, record);
                 return self.stats_soon(now);
             }
         }
@@ -287,11 +290,12 @@ impl Control {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
-        let after = instance.record.after;
+        let record = instance.record.clone();
+        let after = record.after;
         match result {
             Ok(()) => {
                 self.instances.remove(&id);
-                self.tell_after(id, after);
+                self.tell_after(id, after, record);
             }
             Err(why) => {
                 warn!("{}: instance {id} can't be removed: {why}", self.settings.node);
@@ -308,23 +312,24 @@ impl Control {
                     self.fail(Command::DELETE, subject(id), &Refused::invalid(why));
                 } else if after != RecordAfter::Retire {
                     // It is stopped at least.
-                    self.tell_after(id, after);
+                    self.tell_after(id, after, record);
                 }
             }
         }
         self.announce(false);
     }
 
-    /// Sends the event that belongs to a command.
-    fn tell_after(&mut self, id: Uuid, after: RecordAfter) {
-        let instance_uuid = id.into();
+    /// Sends the event that belongs to a command, with how the last run ended: STATS may never
+    /// list the instance as ended.
+    fn tell_after(&mut self, id: Uuid, after: RecordAfter, record: Record) {
+        let (instance_uuid, end) = (id.into(), end_of(record));
         match after {
             RecordAfter::Nothing | RecordAfter::Keep => {}
             RecordAfter::Delete | RecordAfter::Retire => {
-                self.tell(Frame::of(&InstanceDeleted { instance_uuid }));
+                self.tell(Frame::of(&InstanceDeleted { instance_uuid, end }));
             }
             RecordAfter::Evacuate | RecordAfter::Release => {
-                self.tell(Frame::of(&InstanceStopped { instance_uuid }));
+                self.tell(Frame::of(&InstanceStopped { instance_uuid, end }));
             }
         }
     }
@@ -369,6 +374,19 @@ pub(super) fn subject(instance: Uuid) -> CommandSubject {
     CommandSubject {
         instance_uuid: instance.into(),
         ..CommandSubject::default()
+    }
+}
+
+fn end_of(record: Record) -> InstanceEnd {
+    match record.phase {
+        RecordPhase::Stopped => InstanceEnd {
+            exit_code: record.exit_code.into(),
+            exit_signal: record.exit_signal.into(),
+            out_of_memory: record.out_of_memory,
+            detail: record.detail,
+        },
+        // It never ran, or nobody saw its end.
+        RecordPhase::Starting | RecordPhase::Running => InstanceEnd::default(),
     }
 }
 

@@ -334,6 +334,9 @@ pub struct Usage {
     pub memory_mb: i64,
     /// Disk in MB.
     pub disk_mb: i64,
+    /// The part of it in bytes that is in files that it has removed and still uses; `None` if
+    /// it uses too many files to look at.
+    pub removed: Option<u64>,
     /// CPU time since the last measurement, in percent of all its CPUs.
     pub cpu_percent: i64,
 }
@@ -343,6 +346,7 @@ impl Default for Usage {
         Self {
             memory_mb: -1,
             disk_mb: -1,
+            removed: Some(0),
             cpu_percent: -1,
         }
     }

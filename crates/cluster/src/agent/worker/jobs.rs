@@ -167,7 +167,7 @@ impl Pool {
         if matches!(job.origin, Origin::Again(_)) {
             // An instance that was killed for its size must not be started again with the same
             // files.
-            let measured = self.too_large(&place);
+            let measured = self.too_large(&place, Some(0));
             if let Some(why) = measured.map_err(|e| LaunchError::io(place.work().display(), &e))? {
                 return Err(LaunchError::new(LaunchFault::Full, why));
             }
@@ -270,11 +270,12 @@ impl Pool {
         let (Some(most), Some(handle)) = (self.policy.disk_mb, &subject.handle) else {
             return;
         };
-        // The usage counts all its directories; only `work` counts for the limit.
+        // The usage counts all its directories; only `work` counts for the limit, and what was
+        // removed.
         if (0..=i64::from(most)).contains(&usage.disk_mb) {
             return;
         }
-        let why = match self.too_large(&subject.place) {
+        let why = match self.too_large(&subject.place, usage.removed) {
             Ok(Some(why)) => why,
             Ok(None) => return,
             // Nothing is known of its size, so it is looked at again at the next measurement.
@@ -296,22 +297,30 @@ impl Pool {
         warn_of(&running, "killed", driver.kill(&running));
     }
 
-    /// Why the directory that an instance writes in counts as too large. A directory with more
-    /// than can be counted is too large, or an instance could avoid the limit.
+    /// Why what an instance writes counts as too large: its directory, and the files that it has
+    /// removed and still uses. More than can be counted is too large, or an instance could avoid
+    /// the limit.
     ///
     /// # Errors
     /// The system can't tell for now.
-    fn too_large(&self, place: &InstanceDir) -> io::Result<Option<String>> {
+    fn too_large(&self, place: &InstanceDir, removed: Option<u64>) -> io::Result<Option<String>> {
         let Some(most) = self.policy.disk_mb else {
             return Ok(None);
         };
-        let mb = tree::disk_usage(&place.work())?.map(|bytes| bytes.div_ceil(MB));
-        Ok(match mb {
-            Some(mb) if mb <= u64::from(most) => None,
-            Some(mb) => Some(format!(
-                "its directory holds {mb} MB, and may hold {most} (policy: disk_mb)"
+        let mb = |bytes: u64| bytes.div_ceil(MB);
+        Ok(match (tree::disk_usage(&place.work())?, removed) {
+            (Some(named), Some(removed)) if mb(named + removed) <= u64::from(most) => None,
+            (Some(named), Some(0)) => Some(format!(
+                "its directory holds {} MB, and may hold {most} (policy: disk_mb)",
+                mb(named)
             )),
-            None => Some("its directory has too many files, or is too deep (policy: disk_mb)".into()),
+            (Some(named), Some(removed)) => Some(format!(
+                "its directory holds {} MB with {} in files that it has removed, and may hold {most} (policy: disk_mb)",
+                mb(named + removed),
+                mb(removed)
+            )),
+            (None, _) => Some("its directory has too many files, or is too deep (policy: disk_mb)".into()),
+            (_, None) => Some("it uses too many files at a time (policy: disk_mb)".into()),
         })
     }
 

@@ -31,6 +31,8 @@
 //! | `jobs` | the jobs themselves |
 
 mod jobs;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;

@@ -4,8 +4,8 @@
 
 use crate::controller::Failure;
 use ssntp::payload::{
-    ConcentratorInstanceAdded, Error, FrameTrace, Id, InstanceStats, MAX_LABELS, PublicIpAssigned,
-    PublicIpUnassigned, Stats, check_label, check_name, yaml,
+    ConcentratorInstanceAdded, Error, FrameTrace, Id, InstanceEnd, InstanceStats, MAX_LABELS,
+    PublicIpAssigned, PublicIpUnassigned, Stats, check_label, check_name, yaml,
 };
 use ssntp::proto::{Frame, FrameType};
 
@@ -92,6 +92,10 @@ pub(super) fn failure(failure: &mut Failure) {
     text(&mut failure.public_ip, MAX_WORD);
     text(&mut failure.reason, MAX_WORD);
     text(&mut failure.detail, MAX_DETAIL);
+}
+
+pub(super) fn end(end: &mut InstanceEnd) {
+    text(&mut end.detail, MAX_DETAIL);
 }
 
 pub(super) fn trace(trace: &mut FrameTrace) {

@@ -5,7 +5,7 @@ use std::fmt;
 use signal_hook::low_level::signal_name;
 
 use super::Instance;
-use ssntp::payload::InstanceState;
+use ssntp::payload::{InstanceEnd, InstanceState, InstanceStats};
 
 const SIGKILL: i64 = 9;
 
@@ -34,6 +34,14 @@ impl Ending {
     /// Whether anything is known of it.
     pub fn is_known(&self) -> bool {
         self.code.is_some() || self.out_of_memory
+    }
+
+    /// It as the end of a sentence; empty if nothing is known.
+    pub(crate) fn after_colon(&self) -> String {
+        match self.is_known() {
+            true => format!(": {self}"),
+            false => String::new(),
+        }
     }
 
     /// The name of the signal that ended it.
@@ -65,13 +73,41 @@ impl fmt::Display for Ending {
 impl Instance {
     /// How its last run ended; none while it runs, and before its first run.
     pub fn ending(&self) -> Option<Ending> {
-        let stats = &self.stats;
-        (self.state == InstanceState::Exited).then(|| Ending {
-            code: Some(stats.exit_code).filter(|code| *code >= 0),
-            signal: Some(stats.exit_signal).filter(|signal| *signal > 0),
-            out_of_memory: stats.out_of_memory,
-            detail: stats.detail.clone(),
-        })
+        let InstanceStats {
+            exit_code,
+            exit_signal,
+            out_of_memory,
+            ref detail,
+            ..
+        } = self.stats;
+        let end = || InstanceEnd {
+            exit_code,
+            exit_signal,
+            out_of_memory,
+            detail: detail.clone(),
+        };
+        (self.state == InstanceState::Exited).then(|| end().into())
+    }
+
+    /// Takes over what an event says of its end.
+    pub(super) fn ended(&mut self, end: &InstanceEnd) {
+        self.state = InstanceState::Exited;
+        if *end != InstanceEnd::default() {
+            (self.stats.exit_code, self.stats.exit_signal) = (end.exit_code, end.exit_signal);
+            self.stats.out_of_memory = end.out_of_memory;
+            self.stats.detail = end.detail.clone();
+        }
+    }
+}
+
+impl From<InstanceEnd> for Ending {
+    fn from(end: InstanceEnd) -> Self {
+        Self {
+            code: Some(end.exit_code).filter(|code| *code >= 0),
+            signal: Some(end.exit_signal).filter(|signal| *signal > 0),
+            out_of_memory: end.out_of_memory,
+            detail: end.detail,
+        }
     }
 }
 

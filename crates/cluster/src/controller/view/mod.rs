@@ -45,9 +45,9 @@ pub use self::entities::{Cnci, Instance, Node, PublicIp};
 pub use self::find::FindError;
 use super::{Change, Failure};
 use ssntp::payload::{
-    ConcentratorInstanceAdded, Error, FrameTrace, Id, InstanceDeleted, InstanceState, InstanceStats,
-    InstanceStopped, NodeConnected, NodeDisconnected, NodeStatus, NodeType, PublicIpAssigned,
-    PublicIpUnassigned, SnapshotComplete, Stats, TraceReport,
+    ConcentratorInstanceAdded, Error, FrameTrace, Id, InstanceDeleted, InstanceStats, InstanceStopped,
+    NodeConnected, NodeDisconnected, NodeStatus, NodeType, PublicIpAssigned, PublicIpUnassigned,
+    SnapshotComplete, Stats, TraceReport,
 };
 use ssntp::proto::{Command, Event, Frame, FrameType, Status};
 
@@ -275,24 +275,40 @@ impl View {
             Event::NODE_CONNECTED => self.node_connected(&frame.payload()?, now, changes),
             Event::NODE_DISCONNECTED => self.node_disconnected(&frame.payload()?, now, changes),
             Event::INSTANCE_DELETED => {
-                let InstanceDeleted { instance_uuid } = frame.payload()?;
+                let InstanceDeleted {
+                    instance_uuid,
+                    mut end,
+                } = frame.payload()?;
+                bounds::end(&mut end);
                 if let Some(instance) = instance_uuid.uuid() {
                     // A concentrator is an instance, so both tables may have it.
                     let node = self.forget(instance);
-                    changes.push(Change::InstanceDeleted { instance, node });
+                    changes.push(Change::InstanceDeleted {
+                        instance,
+                        node,
+                        ending: end.into(),
+                    });
                     self.forget_cnci(instance, changes);
                 }
             }
             Event::INSTANCE_STOPPED => {
-                let InstanceStopped { instance_uuid } = frame.payload()?;
+                let InstanceStopped {
+                    instance_uuid,
+                    mut end,
+                } = frame.payload()?;
+                bounds::end(&mut end);
                 if let Some(instance) = instance_uuid.uuid() {
                     let known = self.instances.get_mut(&instance);
                     let node = known.map(|known| {
                         // The figures stay those of the last STATS: this event carries none.
-                        known.state = InstanceState::Exited;
+                        known.ended(&end);
                         known.node
                     });
-                    changes.push(Change::InstanceStopped { instance, node });
+                    changes.push(Change::InstanceStopped {
+                        instance,
+                        node,
+                        ending: end.into(),
+                    });
                 }
             }
             Event::CONCENTRATOR_INSTANCE_ADDED => self.cnci_added(frame.payload()?, now, changes),

@@ -1,7 +1,7 @@
 use std::time::UNIX_EPOCH;
 
 use super::*;
-use ssntp::payload::{InstanceStats, NodeStatus, Payload, Stats};
+use ssntp::payload::{InstanceState, InstanceStats, NodeStatus, Payload, Stats};
 
 const NODE: Uuid = Uuid::from_u128(0x5be1c0de_7d1a_4b52_8a55_90d2c3b4a501);
 const OTHER: Uuid = Uuid::from_u128(0x6be1c0de_7d1a_4b52_8a55_90d2c3b4a502);
@@ -198,13 +198,25 @@ fn events_tell_before_stats_do() {
     take(&mut view, &stats(NODE, &[(INSTANCE, InstanceState::Active)]));
     let instance_uuid = INSTANCE.into();
     assert_eq!(
-        take(&mut view, &InstanceStopped { instance_uuid }),
+        take(
+            &mut view,
+            &InstanceStopped {
+                instance_uuid,
+                ..Default::default()
+            }
+        ),
         ["instance_stopped"]
     );
     assert_eq!(view.instance(INSTANCE).unwrap().state, InstanceState::Exited);
     let instance_uuid = INSTANCE.into();
     assert_eq!(
-        take(&mut view, &InstanceDeleted { instance_uuid }),
+        take(
+            &mut view,
+            &InstanceDeleted {
+                instance_uuid,
+                ..Default::default()
+            }
+        ),
         ["instance_deleted"]
     );
     assert_eq!(view.instance(INSTANCE).map(|i| i.uuid), None);

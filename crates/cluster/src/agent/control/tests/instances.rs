@@ -138,7 +138,8 @@ fn stop_keeps_what_is_persistent_and_deletes_the_rest() {
     assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
     stage.nothing::<InstanceDeleted>();
     stage.removed(TWO);
-    assert_eq!(stage.next::<InstanceDeleted>().instance_uuid, TWO);
+    let deleted: InstanceDeleted = stage.next();
+    assert_eq!((deleted.instance_uuid, deleted.end.exit_code), (TWO.into(), 143));
     assert_eq!(stage.control.instances(), 1);
 
     stage.send(&restart(ONE));

@@ -30,6 +30,7 @@ fn what_cannot_be_sent_is_tried_again_if_it_tells_of_an_event() {
     for frame in [
         Frame::of(&InstanceDeleted {
             instance_uuid: ONE.into(),
+            ..Default::default()
         }),
         Frame::new(Status::FULL),
         Frame::of(&Stats {
@@ -85,6 +86,7 @@ fn stats_come_every_interval_and_soon_after_a_change_without_measuring() {
         memory_mb: 30,
         disk_mb: 4,
         cpu_percent: 5,
+        ..Usage::default()
     };
     stage.feed(Input::Done(Done::Measured {
         facts: facts(),
@@ -129,11 +131,13 @@ fn an_evacuated_node_is_in_maintenance_until_it_is_restored() {
         StartFailureReason::NodeMaintenance
     );
     stage.end(ONE, 143);
-    assert_eq!(stage.next::<InstanceStopped>().instance_uuid, ONE);
-    stage.end(TWO, 143);
+    let stopped: InstanceStopped = stage.next();
+    assert_eq!((stopped.instance_uuid, stopped.end.exit_code), (ONE.into(), 143));
+    stage.end(TWO, 3);
     stage.nothing::<Maintenance>();
     stage.removed(TWO);
-    assert_eq!(stage.next::<InstanceStopped>().instance_uuid, TWO);
+    let stopped: InstanceStopped = stage.next();
+    assert_eq!((stopped.instance_uuid, stopped.end.exit_code), (TWO.into(), 3));
     assert_eq!(stage.next::<Maintenance>().ready.unwrap().node_uuid, NODE);
     assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
     assert_eq!(stage.stats().status, NodeStatus::Maintenance);

@@ -60,9 +60,7 @@ pub(super) fn kill_leftovers(cgroups: &Cgroups, run: &Running) -> bool {
         |stat: &procfs::Stat| stat.pid == supervisor.pid && stat.start_time != supervisor.start_time;
     let later = all.iter().any(is_later);
     let is_left = |stat: &&procfs::Stat| {
-        // A run without a process has the number 0, which stands for sessions of other namespaces.
-        let in_session = supervisor.pid > 0 && stat.session == supervisor.pid;
-        let of_session = in_session && stat.pid != supervisor.pid && !later;
+        let of_session = is_of_session(stat, supervisor) && !later;
         let of_user =
             || own_uid.is_some_and(|uid| procfs::uids(stat.pid).is_some_and(|uids| uids.contains(&uid)));
         !stat.ended && (of_session || grouped.contains(&stat.pid) || of_user())
@@ -70,6 +68,11 @@ pub(super) fn kill_leftovers(cgroups: &Cgroups, run: &Running) -> bool {
     let left: Vec<_> = all.iter().filter(is_left).collect();
     left.iter().for_each(|stat| procfs::signal(stat, Signal::KILL));
     !left.is_empty()
+}
+
+fn is_of_session(stat: &procfs::Stat, supervisor: &RunId) -> bool {
+    // A run without a process has the number 0, which stands for sessions of other namespaces.
+    supervisor.pid > 0 && stat.session == supervisor.pid && stat.pid != supervisor.pid
 }
 
 /// Kills what a failed launch has left, waits for its end for a limited time, and removes its
@@ -87,4 +90,26 @@ pub(super) fn clear(cgroups: &Cgroups, run: &Running) {
         pause(KILL_AGAIN);
     }
     cgroups.remove(run.place.instance());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_without_a_process_stands_for_no_session() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let in_session = |session| procfs::Stat {
+            pid: own,
+            session,
+            ..procfs::stat(own).unwrap()
+        };
+        let run = |pid| RunId {
+            pid,
+            ..RunId::default()
+        };
+        assert!(!is_of_session(&in_session(0), &run(0)));
+        assert!(is_of_session(&in_session(own + 1), &run(own + 1)));
+        assert!(!is_of_session(&in_session(own), &run(own)), "the supervisor");
+    }
 }

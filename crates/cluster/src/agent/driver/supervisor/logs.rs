@@ -5,12 +5,14 @@
 //!  stdout.log.1  what was before, and a new one is begun
 //! ```
 //!
-//! Output that finds no room on the disk is lost: an instance never waits for its log.
+//! Output that finds no room on the disk is lost: an instance never waits for the disk. It waits
+//! when it writes faster than its output is taken ([`RATE`]).
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, openat, renameat};
 
@@ -20,30 +22,65 @@ const PIECE: usize = 16 * 1024;
 /// default and 1 MiB at most.
 const LAST_PIECES: usize = 64;
 
+/// How many bytes of an output are taken in a second, once it has filled its log. Taking them
+/// costs the supervisor and not the instance, so no instance may cause more of it than some
+/// percent of a CPU. The logs of 16 MB that are kept by default hold four seconds of such output.
+const RATE: u64 = 4 << 20;
+/// The pause before an output that was too fast is taken again.
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
+
 /// One of an instance's outputs: a pipe, and the log that it ends in.
 #[derive(Debug)]
 pub(super) struct Output {
     /// `None` once every writer has closed it. Never waited for.
-    pub(super) pipe: Option<io::PipeReader>,
+    pipe: Option<io::PipeReader>,
     log: Log,
+    /// How many bytes may be taken, as of `since`.
+    allowance: u64,
+    since: Instant,
 }
 
 impl Output {
-    pub(super) fn new(pipe: io::PipeReader, log: Log) -> Self {
+    pub(super) fn new(pipe: io::PipeReader, log: Log, now: Instant) -> Self {
         Self {
             pipe: Some(pipe),
+            allowance: log.most * 2,
+            since: now,
             log,
         }
     }
 
-    /// Takes a piece of the output; returns whether there may be more.
-    pub(super) fn take(&mut self) -> bool {
+    /// The pipe, unless its writers have closed it.
+    pub(super) fn pipe(&self) -> Option<&io::PipeReader> {
+        self.pipe.as_ref()
+    }
+
+    /// Whether the output was so fast that no more of it is taken before [`PAUSE`].
+    pub(super) fn is_held(&self) -> bool {
+        self.allowance < PIECE as u64
+    }
+
+    /// Takes a piece of the output, if it is not too fast; returns whether there may be more.
+    pub(super) fn take(&mut self, now: Instant) -> bool {
+        let since = now.saturating_duration_since(self.since);
+        // At least a pause, so that many short times are not rounded to nothing.
+        if since >= PAUSE {
+            let more = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+            let more = more.saturating_mul(RATE / 1000);
+            self.allowance = self.allowance.saturating_add(more).min(self.log.most * 2);
+            self.since = now;
+        }
+        !self.is_held() && self.read()
+    }
+
+    fn read(&mut self) -> bool {
         let Some(pipe) = &mut self.pipe else { return false };
         let mut piece = [0; PIECE];
         match pipe.read(&mut piece) {
             Ok(0) => self.pipe = None,
             Ok(length) => {
                 self.log.add(piece.get(..length).unwrap_or_default());
+                self.allowance = self.allowance.saturating_sub(length as u64);
                 return true;
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => return true,
@@ -56,7 +93,7 @@ impl Output {
     /// Takes the remaining output, without waiting for processes that still hold the pipe.
     pub(super) fn drain(&mut self) {
         for _ in 0..LAST_PIECES {
-            if !self.take() {
+            if !self.read() {
                 break;
             }
         }
@@ -165,6 +202,38 @@ mod tests {
         log.add(b"end");
         assert_eq!(sizes(), [piece + 3, 2 * piece]);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "any instant will do to begin with")]
+    fn what_is_written_faster_than_it_is_taken_waits() {
+        let dir = tempfile::tempdir().unwrap();
+        let (reader, mut writer) = io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&reader, true).unwrap();
+        let start = Instant::now();
+        let log = Log::open(
+            Arc::new(File::open(dir.path()).unwrap().into()),
+            "stdout.log",
+            1 << 20,
+        );
+        let mut output = Output::new(reader, log.unwrap(), start);
+        let mut taken = |now: Instant| {
+            let mut pieces = 0u64;
+            loop {
+                writer.write_all(&[b'x'; PIECE]).unwrap();
+                if !output.take(now) {
+                    io::Read::read_exact(&mut output.pipe.as_ref().unwrap(), &mut [0; PIECE]).unwrap();
+                    assert!(output.is_held());
+                    return pieces * PIECE as u64;
+                }
+                pieces += 1;
+            }
+        };
+        // Its log at once, and then so much in a time.
+        assert_eq!(taken(start), 1 << 20);
+        assert_eq!(taken(start + PAUSE / 2), 0);
+        let second: u64 = (1..=20).map(|pauses| taken(start + PAUSE * pauses)).sum();
+        assert!((RATE * 9 / 10..=RATE).contains(&second), "{second}");
     }
 
     #[test]

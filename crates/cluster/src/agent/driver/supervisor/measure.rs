@@ -1,12 +1,19 @@
 //! The memory, disk and CPU time that instances use.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::super::{Measurable, RunId, Usage};
 use super::procfs::{self, Stat, Tree};
 use super::{MB, Supervisors, is_of, lock, now};
 use crate::agent::tree;
+
+/// The most files in use by an instance that are looked at, at some two microseconds each. An
+/// instance with more counts as too large, so that it cannot hide files behind others.
+const MAX_USED: usize = 1_000_000;
 
 /// CPU time of a run, at one moment.
 #[derive(Clone, Debug)]
@@ -36,18 +43,19 @@ impl Supervisors {
             (Tree::new(&all), all.iter().map(|stat| (stat.pid, stat)).collect());
         let at = now();
         let measure = |subject: &Measurable| {
-            let mut usage = Usage {
-                disk_mb: disk_mb(subject),
-                ..Usage::default()
-            };
+            let mut usage = Usage::default();
             match &subject.handle {
                 Some(handle) => {
                     let supervisor = by_pid.get(&handle.pid).filter(|stat| is_of(stat, handle));
                     let run = supervisor.map(|stat| (**stat, tree.descendants(handle.pid)));
+                    if let Some((_, run)) = &run {
+                        usage.removed = removed(run, subject.place.dir());
+                    }
                     self.measure_running(subject, handle, run, at, &mut usage);
                 }
                 None => (usage.memory_mb, usage.cpu_percent) = (0, 0),
             }
+            usage.disk_mb = disk_mb(subject, usage.removed);
             usage
         };
         subjects.iter().map(measure).collect()
@@ -94,11 +102,37 @@ impl Supervisors {
     }
 }
 
-fn disk_mb(subject: &Measurable) -> i64 {
-    let bytes = tree::disk_usage(subject.place.dir()).ok().flatten();
-    bytes
-        .and_then(|bytes| i64::try_from(bytes.div_ceil(MB)).ok())
+fn disk_mb(subject: &Measurable, removed: Option<u64>) -> i64 {
+    let named = tree::disk_usage(subject.place.dir()).ok().flatten();
+    named
+        .zip(removed)
+        .and_then(|(named, removed)| i64::try_from((named + removed).div_ceil(MB)).ok())
         .unwrap_or(-1)
+}
+
+/// The bytes of files without a name that these processes use, on the disk of `place`; `None`
+/// if they use too many files to look at. Files of other file systems are not its disk: those
+/// in memory are charged as such.
+fn removed(run: &[&Stat], place: &Path) -> Option<u64> {
+    let disk = fs::metadata(place).ok()?.dev();
+    let (mut looked_at, mut counted, mut blocks) = (0, HashSet::new(), 0);
+    for (stat, kind) in run.iter().flat_map(|stat| [(stat, "fd"), (stat, "map_files")]) {
+        let used = fs::read_dir(format!("/proc/{}/{kind}", stat.pid));
+        for used in used.into_iter().flatten().flatten() {
+            looked_at += 1;
+            if looked_at > MAX_USED {
+                return None;
+            }
+            // It may be closed by now, or the agent may have no right to look at it.
+            let Ok(file) = fs::metadata(used.path()) else {
+                continue;
+            };
+            if file.nlink() == 0 && file.is_file() && file.dev() == disk && counted.insert(file.ino()) {
+                blocks += file.blocks();
+            }
+        }
+    }
+    Some(blocks * 512)
 }
 
 fn percent(cpu: Duration, over: Duration, vcpus: i64) -> i64 {

@@ -108,7 +108,8 @@ use std::time::{Duration, Instant};
 
 use log::{info, warn};
 use rustix::fs::{Gid, Uid};
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, geteuid, getrlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities};
 use uuid::Uuid;
 
 use self::cgroup::Cgroups;
@@ -281,6 +282,10 @@ impl Supervisors {
         let isolates = confinement == Confinement::Auto && mounts::are_possible();
         let mounts = if isolates { "with" } else { "without" };
         info!("instances are confined by {cgroups:?}, {mounts} mount namespaces");
+        let may_look = |sets: CapabilitySets| sets.effective.contains(CapabilitySet::SYS_PTRACE);
+        if geteuid().is_root() && !capabilities(None).is_ok_and(may_look) {
+            warn!("files that instances have removed and still use are not counted: no CAP_SYS_PTRACE");
+        }
         // The limit is raised, because each run is a connection. Programs get the limit that
         // this process was started with, so it is read before it is first raised.
         static FILES: OnceLock<Option<u64>> = OnceLock::new();

@@ -18,7 +18,7 @@ use std::path::Path;
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use nix::sched::{CloneFlags, unshare};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -30,7 +30,7 @@ use rustix::process::{
 use rustix::thread::{set_name, set_no_new_privs};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
-use super::logs::{Log, Output};
+use super::logs::{Log, Output, PAUSE};
 use super::order::Order;
 use super::procfs;
 use super::state::{State, StateFile};
@@ -197,7 +197,7 @@ impl Supervisor {
                 rustix::fs::fchown(&writer, Some(uid), Some(gid)).map_err(|e| failed(e.into()))?;
             }
             ends.push(writer);
-            self.outputs.push(Output::new(reader, log));
+            self.outputs.push(Output::new(reader, log, Instant::now()));
         }
         let mut ends = ends.into_iter().map(Stdio::from);
         let mut command = again(ENTER.as_ref());
@@ -229,9 +229,9 @@ impl Supervisor {
             if self.asked_to_end.swap(false, Ordering::AcqRel) {
                 self.terminate();
             }
-            let mut pause = Timespec {
-                tv_sec: LOOK_HOME,
-                tv_nsec: 0,
+            let mut pause = match self.outputs.iter().any(Output::is_held) {
+                true => seconds(0, PAUSE.subsec_nanos().into()),
+                false => seconds(LOOK_HOME, 0),
             };
             if end.is_some() {
                 if alone {
@@ -240,7 +240,7 @@ impl Supervisor {
                 // Its processes can't be found once this process has ended, so it stays until
                 // all of them have, even if one hangs in the kernel.
                 self.kill();
-                (pause.tv_sec, pause.tv_nsec) = (0, LOOK_AGAIN << looks);
+                pause = seconds(0, LOOK_AGAIN << looks);
                 looks = MAX_DOUBLINGS.min(looks + 1);
             } else if self.is_homeless() {
                 self.kill();
@@ -250,7 +250,7 @@ impl Supervisor {
             // all of it in the logs.
             self.enter();
             for output in &mut self.outputs {
-                output.take();
+                output.take(Instant::now());
             }
             self.listen_to_agents();
         }
@@ -289,7 +289,8 @@ impl Supervisor {
     }
 
     fn wait(&self, limit: &Timespec) {
-        let pipes = self.outputs.iter().filter_map(|output| output.pipe.as_ref());
+        let taken = self.outputs.iter().filter(|output| !output.is_held());
+        let pipes = taken.filter_map(Output::pipe);
         let mut fds: Vec<_> = [self.signals.as_fd(), self.listener.as_fd()]
             .into_iter()
             .chain(pipes.map(AsFd::as_fd))
@@ -449,6 +450,10 @@ fn signals() -> io::Result<(UnixStream, Arc<AtomicBool>)> {
         signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
     }
     Ok((reader, asked_to_end))
+}
+
+fn seconds(tv_sec: i64, tv_nsec: i64) -> Timespec {
+    Timespec { tv_sec, tv_nsec }
 }
 
 /// How many processes of the run's control group were killed for memory so far.

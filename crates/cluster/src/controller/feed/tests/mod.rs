@@ -280,6 +280,28 @@ fn a_configuration_is_taken_up_when_it_comes_back_or_the_next_session_has_it() {
 }
 
 #[test]
+fn a_refused_configuration_fails_the_order_that_asked_for_it_and_no_other() {
+    let told = Told::with(InstanceState::Active);
+    let watch = |yaml| told.shared.watch(configured(yaml)).unwrap().1;
+    let refuse = |refused: &'static str| {
+        told.frame(&InvalidConfiguration {
+            refused: refused.into(),
+        });
+    };
+    let (good, bad) = (watch("configure: {}"), watch("configure: 3"));
+    refuse("configure: 4");
+    open(&bad);
+    refuse("configure: 3");
+    assert!(failed(&bad).contains("cannot use it"));
+    open(&good);
+    // Of equal ones the scheduler refuses the older one, which the newer one has replaced.
+    let again = watch("configure: {}");
+    refuse("configure: {}");
+    failed(&good);
+    open(&again);
+}
+
+#[test]
 fn every_failure_settles_its_command_with_the_reason_in_words() {
     let told = Told::with(InstanceState::Active);
     let (node_uuid, instance_uuid) = (Id::from(NODE), Id::from(INSTANCE));
@@ -339,7 +361,10 @@ fn every_failure_settles_its_command_with_the_reason_in_words() {
     told.frame(&gone);
     assert_eq!(
         order.try_recv().unwrap().unwrap(),
-        Shown::Gone { instance: INSTANCE }
+        Shown::Gone {
+            instance: INSTANCE,
+            ending: None
+        }
     );
     let order = told.order(&delete());
     told.frame(&DeleteFailure {
@@ -429,6 +454,7 @@ fn a_stop_is_done_by_stats_or_either_event() {
             |told| {
                 told.frame(&InstanceStopped {
                     instance_uuid: INSTANCE.into(),
+                    ..Default::default()
                 })
             },
             "has stopped",
@@ -437,6 +463,7 @@ fn a_stop_is_done_by_stats_or_either_event() {
             |told| {
                 told.frame(&InstanceDeleted {
                     instance_uuid: INSTANCE.into(),
+                    ..Default::default()
                 })
             },
             "is gone",
@@ -448,6 +475,7 @@ fn a_stop_is_done_by_stats_or_either_event() {
         told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Stopping)]);
         told.frame(&InstanceDeleted {
             instance_uuid: VOLUME.into(),
+            ..Default::default()
         });
         open(&order);
         show(&told);
@@ -496,11 +524,13 @@ fn a_delete_is_done_when_it_is_gone_and_not_when_it_has_stopped() {
     let order = told.order(&delete());
     told.frame(&InstanceStopped {
         instance_uuid: INSTANCE.into(),
+        ..Default::default()
     });
     told.stats(NodeStatus::Ready, &[(INSTANCE, InstanceState::Exited)]);
     open(&order);
     told.frame(&InstanceDeleted {
         instance_uuid: INSTANCE.into(),
+        ..Default::default()
     });
     assert!(shown(&order).ends_with("is gone"));
 
@@ -512,6 +542,7 @@ fn a_delete_is_done_when_it_is_gone_and_not_when_it_has_stopped() {
     });
     told.frame(&InstanceStopped {
         instance_uuid: INSTANCE.into(),
+        ..Default::default()
     });
     assert!(shown(&order).ends_with("has stopped"));
 }

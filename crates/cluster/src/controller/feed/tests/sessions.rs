@@ -201,6 +201,7 @@ fn what_another_controller_deletes_was_not_started_again() {
     let order = told.order(&restart());
     told.frame(&InstanceDeleted {
         instance_uuid: INSTANCE.into(),
+        ..Default::default()
     });
     assert_eq!(shown(&order), format!("instance {INSTANCE} is gone"));
 }
@@ -226,4 +227,40 @@ fn every_command_that_has_a_failure_has_an_id_beside_what_it_names() {
         assert_eq!(subject.instance_uuid, INSTANCE);
     }
     assert_eq!(goal::identified(&named), Frame::of(&named));
+}
+
+#[test]
+fn the_end_of_an_instance_that_its_node_removes_at_once_is_told_with_its_exit_code() {
+    let end = InstanceEnd {
+        exit_code: 143,
+        exit_signal: 15,
+        detail: "x".repeat(2000),
+        ..InstanceEnd::default()
+    };
+    let told = Told::with(InstanceState::Active);
+    let (order, changes) = (told.order(&stop()), told.shared.subscribe());
+    told.frame(&InstanceDeleted {
+        instance_uuid: INSTANCE.into(),
+        end: end.clone(),
+    });
+    assert_eq!(
+        shown(&order),
+        format!("instance {INSTANCE} is gone: killed SIGTERM")
+    );
+    let deleted = changes.try_recv().unwrap().to_string();
+    assert_eq!(deleted, format!("instance {INSTANCE} is deleted: killed SIGTERM"));
+
+    let told = Told::with(InstanceState::Active);
+    let order = told.order(&stop());
+    told.frame(&InstanceStopped {
+        instance_uuid: INSTANCE.into(),
+        end,
+    });
+    assert_eq!(
+        shown(&order),
+        format!("instance {INSTANCE} has stopped: killed SIGTERM")
+    );
+    let ending = told.shared.look(|view| view.instance(INSTANCE).unwrap().ending());
+    let ending = ending.unwrap();
+    assert_eq!((ending.code, ending.detail.as_str()), (Some(143), ""));
 }

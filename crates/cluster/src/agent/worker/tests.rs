@@ -1,0 +1,65 @@
+//! What is made of an instance whose disk cannot be measured.
+
+use std::process::Command;
+
+use crossbeam_channel::unbounded;
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+use super::*;
+use crate::agent::driver::{Confinement, InstanceDir, Measurable, ProcessDriver, RunId};
+
+const PLACE: &str = "SSNTP_TEST_PLACE";
+
+/// Run again by the next test, in a process of its own.
+#[test]
+fn a_measurement_without_descriptors() {
+    let Some(place) = std::env::var_os(PLACE) else {
+        return;
+    };
+    let policy = Policy {
+        disk_mb: Some(4),
+        ..Policy::default()
+    };
+    let (inputs, outcomes) = unbounded();
+    let workers = Workers::start(None, Arc::new(policy), inputs).unwrap();
+    let driver = ProcessDriver::new(Confinement::ResourceLimits).unwrap();
+    let few = Rlimit {
+        current: Some(40),
+        maximum: Some(40),
+    };
+    setrlimit(Resource::Nofile, few).unwrap();
+    let subject = Measurable {
+        place: InstanceDir::new(Uuid::nil(), place),
+        handle: Some(RunId {
+            pid: i32::MAX,
+            ..RunId::default()
+        }),
+        vcpus: 1,
+        mem_mb: 0,
+    };
+    workers.give(Job::Measure(vec![(Arc::new(driver), vec![subject])]));
+    // That it is to be killed would be told first.
+    match outcomes.recv_timeout(Duration::from_secs(60)).unwrap() {
+        Input::Done(super::super::control::Done::Measured { usages, .. }) => {
+            assert_eq!(usages[0].1.disk_mb, -1);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_instance_whose_disk_cannot_be_measured_for_now_is_not_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    // Each level takes a descriptor, and there are not so many.
+    std::fs::create_dir_all(dir.path().join("work").join("d/".repeat(50))).unwrap();
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "agent::worker::tests::a_measurement_without_descriptors",
+        ])
+        .env(PLACE, dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
