@@ -1,4 +1,4 @@
-//! A path to its page.
+//! The page for each path.
 
 use std::fmt::Write;
 use std::iter::Peekable;
@@ -16,19 +16,19 @@ use super::{Metrics, Row, Sampled, Snapshot, now};
 use ssntp::Role;
 use ssntp_transport::ProcessFigures;
 
-/// How old the figures of a page may be. So the source is called at most once in this time.
+/// How old the figures of a page may be. The source is called at most once in this time.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
 /// The most sessions of one answer.
-const MOST_SESSIONS: usize = 1000;
-/// The sessions of an answer to a request without `limit`. An answer with more is a large one.
-const SESSIONS: usize = 100;
+const MAX_SESSIONS: usize = 1000;
+/// The most sessions of an answer to a request without `limit`. An answer with more is a large one.
+const DEFAULT_SESSIONS: usize = 100;
 /// A list of sessions ends with the session that makes it longer than this, in bytes. A session
 /// takes about one KiB, more if the name in its certificate is long.
-const LONGEST: usize = 1 << 20;
-/// How many large answers there are at a time, from the first byte made to the last byte sent. A
-/// client that reads slowly keeps its answer, and with it a snapshot of all sessions was made, so
-/// the memory of the pages is bounded by this number and not by the number of clients.
-const LARGE: usize = 2;
+const MAX_BYTES: usize = 1 << 20;
+/// The most large answers at a time. An answer counts until the client has read it. A client that
+/// reads slowly keeps its answer in memory, so this number bounds the memory of the pages, whatever
+/// the number of clients.
+const MAX_LARGE_ANSWERS: usize = 2;
 
 const ANSWERING: &[Metric<bool>] = &[gauge(
     "ssntp_answering",
@@ -45,13 +45,13 @@ const INDEX: &str = "\
 /info      version, addresses, limits
 ";
 
-/// Every page.
+/// The pages of a process, and what they share.
 #[derive(Debug)]
 pub(super) struct Pages {
     figures: Arc<Sampled<Snapshot>>,
     process: Mutex<Option<(Instant, ProcessFigures)>>,
     stopping: AtomicBool,
-    /// Each large answer has a clone.
+    /// Each large answer holds a clone, so the count of clones is the number of large answers.
     large: Arc<()>,
 }
 
@@ -102,7 +102,7 @@ impl Pages {
             "/closed" => {
                 let permit = self.permit()?;
                 let now = snapshot().map_err(unavailable)?;
-                let (lines, _) = lines(&mut now.closed.iter().peekable(), MOST_SESSIONS);
+                let (lines, _) = lines(&mut now.closed.iter().peekable(), MAX_SESSIONS);
                 let body = format!("{{\"closed\": [{lines}]}}\n");
                 Answer {
                     permit: Some(permit),
@@ -143,7 +143,7 @@ impl Pages {
 
     fn sessions(&self, request: &Request) -> Result<Answer, Refused> {
         let asked = Selection::read(&request.query)?;
-        let permit = match asked.limit > SESSIONS {
+        let permit = match asked.limit > DEFAULT_SESSIONS {
             true => Some(self.permit()?),
             false => None,
         };
@@ -172,10 +172,10 @@ impl Pages {
         let permit = Arc::clone(&self.large);
         // One count is that of these pages. Of two threads that are here at the same time both may
         // see the other's clone, so there may be fewer large answers, but never more.
-        match Arc::strong_count(&permit) - 1 > LARGE {
+        match Arc::strong_count(&permit) - 1 > MAX_LARGE_ANSWERS {
             true => Err(Refused::new(
                 503,
-                format!("{LARGE} large answers are under way; ask again"),
+                format!("{MAX_LARGE_ANSWERS} large answers are under way; ask again"),
             )),
             false => Ok(permit),
         }
@@ -200,7 +200,7 @@ impl Service for Pages {
 fn lines<'a>(rows: &mut Peekable<impl Iterator<Item = &'a Row>>, most: usize) -> (String, Option<u64>) {
     let (mut text, mut last) = (String::new(), None);
     for _ in 0..most {
-        let Some(row) = rows.next_if(|_| text.len() < LONGEST) else {
+        let Some(row) = rows.next_if(|_| text.len() < MAX_BYTES) else {
             break;
         };
         let comma = if last.is_some() { "," } else { "" };
@@ -225,7 +225,7 @@ impl Selection {
         let mut selection = Self {
             role: None,
             uuid: None,
-            limit: SESSIONS,
+            limit: DEFAULT_SESSIONS,
             after: None,
         };
         for (name, value) in query {
@@ -236,8 +236,8 @@ impl Selection {
                 "after" => selection.after = Some(value.parse().map_err(|_| bad())?),
                 "limit" => {
                     let limit = value.parse().map_err(|_| bad())?;
-                    if !(1..=MOST_SESSIONS).contains(&limit) {
-                        return Err(Refused::new(400, format!("limit is 1 to {MOST_SESSIONS}")));
+                    if !(1..=MAX_SESSIONS).contains(&limit) {
+                        return Err(Refused::new(400, format!("limit is 1 to {MAX_SESSIONS}")));
                     }
                     selection.limit = limit;
                 }

@@ -2,8 +2,8 @@
 //!
 //! Policy elements resolve policy from a policy repository, declare endpoints
 //! to an endpoint registry and report state to an observer, over JSON-RPC. The
-//! other implementation is libopflex; what it does beside the draft is done
-//! here too, so that either end can be it.
+//! other implementation is libopflex. This crate also does what libopflex does beyond the draft, so
+//! that libopflex can be at either end of a connection.
 //!
 //! ```no_run
 //! # #![allow(clippy::disallowed_methods)]
@@ -35,7 +35,7 @@
 //! [`server::ServerCore`] and [`policy_element::ElementCore`] are told what
 //! happens and when, and answer with what is to be done.
 //!
-//! # How it stands on threads
+//! # Threads
 //!
 //! ```text
 //!   socket ──> reader thread                                       writer thread ──> socket

@@ -18,7 +18,7 @@ pub struct Identity {
     /// The version of the protocol, [`PROTO_VERSION`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proto_version: Option<String>,
-    /// The name of the sender, its own within the domain.
+    /// The name of the sender, unique within the domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The policy domain.

@@ -5,15 +5,14 @@
 //!                              ├─ Refused    answer with this error
 //!                              ├─ Result     of a request of ours, read as its id says
 //!                              ├─ Failure    of a request of ours
-//!                              ├─ BadResult  as good as no answer
+//!                              ├─ BadResult  treated like no answer
 //!                              └─ Stray      ignore
 //! ```
 //!
-//! Both the forms of the draft and those of libopflex are read, and what was
-//! read prints back as the same JSON value. Members that neither knows are kept
-//! in identities, errors and managed objects, which others may want to see, and
-//! skipped elsewhere. A member with the wrong type, or a known one twice, makes
-//! a request one to be refused; it never ends the connection.
+//! The forms of the draft and those of libopflex are both read. Writing a value that was read gives
+//! the same JSON value again. Unknown members are kept in identities, errors and managed objects,
+//! which may be passed on, and are skipped elsewhere. A request is refused if a member has the wrong
+//! type or if a known member stands twice; the connection goes on.
 //!
 //! | file | what |
 //! |---|---|
@@ -22,7 +21,7 @@
 //! | `method`, `role` | the names |
 //! | `error_response` | the error of a response and its codes |
 //! | `echo`, `identity` | for every session |
-//! | `store`, `resolve`, `update` | with a policy repository, and in other words with an endpoint registry |
+//! | `store`, `resolve`, `update` | with a policy repository, and with other member names with an endpoint registry |
 //! | `endpoint_declare`, `endpoint_undeclare` | with an endpoint registry alone |
 //! | `state_report` | with an observer |
 //! | `custom` | of libopflex's inspector |

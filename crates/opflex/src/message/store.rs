@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use super::{Method, Role};
 
-/// Policy or endpoints: what the methods for both say of either. A server has a
-/// tree of each, and so has an element.
+/// Which tree a method is about: that of policy or that of endpoints. A server has both trees, and
+/// so has an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub enum Store {
     /// The objects of a policy repository.

@@ -6,8 +6,9 @@ use super::Store;
 use crate::json;
 use crate::model::{ManagedObject, Name, Uri};
 
-/// Changes of objects that the receiver has resolved; a request can have several of these. All members are always written, as libopflex does, and may be missing
-/// when read. `O` is how the objects are held.
+/// Changes of objects that the receiver has resolved. A request can have several of these. All
+/// members are always written, as libopflex does, and may be missing when read. `O` is the type of
+/// the objects.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound(deserialize = "O: Deserialize<'de>"))]
 pub struct Update<O = ManagedObject> {
@@ -35,7 +36,7 @@ pub struct Deletion {
 }
 
 impl<O> Update<O> {
-    /// An update that says nothing.
+    /// An update without changes.
     pub fn empty(of: Store) -> Self {
         Self {
             replace: Vec::new(),

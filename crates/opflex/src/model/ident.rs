@@ -1,4 +1,4 @@
-//! Identifiers: a name within a context, as another way to an object than its URI.
+//! Identifiers: a name within a context, by which an object can be found instead of by its URI.
 
 use std::fmt;
 

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! A [`ManagedObject`] is one object in the form of messages and files: flat, with
-//! its children named by URI. A [`Tree`] stores objects, finds them by URI, class
-//! and identifier, and returns what each edit changed. [`Watchers`] is the table of
-//! who wants to hear of which part of a tree, and until when.
+//! its children named by URI. A [`Tree`] stores objects, finds them by URI and
+//! identifier, and returns what each edit changed. [`Watchers`] is the table of
+//! who is told of changes of which part of a tree, and until when.
 //!
 //! | file | what |
 //! |---|---|
@@ -45,7 +45,7 @@ pub use self::name::Name;
 pub use self::schema::Schema;
 pub use self::target::Target;
 pub use self::tree::{Change, ChangeKind, Changes, Edit, ObjectRef, Tree};
-pub(crate) use self::tree::{Cursor, Room};
+pub(crate) use self::tree::{Cursor, Piece};
 pub use self::uri::{Uri, UriBuilder, UriError};
 pub(crate) use self::watchers::memory as watch_memory;
 pub use self::watchers::{Watch, Watchers};

@@ -1,4 +1,4 @@
-//! The objects that each watcher wants to hear of, and until when.
+//! The interests of watchers: each watcher is told of changes of some objects, until some time.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
@@ -60,11 +60,6 @@ impl<W> Default for Watchers<W> {
 }
 
 impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
-    /// A table without interests.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Enters an interest. It replaces the one that the watcher had in this target.
     pub fn watch(&mut self, watch: Watch<W>) {
         // A target has one interest for each watcher, so the old expiry must not end the new one.
@@ -152,16 +147,6 @@ impl<W: Clone + Eq + Hash + Ord> Watchers<W> {
         &self.memory
     }
 
-    /// How many interests there are.
-    pub fn len(&self) -> usize {
-        self.watches.len()
-    }
-
-    /// Whether there are no interests.
-    pub fn is_empty(&self) -> bool {
-        self.watches.is_empty()
-    }
-
     fn of_target(&self, target: &Target) -> Option<&BTreeMap<W, usize>> {
         match target {
             Target::Uri(uri) => self.by_uri.get(uri),
@@ -237,7 +222,7 @@ mod tests {
     #[test]
     fn an_object_and_what_is_below_it_are_watched_and_nothing_else() {
         let now = Instant::now();
-        let mut watchers = Watchers::new();
+        let mut watchers = Watchers::default();
         watchers.watch(watch(1, uri("/a/b/"), None));
         watchers.watch(watch(2, uri("/a/"), None));
         watchers.watch(watch(3, uri("/"), None));
@@ -252,16 +237,19 @@ mod tests {
     fn an_interest_is_over_at_its_time_and_can_be_renewed() {
         let now = Instant::now();
         let at = |seconds| now + Duration::from_secs(seconds);
-        let mut watchers = Watchers::new();
+        let mut watchers = Watchers::default();
         watchers.watch(watch(1, uri("/a/"), Some(at(10))));
         assert_eq!(of(&watchers, "/a/", at(9)), [1]);
         assert_eq!(of(&watchers, "/a/", at(10)), [0; 0]);
         watchers.watch(watch(1, uri("/a/"), Some(at(20))));
-        assert_eq!((watchers.len(), watchers.next_expiry()), (1, Some(at(20))));
+        assert_eq!(
+            (watchers.watches.len(), watchers.next_expiry()),
+            (1, Some(at(20)))
+        );
         assert_eq!(of(&watchers, "/a/", at(19)), [1]);
         assert!(watchers.expired(at(19)).is_none());
         assert_eq!(watchers.expired(at(20)).unwrap().watcher, 1);
-        assert!(watchers.is_empty() && watchers.expired(at(99)).is_none());
+        assert!(watchers.watches.is_empty() && watchers.expired(at(99)).is_none());
     }
 
     #[test]
@@ -271,7 +259,7 @@ mod tests {
             context: uri("/t/"),
             name: "web".into(),
         };
-        let mut watchers = Watchers::new();
+        let mut watchers = Watchers::default();
         watchers.watch(watch(1, uri("/a/"), None));
         watchers.watch(watch(1, ident.clone(), None));
         watchers.watch(watch(2, uri("/a/"), None));

@@ -19,8 +19,8 @@ pub struct KeepaliveSettings {
     pub first: Duration,
     /// From each echo to the next. Default 15 s.
     pub interval: Duration,
-    /// A peer that said nothing for longer is dead, as seen at the time of an
-    /// echo. Default 120 s.
+    /// A peer from which nothing has arrived for longer is dead. This is checked when an echo is
+    /// due. Default 120 s.
     pub silence: Duration,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Keepalive {
 }
 
 impl Keepalive {
-    /// However it is set, there is some time from echo to echo.
+    /// The shortest time between echoes, so that no setting sends them without a pause.
     const SHORTEST: Duration = Duration::from_millis(1);
 
     /// A new connection, on which echo number 0 is sent now.

@@ -1,4 +1,4 @@
-//! Bytes to messages, over any split of the stream.
+//! Cuts the bytes of a stream into messages, however the bytes arrive.
 
 use bytes::{Buf, BytesMut};
 
@@ -36,8 +36,8 @@ const MAX_NESTING: usize = 100;
 ///
 /// The transport appends what it read and calls [`decode`](Self::decode); what
 /// stays in the buffer is the beginning of a message. Each byte is looked at
-/// once, however small the pieces are, and both limits are checked the moment
-/// the byte too many is there.
+/// once, however small the pieces are. A message is refused as soon as it is longer than a
+/// limit.
 ///
 /// ```
 /// use bytes::BytesMut;
@@ -91,7 +91,7 @@ impl Decoder {
 
     /// Takes one message off the front of `buffer`, if a complete one is there.
     pub fn decode_one(&mut self, buffer: &mut BytesMut) -> Result<Option<Message>, Error> {
-        // After an error nobody knows where the next message begins.
+        // After an error it is not known where the next message begins.
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
@@ -102,8 +102,8 @@ impl Decoder {
         result
     }
 
-    /// Sets other limits from the next message on, or from what is still to
-    /// come of one that has begun.
+    /// Sets other limits. They count for the next messages, and for the rest of a message of which
+    /// a part has arrived.
     pub fn set_limits(&mut self, limits: Limits) {
         let nesting = limits.nesting.min(MAX_NESTING);
         self.limits = Limits { nesting, ..limits };
@@ -119,7 +119,10 @@ impl Decoder {
         self.memory
     }
 
-    /// What the end of the stream means: an error when a message is unfinished.
+    /// To be called at the end of the stream.
+    ///
+    /// # Errors
+    /// The stream ended inside a message, or an earlier call failed.
     pub fn end(&self, buffer: &BytesMut) -> Result<(), Error> {
         match &self.failed {
             Some(error) => Err(error.clone()),

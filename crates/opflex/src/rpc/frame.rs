@@ -1,4 +1,4 @@
-//! Messages to bytes.
+//! Writes messages as bytes.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -50,9 +50,8 @@ fn member(mut out: Vec<u8>, name: &str, value: &impl Serialize) -> Result<Bytes,
     Ok(Bytes::from(out))
 }
 
-/// A value has no JSON form: a map whose keys are no strings, or a type that
-/// refuses to be written. No type of this crate does; the fault is the
-/// caller's, and nothing was sent.
+/// A value cannot be written as JSON: it has a map whose keys are not strings, or its `Serialize`
+/// fails. All types of this crate can be written. The caller is at fault, and nothing was sent.
 #[derive(Debug, thiserror::Error)]
 #[error("a value can't be written as JSON: {0}")]
 pub struct EncodeError(#[from] serde_json::Error);

@@ -6,26 +6,26 @@ use std::time::{Duration, Instant};
 use super::{Random, RetryPolicy};
 use crate::deadlines::{Deadlines, after};
 
-/// A request that got no answer in time.
+/// A request that has no answer and is to be sent again.
 #[derive(Debug)]
 pub struct Due<'a, V> {
-    /// The number that it was sent with, and is to be sent with again: an
-    /// answer to any of the attempts is an answer.
+    /// The number of the request. It is sent again with the same number, so that an answer to any
+    /// attempt counts.
     pub xid: u64,
-    /// How often it has been sent before.
+    /// How often the request has been sent before.
     pub attempts: u32,
-    /// The value that the caller has entered with it.
+    /// The value that the caller gave to [`Pending::begin`].
     pub value: &'a mut V,
 }
 
 #[derive(Debug)]
-struct Call<V> {
+struct Unanswered<V> {
     value: V,
     attempts: u32,
     cap: Duration,
 }
 
-/// Requests by their number, each with the time of its next attempt.
+/// The requests that have no answer, by their numbers, each with the time of its next attempt.
 ///
 /// Time is passed in, and the spread of the delays comes from a seed: the same
 /// calls at the same times give the same deadlines. Numbers are never reused.
@@ -36,7 +36,7 @@ pub struct Pending<V> {
     policy: RetryPolicy,
     random: Random,
     next_xid: u64,
-    calls: HashMap<u64, Call<V>>,
+    calls: HashMap<u64, Unanswered<V>>,
     deadlines: Deadlines<u64>,
 }
 
@@ -60,8 +60,8 @@ impl<V> Pending<V> {
         xid
     }
 
-    /// Enters a request that is sent at `now` for the first time, and returns
-    /// its number. No delay before a repetition is longer than `cap`.
+    /// Adds a request that is sent at `now` for the first time, and returns its number. It is sent
+    /// again after at most `cap` each time.
     pub fn begin(&mut self, value: V, cap: Duration, now: Instant) -> u64 {
         let xid = self.number();
         // The first delay is spread as well: many requests are sent in the same moment.
@@ -69,7 +69,7 @@ impl<V> Pending<V> {
         self.deadlines.set(xid, after(now, delay));
         self.calls.insert(
             xid,
-            Call {
+            Unanswered {
                 value,
                 attempts: 1,
                 cap,
@@ -78,20 +78,19 @@ impl<V> Pending<V> {
         xid
     }
 
-    /// Takes out a request that is answered or not waited for any more. `None`
-    /// for a number that is not in the table.
+    /// Removes a request that is answered, or whose answer does not matter any more, and returns
+    /// its value. `None` if no request has this number.
     pub fn end(&mut self, xid: u64) -> Option<V> {
-        // Also where the request is not known: then there is no deadline either.
         self.deadlines.clear(&xid);
         self.calls.remove(&xid).map(|call| call.value)
     }
 
-    /// The value that the caller has entered with a request.
+    /// The value of a request.
     pub fn value_mut(&mut self, xid: u64) -> Option<&mut V> {
         self.calls.get_mut(&xid).map(|call| &mut call.value)
     }
 
-    /// Takes out every request that the caller does not want to keep.
+    /// Removes the requests for which `keep` returns false.
     pub fn retain(&mut self, mut keep: impl FnMut(u64, &mut V) -> bool) {
         let deadlines = &mut self.deadlines;
         self.calls.retain(|xid, call| {
@@ -103,8 +102,8 @@ impl<V> Pending<V> {
         });
     }
 
-    /// The next request to be sent again, its next deadline already set.
-    /// To be called until it returns `None`.
+    /// A request whose time to be sent again has come. The time of its next attempt is already set.
+    /// Call it until it returns `None`.
     pub fn due(&mut self, now: Instant) -> Option<Due<'_, V>> {
         let xid = self.deadlines.pop(now)?;
         let call = self.calls.get_mut(&xid)?;
@@ -120,19 +119,9 @@ impl<V> Pending<V> {
         })
     }
 
-    /// When [`due`](Self::due) has something to say next.
+    /// When [`due`](Self::due) returns the next request.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.next()
-    }
-
-    /// How many requests wait.
-    pub fn len(&self) -> usize {
-        self.calls.len()
-    }
-
-    /// Whether no request waits.
-    pub fn is_empty(&self) -> bool {
-        self.calls.is_empty()
     }
 }
 
@@ -183,10 +172,10 @@ mod tests {
         let now = Instant::now();
         let xid = table.begin("a", CAP, now);
         *table.value_mut(xid).unwrap() = "b";
-        assert_eq!((table.len(), table.end(xid)), (1, Some("b")));
+        assert_eq!((table.calls.len(), table.end(xid)), (1, Some("b")));
         assert_eq!(table.next_deadline(), None);
         assert!(table.due(now + CAP).is_none());
-        assert!(table.is_empty());
+        assert!(table.calls.is_empty());
     }
 
     #[test]
@@ -197,7 +186,7 @@ mod tests {
         let kept = table.begin("b", CAP, now);
         table.retain(|_, value| *value == "b");
         assert_eq!(
-            (table.len(), table.due(now + CAP).map(|due| due.xid)),
+            (table.calls.len(), table.due(now + CAP).map(|due| due.xid)),
             (1, Some(kept))
         );
         assert!(table.due(now + CAP).is_none());

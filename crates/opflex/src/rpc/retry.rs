@@ -27,7 +27,7 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// However a policy is set, something is sent again only after some time.
+    /// The shortest delay, so that no policy repeats a request without a pause.
     const SHORTEST: Duration = Duration::from_millis(1);
 
     /// The delay after attempt number `attempt`, which counts from 0.

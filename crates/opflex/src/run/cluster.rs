@@ -220,7 +220,7 @@ impl Shared {
     fn write(&self, text: &[u8], base: Option<u64>) -> Result<u64, EngineError> {
         if text.len() > LONGEST {
             let length = text.len();
-            let why = format!("the policy would take {length} bytes, and {LONGEST} are the most");
+            let why = format!("the policy has {length} bytes, and the engine keeps at most {LONGEST}");
             return Err(EngineError::Full(why));
         }
         self.documents

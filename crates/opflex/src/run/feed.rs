@@ -33,7 +33,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{ELEMENT_LOG as LOG, ElementConfig};
-use crate::model::{ChangeKind, Cursor, Room, Uri};
+use crate::model::{ChangeKind, Cursor, Piece, Uri};
 use crate::policy_element::{ElementCore, ElementEvent, ObjectChange, Store};
 
 pub(super) const READERS: usize = 16;
@@ -149,8 +149,8 @@ impl Feed {
         };
         let what = *what;
         // Bounded by bytes as well: one object may have a megabyte.
-        let mut room = Room::new(STEP_BYTES);
-        let objects = cursor.take(core.tree(what), STEP, &mut room).into_iter();
+        let mut piece = Piece::new(STEP_BYTES);
+        let objects = cursor.take(core.tree(what), STEP, &mut piece).into_iter();
         let objects: Vec<ObjectChange> = objects
             .map(|object| ObjectChange {
                 kind: ChangeKind::Created,
@@ -200,7 +200,7 @@ impl Feed {
             };
             warn!(target: LOG, "a reader of the feed is too slow: {} bytes wait for all, it is let go", self.most);
             while reader.waiting_lines.try_recv().is_ok() {}
-            let why = "too slow: too much waits; connect again";
+            let why = "too slow: too many lines wait; connect again";
             let _ = reader.lines.send(Line::End(why));
         }
     }

@@ -32,7 +32,7 @@ use super::local::{LOOK, write_all};
 use super::machine::{self, Contents, Side, SideEvents};
 use super::{CallError, LocalSocket, StartError, now};
 use crate::message::{Custom, Decoder, ErrorCode, ErrorResponse, Incoming, Request};
-use crate::model::{Cursor, ManagedObject, Name, Room, Schema, Uri};
+use crate::model::{Cursor, ManagedObject, Name, Piece, Schema, Uri};
 use crate::rpc::{EncodeError, Frame, Id, Limits};
 use log::debug;
 use serde::Deserialize;
@@ -292,9 +292,9 @@ impl What {
 impl Scan {
     /// Looks at some objects, and adds those that are looked for to `found`. Returns false at the end.
     fn step(&mut self, store: &dyn Contents, found: &mut Vec<ManagedObject>) -> bool {
-        let (mut looked_at, mut room) = (0, Room::new(STEP_BYTES));
+        let (mut looked_at, mut piece) = (0, Piece::new(STEP_BYTES));
         if let Part::Tree(index) = self.part {
-            for object in self.cursor.take(store.trees()[index], STEP, &mut room) {
+            for object in self.cursor.take(store.trees()[index], STEP, &mut piece) {
                 looked_at += 1;
                 if self.takes(object.subject(), object.uri()) {
                     found.push(linked(object.to_object()));
@@ -303,13 +303,13 @@ impl Scan {
         } else {
             for (place, object) in store.others(self.place) {
                 // Objects with the same place belong together: the next step begins behind them.
-                if self.place != Some(place) && (looked_at >= STEP || room.is_full()) {
+                if self.place != Some(place) && (looked_at >= STEP || piece.is_full()) {
                     break;
                 }
                 looked_at += 1;
                 self.place = Some(place);
                 if self.takes(&object.subject, &object.uri) {
-                    room.takes(object.memory());
+                    piece.takes(object.memory());
                     found.push(linked(object.clone()));
                 }
             }

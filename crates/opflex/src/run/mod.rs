@@ -38,7 +38,7 @@
 //! | edits that wait to be written | 10,000 objects | all policy is written |
 //! | edits from control connections | 16 | a further edit is answered with "busy" |
 //!
-//! | file | what, each using files above it alone |
+//! | file | what; each file uses only files above it |
 //! |---|---|
 //! | `config` | the configuration of both, [`LocalSocket`], and the errors |
 //! | `figures` | [`ServerFigures`]: the figures of a server for its pages |

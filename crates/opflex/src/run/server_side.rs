@@ -244,12 +244,12 @@ impl Side for ServerSide {
             return Err("the certificates of the server were replaced during its handshake".to_owned());
         }
         if standing >= max {
-            return Err(format!("{max} clients are connected"));
+            return Err(format!("the server has {max} clients, as many as it may have"));
         }
         let from = host(&newcomer.peer);
         if self.hosts.of(&from) >= HOST && !newcomer.is_control && !self.hosts.fits(&from, 1, max) {
             return Err(format!(
-                "{} clients of this host are connected",
+                "this host has {} clients, as many as it may have",
                 self.hosts.of(&from)
             ));
         }
@@ -494,7 +494,10 @@ mod tests {
             .map(|n| bench.connect_from(&greedy(n), false).unwrap())
             .collect();
         let refused = bench.connect_from(&greedy(100), false).err();
-        assert_eq!(refused.as_deref(), Some("100 clients of this host are connected"));
+        assert_eq!(
+            refused.as_deref(),
+            Some("this host has 100 clients, as many as it may have")
+        );
         for n in 0..64 {
             bench.connect_from(&format!("[2001:db8::1]:{n}"), false).unwrap();
         }
@@ -601,7 +604,10 @@ mod tests {
         let core = ServerCore::new(Settings::new("pr1", "test"), now);
         let mut bench = Bench::new(core, 1, now);
         let _client = bench.connect(false).unwrap();
-        assert_eq!(bench.connect(false).unwrap_err(), "1 clients are connected");
+        assert_eq!(
+            bench.connect(false).unwrap_err(),
+            "the server has 1 clients, as many as it may have"
+        );
         for _ in 0..CONTROLS {
             bench.connect(true).unwrap();
         }

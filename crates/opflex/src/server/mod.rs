@@ -287,8 +287,8 @@ impl ServerCore {
             Incoming::Result { .. } | Incoming::BadResult { .. } | Incoming::Stray { .. } => {}
             Incoming::Failure { method, error, .. } => {
                 session.counters.update_errors += 1;
-                self.log(connection, Level::Warn, "failed there", now, || {
-                    format!("{method} failed there: {}", excerpt(&error))
+                self.log(connection, Level::Warn, "update error", now, || {
+                    format!("the client answered {method} with an error: {}", excerpt(&error))
                 });
             }
         }
@@ -307,14 +307,14 @@ impl ServerCore {
     /// pieces at once. Returns false if there is no such answer.
     pub fn go_on(&mut self, connection: ConnectionId) -> bool {
         let session = self.sessions.get_mut(&connection);
-        let Some(Answer { id, of, mut untold }) = session.and_then(|session| session.answer.take()) else {
+        let Some(Answer { id, of, mut unsent }) = session.and_then(|session| session.answer.take()) else {
             return false;
         };
         let tree = &self.resolvable(of).tree;
         // Objects are looked up for each piece: no copy of a large answer waits in memory.
-        let objects = untold.next(tree, self.settings.limits.message_bytes);
+        let objects = unsent.next(tree, self.settings.limits.message_bytes);
         // The result is the last piece: a client that gets it has everything.
-        let is_over = untold.is_empty();
+        let is_over = unsent.is_empty();
         let is_nothing = is_over && objects.is_empty();
         let frame = if is_over {
             Reply::resolved(of, &id, &objects)
@@ -329,7 +329,7 @@ impl ServerCore {
             session.counters.updates += u64::from(!is_over);
             session.counters.unavailable += u64::from(is_nothing && !session.begun);
             session.begun = !is_over;
-            session.answer = (!is_over).then_some(Answer { id, of, untold });
+            session.answer = (!is_over).then_some(Answer { id, of, unsent });
         }
         self.send(connection, frame);
         true

@@ -35,8 +35,8 @@ pub struct Report {
     order: u64,
 }
 
-/// Properties that are numbers and not measurements.
-const NO_NUMBERS: [&str; 2] = [GENERATION, "faultCode"];
+/// Properties that are numbers but measure nothing, so no series is kept of them.
+const NOT_MEASURED: [&str; 2] = [GENERATION, "faultCode"];
 
 /// The property with the number of a generation.
 const GENERATION: &str = "genId";
@@ -292,7 +292,7 @@ impl Observer {
     }
 
     fn add_numbers(&mut self, uri: &Uri, object: &ManagedObject, order: u64, now: Instant) {
-        let counts = |name: &Name| !NO_NUMBERS.contains(&name.as_str());
+        let counts = |name: &Name| !NOT_MEASURED.contains(&name.as_str());
         let numbers = object.properties.iter().filter(|property| counts(&property.name));
         let numbers = numbers.filter_map(|property| Some((&property.name, property.data.as_f64()?)));
         // One object must not have more numbers than all of them may.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use log::{Level, debug};
 
-use super::resolves::Untold;
+use super::resolves::Unsent;
 use super::session::Answer;
 use super::{Action, RequestCounters, ServerCore, Store};
 use crate::message::{ErrorCode, ErrorResponse, Identity, Method, Reply, Request, Resolve, Role};
@@ -39,7 +39,7 @@ impl ServerCore {
                     Store::Endpoints => &mut self.registry.endpoints,
                 };
                 match resolvable.resolve(connection, resolves, &self.settings, now) {
-                    Ok(untold) => return self.begin_answer(connection, id, of, untold),
+                    Ok(unsent) => return self.begin_answer(connection, id, of, unsent),
                     Err(refusal) => Err(refusal),
                 }
             }
@@ -131,9 +131,9 @@ impl ServerCore {
         }
     }
 
-    fn begin_answer(&mut self, connection: ConnectionId, id: Id, of: Store, untold: Untold) {
+    fn begin_answer(&mut self, connection: ConnectionId, id: Id, of: Store, unsent: Unsent) {
         if let Some(session) = self.sessions.get_mut(&connection) {
-            session.answer = Some(Answer { id, of, untold });
+            session.answer = Some(Answer { id, of, unsent });
             self.go_on(connection);
         }
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Settings;
 use crate::message::{ErrorResponse, Resolve};
-use crate::model::{Cursor, ObjectRef, Room, Target, Tree, Uri, Watch, Watchers, watch_memory};
+use crate::model::{Cursor, ObjectRef, Piece, Target, Tree, Uri, Watch, Watchers, watch_memory};
 use crate::peer::ConnectionId;
 
 /// A time in seconds from the wire. A negative one counts as zero.
@@ -23,21 +23,21 @@ fn refresh(resolve: &Resolve, settings: &Settings) -> Duration {
 /// Each object is sent as it is at that time. Changes between two pieces are sent as
 /// updates like any other change, so that the client has the right state in the end.
 #[derive(Debug, Default)]
-pub(super) struct Untold(VecDeque<Cursor>);
+pub(super) struct Unsent(VecDeque<Cursor>);
 
-impl Untold {
+impl Unsent {
     /// The next objects, parents before children, of about `bytes` bytes, but at least one
     /// if there is any.
     pub(super) fn next<'a>(&mut self, tree: &'a Tree, bytes: usize) -> Vec<ObjectRef<'a>> {
-        let (mut objects, mut room) = (Vec::new(), Room::new(bytes));
+        let (mut objects, mut piece) = (Vec::new(), Piece::new(bytes));
         while let Some(cursor) = self.0.front_mut() {
-            // Looked at before the room, so that the last piece knows that it is the last.
+            // Checked first, so that the last piece knows that it is the last.
             if cursor.ahead(tree).next().is_none() {
                 self.0.pop_front();
-            } else if room.is_full() {
+            } else if piece.is_full() {
                 break;
             } else {
-                objects.extend(cursor.take(tree, usize::MAX, &mut room));
+                objects.extend(cursor.take(tree, usize::MAX, &mut piece));
             }
         }
         objects
@@ -60,7 +60,7 @@ impl Resolvable {
     pub(super) fn new(tree: Tree) -> Self {
         Self {
             tree,
-            watchers: Watchers::new(),
+            watchers: Watchers::default(),
         }
     }
 
@@ -114,7 +114,7 @@ impl Resolvable {
         resolves: Vec<Resolve>,
         settings: &Settings,
         now: Instant,
-    ) -> Result<Untold, Box<ErrorResponse>> {
+    ) -> Result<Unsent, Box<ErrorResponse>> {
         // All of the request is checked first: it is carried out as a whole or not at all.
         self.check(connection, &resolves, settings)?;
         // Found before the interests are entered, which takes the resolves apart.
@@ -139,7 +139,7 @@ impl Resolvable {
 
     /// The objects that a resolve asks for, each once. Objects that are not there, or are
     /// of another class, are left out.
-    fn find<'a>(&'a self, resolves: &[Resolve]) -> Untold {
+    fn find<'a>(&'a self, resolves: &[Resolve]) -> Unsent {
         // A request may name an object twice, by URI and by identifier.
         let mut found: HashSet<&str> = HashSet::new();
         let mut order = Vec::new();
@@ -157,6 +157,6 @@ impl Resolvable {
         // An object below another one is sent with that.
         let is_below = |uri: &Uri| uri.prefixes().any(|above| found.contains(above));
         let roots = order.into_iter().filter(|uri| !is_below(uri)).cloned();
-        Untold(roots.map(Cursor::below).collect())
+        Unsent(roots.map(Cursor::below).collect())
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::resolves::Untold;
+use super::resolves::Unsent;
 use super::{RequestCounters, Settings, Store};
 use crate::deadlines::after;
 use crate::message::{ErrorCode, ErrorResponse, Identity, IdentityResult, PROTO_VERSION, Peer, Role};
@@ -72,7 +72,7 @@ pub(super) struct Answer {
     /// The id of the request.
     pub(super) id: Id,
     pub(super) of: Store,
-    pub(super) untold: Untold,
+    pub(super) unsent: Unsent,
 }
 
 /// The identity of a client.
@@ -169,7 +169,10 @@ impl Session {
         let known = assigned.or(identity.my_location.as_ref());
         let location = known.or(settings.default_location.as_ref()).cloned();
         if settings.require_location && location.is_none() {
-            return refuse(ErrorCode::ELOCATION, format!("nobody knows where {name:?} is"));
+            return refuse(
+                ErrorCode::ELOCATION,
+                format!("the location of {name:?} is not known"),
+            );
         }
         // Only now, when nothing can be refused any more, does the identity count.
         self.element = Some(Element {

@@ -58,11 +58,13 @@ impl Cursor {
         uris.filter_map(|uri| tree.get(uri))
     }
 
-    /// Passes the next objects, parents before children: at most `most`, and as long as
-    /// there is room for them.
-    pub(crate) fn take<'a>(&mut self, tree: &'a Tree, most: usize, room: &mut Room) -> Vec<ObjectRef<'a>> {
+    /// Passes the next objects, parents before children: at most `most`, and as long as they fit
+    /// into the piece.
+    pub(crate) fn take<'a>(&mut self, tree: &'a Tree, most: usize, piece: &mut Piece) -> Vec<ObjectRef<'a>> {
         let ahead = self.ahead(tree).take(most);
-        let objects: Vec<_> = ahead.take_while(|object| room.takes(object.wire_len())).collect();
+        let objects: Vec<_> = ahead
+            .take_while(|object| piece.takes(object.wire_len()))
+            .collect();
         if let Some(last) = objects.last() {
             self.pass(last.uri().clone());
         }
@@ -70,23 +72,23 @@ impl Cursor {
     }
 }
 
-/// The room in one message or line.
+/// How full a piece of a long answer is: one message or one line.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct Piece {
     left: usize,
     is_used: bool,
 }
 
-impl Room {
-    /// Room for so many bytes.
+impl Piece {
+    /// A piece of so many bytes, in which nothing stands yet.
     pub(crate) fn new(left: usize) -> Self {
         let is_used = false;
         Self { left, is_used }
     }
 
-    /// Takes so many bytes. Returns false if there is not so much room; then it is full.
+    /// Adds so many bytes. Returns false if they do not fit; then the piece is full.
     pub(crate) fn takes(&mut self, bytes: usize) -> bool {
-        // An object that is longer than all room has to be sent at some time.
+        // An object that is longer than a whole piece has a piece to itself.
         let fits = !self.is_used || bytes <= self.left;
         self.left = if fits { self.left.saturating_sub(bytes) } else { 0 };
         self.is_used = true;

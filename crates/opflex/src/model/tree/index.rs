@@ -1,40 +1,24 @@
-//! Finding objects by class and by identifier.
+//! Finding objects by identifier, and one copy of each name.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 use super::super::{Ident, ManagedObject, Name, Schema, Uri};
 use crate::one_or_many::{OneOrMany, add, remove};
 
-/// The objects of each class, and by identifier.
+/// The objects by identifier.
 #[derive(Debug, Default)]
-pub(super) struct Index {
-    pub(super) classes: HashMap<Name, BTreeSet<Uri>>,
-    pub(super) idents: HashMap<Ident, OneOrMany<Uri>>,
-}
+pub(super) struct Index(pub(super) HashMap<Ident, OneOrMany<Uri>>);
 
 impl Index {
     pub(super) fn add(&mut self, object: &ManagedObject, schema: Option<&Schema>) {
-        let uri = &object.uri;
-        self.classes
-            .entry(object.subject.clone())
-            .or_default()
-            .insert(uri.clone());
         for ident in idents(object, schema) {
-            add(&mut self.idents, ident, uri.clone());
+            add(&mut self.0, ident, object.uri.clone());
         }
     }
 
     pub(super) fn remove(&mut self, object: &ManagedObject, schema: Option<&Schema>) {
-        let uri = &object.uri;
-        if let Some(class) = self.classes.get_mut(&object.subject) {
-            class.remove(uri);
-            // Peers choose the names of classes: empty ones must not pile up.
-            if class.is_empty() {
-                self.classes.remove(&object.subject);
-            }
-        }
         for ident in idents(object, schema) {
-            remove(&mut self.idents, &ident, uri);
+            remove(&mut self.0, &ident, &object.uri);
         }
     }
 }

@@ -4,7 +4,7 @@
 //!   objects    URI ──> object                  order      URIs, sorted
 //!   children   URI ──> URIs, sorted
 //!   announced  URI of a child that is not here yet ──> URI of its parent
-//!   index      class ──> URIs    (context, name) ──> URIs
+//!   index      (context, name) ──> URIs
 //! ```
 //!
 //! Objects are found through hash tables, so that a look-up costs the same in a
@@ -40,7 +40,7 @@ use serde::ser::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 pub use self::changes::{Change, ChangeKind, Changes};
-pub(crate) use self::cursor::{Cursor, Room};
+pub(crate) use self::cursor::{Cursor, Piece};
 pub use self::edit::Edit;
 use self::index::{Index, Names};
 use super::managed_object::find;
@@ -115,7 +115,7 @@ impl Tree {
 
     /// The objects with this identifier, in the order of their URIs.
     pub fn find(&self, ident: &Ident) -> impl Iterator<Item = ObjectRef<'_>> {
-        let holders = self.index.idents.get(ident).into_iter();
+        let holders = self.index.0.get(ident).into_iter();
         holders
             .flat_map(|holders| holders.iter())
             .filter_map(|uri| self.get(uri))
@@ -131,12 +131,6 @@ impl Tree {
     /// The identifiers that an object has, or would have, in this tree.
     pub fn idents_of(&self, object: &ManagedObject) -> Vec<Ident> {
         index::idents(object, self.schema.as_deref())
-    }
-
-    /// The objects of a class, in the order of their URIs.
-    pub fn class(&self, subject: &str) -> impl Iterator<Item = ObjectRef<'_>> {
-        let uris = self.index.classes.get(subject).into_iter().flatten();
-        uris.filter_map(|uri| self.get(uri))
     }
 
     /// The object and everything below it, each parent before its children, as on
@@ -175,7 +169,7 @@ impl Tree {
         let (root, below) = (uri.clone(), format!("{}/", uri.path()));
         let itself = Some(uri).filter(|uri| uri.as_str().len() < below.len() && last.is_none());
         let itself = itself.and_then(|uri| self.order.get(uri));
-        // A place before the subtree is one at its beginning.
+        // A place before the subtree counts as the beginning of the subtree.
         let from = match last.filter(|last| last.as_str() >= below.as_str()) {
             Some(last) => Bound::Excluded(last.as_str()),
             None => Bound::Included(below.as_str()),

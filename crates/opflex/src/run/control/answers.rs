@@ -67,11 +67,14 @@ impl PolicyEdit {
 /// Carries out a request of a control connection, and makes the answer.
 pub(in super::super) fn carry_out(cx: &ServerContext<'_>, id: Id, request: Request) -> Answer {
     let Request::Custom(mut calls) = request else {
-        let error = ErrorResponse::new(ErrorCode::EUNSUPPORTED, "the control socket takes custom only");
+        let error = ErrorResponse::new(
+            ErrorCode::EUNSUPPORTED,
+            "the control socket supports only the method custom",
+        );
         return Answer::Now(failure(&id, &error));
     };
     let (Some(call), true) = (calls.pop(), calls.is_empty()) else {
-        let error = ErrorResponse::new(ErrorCode::ERROR, "one call at a time");
+        let error = ErrorResponse::new(ErrorCode::ERROR, "a request must have exactly one call");
         return Answer::Now(failure(&id, &error));
     };
     // Edits may be large and wait for the disk, so another thread makes them.

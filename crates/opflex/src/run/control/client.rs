@@ -217,7 +217,10 @@ impl Control {
             .map_err(|e| ControlError::Io(io::Error::other(e)))?;
         // The server would end the connection without saying why.
         if frame.len() > MESSAGE {
-            let what = format!("{} bytes at once; {MESSAGE} are taken", frame.len());
+            let what = format!(
+                "the request has {} bytes, and at most {MESSAGE} are accepted",
+                frame.len()
+            );
             return Err(ControlError::Io(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 what,
@@ -283,8 +286,8 @@ pub enum ControlError {
     /// The server answered with an error.
     #[error("the server refused: {0}")]
     Refused(Box<ErrorResponse>),
-    /// The answer is not what the method asks for: another program is there.
-    #[error("what answers is no control socket of an OpFlex server")]
+    /// The answer does not have the form of the method: another program listens at the socket.
+    #[error("the program at this socket is not an OpFlex server")]
     Answer,
 }
 
