@@ -11,7 +11,7 @@ use std::net::Ipv4Addr;
 use ipnet::Ipv4Net;
 
 use crate::network::links::{Route, tunnel_name};
-use crate::network::{MAX_KEY, mac_of, subnet};
+use crate::network::{MAX_KEY, ipv4, mac_of, subnet};
 use ssntp::payload::CnciPeer;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,8 +36,8 @@ impl Mesh {
     pub(super) fn of(list: &[CnciPeer], own: Ipv4Addr) -> Result<Option<Self>, String> {
         let (mut me, mut peers) = (None, Vec::new());
         for entry in list {
-            let ip = |text: &str| text.parse().map_err(|_| format!("{text:?} is no IPv4 address"));
-            let (address, in_tunnel) = (ip(&entry.physical_ip)?, ip(&entry.tunnel_ip)?);
+            let address = ipv4("physical_ip", &entry.physical_ip)?;
+            let in_tunnel = ipv4("tunnel_ip", &entry.tunnel_ip)?;
             if !(1..=MAX_KEY).contains(&entry.tunnel_id) {
                 let id = entry.tunnel_id;
                 return Err(format!("tunnel_id {id} is not from 1 to {MAX_KEY}"));

@@ -19,7 +19,7 @@ use super::plane::DataPlane;
 use super::tables::{PublicIp, Tables, Tunnel};
 use crate::network::links::{self, GROUP, Link, Route, TUNNEL, Underlay, delete, links, tunnel_name};
 use crate::network::tools::elements;
-use crate::network::{MAX_KEY, TunnelConfig, gateway, mac_of, subnet, tools};
+use crate::network::{MAX_KEY, TunnelConfig, gateway, ipv4, mac_of, subnet, tools};
 
 /// The entry of a tunnel's table that gets broadcasts: one for each node.
 const ALL: &str = "00:00:00:00:00:00";
@@ -86,7 +86,7 @@ impl Wanted {
     }
 
     fn add_tunnel(&mut self, tunnel: &Tunnel) -> Result<(), String> {
-        let (node, subnet) = (parse(&tunnel.agent_ip)?, subnet(&tunnel.subnet)?);
+        let (node, subnet) = (ipv4("agent_ip", &tunnel.agent_ip)?, subnet(&tunnel.subnet)?);
         let key = tunnel.key;
         if !(1..=MAX_KEY).contains(&key) {
             return Err(format!("the key {key} of a tunnel is not from 1 to {MAX_KEY}"));
@@ -104,7 +104,8 @@ impl Wanted {
     }
 
     fn add_public(&mut self, ip: &PublicIp, own: Ipv4Addr) -> Result<(), String> {
-        let (public, private) = (parse(&ip.public_ip)?, parse(&ip.private_ip)?);
+        let public = ipv4("public_ip", &ip.public_ip)?;
+        let private = ipv4("private_ip", &ip.private_ip)?;
         if public == own {
             return Err("it is the concentrator's own address".into());
         }
@@ -183,7 +184,7 @@ impl Routing {
             let _ = writeln!(batch, "addr del {public}/32 dev {device}");
         }
         // A tunnel that cannot be made does not keep the others from being made.
-        let mut made = tools::ip_anyway(&batch);
+        let mut made = tools::anyway("ip", &batch);
         for name in subnets.keys().map(|key| tunnel_name(*key)) {
             // It answers ARP for all addresses of its subnet but its own, and sends a packet back
             // out where it came from, without telling the sender of a shorter way.
@@ -207,7 +208,7 @@ impl Routing {
         for (name, node) in there.difference(&nodes) {
             let _ = writeln!(entries, "fdb del {ALL} dev {name} dst {node}");
         }
-        made = made.and(tools::bridge_anyway(&entries));
+        made = made.and(tools::anyway("bridge", &entries));
         self.leases.serve(subnets, &self.config);
         made
     }
@@ -302,13 +303,10 @@ table ip ssntp {{
         let addresses = links
             .filter(|link| link.ifname == *device)
             .flat_map(|link| link.addr_info);
-        // Public addresses are added with this prefix; the address of the interface itself has
-        // the prefix of its network.
-        let single = addresses.filter(|address| address.prefixlen == 32);
-        Ok(single
-            .map(|address| address.local)
-            .filter(|single| single != ip)
-            .collect())
+        // They are added with this prefix; the address of the interface itself has the prefix of
+        // its network.
+        let public = addresses.filter(|address| address.prefixlen == 32 && address.local != *ip);
+        Ok(public.map(|address| address.local).collect())
     }
 }
 
@@ -336,10 +334,6 @@ fn peer_routes() -> Result<Vec<Route>, String> {
     let mut routes: Vec<Route> = tools::json("ip", &["-4", "route", "show"])?;
     routes.retain(|route| route.dev.starts_with(TUNNEL) && route.gateway.is_some());
     Ok(routes)
-}
-
-fn parse(ip: &str) -> Result<Ipv4Addr, String> {
-    ip.parse().map_err(|_| format!("{ip:?} is no IPv4 address"))
 }
 
 /// Sets a network setting of this namespace.

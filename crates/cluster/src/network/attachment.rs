@@ -137,7 +137,8 @@ fn key(text: &str) -> Result<u32, String> {
     }
 }
 
-fn ipv4(what: &str, text: &str) -> Result<Ipv4Addr, String> {
+/// The IPv4 address that a field of this name has.
+pub(crate) fn ipv4(what: &str, text: &str) -> Result<Ipv4Addr, String> {
     match text.parse() {
         Ok(IpAddr::V4(ip)) => Ok(ip),
         Ok(IpAddr::V6(_)) => Err(format!("{what} {text}: tenants' networks have no IPv6 yet")),

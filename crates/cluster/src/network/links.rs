@@ -138,7 +138,7 @@ pub(crate) fn delete(names: &[String]) {
             let _ = writeln!(batch, "link set {name} group {DOOMED}");
         }
         let _ = writeln!(batch, "link del group {DOOMED}");
-        if let Err(why) = tools::ip_anyway(&batch) {
+        if let Err(why) = tools::anyway("ip", &batch) {
             warn!("tenants' networks: links that are no longer needed cannot be deleted: {why}");
         }
     }

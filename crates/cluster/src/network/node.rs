@@ -211,13 +211,12 @@ impl Networks {
     /// are down if the kernel does not say, or the underlay is down or gone.
     pub(crate) fn tunnels(&self) -> Vec<TunnelStats> {
         let mut made = self.made();
-        let looked = self.look(&mut made);
-        let up = self.check_underlay();
-        let all = [looked.as_ref().map(drop), up.as_ref().map(drop)];
-        let mut faults = all.into_iter().filter_map(Result::err).peekable();
-        let is_cut = faults.peek().is_some();
-        faults.for_each(|why| warn!("tenants' networks: {why}"));
-        let Looked { drops, links, broken } = looked.unwrap_or_default();
+        let mut looked = Looked::default();
+        let whole = self.look(&mut made, &mut looked);
+        if let Err(why) = &whole {
+            warn!("tenants' networks: {why}");
+        }
+        let Looked { drops, links, broken } = looked;
         let of_net = |(key, net): (&u32, &Net)| {
             let tunnel = tunnel_name(*key);
             let stats = links.iter().find(|link| link.ifname == tunnel);
@@ -231,7 +230,9 @@ impl Networks {
             TunnelStats {
                 key: *key,
                 drops: ports.iter().filter_map(|port| drops.get(port)).sum(),
-                up: !is_cut && !broken.contains(&bridge_name(*key)) && !parts.any(|it| broken.contains(it)),
+                up: whole.is_ok()
+                    && !broken.contains(&bridge_name(*key))
+                    && !parts.any(|it| broken.contains(it)),
                 rx_bytes: bytes("rx"),
                 tx_bytes: bytes("tx"),
             }
@@ -240,11 +241,11 @@ impl Networks {
     }
 
     /// What the kernel has. What is wrong or missing is made again.
-    fn look(&self, made: &mut Made) -> Result<Looked, String> {
-        let drops = self.keep_filter(made)?;
-        let links = links()?;
-        let broken = self.settle(made, &links);
-        Ok(Looked { drops, links, broken })
+    fn look(&self, made: &mut Made, looked: &mut Looked) -> Result<(), String> {
+        looked.drops = self.keep_filter(made)?;
+        looked.links = links()?;
+        looked.broken = self.settle(made, &looked.links);
+        self.check_underlay()
     }
 
     /// Whether tunnels can begin at the underlay.
@@ -312,7 +313,7 @@ impl Networks {
             info!("tenants' networks: missing or wrong, and made again: {broken:?}");
         }
         // A process that ends meanwhile does not keep the others from getting their ports.
-        let batched = tools::ip_anyway(&batch);
+        let batched = tools::anyway("ip", &batch);
         let mut configured = new.into_iter().map(|(port, net)| configure(port, net));
         if let Err(why) = batched.and(configured.try_for_each(|configured| configured)) {
             warn!("tenants' networks: {why}");

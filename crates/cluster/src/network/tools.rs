@@ -25,16 +25,6 @@ pub(crate) fn ip(batch: &str) -> Result<(), String> {
     batch_of(&mut Command::new("ip"), batch)
 }
 
-/// As [`ip`], but goes on after a line that fails. Devices that are gone are no error.
-pub(crate) fn ip_anyway(batch: &str) -> Result<(), String> {
-    anyway("ip", batch)
-}
-
-/// The same for lines of `bridge`.
-pub(crate) fn bridge_anyway(batch: &str) -> Result<(), String> {
-    anyway("bridge", batch)
-}
-
 /// Runs a batch in the network namespace that this file is.
 pub(crate) fn ip_within(namespace: &File, batch: &str) -> Result<(), String> {
     let (own, fd) = (std::process::id(), namespace.as_raw_fd());
@@ -74,7 +64,9 @@ pub(crate) fn nft_check(commands: &str) -> Result<(), String> {
     run(Command::new("nft").args(["-c", "-f", "-"]), commands).map(drop)
 }
 
-fn anyway(tool: &str, batch: &str) -> Result<(), String> {
+/// Runs lines of `ip` or `bridge` as [`ip`] does, but goes on after a line that fails. Devices that
+/// are gone are no error.
+pub(crate) fn anyway(tool: &str, batch: &str) -> Result<(), String> {
     const ABSENCE: [&str; 3] = ["Cannot find device", "No such device", "Command failed"];
     let is_about_absence = |line: &str| ABSENCE.iter().any(|known| line.contains(known));
     match batch_of(Command::new(tool).arg("-force"), batch) {

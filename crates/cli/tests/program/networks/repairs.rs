@@ -57,6 +57,9 @@ fn what_is_broken_by_hand_is_made_again_and_certificates_are_renewed() {
 
     // It is as strict with revocation lists as its node, and its copies of certificates follow
     // the originals.
+    // Of what root may, it may only administer its own network, read packets there, and serve DHCP.
+    let rights = concentrator.rights();
+    assert!(rights.contains("CapEff:\t0000000000003400"), "{rights}");
     let environment = concentrator.environment();
     assert!(environment.contains("SSNTP_CRL_STRICT=true"), "{environment}");
     let dir = rig.dir.path().join(format!("state-k/instances/{uuid}"));

@@ -445,6 +445,11 @@ impl Instance {
         self.of_program(&format!("root{path}"))
     }
 
+    /// The users and capabilities of the instance's program.
+    pub fn rights(&self) -> String {
+        self.of_program("status")
+    }
+
     /// The variables of the instance's program.
     pub fn environment(&self) -> String {
         self.of_program("environ")

@@ -115,14 +115,12 @@ impl Concentrator {
     /// all is as it was.
     fn commit(&mut self, next: Tables) -> Result<(), String> {
         let saved = |()| (self.keep)(&next).map_err(|e| format!("the tables can't be saved: {e}"));
-        match self.plane.apply(&next).map(drop).and_then(saved) {
+        let made = self.plane.apply(&next).map(drop).and_then(saved);
+        match &made {
             Ok(()) => self.tables = next,
-            Err(why) => {
-                self.look();
-                return Err(why);
-            }
+            Err(_) => self.look(),
         }
-        Ok(())
+        made
     }
 
     /// Checks the fields that both commands have; gives the address.

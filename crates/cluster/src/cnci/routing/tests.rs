@@ -194,9 +194,10 @@ fn what_is_broken_while_the_concentrator_runs_is_made_again() {
             let public = routing.addresses().unwrap();
             assert_eq!(public, ["10.0.0.200".parse().unwrap()].into(), "{words}");
         }
-        tools::bridge_anyway(&format!(
-            "fdb del {ALL} dev ssx1 dst 10.0.0.7\nfdb append {ALL} dev ssx1 dst 10.0.0.9\n"
-        ))
+        tools::anyway(
+            "bridge",
+            &format!("fdb del {ALL} dev ssx1 dst 10.0.0.7\nfdb append {ALL} dev ssx1 dst 10.0.0.9\n"),
+        )
         .unwrap();
         for words in [
             "flush ruleset",
