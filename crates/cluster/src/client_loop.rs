@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, at, bounded, never, select};
 use log::{info, warn};
 
+use ssntp::Role;
 use ssntp::client::{Client, ClientError, ClientEvent, ClientHandle};
 use ssntp::proto::Frame;
 use ssntp_transport::{LogLimit, threads};
@@ -170,6 +171,14 @@ fn run<S: Service>(
             recv(uplink.client.events()) -> event => match event {
                 Ok(ClientEvent::Connected(server)) => {
                     info!("{}: connected to {server}", uplink.client.uuid());
+                    if !server.role().intersects(Role::SCHEDULER) {
+                        warn!(
+                            "{}: {} is no scheduler but a {}, which starts nothing here",
+                            uplink.client.uuid(),
+                            server.name(),
+                            server.role()
+                        );
+                    }
                     Event::Connected
                 }
                 Ok(ClientEvent::Frame(frame)) => Event::Frame(frame),

@@ -1,9 +1,11 @@
 //! The pages of a scheduler, an agent and a concentrator.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use serde_json::json;
 use ssntp::client::ClientHandle;
+use ssntp::payload::StartFailureReason;
 use ssntp::server::ServerHandle;
 use ssntp_admin::{Metric, Samples, Snapshot, by, counter, gauge, histogram, one};
 use ssntp_cluster::agent::{Agent, AgentFigures, CrewFigures};
@@ -80,7 +82,7 @@ const SCHEDULER: &[Metric<SchedulerFigures>] = &[
     counter("ssntp_scheduler_starts_received_total", "STARTs received, including those of instances that are moved.",
         |f| one(f.starts.received)),
     counter("ssntp_scheduler_starts_given_total", "STARTs that were given to a node.", |f| one(f.starts.given)),
-    counter("ssntp_scheduler_starts_total", "STARTs by outcome: started, or the reason of the failure.",
+    counter("ssntp_scheduler_starts_total", "STARTs by outcome, started or failed, and by the reason of the failure.",
         |f| outcomes(f.starts.started, &f.starts.failed)),
     histogram("ssntp_scheduler_start_seconds",
         "How long STARTs took, from their arrival until STATS listed the instance or they failed.",
@@ -125,7 +127,7 @@ const AGENT: &[Metric<AgentFigures>] = &[
         |f| by_crew(f, |crew| crew.waiting)),
     counter("ssntp_agent_reports_total", "STATS that were sent.", |f| one(f.reports)),
     counter("ssntp_agent_restarts_total", "Instances that were started again.", |f| one(f.restarts)),
-    counter("ssntp_agent_starts_total", "STARTs by outcome: started, or the reason of the failure.",
+    counter("ssntp_agent_starts_total", "STARTs by outcome, started or failed, and by the reason of the failure.",
         |f| outcomes(f.starts, &f.failures)),
     gauge("ssntp_agent_tunnels", "Tunnels of tenants' networks.", |f| one(f.tunnels)),
     gauge("ssntp_agent_tunnels_down", "Tunnels of tenants' networks that carry nothing.", |f| one(f.tunnels_down.len())),
@@ -140,10 +142,19 @@ const CNCI: &[Metric<CnciFigures>] = &[
     gauge("ssntp_cnci_held_frames", "Answers that wait for a session, or for room.", |f| one(f.frames_held)),
 ];
 
-/// STARTs that succeeded, and that failed by the reason.
-fn outcomes<'a>(started: u64, failed: impl IntoIterator<Item = (&'a &'static str, &'a u64)>) -> Samples {
-    let failed = failed.into_iter().map(|(reason, count)| (*reason, *count));
-    by("outcome", std::iter::once(("started", started)).chain(failed))
+/// STARTs that succeeded, and that failed by the reason. Each reason of the protocol is there from
+/// the start: where a series begins with its first event, `increase()` does not count that one.
+fn outcomes(started: u64, failed: &BTreeMap<&'static str, u64>) -> Samples {
+    let none = StartFailureReason::ALL.iter().map(|reason| (reason.as_str(), 0));
+    let mut all: BTreeMap<_, _> = none.collect();
+    all.extend(failed);
+    let labels = |outcome: &str, reason: &str| vec![("outcome", outcome.into()), ("reason", reason.into())];
+    let failed = all
+        .into_iter()
+        .map(|(reason, count)| (labels("failed", reason), count.into()));
+    std::iter::once((labels("started", ""), started.into()))
+        .chain(failed)
+        .collect()
 }
 
 fn by_crew(figures: &AgentFigures, count: fn(&CrewFigures) -> usize) -> Samples {

@@ -209,13 +209,17 @@ fn a_policy_that_is_too_long_for_the_engine_is_refused() {
     let long = object("/b/", &"x".repeat(1 << 20));
     let refused = one.handle().edit(Edit::Merge(vec![long.clone()])).unwrap_err();
     assert!(
-        refused.to_string().contains("and the engine keeps at most 1048576"),
+        refused
+            .to_string()
+            .contains("and the engine keeps at most 1048576"),
         "{refused}"
     );
     assert_eq!(names(&one), ["first"]);
     let refused = try_join(&MemoryEngine::new(), config(vec![long])).unwrap_err();
     assert!(
-        refused.to_string().contains("and the engine keeps at most 1048576"),
+        refused
+            .to_string()
+            .contains("and the engine keeps at most 1048576"),
         "{refused}"
     );
 }

@@ -127,6 +127,12 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         None => Server::start(config)?,
     };
     let handle = server.handle();
+    if !args.tls.is_given() && !server.addresses().iter().all(Address::is_local) {
+        log::warn!(
+            "there is no TLS: every host that reaches this server gets its policy; give --tls-cert and --tls-ca, or \
+             --listen localhost"
+        );
+    }
     match (kept.as_deref(), &source) {
         (_, Some(source)) if is_joined => log::info!(
             "the policy of the cluster is in force; {} counts once it changes, or if the cluster had none",

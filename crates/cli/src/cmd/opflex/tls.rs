@@ -36,6 +36,11 @@ pub(super) struct ServerTls {
 }
 
 impl ServerTls {
+    /// Whether clients use TLS.
+    pub(super) fn is_given(&self) -> bool {
+        self.tls_cert.is_some()
+    }
+
     /// The acceptor for clients, and what else was read, to be watched from now on. The pages of
     /// `--admin` use the certificate and the authority, if both are given.
     pub(super) fn read(&self) -> Result<(Option<Acceptor>, FilesRead), Failure> {

@@ -584,6 +584,8 @@ fn a_client_is_ready_while_it_is_connected() {
     }
     scheduler.wait("/metrics", |_, text| {
         text.contains("ssntp_scheduler_nodes{status=\"ready\"} 1\n")
+            // Nothing has failed yet, and the first failure shall be seen as a growth.
+            && text.contains("ssntp_scheduler_starts_total{outcome=\"failed\",reason=\"full_cloud\"} 0\n")
     });
     check_text(&scheduler.get("/metrics").1);
     assert_eq!(scheduler.json("/sessions")["connected"], 2);

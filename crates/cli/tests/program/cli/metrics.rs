@@ -19,22 +19,28 @@ fn prometheus_reads_the_metrics() {
     drop(client(dir.path(), &address, "agent"));
     let (_, text) = server.wait("/metrics", |_, text| text.contains("ssntp_sessions_ended_total{"));
     check_text(&text);
+    promtool(&["check", "metrics"], &text);
+    server.end();
+}
+
+/// Has promtool check a text, where it is installed.
+fn promtool(words: &[&str], text: &str) {
     let promtool = Command::new("promtool")
-        .args(["check", "metrics"])
+        .args(words)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn();
-    match promtool {
-        Err(e) => eprintln!("skipped: promtool: {e}"),
-        Ok(mut promtool) => {
-            promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-            let said = promtool.wait_with_output().unwrap();
-            let said = [said.stdout, said.stderr].concat();
-            assert_eq!(String::from_utf8_lossy(&said), "");
-        }
-    }
-    server.end();
+    let mut promtool = match promtool {
+        Ok(promtool) => promtool,
+        Err(e) => return eprintln!("skipped: promtool: {e}"),
+    };
+    promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let said = promtool.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&[said.stdout, said.stderr].concat()).into_owned();
+    // It exits with success if it has only hints.
+    assert!(said.status.success() && !text.contains("error"), "{text}");
+    assert!(words[1] != "metrics" || text.is_empty(), "{text}");
 }
 
 /// The grammar of the text format: HELP and TYPE before the samples of a family, each
@@ -159,6 +165,8 @@ fn each_metric_is_documented_and_the_dashboard_shows_what_there_is() {
         );
     }
     assert_eq!(rules.len(), 10);
+    let file = root.join("docs/ssntp.rules.yaml");
+    promtool(&["check", "rules", file.to_str().unwrap()], "");
 }
 
 /// YAML as JSON.

@@ -487,3 +487,18 @@ fn the_log_names_refused_clients_and_a_reload_makes_it_an_audit_log() {
         server.error_with("INFO  ssntp::audit] no TLS: ");
     }
 }
+
+/// Each of these would otherwise seem to work.
+#[test]
+fn a_setting_that_is_probably_a_mistake_is_warned_of() {
+    let user = user();
+    server_file(&user, "");
+    let server = user.start(&["server", "--config-file", "server.yaml"]);
+    let at = server.line("listening at ");
+    let agent = format!("agent --connect {at} --ca certs/ca.pem --cert certs/agent.pem");
+    let agent = user.start(&words(&agent));
+    agent.error_with("is no scheduler but a server, which starts nothing here");
+
+    let open = user.start(&words("opflex serve --listen 0.0.0.0:0"));
+    open.error_with("there is no TLS: every host that reaches this server gets its policy");
+}

@@ -68,6 +68,40 @@ fn a_node_is_seen_thrown_out_kept_out_and_let_in_again() {
 }
 
 #[test]
+fn the_audit_log_names_the_certificates_of_who_was_kicked_and_of_who_did_it() {
+    let mut cluster = Cluster::new("--log ssntp::audit=info");
+    cluster.agent("");
+    cluster.controller_sees(1);
+    let serial = |role: &str| {
+        let serial = list(&cluster, &format!("sessions --role {role}"))[0]["serial"].clone();
+        serial.as_str().unwrap().to_owned()
+    };
+    let (agent, controller) = (serial("agent"), serial("controller"));
+    let uuid = list(&cluster, "sessions --role agent")[0]["uuid"].clone();
+    let uuid = uuid.as_str().unwrap();
+    // It warns that the certificate is not bound to the UUID.
+    assert!(
+        cluster
+            .ctl(&format!("kick {uuid} --ban 1h"))
+            .stdout
+            .contains("banned for 1h")
+    );
+    cluster.done(&format!("unban {uuid}"));
+    let kicked = cluster.scheduler_says(&format!("ssntp::audit] kicked: UUID {uuid} "));
+    let (whom, by) = kicked.split_once("banned for 3600 s: by ").unwrap();
+    assert!(whom.contains(&agent) && whom.contains("CN=agent"), "{kicked}");
+    assert!(
+        by.contains(&controller) && by.contains("CN=controller"),
+        "{kicked}"
+    );
+    let ended = cluster.scheduler_says(&format!("ssntp::audit] ban ended: UUID {uuid}: by "));
+    assert!(
+        ended.contains(&controller) && ended.contains("CN=controller"),
+        "{ended}"
+    );
+}
+
+#[test]
 fn what_an_operator_may_not_do_is_told_in_words() {
     let cluster = Cluster::new("");
     let nobody = "0f7a5a1e-3c55-4a0b-9d3c-6f1f2f9a1001";

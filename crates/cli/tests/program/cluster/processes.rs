@@ -97,6 +97,23 @@ impl Cluster {
         self.scheduler = Some(process);
     }
 
+    /// Waits for a line of the scheduler's log, and gives it.
+    #[track_caller]
+    pub fn scheduler_says(&self, text: &str) -> String {
+        let began = Instant::now();
+        loop {
+            let log = self.scheduler.as_ref().unwrap().log();
+            if let Some(line) = log.lines().find(|line| line.contains(text)) {
+                return line.to_owned();
+            }
+            assert!(
+                began.elapsed() < LIMIT,
+                "the scheduler does not say {text}: {log}"
+            );
+            std::thread::yield_now();
+        }
+    }
+
     /// kill -9.
     pub fn kill_scheduler(&mut self) {
         self.scheduler.take().unwrap().kill();
