@@ -19,7 +19,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ssntp::Role;
-use ssntp::pki::{Authority, AuthorityRequest, CertificateRequest, Identity};
+use ssntp::pki::{
+    Authority, AuthorityRequest, CertificateRequest, Identity, RevocationList, RevocationReason, Revoked,
+    Serial,
+};
 use ssntp::proto::{ClientHandshake, Command, Connect, DEFAULT_MAX_PAYLOAD, Frame};
 use ssntp::server::{Rules, Server, ServerConfig};
 use ssntp::transport::tls::Connector;
@@ -42,13 +45,18 @@ thread_local! {
     static MINE: Cell<bool> = const { Cell::new(false) };
     /// The bytes that this thread has asked for and not given back.
     static HELD: Cell<isize> = const { Cell::new(0) };
+    /// The most that it has held.
+    static MOST: Cell<isize> = const { Cell::new(0) };
 }
 
 /// Counts bytes that are asked for, or given back (-1), with what the system's allocator adds:
 /// it gives multiples of 16 bytes of which 8 are its own, and 32 at least.
 fn hold(size: usize, sign: isize) {
     let bytes = (size + 8).next_multiple_of(16).max(32).cast_signed();
-    let _ = HELD.try_with(|held| held.set(held.get() + sign * bytes));
+    let _ = HELD.try_with(|held| {
+        held.set(held.get() + sign * bytes);
+        MOST.try_with(|most| most.set(most.get().max(held.get())))
+    });
 }
 
 fn count() {
@@ -216,4 +224,23 @@ fn a_session_of_another_server_takes_less_than_400_bytes() {
         );
         assert!(each < 400.0, "{each:.0} bytes for each of {all}");
     }
+}
+
+#[test]
+fn a_revocation_list_takes_a_few_times_its_length_while_it_is_read() {
+    let authority = Authority::new(&AuthorityRequest::default()).unwrap();
+    let revoked = |number: u64| {
+        let serial = Serial::of(&[[number.to_be_bytes(); 2].concat(), vec![7]].concat());
+        Revoked::now(serial, RevocationReason::SUPERSEDED)
+    };
+    let revoked: Vec<_> = (1..=20_000).map(revoked).collect();
+    let list = authority.revocation_list(&revoked, 1, 7).unwrap();
+    let der = list.info().der.clone();
+    let held = HELD.get();
+    MOST.set(held);
+    let read = RevocationList::from_der(&der).unwrap();
+    let length = isize::try_from(der.len()).unwrap();
+    let (most, kept) = (MOST.get() - held, HELD.get() - held);
+    assert!(most < 4 * length && kept < 3 * length, "{length}: {most}, {kept}");
+    assert!(read.len() == 20_000 && revoked.iter().all(|one| read.revokes(&one.serial)));
 }

@@ -11,7 +11,6 @@ use x509_parser::asn1_rs::{Any, FromDer};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::error::X509Error;
 use x509_parser::extensions::{KeyUsage, ParsedExtension};
-use x509_parser::revocation_list::CertificateRevocationList;
 use x509_parser::time::ASN1Time;
 use x509_parser::x509::X509Name;
 
@@ -20,19 +19,11 @@ use crate::printable::printable;
 
 /// Parses a certificate with no bytes after it.
 pub(super) fn certificate(der: &[u8]) -> Result<X509Certificate<'_>, Fault> {
-    whole(der, Fault::BadCertificate)
-}
-
-/// Parses a revocation list with no bytes after it.
-pub(super) fn revocation_list(der: &[u8]) -> Result<CertificateRevocationList<'_>, Fault> {
-    whole(der, Fault::BadRevocationList)
-}
-
-fn whole<'a, T: FromDer<'a, X509Error>>(der: &'a [u8], bad: fn(String) -> Fault) -> Result<T, Fault> {
     if is_pem(der) {
         return Err(Fault::NotDer);
     }
-    match T::from_der(der) {
+    let bad = Fault::BadCertificate;
+    match X509Certificate::from_der(der) {
         Ok(([], parsed)) => Ok(parsed),
         Ok((rest, _)) => Err(bad(format!("{} bytes too many at its end", rest.len()))),
         Err(error) => Err(bad(printable(&error.to_string()))),

@@ -1,19 +1,22 @@
 //! One revocation list: whom it revokes, entry by entry. Whether it counts is decided in
 //! `revocation`.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 use std::time::SystemTime;
 
 use rustls::pki_types::CertificateRevocationListDer;
+use x509_parser::asn1_rs::{Any, Class, FromDer, Tag};
+use x509_parser::error::X509Error;
 use x509_parser::extensions::{ParsedExtension, X509Extension};
-use x509_parser::revocation_list::{CertificateRevocationList, RevokedCertificate};
+use x509_parser::revocation_list::RevokedCertificate;
 use x509_parser::time::ASN1Time;
+use x509_parser::x509::{AlgorithmIdentifier, X509Name};
 
 use super::der::{self, distinguished_name, hexadecimal, rfc3339};
 use super::{BadRequest, CertificateInfo, Error, Fault, store};
+use crate::printable::printable;
 
 /// The facts in one revocation list, read and not judged: whether its authority signed
 /// it is for the caller to check. Hidden characters in its texts are escaped.
@@ -36,7 +39,8 @@ pub struct RevocationList {
     /// Whether the list means what it seems to mean. False for a list of changes to
     /// another list, and for one of several issuers.
     pub(super) is_understood: bool,
-    serials: HashSet<Serial>,
+    /// In order, each once.
+    serials: Box<[Serial]>,
 }
 
 impl RevocationList {
@@ -67,32 +71,44 @@ impl RevocationList {
     /// # Errors
     /// [`Fault::BadRevocationList`], [`Fault::NotDer`].
     pub fn from_der(list: &CertificateRevocationListDer<'_>) -> Result<Self, Fault> {
-        let parsed = der::revocation_list(list)?;
-        let entries = || parsed.iter_revoked_certificates();
-        for entry in entries() {
+        let parts = Parts::read(list)?;
+        let mut is_understood = parts.extensions.iter().all(of_list);
+        let mut serials = Vec::new();
+        for entry in parts.entries() {
+            let entry = entry?;
             moment(&entry.revocation_date)?;
+            is_understood &= entry.extensions().iter().all(of_entry);
+            serials.push(Serial::of(entry.raw_serial()));
         }
+        serials.sort_unstable();
+        serials.dedup();
+        let number = parts
+            .extensions
+            .iter()
+            .find_map(|extension| match extension.parsed_extension() {
+                ParsedExtension::CRLNumber(number) => Some(u64::try_from(number).ok()),
+                _ => None,
+            });
         Ok(Self {
-            issuer: distinguished_name(parsed.issuer()),
-            number: parsed.crl_number().and_then(|number| u64::try_from(number).ok()),
-            this_update: moment(&parsed.last_update())?,
-            next_update: parsed.next_update().map(|time| moment(&time)).transpose()?,
+            issuer: distinguished_name(&parts.issuer),
+            number: number.flatten(),
+            this_update: moment(&parts.this_update)?,
+            next_update: parts.next_update.map(|time| moment(&time)).transpose()?,
             der: list.as_ref().to_vec().into(),
-            name: parsed.issuer().as_raw().into(),
-            is_understood: parsed.extensions().iter().all(of_list)
-                && entries().all(|entry| entry.extensions().iter().all(of_entry)),
-            serials: entries().map(|entry| Serial::of(entry.raw_serial())).collect(),
+            name: parts.issuer.as_raw().into(),
+            is_understood,
+            serials: serials.into(),
         })
     }
 
     /// The certificates that it revokes, in its order.
     pub fn revoked(&self) -> Vec<Revoked> {
-        let parsed = der::revocation_list(&self.der);
-        let entries = parsed
-            .iter()
-            .flat_map(CertificateRevocationList::iter_revoked_certificates);
+        let parts = Parts::read(&self.der);
+        let entries = parts.iter().flat_map(Parts::entries);
         // The same bytes were read before, so no entry is broken.
-        entries.filter_map(|entry| Revoked::read(entry).ok()).collect()
+        entries
+            .filter_map(|entry| Revoked::read(&entry.ok()?).ok())
+            .collect()
     }
 
     /// How many certificates it revokes.
@@ -108,7 +124,7 @@ impl RevocationList {
     /// Whether it revokes the certificate with that serial number, provided that the
     /// same authority issued it.
     pub fn revokes(&self, serial: &Serial) -> bool {
-        self.serials.contains(serial)
+        self.serials.binary_search(serial).is_ok()
     }
 
     /// [`this_update`](Self::this_update) in RFC 3339 form.
@@ -145,6 +161,96 @@ impl fmt::Debug for RevocationList {
     }
 }
 
+/// The parts of a list in DER: RFC 5280, section 5.1. Its entries are read one at a time, because
+/// all of them at once, parsed, would take some twenty times the memory of the list.
+struct Parts<'a> {
+    issuer: X509Name<'a>,
+    this_update: ASN1Time,
+    next_update: Option<ASN1Time>,
+    entries: &'a [u8],
+    extensions: Vec<X509Extension<'a>>,
+}
+
+impl<'a> Parts<'a> {
+    fn read(der: &'a [u8]) -> Result<Self, Fault> {
+        if der::is_pem(der) {
+            return Err(Fault::NotDer);
+        }
+        let (list, after) = sequence(der)?;
+        if !after.is_empty() {
+            return Err(bad(format!("{} bytes too many at its end", after.len())));
+        }
+        // What comes after the signed part is read where the signature is checked.
+        let (signed, _) = sequence(list)?;
+        let (after_version, first) = Any::from_der(signed).map_err(bad)?;
+        let rest = match first.tag() {
+            Tag::Integer => after_version,
+            _ => signed,
+        };
+        let (rest, _) = AlgorithmIdentifier::from_der(rest).map_err(bad)?;
+        let (rest, issuer) = X509Name::from_der(rest).map_err(bad)?;
+        let (rest, this_update) = ASN1Time::from_der(rest).map_err(bad)?;
+        // RFC 5280 has two kinds of times, and a sequence or nothing in this place otherwise.
+        let (rest, next_update) = match rest.first() {
+            Some(&UTC_TIME | &GENERALIZED_TIME) => {
+                let (rest, time) = ASN1Time::from_der(rest).map_err(bad)?;
+                (rest, Some(time))
+            }
+            _ => (rest, None),
+        };
+        let has_entries = rest.first() == Some(&SEQUENCE);
+        let (entries, rest) = if has_entries {
+            sequence(rest)?
+        } else {
+            (&[][..], rest)
+        };
+        let mut extensions = Vec::new();
+        if !rest.is_empty() {
+            let (after, tagged) = Any::from_der(rest).map_err(bad)?;
+            let is_tagged = tagged.class() == Class::ContextSpecific && tagged.tag() == Tag(0);
+            if !after.is_empty() || !is_tagged {
+                return Err(bad("bytes that are neither entries nor extensions"));
+            }
+            let (content, _) = sequence(tagged.data)?;
+            extensions = each(content).collect::<Result<_, _>>()?;
+        }
+        Ok(Self {
+            issuer,
+            this_update,
+            next_update,
+            entries,
+            extensions,
+        })
+    }
+
+    fn entries(&self) -> impl Iterator<Item = Result<RevokedCertificate<'a>, Fault>> + use<'a> {
+        each(self.entries)
+    }
+}
+
+/// The elements that follow one another in these bytes. After one that is broken come no more.
+fn each<'a, T: FromDer<'a, X509Error>>(mut rest: &'a [u8]) -> impl Iterator<Item = Result<T, Fault>> {
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let read = T::from_der(rest).map_err(bad);
+        rest = read.as_ref().map_or(&[][..], |(after, _)| after);
+        Some(read.map(|(_, element)| element))
+    })
+}
+
+/// The content of a sequence, and the bytes after it.
+fn sequence(der: &[u8]) -> Result<(&[u8], &[u8]), Fault> {
+    let (after, sequence) = Any::from_der(der).map_err(bad)?;
+    sequence.header.assert_tag(Tag::Sequence).map_err(bad)?;
+    Ok((sequence.data, after))
+}
+
+fn bad(why: impl fmt::Display) -> Fault {
+    Fault::BadRevocationList(printable(&why.to_string()))
+}
+
 fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
     der::moment(time).ok_or_else(|| Fault::BadRevocationList(format!("a time at {time}")))
 }
@@ -171,8 +277,10 @@ fn of_entry(extension: &X509Extension<'_>) -> bool {
     }
 }
 
-/// The first byte of a list in DER.
+/// The first bytes of elements in DER: of a list, for one, and of times.
 const SEQUENCE: u8 = 0x30;
+const UTC_TIME: u8 = 0x17;
+const GENERALIZED_TIME: u8 = 0x18;
 
 /// A certificate that a list revokes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -214,7 +322,7 @@ impl Revoked {
 
 /// The serial number of a certificate, without leading zeros: DER puts a zero before a
 /// number whose first bit is set, and some programs leave it out.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Serial(Vec<u8>);
 
 impl Serial {

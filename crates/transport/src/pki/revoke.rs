@@ -330,6 +330,25 @@ mod tests {
     }
 
     #[test]
+    fn a_list_that_is_cut_or_has_a_broken_entry_is_refused() {
+        let (_directory, authority) = authority();
+        let one = Revoked::now(Serial::of(&[7; 16]), RevocationReason::KEY_COMPROMISE);
+        let list = authority.revocation_list(&[one], 1, 7).unwrap();
+        let der = list.info().der.to_vec();
+        for length in 0..der.len() {
+            RevocationList::from_der(&der[..length].into()).unwrap_err();
+        }
+        let serial = der.windows(16).position(|bytes| bytes == [7; 16]).unwrap();
+        // The kinds of the entry, its serial number and its time, as octets.
+        for kind in [serial - 4, serial - 2, serial + 16] {
+            let mut broken = der.clone();
+            broken[kind] = 4;
+            let why = RevocationList::from_der(&broken.into()).unwrap_err();
+            assert!(matches!(why, Fault::BadRevocationList(_)), "{kind}: {why}");
+        }
+    }
+
+    #[test]
     fn programs_that_revoke_at_a_time_lose_no_entry() {
         let (directory, authority) = authority();
         let all: Vec<_> = (0..16).map(|_| revoked(&authority)).collect();
