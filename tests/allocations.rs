@@ -228,6 +228,7 @@ fn a_session_of_another_server_takes_less_than_400_bytes() {
 
 #[test]
 fn a_revocation_list_takes_a_few_times_its_length_while_it_is_read() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let authority = Authority::new(&AuthorityRequest::default()).unwrap();
     let revoked = |number: u64| {
         let serial = Serial::of(&[[number.to_be_bytes(); 2].concat(), vec![7]].concat());
