@@ -324,6 +324,13 @@ impl Routes {
         }
     }
 
+    /// Whether the client of a stream may still look: its token may have been removed meanwhile.
+    fn may_still_look(&self, request: &Request) -> impl Fn() -> bool + Send + use<> {
+        let trusts = self.trusts.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let (access, request) = (self.access.clone(), request.clone());
+        move || matches!(access.right(&request, trusts.as_ref()), Ok(Some(_)))
+    }
+
     /// Takes the token of a form, and gives its digest as a cookie.
     fn log_in(&self, request: &Request) -> Result<Answer, Refused> {
         access::check_origin(request)?;
