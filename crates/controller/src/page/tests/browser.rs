@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use super::chromium::Chromium;
 use super::views;
 use crate::http::made_up::{self, MadeUp, instance_uuid, node_uuid};
-use crate::http::{Api, ApiConfig, Written};
+use crate::http::source::Written;
+use crate::http::{Api, ApiConfig};
 use ssntp::payload::Stats;
 use ssntp::proto::Frame;
 
