@@ -31,7 +31,7 @@ mod events;
 mod json;
 #[cfg(test)]
 pub(crate) mod made_up;
-mod source;
+pub(crate) mod source;
 mod tokens;
 
 use std::path::Path;
@@ -45,7 +45,7 @@ use ssntp_admin::http::{
 use ssntp_admin::{Sampled, Sampler};
 
 use self::access::{Access, COOKIE};
-pub(crate) use self::source::{Picture, Source, Written};
+use self::source::{Picture, Source};
 pub use self::tokens::{Right, Token, TokenError, Tokens};
 use crate::Handle;
 use crate::page::params::Params;

@@ -1,5 +1,6 @@
 mod attacks;
 
+use super::source::Written;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;

@@ -10,7 +10,8 @@ use super::chromium::Chromium;
 use super::views;
 use crate::Query;
 use crate::http::made_up::{self, MadeUp, instance_uuid, node_uuid};
-use crate::http::{Api, ApiConfig, Source, Written};
+use crate::http::source::{Source, Written};
+use crate::http::{Api, ApiConfig};
 use ssntp::payload::Stats;
 use ssntp::proto::Frame;
 
