@@ -147,15 +147,22 @@ impl Program {
 fn disbelieves(view: &View, frame: &Frame) -> Option<String> {
     let kind = frame.kind();
     let (uuid, is_gone) = if kind == Event::INSTANCE_DELETED {
-        (frame.payload::<InstanceDeleted>().ok()?.instance_uuid.uuid()?, true)
+        (
+            frame.payload::<InstanceDeleted>().ok()?.instance_uuid.uuid()?,
+            true,
+        )
     } else if kind == Event::INSTANCE_STOPPED {
-        (frame.payload::<InstanceStopped>().ok()?.instance_uuid.uuid()?, false)
+        (
+            frame.payload::<InstanceStopped>().ok()?.instance_uuid.uuid()?,
+            false,
+        )
     } else {
         return None;
     };
     let instance = view.instance(uuid)?;
     let state = &instance.state;
-    (is_gone || instance.is_alive()).then(|| format!("cluster: after {kind} a controller sees {uuid} {state}"))
+    (is_gone || instance.is_alive())
+        .then(|| format!("cluster: after {kind} a controller sees {uuid} {state}"))
 }
 
 /// Instances that run until they are asked to end, or end by themselves.
@@ -198,10 +205,7 @@ impl Table {
         state.0 = now;
         let is_due = |(_, instance): &(&Uuid, &Instance)| instance.ends.is_some_and(|at| at <= now);
         let due: Vec<_> = state.1.iter().filter(is_due).map(|(uuid, _)| *uuid).collect();
-        let ended: Vec<_> = due
-            .iter()
-            .filter_map(|uuid| state.1.remove_entry(uuid))
-            .collect();
+        let ended: Vec<_> = due.iter().filter_map(|uuid| state.1.remove_entry(uuid)).collect();
         drop(state);
         for (uuid, instance) in &ended {
             self.log.lock().unwrap().ended_by_themselves += u64::from(!instance.is_asked);

@@ -98,7 +98,9 @@ impl<T: Threads> Lives<T> {
     /// Lets a connection send what waits and end, or ends it at once. Its way out is closed by
     /// the flow.
     pub(super) fn end(&mut self, id: ConnectionId, abort: bool, now: Instant) {
-        let Some(life) = self.table.get_mut(id) else { return };
+        let Some(life) = self.table.get_mut(id) else {
+            return;
+        };
         // The time runs from the first end. A peer could put its end off if each further one began
         // anew.
         if !std::mem::replace(&mut life.ending, true) {

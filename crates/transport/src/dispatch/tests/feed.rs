@@ -45,9 +45,7 @@ fn a_reader_waits_for_credit_and_for_memory_until_its_connection_ends() {
     credit.end();
     let (goes_on, mut feed) = reader.join().unwrap();
     assert!(!goes_on && queue.try_next().is_some());
-    let mut others: Vec<_> = (0..3u8)
-        .map(|n| Unfinished::new(&memory.of(&[n])))
-        .collect();
+    let mut others: Vec<_> = (0..3u8).map(|n| Unfinished::new(&memory.of(&[n]))).collect();
     for other in &mut others {
         other.look(OWN, 500_000, clock, || ());
     }
