@@ -138,7 +138,7 @@ names! {
         NoTenant = "no_tenant";
         /// The name, the key, the concentrator or the address is another one's.
         Taken = "taken";
-        /// Instances have addresses of the tenant.
+        /// Instances have addresses of the tenant, or a node still has the instance.
         InUse = "in_use";
         /// There are as many tenants, or addresses, as there may be.
         Full = "full";

@@ -120,6 +120,11 @@ impl Nodes {
         })
     }
 
+    /// Whether a node is connected.
+    pub(super) fn is_connected(&self, node: Uuid) -> bool {
+        self.by_uuid.contains_key(&node)
+    }
+
     /// The number of connected nodes.
     pub(super) fn count(&self) -> usize {
         self.by_uuid.len()

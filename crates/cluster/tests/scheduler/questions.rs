@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use ssntp::Role;
 use ssntp::client::ClientConfig;
-use ssntp::payload::{ListSessions, Sessions};
+use ssntp::payload::{ListSessions, Sessions, Tenant, TenantAction, TenantEntry, TenantRefusal, Tenants};
 use ssntp_cluster::controller::{AskError, Controller, ControllerConfig};
 use uuid::Uuid;
 
-use super::{Cluster, client};
+use super::{Cluster, client, nothing_comes_of, start, start_on, stats};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -67,5 +67,52 @@ fn a_question_that_the_scheduler_does_not_take_is_refused() {
     let refused = controller.ask(&question, |_: &Sessions| true, LIMIT);
     assert!(matches!(refused, Err(AskError::Refused(_))), "{refused:?}");
     controller.close();
+    cluster.stop();
+}
+
+#[test]
+fn the_address_of_an_instance_is_not_released_while_a_connected_node_has_it() {
+    let cluster = Cluster::strict();
+    let mut controller = cluster.controller();
+    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let ordered = start(10);
+    let ask = |controller: &mut client::Client, action: TenantAction| -> Tenants {
+        controller.drain();
+        controller.send_payload(&Tenant {
+            id: "1".into(),
+            action,
+            name: "blue".into(),
+            instance_uuid: ordered.instance_uuid.into(),
+            entry: TenantEntry {
+                tenant_uuid: Uuid::from_u128(1).into(),
+                subnet: "10.1.0.0/24".into(),
+                concentrator_uuid: Uuid::from_u128(2).into(),
+                concentrator_ip: "192.0.2.1/24".into(),
+                ..TenantEntry::default()
+            },
+            ..Tenant::default()
+        });
+        controller.expect_payload()
+    };
+    ask(&mut controller, TenantAction::Add);
+    assert_eq!(
+        ask(&mut controller, TenantAction::Lease).entries[0]
+            .addresses
+            .len(),
+        1
+    );
+    start_on(&mut controller, &mut node, &ordered);
+    node.send_payload(&stats(node.uuid, &[ordered.instance_uuid]));
+    nothing_comes_of(&mut node, &mut []);
+    let refused = ask(&mut controller, TenantAction::Release);
+    assert_eq!(refused.reason, TenantRefusal::InUse);
+    let why = format!("node {} has this instance", node.uuid);
+    assert!(refused.detail.starts_with(&why), "{}", refused.detail);
+    // Its node is lost.
+    let uuid = node.uuid;
+    node.close();
+    cluster.gone(uuid);
+    let released = ask(&mut controller, TenantAction::Release);
+    assert!(released.entries[0].addresses.is_empty(), "{released:?}");
     cluster.stop();
 }
