@@ -351,7 +351,7 @@ impl Core for ServerCore {
             let replaced = core.state.judge(uuid, certificate, standing)?;
             // The application is asked last: it never sees a newcomer that the rules refuse.
             // Whoever is replaced still stands if it says no.
-            core.consent(&request)?;
+            core.consent(&request.newcomer())?;
             Ok(core.state.admit(SessionId(id), request, gauge, replaced))
         })
     }

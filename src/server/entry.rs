@@ -29,6 +29,7 @@ use super::config::Environment;
 use super::core::{AdmissionRequest, Arrival, Grant, ServerCore};
 use super::credentials::InForce;
 use super::federation::{Joining, NoLink, SLACK, refusal};
+use super::handler::Newcomer;
 use super::sessions::SessionId;
 use crate::proto::{Connect, ErrorCode, Frame, Refusal, ServerHandshake};
 use crate::wire::{Decoder, outgoing};
@@ -294,9 +295,15 @@ impl Entry {
             return self.asks(new);
         }
         let (word, answer) = crossbeam_channel::bounded(1);
-        let certificate = self.facts.certificate.clone();
+        let (address, certificate) = (self.facts.address, self.facts.certificate.clone());
         let call = move |core: &mut ServerCore, now, actions: &mut Vec<_>| {
-            core.claim(now, actions, new.source, &certificate, word);
+            let newcomer = Newcomer {
+                uuid: new.source,
+                role: new.role,
+                address,
+                certificate: &certificate,
+            };
+            core.claim(now, actions, &newcomer, word);
         };
         Step::Claim(Box::new(call), answer)
     }

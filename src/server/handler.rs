@@ -37,7 +37,8 @@ pub trait Handler: Any + Send {
     /// It runs on the dispatcher thread like everything here, and so must not
     /// block either: what it decides by has to be at hand. The newcomer waits
     /// on a thread of its own, so no other client is delayed. A panic refuses the client
-    /// for now.
+    /// for now. Whoever has a session at another server that this one is linked with is asked for
+    /// twice: before that session is to end, and when the newcomer is admitted.
     ///
     /// # Errors
     /// Why not: [`Refusal::forbid`] sends ConnectionAborted, after which the

@@ -41,18 +41,23 @@ const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3600)]
 /// answers to its requests, for at most 5 s, and then sends what waits.
 const LEAVING: Duration = Duration::from_secs(6);
 
+impl AdmissionRequest {
+    pub(super) fn newcomer(&self) -> Newcomer<'_> {
+        Newcomer {
+            uuid: self.connect.source,
+            role: self.connect.role,
+            address: self.address,
+            certificate: &self.certificate,
+        }
+    }
+}
+
 impl ServerCore {
     /// Whether the application wants a newcomer.
-    pub(super) fn consent(&mut self, request: &AdmissionRequest) -> Result<(), Refusal> {
-        let newcomer = Newcomer {
-            uuid: request.connect.source,
-            role: request.connect.role,
-            address: request.address,
-            certificate: &request.certificate,
-        };
+    pub(super) fn consent(&mut self, newcomer: &Newcomer<'_>) -> Result<(), Refusal> {
         // A panic must not let anybody in, and must not send anybody away for good.
         let mut verdict = Err(Refusal::postpone("it panicked"));
-        self.guarded("admit", |handler, cx| verdict = handler.admit(cx, &newcomer));
+        self.guarded("admit", |handler, cx| verdict = handler.admit(cx, newcomer));
         verdict
     }
 }

@@ -2,13 +2,14 @@
 //! memory that can be cut.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use ssntp::proto::{Command, Frame, FrameKind, FrameType, Run, Status};
+use ssntp::proto::{Command, Frame, FrameKind, FrameType, Refusal, Run, Status};
 use ssntp::server::{
-    Context, Decision, DisconnectReason, Federation, Handler, LinkFigures, PeerState, Rules, SendError,
-    ServerConfig, ServerLink, SessionInfo,
+    Context, Decision, DisconnectReason, Federation, Handler, LinkFigures, Newcomer, PeerState, Rules,
+    SendError, ServerConfig, ServerLink, SessionInfo,
 };
 use ssntp::transport::memory::MemoryListener;
 use ssntp::transport::tls::Connector;
@@ -32,15 +33,24 @@ pub(crate) enum News {
     Told(Uuid, Bytes),
 }
 
-struct Watch(Sender<News>);
+struct Watch {
+    news: Sender<News>,
+    is_closed: Arc<AtomicBool>,
+}
 
 impl Watch {
     fn note(&self, news: News) {
-        let _ = self.0.send(news);
+        let _ = self.news.send(news);
     }
 }
 
 impl Handler for Watch {
+    fn admit(&mut self, _: &mut Context<'_>, _: &Newcomer<'_>) -> Result<(), Refusal> {
+        match self.is_closed.load(Ordering::Relaxed) {
+            true => Err(Refusal::postpone("the application is closed")),
+            false => Ok(()),
+        }
+    }
     fn server_linked(&mut self, cx: &mut Context<'_>, server: &ServerLink) {
         assert!(cx.servers().any(|link| link.uuid == server.uuid));
         self.note(News::Linked(server.uuid));
@@ -74,6 +84,8 @@ pub(crate) struct Node {
     pub(crate) server: TestServer,
     pub(crate) links: MemoryListener,
     news: Receiver<News>,
+    /// Whether its application admits nobody.
+    is_closed: Arc<AtomicBool>,
 }
 
 fn rules() -> Rules {
@@ -91,7 +103,12 @@ impl Node {
         let links = MemoryListener::new();
         let (news, heard) = unbounded();
         let federation = Federation::new().peers(peers.iter().map(|peer| &peer.links));
-        let server = TestServer::start(Watch(news), |config| {
+        let is_closed = Arc::new(AtomicBool::new(false));
+        let watch = Watch {
+            news,
+            is_closed: Arc::clone(&is_closed),
+        };
+        let server = TestServer::start(watch, |config| {
             configure(
                 config
                     .listen_in_memory(&links)
@@ -104,6 +121,7 @@ impl Node {
             server,
             links,
             news: heard,
+            is_closed,
         };
         let mut linked: Vec<_> = peers.iter().map(|peer| peer.uuid()).collect();
         while !linked.is_empty() {
@@ -157,7 +175,6 @@ impl Node {
             .unwrap()
     }
 
-    /// Waits until the figures of the link say so.
     /// Waits for a link to a server that may be a test itself.
     fn await_link_of(&self, server: Uuid) {
         let deadline = Instant::now() + LONG;
@@ -532,6 +549,10 @@ fn who_is_refused_by_one_server_keeps_its_session_at_another_one() {
             assert_eq!(server, Some(one.uuid()));
         }
     };
+    // Its application refuses it.
+    two.is_closed.store(true, Ordering::Relaxed);
+    comes_in_vain();
+    two.is_closed.store(false, Ordering::Relaxed);
     // The only place is taken.
     let _stays = two.server.connect(Role::CONTROLLER);
     comes_in_vain();

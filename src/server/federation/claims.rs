@@ -25,6 +25,7 @@ use crate::server::DisconnectReason;
 use crate::server::admission::{Candidate, Holder, Standing};
 use crate::server::core::{ServerCore, State};
 use crate::server::entry::CLAIM;
+use crate::server::handler::Newcomer;
 use ssntp_transport::ConnectionId;
 use ssntp_transport::dispatch::Action;
 use ssntp_transport::pki::{CertificateDer, CertificateInfo};
@@ -99,17 +100,17 @@ impl State {
         }
     }
 
-    /// Asks the server that has a session of this UUID to give it up. `verdict` is dropped if
-    /// nobody has to be asked, or if there will be no answer.
-    fn claim(&mut self, uuid: Uuid, certificate: &CertificateInfo, verdict: Sender<u8>) {
-        // A session elsewhere must not end for a newcomer that is refused here in any case.
-        let judged = self.judge(uuid, certificate, self.connections.len());
-        let Some(row) = self.links.roster.get(uuid).filter(|_| judged == Ok(None)) else {
-            return;
-        };
-        let Some(link) = self.links.to(row.info.server) else {
-            return;
-        };
+    /// The link to the server that has a session of a newcomer, if the newcomer may come in here.
+    fn holder(&self, newcomer: &Newcomer<'_>) -> Option<ConnectionId> {
+        let row = self.links.roster.get(newcomer.uuid)?;
+        let judged = self.judge(newcomer.uuid, newcomer.certificate, self.connections.len());
+        (judged == Ok(None)).then(|| self.links.to(row.info.server))?
+    }
+
+    fn claim(&mut self, link: ConnectionId, newcomer: &Newcomer<'_>, verdict: Sender<u8>) {
+        let Newcomer {
+            uuid, certificate, ..
+        } = *newcomer;
         let Some(id) = self.links.claims.begin(link, self.now, verdict) else {
             return;
         };
@@ -176,15 +177,23 @@ pub(in crate::server) fn refusal(verdict: u8, uuid: Uuid) -> Option<Refusal> {
 }
 
 impl ServerCore {
-    /// Asks another server for a UUID; see [`State::claim`].
+    /// Asks the server that has a session of this newcomer to give it up. `verdict` is dropped if
+    /// nobody has to be asked, or if there will be no answer.
     pub(in crate::server) fn claim(
         &mut self,
         now: Instant,
         actions: &mut Vec<Action>,
-        uuid: Uuid,
-        certificate: &CertificateInfo,
+        newcomer: &Newcomer<'_>,
         verdict: Sender<u8>,
     ) {
-        self.at(now, actions, |core| core.state.claim(uuid, certificate, verdict));
+        self.at(now, actions, |core| {
+            // A session elsewhere must not end for a newcomer that is refused here in any case,
+            // by this server's rules or by the application.
+            if let Some(link) = core.state.holder(newcomer)
+                && core.consent(newcomer).is_ok()
+            {
+                core.state.claim(link, newcomer, verdict);
+            }
+        });
     }
 }
