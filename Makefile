@@ -70,9 +70,9 @@ soak: ## a cluster under load, everything killed in turn, for SECONDS=1200
 	$(CARGO) build --release -p ssntp-cli -p ssntp-load
 	$(TARGET)/release/ssntp-load soak --seconds $(SECONDS)
 
-fuzz: ## every fuzz target for FUZZ_SECONDS=20, peers for PEERS_SECONDS=600; needs a nightly compiler and cargo-fuzz
+fuzz: ## every fuzz target for FUZZ_SECONDS=20, peers and cluster for PEERS_SECONDS=600; needs a nightly compiler and cargo-fuzz
 	@for target in $$(cd fuzz/fuzz_targets && ls | sed 's/\.rs$$//'); do \
-	  case $$target in peers) seconds=$(PEERS_SECONDS) ;; *) seconds=$(FUZZ_SECONDS) ;; esac; \
+	  case $$target in peers|cluster) seconds=$(PEERS_SECONDS) ;; *) seconds=$(FUZZ_SECONDS) ;; esac; \
 	  mkdir -p fuzz/corpus/$$target && \
 	  $(CARGO) +nightly fuzz run $$target fuzz/corpus/$$target tests/fixtures/seeds/$$target -- \
 	    -max_total_time=$$seconds -timeout=10 || exit 1; \
