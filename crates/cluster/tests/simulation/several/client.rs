@@ -7,11 +7,11 @@ use bytes::BytesMut;
 
 use super::super::application::Mark;
 use super::super::network::Stream;
-use super::super::random::Random;
 use super::super::threads::Step;
 use super::log::{SharedLog, client_uuid};
 use ssntp::Role;
 use ssntp::proto::{ClientHandshake, Codec, Command, Connect, Event, Frame, FrameKind, Item, Status};
+use ssntp_test_support::random::Random;
 
 const MAX_PAYLOAD: u32 = 1 << 20;
 
