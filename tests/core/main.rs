@@ -10,6 +10,8 @@
 //! | `server` | what clients and the application see |
 //! | `flow` | who waits, for whom, and who does not |
 //! | `federation` | several servers that act as one |
+//! | `links` | the link of two servers, frame by frame |
+//! | `takeovers` | one UUID at several servers |
 //! | `servers` | operators that list these servers and drain them |
 //! | `figures` | what a server tells of itself |
 //! | `renewal` | clients and a server whose certificates are replaced under load |
@@ -33,6 +35,7 @@ mod embedding;
 mod federation;
 mod figures;
 mod flow;
+mod links;
 mod operators;
 mod pages;
 mod pki;
@@ -41,4 +44,5 @@ mod resumption;
 mod revocation;
 mod server;
 mod servers;
+mod takeovers;
 mod transport;
