@@ -60,16 +60,16 @@ pub struct Configure {
 
 payload!(Configure = Command::CONFIGURE, under "configure");
 
-/// What the scheduler is told.
+/// The settings of the scheduler.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SchedulerConfig {
-    /// Where the configuration is kept: a URI, or an absolute path; default:
+    /// The place where the configuration is kept: a URI, or an absolute path; default:
     /// empty.
     pub storage_uri: String,
 }
 
-/// What concerns storage.
+/// The settings of storage.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StorageConfig {
@@ -77,7 +77,7 @@ pub struct StorageConfig {
     pub ceph_id: String,
 }
 
-/// What controllers are told.
+/// The settings of controllers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ControllerConfig {
@@ -266,7 +266,7 @@ fn is_location(text: &str) -> bool {
     let Some((scheme, rest)) = text.split_once(':') else {
         return false;
     };
-    // This is as much of RFC 3986 as tells a URI from a typing mistake.
+    // Only the rules of RFC 3986 that find a typing mistake are checked.
     let scheme_ok = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
         && scheme
             .chars()

@@ -131,8 +131,7 @@ impl World {
     pub(super) fn check_the_end(&mut self) -> Result<(), String> {
         for server in self.servers.iter().flatten() {
             if !server.runner.is_over() {
-                let standing = server.runner.standing();
-                return Err(format!("end: {:?} has {standing} connections", server.start));
+                return Err(format!("end: {:?} has connections", server.start));
             }
         }
         let settings = self.let_go();
