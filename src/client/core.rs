@@ -192,7 +192,7 @@ enum Stage {
     /// The next server of the round.
     Tries,
     /// An attempt; what the server said to the newest identity, if it is with an older one.
-    Dials(Trial, Option<DialError>),
+    Dials(Box<Trial>, Option<DialError>),
     Pauses(Instant),
     Stands(Box<Session>),
     Over,
@@ -349,7 +349,7 @@ impl ClientCore {
                 (Stage::Tries, None)
             }
             Stage::Tries => (self.try_next(at), None),
-            Stage::Dials(trial, refused) => (Stage::Dials(trial.clone(), refused), Some(Next::Dial(trial))),
+            Stage::Dials(trial, refused) => (Stage::Dials(trial.clone(), refused), Some(Next::Dial(*trial))),
             Stage::Pauses(until) if self.adopt_news() || at.now >= until => (Stage::Round, None),
             Stage::Pauses(until) => (stage, Some(Next::Wait(Some(until)))),
         }
@@ -399,7 +399,7 @@ impl ClientCore {
                 target: self.servers[server].target.clone(),
                 credentials: self.credentials.clone(),
             };
-            return Stage::Dials(trial, None);
+            return Stage::Dials(Box::new(trial), None);
         }
         // New credentials may mend what ruled a server out.
         if self.servers.iter().all(|server| server.ruled_out.is_some()) {
@@ -450,7 +450,13 @@ impl ClientCore {
                 self.stage = match older.filter(|_| first) {
                     // A second attempt with the identity of the last session, where the server
                     // does not take a newer one.
-                    Some(credentials) => Stage::Dials(Trial { credentials, ..trial }, Some(error)),
+                    Some(credentials) => Stage::Dials(
+                        Box::new(Trial {
+                            credentials,
+                            ..*trial
+                        }),
+                        Some(error),
+                    ),
                     None => self.note(trial.server, error, at),
                 };
             }

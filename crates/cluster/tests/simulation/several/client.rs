@@ -66,6 +66,8 @@ struct Running {
     handle: ClientHandle,
     events: Receiver<ClientEvent>,
     session: Option<Session>,
+    /// Until when its core waits, if nothing happens.
+    sleeps: Option<Option<Instant>>,
     /// How many frames it has taken from its application.
     accepted: u64,
     /// It is between two sessions of which one replaces the other, since then.
@@ -148,6 +150,7 @@ impl Client {
             core,
             events,
             session: None,
+            sleeps: None,
             accepted: 0,
             gap: None,
             dialled: VecDeque::new(),
@@ -181,16 +184,20 @@ impl Client {
 
     /// Its application closes it.
     pub(super) fn close(&mut self) {
-        match (&self.stage, &self.running) {
+        match (&self.stage, &mut self.running) {
             (Stage::Away(_), _) | (_, None) => self.stage = Stage::Over,
-            (_, Some(running)) => running.handle.close(),
+            (_, Some(running)) => {
+                running.sleeps = None;
+                running.handle.close();
+            }
         }
     }
 
     /// Its application has another certificate, or the first one again.
     pub(super) fn renew(&mut self) {
         self.renewals += 1;
-        if let Some(running) = &self.running {
+        if let Some(running) = &mut self.running {
+            running.sleeps = None;
             let (identity, trust) = made(|made| made.client(self.at, self.renewals));
             running.handle.renew(&identity, &trust).unwrap();
         }
@@ -304,7 +311,6 @@ impl Client {
         ))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what a world is")]
     pub(super) fn step(
         &mut self,
         clients: usize,
@@ -342,6 +348,7 @@ impl Client {
             let is_stuck = self.is_stuck && is_open && !session.stream.is_gone();
             match session.step(is_stuck, now, random) {
                 Step::Moved => {
+                    running.sleeps = None;
                     self.take(now, random, log);
                     return Step::Moved;
                 }
@@ -387,11 +394,20 @@ impl Client {
             if running.session.as_ref().is_some_and(|session| !session.is_over()) {
                 return Step::Waits(None);
             }
-            running.session = None;
+            (running.session, running.sleeps) = (None, None);
             self.stage = Stage::Runs;
         }
+        if let Some(until) = running.sleeps
+            && until.is_none_or(|until| at.now < until)
+        {
+            return Step::Waits(until);
+        }
+        running.sleeps = None;
         match running.core.step(at) {
-            Next::Wait(until) => return Step::Waits(until),
+            Next::Wait(until) => {
+                running.sleeps = Some(until);
+                return Step::Waits(until);
+            }
             Next::Abort => running.session.iter().for_each(Session::cut_off),
             Next::Join => self.stage = Stage::Joins,
             Next::End if matches!(self.stage, Stage::Over) => return Step::Over,

@@ -271,7 +271,10 @@ impl World {
                     let probe = (origin, u32::try_from(to).unwrap(), number);
                     self.log.lock().unwrap().probes.insert(probe, self.now);
                 }
-                self.clients[from].ask(to, self.now);
+            }
+            let others = reads.iter().filter(|to| **to != from);
+            if let Some(to) = others.max() {
+                self.clients[from].ask(*to, self.now);
             }
         }
         if self.now < self.quiet_at + Duration::from_millis(1200) {

@@ -23,7 +23,8 @@ use ssntp_transport::{
 const READ: usize = 16 << 10;
 
 enum Reading {
-    Reads,
+    Decodes,
+    Receives,
     Drains,
     WaitsForWriter(LastWrites),
     Joins,
@@ -57,7 +58,7 @@ impl Session {
             incoming: Incoming::new(decoder, halves.inbox, config.write_timeout),
             receive: halves.receive,
             sink: Some(sink),
-            reading: Reading::Reads,
+            reading: Reading::Decodes,
             writer: Writer::new(None, &outbox, &stream, config.linger, limit),
             outbox,
             stream,
@@ -87,36 +88,33 @@ impl Session {
 
     fn read(&mut self, is_stuck: bool, now: Instant) -> Step {
         let reading = match std::mem::replace(&mut self.reading, Reading::Over) {
-            Reading::Reads => {
-                if is_stuck {
-                    self.reading = Reading::Reads;
-                    return Step::Waits(None);
-                }
+            Reading::Decodes if is_stuck => {
+                self.reading = Reading::Decodes;
+                return Step::Waits(None);
+            }
+            Reading::Decodes => {
                 let mut items = Vec::<Item>::new();
                 match self.incoming.next(&mut items) {
                     Next::Hand(bytes) => {
-                        let goes_on = self
-                            .sink
-                            .as_mut()
-                            .is_some_and(|sink| sink.items(&mut items, bytes));
-                        if goes_on {
-                            Reading::Reads
-                        } else {
-                            self.ends(EndReason::Local)
+                        let sink = self.sink.as_mut();
+                        match sink.is_some_and(|sink| sink.items(&mut items, bytes)) {
+                            true => Reading::Decodes,
+                            false => self.ends(EndReason::Local),
                         }
                     }
-                    Next::Receive { .. } if !self.stream.is_readable() => {
-                        self.reading = Reading::Reads;
-                        return Step::Waits(None);
-                    }
-                    Next::Receive { .. } => {
-                        self.incoming.allow(READ);
-                        // Without TLS, reading causes nothing to be sent.
-                        self.incoming.receive(&mut *self.receive);
-                        Reading::Reads
-                    }
+                    Next::Receive { .. } => Reading::Receives,
                     Next::End(found) => self.ends(found),
                 }
+            }
+            Reading::Receives if !self.stream.is_readable() => {
+                self.reading = Reading::Receives;
+                return Step::Waits(None);
+            }
+            Reading::Receives => {
+                self.incoming.allow(READ);
+                // Without TLS, reading causes nothing to be sent.
+                self.incoming.receive(&mut *self.receive);
+                Reading::Decodes
             }
             Reading::Drains => match self.stream.receive(1024) {
                 Ok(bytes) if !bytes.is_empty() => Reading::Drains,
