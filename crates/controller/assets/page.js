@@ -13,7 +13,7 @@
   let stream = null;
   let asking = null;
   let due = 0;             // the timer of the next request
-  let last = 0;            // when the last answer came
+  let last = 0;            // when the last answer came, by a clock that does not jump
   let shown = location.href;
   let dirty = false;       // something happened since the last request
   let held = 0;            // how many characters of output there are
@@ -75,15 +75,15 @@
     asking.responseType = "document";
     asking.timeout = AGAIN;
     asking.onloadend = () => {
-      const { status, response } = asking;
+      const { response, responseURL } = asking;
       asking = null;
+      last = performance.now();
       const fresh = response && response.getElementById("main");
-      if (status === 401) { location.reload(); return; }
+      if (responseURL.endsWith("/login")) { location.reload(); return; }
       if (fresh && response.body.dataset.after) {
         put(document.getElementById("main"), fresh);
         shown = location.href;
         put(live, response.getElementById("live"));
-        last = Date.now();
         // An instance whose output had ended may run again.
         if (output() && ended !== null && ended !== state(document)) { stop(); follow(); }
       } else {
@@ -97,7 +97,7 @@
   function soon() {
     dirty = true;
     if (due || asking) return;
-    due = setTimeout(() => { due = 0; refresh(); }, Math.max(0, last + PACE - Date.now()));
+    due = setTimeout(() => { due = 0; refresh(); }, Math.max(0, last + PACE - performance.now()));
   }
 
   function follow() {
@@ -164,7 +164,7 @@
   });
   addEventListener("pagehide", stop);
   addEventListener("pageshow", (event) => { if (event.persisted) { follow(); soon(); } });
-  setInterval(() => { if (Date.now() - last >= CALM) refresh(); }, CALM);
+  setInterval(() => { if (performance.now() - last >= CALM) refresh(); }, CALM);
 
   // Filters while it is typed. The address has the state of the table, as it has without a script.
   let typed = 0;

@@ -526,3 +526,68 @@ fn an_order_to_go_back_counts_once() {
     assert_eq!(bench.workload().rollout.state, RolloutState::Steady);
     bench.core.rollout("web", RolloutOrder::Back).unwrap();
 }
+
+#[test]
+fn a_clock_that_jumps_decides_nothing() {
+    let day = 86_400_000;
+    for jump in [-day, day, 30 * day] {
+        // A START is under way, and its instance is not wanted any more.
+        let mut bench = Bench::new();
+        bench.obeys = false;
+        bench.apply(web(1, "a"));
+        bench.settle();
+        bench.apply(web(1, "b"));
+        bench.settle();
+        bench.now.unix_ms += jump;
+        let commands = bench.settle();
+        assert!(commands.is_empty(), "its slot is not free: {commands:?}");
+        bench.wait(181);
+        let commands = bench.settle();
+        let is_started = |command: &Command| matches!(command, Command::Start(_));
+        assert!(commands.iter().any(is_started), "{jump}: {commands:?}");
+
+        // A slot whose instance could not be started waits.
+        let mut bench = Bench::new();
+        bench.obeys = false;
+        bench.apply(web(1, "a"));
+        for pause in [1, 2, 4] {
+            let commands = bench.settle();
+            let [Command::Start(start)] = &commands[..] else {
+                panic!("{commands:?}");
+            };
+            let why = "full_cloud".to_owned();
+            let is_its_fault = false;
+            let answer = Answer::NotStarted { why, is_its_fault };
+            bench.core.answer(start.start.instance_uuid, answer);
+            bench.settle();
+            bench.now.unix_ms += jump;
+            assert!(bench.settle().is_empty());
+            bench.wait(pause);
+        }
+    }
+}
+
+#[test]
+fn an_instance_of_a_node_that_is_away_is_not_forgotten_because_a_clock_jumps() {
+    let week = 7 * 86_400_000;
+    for jump in [2 * week, -2 * week] {
+        let mut bench = Bench::new();
+        bench.apply(web(1, "a"));
+        bench.settle();
+        let old = *bench.seen.instances.keys().next().unwrap();
+        bench.seen.nodes.clear();
+        let writes = bench.core.delete("web").unwrap();
+        bench.core.committed(writes, 1);
+        bench.settle();
+        assert!(bench.core.state().workloads.is_empty());
+        bench.now.unix_ms += jump;
+        bench.settle();
+        bench.wait(3600);
+        bench.settle();
+        assert!(bench.core.state().instances.contains_key(&old), "{jump}");
+        // In the end nobody waits for the node, also if the clock was wrong before.
+        bench.wait(1);
+        bench.settle();
+        assert!(bench.core.state().instances.is_empty(), "{jump}");
+    }
+}

@@ -23,14 +23,11 @@
     reason = "a seed that fails is to end the test"
 )]
 
-#[path = "../../cluster/tests/simulation/random.rs"]
-mod random;
-
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use random::Random;
 use ssntp_engine::{Answer, EngineError, Join, Machine, Member, MemoryEngine, Next, Request};
+use ssntp_test_support::random::Random;
 use uuid::Uuid;
 
 /// Faults begin before this, in milliseconds.

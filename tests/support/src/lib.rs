@@ -19,6 +19,7 @@ pub mod etcd;
 pub mod links;
 pub mod peers;
 pub mod proxy;
+pub mod random;
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};

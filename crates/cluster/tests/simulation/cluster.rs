@@ -10,7 +10,6 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::application::SharedLog;
-use super::random::Random;
 use ssntp::Role;
 use ssntp::payload::Start;
 use ssntp::proto::Frame;
@@ -21,6 +20,7 @@ use ssntp_cluster::agent::driver::{
 use ssntp_cluster::agent::{Step, SteppedAgent, SteppedConfig};
 use ssntp_cluster::controller::View;
 use ssntp_cluster::machine::Facts;
+use ssntp_test_support::random::Random;
 
 /// STATS follow what happens. Those that come by the clock would keep a world from its rest.
 const NEVER: Duration = Duration::from_secs(10 * 86_400);

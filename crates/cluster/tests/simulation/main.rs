@@ -65,7 +65,6 @@ mod cluster;
 mod network;
 mod peers;
 mod plans;
-mod random;
 mod several;
 mod threads;
 mod world;

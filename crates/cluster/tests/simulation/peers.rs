@@ -9,7 +9,6 @@ use uuid::Uuid;
 use super::application::{Mark, QUERY, SharedLog, operands, uuid};
 use super::cluster::Program;
 use super::network::Stream;
-use super::random::Random;
 use super::threads::Step;
 use ssntp::Role;
 use ssntp::payload::{Delete, Kick, Stop};
@@ -18,6 +17,7 @@ use ssntp::proto::{
     FrameType, Header, Item, Refusal, Status, Step as ExchangeStep,
 };
 use ssntp::server::SessionId;
+use ssntp_test_support::random::Random;
 
 /// How a peer reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::peers::{Ending, Pace, Plan};
-use super::random::Random;
 use super::world::{BOUND, UNBOUND};
 use ssntp::Role;
+use ssntp_test_support::random::Random;
 
 pub(super) fn plans(random: &mut Random, scheduler: bool, is_long: bool) -> Vec<Plan> {
     let peers = random.between(2, 9);

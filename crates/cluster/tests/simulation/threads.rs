@@ -13,9 +13,9 @@ use crossbeam_channel::{Receiver, TryRecvError};
 use uuid::Uuid;
 
 use super::network::{SimTransmit, Stream, bytes_of};
-use super::random::Random;
 use ssntp::proto::Item;
 use ssntp::server::core::{CLAIM, Decoder, Entry, Environment, Grant, NoEntry, ServerCore, Step as Taking};
+use ssntp_test_support::random::Random;
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Threads, Verdict};
 use ssntp_transport::flow::{Credit, Look, Unfinished};
 use ssntp_transport::outbox::Outbox;

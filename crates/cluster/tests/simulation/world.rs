@@ -10,7 +10,6 @@ use super::application::{Application, Router, SharedLog, filter, operands, rules
 use super::network::Stream;
 use super::peers::{Pace, Peer, Plan};
 use super::plans::plans;
-use super::random::Random;
 use super::threads::{
     Core, Fails, Newcomer, PIECES, Reader, SimEvent, SimEvents, SimThreads, Step, View, Writer,
 };
@@ -19,6 +18,7 @@ use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateReques
 use ssntp::server::core::{Arrival, Entry, Environment};
 use ssntp::server::{ServerConfig, SessionId, SlowConsumer};
 use ssntp_cluster::scheduler::{Scheduler, SchedulerConfig};
+use ssntp_test_support::random::Random;
 use ssntp_transport::dispatch::events::{self, Watch};
 use ssntp_transport::dispatch::{Core as _, DispatchEvent, EVENTS, Queue, Runner, Settings};
 use ssntp_transport::outbox::{Outbox, interleaving};

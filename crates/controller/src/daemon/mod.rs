@@ -250,18 +250,17 @@ impl Handle {
     }
 
     fn call(&self, order: Order) -> Outcome {
-        let late = || Refused::Conflict("the controller is busy: it has not answered in 10 s".into());
         let (reply, answer) = bounded(1);
         let call = Call { order, reply };
         let sent = self.calls.send_timeout(call, CALL);
         sent.map_err(|e| match e.is_timeout() {
-            true => late(),
+            true => Refused::Busy,
             false => StoreError::Closed.into(),
         })?;
         answer
             .recv_timeout(CALL)
             .unwrap_or_else(|e| match e.is_timeout() {
-                true => Err(late()),
+                true => Err(Refused::Busy),
                 false => Err(StoreError::Closed.into()),
             })
     }

@@ -18,7 +18,7 @@ use ssntp::pki::Fault;
 /// The cookie. A browser sends it with requests of this site's own pages alone.
 pub(super) const COOKIE: &str = "ssntp-look";
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Access {
     pub(super) tokens: Tokens,
     /// Whether looking needs a token where there is no certificate.
@@ -66,11 +66,18 @@ impl Access {
     }
 }
 
-/// Refuses what a page of another site makes a browser send.
+/// Refuses what a page of another site makes a browser send. An older browser says only from which
+/// origin that is.
 pub(super) fn check_origin(request: &Request) -> Result<(), Refused> {
-    match request.header("sec-fetch-site") {
-        None | Some("same-origin" | "none") => Ok(()),
-        Some(_) => Err(Refused::new(403, "a page of another site may not write")),
+    let origin = || request.header("origin").map(|origin| origin.split_once("://"));
+    let is_own = match (request.header("sec-fetch-site"), origin()) {
+        (Some(site), _) => matches!(site, "same-origin" | "none"),
+        (None, Some(origin)) => origin.is_some_and(|(_, host)| Some(host) == request.header("host")),
+        (None, None) => true,
+    };
+    match is_own {
+        true => Ok(()),
+        false => Err(Refused::new(403, "a page of another site may not write")),
     }
 }
 

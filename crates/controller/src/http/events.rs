@@ -33,15 +33,19 @@ pub(super) const FOLLOWERS: usize = 64;
 const PACE: Duration = Duration::from_millis(250);
 /// How long nothing may be sent: a proxy, or a browser, takes a longer silence for an end.
 const SILENCE: Duration = Duration::from_secs(15);
-/// How often it is looked whether the client is still there.
+/// How often it is looked whether the client is still there, and may still look.
 const LOOK: Duration = Duration::from_secs(1);
 /// The most rows of one send, and the most bytes of output: what an instance may write in this
 /// time beyond it waits on its node.
 const BATCH: usize = 256;
 const OUTPUT: usize = 64 << 10;
 
-/// The reply to a request for events.
-pub(super) fn reply(source: &dyn Source, request: &Request) -> Result<Reply, Refused> {
+/// The reply to a request for events. The stream ends when its client may not look any more.
+pub(super) fn reply(
+    source: &dyn Source,
+    request: &Request,
+    may_look: impl Fn() -> bool + Send + 'static,
+) -> Result<Reply, Refused> {
     let asked = |asked: &str| {
         let found = request.query.iter().find(|(name, _)| name == asked);
         found.map(|(_, value)| value.as_str())
@@ -83,11 +87,16 @@ pub(super) fn reply(source: &dyn Source, request: &Request) -> Result<Reply, Ref
     let output = instance.map(|instance| Output(source.output(instance, true)));
     Ok(Reply::Parts(
         answer,
-        Box::new(move |stream| send(stream, rows, output)),
+        Box::new(move |stream| send(stream, rows, output, &may_look)),
     ))
 }
 
-fn send(stream: &mut Stream, mut rows: Box<dyn Following>, mut output: Option<Output>) {
+fn send(
+    stream: &mut Stream,
+    mut rows: Box<dyn Following>,
+    mut output: Option<Output>,
+    may_look: &dyn Fn() -> bool,
+) {
     // The first bytes tell a browser that it is connected.
     let mut first = format!("retry: {}\n\n", LOOK.as_millis());
     if output.is_some() {
@@ -97,7 +106,14 @@ fn send(stream: &mut Stream, mut rows: Box<dyn Following>, mut output: Option<Ou
         return;
     }
     let (mut soonest, mut latest) = (deadline(Duration::ZERO), deadline(SILENCE));
+    let mut next_look = deadline(LOOK);
     while !stream.is_over() {
+        if left(next_look).is_err() {
+            if !may_look() {
+                return;
+            }
+            next_look = deadline(LOOK);
+        }
         let wait = if output.is_some() { PACE } else { LOOK };
         let Ok(mut text) = gather(&mut *rows, soonest, wait) else {
             return;

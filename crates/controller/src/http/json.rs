@@ -44,7 +44,7 @@ impl From<crate::Refused> for Problem {
             crate::Refused::Invalid(mistake) => Self::at(400, mistake.at, mistake.why),
             crate::Refused::NotFound(_) => Refused::new(404, why).into(),
             crate::Refused::Conflict(_) => Refused::new(409, why).into(),
-            crate::Refused::Store(_) => Self::unavailable(why),
+            crate::Refused::Busy | crate::Refused::Store(_) => Self::unavailable(why),
         }
     }
 }
@@ -74,10 +74,18 @@ impl Routes {
             Some((name, _)) => Err(Problem::at(400, name.as_str(), "there is no such parameter")),
             None => Ok(()),
         };
+        // A script whose variable is empty would write without a comparison, or not as a trial.
+        if let Some((name, _)) = request.query.iter().find(|(_, value)| value.is_empty()) {
+            return Err(Problem::at(400, name, "it has no value"));
+        }
         match (request.method.as_str(), &parts[..]) {
             ("GET" | "HEAD", ["events"]) => {
                 allow(&["after", "output"])?;
-                Ok(events::reply(&*self.source, request)?)
+                Ok(events::reply(
+                    &*self.source,
+                    request,
+                    self.may_still_look(request),
+                )?)
             }
             ("GET" | "HEAD", ["history"]) => self.history(&params),
             ("GET" | "HEAD", ["traces"]) => self.traces(&params),
@@ -94,7 +102,11 @@ impl Routes {
                 read(&self.source.kept(), &picture.view, &parts, &params)
             }
             (method, parts) => {
-                allow(&["dry_run", "revision"])?;
+                allow(if method == "PUT" {
+                    &["revision", "dry_run"]
+                } else {
+                    &["revision"]
+                })?;
                 if right < Right::Write {
                     let why = "a token that may write is needed, or a certificate of the role controller";
                     return Err(Refused::new(403, why).into());

@@ -31,7 +31,7 @@ mod events;
 mod json;
 #[cfg(test)]
 pub(crate) mod made_up;
-mod source;
+pub(crate) mod source;
 mod tokens;
 
 use std::path::Path;
@@ -45,7 +45,7 @@ use ssntp_admin::http::{
 use ssntp_admin::{Sampled, Sampler};
 
 use self::access::{Access, COOKIE};
-pub(crate) use self::source::{Picture, Source, Written};
+use self::source::{Picture, Source};
 pub use self::tokens::{Right, Token, TokenError, Tokens};
 use crate::Handle;
 use crate::page::params::Params;
@@ -322,6 +322,13 @@ impl Routes {
             ),
             Err(Missing::Unavailable(why)) => fail(503, "This cannot be read now", &why),
         }
+    }
+
+    /// Whether the client of a stream may still look: its token may have been removed meanwhile.
+    fn may_still_look(&self, request: &Request) -> impl Fn() -> bool + Send + use<> {
+        let trusts = self.trusts.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let (access, request) = (self.access.clone(), request.clone());
+        move || matches!(access.right(&request, trusts.as_ref()), Ok(Some(_)))
     }
 
     /// Takes the token of a form, and gives its digest as a cookie.

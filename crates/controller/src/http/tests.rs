@@ -1,5 +1,6 @@
 mod attacks;
 
+use super::source::Written;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -125,6 +126,8 @@ fn an_error_names_the_field_and_the_place() {
         ("nodes/5", 400, json!("path")),
         ("workloads/none", 404, Value::Null),
         ("nothing", 404, Value::Null),
+        ("history?workload=", 400, json!("workload")),
+        ("history?kind", 400, json!("kind")),
     ] {
         let (found, problem) = rig.get(&format!("/api/v1/{path}"));
         assert_eq!((found, &problem["at"]), (code, &at), "{path}: {problem}");
@@ -152,6 +155,19 @@ fn an_error_names_the_field_and_the_place() {
         put("/api/v1/workloads/new?revision=0", &spec.replace("web", "new")).0,
         200
     );
+    // What is to be a trial, or compared, is never written as if nothing had been said.
+    for (method, path, at) in [
+        ("DELETE", "web?dry_run=1", "dry_run"),
+        ("POST", "web/rollout?dry_run=1", "dry_run"),
+        ("PUT", "web?dry_run", "dry_run"),
+        ("PUT", "web?dry_run=yes", "dry_run"),
+        ("DELETE", "web?revision=", "revision"),
+        ("PUT", "web?revision", "revision"),
+    ] {
+        let head = format!("{method} /api/v1/workloads/{path} HTTP/1.1\r\nAuthorization: Bearer {token}");
+        let (code, _, said) = rig.ask(&format!("{head}\r\nContent-Type: application/json"), spec);
+        assert!(code == 400 && said.contains(at), "{method} {path}: {said}");
+    }
     // Several are one order.
     let both = format!("[{spec}, {}]", spec.replace("web", "other"));
     assert_eq!(put("/api/v1/workloads?revision=7", &both).0, 404);
@@ -198,6 +214,19 @@ fn only_a_token_that_may_write_writes_and_no_page_of_another_site() {
             vec![json.to_owned(), bearer(&write), "Host: evil.example".into()],
             403,
         ),
+        (
+            vec![
+                json.to_owned(),
+                bearer(&write),
+                "Origin: http://evil.example".into(),
+            ],
+            403,
+        ),
+        (vec![json.to_owned(), bearer(&write), "Origin: null".into()], 403),
+        (
+            vec![json.to_owned(), bearer(&write), "Origin: http://localhost".into()],
+            200,
+        ),
         (vec![json.to_owned(), bearer(&write)], 200),
     ] {
         let head = format!(
@@ -209,7 +238,10 @@ fn only_a_token_that_may_write_writes_and_no_page_of_another_site() {
     }
     let head = format!("DELETE /api/v1/workloads/gone HTTP/1.1\r\n{}", bearer(&write));
     assert_eq!(rig.ask(&head, "").0, 404);
-    assert_eq!(*rig.made_up.orders.lock().unwrap(), ["Back web", "delete gone"]);
+    assert_eq!(
+        *rig.made_up.orders.lock().unwrap(),
+        ["Back web", "Back web", "delete gone"]
+    );
     rig.tokens.remove("hands").unwrap();
     assert_eq!(rig.ask(&head, "").0, 401);
     let long = format!(
@@ -389,6 +421,23 @@ fn followers_have_a_budget_of_their_own_and_take_no_page_away() {
             "the places do not come back"
         );
     }
+}
+
+#[test]
+fn a_stream_ends_with_the_token_by_which_it_began() {
+    let rig = Rig::start(true);
+    let [eyes, others] = ["eyes", "others"].map(|name| rig.tokens.add(name, Right::Read, "").unwrap());
+    let bearer = |token: &str| format!("\r\nAuthorization: Bearer {token}");
+    let cookie = format!("\r\nCookie: {COOKIE}={}", tokens::digest(&eyes).unwrap());
+    let ending = [bearer(&eyes), cookie].map(|header| follow(&rig, "", &header));
+    let mut stays = follow(&rig, "", &bearer(&others));
+    rig.tokens.remove("eyes").unwrap();
+    for mut stream in ending {
+        let mut rest = String::new();
+        stream.read_to_string(&mut rest).unwrap();
+    }
+    let row = rig.made_up.row(0, "node", None, None, None, "x");
+    assert_eq!(event(&mut stays).0, Some(row));
 }
 
 #[test]

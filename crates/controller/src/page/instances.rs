@@ -7,10 +7,10 @@ use uuid::Uuid;
 
 use super::html::{Html, html};
 use super::table::{Table, column, number};
-use super::words::{Age, Grade, Link, Span, State, known, megabytes, time};
-use super::{Facts, Made, Missing, Scene, View, workloads};
+use super::words::{Age, Grade, Link, Span, State, WorkloadLink, known, megabytes, time};
+use super::{Facts, Made, Missing, Scene, View};
 use crate::Query;
-use crate::http::Written;
+use crate::http::source::{Picture, Written};
 use crate::model::{self, InstanceState as Kept};
 use ssntp::payload::{InstanceState, timestamp};
 use ssntp_cluster::controller::{self, Node};
@@ -123,7 +123,7 @@ impl<'a> Instance<'a> {
 
 /// All instances: those that are seen, and then those that are only wanted.
 pub(super) fn all<'a>(scene: &Scene<'a>) -> Vec<Instance<'a>> {
-    let picture: &'a crate::http::Picture = scene.picture;
+    let picture: &'a Picture = scene.picture;
     let kept = &picture.kept.state.instances;
     let seen = picture.view.instances();
     let seen = seen.map(|seen| {
@@ -167,13 +167,13 @@ pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&Instance<'
         column("workload", "Workload", "", |row| row.workload().to_owned().into(),
             |row, out| {
                 if !row.workload().is_empty() {
-                    out.show(&workloads::link(row.workload()));
+                    out.show(&WorkloadLink(row.workload()));
                 }
             }),
         column("node", "Node", "", |row| row.on.map_or("", |on| on.stats.hostname.as_str()).into(),
             |row, out| {
                 if let Some(on) = row.on {
-                    out.show(&super::nodes::link(on));
+                    out.show(&Link::node(on));
                 }
             }),
         column("cpu", "CPU", "n opt", |row| number(row.seen.map_or(-1, |seen| seen.stats.cpu_usage)),
@@ -222,7 +222,7 @@ pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&Instance<'
 }
 
 fn find<'a>(scene: &Scene<'a>, uuid: Uuid) -> Result<Instance<'a>, Missing> {
-    let picture: &'a crate::http::Picture = scene.picture;
+    let picture: &'a Picture = scene.picture;
     let kept = picture.kept.state.instances.get(&uuid).map(|kept| &**kept);
     let seen = picture.view.instance(uuid);
     match seen.is_some() || kept.is_some() {
@@ -259,7 +259,7 @@ pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
     }
     let (mut workload, mut node, mut since) = (Html::default(), Html::default(), Html::default());
     if let Some(kept) = found.kept {
-        html!(&mut workload; {workloads::link(&kept.workload)} ", slot " {kept.slot} ", version " {kept.version});
+        html!(&mut workload; {WorkloadLink(&kept.workload)} ", slot " {kept.slot} ", version " {kept.version});
     }
     if let Some(on) = found.node() {
         html!(&mut node; {scene.node(on)});

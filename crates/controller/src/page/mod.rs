@@ -44,8 +44,8 @@ use uuid::Uuid;
 use self::html::{Html, Show, html};
 use self::params::Params;
 pub(crate) use self::words::time;
-use self::words::{Age, Link, State};
-use crate::http::{Picture, Source};
+use self::words::{Age, Link, State, WorkloadLink};
+use crate::http::source::{Picture, Source};
 use crate::{Query, Row};
 
 /// The files that pages need.
@@ -235,7 +235,7 @@ impl Scene<'_> {
         }
         html!(out; "<span class='about'>");
         if let Some(name) = &row.workload {
-            html!(out; {workloads::link(name)});
+            html!(out; {WorkloadLink(name)});
         }
         if let Some(instance) = row.instance {
             html!(out; {self.instance(instance)});

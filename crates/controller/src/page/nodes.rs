@@ -41,14 +41,6 @@ fn kind(node: &Node) -> &'static str {
     }
 }
 
-pub(super) fn link(node: &Node) -> Link<'_> {
-    Link {
-        to: "nodes",
-        uuid: node.uuid,
-        name: &node.stats.hostname,
-    }
-}
-
 struct Listed<'a> {
     node: &'a Node,
     now: SystemTime,
@@ -72,7 +64,7 @@ pub(super) fn list(scene: &Scene<'_>) -> View {
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
         column("name", "Node", "name", |row: &Listed<'_>| row.node.stats.hostname.as_str().into(),
-            |row, out| out.show(&link(row.node))),
+            |row, out| out.show(&Link::node(row.node))),
         column("state", "State", "", |row| number(state(row.node).0 as i64), |row, out| out.show(&state(row.node))),
         column("kind", "Kind", "opt", |row| kind(row.node).to_owned().into(), |row, out| out.show(kind(row.node))),
         column("instances", "Instances", "n", |row| number(row.node.instances.len()),

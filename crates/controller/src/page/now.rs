@@ -230,7 +230,7 @@ fn of_nodes(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
             .view
             .nodes()
             .filter(|node| nodes::state(node).1 == word);
-        let named = nodes.map(|node| shown(&nodes::link(node))).collect();
+        let named = nodes.map(|node| shown(&Link::node(node))).collect();
         together(problems, grade, to, words, named);
     }
 }

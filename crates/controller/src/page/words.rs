@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
 use super::html::{Html, Show, html};
+use super::params::encode;
 use ssntp::pki::rfc3339;
+use ssntp_cluster::controller::Node;
 
 /// How good a state is. Each grade has a sign and words of its own, so that no colour is needed to
 /// tell it from the others.
@@ -148,6 +150,17 @@ pub(crate) struct Link<'a> {
     pub(crate) name: &'a str,
 }
 
+impl<'a> Link<'a> {
+    /// A link to a node.
+    pub(crate) fn node(node: &'a Node) -> Self {
+        Self {
+            to: "nodes",
+            uuid: node.uuid,
+            name: &node.stats.hostname,
+        }
+    }
+}
+
 impl Show for Link<'_> {
     fn show_in(&self, out: &mut Html) {
         let Self { to, uuid, name } = self;
@@ -157,6 +170,15 @@ impl Show for Link<'_> {
             false => out.show(name),
         }
         html!(out; "</a>");
+    }
+}
+
+/// A link to the workload of a name.
+pub(crate) struct WorkloadLink<'a>(pub(crate) &'a str);
+
+impl Show for WorkloadLink<'_> {
+    fn show_in(&self, out: &mut Html) {
+        html!(out; "<a href='/workloads/" {encode(self.0)} "'>" {self.0} "</a>");
     }
 }
 

@@ -2,26 +2,13 @@
 
 use std::sync::Arc;
 
-use super::html::{Html, Show, html};
+use super::html::{Html, html};
 use super::params::encode;
 use super::table::{Table, column, number};
-use super::words::{Grade, State};
+use super::words::{Grade, State, WorkloadLink};
 use super::{Facts, Made, Missing, Scene, View, instances};
 use crate::model::{RolloutState, Workload};
 use crate::{Query, Status};
-
-/// A link to a workload.
-pub(super) struct ToWorkload<'a>(&'a str);
-
-pub(super) fn link(name: &str) -> ToWorkload<'_> {
-    ToWorkload(name)
-}
-
-impl Show for ToWorkload<'_> {
-    fn show_in(&self, out: &mut Html) {
-        html!(out; "<a href='/workloads/" {encode(self.0)} "'>" {self.0} "</a>");
-    }
-}
 
 /// A workload, and how it stands.
 pub(super) struct Listed {
@@ -72,7 +59,7 @@ pub(super) fn list(scene: &Scene<'_>) -> View {
     #[rustfmt::skip] // A table: one entry a column.
     let columns = [
         column("name", "Workload", "name", |row: &Listed| row.workload.name.as_str().into(),
-            |row, out| out.show(&link(&row.workload.name))),
+            |row, out| out.show(&WorkloadLink(&row.workload.name))),
         column("state", "State", "", |row| number(row.state().0 as i64), |row, out| out.show(&row.state())),
         column("running", "Running", "n", |row| number(i64::from(row.status.running) - i64::from(row.status.wanted)),
             |row, out| html!(out; {row.status.running} "<small> of " {row.status.wanted} "</small>")),

@@ -251,14 +251,13 @@ impl Pass<'_> {
     }
 
     /// Whether an instance that is not wanted may still run.
-    fn blocks(&self, workload: &Workload, instance: &Instance) -> bool {
+    fn blocks(&mut self, workload: &Workload, instance: &Instance) -> bool {
         if instance.state == InstanceState::Lost {
             return false;
         }
         let Some(node) = instance.node else {
             // Nobody knows where it is, if it is anywhere. It is being asked about.
-            let age = self.now.unix_ms.saturating_sub(instance.since);
-            return u128::try_from(age).unwrap_or(0) < START.as_millis();
+            return self.soft.age(instance, self.now) < START;
         };
         let grace = Duration::from_secs(workload.spec.reschedule.grace_s.into());
         let away = self.soft.away.get(&node);

@@ -54,7 +54,7 @@ use crate::model::{Event, Instance, State, Workload, Write};
 pub struct Now {
     /// Since some time before this process began to reconcile; it never goes back.
     pub elapsed: Duration,
-    /// Milliseconds since 1970, UTC.
+    /// Milliseconds since 1970, UTC: it may jump, so it is written down, and decides next to nothing.
     pub unix_ms: i64,
 }
 

@@ -13,9 +13,10 @@ use crate::model::{Instance, InstanceState, ReschedulePolicy, Workload};
 const BACKUP: Duration = Duration::from_secs(30);
 /// How long an instance is remembered that the scheduler does not have: a node that has it is back
 /// in this time, or its instances are lost.
-const LOST_MS: i64 = 3_600_000;
-/// How long an unwanted instance of a node that is away is remembered.
-const REMEMBERED_MS: i64 = 7 * 86_400_000;
+const LOST: Duration = Duration::from_secs(3600);
+/// How long an unwanted instance of a node that is away is remembered: by the time of day, which
+/// outlives this process, and for the time above by this process, because that clock may jump.
+const REMEMBERED_MS: u64 = 7 * 86_400_000;
 
 impl Pass<'_> {
     pub(super) fn observe(&mut self) {
@@ -155,8 +156,7 @@ impl Pass<'_> {
     /// An instance that no node lists.
     fn miss(&mut self, instance: &Instance) {
         let Some(node) = instance.node else {
-            let age = self.now.unix_ms.saturating_sub(instance.since);
-            if instance.state == InstanceState::Lost && age > LOST_MS {
+            if instance.state == InstanceState::Lost && self.soft.age(instance, self.now) > LOST {
                 self.gone(instance, "gone", "is forgotten");
             }
             return;
@@ -195,7 +195,10 @@ impl Pass<'_> {
         });
         if instance.wanted && !workload.is_some_and(|workload| is_over(workload, instance)) && is_lost {
             self.drop_wish(instance, "lost", &format!("is lost: node {node} is away"));
-        } else if !instance.wanted && self.now.unix_ms.saturating_sub(instance.since) > REMEMBERED_MS {
+        } else if !instance.wanted
+            && self.soft.age(instance, self.now) > LOST
+            && self.now.unix_ms.abs_diff(instance.since) > REMEMBERED_MS
+        {
             self.gone(instance, "gone", &format!("is forgotten with node {node}"));
         }
     }

@@ -81,6 +81,9 @@ pub enum Refused {
     /// It does not fit the present state.
     #[error("{0}")]
     Conflict(String),
+    /// There was no answer in time.
+    #[error("the controller is busy: it has not answered in 10 s, and may still carry the order out")]
+    Busy,
     /// It was not written down.
     #[error("{0}")]
     Store(#[from] StoreError),

@@ -29,6 +29,8 @@ pub(super) struct Soft {
     /// The DELETEs that were sent: when the next one is due, and how many there were.
     pub(super) deletes: BTreeMap<Uuid, (Duration, u32)>,
     pub(super) health: BTreeMap<Uuid, Health>,
+    /// Since when instances have been known as they are, with the time that they say themselves.
+    known: BTreeMap<Uuid, (i64, Duration)>,
     pub(super) slots: BTreeMap<(String, u32), Slot>,
     pub(super) progress: BTreeMap<String, Progress>,
     pub(super) problems: BTreeMap<String, String>,
@@ -120,7 +122,19 @@ impl Soft {
         now.elapsed.saturating_sub(*since)
     }
 
+    /// For how long this process has known an instance as it is. The time of day is not asked,
+    /// because its clock may jump.
+    pub(super) fn age(&mut self, instance: &Instance, now: Now) -> Duration {
+        let present = (instance.since, now.elapsed);
+        let known = self.known.entry(instance.uuid).or_insert(present);
+        if known.0 != instance.since {
+            *known = present;
+        }
+        now.elapsed.saturating_sub(known.1)
+    }
+
     pub(super) fn forget(&mut self, instance: Uuid) {
+        self.known.remove(&instance);
         self.asked.remove(&instance);
         self.alive.remove(&instance);
         self.deletes.remove(&instance);

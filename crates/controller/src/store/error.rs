@@ -48,6 +48,8 @@ pub enum Fault {
     ReadOnly,
     /// It is damaged, or no database at all.
     Damaged,
+    /// It is the database of another program.
+    Foreign,
     /// Anything else.
     Other,
 }
@@ -58,6 +60,7 @@ impl fmt::Display for Fault {
             Self::Full => "there is no room for it",
             Self::ReadOnly => "it cannot be written",
             Self::Damaged => "it is damaged, and has to be restored from a backup or moved away",
+            Self::Foreign => "it is no database of a controller, and is left as it is",
             Self::Other => "it cannot be used",
         })
     }

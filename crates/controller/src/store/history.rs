@@ -6,7 +6,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OpenFlags, ToSql, params};
 use uuid::Uuid;
 
-use super::{StoreError, schema};
+use super::{StoreError, schema, unix_ms};
 use crate::model::{Figures, Row};
 
 /// The most rows of an answer.
@@ -96,9 +96,11 @@ impl History {
         let found = || {
             let mut statement = self.connection.prepare(
                 "SELECT at, mem_available, mem_total, disk_available, disk_total, load, instances
-                 FROM figures WHERE node = ?1 AND at >= ?2 ORDER BY at DESC LIMIT ?3",
+                 FROM figures WHERE node = ?1 AND at BETWEEN ?2 AND ?3 ORDER BY at DESC LIMIT ?4",
             )?;
-            let values = params![node.as_bytes(), since, i64::try_from(most).unwrap_or(i64::MAX)];
+            // A clock that was ahead for a while has left figures of times that are still to come.
+            let most = i64::try_from(most).unwrap_or(i64::MAX);
+            let values = params![node.as_bytes(), since, unix_ms(), most];
             let found = statement.query_map(values, |row| schema::figures(node, row))?;
             found.collect::<rusqlite::Result<Vec<_>>>()
         };

@@ -28,6 +28,8 @@ pub(super) struct Owner<'a> {
     shared: &'a Shared,
     limits: Limits,
     pruned: Instant,
+    /// When the thread began, by both clocks.
+    began: (Instant, i64),
 }
 
 impl<'a> Owner<'a> {
@@ -37,6 +39,7 @@ impl<'a> Owner<'a> {
             shared,
             limits,
             pruned: now(),
+            began: (now(), unix_ms()),
         }
     }
 
@@ -53,11 +56,19 @@ impl<'a> Owner<'a> {
             self.commit(&group);
             if self.pruned.elapsed() >= PRUNE {
                 self.pruned = now();
-                if let Err(e) = self.prune(unix_ms()) {
+                if let Err(e) = self.prune(self.surely(unix_ms())) {
                     warn!(target: LOG, "history: {}", StoreError::of(&self.shared.file, e));
                 }
             }
         }
+    }
+
+    /// The time of day, by which rows are old, without what its clock has jumped forwards since the
+    /// thread began: it may jump back, but rows that are deleted stay deleted.
+    pub(super) fn surely(&self, unix_ms: i64) -> i64 {
+        let (began, at) = self.began;
+        let elapsed = i64::try_from(began.elapsed().as_millis()).unwrap_or(i64::MAX);
+        unix_ms.min(at.saturating_add(elapsed))
     }
 
     /// Writes a group in one transaction, and answers those who wait.

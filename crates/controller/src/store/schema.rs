@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
-use super::{Limits, StoreError, size};
+use super::{Fault, Limits, StoreError, size};
 use crate::model::{Event, Figures, Row, State, Write};
 
 /// The statements that make each version of the schema from the one before.
@@ -51,6 +51,15 @@ pub(super) fn open(file: &Path, limits: Limits) -> Result<Connection, StoreError
     }
     if !is_new {
         check(&connection).map_err(failed)?;
+        let tables = connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| {
+            row.get::<_, i64>(0)
+        });
+        // A database that was made and got no further has no tables.
+        if found < 0 || found == 0 && tables.map_err(failed)? > 0 {
+            let (file, fault) = (file.to_owned(), Fault::Foreign);
+            let why = "another program has made it".into();
+            return Err(StoreError::Failed { file, fault, why });
+        }
     }
     configure(&connection, limits).map_err(failed)?;
     migrate(&mut connection, found).map_err(failed)?;

@@ -294,6 +294,71 @@ fn a_damaged_database_is_named_and_left_as_it_is() {
 }
 
 #[test]
+fn what_is_no_database_of_a_controller_is_left_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join(FILE);
+    for (statements, version) in [("CREATE TABLE other (x)", 0), ("", -5)] {
+        let connection = Connection::open(&file).unwrap();
+        connection.execute_batch(statements).unwrap();
+        connection.pragma_update(None, "user_version", version).unwrap();
+        drop(connection);
+        let before = fs::read(&file).unwrap();
+        let error = Store::open(dir.path(), Limits::default()).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("controller.db: it is no database of a controller"),
+            "{error}"
+        );
+        assert_eq!(fs::read(&file).unwrap(), before);
+        fs::remove_file(&file).unwrap();
+    }
+    // One that was made, and of which nothing more was written, is a new one.
+    let connection = Connection::open(&file).unwrap();
+    connection
+        .pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))
+        .unwrap();
+    drop(connection);
+    assert!(size(&file) > 0);
+    drop(Store::open(dir.path(), Limits::default()).unwrap());
+    // A directory in its place is named, too.
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    let error = Store::open(dir.path(), Limits::default()).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("controller.db: it cannot be used: Is a directory"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_database_that_another_program_has_locked_refuses_and_goes_on_when_it_is_free() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(dir.path(), Limits::default()).unwrap();
+    let other = Connection::open(dir.path().join(FILE)).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let error = store.commit(vec![event("a")]).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("controller.db: it cannot be used: database is locked"),
+        "{error}"
+    );
+    assert_eq!(store.failing(), Some(error));
+    // Reading goes on.
+    assert_eq!(store.reading().history().unwrap().last_id(), Ok(0));
+    other.execute_batch("ROLLBACK").unwrap();
+    store.commit(vec![event("b")]).unwrap();
+    assert_eq!(store.failing(), None);
+    assert_eq!(
+        texts(&store.reading().history().unwrap(), &Query::default()),
+        ["b"]
+    );
+}
+
+#[test]
 fn a_full_database_refuses_says_so_and_goes_on_when_there_is_room() {
     let dir = tempfile::tempdir().unwrap();
     let limits = Limits {
@@ -427,6 +492,13 @@ fn the_history_is_bounded_by_age_and_by_size() {
     );
     let last = history.figures(Uuid::from_u128(5), 0, 1).unwrap();
     assert_eq!((last[0].at, last[0].instances), (10 * day - minute, 6));
+
+    // A clock that jumps forwards makes nothing old, and one that was ahead leaves no figures to see.
+    let now = unix_ms();
+    assert!(owner.surely(now + 40 * day) < now + day);
+    assert_eq!(owner.surely(now - 40 * day), now - 40 * day);
+    schema::write(owner.connection(), &[figures(now + 40 * day)], 0, &mut rows).unwrap();
+    assert_eq!(history.figures(Uuid::from_u128(5), 0, 1).unwrap(), last);
 
     // 400 rows of 4 KiB are more than a MiB.
     let many: Vec<_> = (0..400).map(|_| event(&"x".repeat(4096))).collect();

@@ -80,6 +80,7 @@ fn run(seed: u64, trace: bool) -> Result<(u64, u64), String> {
             sessions: random.happens(500),
             ends: random.happens(500),
             database: random.happens(200),
+            clock: random.happens(400),
         };
         let mut world = World::new(seed, faults, trace);
         world.run();

@@ -31,6 +31,8 @@ pub(crate) struct Faults {
     pub(crate) ends: bool,
     /// The database is lost once, and with it what is being started: that may run twice then.
     pub(crate) database: bool,
+    /// The time of day jumps, by days in both directions.
+    pub(crate) clock: bool,
 }
 
 pub(crate) struct World {
@@ -40,6 +42,8 @@ pub(crate) struct World {
     is_calm: bool,
     trace: bool,
     pub(crate) now: u64,
+    /// The time of day at the beginning, in milliseconds.
+    day: i64,
     pub(crate) cluster: Cluster,
     pub(crate) disk: State,
     core: Core,
@@ -64,6 +68,7 @@ impl World {
             is_calm: false,
             trace,
             now: 0,
+            day: 1_700_000_000_000,
             cluster,
             disk: State::default(),
             core: Core::new(State::default()),
@@ -87,7 +92,7 @@ impl World {
     fn time(&self) -> Now {
         Now {
             elapsed: Duration::from_millis(self.now),
-            unix_ms: 1_700_000_000_000 + self.now as i64,
+            unix_ms: self.day + self.now as i64,
         }
     }
 
@@ -237,6 +242,10 @@ impl World {
         if sessions && self.random.happens(5) {
             self.tell(|| "the session is lost".into());
             self.lose_session();
+        }
+        if self.faults.clock && self.random.happens(20) {
+            self.day = 1_700_000_000_000 + self.random.below(2_000_000_000) as i64;
+            self.tell(|| format!("the clock jumps to {}", self.day));
         }
         if ends && self.random.happens(10) {
             self.cluster.fail_one(&mut self.random);

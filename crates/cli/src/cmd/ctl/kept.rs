@@ -30,9 +30,14 @@ pub(super) struct ApplyArgs {
     /// Workloads as YAML, one a document; - is the standard input
     #[arg(short, long, value_name = "FILE", required = true)]
     file: Vec<PathBuf>,
+    /// Refuse if the one workload of the file has another revision than this one, which `diff` and
+    /// `get` have shown: somebody has changed it meanwhile. 0 stands for one that does not exist
+    #[arg(long, value_name = "N")]
+    revision: Option<i64>,
 }
 
-/// Show what `apply` would change; the exit code is 1 if it would change something
+/// Show what `apply` would change; the exit code is 1 if it would change something, and 2 if that
+/// cannot be told
 #[derive(Debug, clap::Args)]
 pub(super) struct DiffArgs {
     #[command(flatten)]
@@ -126,8 +131,16 @@ impl ApplyArgs {
 
     /// Applies all workloads or none; gives whether something is changed by that, or would be.
     fn apply(&self, options: &Options, stop: &Stop, dry_run: bool) -> Result<bool, Failure> {
-        let body = serde_json::to_value(self.specs()?).map_err(Failure::new)?;
-        let path = format!("workloads?dry_run={}", u8::from(dry_run));
+        let specs = self.specs()?;
+        let mut body = serde_json::to_value(&specs).map_err(Failure::new)?;
+        let mut path = format!("workloads?dry_run={}", u8::from(dry_run));
+        if let Some(revision) = self.revision {
+            let [one] = &specs[..] else {
+                return Err(Failure::usage("--revision needs a file of one workload"));
+            };
+            path = path.replace('?', &format!("/{}?revision={revision}&", one.name));
+            body = body[0].take();
+        }
         let answer = Api::new(&self.api, options, stop).ask("PUT", &path, Some(&body))?;
         let mut is_changed = false;
         for applied in rows(answer) {
@@ -137,8 +150,14 @@ impl ApplyArgs {
                 continue;
             }
             let name = text(&applied["name"]);
-            let is = if dry_run { "would be" } else { "is" };
-            say(format_args!("workload {name} {is} {}", in_words(&applied)))?;
+            let words = in_words(&applied);
+            match dry_run {
+                true => say(format_args!(
+                    "workload {name} would be {words}; its revision is {}",
+                    applied["revision"]
+                ))?,
+                false => say(format_args!("workload {name} is {words}"))?,
+            }
             for one in applied["differences"].as_array().into_iter().flatten() {
                 let (path, before, after) = (text(&one["path"]), &one["before"], &one["after"]);
                 say(printable(&format!("  {path}: {before} -> {after}")))?;
@@ -161,9 +180,12 @@ pub(super) fn apply(options: &Options, stop: &Stop, args: &ApplyArgs) -> Result<
 }
 
 pub(super) fn diff(options: &Options, stop: &Stop, args: &DiffArgs) -> Result<(), Failure> {
-    match args.apply.apply(options, stop, true)? {
-        true => Err(Failure::silent(1)),
-        false => Ok(()),
+    match args.apply.apply(options, stop, true) {
+        Ok(true) => Err(Failure::silent(1)),
+        Ok(false) => Ok(()),
+        // 1 is an answer here, as it is for diff(1).
+        Err(Failure::Failed(why)) => Err(Failure::usage(why)),
+        Err(other) => Err(other),
     }
 }
 
@@ -253,6 +275,7 @@ const WORKLOAD: Columns<(), Value> = &[
     ("last good", |(), one| text(&one["stable"])),
     ("roll-out", |(), one| state(one)),
     ("why", |(), one| text(&one["rollout"]["why"])),
+    ("revision", |(), one| text(&one["revision"])),
     ("wanted", |(), one| text(&one["spec"]["count"])),
     ("running", |(), one| text(&one["status"]["running"])),
     ("healthy", |(), one| text(&one["status"]["healthy"])),
@@ -305,7 +328,8 @@ fn text(value: &Value) -> String {
 fn rows(value: Value) -> Vec<Value> {
     match value {
         Value::Array(rows) => rows,
-        _ => Vec::new(),
+        Value::Null => Vec::new(),
+        one => vec![one],
     }
 }
 

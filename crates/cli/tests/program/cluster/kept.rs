@@ -244,6 +244,50 @@ fn a_version_that_fails_goes_back_by_itself() {
 }
 
 #[test]
+fn of_two_who_change_a_workload_the_second_one_is_told() {
+    let kept = Kept::new(0);
+    let apply = |count: usize, more: &str| {
+        let text = format!("name: web\ncount: {count}\nstart: {{command: [sleep, \"9\"]}}\n");
+        fs::write(kept.cluster.path("web.yaml"), text).unwrap();
+        kept.words(&words(&format!("ctl {more} -f web.yaml")))
+    };
+    assert_eq!(apply(1, "apply --revision 0").code, Some(0));
+    // Both look, and then both write.
+    let diff = apply(2, "diff");
+    let seen = diff.stdout.split("its revision is ").nth(1).unwrap();
+    let revision = seen.split_whitespace().next().unwrap().to_owned();
+    let first = apply(2, &format!("apply --revision {revision}"));
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    for (order, seen) in [("apply", revision.as_str()), ("diff", &revision), ("apply", "0")] {
+        let second = apply(3, &format!("{order} --revision {seen}"));
+        assert_eq!(
+            second.code,
+            Some(if order == "diff" { 2 } else { 1 }),
+            "{}",
+            second.stderr
+        );
+        assert!(
+            second.stderr.contains("by now; read it again"),
+            "{}",
+            second.stderr
+        );
+    }
+    assert_eq!(kept.done("get web")[0]["workload"]["spec"]["count"], 2);
+    fs::write(
+        kept.cluster.path("two.yaml"),
+        "name: a\nstart: {command: [a]}\n---\nname: b\nstart: {command: [a]}\n",
+    )
+    .unwrap();
+    let two = kept.words(&words("ctl apply --revision 0 -f two.yaml"));
+    assert_eq!(
+        (two.code, two.stderr.contains("a file of one workload")),
+        (Some(2), true),
+        "{}",
+        two.stderr
+    );
+}
+
+#[test]
 fn of_two_controllers_one_leads_and_the_other_takes_over_without_starting_anything_twice() {
     let mut kept = Kept::with(Cluster::new("--state scheduler-state --controllers master"), 1);
     let second = kept.cluster.path("second");

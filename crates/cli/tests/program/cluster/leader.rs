@@ -17,26 +17,45 @@ use crate::cluster::schedulers::Schedulers;
 const NODES: usize = 3;
 const YAML: &str = "configure:\n  launcher:\n    mgmt_net: [10.1.0.0/16]\n";
 
-#[test]
-fn whatever_happens_to_a_leader_another_one_leads_and_nothing_runs_twice() {
-    let Some(mut etcd) = EtcdProcess::start(1) else {
-        return;
-    };
-    let mut all = Schedulers::start(&etcd, NODES);
+/// Three schedulers with a configuration that all of them keep by way of `etcd`.
+fn configured(etcd: &EtcdProcess) -> Schedulers {
+    let all = Schedulers::start(etcd, NODES);
     fs::write(all.cluster.path("new.yaml"), YAML).unwrap();
     // On a machine that is very busy a leader may lose its lease without a fault.
     let end = Instant::now() + LIMIT;
     while all.cluster.ctl("configure new.yaml --timeout 20").code != Some(0) {
         assert!(Instant::now() < end, "no configuration is taken up");
     }
+    all
+}
 
+fn keep_their_configuration(all: &Schedulers) {
+    let kept = fs::read_to_string(all.cluster.path("cluster-0.yaml"));
+    let controller = all.cluster.controller_sees(NODES);
+    assert_eq!(controller.client().configuration().unwrap(), YAML, "{kept:?}");
+}
+
+#[test]
+fn when_a_leader_is_killed_another_one_leads() {
+    let Some(etcd) = EtcdProcess::start(1) else {
+        return;
+    };
+    let mut all = configured(&etcd);
     // Killed while STARTs come by way of another one, whose sessions stand.
     let leader = all.leader(None);
     all.signal_under_load((leader + 1) % 3, leader, Signal::KILL);
     all.revive();
     // All instances are listed again, those of the nodes of the dead one, too.
     all.lists_all();
+    keep_their_configuration(&all);
+}
 
+#[test]
+fn a_leader_that_was_stopped_follows_when_it_wakes() {
+    let Some(etcd) = EtcdProcess::start(1) else {
+        return;
+    };
+    let mut all = Schedulers::start(&etcd, NODES);
     // Stopped, as by a hypervisor: another one leads. When it wakes it follows, and its clients
     // are served again.
     let leader = all.leader(None);
@@ -58,8 +77,15 @@ fn whatever_happens_to_a_leader_another_one_leads_and_nothing_runs_twice() {
     assert_eq!(all.leader(None), next);
     assert!(!all.processes[leader].has_ended());
     all.nothing_runs_twice();
+}
 
-    // Without the engine nobody leads for long; with it, all is as before.
+#[test]
+fn without_an_engine_nobody_leads_for_long_and_with_it_all_is_as_before() {
+    let Some(mut etcd) = EtcdProcess::start(1) else {
+        return;
+    };
+    let mut all = configured(&etcd);
+    all.next_start();
     etcd.kill(0);
     let mut early = ssntp(&all.cluster.path(""), &["scheduler", "--listen", "127.0.0.1:0"]);
     early.args(["--ca", "ca.pem", "--cert", "scheduler.pem", "--join", &all.join]);
@@ -76,8 +102,15 @@ fn whatever_happens_to_a_leader_another_one_leads_and_nothing_runs_twice() {
     all.next_start();
     all.have_not_ended();
     all.nothing_runs_twice();
+    keep_their_configuration(&all);
+}
 
-    // A leader that is told to end, or is drained, is replaced at once.
+#[test]
+fn a_leader_that_is_told_to_end_or_drained_is_replaced_at_once() {
+    let Some(etcd) = EtcdProcess::start(1) else {
+        return;
+    };
+    let mut all = configured(&etcd);
     let leader = all.leader(None);
     all.processes[leader].signal(Signal::TERM);
     assert_eq!(all.processes[leader].end(LIMIT), Some(0));
@@ -91,21 +124,14 @@ fn whatever_happens_to_a_leader_another_one_leads_and_nothing_runs_twice() {
     assert!(listed.contains(" leads with token "), "{listed}");
     assert!(listed.contains("; the engine answers\n"), "{listed}");
     assert_eq!(listed.matches("own, leads").count(), 1, "{listed}");
-    all.cluster
-        .done(&format!("servers drain {} {at}", all.addresses[leader]));
+    let drain = format!("servers drain {} --within 1s {at}", all.addresses[leader]);
+    all.cluster.done(&drain);
     assert_eq!(all.processes[leader].end(LIMIT), Some(0));
     println!(
         "from the drain of the leader to the next START done: {:?}",
         all.next_start()
     );
-    let kept = fs::read_to_string(all.cluster.path("cluster-0.yaml"));
-    let shown = all
-        .cluster
-        .controller_sees(NODES)
-        .client()
-        .configuration()
-        .unwrap();
-    assert_eq!(shown, YAML, "{kept:?}");
+    keep_their_configuration(&all);
 }
 
 #[test]
@@ -150,7 +176,7 @@ fn one_etcd_of_three_is_not_missed_and_without_two_commands_are_refused() {
 }
 
 #[test]
-fn schedulers_that_are_cut_off_from_each_other_or_from_etcd_start_nothing_twice() {
+fn schedulers_that_are_cut_off_from_each_other_start_nothing_twice() {
     let Some(etcd) = EtcdProcess::start(1) else {
         return;
     };
@@ -184,8 +210,15 @@ fn schedulers_that_are_cut_off_from_each_other_or_from_etcd_start_nothing_twice(
     all.prefer(other);
     all.next_start();
     all.lists_all();
+    all.have_not_ended();
+}
 
-    // The leader is cut off from all but its clients.
+#[test]
+fn a_leader_that_is_cut_off_from_all_but_its_clients_starts_nothing() {
+    let Some(etcd) = EtcdProcess::start(1) else {
+        return;
+    };
+    let mut all = Schedulers::with_ways(&etcd, 2);
     let leader = all.leader(None);
     let other = 1 - leader;
     let took = all.under_load(other, |all| {

@@ -165,7 +165,7 @@ impl Schedulers {
     pub(super) fn refused_start(&mut self) {
         let end = Instant::now() + 2 * LIMIT;
         loop {
-            let refused = self.cluster.ctl("start --timeout 20 --mem 8 -- sleep 1000");
+            let refused = self.cluster.ctl("start --timeout 30 --mem 8 -- sleep 1000");
             if refused.stderr.contains("no scheduler leads") {
                 return;
             }

@@ -10,7 +10,6 @@ use crossbeam_channel::{Receiver, TryRecvError};
 
 use super::super::application::{Mark, QUERY, operands};
 use super::super::network::Stream;
-use super::super::random::Random;
 use super::super::threads::Step;
 use super::log::{SharedLog, client_uuid};
 use super::session::Session;
@@ -24,6 +23,7 @@ use ssntp::client::{
 use ssntp::pki::CertificateInfo;
 use ssntp::proto::{ClientHandshake, Command, Connect, Event, Frame, FrameKind, Refusal, Status};
 use ssntp::transport::{Limits, PeerAddress};
+use ssntp_test_support::random::Random;
 
 pub(super) const MAX_PAYLOAD: u32 = 1 << 20;
 /// How long a handshake may take, a write, and the queue of a client that is closed.

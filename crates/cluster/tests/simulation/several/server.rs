@@ -9,13 +9,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use uuid::Uuid;
 
-use super::super::random::Random;
 use super::super::threads::{Core, SimEvent, SimEvents, SimThreads, Step};
 use super::log::{Acting, Application, SharedLog, Start, act, rules, server_uuid};
 use super::world::made;
 use ssntp::server::core::{Environment, Redial};
 use ssntp::server::{Context, SessionInfo};
 use ssntp_engine::{Join, Machine, Member};
+use ssntp_test_support::random::Random;
 use ssntp_transport::dispatch::events::{self, Watch};
 use ssntp_transport::dispatch::{Core as _, DispatchEvent, EVENTS, Queue, Runner, Settings};
 

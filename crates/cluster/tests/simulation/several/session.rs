@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 
 use super::super::network::{SimTransmit, Stream};
-use super::super::random::Random;
 use super::super::threads::{Step, Writer};
 use super::world::PIECES;
 use ssntp::client::core::SessionSink;
 use ssntp::proto::Item;
 use ssntp::server::core::Decoder;
+use ssntp_test_support::random::Random;
 use ssntp_transport::outbox::Outbox;
 use ssntp_transport::{
     BufferPool, Duplex, EndReason, Incoming, LastWrites, LinkConfig, Next, Receive, Sink, end_reason, plain,

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::super::application::operands;
 use super::super::network::Stream;
-use super::super::random::Random;
 use super::super::threads::{Fails, Newcomer, Reader, Step, View, Writer};
 use super::client::{Client, MAX_PAYLOAD, Stage};
 use super::faults::Event;
@@ -19,6 +18,7 @@ use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateReques
 use ssntp::server::core::{Attempt, Entry, Environment};
 use ssntp::server::{Federation, ServerConfig};
 use ssntp_engine::{EngineError, MemoryEngine, Next};
+use ssntp_test_support::random::Random;
 use ssntp_transport::dispatch::Settings;
 use ssntp_transport::{Budget, BufferPool, Limits, PeerAddress};
 

@@ -218,9 +218,8 @@ fn a_token_in_an_address_is_no_token() {
     assert_eq!(*rig.made_up.orders.lock().unwrap(), [""; 0]);
 }
 
-/// The API of a real database.
-#[test]
-fn no_text_of_an_address_reaches_the_database_as_sql() {
+/// The API of a real database, without a scheduler.
+fn with_database() -> (Rig, Daemon) {
     let directory = tempfile::tempdir().unwrap();
     let client = ClientConfig::new(identity(Role::CONTROLLER), trust());
     let daemon = Daemon::start(Config {
@@ -236,6 +235,49 @@ fn no_text_of_an_address_reaches_the_database_as_sql() {
         tokens: Tokens::new(directory.path()),
         _directory: directory,
     };
+    (rig, daemon)
+}
+
+#[test]
+fn of_writers_that_know_the_same_revision_one_is_let_in() {
+    let (rig, daemon) = with_database();
+    let token = rig.tokens.add("hands", Right::Write, "").unwrap();
+    let head = |revision: i64| {
+        format!(
+            "PUT /api/v1/workloads/web?revision={revision} HTTP/1.1\r\nAuthorization: Bearer {token}\r\n\
+             Content-Type: application/json"
+        )
+    };
+    for round in 0..3 {
+        let revision = daemon.handle().snapshot();
+        let revision = revision.state.workloads.get("web").map_or(0, |web| web.revision);
+        let writers: Vec<_> = (0..8)
+            .map(|writer| {
+                let command = format!("{round}-{writer}");
+                let spec = json!({ "name": "web", "count": 0, "start": { "command": [command] } });
+                (rig.open(&head(revision), &spec.to_string()), command)
+            })
+            .collect();
+        let mut written = Vec::new();
+        for (mut stream, command) in writers {
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            match answer.starts_with("HTTP/1.1 200 ") {
+                true => written.push(command),
+                false => assert!(
+                    answer.starts_with("HTTP/1.1 409 ") && answer.contains("by now; read it again"),
+                    "{answer}"
+                ),
+            }
+        }
+        let kept = rig.get("/api/v1/workloads/web").1;
+        assert_eq!(json!(written), kept["spec"]["start"]["command"]);
+    }
+}
+
+#[test]
+fn no_text_of_an_address_reaches_the_database_as_sql() {
+    let (rig, daemon) = with_database();
     let spec = json!({ "name": "web", "count": 0, "start": { "command": ["a"] } });
     let spec = serde_json::from_value(spec).unwrap();
     assert_eq!(rig.get("/api/v1/workloads").1, json!([]));

@@ -8,8 +8,10 @@ use serde_json::{Value, json};
 
 use super::chromium::Chromium;
 use super::views;
+use crate::Query;
 use crate::http::made_up::{self, MadeUp, instance_uuid, node_uuid};
-use crate::http::{Api, ApiConfig, Written};
+use crate::http::source::{Source, Written};
+use crate::http::{Api, ApiConfig};
 use ssntp::payload::Stats;
 use ssntp::proto::Frame;
 
@@ -255,6 +257,123 @@ fn a_thousand_nodes_stay_smooth() {
     }
     assert_eq!(browser.value("document.querySelectorAll('tbody tr').length"), 200);
     check_quiet(&mut browser, site, "/nodes");
+}
+
+/// In place of the clock, of timers and of the network there is `test`, which a test turns by hand.
+const BY_HAND: &str = "
+    const test = window.test = { now: 0, timers: [], asked: [], fails: false };
+    performance.now = () => test.now;
+    window.setTimeout = (then, ms) => test.timers.push({ then, at: test.now + ms });
+    window.setInterval = () => 0;
+    window.EventSource = class { constructor() { test.stream = this; } addEventListener() {} };
+    window.XMLHttpRequest = class {
+        open() {}
+        setRequestHeader() {}
+        send() { test.asked.push(test.last = test.now); test.request = this; }
+        answer() {
+            this.response = test.fails ? null : document.cloneNode(true);
+            this.responseURL = location.href;
+            this.onloadend();
+        }
+    };
+    test.pass = (ms, happens) => {
+        for (const end = test.now + ms; test.now < end; test.now += 5) {
+            if (happens) { test.happened = test.now; test.stream.onmessage({ lastEventId: '99' }); }
+            const timers = test.timers.splice(0);
+            for (const timer of timers) timer.at <= test.now ? timer.then() : test.timers.push(timer);
+            const request = test.request;
+            if (request && test.now - test.last >= 20) { test.request = null; request.answer(); }
+        }
+        return test.asked.splice(0);
+    };";
+
+#[test]
+fn a_page_asks_for_itself_at_most_four_times_a_second_however_much_happens() {
+    let Some((mut browser, _, api, _directory)) = start(3, 2) else {
+        return;
+    };
+    browser.call(
+        "Page.addScriptToEvaluateOnNewDocument",
+        json!({ "source": BY_HAND }),
+    );
+    browser.open(&format!("{}/nodes", api.urls()[0]));
+    for fails in [false, true] {
+        browser.value(&format!("test.fails = {fails}; test.pass(1000, false)"));
+        // Ten seconds in which something happens two hundred times a second.
+        let asked = browser.value("test.pass(10000, true)");
+        let times: Vec<_> = asked
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|at| at.as_i64().unwrap())
+            .collect();
+        assert!((30..=40).contains(&times.len()), "{fails}: {times:?}");
+        assert!(
+            times.windows(2).all(|pair| pair[1] - pair[0] >= 250),
+            "{fails}: {times:?}"
+        );
+        // What happened last is shown, too, and then there is silence.
+        browser.value("test.pass(1000, false)");
+        assert_eq!(browser.value("test.last >= test.happened"), true);
+        assert_eq!(browser.value("test.pass(60000, false).length"), 0);
+        // One thing that happens is shown at once.
+        assert_eq!(browser.value("test.pass(5, true).length"), 1);
+    }
+}
+
+#[test]
+fn a_page_whose_rows_are_gone_loads_itself_again_once() {
+    let Some((mut browser, made_up, api, _directory)) = start(3, 2) else {
+        return;
+    };
+    let site = &api.urls()[0];
+    browser.open(&format!("{site}/events"));
+    browser.wait_for("document.body.dataset.live === 'live'");
+    browser.value("window.before = true; dispatchEvent(new Event('pagehide')); 1");
+    let count = made_up
+        .rows(&Query {
+            limit: 1000,
+            ..Query::default()
+        })
+        .unwrap()
+        .len();
+    for _ in 0..3 {
+        made_up.row(0, "node", None, None, Some(node_uuid(1)), "what came in between");
+    }
+    made_up.forget(count + 2);
+    browser.value("dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true })); 1");
+    browser.wait_for("window.before === undefined && document.body.dataset.live === 'live'");
+    assert_eq!(browser.value("document.querySelectorAll('tbody tr').length"), 1);
+    // Now it follows, and does not load itself again.
+    browser.value("window.before = true; 1");
+    made_up.row(0, "node", None, None, None, "what came last");
+    browser.wait_for("document.querySelector('main').textContent.includes('what came last')");
+    assert_eq!(browser.value("window.before"), true);
+    check_quiet(&mut browser, site, "/events");
+}
+
+#[test]
+fn a_page_follows_while_the_clock_of_its_host_jumps() {
+    let Some((mut browser, made_up, api, _directory)) = start(3, 2) else {
+        return;
+    };
+    browser.open(&format!("{}/nodes", api.urls()[0]));
+    browser.wait_for("document.body.dataset.live === 'live'");
+    for (turn, jump) in ["0", "-86400000", "172800000"].into_iter().enumerate() {
+        browser.value(&format!(
+            "{{ const now = Date.now; Date.now = () => now() + {jump}; }} 1"
+        ));
+        let stats = Stats {
+            node_uuid: node_uuid(1).into(),
+            hostname: format!("jumped-{turn}"),
+            status: "READY".into(),
+            ..Stats::default()
+        };
+        made_up.see(&Frame::of(&stats));
+        made_up.row(0, "node", None, None, Some(node_uuid(1)), "x");
+        let shown = format!("document.querySelector('main').textContent.includes('jumped-{turn}')");
+        browser.wait_for(&shown);
+    }
 }
 
 /// Pictures for the documentation: `SSNTP_SCREENSHOTS=DIR cargo test -p ssntp-controller screenshots`.

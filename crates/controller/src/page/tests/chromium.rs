@@ -81,6 +81,13 @@ impl Chromium {
 
     /// The result of a command.
     pub(super) fn call(&mut self, method: &str, params: Value) -> Value {
+        let mut answer = self.answer(method, params);
+        assert!(answer.get("error").is_none(), "{method}: {answer}");
+        answer["result"].take()
+    }
+
+    /// The answer to a command, which may be an error.
+    fn answer(&mut self, method: &str, params: Value) -> Value {
         self.next += 1;
         let id = self.next;
         let mut command = json!({ "id": id, "method": method, "params": params });
@@ -90,13 +97,12 @@ impl Chromium {
         let commands = self.commands.as_mut().unwrap();
         commands.write_all(format!("{command}\0").as_bytes()).unwrap();
         loop {
-            let mut message = self
+            let message = self
                 .messages
                 .recv_timeout(LIMIT)
                 .unwrap_or_else(|e| panic!("{method}: {e}"));
             if message["id"] == id {
-                assert!(message.get("error").is_none(), "{method}: {message}");
-                return message["result"].take();
+                return message;
             }
             self.events.push_back(message);
         }
@@ -116,17 +122,18 @@ impl Chromium {
         result["result"]["value"].take()
     }
 
-    /// Waits until an expression is true. A page that is being replaced has no value yet.
+    /// Waits until an expression is true. A page that is being replaced has no value yet, or an
+    /// error in its place.
     pub(super) fn wait_for(&mut self, expression: &str) {
         let end = ssntp_transport::deadline(LIMIT);
         let asked = json!({ "expression": expression, "returnByValue": true });
-        while self.call("Runtime.evaluate", asked.clone())["result"]["value"] != true {
+        while self.answer("Runtime.evaluate", asked.clone())["result"]["result"]["value"] != true {
             let body = json!({ "expression": "document.body.innerText", "returnByValue": true });
             let left = ssntp_transport::left(end);
             assert!(
                 left.is_ok(),
                 "{expression}: {}",
-                self.call("Runtime.evaluate", body)
+                self.answer("Runtime.evaluate", body)
             );
         }
     }

@@ -1,17 +1,19 @@
-//! Random numbers of our own: the same seed gives the same world everywhere.
+//! Random numbers for simulations: the same seed gives the same world everywhere.
 
-/// Splitmix64.
+/// SplitMix64.
 #[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    /// The numbers of a seed.
+    pub fn new(seed: u64) -> Self {
         let mut random = Self(seed);
         // Neighbouring seeds are to have nothing in common.
         Self(random.next() ^ seed.rotate_left(32))
     }
 
-    pub(super) fn next(&mut self) -> u64 {
+    /// The next 64 bits.
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -20,19 +22,22 @@ impl Random {
     }
 
     /// A number below `end`, which is not 0.
-    pub(super) fn below(&mut self, end: usize) -> usize {
+    pub fn below(&mut self, end: usize) -> usize {
         usize::try_from(self.next() % end as u64).unwrap()
     }
 
-    pub(super) fn between(&mut self, first: usize, last: usize) -> usize {
+    /// A number from `first` to `last`.
+    pub fn between(&mut self, first: usize, last: usize) -> usize {
         first + self.below(last - first + 1)
     }
 
-    pub(super) fn chance(&mut self, percent: usize) -> bool {
+    /// Whether something of this chance happens.
+    pub fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    pub(super) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+    /// One of a list that is not empty.
+    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 }
