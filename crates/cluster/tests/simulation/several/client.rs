@@ -199,7 +199,8 @@ impl Client {
         if let Some(running) = &mut self.running {
             running.sleeps = None;
             let (identity, trust) = made(|made| made.client(self.at, self.renewals));
-            running.handle.renew(&identity, &trust).unwrap();
+            // It may have been closed before.
+            let _ = running.handle.renew(&identity, &trust);
         }
     }
 
