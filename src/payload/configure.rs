@@ -266,7 +266,7 @@ fn is_location(text: &str) -> bool {
     let Some((scheme, rest)) = text.split_once(':') else {
         return false;
     };
-    // This is as much of RFC 3986 as tells a URI from a typing mistake.
+    // Only the rules of RFC 3986 that find a typing mistake are checked.
     let scheme_ok = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
         && scheme
             .chars()

@@ -20,7 +20,8 @@ use super::{Id, OperatorRefusal, payload};
 pub struct ListServers {
     /// Chosen by the operator and repeated in the answer; required, 64 bytes at most.
     pub id: Id,
-    /// Leave out so many, the `next` of the page before; default: 0, from the beginning.
+    /// How many servers to leave out, the `next` of the page before; default: 0, from the
+    /// beginning.
     pub after: u64,
 }
 
@@ -136,7 +137,7 @@ names! {
         Linking = "linking";
         /// It is dialled, and there is no link.
         Away = "away";
-        /// It is a member of the cluster, and nobody dials it from here.
+        /// It is a member of the cluster, and the server that was asked does not dial it.
         Member = "member";
     }
 }

@@ -17,19 +17,19 @@ use super::{Id, payload};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ListSessions {
-    /// Chosen by who asks, and repeated in the answer; required, 64 bytes at most.
+    /// Chosen by the operator and repeated in the answer; required, 64 bytes at most.
     pub id: Id,
-    /// Only those with at least one of these roles, joined with commas; default:
-    /// empty, all.
+    /// List only sessions with at least one of these roles, joined with commas; default:
+    /// empty, all sessions.
     pub roles: String,
-    /// Only those after this number, the `next` of the page before; default: 0,
+    /// List only sessions after this number, the `next` of the page before; default: 0,
     /// from the beginning.
     pub after: u64,
 }
 
 payload!(ListSessions = Command::LIST_SESSIONS, under "list_sessions", requires id);
 
-/// Some of those who are connected, in the order in which they came.
+/// A page of the sessions, in the order in which they began.
 ///
 /// The payload of Sessions (EVENT 0x43), made by the server:
 ///
@@ -64,7 +64,7 @@ pub struct Sessions {
     pub id: Id,
     /// How many sessions the server has, of any role.
     pub total: u64,
-    /// What to ask for next; 0 where this is the last page.
+    /// The `after` of the next page; 0 on the last page.
     pub next: u64,
     /// The sessions.
     pub entries: Vec<SessionEntry>,
@@ -90,9 +90,9 @@ pub struct SessionEntry {
     pub idle_s: u64,
     /// The certificate's serial number: hexadecimal, bytes joined with colons.
     pub serial: String,
-    /// Whose certificate it is, its first 256 characters.
+    /// The subject of the certificate, at most its first 256 characters.
     pub subject: String,
-    /// Who issued it, as much of that.
+    /// The issuer of the certificate, at most its first 256 characters.
     pub issuer: String,
     /// Whether the certificate is bound to the UUID.
     pub bound: bool,

@@ -218,9 +218,10 @@ mod tests {
 
     use super::Likeness::{Different, Same, SameAuthority};
     use super::*;
+    use crate::Role;
     use crate::server::certificates::Certificates;
     use ssntp_transport::ConnectionId;
-    use ssntp_transport::pki::CertificateDer;
+    use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateDer, CertificateRequest};
 
     const SERVER: Uuid = Uuid::from_u128(1);
     const CLIENT: Uuid = Uuid::from_u128(2);
@@ -286,6 +287,29 @@ mod tests {
         for (new, old, likeness, expected) in rows {
             let verdict = AdmissionPolicy::default().judge(candidate(new), &held(likeness, old));
             assert_eq!(verdict, expected, "bound: {new}, before: {old}, {likeness:?}");
+        }
+    }
+
+    #[test]
+    fn a_holder_is_compared_by_its_certificate_and_who_issued_it() {
+        let [one, other] = [(); 2].map(|()| Authority::new(&AuthorityRequest::default()).unwrap());
+        let certificate = |authority: &Authority, bound: bool| {
+            let request = CertificateRequest::new(Role::AGENT);
+            let request = if bound { request.uuid(CLIENT) } else { request };
+            let issued = authority.issue(&request).unwrap();
+            CertificateInfo::from_der(&issued.identity().chain()[0]).unwrap()
+        };
+        let [new, bound] = [false, true].map(|bound| certificate(&one, bound));
+        let rows = [
+            (&new, &new, Same, false),
+            (&bound, &bound, Same, true),
+            (&bound, &new, SameAuthority, true),
+            (&new, &bound, SameAuthority, false),
+            (&certificate(&other, true), &new, Different, true),
+        ];
+        for (old, new, likeness, is_bound) in rows {
+            let holder = Holder::new(OLD, &KeptCertificate::new(old, None), new);
+            assert_eq!((holder.likeness, holder.bound), (likeness, is_bound));
         }
     }
 

@@ -244,7 +244,7 @@ impl<'a> Builder<'a> {
             value
         } else {
             // An alias shares the value. It costs no memory, and is charged all the same,
-            // because whoever reads the tree visits the value once more.
+            // because the reader of the tree visits the value once more.
             let value = Rc::new(value);
             let anchored = Anchored {
                 value: Rc::clone(&value),

@@ -304,7 +304,8 @@ pub fn link(data: &[u8]) {
         admitted.outbox.discard();
         server.handle(DispatchEvent::Finished(admitted.id));
     }
-    assert_eq!(server.runner.standing(), 0);
+    server.handle(DispatchEvent::Exit);
+    assert!(server.runner.is_over());
     drop(server);
     assert_eq!((settings.budget.used(), settings.received.used()), (0, 0));
 }

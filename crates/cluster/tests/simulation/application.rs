@@ -92,6 +92,7 @@ pub(super) struct Log {
     panics: u32,
     /// The instances that agents have launched.
     pub(super) launched: BTreeSet<Uuid>,
+    pub(super) ended_by_themselves: u64,
     /// How many running instances controllers were seen to know.
     pub(super) known: usize,
 }

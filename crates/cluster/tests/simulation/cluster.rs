@@ -1,5 +1,7 @@
 //! The real ends of a cluster: agents whose instances are entries of a table, and the view that
 //! a controller keeps.
+//!
+//! An instance takes up to 20 ms to end when it is asked to, and every fourth ends by itself.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,8 +13,8 @@ use uuid::Uuid;
 
 use super::application::SharedLog;
 use ssntp::Role;
-use ssntp::payload::Start;
-use ssntp::proto::Frame;
+use ssntp::payload::{InstanceDeleted, InstanceStopped, Start};
+use ssntp::proto::{Event, Frame};
 use ssntp_cluster::agent::driver::{
     Commit, Driver, EndSink, Ended, Exit, Found, InstanceDir, Launch, LaunchError, Measurable, RunId,
     Running, Usage, Volume, VolumeError,
@@ -28,14 +30,14 @@ const NEVER: Duration = Duration::from_secs(10 * 86_400);
 /// The program behind a connection.
 pub(super) enum Program {
     Agent(Box<SteppedAgent>, Arc<Table>),
-    Controller(Box<View>),
+    Controller(Box<View>, SharedLog),
 }
 
 impl Program {
     /// The program of a peer with this role and UUID.
     pub(super) fn new(role: Role, node: Uuid, now: Instant, log: &SharedLog) -> Self {
         if role.intersects(Role::CONTROLLER) {
-            return Self::Controller(Box::default());
+            return Self::Controller(Box::default(), Arc::clone(log));
         }
         let facts = Facts {
             node_uuid: node.into(),
@@ -56,7 +58,7 @@ impl Program {
         };
         let table = Arc::new(Table {
             log: Arc::clone(log),
-            running: Mutex::default(),
+            state: Mutex::new((now, BTreeMap::new())),
         });
         let driver: Arc<dyn Driver> = Arc::clone(&table) as Arc<dyn Driver>;
         Self::Agent(Box::new(SteppedAgent::new(config, driver, now)), table)
@@ -66,7 +68,7 @@ impl Program {
     pub(super) fn connected(&mut self, payload: Bytes, now: Instant) -> Vec<Frame> {
         match self {
             Self::Agent(agent, _) => agent.step(now, Step::Connected(payload)),
-            Self::Controller(view) => {
+            Self::Controller(view, _) => {
                 view.connected(Some(payload));
                 Vec::new()
             }
@@ -76,9 +78,15 @@ impl Program {
     /// A frame has come. Returns what it sends.
     pub(super) fn receive(&mut self, frame: &Frame, now: Instant) -> Vec<Frame> {
         match self {
-            Self::Agent(agent, _) => agent.step(now, Step::Frame(frame.clone())),
-            Self::Controller(view) => {
+            Self::Agent(agent, table) => {
+                table.lock().0 = now;
+                agent.step(now, Step::Frame(frame.clone()))
+            }
+            Self::Controller(view, log) => {
                 view.apply(frame, SystemTime::UNIX_EPOCH);
+                if let Some(fault) = disbelieves(view, frame) {
+                    log.lock().unwrap().faults.push(fault);
+                }
                 Vec::new()
             }
         }
@@ -87,7 +95,9 @@ impl Program {
     /// Does what is due. Returns what it sends.
     pub(super) fn tick(&mut self, now: Instant) -> Vec<Frame> {
         match self {
-            Self::Agent(agent, _) if agent.deadline() <= now => agent.step(now, Step::Tick),
+            Self::Agent(agent, table) if table.end_what_is_due(now) || agent.deadline() <= now => {
+                agent.step(now, Step::Tick)
+            }
             _ => Vec::new(),
         }
     }
@@ -95,22 +105,27 @@ impl Program {
     /// When it has something to do by itself.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self {
-            Self::Agent(agent, _) => Some(agent.deadline()),
-            Self::Controller(_) => None,
+            Self::Agent(agent, table) => {
+                let ends = table.lock().1.values().filter_map(|instance| instance.ends).min();
+                Some(ends.map_or(agent.deadline(), |at| at.min(agent.deadline())))
+            }
+            Self::Controller(..) => None,
         }
     }
 
     /// The instances that run, for an agent.
     pub(super) fn running(&self) -> Option<Vec<Uuid>> {
         match self {
-            Self::Agent(_, table) => Some(table.lock().keys().copied().collect()),
-            Self::Controller(_) => None,
+            Self::Agent(_, table) => Some(table.lock().1.keys().copied().collect()),
+            Self::Controller(..) => None,
         }
     }
 
     /// Some instance and its node, as a controller sees it.
     pub(super) fn pick(&self, random: &mut Random) -> Option<(Uuid, Uuid)> {
-        let Self::Controller(view) = self else { return None };
+        let Self::Controller(view, _) = self else {
+            return None;
+        };
         let all: Vec<_> = view.instances().collect();
         let one = all.get(random.below(all.len().max(1)))?;
         Some((one.uuid, one.node))
@@ -120,7 +135,7 @@ impl Program {
     pub(super) fn seen(&self, node: Uuid) -> Option<Vec<Uuid>> {
         match self {
             Self::Agent(..) => None,
-            Self::Controller(view) => {
+            Self::Controller(view, _) => {
                 let alive = view.instances_of(node).filter(|instance| instance.is_alive());
                 Some(alive.map(|instance| instance.uuid).collect())
             }
@@ -128,29 +143,87 @@ impl Program {
     }
 }
 
-/// Instances that run until they are asked to end.
+/// What a view still shows of an instance although the frame says that it has ended.
+fn disbelieves(view: &View, frame: &Frame) -> Option<String> {
+    let kind = frame.kind();
+    let (uuid, is_gone) = if kind == Event::INSTANCE_DELETED {
+        (
+            frame.payload::<InstanceDeleted>().ok()?.instance_uuid.uuid()?,
+            true,
+        )
+    } else if kind == Event::INSTANCE_STOPPED {
+        (
+            frame.payload::<InstanceStopped>().ok()?.instance_uuid.uuid()?,
+            false,
+        )
+    } else {
+        return None;
+    };
+    let instance = view.instance(uuid)?;
+    let state = &instance.state;
+    (is_gone || instance.is_alive())
+        .then(|| format!("cluster: after {kind} a controller sees {uuid} {state}"))
+}
+
+/// Instances that run until they are asked to end, or end by themselves.
 pub(super) struct Table {
     log: SharedLog,
-    running: Mutex<BTreeMap<Uuid, Option<EndSink>>>,
+    /// The time, and what runs.
+    state: Mutex<(Instant, BTreeMap<Uuid, Instance>)>,
+}
+
+#[derive(Default)]
+struct Instance {
+    sink: Option<EndSink>,
+    ends: Option<Instant>,
+    is_asked: bool,
 }
 
 impl Table {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Option<EndSink>>> {
-        self.running.lock().unwrap()
+    fn lock(&self) -> MutexGuard<'_, (Instant, BTreeMap<Uuid, Instance>)> {
+        self.state.lock().unwrap()
     }
 
-    fn end(&self, running: &Running) -> io::Result<()> {
-        let instance = running.place.instance();
-        let sink = self.lock().remove(&instance).flatten();
-        if let Some(sink) = sink {
-            sink(Ended {
-                instance,
-                handle: running.handle.clone(),
-                exit: Exit::code(143),
-            });
+    fn ask(&self, running: &Running) -> io::Result<()> {
+        let uuid = running.place.instance();
+        let mut state = self.lock();
+        let takes = Duration::from_millis(drawn(uuid) % 3 * 10);
+        let ends = state.0 + takes;
+        if let Some(instance) = state.1.get_mut(&uuid) {
+            instance.is_asked = true;
+            instance.ends = Some(instance.ends.map_or(ends, |before| before.min(ends)));
         }
+        let now = state.0;
+        drop(state);
+        self.end_what_is_due(now);
         Ok(())
     }
+
+    /// Notes the time, and ends the instances whose time is over. Whether there are any.
+    fn end_what_is_due(&self, now: Instant) -> bool {
+        let mut state = self.lock();
+        state.0 = now;
+        let is_due = |(_, instance): &(&Uuid, &Instance)| instance.ends.is_some_and(|at| at <= now);
+        let due: Vec<_> = state.1.iter().filter(is_due).map(|(uuid, _)| *uuid).collect();
+        let ended: Vec<_> = due.iter().filter_map(|uuid| state.1.remove_entry(uuid)).collect();
+        drop(state);
+        for (uuid, instance) in &ended {
+            self.log.lock().unwrap().ended_by_themselves += u64::from(!instance.is_asked);
+            if let Some(sink) = &instance.sink {
+                sink(Ended {
+                    instance: *uuid,
+                    handle: RunId::default(),
+                    exit: Exit::code(if instance.is_asked { 143 } else { 0 }),
+                });
+            }
+        }
+        !ended.is_empty()
+    }
+}
+
+/// What is drawn of an instance: its UUID is drawn from the seed.
+fn drawn(instance: Uuid) -> u64 {
+    instance.as_u64_pair().1 >> 8
 }
 
 impl std::fmt::Debug for Table {
@@ -171,23 +244,31 @@ impl Driver for Table {
     fn launch(&self, launch: &Launch<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
         let (instance, run) = (launch.place.instance(), RunId::default());
         commit(&run).map_err(|e| LaunchError::io("its state cannot be saved", &e))?;
-        self.lock().insert(instance, None);
+        let mut state = self.lock();
+        let ends_by_itself = drawn(instance).is_multiple_of(4);
+        let ends = ends_by_itself.then(|| state.0 + Duration::from_millis(drawn(instance) / 4 % 50));
+        let begins = Instance {
+            ends,
+            ..Instance::default()
+        };
+        state.1.insert(instance, begins);
+        drop(state);
         self.log.lock().unwrap().launches(instance);
         Ok(run)
     }
 
     fn watch(&self, running: &Running, sink: &EndSink) {
-        if let Some(known) = self.lock().get_mut(&running.place.instance()) {
-            *known = Some(EndSink::clone(sink));
+        if let Some(known) = self.lock().1.get_mut(&running.place.instance()) {
+            known.sink = Some(EndSink::clone(sink));
         }
     }
 
     fn terminate(&self, running: &Running) -> io::Result<()> {
-        self.end(running)
+        self.ask(running)
     }
 
     fn kill(&self, running: &Running) -> io::Result<()> {
-        self.end(running)
+        self.ask(running)
     }
 
     fn find(&self, _: &Running) -> Found {

@@ -34,7 +34,7 @@
 //! | limit | where every peer behaves, nothing ends by a time limit |
 //! | told once | the application hears of each session's begin and end once, in order |
 //! | standstill | nothing waits that could move |
-//! | cluster | no instance is launched twice, and at rest each controller sees what its agents run |
+//! | cluster | no instance is launched twice, a controller sees at once what an event tells of an instance, and at rest what its agents run |
 //! | requests | a question is answered once, by the one who was asked |
 //! | happened | in some world each kind of end has happened, a question was answered, and so on |
 //!
@@ -95,6 +95,7 @@ const MUST_HAPPEN: &[&str] = &[
     "CONNECTED is never read",
     "a frame of many MiB arrives",
     "an instance is launched",
+    "an instance ends by itself",
     "a controller sees what runs",
 ];
 

@@ -29,6 +29,9 @@ use uuid::Uuid;
 const MOST_STEPS: u64 = 200_000;
 /// The dispatcher looks at ledgers so often in one step at most.
 const MOST_LOOKS: u64 = 20_000;
+/// Where nothing happens for so long, nothing is on its way: nobody waits for a slow receiver so
+/// long, and agents have reported every change.
+const REST: Duration = Duration::from_secs(2);
 /// No timer of a server is so far away.
 const FAR: Duration = Duration::from_secs(86_400);
 
@@ -300,6 +303,9 @@ impl World {
             .filter_map(|session| session.disconnected.as_ref());
         ends.for_each(|reason| tell(reason.word()));
         log.launched.iter().for_each(|_| tell("an instance is launched"));
+        if log.ended_by_themselves > 0 {
+            tell("an instance ends by itself");
+        }
         if log.known > 0 {
             tell("a controller sees what runs");
         }
@@ -397,7 +403,12 @@ impl World {
             }
             self.check_while_all_wait()?;
             match wake {
-                Some(at) if at < self.now + FAR => self.now = self.now.max(at),
+                Some(at) if at < self.now + FAR => {
+                    if at > self.now + REST {
+                        self.check_the_cluster()?;
+                    }
+                    self.now = self.now.max(at);
+                }
                 _ if self.owner == Owner::Runs => {
                     self.check_the_cluster()?;
                     self.say(|| "nothing moves any more: the server is stopped".into());

@@ -18,7 +18,8 @@ impl ElementCore {
         let Key::Resolve(what, subject, target) = key else {
             return true;
         };
-        // Before objects are dropped that nobody asked for: the server has answered all the same.
+        // This comes before objects that were not asked for are dropped, because the server has
+        // answered in either case.
         let found = !objects.is_empty();
         if !self.has_room(*what, objects.iter()) {
             warn!("{}: not taken: too many objects", key.about());

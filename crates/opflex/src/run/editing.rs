@@ -259,7 +259,8 @@ mod tests {
         for after in [
             before.to_vec(),
             Vec::new(),
-            // Above what stays, one goes, and another comes.
+            // Parents of objects that stay are removed, and an object is added below a parent
+            // that is removed.
             vec![object("/a/b/", 1), object("/c/d/", 3), object("/e/f/", 5)],
             vec![
                 object("/a/", 9),

@@ -92,7 +92,8 @@ impl Server {
         // listens.
         let room = Room::claim(config.max_handshakes, config.max_connections, LOG)
             .map_err(StartError::TooManyConnections)?;
-        // The kept policy is read before anybody can connect and be told of an empty one.
+        // The kept policy is read before the first element can connect. Otherwise that element
+        // would be answered that there is no policy.
         let core = core(&config)?;
         // The handshakes keep the configuration, which should not keep a second policy.
         config.policy = Vec::new();

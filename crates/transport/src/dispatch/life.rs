@@ -96,22 +96,20 @@ impl<T: Threads> Lives<T> {
     }
 
     /// Lets a connection send what waits and end, or ends it at once. Its way out is closed by
-    /// the flow. False if it was ending already.
-    pub(super) fn end(&mut self, id: ConnectionId, abort: bool, now: Instant) -> bool {
+    /// the flow.
+    pub(super) fn end(&mut self, id: ConnectionId, abort: bool, now: Instant) {
         let Some(life) = self.table.get_mut(id) else {
-            return false;
+            return;
         };
         // The time runs from the first end. A peer could put its end off if each further one began
         // anew.
-        let began = !std::mem::replace(&mut life.ending, true);
-        if began {
+        if !std::mem::replace(&mut life.ending, true) {
             // All have the same time, so the list stays sorted.
             self.cut_off.push_back((after(now, self.parting), id));
         }
         if abort {
             life.abort();
         }
-        began
     }
 
     /// Notes that the threads run. A connection that has ended meanwhile is joined. True
@@ -134,13 +132,9 @@ impl<T: Threads> Lives<T> {
 
     /// Removes a connection whose threads never ran.
     pub(super) fn never_started(&mut self, id: ConnectionId) -> bool {
-        // Nobody reads the stream or the queue, so both are closed here.
+        // No writer will count what waits as lost. The stream and the queue are closed by the drop.
         let life = self.remove(id);
-        if let Some(life) = &life {
-            life.abort();
-            life.outbox.discard();
-        }
-        life.is_some()
+        life.inspect(|life| life.outbox.discard()).is_some()
     }
 
     /// Joins the threads of a connection that has ended, if they are about to end. True if

@@ -338,10 +338,10 @@ pub fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Dispatc
     IS_DISPATCHER.set(true);
     while !runner.is_over() {
         let due = runner.next_deadline();
-        let mut event = None;
+        let mut first = None;
         if runner.is_idle() {
             match events.next(due) {
-                Ok(first) => event = Some(first),
+                Ok(event) => first = Some(event),
                 Err(RecvTimeoutError::Timeout) => {}
                 // There are no senders left, and so no connections.
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -349,14 +349,10 @@ pub fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Dispatc
         }
         let now = clock();
         runner.core_mut().time_of_day(wall_clock());
-        if let Some((event, sent)) = event {
-            runner.waited(now.saturating_duration_since(sent));
-            runner.handle(event, now);
-        }
         // All events that have come are handled before the next turn, so that the turn
         // goes to the connection that has waited longest, not to the busiest one.
         for _ in 0..EVENTS {
-            let Some((event, sent)) = events.try_next() else {
+            let Some((event, sent)) = first.take().or_else(|| events.try_next()) else {
                 break;
             };
             runner.waited(now.saturating_duration_since(sent));

@@ -42,6 +42,8 @@ pub struct Runner<C: Core, T: Threads = Link> {
     lives: Lives<T>,
     numbers: Numbers,
     actions: Vec<Action>,
+    /// An empty list, for the actions that follow from those that are being carried out.
+    spare: Vec<Action>,
     /// Whether no event waits. Then the dispatcher may send in place of writers.
     quiet: Box<dyn Fn() -> bool + Send>,
     /// Counts the items that are dealt with. For each item the dispatcher sends at most
@@ -78,6 +80,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
             settings,
             numbers: Numbers::default(),
             actions: Vec::new(),
+            spare: Vec::new(),
             quiet: Box::new(quiet),
             step: 0,
             last: false,
@@ -102,11 +105,6 @@ impl<C: Core, T: Threads> Runner<C, T> {
     /// The flow, for tests and simulations that step the dispatcher.
     pub fn flow(&self) -> &Flow<C::Item> {
         &self.flow
-    }
-
-    /// How many connections there are, for tests and simulations that step the dispatcher.
-    pub fn standing(&self) -> usize {
-        self.lives.len()
     }
 
     /// Whether [`DispatchEvent::Exit`] has come and every connection has ended.
@@ -177,12 +175,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 }
                 self.never_started(id);
             }
-            DispatchEvent::Ended(id, reason) => {
-                if self.lives.is_open(id) {
-                    self.flow.ended(id, reason);
-                }
-                return;
-            }
+            DispatchEvent::Ended(id, reason) => return self.flow.ended(id, reason),
             // Input from before the peer's end may still wait for turns. Then the
             // connection ends after those turns.
             DispatchEvent::Finished(id) => {
@@ -317,8 +310,8 @@ impl<C: Core, T: Threads> Runner<C, T> {
     }
 
     fn never_started(&mut self, id: ConnectionId) {
-        let items = self.flow.remove(id);
-        self.left(id, items);
+        // Without a reader there is no input.
+        self.flow.remove(id);
         if self.lives.never_started(id) {
             self.gone(id);
         }
@@ -341,14 +334,13 @@ impl<C: Core, T: Threads> Runner<C, T> {
     }
 
     fn end(&mut self, id: ConnectionId, abort: bool, now: Instant) {
-        let began = self.lives.end(id, abort, now);
+        self.lives.end(id, abort, now);
         let items = match abort {
             true => self.flow.remove(id),
-            false if began => self.flow.end(id, now),
-            false => return,
+            false => self.flow.end(id, now),
         };
         self.left(id, items);
-        if began && self.lives.reap(id) {
+        if self.lives.reap(id) {
             self.gone(id);
         }
     }
@@ -381,22 +373,21 @@ impl<C: Core, T: Threads> Runner<C, T> {
 
     /// Carries out the core's actions, and those that follow from them. Returns how many.
     fn perform(&mut self, now: Instant) -> u64 {
-        self.settle(now);
-        let mut actions = std::mem::take(&mut self.actions);
         let mut count = 0;
-        while !actions.is_empty() {
+        loop {
+            self.settle(now);
+            if self.actions.is_empty() {
+                return count;
+            }
+            let mut actions = std::mem::replace(&mut self.actions, std::mem::take(&mut self.spare));
             count += actions.len() as u64;
             for action in actions.drain(..) {
                 self.carry_out(action, now);
             }
-            self.settle(now);
-            std::mem::swap(&mut actions, &mut self.actions);
+            // The list keeps its memory for the next time, unless it is unusually long.
+            actions.shrink_to(4096);
+            self.spare = actions;
         }
-        // The list keeps its memory for the next time, unless it is unusually long.
-        if actions.capacity() <= 4096 {
-            self.actions = actions;
-        }
-        count
     }
 
     fn settle(&mut self, now: Instant) {

@@ -76,7 +76,7 @@ impl<D: Decode> Incoming<D> {
             let before = self.inbox.bytes.len();
             self.fault = self.decoder.decode(&mut self.inbox.bytes, items).err();
             // Bytes of a frame that is skipped are handed over too: the peer is alive.
-            if !items.is_empty() || self.counted > 0 && before > self.inbox.bytes.len() {
+            if !items.is_empty() || before > self.inbox.bytes.len() {
                 return Next::Hand(std::mem::take(&mut self.counted));
             }
         }
@@ -201,10 +201,10 @@ mod tests {
     use super::*;
     use crate::outbox::tests::long;
     use crate::socket::{Duplex, memory};
-    use crate::stream::{BufferPool, Outgoing, Transmit, plain};
+    use crate::stream::{BufferPool, Outgoing, Received, Transmit, plain};
 
     /// Items of as many bytes as their first byte says, in units of 10,000 bytes; 255 is a
-    /// fault.
+    /// fault, and 254 is skipped.
     #[derive(Debug, Default)]
     struct Lengths {
         wanted: usize,
@@ -217,8 +217,11 @@ mod tests {
         fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Bytes>) -> io::Result<()> {
             self.wanted = 0;
             while let Some(first) = input.first() {
-                if *first == 255 {
-                    return Err(io::Error::other("as asked for"));
+                if *first >= 254 {
+                    match input.split_to(1)[0] {
+                        254 => continue,
+                        _ => return Err(io::Error::other("as asked for")),
+                    }
                 }
                 let len = usize::from(*first).max(1) * 10_000;
                 if input.len() < len {
@@ -246,7 +249,9 @@ mod tests {
     #[test]
     fn what_came_before_a_fault_is_handed_over_first() {
         let (mut incoming, mut receive, there) = incoming(None);
-        there.write(&[&[1; 10_000][..], &[255]].concat()).unwrap();
+        there
+            .write(&[&[1; 10_000][..], &[255], &[1; 10_000]].concat())
+            .unwrap();
         let mut items = Vec::new();
         assert!(matches!(
             incoming.next(&mut items),
@@ -254,11 +259,96 @@ mod tests {
         ));
         incoming.allow(usize::MAX);
         incoming.receive(&mut *receive);
-        assert!(matches!(incoming.next(&mut items), Next::Hand(10_001)));
+        assert!(matches!(incoming.next(&mut items), Next::Hand(20_001)));
         assert_eq!(items.len(), 1);
         items.clear();
         let next = incoming.next(&mut items);
         assert!(matches!(next, Next::End(EndReason::Protocol(_))) && items.is_empty());
+    }
+
+    #[test]
+    fn skipped_bytes_are_handed_over_and_those_of_an_unfinished_item_come_with_the_rest() {
+        let (mut incoming, mut receive, there) = incoming(None);
+        let mut items = Vec::new();
+        let mut round = |items: &mut Vec<_>| {
+            incoming.allow(usize::MAX);
+            incoming.receive(&mut *receive);
+            incoming.next(items)
+        };
+        there.write(&[1, 0, 0]).unwrap();
+        assert!(matches!(
+            round(&mut items),
+            Next::Receive {
+                held: 3,
+                wanted: 10_000
+            }
+        ));
+        there.write(&[0; 9997]).unwrap();
+        assert!(matches!(round(&mut items), Next::Hand(10_000)));
+        assert_eq!(items.len(), 1);
+        items.clear();
+        there.write(&[254, 254]).unwrap();
+        assert!(matches!(round(&mut items), Next::Hand(2)));
+        assert!(items.is_empty());
+        there.write(&[2]).unwrap();
+        assert!(matches!(round(&mut items), Next::Receive { held: 1, .. }));
+        there.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(matches!(round(&mut items), Next::End(EndReason::Truncated)));
+    }
+
+    #[test]
+    fn a_read_brings_no_more_than_it_may_and_the_end_of_the_stream_is_an_end() {
+        let (mut incoming, mut receive, there) = incoming(None);
+        let mut items = Vec::new();
+        there.write(&[254, 254, 254]).unwrap();
+        incoming.allow(2);
+        incoming.receive(&mut *receive);
+        assert!(matches!(incoming.next(&mut items), Next::Hand(2)));
+        there.shutdown(std::net::Shutdown::Write).unwrap();
+        incoming.receive(&mut *receive);
+        assert!(matches!(incoming.next(&mut items), Next::Hand(1)));
+        incoming.receive(&mut *receive);
+        let next = incoming.next(&mut items);
+        assert!(matches!(next, Next::End(EndReason::PeerClosed)));
+    }
+
+    /// Receives what it is told to.
+    #[derive(Debug)]
+    struct Told(std::vec::IntoIter<Result<u8, io::ErrorKind>>);
+
+    impl Receive for Told {
+        fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
+            let byte = self.0.next().unwrap()?;
+            inbox.append(&[byte], 1);
+            Ok(Received::default())
+        }
+    }
+
+    #[test]
+    fn silence_counts_since_the_last_byte_of_a_long_item_and_other_errors_end_at_once() {
+        let (silent, reset) = (io::ErrorKind::TimedOut, io::ErrorKind::ConnectionReset);
+        let cases = [
+            (vec![Ok(3), Err(silent), Ok(0), Err(silent), Err(silent)], false),
+            (vec![Ok(3), Err(silent), Err(reset)], true),
+            // The system has given the peer up. There is no time limit.
+            (vec![Err(silent)], true),
+            (vec![Ok(1), Err(silent)], true),
+        ];
+        for (told, is_lost) in cases {
+            let (mut incoming, ..) = incoming(Some(2 * LOOK));
+            let (mut left, mut told) = (told.len(), Told(told.into_iter()));
+            let next = loop {
+                incoming.allow(usize::MAX);
+                incoming.receive(&mut told);
+                left -= 1;
+                match incoming.next(&mut Vec::new()) {
+                    Next::Receive { .. } => {}
+                    next => break next,
+                }
+            };
+            assert_eq!((left, matches!(next, Next::End(EndReason::Io(_)))), (0, is_lost));
+            assert!(is_lost || matches!(next, Next::End(EndReason::Protocol(_))));
+        }
     }
 
     #[test]

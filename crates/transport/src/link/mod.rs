@@ -24,6 +24,8 @@
 
 mod incoming;
 mod reader;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 use std::io;
@@ -129,9 +131,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if self.reader.is_some() {
-            self.abort();
-        }
+        self.abort();
     }
 }
 

@@ -67,7 +67,7 @@ impl<D: Decode, S: Sink<D::Item>> Reader<D, S> {
         let reason = end_reason(&self.outbox, found);
         let lost = reason.is_loss();
         self.sink.ended(reason);
-        if !lost && !self.outbox.is_over() {
+        if !lost {
             let _ = self.stream.set_write_timeout(Some(LAST_WRITE));
             self.outbox.close();
             self.drain();

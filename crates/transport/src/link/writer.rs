@@ -159,23 +159,24 @@ mod tests {
 
     const LINGER: Duration = Duration::from_secs(1);
 
-    fn writing() -> (Writing, Outbox) {
-        let outbox = Outbox::new(Default::default());
-        Wire::default().open(&outbox);
-        (Writing::new(outbox.clone(), LINGER), outbox)
+    fn writing() -> (Writing, Outbox, Wire) {
+        let (outbox, wire) = (Outbox::new(Default::default()), Wire::default());
+        wire.open(&outbox);
+        (Writing::new(outbox.clone(), LINGER), outbox, wire)
     }
 
     #[test]
     fn a_writer_sends_all_of_a_closed_queue_and_lingers_until_the_link_is_over() {
         let begin = now();
         for aborted in [true, false] {
-            let (mut writing, outbox) = writing();
+            let (mut writing, outbox, wire) = writing();
             let mut step = |after: Duration| writing.step(&|| (), || begin + after);
             assert!(matches!(step(Duration::ZERO), Wrote::Idle));
             outbox.push(item("last")).unwrap();
             outbox.close();
             while !matches!(step(Duration::ZERO), Wrote::Lingers(until) if until == begin + LINGER) {}
             assert_eq!(outbox.waiting().items, 0);
+            assert!(outbox.wait_until_drained(Duration::ZERO) && wire.is_free());
             assert!(matches!(step(LINGER / 2), Wrote::Lingers(_)));
             if aborted {
                 outbox.abort();
@@ -187,12 +188,55 @@ mod tests {
 
     #[test]
     fn a_writer_that_fails_tells_of_room_and_is_over() {
-        let (mut writing, outbox) = writing();
+        let (mut writing, outbox, wire) = writing();
         let told = Cell::new(0);
         outbox.push(item("lost")).unwrap();
         writing.fail(silent_peer(), &|| told.set(told.get() + 1));
         assert!(matches!(writing.step(&|| (), now), Wrote::Over));
         assert_eq!(outbox.failure().unwrap().to_string(), "the peer takes no data");
-        assert_eq!(told.get(), 1);
+        assert!(told.get() == 1 && wire.is_free());
+    }
+
+    #[test]
+    fn a_writer_gives_memory_back_while_it_has_nothing_to_send() {
+        let (mut writing, outbox, wire) = writing();
+        let mut step = || writing.step(&|| (), now);
+        for _ in 0..100 {
+            outbox.push(item("a")).unwrap();
+        }
+        assert!(matches!(step(), Wrote::Again));
+        assert!(matches!(step(), Wrote::Idle));
+        assert_eq!(wire.log()[99..], ["a", "idle"]);
+        assert!(writing.batch.capacity() < 10);
+        outbox.push(item("b")).unwrap();
+        writing.wait();
+        assert!(writing.due.is_some(), "it slept until there was something");
+    }
+
+    #[test]
+    fn an_abort_ends_a_writer_before_what_waits() {
+        let (mut writing, outbox, wire) = writing();
+        outbox.push(item("lost")).unwrap();
+        outbox.abort();
+        let mut step = || writing.step(&|| (), now);
+        assert!(matches!(step(), Wrote::Again));
+        assert!(matches!(step(), Wrote::Over));
+        assert!(wire.log().is_empty() && wire.is_free());
+    }
+
+    #[test]
+    fn a_write_without_room_goes_on_later_and_one_that_fails_ends_the_writer() {
+        let (mut writing, outbox, wire) = writing();
+        let mut step = || writing.step(&|| (), now);
+        outbox.push(item("a")).unwrap();
+        wire.fail_once(io::ErrorKind::TimedOut);
+        assert!(matches!(step(), Wrote::Blocked));
+        assert!(matches!(step(), Wrote::Again));
+        assert_eq!(wire.log(), ["a"]);
+        outbox.push(item("b")).unwrap();
+        wire.fail_once(io::ErrorKind::ConnectionReset);
+        assert!(matches!(step(), Wrote::Again));
+        assert!(matches!(step(), Wrote::Over));
+        assert_eq!(outbox.failure().unwrap().kind(), io::ErrorKind::ConnectionReset);
     }
 }

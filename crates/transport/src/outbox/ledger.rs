@@ -304,6 +304,10 @@ mod tests {
         assert_eq!(books.take(item(1)), Err(Refused::Full), "three frames wait");
         assert_eq!(books.waiting().frames, 3);
         assert_eq!(books.sent(), item(5000));
+        let mut books = ledger(u64::MAX, 2000);
+        // Each takes 1000 with its place.
+        let taken = [(); 3].map(|()| books.take(item(872)).is_ok());
+        assert_eq!(taken, [true, true, false], "the limit itself may be reached");
     }
 
     #[test]
@@ -325,6 +329,13 @@ mod tests {
         books.sleepers = 1;
         let told: Vec<_> = (0..7).map(|_| books.count_sent(item(872)).sleepers).collect();
         assert_eq!(told, [false, false, true, false, false, false, true]);
+        let mut books = ledger(4, u64::MAX);
+        for _ in 0..4 {
+            books.take(item(1)).unwrap();
+        }
+        books.sleepers = 1;
+        let told = [(); 4].map(|()| books.count_sent(item(1)).sleepers);
+        assert_eq!(told, [false, true, false, true]);
     }
 
     #[test]

@@ -411,8 +411,8 @@ impl Outbox {
 
     /// Gives buffers and TLS keys back, because nothing will be sent any more.
     pub fn shut(&self) {
-        let sending = self.sending().take();
-        drop(sending);
+        // Dropped after the lock is released.
+        let _sending = self.sending().take();
     }
 
     /// Drops all waiting items, so that a dead connection holds no memory. Items
@@ -441,15 +441,11 @@ impl Outbox {
     }
 
     fn gather(&self, first: Option<Place>, batch: &mut Vec<Outgoing>) -> Due {
-        let (mut due, mut nudged, mut place) = (Due::default(), false, first);
-        loop {
-            match place {
-                Some(Some(item)) => {
-                    due.batch += item.load();
-                    batch.push(*item);
-                }
-                Some(None) => nudged = true,
-                None => break,
+        let (mut due, mut place) = (Due::default(), first);
+        while let Some(entry) = place {
+            if let Some(item) = entry {
+                due.batch += item.load();
+                batch.push(*item);
             }
             if due.batch.bytes >= BATCH_BYTES || batch.len() >= BATCH_ITEMS {
                 break;
@@ -457,9 +453,8 @@ impl Outbox {
             place = self.shared.exit.try_recv().ok();
         }
         let mut ledger = self.ledger();
-        if nudged {
-            ledger.heard_nudge();
-        }
+        // Also while a nudge is still on its way: the writer looks at the ledger now.
+        ledger.heard_nudge();
         due.flush = ledger.take_flush();
         due.over = ledger.is_over();
         due

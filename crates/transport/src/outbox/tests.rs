@@ -20,6 +20,8 @@ struct System {
     answers: VecDeque<Tried>,
     /// Calls that go well before one fails.
     fails_after: Option<u32>,
+    /// How the next call fails, once.
+    fails_once: Option<io::ErrorKind>,
     /// What another thread does in the middle of an attempt.
     meanwhile: Option<Box<dyn FnOnce() + Send>>,
 }
@@ -64,12 +66,25 @@ impl Wire {
         std::mem::take(&mut self.system().log)
     }
 
+    /// The next call fails like this, and later ones go well.
+    pub(crate) fn fail_once(&self, kind: io::ErrorKind) {
+        self.system().fails_once = Some(kind);
+    }
+
+    /// Whether no way out holds it any more.
+    pub(crate) fn is_free(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+
     fn system(&self) -> MutexGuard<'_, System> {
         self.0.lock().unwrap()
     }
 
     fn call(&self, what: impl Into<String>) -> io::Result<()> {
         let mut system = self.system();
+        if let Some(kind) = system.fails_once.take() {
+            return Err(kind.into());
+        }
         if let Some(left) = &mut system.fails_after {
             if *left == 0 {
                 return Err(io::ErrorKind::BrokenPipe.into());
@@ -83,6 +98,7 @@ impl Wire {
 
 impl Transmit for Wire {
     fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()> {
+        assert!(!batch.is_empty(), "there is nothing to send");
         batch.iter().try_for_each(|item| self.call(text(item)))
     }
 
@@ -288,6 +304,10 @@ fn what_the_reader_left_is_flushed_once_and_after_what_waits() {
     outbox.flush();
     Wire::write(&outbox);
     assert_eq!(wire.log(), ["flush"], "once a nudge was heard, another is sent");
+    outbox.close();
+    outbox.flush();
+    outbox.abort();
+    assert_eq!(outbox.shared.exit.len(), 1, "one nudge is enough for all");
 }
 
 #[test]
@@ -502,7 +522,7 @@ fn buffers_go_back_when_the_writer_idles_and_keys_when_it_ends() {
     outbox.shut();
     outbox.idle();
     assert_eq!(wire.log(), NO_CALLS);
-    assert_eq!(Arc::strong_count(&wire.0), 1);
+    assert!(wire.is_free());
 }
 
 #[test]

@@ -224,7 +224,7 @@ impl<'a> Several<'a> {
         Ok(())
     }
 
-    /// Starts a workload; tried again while nobody leads.
+    /// Starts a workload. It is tried again while no scheduler leads.
     fn start(&mut self, name: &str) -> Result<(), Failure> {
         let line = format!("start --name {name} --mem 8 --persistent -- sleep 1000");
         let said = self.until("a START is done", |demo| match demo.ctl(&line) {
@@ -255,7 +255,8 @@ impl<'a> Several<'a> {
         })
     }
 
-    /// What `ctl` lists, and the whole of it. Nothing while nobody answers.
+    /// The entries of a list that `ctl` prints, and the whole answer. Both are empty while no
+    /// scheduler answers.
     fn list(&mut self, what: &str) -> Result<(Vec<Value>, Value), Failure> {
         let said = match self.ctl(&format!("--json --timeout 5 {what}")) {
             Err(Failure::Failed(_)) => String::new(),

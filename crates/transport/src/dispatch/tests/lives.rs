@@ -65,7 +65,8 @@ fn a_newcomer_that_went_before_its_verdict_is_gone() {
 fn threads_that_cannot_be_started_end_the_connection() {
     let mut world = World::new(Script::default());
     let [open, ending] = [world.admit("open"), world.admit("ending")];
-    world.call(vec![ending.end(false)]);
+    world.busy.store(true, Ordering::SeqCst);
+    world.call(vec![open.send("x"), ending.end(false)]);
     world.log();
     for peer in [&open, &ending] {
         world.handle(DispatchEvent::Started(
@@ -74,6 +75,8 @@ fn threads_that_cannot_be_started_end_the_connection() {
         ));
     }
     assert_eq!(world.log(), ["open: no threads"]);
+    assert!(open.is_aborted() && ending.is_aborted());
+    assert_eq!((open.outbox.lost(), world.budget.used()), (1, 0));
     world.handle(DispatchEvent::Exit);
     assert!(world.runner.is_over());
     assert_eq!(world.runner.next_deadline(), None, "and nothing is to be cut off");
@@ -204,7 +207,8 @@ fn who_takes_its_time_to_part_is_cut_off_each_when_its_own_is_over() {
     let [a, b] = [world.run("a"), world.run("b")];
     world.call(vec![a.end(false)]);
     world.start += Duration::from_secs(1);
-    world.call(vec![b.end(false)]);
+    // A second end of the same one gives it no more time.
+    world.call(vec![b.end(false), a.end(false)]);
     world.start -= Duration::from_secs(1);
     assert_eq!(world.runner.next_deadline(), Some(world.at(5000)));
     world.tick(4999);
@@ -232,6 +236,7 @@ fn a_stop_is_told_once_and_cuts_off_who_is_left_when_grace_is_over() {
     assert!(!a.is_aborted() && !b.is_aborted());
     world.tick(3000);
     assert!(a.is_aborted() && b.is_aborted(), "also who has not begun");
+    assert!(world.runner.next_deadline() > Some(world.at(3000)), "once");
     world.handle(DispatchEvent::Started(b.id, Ok(Fake(Arc::clone(&b.threads)))));
     world.handle(DispatchEvent::Stop);
     world.handle(DispatchEvent::Exit);
@@ -272,16 +277,35 @@ fn whoever_drops_an_admission_says_so() {
 
 #[test]
 fn the_thread_runs_until_it_may_exit_and_everybody_has_gone() {
-    let (events, queue) = events::channel::<DispatchEvent<Script, Fake>>(2);
+    let (events, queue) = events::channel::<DispatchEvent<Script, Fake>>(8);
     let mut world = World::new(Script::default());
     let peer = world.run("a");
-    let (runner, threads) = (world.runner, Arc::clone(&peer.threads));
+    world.log();
+    let note = |core: &mut Script, _, _: &mut Vec<Action>| core.log.push("call".into());
+    events.send(DispatchEvent::Call(Box::new(note))).unwrap();
+    peer.credit.spend(Credit::memory_of::<Step>(1, 10));
+    let items = vec![Step::Note("item")];
+    events.send(DispatchEvent::Items(peer.id, items, 10)).unwrap();
+    let (runner, threads, budget) = (world.runner, Arc::clone(&peer.threads), world.budget);
     assert!(!is_dispatcher());
     let thread = crate::host::threads::spawn("dispatcher", move || {
         run(runner, &queue);
         assert!(is_dispatcher());
     })
     .unwrap();
+    let (reply, seen) = crossbeam_channel::bounded(1);
+    while budget.used() > 0 {
+        std::thread::yield_now();
+    }
+    let look = move |core: &Script, view: &View<'_, Step>| {
+        reply
+            .send((core.log.clone(), view.dispatcher.waits.count()))
+            .unwrap();
+    };
+    events.send(DispatchEvent::Look(Box::new(look))).unwrap();
+    let (log, waits) = seen.recv().unwrap();
+    assert_eq!(log[..4], ["time", "call", "time", "a: item"]);
+    assert_eq!(waits, 3, "each event is counted");
     events.send(DispatchEvent::Exit).unwrap();
     events
         .send(DispatchEvent::Ended(peer.id, EndReason::PeerClosed))

@@ -1,5 +1,6 @@
 //! The dispatcher stepped by hand, around a core that does what its items say.
 
+mod feed;
 mod lives;
 mod sending;
 mod turns;
@@ -128,6 +129,15 @@ impl Core for Script {
             true => Drops::Oldest,
             false => Drops::Newest,
         }
+    }
+
+    fn time_of_day(&mut self, _: SystemTime) {
+        self.log.push("time".into());
+    }
+
+    fn distant(&mut self, change: DistantChange, _: Instant, _: &mut Vec<Action>) {
+        let number = change.number;
+        self.note(change.link, &format!("{number} waits: {}", change.waits));
     }
 
     fn settle(&mut self, _: Instant, actions: &mut Vec<Action>) {

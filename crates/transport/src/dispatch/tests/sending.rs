@@ -31,6 +31,13 @@ fn the_last_item_is_answered_past_the_writer_once_and_others_are_not() {
     world.read(&b, vec![Step::Note("input of another")]);
     world.turn();
     assert_eq!(b.log(), ["8"], "another is to take its turn");
+    while !world.runner.is_idle() {
+        world.turn();
+    }
+    world.read(&a, vec![Step::Frames(300)]);
+    world.runner.core_mut().at_settling = vec![b.send("9")];
+    world.turn();
+    assert_eq!(b.log(), ["9"], "a rest is to come");
 }
 
 #[test]
@@ -53,6 +60,33 @@ fn a_call_and_a_timer_send_past_the_writer_where_nobody_has_input() {
     world.runner.core_mut().at_settling = vec![b.send("5")];
     world.tick(0);
     assert_eq!(b.log(), ["5 at once"]);
+    world.runner.core_mut().due = Some(world.start);
+    world.runner.core_mut().at_settling = vec![b.send("6")];
+    world.tick(0);
+    assert_eq!(b.log(), ["6 at once"], "each tick may");
+}
+
+#[test]
+fn the_core_is_told_that_a_distant_origin_waits_and_that_it_may_go_on() {
+    let mut world = World::new(Script::default());
+    let [link, b] = [world.run("link"), world.run("b")];
+    world.busy.store(true, Ordering::SeqCst);
+    let origin = Origin::Distant {
+        link: link.id,
+        number: 7,
+    };
+    let send = || Action::Send {
+        origin,
+        to: b.id,
+        item: long(172),
+    };
+    world.log();
+    world.call([(); 3].map(|()| send()).into());
+    assert_eq!(world.log(), ["link: 7 waits: true"]);
+    while Wire::write(&b.outbox) {
+        world.handle(DispatchEvent::Room(b.id));
+    }
+    assert_eq!(world.log(), ["link: 7 waits: false"]);
 }
 
 #[test]

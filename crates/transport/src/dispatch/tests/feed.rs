@@ -1,0 +1,54 @@
+//! What a reader hands over, and what it waits for.
+
+use super::*;
+use crate::flow::{OWN, Unfinished};
+use crate::link::Sink;
+
+/// A reader's feed, its credit, and where its events arrive.
+fn feed(memory: &Budget) -> (Feed<Script>, Arc<Credit>, Queue<DispatchEvent<Script>>) {
+    let (events, queue) = events::channel(8);
+    let admitted = Admitted {
+        id: ConnectionId(7),
+        outbox: Outbox::new(Limits::default()),
+        credit: Arc::new(Credit::new(memory.clone())),
+        grant: (),
+    };
+    (Feed::new(&admitted, events, memory), admitted.credit, queue)
+}
+
+#[test]
+fn what_is_handed_over_counts_as_credit_and_no_more_as_unfinished() {
+    let memory = Budget::new(1 << 24);
+    let (mut feed, _, queue) = feed(&memory);
+    assert!(matches!(feed.unfinished(8, 300_000), Ok(usize::MAX)));
+    assert_eq!(memory.used(), 300_000 - OWN as u64);
+    assert!(feed.items(&mut vec![Step::Note("x")], 300_000));
+    assert_eq!(memory.used(), Credit::memory_of::<Step>(1, 300_000));
+    let event = queue.try_next();
+    assert!(matches!(event, Some((DispatchEvent::Items(_, items, 300_000), _)) if items.len() == 1));
+}
+
+#[test]
+fn a_reader_waits_for_credit_and_for_memory_until_its_connection_ends() {
+    let memory = Budget::new(1 << 20);
+    let (mut feed, credit, queue) = feed(&memory.of(b"its certificate"));
+    credit.hold(true);
+    let reader = crate::host::threads::spawn("reader", move || {
+        let goes_on = feed.items(&mut vec![Step::Note("x")], 10);
+        (goes_on, feed)
+    })
+    .unwrap();
+    while credit.waits_since().is_none() {
+        assert!(!reader.is_finished(), "it is held, and goes on");
+        std::thread::yield_now();
+    }
+    credit.end();
+    let (goes_on, mut feed) = reader.join().unwrap();
+    assert!(!goes_on && queue.try_next().is_some());
+    let mut others: Vec<_> = (0..3u8).map(|n| Unfinished::new(&memory.of(&[n]))).collect();
+    for other in &mut others {
+        other.look(OWN, 500_000, clock, || ());
+    }
+    let waits = feed.unfinished(3 * OWN, 400_000);
+    assert!(matches!(waits, Err(EndReason::Local)), "{waits:?}");
+}
