@@ -60,16 +60,16 @@ pub struct Configure {
 
 payload!(Configure = Command::CONFIGURE, under "configure");
 
-/// What the scheduler is told.
+/// The settings of the scheduler.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SchedulerConfig {
-    /// Where the configuration is kept: a URI, or an absolute path; default:
+    /// The place where the configuration is kept: a URI, or an absolute path; default:
     /// empty.
     pub storage_uri: String,
 }
 
-/// What concerns storage.
+/// The settings of storage.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StorageConfig {
@@ -77,7 +77,7 @@ pub struct StorageConfig {
     pub ceph_id: String,
 }
 
-/// What controllers are told.
+/// The settings of controllers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ControllerConfig {

@@ -54,8 +54,8 @@ pub struct CommandSubject {
     pub vnic_mac: String,
     /// Whether a START was to start an instance again.
     pub restart: bool,
-    /// What its sender calls the command, to tell its failure from that of another one. A
-    /// key of this project.
+    /// The name that its sender gave the command, which tells its failure from that of
+    /// another command. A key of this project.
     pub command_id: String,
     /// Why in full, if a failure says so; no command has this key.
     #[serde(skip_deserializing)]

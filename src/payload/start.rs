@@ -62,7 +62,7 @@ const ROOT: &str = "start";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Start {
-    /// Whose instance it is; default: empty.
+    /// The tenant that the instance belongs to; default: empty.
     pub tenant_uuid: Id,
     /// The new instance; required, and a UUID.
     #[serde(deserialize_with = "required_uuid")]
@@ -71,16 +71,16 @@ pub struct Start {
     pub docker_image: String,
     /// How a virtual machine boots; default: empty.
     pub fw_type: FwType,
-    /// What outlives the instance's end; default: empty.
+    /// The parts of the instance that are kept after its end; default: empty, nothing.
     pub persistence: Persistence,
-    /// What kind of instance it is; default: empty, which is `qemu`.
+    /// The kind of the instance; default: empty, which is `qemu`.
     pub vm_type: VmType,
-    /// How it is wired; default: nothing said.
+    /// Its addresses and networks; default: all empty.
     pub networking: Networking,
     /// Its volumes; default: none. Left out when empty.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "yaml::one_or_many")]
     pub storage: Vec<Storage>,
-    /// What it needs of its node; default: nothing.
+    /// The resources that it needs on its node; default: none.
     pub requirements: Requirements,
     /// Whether this starts an instance again that was there before; default:
     /// false.
@@ -98,7 +98,7 @@ pub struct Start {
     /// Default: none. Left out when empty.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
-    /// What a process finds in its environment; default: nothing. Left out
+    /// The environment variables of a process; default: none. Left out
     /// when empty.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
@@ -106,12 +106,12 @@ pub struct Start {
     /// Left out when empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub dir: String,
-    /// What people call it: see [`check_name`](super::check_name). Several may have
-    /// the same. A key of this project, which others ignore; default: empty. Left
+    /// Its name for people, see [`check_name`](super::check_name). Several instances may
+    /// have the same name. A key of this project, which others ignore; default: empty. Left
     /// out when empty.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "read_name")]
     pub name: String,
-    /// What else people say of it: see [`check_label`](super::check_label), and at
+    /// Its labels for people, see [`check_label`](super::check_label), at
     /// most [`MAX_LABELS`](super::MAX_LABELS). A key of this project; default: none.
     /// Left out when empty.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "read_labels")]
@@ -208,9 +208,9 @@ impl Payload for Start {
 /// instance, which are handed on byte for byte.
 ///
 /// The command is found wherever it stands among the first three documents.
-/// Of the others the first is user data and the second is meta data; where
-/// there is only one, it is meta data. An empty document is none, and what
-/// follows the third is dropped.
+/// Of the others the first is user data and the second is meta data; if
+/// there is only one, it is meta data. An empty document does not count, and
+/// documents after the third are dropped.
 ///
 /// ```
 /// use ssntp::payload::{Payload, RawDocument, StartPayload};

@@ -140,7 +140,7 @@ pub struct TunnelStats {
 pub struct InstanceStats {
     /// The instance; default: empty.
     pub instance_uuid: Id,
-    /// What it is doing; default: empty.
+    /// Its state; default: empty.
     pub state: InstanceState,
     /// How often its node has started it again by itself. A key of this project,
     /// which others ignore; default: 0, and then left out.
@@ -159,11 +159,11 @@ pub struct InstanceStats {
     pub cpu_usage: i64,
     /// The volumes attached to it; default: none.
     pub volumes: Vec<Id>,
-    /// What people call it, as its START said. This key and all below are of this
-    /// project: others ignore them. Default: empty. Left out when empty.
+    /// Its name for people, as its START said. This key and all below are of this
+    /// project: other implementations ignore them. Default: empty. Left out when empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// What else people say of it, as its START said; default: none. Left out when
+    /// Its labels for people, as its START said; default: none. Left out when
     /// empty.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -175,7 +175,7 @@ pub struct InstanceStats {
     /// empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub ended: String,
-    /// Its exit code, 128 and the signal's number where a signal ended it;
+    /// Its exit code; if a signal ended it, 128 plus the signal's number;
     /// default: -1, it has not ended, or it is not known. Left out when -1.
     #[serde(skip_serializing_if = "is_unknown")]
     pub exit_code: i64,
@@ -186,7 +186,7 @@ pub struct InstanceStats {
     /// false. Left out when false.
     #[serde(skip_serializing_if = "is_default")]
     pub out_of_memory: bool,
-    /// What the exit code does not tell: why its node ended it, or could not start
+    /// Details beyond the exit code: why its node ended it, or could not start
     /// it again. In one line of at most 200 characters; default: empty. Left out
     /// when empty.
     #[serde(skip_serializing_if = "String::is_empty")]

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::id::parse_uuid;
 use super::{Error, Id, InstanceState, MAX_READ_LEN, NodeStatus, Payload, Stats, write, yaml};
 
-/// Whose STATS they are, how often they come, and which instances there are.
+/// The node that sent STATS, how often it sends them, and its instances.
 ///
 /// ```
 /// use ssntp::payload::{InstanceState, Payload, Stats, StatsSummary};

@@ -62,11 +62,11 @@ impl TraceReport {
     }
 }
 
-/// Where one frame has been.
+/// The way of one frame: the servers and clients that it passed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FrameTrace {
-    /// What the frame's sender called the work; default: empty.
+    /// The label that the frame's sender gave the work; default: empty.
     pub label: String,
     /// The name of the frame's type (`COMMAND`); default: empty.
     #[serde(rename = "type")]
@@ -111,9 +111,9 @@ impl FrameTrace {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeTrace {
-    /// Who; default: empty.
+    /// The UUID of the server or client that the frame passed; default: empty.
     pub ssntp_node_uuid: Id,
-    /// As what: `Server`, `Controller`, `CNAgent`, `Scheduler`,
+    /// Its role: `Server`, `Controller`, `CNAgent`, `Scheduler`,
     /// `NetworkingAgent`, `CNCIAgent`, several joined with `-`; default: empty.
     pub ssntp_role: String,
     /// When the frame left; default: empty, unset.

@@ -15,22 +15,22 @@ names! {
         Efi = "efi";
         /// With a BIOS.
         Legacy = "legacy";
-        /// Not said, or not a virtual machine.
+        /// Not specified, or the instance is not a virtual machine.
         Unset = "";
     }
     default Unset
 }
 
 names! {
-    /// What of an instance outlives its end. The default is `Unset`.
+    /// The parts of an instance that are kept after its end. The default is `Unset`.
     Persistence {
         /// Everything.
         All = "all";
         /// The virtual machine.
         Vm = "vm";
-        /// What lies on the host.
+        /// Its files on the host.
         Host = "host";
-        /// Not said: nothing.
+        /// Not specified: nothing is kept.
         Unset = "";
     }
     default Unset

@@ -49,7 +49,7 @@ pub enum ErrorKind {
     /// It holds more of something than the limit allows.
     #[error("more than {limit} {what}")]
     TooMany {
-        /// Of what, in the plural.
+        /// The things that are too many, in the plural.
         what: &'static str,
         /// The limit.
         limit: usize,
@@ -60,9 +60,9 @@ pub enum ErrorKind {
     /// A value is of another type than the schema says, or out of range.
     #[error("expected {expected}, found {found}")]
     Type {
-        /// What the schema says.
+        /// The type or range that the schema requires.
         expected: String,
-        /// What stands there.
+        /// The value that the document has.
         found: String,
     },
     /// A value that the schema requires is missing or empty.
@@ -205,7 +205,7 @@ pub(super) fn shortened(text: &str) -> String {
     }
 }
 
-/// Where in the payload, both from 1.
+/// A position in the payload; line and column count from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Position {
     pub(crate) line: usize,
