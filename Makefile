@@ -5,7 +5,7 @@ FUZZ_SECONDS ?= 20
 PEERS_SECONDS ?= 600
 N ?= 20
 SECONDS ?= 1200
-ARCH ?= x86_64
+ARCH ?= $(shell uname -m)
 ROLES := server scheduler controller agent netagent cnciagent
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # Both in one command, so that they share one set of features and no library is compiled twice.
@@ -52,8 +52,8 @@ bench-peers: ## the same beside nats-server and mosquitto, if they are installed
 	$(BUILD_BENCH)
 	$(TARGET)/release/ssntp-bench --peers --runs 5
 
-deb: ## a Debian package with units, manual pages and completions, in target/debian/
-	packaging/build
+deb: ## a Debian package with units, manual pages and completions, in target/debian/; for ARCH=aarch64, too
+	packaging/build release $(ARCH)
 
 examples: ## run every example
 	.ci/examples
@@ -63,16 +63,16 @@ small: ## the agent alone and the smallest client, as small as they get, in targ
 	$(CARGO) build --profile small -p ssntp --no-default-features --features ring --example smallest_client
 	@ls -l $(TARGET)/small/ssntp $(TARGET)/small/examples/smallest_client | awk '{ print $$5, $$9 }'
 
-static: ## the agent alone, linked statically (musl): runs on any Linux of ARCH=x86_64 or aarch64
+static: ## the agent alone, linked statically (musl): runs on any Linux of ARCH, x86_64 or aarch64
 	.ci/static $(ARCH)
 
 soak: ## a cluster under load, everything killed in turn, for SECONDS=1200
 	$(CARGO) build --release -p ssntp-cli -p ssntp-load
 	$(TARGET)/release/ssntp-load soak --seconds $(SECONDS)
 
-fuzz: ## every fuzz target for FUZZ_SECONDS=20, peers for PEERS_SECONDS=600; needs a nightly compiler and cargo-fuzz
+fuzz: ## every fuzz target for FUZZ_SECONDS=20, peers and cluster for PEERS_SECONDS=600; needs a nightly compiler and cargo-fuzz
 	@for target in $$(cd fuzz/fuzz_targets && ls | sed 's/\.rs$$//'); do \
-	  case $$target in peers) seconds=$(PEERS_SECONDS) ;; *) seconds=$(FUZZ_SECONDS) ;; esac; \
+	  case $$target in peers|cluster) seconds=$(PEERS_SECONDS) ;; *) seconds=$(FUZZ_SECONDS) ;; esac; \
 	  mkdir -p fuzz/corpus/$$target && \
 	  $(CARGO) +nightly fuzz run $$target fuzz/corpus/$$target tests/fixtures/seeds/$$target -- \
 	    -max_total_time=$$seconds -timeout=10 || exit 1; \

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use ssntp_test_support::bodies::BODIES;
-use ssntp_test_support::peers::peers;
+use ssntp_test_support::peers::{cluster, peers};
 
 /// The seeds of a fuzz target with their names, in one order.
 fn seeds(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
@@ -108,9 +108,9 @@ macro_rules! each_survives_any_bytes {
     };
 }
 
-/// The scripts have one beginning in all runs: a failure can be repeated.
-#[test]
-fn a_server_survives_peers_that_send_anything() {
+/// Plays the seeds of a target, and then so many scripts. They have one beginning in all runs: a
+/// failure can be repeated.
+fn plays(target: &str, play: fn(&[u8]), scripts: u32) {
     let mut state = 0x5eed_u64;
     let mut byte = || {
         state = state
@@ -118,14 +118,24 @@ fn a_server_survives_peers_that_send_anything() {
             .wrapping_add(1_442_695_040_888_963_407);
         state.to_be_bytes()[0]
     };
-    for (path, seed) in seeds("peers") {
+    for (path, seed) in seeds(target) {
         println!("{}", path.display());
-        peers(&seed);
+        play(&seed);
     }
-    for _ in 0..60 {
+    for _ in 0..scripts {
         let script: Vec<u8> = (0..600).map(|_| byte()).collect();
-        peers(&script);
+        play(&script);
     }
+}
+
+#[test]
+fn a_server_survives_peers_that_send_anything() {
+    plays("peers", peers, 60);
+}
+
+#[test]
+fn a_scheduler_and_an_agent_survive_peers_that_send_anything() {
+    plays("cluster", cluster, 40);
 }
 
 mod any_bytes_are_survived_by {

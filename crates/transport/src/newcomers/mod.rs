@@ -339,7 +339,7 @@ impl Handshakes {
     fn take_slot(self: &Arc<Self>, listener: usize, stream: Arc<dyn Duplex>) -> Option<Slot> {
         let mut state = self.lock();
         while state.taken.len() >= self.max && !self.closed.is_cancelled() {
-            self.cut_slowest(&mut state);
+            self.cut_slowest(&mut state, now());
             // The thread of the handshake that was cut wakes, fails and gives its slot
             // back, which ends this wait.
             state = self
@@ -371,8 +371,7 @@ impl Handshakes {
 
     /// Of the handshakes that have waited too long for their peers, cuts the one with the
     /// longest wait in all.
-    fn cut_slowest(&self, state: &mut State) {
-        let now = now();
+    fn cut_slowest(&self, state: &mut State, now: Instant) {
         let waited = |newcomer: &Newcomer| newcomer.progress().waited_too_long(now, self.patience);
         let newcomers = state.taken.values();
         let mut slow: Vec<_> = newcomers.filter_map(|one| Some((waited(one)?, one))).collect();

@@ -195,6 +195,40 @@ fn hundreds_of_silent_peers_at_few_slots_keep_nobody_out() {
     running.stop();
 }
 
+/// How long the last of so many peers waits for one of the slots, if all send as much and then
+/// nothing: by a clock of the test's own, and with all slots served by the accept thread at once.
+fn passed_in(peers: usize, slots: usize, patience: Patience, has_spoken: bool) -> Duration {
+    let handshakes = Arc::new(handshakes(slots, echo(), really(), patience));
+    let begin = now();
+    let mut clock = begin;
+    let mut taken = Vec::new();
+    for _ in 0..peers {
+        while taken.len() == slots {
+            handshakes.cut_slowest(&mut handshakes.lock(), clock);
+            let is_cut = |(slot, _): &(Slot, MemoryStream)| slot.newcomer.progress().fate == Fate::Cut;
+            match taken.iter().position(is_cut) {
+                Some(at) => drop(taken.remove(at)),
+                None => clock += Duration::from_millis(1),
+            }
+        }
+        let (here, there) = memory::pair();
+        let slot = handshakes.take_slot(0, Arc::new(here)).unwrap();
+        slot.newcomer.progress().since[READ] = Some(clock);
+        slot.newcomer.progress().has_spoken = has_spoken;
+        taken.push((slot, there));
+    }
+    clock - begin
+}
+
+#[test]
+fn thousands_of_silent_peers_are_passed_in_seconds() {
+    let limit = Duration::from_secs(2);
+    // Half a request each, at the pages of a server.
+    assert!(passed_in(2000, 32, BRIEF, true) < limit);
+    // Nothing at all, at a server with few descriptors.
+    assert!(passed_in(1100, 8, PATIENCE, false) < limit);
+}
+
 #[test]
 fn only_time_spent_waiting_for_the_peer_counts() {
     let start = now();
@@ -248,7 +282,7 @@ fn one_that_waits_for_this_host_or_is_admitted_is_not_cut() {
         (handshakes.take_slot(0, Arc::new(here)).unwrap(), there)
     };
     let fates = |slots: &[&Slot]| -> Vec<_> {
-        handshakes.cut_slowest(&mut handshakes.lock());
+        handshakes.cut_slowest(&mut handshakes.lock(), now());
         slots.iter().map(|slot| slot.newcomer.progress().fate).collect()
     };
     let (computes, _peer) = slot();
@@ -283,7 +317,7 @@ fn one_that_was_heard_is_not_stopped_and_still_cut() {
     assert!(!late.newcomer.is_stopping() && late.newcomer.admitted());
     assert!(stuck.newcomer.heard());
     stuck.newcomer.progress().since[WRITE] = Some(now());
-    handshakes.cut_slowest(&mut handshakes.lock());
+    handshakes.cut_slowest(&mut handshakes.lock(), now());
     assert!(!stuck.newcomer.admitted());
 }
 

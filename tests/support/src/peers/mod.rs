@@ -1,6 +1,9 @@
 //! Several peers of a server that shake hands as they should, and then send what a script
 //! of any bytes says: frames that are right, nearly right and wrong, of all kinds, each
-//! peer in its role. Shared by a fuzz target and by a test with fixed scripts.
+//! peer in its role. Shared by fuzz targets and by tests with fixed scripts. [`peers`] plays
+//! at a server, [`cluster`] at a scheduler with an agent.
+
+mod cluster;
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -54,6 +57,8 @@ struct World {
     identities: [Identity; 4],
     operands: Operands,
     kinds: Vec<FrameKind>,
+    /// Of a scheduler: its agent.
+    node: Option<cluster::Node>,
 }
 
 fn world() -> &'static World {
@@ -85,6 +90,7 @@ fn world() -> &'static World {
             identities: ROLES.map(identity),
             operands,
             kinds: FrameKind::all().chain([EVENT, REQUEST]).collect(),
+            node: None,
         }
     })
 }
@@ -106,20 +112,32 @@ impl Script<'_> {
     }
 }
 
-/// Plays a script, and then checks that the server serves others and has forgotten these.
+/// Plays a script at a server, and then checks that it serves others and has forgotten these.
 ///
 /// # Panics
 /// The server has ended, waits, or has sent a frame to a role that no rule sends it to.
 pub fn peers(script: &[u8]) {
-    let world = world();
+    world().plays(script);
+}
+
+/// As [`peers`], at a scheduler with a real agent, which is there afterwards as well.
+///
+/// # Panics
+/// As [`peers`]; or the agent has ended or does not come back.
+pub fn cluster(script: &[u8]) {
+    cluster::world().plays(script);
+}
+
+fn play(world: &World, script: &[u8]) {
     let mut script = Script(script);
-    let uuids: [Uuid; 4] = std::array::from_fn(|_| Uuid::new_v4());
+    let mut uuids: Vec<Uuid> = ROLES.iter().map(|_| Uuid::new_v4()).collect();
+    uuids.extend(world.node.as_ref().map(|node| node.uuid));
     let mut peers: [Option<Peer>; 4] = Default::default();
     while let (Some(who), Some(what)) = (script.byte(), script.byte()) {
         let at = usize::from(who % 4);
-        let other = uuids[usize::from(who / 4 % 4)];
+        let other = uuids[usize::from(who / 4) % uuids.len()];
         for (peer, role) in peers.iter_mut().zip(ROLES) {
-            if peer.as_mut().is_some_and(|peer| !drain(peer, role)) {
+            if peer.as_mut().is_some_and(|peer| !world.drain(peer, role)) {
                 *peer = None;
             }
         }
@@ -136,8 +154,6 @@ pub fn peers(script: &[u8]) {
             peers[at] = None;
         }
     }
-    drop(peers);
-    world.serves_others();
 }
 
 /// `None` if the server refuses the peer.
@@ -149,31 +165,11 @@ fn connect(world: &World, at: usize, uuid: Uuid, trace: bool) -> Option<Peer> {
         .then_some(peer)
 }
 
-/// Takes what has arrived; false if the session is over.
-fn drain(peer: &mut Peer, role: Role) -> bool {
-    for received in peer.arrived() {
-        let Received::Frame(frame) = received else {
-            return false;
-        };
-        let kind = frame.kind();
-        let is_of_controllers =
-            kind == Command::STATS || kind == Event::TENANT_ADDED || kind.is_of_operators();
-        assert!(
-            !is_of_controllers || role.contains(Role::CONTROLLER),
-            "{role} got {kind}"
-        );
-        assert!(
-            kind != Command::START || role.contains(Role::AGENT),
-            "{role} got {kind}"
-        );
-    }
-    true
-}
-
 /// One step of a peer: false if it has ended its session, `None` at the end of the script.
 fn step(world: &World, peer: &mut Peer, what: u8, other: Uuid, script: &mut Script<'_>) -> Option<bool> {
     let kind = world.kinds[usize::from(script.byte()?) % world.kinds.len()];
-    let mut frame = Frame::with_payload(kind, sample(kind, other));
+    let of_cluster = world.node.as_ref().and_then(|_| cluster::sample(kind, other));
+    let mut frame = Frame::with_payload(kind, of_cluster.unwrap_or_else(|| sample(kind, other)));
     if what % 16 == 14 {
         frame = frame.traced(Trace::new("fuzzed"));
     }
@@ -245,6 +241,38 @@ fn sample(kind: FrameKind, other: Uuid) -> Vec<u8> {
 }
 
 impl World {
+    fn plays(&self, script: &[u8]) {
+        play(self, script);
+        match &self.node {
+            Some(node) => cluster::serves_others(self, node),
+            None => self.serves_others(),
+        }
+    }
+
+    /// The roles that may get such a frame.
+    fn receivers(&self, kind: FrameKind) -> Role {
+        match self.node {
+            _ if kind == Command::STATS || kind.is_of_operators() => Role::CONTROLLER,
+            Some(_) if kind == Event::TENANT_ADDED => Role::CNCIAGENT,
+            None if kind == Event::TENANT_ADDED => Role::CONTROLLER,
+            Some(_) if kind == Command::START => Role::AGENT | Role::NETAGENT,
+            None if kind == Command::START => Role::AGENT,
+            _ => Role::ALL,
+        }
+    }
+
+    /// Takes what has arrived; false if the session is over.
+    fn drain(&self, peer: &mut Peer, role: Role) -> bool {
+        for received in peer.arrived() {
+            let Received::Frame(frame) = received else {
+                return false;
+            };
+            let kind = frame.kind();
+            assert!(role.intersects(self.receivers(kind)), "{role} got {kind}");
+        }
+        true
+    }
+
     /// Two peers that have no part in the script meet, and the server forgets all others.
     fn serves_others(&self) {
         let mut controller = connect(self, 1, Uuid::new_v4(), false).unwrap();
