@@ -162,7 +162,8 @@ pub enum RequestError {
     Refused(String),
 }
 
-pub(super) type Answer = Result<Frame, RequestError>;
+/// What a request comes to.
+pub(crate) type Answer = Result<Frame, RequestError>;
 
 /// The requests of one end that wait for answers.
 #[derive(Debug)]

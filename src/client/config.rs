@@ -86,11 +86,6 @@ impl Backoff {
         let seconds = self.initial.as_secs_f64() * growth;
         Duration::try_from_secs_f64(seconds).map_or(self.cap, |time| time.min(self.cap))
     }
-
-    /// A pause after `failures` failed rounds.
-    pub(super) fn pause(&self, failures: u32) -> Duration {
-        self.ceiling(failures).mul_f64(random_share())
-    }
 }
 
 /// A random number from 0 to 1.
@@ -368,9 +363,9 @@ mod tests {
         assert_eq!(ceilings, [100, 200, 400, 800]);
         assert_eq!(backoff.ceiling(9), Duration::from_secs(30));
         assert_eq!(backoff.ceiling(u32::MAX), Duration::from_secs(30));
-        let pauses: Vec<_> = (0..100).map(|_| backoff.pause(3)).collect();
-        assert!(pauses.iter().all(|p| *p <= backoff.ceiling(3)));
-        let halves = pauses.iter().filter(|p| p.as_millis() < 400).count();
+        let shares: Vec<_> = (0..100).map(|_| random_share()).collect();
+        assert!(shares.iter().all(|share| (0.0..1.0).contains(share)));
+        let halves = shares.iter().filter(|share| **share < 0.5).count();
         assert!((10..=90).contains(&halves), "{halves} of 100 in the lower half");
     }
 
@@ -382,7 +377,7 @@ mod tests {
         };
         for factor in [0.0, -3.0, f64::NAN, f64::INFINITY] {
             for failures in [0, 1, 7, u32::MAX] {
-                assert!(odd(factor).pause(failures) <= Duration::from_secs(30));
+                assert!(odd(factor).ceiling(failures) <= Duration::from_secs(30));
             }
         }
     }

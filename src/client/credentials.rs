@@ -15,8 +15,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use super::config::random_share;
-use super::handle::now;
+use super::core::At;
 use super::{ClientError, DialFault};
 use ssntp_transport::pki::{Identity, Trust};
 use ssntp_transport::tls::{Connector, TlsError};
@@ -53,9 +52,13 @@ impl Credentials {
 
     /// Those with an older identity, where a fault may be that of the newer one
     /// and the older one may do.
-    pub(super) fn older(&self, proven: Option<&Identity>, fault: &DialFault) -> Option<Self> {
-        let older =
-            proven.filter(|older| !self.has(older) && older.info().check_validity(today()).is_ok())?;
+    pub(super) fn older(
+        &self,
+        proven: Option<&Identity>,
+        fault: &DialFault,
+        wall: SystemTime,
+    ) -> Option<Self> {
+        let older = proven.filter(|older| !self.has(older) && older.info().check_validity(wall).is_ok())?;
         let at_fault = fault.may_be_of_identity();
         at_fault
             .then(|| Self::new(older, &self.trust, false).ok())
@@ -70,31 +73,23 @@ impl Credentials {
 
 /// When a session that began with an older identity is to be replaced: at random
 /// within `spread`, and before the older certificate ends.
-pub(super) fn moment(older: &Identity, spread: Duration) -> Instant {
-    now() + spread.min(left(older)).mul_f64(random_share())
+pub(super) fn moment(older: &Identity, spread: Duration, at: At) -> Instant {
+    at.now + spread.min(left(older, at)).mul_f64(at.share)
 }
 
 /// When to try again after the newer identity was refused.
-pub(super) fn moment_after_refusal(older: &Identity, for_now: bool) -> Instant {
+pub(super) fn moment_after_refusal(older: &Identity, for_now: bool, at: At) -> Instant {
     let (least, most) = match for_now {
         true => (AGAIN.0, AGAIN_SOON),
         false => AGAIN,
     };
-    now()
-        + (left(older) / 2)
+    at.now
+        + (left(older, at) / 2)
             .clamp(least, most)
-            .mul_f64(0.5 + random_share() / 2.0)
+            .mul_f64(0.5 + at.share / 2.0)
 }
 
-fn left(identity: &Identity) -> Duration {
-    let left = identity.info().not_after.duration_since(today());
+fn left(identity: &Identity, at: At) -> Duration {
+    let left = identity.info().not_after.duration_since(at.wall);
     left.unwrap_or_default().saturating_sub(MARGIN)
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "certificates are valid at a time of day"
-)]
-pub(super) fn today() -> SystemTime {
-    SystemTime::now()
 }

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::event::Facts;
-use super::{ClientConfig, DialError, DialFault, ServerInfo};
+use super::core::{Facts, Standing};
+use super::{ClientConfig, DialFault, ServerInfo};
 use crate::proto::{ClientHandshake, Connect, Connected, Frame, Refusal};
 use crate::wire::outgoing;
-use ssntp_transport::pki::{CertificateDer, CertificateInfo};
+use ssntp_transport::pki::CertificateInfo;
 use ssntp_transport::tls::{Connector, Secured};
 use ssntp_transport::{BufferPool, Cancel, Halves, Outgoing, Target, deadline, refuse};
 
@@ -26,17 +26,6 @@ pub(super) struct Dialer {
     cancel: Cancel,
 }
 
-/// A session that a server has confirmed with CONNECTED.
-#[derive(Debug)]
-pub(super) struct Established {
-    pub(super) halves: Halves,
-    pub(super) server: ServerInfo,
-    pub(super) configuration: Bytes,
-    /// The server's certificates, its own first, and the name that they prove.
-    pub(super) chain: Vec<CertificateDer<'static>>,
-    pub(super) name: String,
-}
-
 impl Dialer {
     pub(super) fn new(config: Arc<ClientConfig>, uuid: uuid::Uuid, cancel: Cancel) -> Self {
         Self {
@@ -49,14 +38,11 @@ impl Dialer {
 
     /// Connects to a server. Blocks until CONNECTED has arrived or the attempt has failed; closing
     /// the client makes it fail at once.
-    pub(super) fn dial(&self, target: &Target, connector: &Connector) -> Result<Established, DialError> {
-        self.attempt(target, connector).map_err(|fault| DialError {
-            server: target.to_string(),
-            fault,
-        })
-    }
-
-    fn attempt(&self, target: &Target, connector: &Connector) -> Result<Established, DialFault> {
+    pub(super) fn dial(
+        &self,
+        target: &Target,
+        connector: &Connector,
+    ) -> Result<(Standing, Halves), DialFault> {
         let config = &*self.config;
         let stream = target
             .connect(&config.tcp, config.connect_timeout, &self.cancel)
@@ -114,13 +100,13 @@ impl Dialer {
             tls: version,
             resumed,
         });
-        Ok(Established {
-            halves,
+        let standing = Standing {
             server,
             configuration: connected.payload,
-            name: name.to_owned(),
             chain: peer,
-        })
+            name: name.to_owned(),
+        };
+        Ok((standing, halves))
     }
 }
 

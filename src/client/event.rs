@@ -58,20 +58,23 @@ impl ClientEvent {
 #[derive(Clone, Debug)]
 pub struct ServerInfo(Arc<Facts>);
 
+/// What [`ServerInfo`] tells. Each field is what its method there says.
 #[derive(Debug)]
-pub(super) struct Facts {
-    pub(super) uuid: Uuid,
-    pub(super) role: Role,
-    pub(super) name: String,
-    pub(super) address: PeerAddress,
-    pub(super) certificate: CertificateInfo,
-    pub(super) tracing: bool,
-    pub(super) tls: &'static str,
-    pub(super) resumed: bool,
+#[expect(missing_docs, reason = "the methods of `ServerInfo` say it")]
+pub struct Facts {
+    pub uuid: Uuid,
+    pub role: Role,
+    pub name: String,
+    pub address: PeerAddress,
+    pub certificate: CertificateInfo,
+    pub tracing: bool,
+    pub tls: &'static str,
+    pub resumed: bool,
 }
 
 impl ServerInfo {
-    pub(super) fn new(facts: Facts) -> Self {
+    /// Of these facts. A client learns them from the handshake.
+    pub fn new(facts: Facts) -> Self {
         Self(Arc::new(facts))
     }
 

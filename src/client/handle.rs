@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Receiver, Sender};
 use uuid::Uuid;
 
 use super::credentials::Credentials;
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::payload::Content;
 use crate::proto::{Frame, FrameKind, Operands};
-use crate::request::{Outstanding, Request, RequestError};
+use crate::request::{Answer, Outstanding, Request, RequestError};
 use ssntp_transport::Role;
 use ssntp_transport::pki::{Identity, Trust};
 use ssntp_transport::{Cancel, Outbox, deadline, dispatch};
@@ -334,15 +334,13 @@ impl ClientState {
             return Err(RequestError::Kind(frame.kind()));
         }
         let deadline = deadline(limit);
-        let (id, asking, answered) = loop {
-            let rung = self.uplink.rung();
+        let (id, answered) = loop {
             // The number that was rung comes first, so that a change between the two looks is not
             // missed.
-            let mut requests = lock(&self.requests);
-            if !requests.is_held() {
-                break requests.ask(whom, frame)?;
+            let rung = self.uplink.rung();
+            if let Some(asked) = self.ask(whom, frame, limit) {
+                break asked?;
             }
-            drop(requests);
             if self.uplink.ended().is_some() {
                 return Err(RequestError::Ended);
             }
@@ -350,14 +348,33 @@ impl ClientState {
                 return Err(RequestError::NotConnected);
             }
         };
-        let result = self.exchange(&asking, Some(limit)).and_then(|()| {
-            let answer = answered.recv_deadline(deadline);
-            answer.map_err(|_| RequestError::TimedOut(limit)).flatten()
-        });
-        if result.is_err() {
+        answered.recv_deadline(deadline).unwrap_or_else(|_| {
             lock(&self.requests).forget(id);
+            Err(RequestError::TimedOut(limit))
+        })
+    }
+
+    /// Sends a request, for whose place in the queue it waits for at most `limit`. `None` while
+    /// new ones wait for the next session.
+    pub(super) fn ask(
+        &self,
+        whom: Uuid,
+        frame: &Frame,
+        limit: Duration,
+    ) -> Option<Result<(u64, Receiver<Answer>), RequestError>> {
+        let mut requests = lock(&self.requests);
+        if requests.is_held() {
+            return None;
         }
-        result
+        let asked = requests.ask(whom, frame);
+        drop(requests);
+        Some(asked.and_then(|(id, asking, answered)| {
+            let sent = self.exchange(&asking, Some(limit));
+            if sent.is_err() {
+                lock(&self.requests).forget(id);
+            }
+            sent.map(|()| (id, answered))
+        }))
     }
 
     fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
@@ -522,18 +539,18 @@ impl Counts {
         *counted.failures.entry(fault.word()).or_default() += 1;
     }
 
-    pub(super) fn begin(&self, outbox: &Outbox) {
+    pub(super) fn begin(&self, outbox: &Outbox, now: Instant) {
         let mut counted = lock(&self.counted);
-        counted.since = now();
+        counted.since = now;
         counted.counters.sessions += 1;
         counted.present = Some(outbox.clone());
     }
 
     /// The present session's threads have ended.
-    pub(super) fn finish(&self) {
+    pub(super) fn finish(&self, now: Instant) {
         let mut counted = lock(&self.counted);
         if let Some(outbox) = counted.present.take() {
-            counted.since = now();
+            counted.since = now;
             let (sent, counters) = (outbox.sent(), &mut counted.counters);
             counters.sent_frames += sent.frames;
             counters.sent_bytes += sent.bytes;

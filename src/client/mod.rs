@@ -87,11 +87,13 @@
 //! | `credentials` | what handshakes show and trust, and when a renewed client moves over |
 //! | `dial` | one attempt at one server: connect, TLS, CONNECT, CONNECTED |
 //! | `session` | what the reader of a session does with frames |
-//! | `supervisor` | the thread: rounds of attempts, back-off, the end |
+//! | [`core`] | what it decides: rounds of attempts, back-off, the end of a session, the end |
+//! | `supervisor` | the thread that carries that out |
 //! | `figures` | [`ClientFigures`]: what it knows about itself |
 //! | `uuid_file` | UUIDs that survive, one client each |
 
 mod config;
+pub mod core;
 mod credentials;
 mod dial;
 mod error;
@@ -116,6 +118,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 
 pub(crate) use self::config::random_share;
 pub use self::config::{Backoff, ClientConfig, Offline, UuidSource};
+use self::core::ClientCore;
 pub use self::error::{ClientError, DialError, DialFault, DisconnectReason, RecvError, SendError, SendFault};
 pub use self::event::{ClientCounters, ClientEvent, ServerInfo};
 pub use self::figures::ClientFigures;
@@ -166,11 +169,12 @@ impl Client {
     /// cannot be used, an identity that makes no TLS configuration. Nothing
     /// runs then.
     pub fn start(config: ClientConfig) -> Result<Self, ClientError> {
-        let uuid = config.claim_uuid()?;
-        let (supervisor, state, events) = Supervisor::new(config, uuid)?;
+        let (core, events) = ClientCore::new(config)?;
+        let handle = core.handle();
+        let supervisor = Supervisor::new(core);
         let thread = threads::spawn("ssntp-client", move || supervisor.run());
         Ok(Self {
-            handle: ClientHandle::new(state),
+            handle,
             events,
             supervisor: Mutex::new(Some(thread.map_err(|e| ClientError::Thread(Arc::new(e)))?)),
         })

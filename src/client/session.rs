@@ -21,8 +21,9 @@ use ssntp_transport::{EndReason, Outbox, Sink};
 /// The longest time, in seconds, within which a client is asked to leave.
 const A_DAY: u64 = 86_400;
 
-/// Hands frames to the application.
-pub(super) struct SessionSink {
+/// What the reader of a session tells: it hands frames to the application.
+#[derive(Debug)]
+pub struct SessionSink {
     state: Arc<ClientState>,
     outbox: Outbox,
     /// Told why the session is over; disconnected once its threads are.

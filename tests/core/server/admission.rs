@@ -204,10 +204,19 @@ fn a_stop_does_not_wait_for_a_newcomer_that_does_not_read() {
     let mut server = TestServer::start((), |c| {
         c.grace(Duration::from_millis(100))
             .configuration(vec![b'#'; 1 << 20])
+            // No limit but the grace ends its wait before the test's does.
             .handshake_timeout(Duration::from_secs(3600))
+            .write_timeout(Duration::from_secs(3600))
     });
     let stuck = reads_no_connected(&server, &identity(Role::AGENT), Uuid::new_v4());
-    server.server.take().unwrap().stop();
+    let (done, stopped) = crossbeam_channel::bounded(1);
+    let server = server.server.take().unwrap();
+    let stopping = std::thread::spawn(move || {
+        server.stop();
+        done.send(()).unwrap();
+    });
+    stopped.recv_timeout(LIMIT).expect("it does not stop");
+    stopping.join().unwrap();
     drop(stuck);
 }
 

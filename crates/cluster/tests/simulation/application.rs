@@ -2,7 +2,7 @@
 //! or the real scheduler; and the log of what it was told and what it sent.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
@@ -54,7 +54,9 @@ impl Mark {
 pub(super) const QUERY: FrameKind = FrameKind::new(FrameType::COMMAND, 0x90);
 
 pub(super) fn operands() -> Operands {
-    Operands::new().request(QUERY, "QUERY").unwrap()
+    static MADE: OnceLock<Operands> = OnceLock::new();
+    MADE.get_or_init(|| Operands::new().request(QUERY, "QUERY").unwrap())
+        .clone()
 }
 
 /// The UUID of an entity of the simulation.

@@ -77,7 +77,8 @@ impl Threads for SimThreads {
 /// The writer of one connection: the steps of [`Writing`], suspended where the stream takes
 /// nothing.
 pub(super) struct Writer {
-    id: ConnectionId,
+    /// At a server.
+    id: Option<ConnectionId>,
     writing: Writing,
     stream: Stream,
     /// How long the stream may take nothing, and until when it may.
@@ -91,27 +92,52 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn step(&mut self, view: &mut View<'_>) -> Step {
-        if self.over {
-            return Step::Over;
+    /// The peer has `linger` to end its side, and the stream may take nothing for `limit`.
+    pub(super) fn new(
+        id: Option<ConnectionId>,
+        outbox: &Outbox,
+        stream: &Stream,
+        linger: Duration,
+        limit: Duration,
+    ) -> Self {
+        Self {
+            id,
+            writing: Writing::new(outbox.clone(), linger),
+            stream: stream.clone(),
+            limit,
+            until: None,
+            owes_room: Cell::new(false),
+            hurry: false,
+            ends: false,
+            over: false,
         }
+    }
+
+    pub(super) fn step(&mut self, view: &mut View<'_>) -> Step {
         // A writer that fails tells of room before it ends.
-        if self.owes_room.get() {
+        if let Some(id) = self.id.filter(|_| self.owes_room.get() && !self.over) {
             if (view.full)() {
                 return Step::Waits(None);
             }
-            let _ = view.events.try_send(DispatchEvent::Room(self.id));
+            let _ = view.events.try_send(DispatchEvent::Room(id));
             self.owes_room.set(false);
             return Step::Moved;
+        }
+        self.write(view.now, view.random, view.pieces)
+    }
+
+    /// A step but for what it tells the dispatcher. One write takes one of `pieces` at most.
+    pub(super) fn write(&mut self, now: Instant, random: &mut Random, pieces: &[usize]) -> Step {
+        if self.over {
+            return Step::Over;
         }
         if self.ends {
             self.stream.shut_down();
             self.over = true;
             return Step::Moved;
         }
-        self.stream.set_piece(view.random.pick(view.pieces));
+        self.stream.set_piece(random.pick(pieces));
         let before = self.stream.written();
-        let now = view.now;
         let wrote = self.writing.step(&|| self.owes_room.set(true), || now);
         self.stream.set_piece(usize::MAX);
         let moved = self.stream.written() > before;
@@ -582,17 +608,8 @@ impl Newcomer {
             stage: Reading::Decode,
             piece: self.piece,
         };
-        let writer = Writer {
-            id: admitted.id,
-            writing: Writing::new(outbox.clone(), LINGER),
-            stream: self.stream.clone(),
-            limit: view.write_timeout,
-            until: None,
-            owes_room: Cell::new(false),
-            hurry: false,
-            ends: false,
-            over: false,
-        };
+        let limit = view.write_timeout;
+        let writer = Writer::new(Some(admitted.id), &outbox, &self.stream, LINGER, limit);
         let threads = SimThreads { ended };
         (Ok(threads), Some((reader, writer)))
     }

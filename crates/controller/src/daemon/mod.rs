@@ -250,18 +250,13 @@ impl Handle {
     }
 
     fn call(&self, order: Order) -> Outcome {
-        let (reply, answer) = bounded(1);
-        let call = Call { order, reply };
-        let sent = self.calls.send_timeout(call, CALL);
-        sent.map_err(|e| match e.is_timeout() {
+        let missing = |is_late| match is_late {
             true => Refused::Busy,
             false => StoreError::Closed.into(),
-        })?;
-        answer
-            .recv_timeout(CALL)
-            .unwrap_or_else(|e| match e.is_timeout() {
-                true => Err(Refused::Busy),
-                false => Err(StoreError::Closed.into()),
-            })
+        };
+        let (reply, answer) = bounded(1);
+        let sent = self.calls.send_timeout(Call { order, reply }, CALL);
+        sent.map_err(|e| missing(e.is_timeout()))?;
+        answer.recv_timeout(CALL).map_err(|e| missing(e.is_timeout()))?
     }
 }

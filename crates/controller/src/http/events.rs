@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use ssntp_admin::http::{Answer, Refused, Reply, Request, Stream};
+use ssntp_admin::http::{Answer, Refused, Reply, Stream};
 use ssntp_transport::{deadline, left};
 
 use super::Source;
@@ -43,23 +43,10 @@ const OUTPUT: usize = 64 << 10;
 /// The reply to a request for events. The stream ends when its client may not look any more.
 pub(super) fn reply(
     source: &dyn Source,
-    request: &Request,
+    after: Option<i64>,
+    instance: Option<Uuid>,
     may_look: impl Fn() -> bool + Send + 'static,
 ) -> Result<Reply, Refused> {
-    let asked = |asked: &str| {
-        let found = request.query.iter().find(|(name, _)| name == asked);
-        found.map(|(_, value)| value.as_str())
-    };
-    let instance = asked("output").map(str::parse::<Uuid>).transpose();
-    let instance = instance.map_err(|_| Refused::new(400, "output: it is not a UUID"))?;
-    // After a reconnect the header is newer than the address.
-    let after = match request.header("last-event-id").or(asked("after")) {
-        None => None,
-        Some(id) => Some(
-            id.parse::<i64>()
-                .map_err(|_| Refused::new(400, "after: it is not the number of a row"))?,
-        ),
-    };
     let unavailable = |why| Refused::new(503, why);
     let answer = Answer::new(200, "text/event-stream", "");
     if let Some(after) = after {

@@ -68,12 +68,7 @@ impl Routes {
         let path = request.path.strip_prefix("/api/v1/").unwrap_or_default();
         let parts: Vec<&str> = path.split('/').collect();
         let params = Params::decode(&request.query);
-        let allow = |names: &[&str]| match params.without(names).next() {
-            // An unknown parameter is an error and not ignored: a filter with a misspelt name would
-            // show everything.
-            Some((name, _)) => Err(Problem::at(400, name.as_str(), "there is no such parameter")),
-            None => Ok(()),
-        };
+        let allow = |names: &[&str]| allow(&params, names);
         // A script whose variable is empty would write without a comparison, or not as a trial.
         if let Some((name, _)) = request.query.iter().find(|(_, value)| value.is_empty()) {
             return Err(Problem::at(400, name, "it has no value"));
@@ -81,13 +76,20 @@ impl Routes {
         match (request.method.as_str(), &parts[..]) {
             ("GET" | "HEAD", ["events"]) => {
                 allow(&["after", "output"])?;
+                // After a reconnect the header is newer than the address.
+                let after = match request.header("last-event-id") {
+                    Some(id) => parsed("Last-Event-ID", id)?,
+                    None => number(&params, "after")?,
+                };
+                let may_look = self.may_still_look(request);
                 Ok(events::reply(
                     &*self.source,
-                    request,
-                    self.may_still_look(request),
+                    after,
+                    number(&params, "output")?,
+                    may_look,
                 )?)
             }
-            ("GET" | "HEAD", ["history"]) => self.history(&params),
+            ("GET" | "HEAD", ["history"]) => found(&self.rows(&params, None)?),
             ("GET" | "HEAD", ["traces"]) => self.traces(&params),
             ("GET" | "HEAD", ["nodes", node, "figures"]) => {
                 allow(&["since"])?;
@@ -185,9 +187,7 @@ impl Routes {
         let known = [
             "after", "before", "limit", "workload", "instance", "node", "kind", "order",
         ];
-        if let Some((name, _)) = params.without(&known).next() {
-            return Err(Problem::at(400, name.as_str(), "there is no such parameter"));
-        }
+        allow(params, &known)?;
         let text = |name| Some(params.get(name).to_owned()).filter(|text| !text.is_empty());
         let limit = number(params, "limit")?.unwrap_or(ROWS);
         if !(1..=MOST_ROWS).contains(&limit) {
@@ -211,10 +211,6 @@ impl Routes {
         self.source.rows(&query).map_err(Problem::unavailable)
     }
 
-    fn history(&self, params: &Params) -> Found {
-        found(&self.rows(params, None)?)
-    }
-
     fn traces(&self, params: &Params) -> Found {
         let rows = self.rows(params, Some("trace".into()))?;
         let traces = rows.iter().filter_map(|row| {
@@ -225,15 +221,26 @@ impl Routes {
     }
 }
 
+/// An unknown parameter is an error and not ignored: a filter with a misspelt name would show
+/// everything.
+fn allow(params: &Params, names: &[&str]) -> Result<(), Problem> {
+    match params.without(names).next() {
+        Some((name, _)) => Err(Problem::at(400, name.as_str(), "there is no such parameter")),
+        None => Ok(()),
+    }
+}
+
 /// A parameter as a number, or as another value that is written as text.
 fn number<T: std::str::FromStr>(params: &Params, name: &str) -> Result<Option<T>, Problem> {
     match params.get(name) {
         "" => Ok(None),
-        text => match text.parse() {
-            Ok(value) => Ok(Some(value)),
-            Err(_) => Err(Problem::at(400, name, format!("not a valid value: {text:.64}"))),
-        },
+        text => parsed(name, text),
     }
+}
+
+fn parsed<T: std::str::FromStr>(name: &str, text: &str) -> Result<Option<T>, Problem> {
+    let wrong = |_| Problem::at(400, name, format!("not a valid value: {text:.64}"));
+    text.parse().map(Some).map_err(wrong)
 }
 
 fn uuid(text: &str) -> Result<Uuid, Problem> {

@@ -122,7 +122,7 @@ fn an_error_names_the_field_and_the_place() {
         ("history?before=x", 400, json!("before")),
         ("history?node=x", 400, json!("node")),
         ("history?lmit=1", 400, json!("lmit")),
-        ("events?after=x", 400, Value::Null),
+        ("events?after=x", 400, json!("after")),
         ("nodes/5", 400, json!("path")),
         ("workloads/none", 404, Value::Null),
         ("nothing", 404, Value::Null),

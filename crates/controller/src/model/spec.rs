@@ -219,20 +219,27 @@ impl Spec {
                 return wrong(at, marker.to_string());
             }
         }
-        let seconds = [
-            ("reschedule.grace_s", self.reschedule.grace_s, 0),
-            ("update.healthy_s", self.update.healthy_s, 0),
-            ("update.deadline_s", self.update.deadline_s, 1),
-        ];
+        let update = &self.update;
         let of_health = self.health.iter().flat_map(|health| {
             [
-                ("health.interval_s", health.interval_s, 1),
-                ("health.timeout_s", health.timeout_s, 1),
+                ("health.interval_s", health.interval_s, 1, MAX_SECONDS),
+                ("health.timeout_s", health.timeout_s, 1, MAX_SECONDS),
+                ("health.failures", health.failures, 1, u32::MAX),
+                ("health.tcp", health.tcp.into(), 1, u32::MAX),
             ]
         });
-        for (at, value, least) in seconds.into_iter().chain(of_health) {
-            if !(least..=MAX_SECONDS).contains(&value) {
-                return wrong(at, format!("it is not between {least} and {MAX_SECONDS} s"));
+        let numbers = [
+            ("reschedule.grace_s", self.reschedule.grace_s, 0, MAX_SECONDS),
+            ("update.healthy_s", update.healthy_s, 0, MAX_SECONDS),
+            ("update.deadline_s", update.deadline_s, 1, MAX_SECONDS),
+            ("update.max_unavailable", update.max_unavailable, 1, u32::MAX),
+            ("update.max_failures", update.max_failures, 1, u32::MAX),
+        ];
+        for (at, value, least, most) in numbers.into_iter().chain(of_health) {
+            if value < least {
+                return wrong(at, format!("it is {value}"));
+            } else if value > most {
+                return wrong(at, format!("it is more than {most} s"));
             }
         }
         if self.update.deadline_s <= self.update.healthy_s {
@@ -240,21 +247,6 @@ impl Spec {
                 "update.deadline_s",
                 "it has to be longer than update.healthy_s".into(),
             );
-        }
-        let counts = [
-            ("update.max_unavailable", self.update.max_unavailable),
-            ("update.max_failures", self.update.max_failures),
-        ];
-        let of_health = self.health.iter().flat_map(|health| {
-            [
-                ("health.failures", health.failures),
-                ("health.tcp", health.tcp.into()),
-            ]
-        });
-        for (at, value) in counts.into_iter().chain(of_health) {
-            if value == 0 {
-                return wrong(at, "it is 0".into());
-            }
         }
         Ok(())
     }

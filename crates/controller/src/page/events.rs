@@ -1,7 +1,7 @@
 //! The history, page by page.
 
 use super::html::{Html, html};
-use super::table::ROWS;
+use super::table::{ROWS, choice, search_form};
 use super::words::time;
 use super::{Made, Scene, View};
 use crate::{Query, Row};
@@ -9,7 +9,7 @@ use crate::{Query, Row};
 /// The kinds of rows, for the links above them.
 const KINDS: [&str; 15] = [
     "applied", "deleted", "rollout", "starting", "running", "ended", "gone", "lost", "failed", "adopted",
-    "node", "session", "trace", "store", "token",
+    "state", "node", "session", "tenant", "trace",
 ];
 /// How many rows are looked through for words, so that a search does not read a whole year.
 const LOOKED_THROUGH: usize = 20_000;
@@ -33,8 +33,11 @@ pub(super) fn list(scene: &Scene<'_>) -> Made {
         instance: params.number("instance"),
         node: params.number("node"),
         kind: text("kind"),
-        // Rows after a certain one are the next ones, so they are read from it on.
-        newest_first: !(oldest_first || params.number::<i64>("after").is_some()),
+        // Rows around a certain one are those next to it, so they are read from it on.
+        newest_first: match (params.number::<i64>("before"), params.number::<i64>("after")) {
+            (None, None) => !oldest_first,
+            (before, _) => before.is_some(),
+        },
         limit: CHUNK,
     };
     let (mut rows, has_more) = search(scene, query.clone())?;
@@ -42,22 +45,13 @@ pub(super) fn list(scene: &Scene<'_>) -> Made {
         rows.reverse();
     }
     let mut main = Html::default();
-    html!(&mut main; "<h1>Events</h1><div class='tools'><form role='search'><label><span class='only-heard'>"
-        "Rows that have these words</span><input type='search' name='q' id='q' placeholder='Filter' value='"
-        {params.get("q")} "'></label>");
-    for (name, value) in params.without(&["q", "before", "after"]) {
-        html!(&mut main; "<input type='hidden' name='" {name} "' value='" {value} "'>");
-    }
-    html!(&mut main; "<button>Filter</button></form><nav class='states' aria-label='Kinds'>");
+    html!(&mut main; "<h1>Events</h1>");
+    search_form(&mut main, params);
+    html!(&mut main; "<nav class='states' aria-label='Kinds'>");
     for kind in std::iter::once("").chain(KINDS) {
-        let current = if kind == params.get("kind") {
-            "true"
-        } else {
-            "false"
-        };
         let query = params.query(&[("kind", kind), ("before", ""), ("after", "")]);
         let word = if kind.is_empty() { "all" } else { kind };
-        html!(&mut main; "<a href='" {query} "' aria-current='" {current} "'>" {word} "</a>");
+        choice(&mut main, &query, kind == params.get("kind"), &word);
     }
     html!(&mut main; "</nav></div>");
     for about in ["workload", "instance", "node"] {
@@ -67,11 +61,8 @@ pub(super) fn list(scene: &Scene<'_>) -> Made {
         }
     }
     table(scene, &mut main, &rows, oldest_first);
-    pager(scene, &mut main, &rows, has_more, &query, oldest_first);
-    Ok(View {
-        title: "Events".into(),
-        main,
-    })
+    pager(scene, &mut main, &rows, has_more, &query);
+    Ok(View::new("Events", main))
 }
 
 /// The first rows that have the words, and whether there are more.
@@ -131,7 +122,7 @@ fn table(scene: &Scene<'_>, out: &mut Html, rows: &[Row], oldest_first: bool) {
     html!(out; "</tbody></table></div>");
 }
 
-fn pager(scene: &Scene<'_>, out: &mut Html, rows: &[Row], has_more: bool, query: &Query, oldest_first: bool) {
+fn pager(scene: &Scene<'_>, out: &mut Html, rows: &[Row], has_more: bool, query: &Query) {
     let ids = || rows.iter().map(|row| row.id);
     let (Some(lowest), Some(highest)) = (ids().min(), ids().max()) else {
         return;
@@ -146,8 +137,6 @@ fn pager(scene: &Scene<'_>, out: &mut Html, rows: &[Row], has_more: bool, query:
     let newer = scene
         .params
         .query(&[("after", &highest.to_string()), ("before", "")]);
-    // In rising order the next page has the newer rows.
-    let _ = oldest_first;
     html!(out; "<nav class='pager' aria-label='Pages'>");
     for (is_there, to, word, rel) in [
         (has_newer, newer, "← Newer", "prev"),

@@ -145,10 +145,7 @@ pub(super) fn list(scene: &Scene<'_>) -> View {
     let mut main = Html::default();
     html!(&mut main; "<h1>Instances</h1>");
     table(scene, &mut main, |_| true);
-    View {
-        title: "Instances".into(),
-        main,
-    }
+    View::new("Instances", main)
 }
 
 pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&Instance<'_>) -> bool) {

@@ -80,6 +80,13 @@ struct View {
     main: Html,
 }
 
+impl View {
+    fn new(title: &str, main: Html) -> Self {
+        let title = title.to_owned();
+        Self { title, main }
+    }
+}
+
 /// Why there is no page.
 pub(crate) enum Missing {
     /// There is no such page, or no such thing.

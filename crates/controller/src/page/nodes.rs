@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::chart::Series;
 use super::html::{Html, html};
-use super::table::{Table, column, number};
+use super::table::{Table, choice, column, number};
 use super::words::{Age, Bytes, Grade, Link, Span, State, Used, known, megabytes, time};
 use super::{Facts, Made, Missing, Scene, View, instances};
 use crate::{Figures, Query};
@@ -105,10 +105,7 @@ pub(super) fn list(scene: &Scene<'_>) -> View {
         .map(|node| Listed { node, now })
         .collect();
     table.show(&mut main, scene.params, rows);
-    View {
-        title: "Nodes".into(),
-        main,
-    }
+    View::new("Nodes", main)
 }
 
 fn since(at: Option<SystemTime>, now: SystemTime) -> u64 {
@@ -130,16 +127,7 @@ pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
             ". What the node does now is not known.</p>");
     }
     let addresses: Vec<_> = stats.networks.iter().map(|n| n.ip.as_str()).collect();
-    let (memory, disk) = (
-        Used {
-            free: stats.mem_available_mb,
-            total: stats.mem_total_mb,
-        },
-        Used {
-            free: stats.disk_available_mb,
-            total: stats.disk_total_mb,
-        },
-    );
+    let listed = Listed { node, now };
     let mut heard = Html::default();
     if let Some(at) = node.seen {
         html!(&mut heard; {Age { at, now }});
@@ -158,8 +146,8 @@ pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
         )
         .fact("Heard", &heard)
         .fact("Kind", kind(node))
-        .fact("Memory", &memory)
-        .fact("Disk", &disk)
+        .fact("Memory", &listed.memory())
+        .fact("Disk", &listed.disk())
         .fact(
             "Load",
             &format!("{} on {} CPUs", known(stats.load), known(stats.cpus_online)),
@@ -251,8 +239,7 @@ fn figures(scene: &Scene<'_>, out: &mut Html, uuid: Uuid) -> Result<(), Missing>
         .unwrap_or(SPANS[0]);
     html!(out; "<nav class='states' aria-label='Span of time'>");
     for (word, _) in SPANS {
-        let current = if word == asked { "true" } else { "false" };
-        html!(out; "<a href='" {scene.params.query(&[("span", word)])} "' aria-current='" {current} "'>" {word} "</a>");
+        choice(out, &scene.params.query(&[("span", word)]), word == asked, &word);
     }
     html!(out; "</nav>");
     let since = scene
@@ -261,32 +248,26 @@ fn figures(scene: &Scene<'_>, out: &mut Html, uuid: Uuid) -> Result<(), Missing>
         .unwrap_or(scene.now());
     let figures = scene.source.figures(uuid, since)?;
     let points = |figure: fn(&Figures) -> i64| figures.iter().map(|f| (f.at, figure(f))).collect::<Vec<_>>();
-    let used = |free: i64, total: i64| {
-        if free < 0 || total < 0 {
+    fn used(free: i64, total: i64) -> i64 {
+        if free.min(total) < 0 {
             -1
         } else {
             (total - free).max(0)
         }
-    };
+    }
     let most = |total: fn(&Figures) -> i64| figures.last().map(total).filter(|total| *total > 0);
     html!(out; "<div class='charts'>");
     let series = [
         ("Load", points(|f| f.load), None, known as fn(i64) -> String),
         (
             "Memory used",
-            figures
-                .iter()
-                .map(|f| (f.at, used(f.mem_available_mb, f.mem_total_mb)))
-                .collect(),
+            points(|f| used(f.mem_available_mb, f.mem_total_mb)),
             most(|f| f.mem_total_mb),
             megabytes,
         ),
         (
             "Disk used",
-            figures
-                .iter()
-                .map(|f| (f.at, used(f.disk_available_mb, f.disk_total_mb)))
-                .collect(),
+            points(|f| used(f.disk_available_mb, f.disk_total_mb)),
             most(|f| f.disk_total_mb),
             megabytes,
         ),

@@ -82,10 +82,7 @@ pub(super) fn view(scene: &Scene<'_>) -> Made {
     html!(&mut main; "</section><section aria-labelledby='last'><h2 id='last'>What changed last</h2>");
     scene.rows(&mut main, &scene.newest(Query::default(), 30)?);
     html!(&mut main; "<p><a href='/events'>All events</a></p></section>");
-    Ok(View {
-        title: "Now".into(),
-        main,
-    })
+    Ok(View::new("Now", main))
 }
 
 /// The cluster in four numbers.
@@ -102,19 +99,10 @@ fn tiles(scene: &Scene<'_>, out: &mut Html) {
         .iter()
         .filter(|instance| instance.state().0 == Grade::Good)
         .count();
+    #[rustfmt::skip] // A table: one row a tile.
     let tiles = [
-        (
-            "/workloads",
-            "Wanted instances that run",
-            u64::from(running),
-            u64::from(wanted),
-        ),
-        (
-            "/nodes",
-            "Nodes connected",
-            connected as u64,
-            picture.view.nodes().count() as u64,
-        ),
+        ("/workloads", "Wanted instances that run", u64::from(running), u64::from(wanted)),
+        ("/nodes", "Nodes connected", connected as u64, picture.view.nodes().count() as u64),
         ("/instances", "Instances active", active as u64, all.len() as u64),
     ];
     html!(out; "<ul class='tiles'>");
@@ -139,7 +127,7 @@ fn problems(scene: &Scene<'_>) -> Vec<Problem> {
     }
     if let Err(why) = &health.store {
         let what = format!("The database takes nothing, so nothing new is started: {why}");
-        problems.push(Problem::new(Grade::Bad, "/events?kind=store", &what));
+        problems.push(Problem::new(Grade::Bad, "/events", &what));
     }
     if health.online && !health.leads {
         let what = "Another controller leads: this one reads, and starts nothing";
@@ -178,7 +166,7 @@ fn of_workloads(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
 fn together(
     problems: &mut Vec<Problem>,
     grade: Grade,
-    to: &'static str,
+    to: &str,
     (one, many): (&str, &str),
     named: Vec<Html>,
 ) {
@@ -192,79 +180,38 @@ fn together(
     problems.push(problem);
 }
 
+#[rustfmt::skip] // Tables: one row a state.
+const NODES: [(&str, Grade, (&str, &str)); 5] = [
+    ("gone", Grade::Bad, ("node is gone", "nodes are gone")),
+    ("offline", Grade::Bad, ("node takes no commands", "nodes take no commands")),
+    ("late", Grade::Warn, ("node is late with its STATS", "nodes are late with their STATS")),
+    ("full", Grade::Warn, ("node is full", "nodes are full")),
+    ("maintenance", Grade::Wait, ("node is in maintenance", "nodes are in maintenance")),
+];
+#[rustfmt::skip]
+const INSTANCES: [(&str, (&str, &str)); 4] = [
+    ("failed", ("wanted instance has failed", "wanted instances have failed")),
+    ("hung", ("instance hangs", "instances hang")),
+    ("missing", ("instance is missing on its node", "instances are missing on their nodes")),
+    ("exit failed", ("instance could not be stopped", "instances could not be stopped")),
+];
+
 fn of_nodes(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
-    for (word, grade, to, words) in [
-        (
-            "gone",
-            Grade::Bad,
-            "/nodes?state=gone",
-            ("node is gone", "nodes are gone"),
-        ),
-        (
-            "offline",
-            Grade::Bad,
-            "/nodes?state=offline",
-            ("node takes no commands", "nodes take no commands"),
-        ),
-        (
-            "late",
-            Grade::Warn,
-            "/nodes?state=late",
-            ("node is late with its STATS", "nodes are late with their STATS"),
-        ),
-        (
-            "full",
-            Grade::Warn,
-            "/nodes?state=full",
-            ("node is full", "nodes are full"),
-        ),
-        (
-            "maintenance",
-            Grade::Wait,
-            "/nodes?state=maintenance",
-            ("node is in maintenance", "nodes are in maintenance"),
-        ),
-    ] {
-        let nodes = scene
-            .picture
-            .view
-            .nodes()
-            .filter(|node| nodes::state(node).1 == word);
+    for (word, grade, words) in NODES {
+        let nodes = scene.picture.view.nodes();
+        let nodes = nodes.filter(|node| nodes::state(node).1 == word);
         let named = nodes.map(|node| shown(&Link::node(node))).collect();
-        together(problems, grade, to, words, named);
+        together(problems, grade, &format!("/nodes?state={word}"), words, named);
     }
 }
 
 fn of_instances(scene: &Scene<'_>, problems: &mut Vec<Problem>) {
     let all = instances::all(scene);
-    for (word, to, words) in [
-        (
-            "failed",
-            "/instances?state=failed",
-            ("wanted instance has failed", "wanted instances have failed"),
-        ),
-        (
-            "hung",
-            "/instances?state=hung",
-            ("instance hangs", "instances hang"),
-        ),
-        (
-            "missing",
-            "/instances?state=missing",
-            (
-                "instance is missing on its node",
-                "instances are missing on their nodes",
-            ),
-        ),
-        (
-            "exit failed",
-            "/instances?state=exit%20failed",
-            ("instance could not be stopped", "instances could not be stopped"),
-        ),
-    ] {
+    for (word, words) in INSTANCES {
         let found = all.iter().filter(|instance| instance.state().1 == word);
         let named = found.map(|instance| shown(&instance.link())).collect();
-        together(problems, Grade::Bad, to, words, named);
+        let to = format!("/instances?state={}", encode(word));
+        together(problems, Grade::Bad, &to, words, named);
     }
 }
 

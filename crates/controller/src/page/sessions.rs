@@ -36,10 +36,7 @@ pub(super) fn list(scene: &Scene<'_>) -> View {
         Ok(sessions) => table(scene, &mut main, sessions),
         Err(why) => html!(&mut main; "<p>The scheduler does not tell its sessions: " {why} "</p>"),
     }
-    View {
-        title: "Sessions".into(),
-        main,
-    }
+    View::new("Sessions", main)
 }
 
 fn table(scene: &Scene<'_>, out: &mut Html, sessions: &[SessionEntry]) {

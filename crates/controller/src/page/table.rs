@@ -11,7 +11,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::html::{Html, html};
+use super::html::{Html, Show, html};
 use super::params::Params;
 use super::words::{Grade, State};
 
@@ -170,23 +170,18 @@ impl<T> Table<'_, T> {
 
     /// The field for words, and a link for each state with the number of its rows.
     fn tools(&self, out: &mut Html, params: &Params, rows: &[T], all: usize) {
-        html!(out; "<div class='tools'><form role='search'>"
-            "<label><span class='only-heard'>Rows that have these words</span>"
-            "<input type='search' name='q' id='q' placeholder='Filter' value='" {params.get("q")} "'></label>");
-        for (name, value) in params.without(&["q", "page"]) {
-            html!(out; "<input type='hidden' name='" {name} "' value='" {value} "'>");
-        }
-        html!(out; "<button>Filter</button></form>");
+        search_form(out, params);
         let mut states = BTreeMap::<&str, usize>::new();
         for State(_, word) in rows.iter().filter_map(self.state) {
             *states.entry(word).or_default() += 1;
         }
         if !states.is_empty() {
-            let asked = params.get("state");
             html!(out; "<nav class='states' aria-label='States'>");
-            state_link(out, params, "", "all", rows.len(), asked);
-            for (state, count) in &states {
-                state_link(out, params, state, state, *count, asked);
+            for (state, count) in std::iter::once(("", rows.len())).chain(states) {
+                let mut words = Html::default();
+                html!(&mut words; {if state.is_empty() { "all" } else { state }} " <b>" {count} "</b>");
+                let query = params.query(&[("state", state), ("page", "")]);
+                choice(out, &query, state == params.get("state"), &words);
             }
             html!(out; "</nav>");
         }
@@ -251,10 +246,22 @@ impl Ord for Sorted {
     }
 }
 
-fn state_link(out: &mut Html, params: &Params, state: &str, word: &str, count: usize, asked: &str) {
-    let current = if state == asked { "true" } else { "false" };
-    let query = params.query(&[("state", state), ("page", "")]);
-    html!(out; "<a href='" {query} "' aria-current='" {current} "'>" {word} " <b>" {count} "</b></a>");
+/// Begins the tools of a table with the field for words. Other words begin at the first page.
+pub(crate) fn search_form(out: &mut Html, params: &Params) {
+    html!(out; "<div class='tools'><form role='search'>"
+        "<label><span class='only-heard'>Rows that have these words</span>"
+        "<input type='search' name='q' id='q' placeholder='Filter' value='" {params.get("q")} "'></label>");
+    for (name, value) in params.without(&["q", "page", "before", "after"]) {
+        html!(out; "<input type='hidden' name='" {name} "' value='" {value} "'>");
+    }
+    html!(out; "<button>Filter</button></form>");
+}
+
+/// A link to what else can be shown, and whether that is what is shown.
+pub(crate) fn choice(out: &mut Html, query: &str, is_current: bool, words: &impl Show) {
+    html!(out; "<a href='" {query} "' aria-current='" {is_current} "'>");
+    out.show(words);
+    out.raw("</a>");
 }
 
 /// Links to the pages around this one.

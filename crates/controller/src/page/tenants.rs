@@ -41,10 +41,7 @@ pub(super) fn list(scene: &Scene<'_>) -> View {
         Ok(tenants) => table(scene, &mut main, tenants),
         Err(why) => html!(&mut main; "<p>The scheduler does not tell its tenants: " {why} "</p>"),
     }
-    View {
-        title: "Tenants".into(),
-        main,
-    }
+    View::new("Tenants", main)
 }
 
 fn table(scene: &Scene<'_>, out: &mut Html, tenants: &[TenantEntry]) {

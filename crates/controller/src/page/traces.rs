@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::chart::{Bar, waterfall};
 use super::html::{Html, html};
 use super::table::{Table, column, number};
-use super::words::{Age, Link, Span, short, time};
+use super::words::{Age, Span, short, time};
 use super::{Facts, Made, Missing, Scene, View};
 use crate::{Query, Row};
 use ssntp::payload::{FrameTrace, timestamp};
@@ -89,10 +89,7 @@ pub(super) fn list(scene: &Scene<'_>) -> Made {
         empty: "No frame was traced.",
     };
     table.show(&mut main, scene.params, listed.collect());
-    Ok(View {
-        title: "Traces".into(),
-        main,
-    })
+    Ok(View::new("Traces", main))
 }
 
 /// A span with microseconds, which a hop takes.
@@ -182,18 +179,13 @@ pub(super) fn one(scene: &Scene<'_>, row: i64) -> Made {
     for hop in &trace.nodes {
         html!(&mut main; "<tr><td>" {hop.ssntp_role} "</td><td>");
         match hop.ssntp_node_uuid.uuid() {
-            Some(uuid) if scene.picture.view.node(uuid).is_some() => out_link(&mut main, &scene.node(uuid)),
+            Some(uuid) if scene.picture.view.node(uuid).is_some() => main.show(&scene.node(uuid)),
             _ => html!(&mut main; "<code>" {hop.ssntp_node_uuid} "</code>"),
         }
         html!(&mut main; "</td><td>" {hop.rx_timestamp} "</td><td>" {hop.tx_timestamp} "</td></tr>");
     }
     html!(&mut main; "</tbody></table></div></details>");
-    let title = name.clone();
-    Ok(View { title, main })
-}
-
-fn out_link(out: &mut Html, link: &Link<'_>) {
-    out.show(link);
+    Ok(View::new(name, main))
 }
 
 /// The name of a hop's host, or the beginning of its UUID.

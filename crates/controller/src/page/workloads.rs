@@ -84,9 +84,15 @@ pub(super) fn list(scene: &Scene<'_>) -> View {
         empty: "Nothing is asked for yet: ssntp ctl apply -f FILE asks for a workload.",
     };
     table.show(&mut main, scene.params, all(scene));
-    View {
-        title: "Workloads".into(),
-        main,
+    View::new("Workloads", main)
+}
+
+/// A count as a fact; there is no fact of none.
+fn unless_none(count: u32) -> String {
+    if count == 0 {
+        String::new()
+    } else {
+        count.to_string()
     }
 }
 
@@ -108,8 +114,7 @@ pub(super) fn one(scene: &Scene<'_>, name: &str) -> Made {
         }
         html!(&mut main; {State(Grade::Past, "deleted")} "</h1><h2>What happened</h2>");
         scene.rows(&mut main, &history);
-        let title = name.to_owned();
-        return Ok(View { title, main });
+        return Ok(View::new(name, main));
     };
     let Listed { workload, status } = &found;
     html!(&mut main; {found.state()} "</h1>");
@@ -117,7 +122,7 @@ pub(super) fn one(scene: &Scene<'_>, name: &str) -> Made {
         RolloutState::Steady => "all instances have this version",
         RolloutState::Rolling => "instances of other versions are being replaced",
         RolloutState::Paused => "it is paused",
-        RolloutState::Back => "the new version failed, and the former one is being put back",
+        RolloutState::Back => "a former version is being put back",
     };
     let stable = workload
         .stable
@@ -133,19 +138,10 @@ pub(super) fn one(scene: &Scene<'_>, name: &str) -> Made {
             &format!("{}{}", workload.version, stable.unwrap_or_default()),
         )
         .fact("Roll-out", rollout)
-        .fact(
-            "Older instances",
-            &match status.outdated {
-                0 => String::new(),
-                count => count.to_string(),
-            },
-        )
+        .fact("Older instances", &unless_none(status.outdated))
         .fact(
             "Failures of the new version",
-            &match workload.rollout.failures {
-                0 => String::new(),
-                count => count.to_string(),
-            },
+            &unless_none(workload.rollout.failures),
         )
         .fact("Labels", &labels.join(", "))
         .end();
@@ -155,6 +151,5 @@ pub(super) fn one(scene: &Scene<'_>, name: &str) -> Made {
     scene.rows(&mut main, &history);
     let spec = serde_json::to_string_pretty(&workload.spec).unwrap_or_default();
     html!(&mut main; "<details><summary>What was asked for</summary><pre tabindex='0'>" {spec} "</pre></details>");
-    let title = name.to_owned();
-    Ok(View { title, main })
+    Ok(View::new(name, main))
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::client::{Client, Stage};
 use super::log::{client_uuid, server_uuid};
 use super::world::World;
 
@@ -33,11 +34,26 @@ impl World {
                 return Err(format!("lines: {fault} at {:?}", server.start));
             }
         }
+        if self.rounds.is_multiple_of(8) {
+            self.clients.iter().try_for_each(Client::check_books)?;
+        }
         if !self.is_quiet {
             return Ok(());
         }
         // To a server, to another one, and to a client.
         let most = PROGRESS + 4 * self.delay;
+        // There and back. Whoever is stuck answers nothing, and whoever sends to it waits.
+        let last = self.now - 2 * most;
+        let stuck = 2 * usize::from(self.clients[0].is_stuck);
+        for client in self.clients.iter().skip(stuck).filter(|_| !self.is_ending) {
+            let late = client.waits_for(self.quiet_at, last).find(|whom| *whom >= stuck);
+            if let Some(whom) = late {
+                return Err(format!(
+                    "requests: client {} waits for an answer of {whom}",
+                    client.at
+                ));
+            }
+        }
         let log = self.log.lock().unwrap();
         let late = log
             .probes
@@ -133,6 +149,12 @@ impl World {
             if !server.runner.is_over() {
                 return Err(format!("end: {:?} has connections", server.start));
             }
+        }
+        for client in &self.clients {
+            if !matches!(client.stage, Stage::Over) {
+                return Err(format!("closed: client {} has not ended", client.at));
+            }
+            client.check_books()?;
         }
         let settings = self.let_go();
         let used = settings.budget.used() + settings.received.used();

@@ -1,44 +1,105 @@
-//! A client of the world: it connects to one of the servers, sends and reads, and connects again
-//! whenever its connection has ended.
+//! A client of the world: the real one, stepped. It connects to one of the servers, sends, asks
+//! and reads, and connects again whenever its session has ended.
 
-use std::time::{Duration, Instant};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::BytesMut;
+use crossbeam_channel::{Receiver, TryRecvError};
 
-use super::super::application::Mark;
+use super::super::application::{Mark, QUERY, operands};
 use super::super::network::Stream;
 use super::super::threads::Step;
 use super::log::{SharedLog, client_uuid};
+use super::session::Session;
+use super::world::made;
 use ssntp::Role;
-use ssntp::proto::{ClientHandshake, Codec, Command, Connect, Event, Frame, FrameKind, Item, Status};
+use ssntp::client::core::{At, ClientCore, Facts, Next, Standing, Trial};
+use ssntp::client::{
+    Backoff, ClientConfig, ClientEvent, ClientHandle, DialFault, DisconnectReason, RequestError, SendFault,
+    ServerInfo,
+};
+use ssntp::pki::CertificateInfo;
+use ssntp::proto::{ClientHandshake, Command, Connect, Event, Frame, FrameKind, Refusal, Status};
+use ssntp::transport::{Limits, PeerAddress};
 use ssntp_test_support::random::Random;
 
-const MAX_PAYLOAD: u32 = 1 << 20;
+pub(super) const MAX_PAYLOAD: u32 = 1 << 20;
+/// How long a handshake may take, a write, and the queue of a client that is closed.
+const HANDSHAKE: Duration = Duration::from_secs(2);
+const WRITE: Duration = Duration::from_secs(3);
+const GRACE: Duration = Duration::from_secs(1);
+/// Frames wait for the session that replaces another for so long at least.
+const GAP: Duration = Duration::from_secs(9);
+/// More attempts than these in a second are no back-off.
+const ATTEMPTS: usize = 60;
 
 /// Where a client is.
 pub(super) enum Stage {
-    /// It connects then.
+    /// It is started then.
     Away(Instant),
-    Shakes(Stream, Box<ClientHandshake>),
-    Open(Stream),
+    /// Its core is stepped.
+    Runs,
+    /// The world says what comes of an attempt.
+    Dials(Trial),
+    Fails(Instant),
+    Shakes(Box<Shaking>),
+    /// Its core waits for the threads of its session.
+    Joins,
+    Over,
 }
+
+pub(super) struct Shaking {
+    stream: Stream,
+    handshake: ClientHandshake,
+    target: String,
+    certificate: CertificateInfo,
+    input: BytesMut,
+    output: BytesMut,
+    until: Instant,
+}
+
+/// What a client has to do with until it is started again.
+struct Running {
+    core: ClientCore,
+    handle: ClientHandle,
+    events: Receiver<ClientEvent>,
+    session: Option<Session>,
+    /// Until when its core waits, if nothing happens.
+    sleeps: Option<Option<Instant>>,
+    /// How many frames it has taken from its application.
+    accepted: u64,
+    /// It is between two sessions of which one replaces the other, since then.
+    gap: Option<Instant>,
+    /// When it has dialled, within the last second.
+    dialled: VecDeque<Instant>,
+    /// Its questions: whom, which, since when, and where the answer arrives.
+    asked: Vec<(usize, u64, Instant, Answer)>,
+}
+
+type Answer = Receiver<Result<Frame, RequestError>>;
 
 pub(super) struct Client {
     pub(super) at: usize,
     pub(super) role: Role,
-    /// It reads nothing after CONNECTED.
+    /// Its application takes nothing after CONNECTED, until the session is over.
     pub(super) is_stuck: bool,
     pub(super) stage: Stage,
-    /// Counts its connections. Each is an origin of its own.
-    pub(super) tries: u32,
-    codec: Codec,
-    input: BytesMut,
-    output: BytesMut,
+    running: Option<Running>,
+    /// Counts its sessions. Each is an origin of its own.
+    tries: u32,
     number: u64,
     /// What it sends before the world is quiet: frames, each after such a pause.
-    pub(super) left: usize,
-    pub(super) pause: Duration,
+    left: usize,
+    pause: Duration,
     next: Option<Instant>,
+    asks: bool,
+    /// Which of its certificates is the newest.
+    renewals: usize,
+    /// How many questions were answered, and sessions replaced in order.
+    pub(super) answered: u64,
+    pub(super) replaced: [u64; 2],
 }
 
 impl Client {
@@ -48,20 +109,54 @@ impl Client {
             role: random.pick(&[Role::AGENT, Role::AGENT, Role::CONTROLLER]),
             is_stuck: false,
             stage: Stage::Away(begin + Duration::from_millis(random.below(1000) as u64)),
+            running: None,
             tries: 0,
-            codec: Codec::new(MAX_PAYLOAD, false),
-            input: BytesMut::new(),
-            output: BytesMut::new(),
             number: 0,
             left: random.pick(&[0, 20, 60]),
             pause: Duration::from_millis(random.pick(&[10, 200, 500])),
             next: None,
+            asks: random.chance(30),
+            renewals: 0,
+            answered: 0,
+            replaced: [0; 2],
         }
     }
 
-    /// Its origin: that of its present connection.
-    pub(super) fn origin(&self) -> u32 {
-        u32::try_from(self.at).unwrap() * 1000 + self.tries
+    /// Its process is started: a new client with the same UUID.
+    pub(super) fn start(&mut self, servers: usize) {
+        let (identity, trust) = made(|made| made.client(self.at, self.renewals));
+        let target = |server| format!("localhost:{}", 9000 + server).parse().unwrap();
+        let config = ClientConfig::new(identity, trust)
+            .addresses((0..servers).map(target))
+            .role(self.role)
+            .max_payload(MAX_PAYLOAD)
+            .operands(operands())
+            .send_timeout(Duration::ZERO)
+            .inbound(Limits {
+                frames: 4096,
+                bytes: 64 << 20,
+            })
+            .backoff(Backoff {
+                initial: Duration::from_millis(50),
+                factor: 2.0,
+                cap: Duration::from_secs(1),
+            })
+            .write_timeout(WRITE)
+            .grace(GRACE)
+            .renewal_spread(Duration::from_secs(1));
+        let (core, events) = ClientCore::new(config).unwrap();
+        self.running = Some(Running {
+            handle: core.handle(),
+            core,
+            events,
+            session: None,
+            sleeps: None,
+            accepted: 0,
+            gap: None,
+            dialled: VecDeque::new(),
+            asked: Vec::new(),
+        });
+        self.stage = Stage::Runs;
     }
 
     fn name(&self) -> String {
@@ -69,49 +164,152 @@ impl Client {
     }
 
     pub(super) fn is_open(&self) -> bool {
-        matches!(self.stage, Stage::Open(_))
+        self.running.as_ref().is_some_and(|it| it.handle.is_connected())
     }
 
-    pub(super) fn stream(&self) -> Option<&Stream> {
+    fn stream(&self) -> Option<&Stream> {
         match &self.stage {
-            Stage::Away(_) => None,
-            Stage::Shakes(stream, _) | Stage::Open(stream) => Some(stream),
+            Stage::Shakes(shaking) => Some(&shaking.stream),
+            _ => Some(&self.running.as_ref()?.session.as_ref()?.stream),
         }
     }
 
-    /// Connects by a stream to some server.
-    pub(super) fn connect(&mut self, stream: Stream) {
-        self.tries += 1;
-        self.codec = Codec::new(MAX_PAYLOAD, false);
-        self.input.clear();
-        self.output.clear();
-        let connect = Connect::new(self.role, client_uuid(self.at), false);
-        let handshake = ClientHandshake::new(connect, Role::ALL, None, MAX_PAYLOAD);
-        self.output.extend_from_slice(&handshake.connect());
-        self.stage = Stage::Shakes(stream, Box::new(handshake));
+    /// Its host is gone, and nobody is told. It is started again then.
+    pub(super) fn vanish(&mut self, until: Instant) {
+        if let Some(stream) = self.stream() {
+            stream.stall(true);
+        }
+        self.away(until);
     }
 
-    /// Gives its connection up: the server hears of that, or not.
-    pub(super) fn leave(&mut self, until: Instant) {
+    /// Its application closes it.
+    pub(super) fn close(&mut self) {
+        match (&self.stage, &mut self.running) {
+            (Stage::Away(_), _) | (_, None) => self.stage = Stage::Over,
+            (_, Some(running)) => {
+                running.sleeps = None;
+                running.handle.close();
+            }
+        }
+    }
+
+    /// Its application has another certificate, or the first one again.
+    pub(super) fn renew(&mut self) {
+        self.renewals += 1;
+        if let Some(running) = &mut self.running {
+            running.sleeps = None;
+            let (identity, trust) = made(|made| made.client(self.at, self.renewals));
+            // It may have been closed before.
+            let _ = running.handle.renew(&identity, &trust);
+        }
+    }
+
+    /// What comes of its attempt: no server is there, or one that answers by this stream.
+    pub(super) fn fails(&mut self, until: Instant) {
+        self.stage = Stage::Fails(until);
+    }
+
+    pub(super) fn shakes(
+        &mut self,
+        trial: &Trial,
+        stream: Stream,
+        certificate: CertificateInfo,
+        now: Instant,
+    ) {
+        let connect = Connect::new(self.role, client_uuid(self.at), false);
+        let handshake = ClientHandshake::new(connect, certificate.roles, certificate.uuid, MAX_PAYLOAD);
+        self.stage = Stage::Shakes(Box::new(Shaking {
+            output: handshake.connect()[..].into(),
+            stream,
+            handshake,
+            target: trial.target.to_string(),
+            certificate,
+            input: BytesMut::new(),
+            until: now + HANDSHAKE,
+        }));
+    }
+
+    /// Its application sends a frame for another client, or for everybody. Its number, if the
+    /// client takes it.
+    pub(super) fn send(
+        &mut self,
+        kind: FrameKind,
+        to: usize,
+        length: usize,
+        now: Instant,
+        log: &SharedLog,
+    ) -> Option<(u32, u64)> {
+        let running = self.running.as_mut()?;
+        // In a gap it goes with the next session.
+        let session = self.tries + u32::from(running.handle.server().is_none());
+        let mark = Mark {
+            sender: u32::try_from(self.at).unwrap() * 1000 + session,
+            number: self.number + 1,
+            to: u32::try_from(to).unwrap(),
+        };
+        match running
+            .handle
+            .try_send(Frame::with_payload(kind, mark.payload("", length)))
+        {
+            Ok(()) => {
+                (self.number, running.accepted) = (mark.number, running.accepted + 1);
+                Some((mark.sender, mark.number))
+            }
+            Err(e) => {
+                let waits = running.gap.is_some_and(|since| now < since + GAP);
+                if waits && matches!(e.fault(), SendFault::NotConnected) {
+                    let fault = format!("gap: {} refuses a frame: {e}", self.name());
+                    log.lock().unwrap().faults.push(fault);
+                }
+                None
+            }
+        }
+    }
+
+    /// Its application asks another client.
+    pub(super) fn ask(&mut self, whom: usize, now: Instant) {
+        let Some(running) = &mut self.running else { return };
+        self.number += 1;
+        let question = Frame::with_payload(QUERY, format!("{} {}", self.at, self.number));
+        if let Some(Ok(answer)) = running.core.ask(client_uuid(whom), &question) {
+            running.accepted += 1;
+            running.asked.push((whom, self.number, now, answer));
+        }
+    }
+
+    /// Whom it has asked between these times, and still waits for.
+    pub(super) fn waits_for(&self, first: Instant, last: Instant) -> impl Iterator<Item = usize> {
+        let asked = self.running.iter().flat_map(|running| &running.asked);
+        let late = asked.filter(move |(_, _, since, _)| (first..=last).contains(since));
+        late.map(|(whom, ..)| *whom)
+    }
+
+    /// It is gone, and nothing of it is left to be looked at.
+    pub(super) fn away(&mut self, until: Instant) {
+        self.running = None;
         self.stage = Stage::Away(until);
     }
 
-    /// Puts a frame for another client, or for everybody, behind what it has to send.
-    pub(super) fn send(&mut self, kind: FrameKind, to: usize, length: usize) -> u64 {
-        self.number += 1;
-        let mark = Mark {
-            sender: self.origin(),
-            number: self.number,
-            to: u32::try_from(to).unwrap(),
+    /// Each frame that it took waits, was sent, or is counted as lost.
+    pub(super) fn check_books(&self) -> Result<(), String> {
+        let Some(running) = &self.running else {
+            return Ok(());
         };
-        let frame = Frame::with_payload(kind, mark.payload("", length));
-        self.output.extend_from_slice(&frame.encode());
-        self.number
-    }
-
-    /// How much it has to send.
-    pub(super) fn owes(&self) -> usize {
-        self.output.len()
+        if running.session.is_some() && !running.handle.is_connected() {
+            return Ok(());
+        }
+        let (counted, waits) = (running.handle.counters(), running.handle.figures().frames_waiting);
+        let seen = counted.sent_frames + counted.lost_frames + waits;
+        if seen == running.accepted {
+            return Ok(());
+        }
+        Err(format!(
+            "books: {} has taken {} frames, {} are sent, {} lost, and {waits} wait",
+            self.name(),
+            running.accepted,
+            counted.sent_frames,
+            counted.lost_frames
+        ))
     }
 
     pub(super) fn step(
@@ -119,57 +317,56 @@ impl Client {
         clients: usize,
         is_over: bool,
         now: Instant,
+        wall: SystemTime,
         random: &mut Random,
         log: &SharedLog,
     ) -> Step {
-        let Some(stream) = self.stream().cloned() else {
-            return Step::Waits(None);
+        let at = At {
+            now,
+            wall,
+            share: random.below(1000) as f64 / 1000.0,
         };
         // Nobody else does once the server has ended.
-        let arrives = stream.advance(now);
-        let mut moved = false;
-        if !self.output.is_empty() {
-            match stream.send(&self.output) {
-                Ok(taken) => {
-                    drop(self.output.split_to(taken));
-                    moved = taken > 0;
-                }
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(_) => self.output.clear(),
-            }
+        let mut wake = self.stream().and_then(|stream| stream.advance(now));
+        if let Stage::Shakes(shaking) = &mut self.stage {
+            let Some(result) = shaking.step(now) else {
+                let until = [wake, Some(shaking.until)].into_iter().flatten().min();
+                return Step::Waits(until);
+            };
+            return self.dialled(result, at);
         }
-        if !(self.is_stuck && self.is_open()) {
-            match stream.receive(usize::MAX) {
-                Ok(bytes) if bytes.is_empty() => {
-                    stream.end();
-                    self.away(now, random);
+        if let Stage::Fails(until) = self.stage {
+            if now < until {
+                return Step::Waits(Some(until));
+            }
+            let refused = std::io::ErrorKind::ConnectionRefused.into();
+            return self.dialled(Err(DialFault::Connect(Arc::new(refused))), at);
+        }
+        let is_open = self.is_open();
+        if let Some(running) = &mut self.running
+            && let Some(session) = &mut running.session
+        {
+            let is_stuck = self.is_stuck && is_open && !session.stream.is_gone();
+            match session.step(is_stuck, now, random) {
+                Step::Moved => {
+                    running.sleeps = None;
+                    self.take(now, random, log);
                     return Step::Moved;
                 }
-                Ok(bytes) => {
-                    self.input.extend_from_slice(&bytes);
-                    moved = true;
-                    if !self.take(log, now, random) {
-                        return Step::Moved;
-                    }
-                }
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(_) => {
-                    self.away(now, random);
-                    return Step::Moved;
-                }
+                Step::Waits(until) => wake = [wake, until].into_iter().flatten().min(),
+                Step::Over => {}
             }
-        } else if stream.is_gone() {
-            self.away(now, random);
-            return Step::Moved;
         }
-        if moved {
-            return Step::Moved;
+        self.take(now, random, log);
+        match self.run(at, log) {
+            Step::Waits(until) => wake = [wake, until].into_iter().flatten().min(),
+            step => return step,
         }
-        if !self.is_open() || self.left == 0 || is_over || self.owes() > 0 {
-            return Step::Waits(arrives);
+        if !self.is_open() || self.left == 0 || is_over {
+            return Step::Waits(wake);
         }
         if let Some(next) = self.next.filter(|next| now < *next) {
-            return Step::Waits([arrives, Some(next)].into_iter().flatten().min());
+            return Step::Waits([wake, Some(next)].into_iter().flatten().min());
         }
         self.next = Some(now + self.pause);
         for _ in 0..random.between(1, 4).min(self.left) {
@@ -181,50 +378,169 @@ impl Client {
                 Event::TENANT_ADDED.into(),
             ];
             let length = random.pick(&[10, 100, 4000]);
-            self.send(random.pick(kinds), random.below(clients), length);
+            self.send(random.pick(kinds), random.below(clients), length, now, log);
+        }
+        if self.asks {
+            self.ask(random.below(clients), now);
         }
         Step::Moved
     }
 
-    fn away(&mut self, now: Instant, random: &mut Random) {
-        let pause = Duration::from_millis(random.between(20, 1500) as u64);
-        self.leave(now + pause);
+    /// Does what its core says.
+    fn run(&mut self, at: At, log: &SharedLog) -> Step {
+        let Some(running) = &mut self.running else {
+            return Step::Over;
+        };
+        if matches!(self.stage, Stage::Joins) {
+            if running.session.as_ref().is_some_and(|session| !session.is_over()) {
+                return Step::Waits(None);
+            }
+            (running.session, running.sleeps) = (None, None);
+            self.stage = Stage::Runs;
+        }
+        if let Some(until) = running.sleeps
+            && until.is_none_or(|until| at.now < until)
+        {
+            return Step::Waits(until);
+        }
+        running.sleeps = None;
+        match running.core.step(at) {
+            Next::Wait(until) => {
+                running.sleeps = Some(until);
+                return Step::Waits(until);
+            }
+            Next::Abort => running.session.iter().for_each(Session::cut_off),
+            Next::Join => self.stage = Stage::Joins,
+            Next::End if matches!(self.stage, Stage::Over) => return Step::Over,
+            Next::End => self.stage = Stage::Over,
+            Next::Dial(trial) => {
+                let second = at.now.checked_sub(Duration::from_secs(1));
+                running.dialled.push_back(at.now);
+                while running.dialled.front().copied() < second {
+                    running.dialled.pop_front();
+                }
+                if running.dialled.len() > ATTEMPTS {
+                    let fault = format!("back-off: client {} dials without a pause", self.at);
+                    log.lock().unwrap().faults.push(fault);
+                }
+                self.stage = Stage::Dials(trial);
+            }
+        }
+        Step::Moved
     }
 
-    /// False if it has no connection any more.
-    fn take(&mut self, log: &SharedLog, now: Instant, random: &mut Random) -> bool {
-        if let Stage::Shakes(stream, handshake) = &mut self.stage {
-            match handshake.receive(&mut self.input) {
-                Ok(Some(_)) => self.stage = Stage::Open(stream.clone()),
-                Ok(None) => return true,
-                // It may come back later.
-                Err(_) => {
-                    stream.end();
-                    stream.shut_down();
-                    self.away(now, random);
-                    return false;
-                }
-            }
-        }
-        let mut items = Vec::new();
-        let decoded = self.codec.decode(&mut self.input, &mut items);
-        let (name, at) = (self.name(), u32::try_from(self.at).unwrap());
-        let mut log = log.lock().unwrap();
-        if let Err(e) = decoded {
-            log.faults.push(format!("a server sends to {name}: {e}"));
-        }
-        for item in items {
-            let Item::Run(run) = item else {
-                log.faults
-                    .push(format!("a server sends {:?} to {name}", item.kind()));
-                continue;
+    /// An attempt is over.
+    fn dialled(&mut self, result: Result<Standing, DialFault>, at: At) -> Step {
+        let stage = std::mem::replace(&mut self.stage, Stage::Runs);
+        let Some(running) = &mut self.running else {
+            return Step::Moved;
+        };
+        let is_failed = result.is_err();
+        let up = running.core.dialled(result, at);
+        if let Stage::Shakes(shaking) = stage {
+            let (Some(up), false) = (up, is_failed) else {
+                shaking.stream.end();
+                shaking.stream.shut_down();
+                return Step::Moved;
             };
-            for frame in run.frames() {
-                if let Some(mark) = log.client_receives(&name, &frame) {
-                    log.probes.remove(&(mark.sender, at, mark.number));
+            let config = running.core.link();
+            self.tries += 1;
+            running.session = running.core.begin(up, |decoder, outbox, sink| {
+                let parts = (decoder, outbox, sink);
+                Ok(Session::new(shaking.stream, shaking.input, parts, &config))
+            });
+        }
+        Step::Moved
+    }
+
+    /// Its application takes what has come.
+    fn take(&mut self, now: Instant, random: &mut Random, log: &SharedLog) {
+        let (name, at) = (self.name(), u32::try_from(self.at).unwrap());
+        let Some(running) = &mut self.running else { return };
+        let mut log = log.lock().unwrap();
+        while let Ok(event) = running.events.try_recv() {
+            match event {
+                ClientEvent::Connected(_) => running.gap = None,
+                ClientEvent::Disconnected { reason, .. } => {
+                    let orders = [DisconnectReason::Renewed, DisconnectReason::Draining];
+                    if let Some(which) = orders.iter().position(|order| *order == reason) {
+                        self.replaced[which] += 1;
+                        running.gap = Some(now);
+                    }
                 }
+                ClientEvent::Frame(frame) => {
+                    if let Some(mark) = log.client_receives(&name, &frame) {
+                        log.probes.remove(&(mark.sender, at, mark.number));
+                    }
+                }
+                ClientEvent::Request(request) => {
+                    let answer = [&at.to_string().into_bytes()[..], b" answers ", request.payload()].concat();
+                    let answered = match random.chance(20) {
+                        true => running.handle.refuse(&request, "busy"),
+                        false => running.handle.reply(&request, answer),
+                    };
+                    running.accepted += u64::from(answered.is_ok());
+                }
+                _ => {}
             }
         }
-        true
+        let (answered, own) = (&mut self.answered, self.at);
+        running.asked.retain(|(whom, number, _, answer)| {
+            match answer.try_recv() {
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => log
+                    .faults
+                    .push(format!("requests: {number} of {name} is forgotten")),
+                Ok(Ok(frame)) => {
+                    *answered += 1;
+                    let expected = format!("{whom} answers {own} {number}");
+                    if frame.payload_bytes()[..] != *expected.as_bytes() {
+                        log.faults.push(format!(
+                            "requests: {name} awaits {expected:?}, and gets {frame:?}"
+                        ));
+                    }
+                }
+                Ok(Err(_)) => {}
+            }
+            false
+        });
+    }
+}
+
+impl Shaking {
+    /// What came of it, once something has.
+    fn step(&mut self, now: Instant) -> Option<Result<Standing, DialFault>> {
+        if let Ok(taken) = self.stream.send(&self.output) {
+            drop(self.output.split_to(taken));
+        }
+        let lost = match self.stream.receive(usize::MAX) {
+            Ok(bytes) if bytes.is_empty() => Some(std::io::ErrorKind::UnexpectedEof.into()),
+            Ok(bytes) => {
+                self.input.extend_from_slice(&bytes);
+                None
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => None,
+            Err(e) => Some(e),
+        };
+        match self.handshake.receive(&mut self.input) {
+            Ok(Some(connected)) => Some(Ok(Standing {
+                server: ServerInfo::new(Facts {
+                    uuid: connected.server,
+                    role: connected.role,
+                    name: self.target.clone(),
+                    address: PeerAddress::Memory,
+                    certificate: self.certificate.clone(),
+                    tracing: connected.trace,
+                    tls: "TLSv1.3",
+                    resumed: false,
+                }),
+                configuration: connected.payload,
+                chain: vec![self.certificate.der.clone()],
+                name: "localhost".to_owned(),
+            })),
+            Err(refusal) => Some(Err(DialFault::Refused(refusal))),
+            Ok(None) if lost.is_some() => lost.map(|e| Err(DialFault::Lost(Arc::new(e)))),
+            Ok(None) => (now >= self.until).then_some(Err(DialFault::Refused(Refusal::Deadline))),
+        }
     }
 }

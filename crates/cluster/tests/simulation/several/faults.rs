@@ -3,10 +3,13 @@
 use std::time::{Duration, Instant};
 
 use super::super::network::Stream;
+use super::client::Client;
 use super::log::Start;
 use super::server::Server;
 use super::world::{Connection, World};
-use ssntp::proto::Event as EventOperand;
+use ssntp::payload::Draining;
+use ssntp::proto::{Event as EventOperand, Frame};
+use ssntp::server::SessionInfo;
 use ssntp_engine::{Answer, EngineError, Request};
 use ssntp_transport::dispatch::DispatchEvent;
 
@@ -26,8 +29,11 @@ pub(super) enum Event {
     /// Nothing gets from one to the other for a while, in links that stand or new ones.
     Part(usize, usize, Duration),
     Heal(usize, usize),
-    /// A client connects again; its server is told, or not.
+    /// A client is started anew; its server was told, or not.
     Move(usize, bool),
+    Renew(usize),
+    /// A server asks its clients to leave.
+    Drain(usize),
     /// What the leader has sent to another server is stuck on its way, and meanwhile the leader
     /// is paused, or crashes.
     Strand,
@@ -55,15 +61,17 @@ impl World {
             );
             let other = (one + step) % self.starts.len();
             let client = self.random.below(self.clients.len());
-            let fault = match self.random.below(if self.has_engine { 16 } else { 12 }) {
+            let fault = match self.random.below(if self.has_engine { 18 } else { 14 }) {
                 0 | 1 => Event::Pause(one, length),
                 2 | 3 => Event::Crash(one, length),
                 4 | 5 => Event::Cut(one, other),
                 6..=8 => Event::Part(one, other, length),
                 9 | 10 => Event::Move(client, self.random.chance(30)),
-                11 => Event::Jump(one, self.random.between(0, 20_000) as i64 - 10_000),
-                12 | 13 => Event::Away(length),
-                14 => Event::Forget,
+                11 => Event::Renew(client),
+                12 => Event::Drain(one),
+                13 => Event::Jump(one, self.random.between(0, 20_000) as i64 - 10_000),
+                14 | 15 => Event::Away(length),
+                16 => Event::Forget,
                 _ => Event::Lose,
             };
             self.plan(start, fault);
@@ -146,14 +154,24 @@ impl World {
             }
             Event::Move(client, is_told) => {
                 let pause = Duration::from_millis(self.random.below(500) as u64);
-                let until = self.now + pause;
                 let client = &mut self.clients[client];
-                if let Some(stream) = client.stream() {
-                    match is_told {
-                        true => stream.shut_down(),
-                        false => stream.stall(true),
-                    }
-                    client.leave(until);
+                match is_told {
+                    true => client.close(),
+                    false => client.vanish(self.now + pause),
+                }
+            }
+            Event::Renew(client) => self.clients[client].renew(),
+            Event::Drain(at) => {
+                if let Some(server) = &self.servers[at] {
+                    server.call(|cx| {
+                        let (own, directory) = (cx.uuid(), cx.directory());
+                        let here = directory.sessions().filter(|session| session.server() == own);
+                        let all: Vec<_> = here.map(SessionInfo::uuid).collect();
+                        let draining = Frame::of(&Draining { within_s: 1 });
+                        for client in all {
+                            let _ = cx.send(client, &draining);
+                        }
+                    });
                 }
             }
             Event::Strand => {
@@ -200,9 +218,9 @@ impl World {
                 // A flood for the one that is stuck.
                 let length = self.random.pick(&[1000, 20_000]);
                 if self.clients[0].is_stuck && self.clients[1].is_open() {
-                    let flooder = &mut self.clients[1];
+                    let (flooder, now) = (&mut self.clients[1], self.now);
                     (0..400_000 / length).for_each(|_| {
-                        flooder.send(EventOperand::TENANT_ADDED.into(), 0, length);
+                        flooder.send(EventOperand::TENANT_ADDED.into(), 0, length, now, &self.log);
                     });
                 }
                 self.after(Duration::ZERO, Event::Probe);
@@ -247,13 +265,16 @@ impl World {
                 continue;
             }
             for to in reads.iter().copied().filter(|to| *to != from) {
-                let number = self.clients[from].send(EventOperand::TENANT_ADDED.into(), to, 50);
-                let (origin, to) = (self.clients[from].origin(), u32::try_from(to).unwrap());
-                self.log
-                    .lock()
-                    .unwrap()
-                    .probes
-                    .insert((origin, to, number), self.now);
+                let kind = EventOperand::TENANT_ADDED.into();
+                let sent = self.clients[from].send(kind, to, 50, self.now, &self.log);
+                if let Some((origin, number)) = sent {
+                    let probe = (origin, u32::try_from(to).unwrap(), number);
+                    self.log.lock().unwrap().probes.insert(probe, self.now);
+                }
+            }
+            let others = reads.iter().filter(|to| **to != from);
+            if let Some(to) = others.max() {
+                self.clients[from].ask(*to, self.now);
             }
         }
         if self.now < self.quiet_at + Duration::from_millis(1200) {
@@ -263,6 +284,7 @@ impl World {
 
     fn stop(&mut self) {
         self.is_ending = true;
+        self.clients.iter_mut().for_each(Client::close);
         for server in self.servers.iter_mut().flatten() {
             server.stopping = true;
             let _ = server.events.try_send(DispatchEvent::Stop);

@@ -7,13 +7,14 @@
 //! ```
 //!
 //! What serves for real is real: cores with their links, runners, entries, readers, writers,
-//! the machines that dial, and those that ask the engine. The clock of each server runs at a
-//! speed of its own. Streams delay what is sent.
+//! the machines that dial, those that ask the engine, and whole clients: what their supervisor
+//! decides, their uplink with its gap, and their requests. The clock of each server runs at a
+//! speed of its own. Streams delay what is sent. TLS is not there.
 //!
 //! The seed draws the faults: a link is cut, or stalls so that nobody is told; two servers cannot
-//! reach each other; a server is paused, or crashes and starts again; a client comes back
-//! elsewhere while its old session still stands; the time of day jumps; the engine is away, or
-//! has forgotten its last second. Once all faults are over and all time limits have passed, the
+//! reach each other; a server is paused, or crashes and starts again, or asks its clients to
+//! leave; a client is renewed, or its host is gone and comes back while the old session still
+//! stands; the time of day jumps; the engine is away, or has forgotten its last second. Once all faults are over and all time limits have passed, the
 //! world is *quiet*.
 //!
 //! | invariant | says |
@@ -25,6 +26,11 @@
 //! | one session | once quiet, each client has one session, and its UUID has no other |
 //! | directories | once quiet, each server's rows of another one are that one's sessions, and all are linked |
 //! | progress | once quiet, whoever reads gets what others send it within a bound, whoever is stuck |
+//! | requests | an answer is that of who was asked, to what was asked; once quiet each question gets one |
+//! | books | each frame that a client took waits, was sent, or is counted as lost |
+//! | gap | while a session is replaced in order, its client takes frames |
+//! | back-off | no client dials again and again without a pause |
+//! | closed | a client that is closed has ended when the grace is over |
 //! | lines | whenever nobody can move, the books of each flow are right |
 //! | zero | when all is over, nothing is counted any more |
 //!
@@ -33,7 +39,7 @@
 //! | `world` | what is drawn from the seed, and the loop |
 //! | `faults` | what happens at a drawn time |
 //! | `server` | one server: its dispatcher, its dialling and its engine's machine |
-//! | `client` | one client, which connects again and again |
+//! | `client`, `session` | one client, which connects again and again; the threads of its session |
 //! | `log` | the application of a server, and what must never happen |
 //! | `checks` | what has to hold once quiet |
 
@@ -42,6 +48,7 @@ mod client;
 mod faults;
 mod log;
 mod server;
+mod session;
 mod world;
 
 pub(super) use self::world::World;

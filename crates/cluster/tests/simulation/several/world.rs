@@ -3,15 +3,17 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use super::super::application::operands;
 use super::super::network::Stream;
 use super::super::threads::{Fails, Newcomer, Reader, Step, View, Writer};
-use super::client::{Client, Stage};
+use super::client::{Client, MAX_PAYLOAD, Stage};
 use super::faults::Event;
-use super::log::{SharedLog, Start, server_uuid};
+use super::log::{SharedLog, Start, client_uuid, server_uuid};
 use super::server::{Dialling, Server};
 use ssntp::Role;
+use ssntp::client::core::Trial;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
 use ssntp::server::core::{Attempt, Entry, Environment};
 use ssntp::server::{Federation, ServerConfig};
@@ -27,7 +29,7 @@ const GRAIN: Duration = Duration::from_millis(4);
 /// How long a dialler waits for a server that cannot be reached.
 const UNREACHABLE: Duration = Duration::from_secs(5);
 /// What one write takes.
-const PIECES: &[usize] = &[1000, 100_000];
+pub(super) const PIECES: &[usize] = &[1000, 100_000];
 /// The room of a client's connection, and of a link.
 const ROOMS: [usize; 2] = [64 << 10, 4 << 20];
 
@@ -36,30 +38,42 @@ pub(super) struct Made {
     identity: Identity,
     trust: Trust,
     server: CertificateInfo,
-    client: CertificateInfo,
+    /// Two of each client, made when they are asked for.
+    authority: Authority,
+    clients: HashMap<(usize, usize), Identity>,
     environments: HashMap<Start, Arc<Environment>>,
 }
 
 impl Made {
     fn new() -> Self {
         let authority = Authority::new(&AuthorityRequest::default()).unwrap();
-        let issued = |role| authority.issue(&CertificateRequest::new(role)).unwrap();
-        let (server, client) = (issued(Role::SCHEDULER), issued(Role::AGENT | Role::CONTROLLER));
-        let info = |identity: &Identity| CertificateInfo::from_der(&identity.chain()[0]).unwrap();
+        let server = authority
+            .issue(&CertificateRequest::new(Role::SCHEDULER))
+            .unwrap();
         Self {
             identity: server.identity().clone(),
             trust: authority.trust().clone(),
-            server: info(&server.identity()),
-            client: info(&client.identity()),
+            server: server.identity().info().clone(),
+            authority,
+            clients: HashMap::new(),
             environments: HashMap::new(),
         }
+    }
+
+    /// What a client shows that was renewed so often, and whom it trusts.
+    pub(super) fn client(&mut self, at: usize, renewals: usize) -> (Identity, Trust) {
+        let made = self.clients.entry((at, renewals % 2));
+        let request = CertificateRequest::new(Role::AGENT | Role::CONTROLLER).uuid(client_uuid(at));
+        let identity = made.or_insert_with(|| self.authority.issue(&request).unwrap().identity());
+        (identity.clone(), self.trust.clone())
     }
 
     pub(super) fn config(&self, start: Start) -> ServerConfig {
         ServerConfig::new(self.identity.clone(), self.trust.clone())
             .uuid(server_uuid(start.0))
             .role(Role::SCHEDULER)
-            .max_payload(1 << 20)
+            .max_payload(MAX_PAYLOAD)
+            .operands(operands())
             .outlive_certificates(true)
             .federate(Federation::new())
     }
@@ -105,6 +119,8 @@ pub(in super::super) struct World {
     pub(super) random: Random,
     pub(super) trace: bool,
     pub(super) begin: Instant,
+    /// When it began, by the time of day: a day into each certificate.
+    wall: SystemTime,
     pub(super) now: Instant,
     pub(super) agenda: BTreeMap<(Instant, u64), Event>,
     pub(super) made: u64,
@@ -173,6 +189,7 @@ impl World {
         let mut world = Self {
             trace,
             begin,
+            wall: made(|made| made.server.not_before) + Duration::from_secs(86_400),
             now: begin,
             agenda: BTreeMap::new(),
             made: 0,
@@ -276,9 +293,21 @@ impl World {
         Ok((self.rounds, log.arrived))
     }
 
-    /// How many leaders there were.
-    pub(in super::super) fn terms(&self) -> usize {
-        self.log.lock().unwrap().terms.len()
+    /// How many leaders there were, sessions that were replaced after a renewal and because a
+    /// server drained, and questions that were answered.
+    pub(in super::super) fn happened(&self) -> [u64; 4] {
+        let terms = self.log.lock().unwrap().terms.len() as u64;
+        self.clients
+            .iter()
+            .fold([terms, 0, 0, 0], |[terms, renewed, drained, answered], client| {
+                let [by_renewal, by_draining] = client.replaced;
+                [
+                    terms,
+                    renewed + by_renewal,
+                    drained + by_draining,
+                    answered + client.answered,
+                ]
+            })
     }
 
     pub(super) fn is_up(&self, at: usize) -> bool {
@@ -328,42 +357,45 @@ impl World {
         let clients = self.clients.len();
         for at in 0..clients {
             let now = self.now;
-            if let Stage::Away(until) = self.clients[at].stage {
-                let step = if self.is_ending {
-                    Step::Over
-                } else if now < until {
-                    Step::Waits(Some(until))
-                } else {
-                    self.connect(at);
-                    Step::Moved
-                };
-                note(step, now);
-                continue;
+            match &self.clients[at].stage {
+                Stage::Away(until) if now < *until => {
+                    note(Step::Waits(Some(*until)), now);
+                    continue;
+                }
+                Stage::Away(_) => self.clients[at].start(self.starts.len()),
+                Stage::Over if !self.is_ending => {
+                    self.clients[at].check_books()?;
+                    self.clients[at].away(now + Duration::from_millis(100));
+                }
+                Stage::Dials(trial) => {
+                    let trial = trial.clone();
+                    self.connect(at, &trial);
+                }
+                _ => {}
             }
             // A sender may wait with a stuck receiver for the patience, and a probe behind it.
             let is_over = now + self.settings.patience + Duration::from_secs(1) > self.quiet_at;
-            let step = self.clients[at].step(clients, is_over, now, &mut self.random, &self.log);
+            let wall = self.wall + now.duration_since(self.begin);
+            let step = self.clients[at].step(clients, is_over, now, wall, &mut self.random, &self.log);
             note(step, now);
         }
         Ok((moved, wake))
     }
 
-    /// A client connects to a server that is up.
-    fn connect(&mut self, client: usize) {
-        let server = self.random.below(self.servers.len());
-        let Some(up) = self.servers[server]
-            .as_ref()
-            .filter(|_| self.paused[server].is_none())
-        else {
-            self.clients[client].stage = Stage::Away(self.now + Duration::from_millis(300));
-            return;
+    /// A client dials a server. Each begins with another one.
+    fn connect(&mut self, client: usize, trial: &Trial) {
+        let server = (trial.server + client) % self.servers.len();
+        let up = match &self.servers[server] {
+            Some(up) if self.paused[server].is_none() => up,
+            Some(_) => return self.clients[client].fails(self.now + Duration::from_millis(300)),
+            None => return self.clients[client].fails(self.now),
         };
-        let certificate = made(|made| made.client.clone());
+        let (certificate, own) = (trial.identity().info().clone(), made(|made| made.server.clone()));
         let chain = vec![certificate.der.clone()];
         let entry = Entry::client(&up.environment, certificate, chain, PeerAddress::Memory);
         let streams = Stream::new([ROOMS[0]; 2]);
         let (start, environment) = (up.start, Arc::clone(&up.environment));
-        self.clients[client].connect(streams[0].clone());
+        self.clients[client].shakes(trial, streams[0].clone(), own, self.now);
         let end = self.end(&streams[1], start, &environment, entry);
         self.insert(streams, [None, Some(end)], [server; 2]);
         self.say(|| format!("client {client} connects to server {start:?}"));

@@ -204,6 +204,33 @@ fn a_thousand_nodes_fit_into_pages() {
 }
 
 #[test]
+fn there_is_a_link_to_each_kind_of_row_that_is_written_and_to_no_other() {
+    let page = shown(&made_up::cluster(0, 0), "/events", "");
+    let links = page.split("<a href='?kind=").skip(1);
+    let mut linked: Vec<_> = links.map(|link| link.split('\'').next().unwrap()).collect();
+    linked.sort_unstable();
+    // What the reconciler and the daemon write down.
+    let written = [
+        include_str!("../../reconcile/observe.rs"),
+        include_str!("../../reconcile/decide.rs"),
+        include_str!("../../reconcile/orders.rs"),
+        include_str!("../../daemon/seen.rs"),
+    ];
+    for kind in &linked {
+        let quoted = format!("\"{kind}\"");
+        assert!(
+            written.iter().any(|file| file.contains(&quoted)),
+            "{kind} is never written"
+        );
+    }
+    for kind in [
+        "state", "tenant", "session", "trace", "lost", "adopted", "applied",
+    ] {
+        assert!(linked.contains(&kind), "{kind}: {linked:?}");
+    }
+}
+
+#[test]
 fn events_are_paged_by_their_numbers() {
     let source = made_up::cluster(0, 0);
     source.forget(8);
@@ -246,6 +273,13 @@ fn events_are_paged_by_their_numbers() {
     assert!(page.contains(&format!("href='?after={}'", last - 200)));
     assert_eq!(again, newest);
     assert_eq!(ids("sort=id").0[0], first);
+    // In rising order, too, the page before is the one next to it.
+    let (older, page) = ids(&format!("sort=id&before={}", first + 400));
+    assert_eq!((older[0], older[199]), (first + 200, first + 399));
+    assert!(
+        page.contains("rel='prev'") && page.contains("rel='next'"),
+        "{page}"
+    );
     let (found, _) = ids("q=row+44&kind=gone");
     assert_eq!(
         found,

@@ -1,0 +1,813 @@
+//! What a client decides, step by step: whom it dials, when it pauses, when a session is over
+//! or replaced, and what its application is told.
+//!
+//! ```text
+//!  round: each server that is not ruled out, in order
+//!    ├ one answers ──▶ session ──▶ lost ─┬─▶ a new round at once, from the next server on
+//!    │                                   ├─▶ the rest of this round, if the session was short
+//!    │                                   └─▶ pause, if there is no other server or no rest
+//!    ├ none answers ──▶ pause ──▶ next round
+//!    ├ ConnectionAborted ──▶ the end
+//!    └ the last one is ruled out ──▶ the end
+//! ```
+//!
+//! A client that was renewed replaces its session when the moment has come:
+//!
+//! ```text
+//!  requests under way are answered, new ones wait          5 s at most
+//!  the queue goes out, close_notify      frames wait       30 s at most (write_timeout)
+//!  the server deals with all of it, sends its rest, ends
+//!  Disconnected { Renewed }
+//!  attempts with the new certificate, else the old one     10 s, then frames wait no more
+//!  Connected                             what waited goes out first
+//! ```
+//!
+//! A client that a draining server asks to leave does the same at a random moment, with
+//! Disconnected { Draining }, and tries each of its servers, the next one first.
+//!
+//! Two sessions never stand side by side: a server can let the second take the
+//! first over only where both certificates are bound to the UUID by one authority
+//! (docs/admission.md), and it would leave what the first has sent and nobody has
+//! dealt with. Ending the first in order is exact for all of them.
+//!
+//! This module is public for simulations, as [`crate::server::core`] is. A [`ClientCore`] has
+//! no threads, no sockets and no clock. Its owner calls [`ClientCore::step`] with the time,
+//! does what the [`Next`] says, and steps again when something has happened or the time has
+//! come. [`Client`](super::Client) runs it on its supervisor thread.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+use std::{io, mem};
+
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, Select, TryRecvError, never};
+use log::{debug, info, warn};
+use uuid::Uuid;
+
+use super::credentials::{self, Credentials};
+pub use super::event::Facts;
+use super::handle::{ClientState, Counts, lock};
+use super::inbound::Inbound;
+pub use super::session::SessionSink;
+use super::uplink::Uplink;
+use super::uuid_file::Claimed;
+use super::{
+    ClientConfig, ClientError, ClientEvent, ClientHandle, DialError, DialFault, DisconnectReason, LOG,
+    RequestError, ServerInfo,
+};
+use crate::proto::{ErrorCode, Frame, Refusal};
+use crate::request::{Answer, Outstanding};
+use crate::wire::Decoder;
+use ssntp_transport::pki::{CertificateDer, Identity};
+use ssntp_transport::{Cancel, LinkConfig, Outbox, Target};
+
+/// How long after its last byte a session waits for the server to end its
+/// side.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// How long a session that is to be replaced stays for the answers to requests:
+/// as long as most wait for one.
+const ANSWERS: Duration = Duration::from_secs(5);
+/// How often it is looked whether they have come. An answer is rare at such a moment, and a
+/// signal for it would cost each other answer.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How long frames wait for the session that replaces another, and for the
+/// attempts that are under way then: longer than a server that restarts
+/// at the same time takes.
+const GAP: Duration = Duration::from_secs(10);
+
+/// When a step is taken, and a random number for what it draws.
+#[derive(Clone, Copy, Debug)]
+pub struct At {
+    /// The time.
+    pub now: Instant,
+    /// The time of day, at which certificates are valid or not.
+    pub wall: SystemTime,
+    /// From 0 to 1, drawn anew for each step.
+    pub share: f64,
+}
+
+/// What the owner of a [`ClientCore`] does next.
+#[derive(Debug)]
+pub enum Next {
+    /// Dial a server, and call [`ClientCore::dialled`].
+    Dial(Trial),
+    /// Wait until then, or until something happens: the session ends, or the application or the
+    /// server wants something.
+    Wait(Option<Instant>),
+    /// Shut the session's stream down. What waits is lost.
+    Abort,
+    /// Wait until reader and writer of the session have ended.
+    Join,
+    /// The client has ended.
+    End,
+}
+
+/// An attempt at a server.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// Which one of the configuration's.
+    pub server: usize,
+    /// Where it is.
+    pub target: Target,
+    pub(super) credentials: Credentials,
+}
+
+impl Trial {
+    /// What to show there.
+    pub fn identity(&self) -> &Identity {
+        &self.credentials.identity
+    }
+}
+
+/// What is known of a server that has confirmed a session with CONNECTED.
+#[derive(Debug)]
+pub struct Standing {
+    /// The facts.
+    pub server: ServerInfo,
+    /// The payload of CONNECTED.
+    pub configuration: Bytes,
+    /// The server's certificates, its own first.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// The name that they prove.
+    pub name: String,
+}
+
+/// What a session's reader and writer are made of, for [`ClientCore::begin`].
+#[derive(Debug)]
+pub struct Up {
+    server: ServerInfo,
+    decoder: Decoder,
+    outbox: Outbox,
+    sink: SessionSink,
+}
+
+/// All that a client decides with.
+#[derive(Debug)]
+pub struct ClientCore {
+    state: Arc<ClientState>,
+    config: Arc<ClientConfig>,
+    servers: Vec<Server>,
+    stage: Stage,
+    /// The server that is tried next, and how many are left to be tried until the next pause.
+    next: usize,
+    left: usize,
+    /// What went wrong in this round, and whether it has begun with all servers.
+    errors: Vec<DialError>,
+    is_whole: bool,
+    /// Whole rounds since the last session, and how many there may be.
+    rounds: u32,
+    attempts: Option<u32>,
+    /// What attempts use, and the identity of the last session that stood.
+    credentials: Credentials,
+    proven: Option<Identity>,
+    /// The application has replaced the credentials.
+    news: Receiver<()>,
+    /// When the session is to be replaced.
+    move_at: Option<Instant>,
+    /// In a gap, when frames wait no more.
+    gap: Option<Instant>,
+    /// Whether the log says that our certificate is not valid.
+    told_invalid: bool,
+    /// Rounds that failed, and sessions that did not last, in a row.
+    setbacks: u32,
+    /// Kept until the client ends: the UUID is in use as long.
+    _uuid: Claimed,
+}
+
+#[derive(Debug)]
+struct Server {
+    target: Target,
+    /// Why it is not tried again.
+    ruled_out: Option<DialError>,
+    /// Whether a session has stood with it.
+    known: bool,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// A round begins.
+    Round,
+    /// The next server of the round.
+    Tries,
+    /// An attempt; what the server said to the newest identity, if it is with an older one.
+    Dials(Box<Trial>, Option<DialError>),
+    Pauses(Instant),
+    Stands(Box<Session>),
+    Over,
+}
+
+/// A session, from CONNECTED until its threads have ended.
+#[derive(Debug)]
+struct Session {
+    at: usize,
+    began: Instant,
+    outbox: Outbox,
+    standing: Standing,
+    /// Tells why the session is over; disconnected once its threads are.
+    over: Receiver<DisconnectReason>,
+    told: Option<DisconnectReason>,
+    is_gone: bool,
+    /// Tells within what time the server asks this client to leave.
+    drains: Receiver<Duration>,
+    leave: Option<Instant>,
+    /// Whether a server that is not trusted any more is that because its
+    /// certificate is revoked.
+    is_revoked: bool,
+    /// Why it ends, once it does.
+    reason: DisconnectReason,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    Stands,
+    /// Requests under way are answered.
+    Answers(Instant),
+    /// The queue goes out, and the server deals with it.
+    Parts(Instant),
+    /// It took too long.
+    Aborted,
+    /// The application knows that it is over.
+    Leaves(Instant),
+    Joins,
+    Joined,
+}
+
+impl ClientCore {
+    /// A client that has done nothing yet, and where its events arrive. The channel has a bound:
+    /// a step that tells the application something waits for room.
+    ///
+    /// # Errors
+    /// As [`Client::start`](super::Client::start).
+    pub fn new(config: ClientConfig) -> Result<(Self, Receiver<ClientEvent>), ClientError> {
+        let uuid = config.claim_uuid()?;
+        let (config, cancel) = (Arc::new(config), Cancel::new());
+        let credentials = Credentials::new(&config.identity, &config.trust, config.resumption)?;
+        let (tell, news) = crossbeam_channel::bounded(1);
+        let (inbound, events) = Inbound::new(config.inbound, cancel.done().clone());
+        let state = Arc::new(ClientState {
+            uuid: uuid.uuid,
+            role: config.role,
+            max_payload: config.max_payload,
+            operands: config.operands.clone(),
+            requests: Mutex::new(Outstanding::new(config.max_requests)),
+            asked: Arc::default(),
+            send_timeout: config.send_timeout,
+            uplink: Uplink::new(uuid.uuid, config.role, config.offline, config.queue),
+            resumption: config.resumption,
+            credentials: Mutex::new(credentials.clone()),
+            in_use: Mutex::new(None),
+            news: tell,
+            inbound: Mutex::new(Some(inbound)),
+            configuration: Mutex::new(None),
+            failures: Mutex::new(Vec::new()),
+            counts: Counts::new(),
+            cancel,
+        });
+        let servers = config.servers().into_iter().map(|target| Server {
+            target,
+            ruled_out: None,
+            known: false,
+        });
+        let core = Self {
+            state,
+            servers: servers.collect(),
+            stage: Stage::Round,
+            next: 0,
+            left: 0,
+            errors: Vec::new(),
+            is_whole: true,
+            rounds: 0,
+            attempts: config.first_attempts.or(config.attempts),
+            config,
+            credentials,
+            proven: None,
+            news,
+            move_at: None,
+            gap: None,
+            told_invalid: false,
+            setbacks: 0,
+            _uuid: uuid,
+        };
+        Ok((core, events))
+    }
+
+    /// A handle of the client.
+    pub fn handle(&self) -> ClientHandle {
+        ClientHandle::new(Arc::clone(&self.state))
+    }
+
+    pub(super) fn parts(&self) -> (Arc<ClientConfig>, Arc<ClientState>) {
+        (Arc::clone(&self.config), Arc::clone(&self.state))
+    }
+
+    /// As [`ClientHandle::request_to`], but does not wait: where the answer arrives. `None` while
+    /// new requests wait for the next session.
+    pub fn ask(&self, whom: Uuid, frame: &Frame) -> Option<Result<Receiver<Answer>, RequestError>> {
+        let asked = self.state.ask(whom, frame, Duration::ZERO)?;
+        Some(asked.map(|(_, answered)| answered))
+    }
+
+    /// The name and the time limits of the session's reader and writer.
+    pub fn link(&self) -> LinkConfig {
+        LinkConfig {
+            name: "ssntp-client".into(),
+            write_timeout: Some(self.config.write_timeout),
+            // As long as a server may take to deal with all that it was sent, where
+            // the session is to be replaced. Every other end has a limit below.
+            linger: self.config.write_timeout,
+        }
+    }
+
+    /// Does what is due, and says what comes next.
+    pub fn step(&mut self, at: At) -> Next {
+        loop {
+            let stage = mem::replace(&mut self.stage, Stage::Over);
+            let (stage, next) = self.go(stage, at);
+            self.stage = stage;
+            if let Some(next) = next {
+                return next;
+            }
+        }
+    }
+
+    fn go(&mut self, stage: Stage, at: At) -> (Stage, Option<Next>) {
+        match stage {
+            Stage::Over => (Stage::Over, Some(Next::End)),
+            Stage::Stands(session) => self.stand(session, at),
+            _ if self.state.cancel.is_cancelled() => (self.end(ClientError::Closed), None),
+            Stage::Round => {
+                if self.left == 0 {
+                    self.left = self.servers.len();
+                }
+                self.is_whole = self.left == self.servers.len();
+                self.errors.clear();
+                // So that credentials that were renewed during the pause are used at once.
+                self.adopt_news();
+                (Stage::Tries, None)
+            }
+            Stage::Tries => (self.try_next(at), None),
+            Stage::Dials(trial, refused) => (Stage::Dials(trial.clone(), refused), Some(Next::Dial(*trial))),
+            Stage::Pauses(until) if self.adopt_news() || at.now >= until => (Stage::Round, None),
+            Stage::Pauses(until) => (stage, Some(Next::Wait(Some(until)))),
+        }
+    }
+
+    /// Waits as [`Next::Wait`] says.
+    pub(super) fn wait(&self, until: Option<Instant>) {
+        let mut select = Select::new();
+        select.recv(&self.news);
+        // A channel that has ended is always ready.
+        if !self.state.cancel.is_cancelled() {
+            select.recv(self.state.cancel.done());
+        }
+        if let Stage::Stands(session) = &self.stage {
+            select.recv(&session.over);
+            select.recv(&session.drains);
+        }
+        match until {
+            Some(until) => drop(select.ready_deadline(until)),
+            None => drop(select.ready()),
+        }
+    }
+
+    fn end(&self, reason: ClientError) -> Stage {
+        match &reason {
+            ClientError::Closed => info!(target: LOG, "{}: closed", self.name()),
+            reason => warn!(target: LOG, "{}: ended: {reason}", self.name()),
+        }
+        // Where the client was closed, `ClientState::close` has told the
+        // application already.
+        if !self.state.cancel.is_cancelled() {
+            self.state.end(reason);
+        }
+        Stage::Over
+    }
+
+    fn try_next(&mut self, at: At) -> Stage {
+        while self.left > 0 {
+            let server = self.next % self.servers.len();
+            (self.next, self.left) = (server + 1, self.left - 1);
+            if let Some(error) = &self.servers[server].ruled_out {
+                self.errors.push(error.clone());
+                continue;
+            }
+            let trial = Trial {
+                server,
+                target: self.servers[server].target.clone(),
+                credentials: self.credentials.clone(),
+            };
+            return Stage::Dials(Box::new(trial), None);
+        }
+        // New credentials may mend what ruled a server out.
+        if self.servers.iter().all(|server| server.ruled_out.is_some()) {
+            return match self.adopt_news() {
+                true => Stage::Round,
+                false => self.end(ClientError::NoServerLeft(self.errors.clone())),
+            };
+        }
+        if self.gap.take_if(|until| at.now >= *until).is_some() {
+            self.state.hold_requests(false);
+            self.state.counts.lose(self.state.uplink.give_up());
+        }
+        lock(&self.state.failures).clone_from(&self.errors);
+        self.rounds += u32::from(self.is_whole);
+        if self.attempts.is_some_and(|attempts| self.rounds >= attempts) {
+            return self.end(ClientError::GaveUp {
+                attempts: self.rounds,
+                last: self.errors.clone(),
+            });
+        }
+        self.pause(at)
+    }
+
+    /// The pause before the next round, which ends when the credentials are renewed.
+    fn pause(&mut self, at: At) -> Stage {
+        let pause = self.config.backoff.ceiling(self.setbacks).mul_f64(at.share);
+        self.setbacks = self.setbacks.saturating_add(1);
+        debug!(target: LOG, "{}: next attempt in {pause:?}", self.name());
+        Stage::Pauses(at.now + pause)
+    }
+
+    /// An attempt is over. Where a session stands, it is to [`begin`](Self::begin); `None` as
+    /// well where the client was closed meanwhile.
+    pub fn dialled(&mut self, result: Result<Standing, DialFault>, at: At) -> Option<Up> {
+        let Stage::Dials(trial, refused) = mem::replace(&mut self.stage, Stage::Tries) else {
+            return None;
+        };
+        match result {
+            Ok(standing) => return self.stands(&trial, refused.as_ref(), standing, at),
+            Err(_) if self.state.cancel.is_cancelled() => {}
+            Err(fault) => {
+                let server = trial.target.to_string();
+                let first = refused.is_none();
+                let error = refused.unwrap_or(DialError { server, fault });
+                let older = self
+                    .credentials
+                    .older(self.proven.as_ref(), &error.fault, at.wall);
+                self.stage = match older.filter(|_| first) {
+                    // A second attempt with the identity of the last session, where the server
+                    // does not take a newer one.
+                    Some(credentials) => Stage::Dials(
+                        Box::new(Trial {
+                            credentials,
+                            ..*trial
+                        }),
+                        Some(error),
+                    ),
+                    None => self.note(trial.server, error, at),
+                };
+            }
+        }
+        None
+    }
+
+    /// What a failed attempt means for later ones.
+    fn note(&mut self, server: usize, error: DialError, at: At) -> Stage {
+        self.state.counts.failed(&error.fault);
+        if matches!(error.fault, DialFault::Refused(Refusal::PeerAborted)) {
+            return self.end(ClientError::Aborted { server: error.server });
+        }
+        self.tell_invalid(at.wall);
+        // A server that was reached once is there: its fault is somebody's mistake of today, such
+        // as an expired certificate. One that was never reached may be a mistake in our settings.
+        if error.fault.may_retry() || self.servers[server].known && error.fault.may_be_mended() {
+            warn!(target: LOG, "{}: cannot connect to {error}", self.name());
+        } else {
+            warn!(target: LOG, "{}: not tried again: {error}", self.name());
+            self.servers[server].ruled_out = Some(error.clone());
+        }
+        self.errors.push(error);
+        Stage::Tries
+    }
+
+    /// A server has confirmed a session; what it `refused` before, if it is with an older identity.
+    fn stands(
+        &mut self,
+        trial: &Trial,
+        refused: Option<&DialError>,
+        standing: Standing,
+        at: At,
+    ) -> Option<Up> {
+        let identity = trial.credentials.identity.clone();
+        if let Some(error) = refused {
+            let until = identity.info().not_after_text();
+            self.state.counts.failed(&error.fault);
+            warn!(target: LOG, "{}: the new certificate is not taken ({error}); the old one goes on until {until}", self.name());
+        }
+        self.move_at = None;
+        if !self.credentials.has(&identity) {
+            // The server has only no room at present, so the new certificate is tried again soon.
+            let for_now = refused.is_some_and(|error| match &error.fault {
+                DialFault::Refused(refusal) => refusal.may_retry(),
+                _ => false,
+            });
+            self.move_at = Some(credentials::moment_after_refusal(&identity, for_now, at));
+        }
+        lock(&self.state.in_use).clone_from(&Some(identity.clone()));
+        self.proven = Some(identity);
+        lock(&self.state.failures).clear();
+        self.servers[trial.server].known = true;
+        (self.gap, self.rounds, self.attempts) = (None, 0, self.config.attempts);
+        self.state.configure(&standing.configuration);
+        self.state.hold_requests(false);
+        let Some(outbox) = self.state.uplink.up(&standing.server) else {
+            self.stage = self.end(ClientError::Closed);
+            return None;
+        };
+        self.state.counts.begin(&outbox, at.now);
+        info!(target: LOG, "{}: connected to {}", self.name(), standing.server);
+        let (tell, over) = crossbeam_channel::bounded(1);
+        let (drain, drains) = crossbeam_channel::bounded(1);
+        let (state, server) = (&self.state, standing.server.clone());
+        let up = Up {
+            sink: SessionSink::new(Arc::clone(state), outbox.clone(), tell, drain),
+            decoder: Decoder::new(
+                state.max_payload,
+                server.tracing(),
+                state.operands.clone(),
+                Arc::clone(&state.counts.bad_traces),
+                (state.uuid, state.role),
+            ),
+            outbox: outbox.clone(),
+            server,
+        };
+        self.stage = Stage::Stands(Box::new(Session {
+            at: trial.server,
+            began: at.now,
+            outbox,
+            standing,
+            over,
+            told: None,
+            is_gone: false,
+            // A client that does not connect again stays until the server ends.
+            drains: if self.config.reconnect { drains } else { never() },
+            leave: None,
+            is_revoked: false,
+            reason: DisconnectReason::Closed,
+            phase: Phase::Stands,
+        }));
+        Some(up)
+    }
+
+    /// A session begins: `start` starts its reader and its writer, and the application is told.
+    pub fn begin<L>(
+        &mut self,
+        up: Up,
+        start: impl FnOnce(Decoder, Outbox, SessionSink) -> io::Result<L>,
+    ) -> Option<L> {
+        // The reader waits at this lock with its first frame until the
+        // application has been told of the session.
+        let mut inbound = lock(&self.state.inbound);
+        let started = start(up.decoder, up.outbox, up.sink);
+        if let Some(inbound) = &mut *inbound {
+            inbound.deliver(ClientEvent::Connected(up.server), 0);
+        }
+        if let (Err(e), Stage::Stands(session)) = (&started, &mut self.stage) {
+            let why = format!("cannot start a thread: {e}");
+            session.told = Some(DisconnectReason::Lost(why));
+        }
+        started.ok()
+    }
+
+    fn stand(&mut self, mut session: Box<Session>, at: At) -> (Stage, Option<Next>) {
+        let closed = self.state.cancel.is_cancelled();
+        match session.over.try_recv() {
+            Ok(reason) => session.told = Some(reason),
+            Err(TryRecvError::Disconnected) => {
+                session.is_gone = true;
+                session.told.get_or_insert_with(reader_ended);
+            }
+            Err(TryRecvError::Empty) => {}
+        }
+        let drains = session.drains.try_recv();
+        if drains != Err(TryRecvError::Empty) {
+            // It ends with the first message, or with the session's reader.
+            session.drains = never();
+            // At random, so that not all clients come to another server at once.
+            session.leave = drains.ok().map(|within| at.now + within.mul_f64(at.share));
+        }
+        let is_new = self.adopt_news();
+        let is_over = closed || session.told.is_some();
+        let (phase, next) = match session.phase {
+            Phase::Stands => match self.ends(&mut session, is_new, at) {
+                None => {
+                    let due = [self.due(), session.leave].into_iter().flatten().min();
+                    (Phase::Stands, Some(Next::Wait(due)))
+                }
+                Some(reason) => {
+                    session.reason = reason;
+                    let phase = match is_in_order(&session.reason) {
+                        true => {
+                            self.state.hold_requests(true);
+                            Phase::Answers(at.now + ANSWERS)
+                        }
+                        false => self.part(&session, at),
+                    };
+                    (phase, None)
+                }
+            },
+            Phase::Answers(until) => {
+                let is_idle =
+                    lock(&self.state.requests).is_idle() && Arc::strong_count(&self.state.asked) == 1;
+                if is_over {
+                    self.state.hold_requests(false);
+                    session.reason = session.told.clone().unwrap_or(DisconnectReason::Closed);
+                }
+                match is_over || is_idle || at.now >= until {
+                    true => (self.part(&session, at), None),
+                    false => (session.phase, Some(Next::Wait(Some(until.min(at.now + LOOK))))),
+                }
+            }
+            // What the server has sent until its end is delivered before that.
+            Phase::Parts(_) | Phase::Aborted if is_over => (self.down(&mut session, at), None),
+            Phase::Parts(until) if at.now < until => (session.phase, Some(Next::Wait(Some(until)))),
+            Phase::Parts(_) => (Phase::Aborted, Some(Next::Abort)),
+            Phase::Aborted => (session.phase, Some(Next::Wait(None))),
+            Phase::Leaves(_) if session.is_gone => (Phase::Joins, None),
+            Phase::Leaves(until)
+                if at.now >= until || closed && session.reason != DisconnectReason::Closed =>
+            {
+                (Phase::Joins, Some(Next::Abort))
+            }
+            Phase::Leaves(until) => (session.phase, Some(Next::Wait(Some(until)))),
+            Phase::Joins => (Phase::Joined, Some(Next::Join)),
+            Phase::Joined => {
+                self.state.counts.finish(at.now);
+                return (self.after(*session, at), None);
+            }
+        };
+        session.phase = phase;
+        (Stage::Stands(session), next)
+    }
+
+    /// Why a session that stands has to end now, if it does.
+    fn ends(&mut self, session: &mut Session, is_new: bool, at: At) -> Option<DisconnectReason> {
+        let is_due = |when: Option<Instant>| when.is_some_and(|when| at.now >= when);
+        if session.told.is_some() {
+            return session.told.clone();
+        }
+        if self.state.cancel.is_cancelled() {
+            return Some(DisconnectReason::Closed);
+        }
+        if is_new {
+            let (chain, name) = (&session.standing.chain, &session.standing.name);
+            if let Some((why, revoked)) = self.credentials.connector.objection(chain, name) {
+                session.is_revoked = revoked;
+                return Some(DisconnectReason::Certificate(why));
+            }
+            self.plan(at);
+        }
+        if is_due(self.due()) {
+            return Some(DisconnectReason::Renewed);
+        }
+        is_due(session.leave).then_some(DisconnectReason::Draining)
+    }
+
+    /// When the session is to be replaced.
+    fn due(&self) -> Option<Instant> {
+        self.move_at.filter(|_| self.config.reconnect)
+    }
+
+    /// Lets a session part from its server, if it has the time.
+    fn part(&self, session: &Session, at: At) -> Phase {
+        // How long the server may take to deal with what it was sent, and to end
+        // its side. One that is a stranger now gets no new frame, and hardly time;
+        // one whose certificate is revoked gets nothing at all.
+        let limit = match &session.reason {
+            reason if is_in_order(reason) => self.config.write_timeout,
+            DisconnectReason::Certificate(_) if session.is_revoked => Duration::ZERO,
+            DisconnectReason::Certificate(_) => LINGER,
+            // `down` follows at once, because the session is over.
+            _ => return Phase::Aborted,
+        };
+        self.state.hold_requests(true);
+        self.state.uplink.part();
+        Phase::Parts(at.now + limit)
+    }
+
+    /// The session is over, or the client is closed; the threads may still send what waits.
+    fn down(&self, session: &mut Session, at: At) -> Phase {
+        self.state.uplink.down();
+        self.state.cancel_requests();
+        *lock(&self.state.in_use) = None;
+        if self.state.cancel.is_cancelled() {
+            // The queue is sent first: what `send` has taken before a close is to arrive.
+            session.reason = DisconnectReason::Closed;
+            session.outbox.close();
+            return Phase::Leaves(at.now + self.config.grace);
+        }
+        let reason = &session.reason;
+        let aborted = *reason == DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED);
+        match is_in_order(reason) {
+            true => info!(target: LOG, "{}: disconnected: {reason}", self.name()),
+            false => warn!(target: LOG, "{}: disconnected: {reason}", self.name()),
+        }
+        self.state.deliver(ClientEvent::Disconnected {
+            reason: reason.clone(),
+            retrying: self.config.reconnect && !aborted,
+        });
+        // A server that ended its side may still receive; any other one that
+        // this client has ended the session with does not deserve the wait.
+        Phase::Leaves(match reason {
+            DisconnectReason::PeerClosed => at.now + self.config.write_timeout,
+            _ if is_in_order(reason) => at.now + self.config.write_timeout,
+            _ => at.now + LINGER,
+        })
+    }
+
+    /// What follows a session whose threads have ended.
+    fn after(&mut self, session: Session, at: At) -> Stage {
+        match session.reason {
+            DisconnectReason::Closed => return self.end(ClientError::Closed),
+            DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED) => {
+                let server = session.standing.server.name().to_owned();
+                return self.end(ClientError::Aborted { server });
+            }
+            reason if !self.config.reconnect => return self.end(ClientError::Disconnected(reason)),
+            reason @ (DisconnectReason::Renewed | DisconnectReason::Draining) => {
+                if reason == DisconnectReason::Renewed {
+                    self.next = session.at;
+                }
+                self.left = 0;
+                // The old session ended in order, so what is sent meanwhile waits a little for
+                // the next one, as if there were no gap.
+                self.gap = Some(at.now + GAP);
+                return Stage::Round;
+            }
+            DisconnectReason::Certificate(_) => self.gap = Some(at.now + GAP),
+            DisconnectReason::PeerRefused(_) => self.tell_invalid(at.wall),
+            _ => {}
+        }
+        // The pauses start over only after a session that lasted. A server
+        // that admits a client and ends it at once would otherwise be dialled
+        // again without a pause.
+        let lasted = at.now.saturating_duration_since(session.began);
+        if lasted > self.config.backoff.ceiling(self.setbacks) {
+            self.setbacks = 0;
+            let in_use = self.servers.iter().filter(|server| server.ruled_out.is_none());
+            if in_use.count() > 1 {
+                self.left = self.servers.len();
+            }
+        }
+        match self.left {
+            0 => self.pause(at),
+            _ => Stage::Round,
+        }
+    }
+
+    /// Takes what the application has replaced the credentials with; false where
+    /// it has not.
+    fn adopt_news(&mut self) -> bool {
+        if self.news.try_recv().is_err() {
+            return false;
+        }
+        self.credentials = lock(&self.state.credentials).clone();
+        self.told_invalid = false;
+        let not_after = self.credentials.identity.info().not_after_text();
+        info!(target: LOG, "{}: renewed: the certificate is valid until {not_after}", self.name());
+        for server in &mut self.servers {
+            // They were ruled out with the former credentials.
+            server.ruled_out = None;
+        }
+        true
+    }
+
+    /// Says, once, what a server does not: that it is our own certificate, or our
+    /// clock, that stands in the way.
+    fn tell_invalid(&mut self, wall: SystemTime) {
+        if let Err(why) = self.credentials.identity.info().check_validity(wall)
+            && !mem::replace(&mut self.told_invalid, true)
+        {
+            warn!(target: LOG, "{}: our own certificate is not valid: {why}; no server takes it", self.name());
+        }
+    }
+
+    /// Says when a session that stands with another identity than the newest one
+    /// is to be replaced. What was planned before is not put off.
+    fn plan(&mut self, at: At) {
+        let older = self
+            .proven
+            .as_ref()
+            .filter(|proven| !self.credentials.has(proven));
+        self.move_at = older.map(|older| {
+            let moment = credentials::moment(older, self.config.renewal_spread, at);
+            self.move_at.map_or(moment, |planned| planned.min(moment))
+        });
+    }
+
+    fn name(&self) -> String {
+        format!("{} ({})", self.state.uuid, self.state.role)
+    }
+}
+
+/// Whether a session is replaced, so that nothing of it is to be lost.
+fn is_in_order(reason: &DisconnectReason) -> bool {
+    matches!(reason, DisconnectReason::Renewed | DisconnectReason::Draining)
+}
+
+fn reader_ended() -> DisconnectReason {
+    DisconnectReason::Lost("its reader ended".into())
+}
