@@ -25,6 +25,11 @@ use super::wire::renew;
 /// Whether packets that cross a bridge pass the filters for IP too, in this namespace.
 const BRIDGED: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
 
+/// Whether a setting of the kernel is on; one that is not there is off.
+fn is_on(setting: std::io::Result<Vec<u8>>) -> bool {
+    setting.is_ok_and(|value| value.starts_with(b"1"))
+}
+
 /// What the kernel had when it was looked at.
 #[derive(Default)]
 struct Looked {
@@ -60,7 +65,7 @@ impl Networks {
         let may = tools::nft_check(&network.table(&Made::default()));
         may.map_err(|why| format!("tenants' networks need CAP_NET_ADMIN, ip and nft: {why}"))?;
         // Only a kernel that has this filter has the setting, one in each namespace.
-        if fs::read(BRIDGED).is_ok_and(|on| on.starts_with(b"1")) {
+        if is_on(fs::read(BRIDGED)) {
             warn!(
                 "tenants' networks: the IP filters of this host get the packets of its bridges as \
                  well, which is slow, and may drop them: {BRIDGED} is 1"

@@ -65,7 +65,7 @@ pub(super) struct AddArgs {
 /// Free the address of an instance that will not come back
 ///
 /// The address of an instance is freed when the instance is deleted; this is for an
-/// instance whose node is lost.
+/// instance whose node is lost. It is refused while the node of the instance is connected.
 #[derive(Debug, clap::Args)]
 pub(super) struct ReleaseArgs {
     #[command(flatten)]

@@ -273,3 +273,11 @@ fn what_is_missing_is_named() {
         assert!(why.contains("overlaps the underlay"), "{why}");
     });
 }
+
+#[test]
+fn bridges_pass_the_filters_for_ip_only_where_the_setting_is_there_and_on() {
+    assert!(is_on(Ok(b"1\n".to_vec())));
+    assert!(!is_on(Ok(b"0\n".to_vec())));
+    assert!(!is_on(Ok(Vec::new())));
+    assert!(!is_on(Err(std::io::ErrorKind::NotFound.into())));
+}
