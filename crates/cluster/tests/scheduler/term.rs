@@ -149,11 +149,19 @@ fn says(agent: &mut Client, controller: &mut Client, instance: Uuid, state: Inst
     }
 }
 
-/// A START of a node that has said READY. It may be told of the READY later than of the START,
-/// which then waits for it.
+/// A START of a node that has said READY.
 fn starts(controller: &mut Client, agent: &mut Client) -> Uuid {
     let start = start(100);
     agent.send_payload(&ready(agent.uuid, 1000));
+    // Its STATS come after that, also by way of a link. A leader that did not know the node would
+    // refuse the START.
+    agent.send_payload(&stats(agent.uuid, &[]));
+    loop {
+        let told: Stats = until(controller, Command::STATS).payload().unwrap();
+        if told.node_uuid == agent.uuid {
+            break;
+        }
+    }
     controller.send_payload(&start);
     expect_start(agent, &start);
     start.instance_uuid
