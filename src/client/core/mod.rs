@@ -108,7 +108,7 @@ impl Trial {
     }
 }
 
-/// What is known of a server that has confirmed a session with CONNECTED.
+/// The facts of a server that has confirmed a session with CONNECTED.
 #[derive(Debug)]
 pub struct Standing {
     /// The facts.
@@ -414,7 +414,7 @@ impl ClientCore {
         None
     }
 
-    /// What a failed attempt means for later ones.
+    /// Notes a failed attempt, and whether its server is tried again.
     fn note(&mut self, server: usize, error: DialError, at: At) -> Stage {
         self.state.counts.failed(&error.fault);
         if matches!(error.fault, DialFault::Refused(Refusal::PeerAborted)) {

@@ -421,14 +421,19 @@ impl Scheduler {
             let why = "too many changes wait for the disk".to_owned();
             return tell(cx, from, &refused(&asked, (Refusal::Full, why)));
         }
-        // Its node goes on using the address, and another instance would get it as well.
+        // The instance would go on with the address, and another one would get it as well.
         let released = asked
             .instance_uuid
             .uuid()
             .filter(|_| asked.action == Action::Release);
-        let node = released.and_then(|instance| self.instances.node_of(instance));
-        if let Some(node) = node.filter(|node| self.nodes.is_connected(*node)) {
-            let why = format!("node {node} has this instance: delete it, which frees its address");
+        let why = match released.and_then(|instance| self.instances.taken(instance)) {
+            Some((_, None)) => Some("its START waits for a node".to_owned()),
+            Some((_, Some(node))) if self.nodes.is_connected(node) => Some(format!(
+                "node {node} has this instance: delete it, which frees its address"
+            )),
+            _ => None,
+        };
+        if let Some(why) = why {
             return tell(cx, from, &refused(&asked, (Refusal::InUse, why)));
         }
         let (answer, has_changed) = match self.tenants.handle(&asked) {

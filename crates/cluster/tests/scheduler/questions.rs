@@ -8,7 +8,7 @@ use ssntp::payload::{ListSessions, Sessions, Tenant, TenantAction, TenantEntry, 
 use ssntp_cluster::controller::{AskError, Controller, ControllerConfig};
 use uuid::Uuid;
 
-use super::{Cluster, client, nothing_comes_of, start, start_on, stats};
+use super::{Cluster, client, expect_start, nothing_comes_of, ready, start, stats};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -74,7 +74,7 @@ fn a_question_that_the_scheduler_does_not_take_is_refused() {
 fn the_address_of_an_instance_is_not_released_while_a_connected_node_has_it() {
     let cluster = Cluster::strict();
     let mut controller = cluster.controller();
-    let mut node = cluster.node(1000, &mut [&mut controller]);
+    let mut node = cluster.agent(Role::AGENT, &mut [&mut controller]);
     let ordered = start(10);
     let ask = |controller: &mut client::Client, action: TenantAction| -> Tenants {
         controller.drain();
@@ -101,7 +101,13 @@ fn the_address_of_an_instance_is_not_released_while_a_connected_node_has_it() {
             .len(),
         1
     );
-    start_on(&mut controller, &mut node, &ordered);
+    // The START waits for the node's READY.
+    controller.send_payload(&ordered);
+    let refused = ask(&mut controller, TenantAction::Release);
+    assert_eq!(refused.reason, TenantRefusal::InUse);
+    assert_eq!(refused.detail, "its START waits for a node");
+    node.send_payload(&ready(node.uuid, 1000));
+    expect_start(&mut node, &ordered);
     node.send_payload(&stats(node.uuid, &[ordered.instance_uuid]));
     nothing_comes_of(&mut node, &mut []);
     let refused = ask(&mut controller, TenantAction::Release);

@@ -109,7 +109,7 @@ impl World {
         Ok(())
     }
 
-    /// Where all is at rest, each controller sees what runs.
+    /// Once nothing happens any more, each controller must see what runs.
     pub(super) fn check_the_cluster(&self) -> Result<(), String> {
         let mut log = self.log.lock().unwrap();
         let stands = |connection: &&Connection| {

@@ -237,7 +237,7 @@ impl Spec {
         ];
         for (at, value, least, most) in numbers.into_iter().chain(of_health) {
             if value < least {
-                return wrong(at, format!("it is {value}"));
+                return wrong(at, format!("it is {value}, and has to be {least} at least"));
             } else if value > most {
                 return wrong(at, format!("it is more than {most} s"));
             }

@@ -312,7 +312,7 @@ fn a_page_asks_for_itself_at_most_four_times_a_second_however_much_happens() {
             times.windows(2).all(|pair| pair[1] - pair[0] >= 250),
             "{fails}: {times:?}"
         );
-        // What happened last is shown, too, and then there is silence.
+        // The last event is shown as well, and after it the page asks for nothing.
         browser.value("test.pass(1000, false)");
         assert_eq!(browser.value("test.last >= test.happened"), true);
         assert_eq!(browser.value("test.pass(60000, false).length"), 0);
