@@ -7,11 +7,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use ipnet::IpNet;
 use uuid::Uuid;
 
 use super::nodes::detached;
 use super::{Scheduler, answers, relay};
-use crate::subnet::Subnet;
+use crate::subnet;
 use ssntp::Role;
 use ssntp::payload::{Error, Id, PublicIpAssigned, PublicIpUnassigned, TenantAdded, TenantRemoved};
 use ssntp::proto::{Event, Frame};
@@ -29,7 +30,7 @@ const MOST_OF_AGENT: usize = 4096;
 /// concentrator that was away learns of a tenant when its agent reports it again.
 const MOST_TENANTS: usize = 65_536;
 /// A concentrator, a tenant, and the subnet of the tenant that it serves.
-type Served = (Uuid, Id, Subnet);
+type Served = (Uuid, Id, IpNet);
 
 /// The connected concentrators that have reported something, by UUID.
 #[derive(Debug, Default)]
@@ -143,14 +144,14 @@ fn read(frame: &Frame) -> Result<(Id, Id, Id, String), Error> {
 impl Scheduler {
     /// Takes in TenantAdded or TenantRemoved of an agent, for the concentrator that it names.
     pub(super) fn tenant_event(&mut self, cx: &mut Context<'_>, from: &SessionInfo, frame: &Frame) {
-        let (agent, cnci, tenant, subnet) = match read(frame) {
+        let (agent, cnci, tenant, net) = match read(frame) {
             Ok(read) => read,
             Err(e) => return answers::refuse(cx, from, frame, &e.into()),
         };
         if !agent.is_empty() && agent != from.uuid() {
             return self.reject_report(cx, from, frame, &format_args!("of agent {agent}"));
         }
-        let served = cnci.uuid().zip(subnet.parse().ok());
+        let served = cnci.uuid().zip(subnet::network(&net).ok());
         // If the concentrator is away, this fails, and the event is told when it returns.
         let is_heard = relay::forward(cx, &mut self.log, from, frame, Ok((cnci, Role::CNCIAGENT))).is_ok();
         let Some((cnci, subnet)) = served else { return };
@@ -189,7 +190,7 @@ mod tests {
     #[test]
     fn what_agents_tell_of_tenants_has_a_bound_for_each_and_in_all() {
         let mut cncis = Cncis::default();
-        let subnet: Subnet = "172.16.0.0/24".parse().unwrap();
+        let subnet = subnet::network("172.16.0.0/24").unwrap();
         let mut remember = |agent: u128, tenant: usize, len: usize| {
             let served = (Uuid::nil(), Id::from(tenant.to_string().as_str()), subnet);
             let frame = Frame::with_payload(Event::TENANT_ADDED, vec![b' '; len]);

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::machine::{self, Facts};
 use crate::scheduler::placement::Needs;
-use crate::subnet::{Subnet, removed};
+use crate::subnet::{self, removed};
 use ssntp::Role;
 use ssntp::payload::yaml::MAX_DOCUMENT_LEN;
 use ssntp::payload::{
@@ -356,7 +356,7 @@ impl Control {
             return None;
         }
         // Without a subnet there is nothing to send through a tunnel.
-        let subnet: Subnet = networking.subnet.parse().ok()?;
+        let subnet = subnet::network(&networking.subnet).ok()?;
         let own_key = match subnet.network() {
             IpAddr::V4(network) => subnet_key(network),
             IpAddr::V6(_) => 0,
@@ -378,16 +378,12 @@ impl Control {
         if let Some(network) = &self.settings.network {
             return network.address().to_string();
         }
-        let nets: Vec<Subnet> = self
-            .launcher
-            .compute_net
-            .iter()
-            .filter_map(|net| net.parse().ok())
-            .collect();
+        let nets = self.launcher.compute_net.iter();
+        let nets: Vec<_> = nets.filter_map(|net| subnet::network(net).ok()).collect();
         let ips = || self.facts.networks.iter().map(|network| &network.ip);
         let configured = |ip: &&String| {
             let ip = ip.parse::<IpAddr>();
-            ip.is_ok_and(|ip| nets.iter().any(|net| net.contains(ip)))
+            ip.is_ok_and(|ip| nets.iter().any(|net| net.contains(&ip)))
         };
         ips()
             .find(configured)

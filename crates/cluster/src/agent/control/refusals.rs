@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::agent::driver::{LaunchError, LaunchFault};
 use crate::network::{Attachment, Networks};
 use crate::refusal::Refused;
-use crate::subnet::{Subnet, is_mac};
+use crate::subnet::{self, is_mac};
 use ssntp::payload::{Networking, Start};
 
 impl From<&LaunchError> for Refused {
@@ -62,7 +62,7 @@ pub(super) fn check_networking(start: &Start, network: Option<&Networks>) -> Res
     if !vnic_mac.is_empty() && !is_mac(vnic_mac) {
         return Err(format!("{vnic_mac:?} is not a MAC address"));
     }
-    if !subnet.is_empty() && subnet.parse::<Subnet>().is_err() {
+    if !subnet.is_empty() && subnet::network(subnet).is_err() {
         return Err(format!("{subnet:?} is not a subnet"));
     }
     for ip in [private_ip, concentrator_ip] {

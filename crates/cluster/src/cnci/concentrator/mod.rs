@@ -21,7 +21,7 @@ use uuid::Uuid;
 use super::plane::DataPlane;
 use super::tables::{Tables, Tunnel};
 use crate::refusal::{self, Refused};
-use crate::subnet::Subnet;
+use crate::subnet::network;
 use ssntp::payload::{
     ConcentratorInstanceAdded, Configure, Id, InvalidConfiguration, Payload, PublicIpAssigned, RefreshCnci,
     TenantAdded, TenantRemoved,
@@ -275,8 +275,6 @@ fn now() -> Instant {
 }
 
 fn subnet(text: &str) -> Result<String, String> {
-    let subnet: Result<Subnet, _> = text.parse();
-    subnet
-        .map(|subnet| subnet.to_string())
-        .map_err(|_| format!("{text:?} is not a subnet"))
+    let subnet = network(text).map_err(|_| format!("{text:?} is not a subnet"))?;
+    Ok(subnet.to_string())
 }
