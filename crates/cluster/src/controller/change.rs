@@ -10,10 +10,11 @@ use super::{Ending, Failure};
 use ssntp::payload::{self, FrameTrace, Id, InstanceState, NodeStatus, NodeType};
 use ssntp::proto::FrameKind;
 
-/// A change of what a controller knows. Displayed as a sentence. Serialized as the
-/// UUIDs, states and addresses that it is about.
+/// A change of what a controller knows. Displayed as a sentence. Serialized as a word for programs,
+/// `event`, which is the name of the variant in snake case, and the UUIDs, states and addresses that
+/// it is about.
 #[derive(Clone, Debug, Serialize)]
-#[serde(untagged)]
+#[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Change {
     /// A session with the scheduler began; what the scheduler knows follows.
@@ -180,52 +181,18 @@ pub enum Change {
         configuration: Bytes,
     },
     /// A command of this or another controller failed.
-    #[serde(skip)]
-    Failed(Failure),
+    Failed(#[serde(skip)] Failure),
     /// A traced frame has arrived.
-    #[serde(skip)]
-    Traced(FrameTrace),
+    Traced(#[serde(skip)] FrameTrace),
     /// The payload of a frame cannot be read.
-    #[serde(skip)]
     Unreadable {
         /// The kind of the frame.
+        #[serde(skip)]
         kind: FrameKind,
         /// What is wrong with it.
+        #[serde(skip)]
         error: payload::Error,
     },
-}
-
-impl Change {
-    /// A word for programs: the name of the variant in snake case.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Online { .. } => "online",
-            Self::Offline { .. } => "offline",
-            Self::Ended { .. } => "ended",
-            Self::Missed { .. } => "missed",
-            Self::SnapshotComplete { .. } => "snapshot_complete",
-            Self::NodeConnected { .. } => "node_connected",
-            Self::NodeDisconnected { .. } => "node_disconnected",
-            Self::NodeStatus { .. } => "node_status",
-            Self::NodeOffline => "node_offline",
-            Self::NodeStats { .. } => "node_stats",
-            Self::InstanceAdded { .. } => "instance_added",
-            Self::InstanceState { .. } => "instance_state",
-            Self::InstanceGone { .. } => "instance_gone",
-            Self::InstanceStopped { .. } => "instance_stopped",
-            Self::InstanceDeleted { .. } => "instance_deleted",
-            Self::VolumeAttached { .. } => "volume_attached",
-            Self::VolumeDetached { .. } => "volume_detached",
-            Self::CnciAdded { .. } => "cnci_added",
-            Self::CnciGone { .. } => "cnci_gone",
-            Self::PublicIpAssigned { .. } => "public_ip_assigned",
-            Self::PublicIpUnassigned { .. } => "public_ip_unassigned",
-            Self::Configured { .. } => "configured",
-            Self::Failed(_) => "failed",
-            Self::Traced(_) => "traced",
-            Self::Unreadable { .. } => "unreadable",
-        }
-    }
 }
 
 impl fmt::Display for Change {

@@ -171,14 +171,12 @@ fn trace(trace: &FrameTrace) -> Value {
 }
 
 pub(super) fn change(change: &Change, at: SystemTime) -> Value {
+    // A change is UUIDs and words, which are always written.
+    let told = serde_json::to_value(change).unwrap_or_default();
     let mut value = match change {
         Change::Failed(failed) => failure(failed),
         Change::Traced(traced) => trace(traced),
-        change => match serde_json::to_value(change) {
-            Ok(Value::Object(members)) => Value::Object(members),
-            // A change without members, and one that is not serialized.
-            _ => json!({}),
-        },
+        _ => told.clone(),
     };
     match change {
         Change::InstanceState { ending, .. } => value["end"] = ending.as_ref().map(end).into(),
@@ -188,7 +186,7 @@ pub(super) fn change(change: &Change, at: SystemTime) -> Value {
         _ => {}
     }
     value["time"] = time(at).into();
-    value["event"] = change.name().into();
+    value["event"] = told["event"].clone();
     value["text"] = change.to_string().into();
     value
 }

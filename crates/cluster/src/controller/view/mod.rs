@@ -31,7 +31,7 @@ mod ending;
 mod entities;
 mod find;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -12,9 +12,14 @@ fn take(view: &mut View, payload: &impl Payload) -> Vec<String> {
     told(view.apply(&Frame::of(payload), UNIX_EPOCH))
 }
 
-/// The names of the changes.
+/// The names of the changes, as programs read them.
 fn told(changes: Vec<Change>) -> Vec<String> {
-    changes.iter().map(|change| change.name().to_owned()).collect()
+    changes.iter().map(name).collect()
+}
+
+pub(in crate::controller) fn name(change: &Change) -> String {
+    let value = serde_json::to_value(change).unwrap();
+    value["event"].as_str().unwrap().to_owned()
 }
 
 fn connected(node: Uuid) -> NodeConnected {

@@ -1,6 +1,7 @@
 //! Refusals that name no order, and sessions that are lost, end, or are complete.
 
 use super::*;
+use crate::controller::view::tests::name;
 
 #[test]
 fn a_refusal_that_names_nobody_is_taken_for_the_command_that_it_fits_best() {
@@ -57,17 +58,13 @@ fn a_lost_session_settles_nothing_and_the_end_settles_all() {
         Err(OrderError::Ended(ClientError::Closed))
     ));
     assert!(told.shared.watch(configured("configure: {}")).is_err());
-    let names: Vec<_> = changes.iter().map(|change| change.name()).collect();
+    let names: Vec<_> = changes.iter().map(|change| name(&change)).collect();
     assert_eq!(
         names,
         ["offline", "online", "instance_gone", "node_stats", "ended"]
     );
-    let late: Vec<_> = told
-        .shared
-        .subscribe()
-        .iter()
-        .map(|change| change.name())
-        .collect();
+    let late = told.shared.subscribe();
+    let late: Vec<_> = late.iter().map(|change| name(&change)).collect();
     assert_eq!(late, ["ended"]);
 }
 
