@@ -9,7 +9,6 @@ use super::html::{Html, html};
 use super::table::{Table, column, number};
 use super::words::{Age, Grade, Link, Span, State, WorkloadLink, known, megabytes, time};
 use super::{Facts, Made, Missing, Scene, View};
-use crate::Query;
 use crate::http::source::{Picture, Written};
 use crate::model::{self, InstanceState as Kept};
 use ssntp::payload::{InstanceState, timestamp};
@@ -175,7 +174,7 @@ pub(super) fn table(scene: &Scene<'_>, out: &mut Html, fits: impl Fn(&Instance<'
             }),
         column("cpu", "CPU", "n opt", |row| number(row.seen.map_or(-1, |seen| seen.stats.cpu_usage)),
             |row, out| match row.seen.map_or(-1, |seen| seen.stats.cpu_usage) {
-                    0.. => html!(out; {row.seen.map_or(0, |seen| seen.stats.cpu_usage)} " %"),
+                    percent @ 0.. => html!(out; {percent} " %"),
                     _ => out.raw("–"),
             }),
         column("memory", "Memory", "n opt", |row| number(row.seen.map_or(-1, |seen| seen.stats.memory_usage_mb)),
@@ -229,14 +228,7 @@ fn find<'a>(scene: &Scene<'a>, uuid: Uuid) -> Result<Instance<'a>, Missing> {
 }
 
 pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
-    let instance = Some(uuid);
-    let history = scene.newest(
-        Query {
-            instance,
-            ..Query::default()
-        },
-        100,
-    )?;
+    let history = scene.newest(100, |query| query.instance = Some(uuid))?;
     let found = match find(scene, uuid) {
         // Of an instance that is gone, the history is left.
         Err(_) if !history.is_empty() => Instance::of(scene, uuid, None, None),

@@ -212,10 +212,14 @@ impl Scene<'_> {
         }
     }
 
-    /// The newest rows of the history that fit.
-    fn newest(&self, mut query: Query, limit: usize) -> Result<Vec<Row>, Missing> {
-        query.limit = limit;
-        query.newest_first = true;
+    /// The newest rows of the history, of those that `only` leaves in the query.
+    fn newest(&self, limit: usize, only: impl FnOnce(&mut Query)) -> Result<Vec<Row>, Missing> {
+        let mut query = Query {
+            limit,
+            newest_first: true,
+            ..Query::default()
+        };
+        only(&mut query);
         Ok(self.source.rows(&query)?)
     }
 

@@ -9,7 +9,7 @@ use super::html::{Html, html};
 use super::table::{Table, choice, column, number};
 use super::words::{Age, Bytes, Grade, Link, Span, State, Used, known, megabytes, time};
 use super::{Facts, Made, Missing, Scene, View, instances};
-use crate::{Figures, Query};
+use crate::Figures;
 use ssntp::payload::NodeStatus;
 use ssntp_cluster::controller::Node;
 
@@ -174,17 +174,7 @@ pub(super) fn one(scene: &Scene<'_>, uuid: Uuid) -> Made {
     html!(&mut main; "<h2>Instances</h2>");
     instances::table(scene, &mut main, |instance| instance.node() == Some(uuid));
     html!(&mut main; "<h2>What happened</h2>");
-    let node = Some(uuid);
-    scene.rows(
-        &mut main,
-        &scene.newest(
-            Query {
-                node,
-                ..Query::default()
-            },
-            50,
-        )?,
-    );
+    scene.rows(&mut main, &scene.newest(50, |query| query.node = Some(uuid))?);
     Ok(View { title: name, main })
 }
 
@@ -193,6 +183,7 @@ fn session(scene: &Scene<'_>, out: &mut Html, uuid: Uuid) {
     let Ok(sessions) = &scene.source.sessions() else {
         return;
     };
+    let frames = |bytes: u64, frames: u64| format!("{} in {frames} frames", Bytes(bytes));
     for session in sessions
         .iter()
         .filter(|session| session.uuid.uuid() == Some(uuid))
@@ -204,24 +195,10 @@ fn session(scene: &Scene<'_>, out: &mut Html, uuid: Uuid) {
             .fact("Silent for", &Span(Duration::from_secs(session.idle_s)))
             .fact(
                 "Received",
-                &format!(
-                    "{} in {} frames",
-                    Bytes(session.bytes_received),
-                    session.frames_received
-                ),
+                &frames(session.bytes_received, session.frames_received),
             )
-            .fact(
-                "Sent",
-                &format!("{} in {} frames", Bytes(session.bytes_sent), session.frames_sent),
-            )
-            .fact(
-                "Waiting",
-                &format!(
-                    "{} in {} frames",
-                    Bytes(session.bytes_waiting),
-                    session.frames_waiting
-                ),
-            )
+            .fact("Sent", &frames(session.bytes_sent, session.frames_sent))
+            .fact("Waiting", &frames(session.bytes_waiting, session.frames_waiting))
             .fact(
                 "Certificate",
                 &format!("{}, serial number {}", session.subject, session.serial),

@@ -6,7 +6,6 @@ use super::html::{Html, Show, html};
 use super::params::encode;
 use super::words::{Bytes, Grade, Link, State};
 use super::{Made, Scene, View, instances, nodes, workloads};
-use crate::Query;
 
 /// So many things of one kind are named; the rest is a number.
 const NAMED: usize = 8;
@@ -80,7 +79,7 @@ pub(super) fn view(scene: &Scene<'_>) -> Made {
         html!(&mut main; "</ul>");
     }
     html!(&mut main; "</section><section aria-labelledby='last'><h2 id='last'>What changed last</h2>");
-    scene.rows(&mut main, &scene.newest(Query::default(), 30)?);
+    scene.rows(&mut main, &scene.newest(30, |_| {})?);
     html!(&mut main; "<p><a href='/events'>All events</a></p></section>");
     Ok(View::new("Now", main))
 }

@@ -7,7 +7,7 @@
 //! | `sort` | by this column; with `-` before it in falling order |
 //! | `page` | from 1 |
 
-use std::cmp::Ordering;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -19,9 +19,9 @@ use super::words::{Grade, State};
 pub(crate) const ROWS: usize = 200;
 
 /// What rows are sorted by.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
-    Number(f64),
+    Number(i64),
     Text(String),
 }
 
@@ -52,21 +52,9 @@ impl From<&str> for Key {
     }
 }
 
-/// A number to sort by. The figures of a cluster are far below the 2^53 up to which this is exact.
-#[expect(clippy::cast_precision_loss, reason = "only the order counts")]
+/// A number to sort by.
 pub(crate) fn number(value: impl TryInto<i64>) -> Key {
-    Key::Number(value.try_into().unwrap_or(i64::MAX) as f64)
-}
-
-impl Key {
-    fn order(&self, other: &Self) -> Ordering {
-        match (self, other) {
-            (Self::Number(a), Self::Number(b)) => a.total_cmp(b),
-            (Self::Text(a), Self::Text(b)) => a.cmp(b),
-            (Self::Number(_), Self::Text(_)) => Ordering::Less,
-            (Self::Text(_), Self::Number(_)) => Ordering::Greater,
-        }
-    }
+    Key::Number(value.try_into().unwrap_or(i64::MAX))
 }
 
 pub(crate) struct Column<T> {
@@ -144,14 +132,15 @@ impl<T> Table<'_, T> {
     }
 
     fn order(&self, params: &Params, rows: &mut [T]) {
-        let (column, falls) = self.sorted_by(params);
-        let Some(column) = column else { return };
+        let (Some(column), falls) = self.sorted_by(params) else {
+            return;
+        };
         // The id decides between equal rows, so that the order is the same on each page.
-        let key = |row: &T| ((column.sort)(row), (self.id)(row));
-        rows.sort_by_cached_key(|row| {
-            let (key, id) = key(row);
-            Sorted { key, id, falls }
-        });
+        rows.sort_by_cached_key(|row| (self.id)(row));
+        match falls {
+            true => rows.sort_by_cached_key(|row| Reverse((column.sort)(row))),
+            false => rows.sort_by_cached_key(column.sort),
+        }
     }
 
     /// The column, and whether in falling order.
@@ -220,29 +209,6 @@ impl<T> Table<'_, T> {
             html!(out; "</tr>");
         }
         html!(out; "</tbody></table></div>");
-    }
-}
-
-#[derive(PartialEq)]
-struct Sorted {
-    key: Key,
-    id: String,
-    falls: bool,
-}
-
-impl Eq for Sorted {}
-
-impl PartialOrd for Sorted {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Sorted {
-    fn cmp(&self, other: &Self) -> Ordering {
-        let order = self.key.order(&other.key);
-        let order = if self.falls { order.reverse() } else { order };
-        order.then_with(|| self.id.cmp(&other.id))
     }
 }
 
@@ -338,7 +304,7 @@ mod tests {
     #[test]
     fn numbers_in_names_count_by_their_value() {
         let mut names = ["web-10", "Web-9", "web-2b", "web-2", "app"].map(|name| (Key::from(name), name));
-        names.sort_by(|a, b| a.0.order(&b.0));
+        names.sort();
         assert_eq!(
             names.map(|(_, name)| name),
             ["app", "web-2", "web-2b", "Web-9", "web-10"]

@@ -42,14 +42,7 @@ fn took(trace: &FrameTrace) -> Option<Span> {
 }
 
 pub(super) fn list(scene: &Scene<'_>) -> Made {
-    let kind = Some("trace".to_owned());
-    let rows = scene.newest(
-        Query {
-            kind,
-            ..Query::default()
-        },
-        LISTED,
-    )?;
+    let rows = scene.newest(LISTED, |query| query.kind = Some("trace".to_owned()))?;
     let now = scene.now();
     let listed = rows.into_iter().filter_map(|row| {
         let trace = read(&row)?;

@@ -7,8 +7,8 @@ use super::params::encode;
 use super::table::{Table, column, number};
 use super::words::{Grade, State, WorkloadLink};
 use super::{Facts, Made, Missing, Scene, View, instances};
+use crate::Status;
 use crate::model::{RolloutState, Workload};
-use crate::{Query, Status};
 
 /// A workload, and how it stands.
 pub(super) struct Listed {
@@ -97,14 +97,7 @@ fn unless_none(count: u32) -> String {
 }
 
 pub(super) fn one(scene: &Scene<'_>, name: &str) -> Made {
-    let workload = Some(name.to_owned());
-    let history = scene.newest(
-        Query {
-            workload,
-            ..Query::default()
-        },
-        100,
-    )?;
+    let history = scene.newest(100, |query| query.workload = Some(name.to_owned()))?;
     let found = all(scene).into_iter().find(|listed| listed.workload.name == name);
     let mut main = Html::default();
     html!(&mut main; "<p class='way'><a href='/workloads'>Workloads</a></p><h1>" {name} " ");
