@@ -1,10 +1,10 @@
 //! What a user asks for: a [`Spec`], checked as a whole before anything of it counts.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value;
+use thiserror::Error;
 
 use super::StartKeys;
 use ssntp::payload::{
@@ -155,7 +155,8 @@ fn ten() -> u32 {
 }
 
 /// A mistake in a [`Spec`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{at}: {why}")]
 pub struct SpecError {
     /// The key.
     pub at: String,
@@ -169,14 +170,6 @@ impl SpecError {
         Self { at, why }
     }
 }
-
-impl fmt::Display for SpecError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.at, self.why)
-    }
-}
-
-impl std::error::Error for SpecError {}
 
 impl Spec {
     /// Checks every value.

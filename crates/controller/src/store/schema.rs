@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::types::Type;
-use rusqlite::{Connection, OpenFlags, Row as Found, params};
+use rusqlite::{Connection, OpenFlags, Row as Found, ToSql, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
@@ -157,7 +157,7 @@ pub(super) fn write(
             Write::Instance(instance) => {
                 let mut instance = instance.clone();
                 instance.revision = revision;
-                put(connection, "instances", &instance.uuid, &instance)?;
+                put(connection, "instances", instance.uuid.as_bytes(), &instance)?;
             }
             Write::WorkloadGone(name) => {
                 run(connection, "DELETE FROM workloads WHERE name = ?1", params![name])?;
@@ -176,36 +176,19 @@ pub(super) fn write(
     Ok(revision)
 }
 
-/// The key of a document.
-trait Key {
-    fn key(&self) -> rusqlite::types::Value;
-}
-
-impl Key for String {
-    fn key(&self) -> rusqlite::types::Value {
-        self.clone().into()
-    }
-}
-
-impl Key for Uuid {
-    fn key(&self) -> rusqlite::types::Value {
-        self.as_bytes().to_vec().into()
-    }
-}
-
 fn put(
     connection: &Connection,
     table: &str,
-    key: &impl Key,
+    key: &dyn ToSql,
     document: &impl Serialize,
 ) -> rusqlite::Result<()> {
     let text = serde_json::to_string(document);
     let text = text.map_err(|e| rusqlite::Error::ToSqlConversionFailure(e.into()))?;
     let statement = format!("INSERT OR REPLACE INTO {table} VALUES (?1, ?2)");
-    run(connection, &statement, params![key.key(), text])
+    run(connection, &statement, params![key, text])
 }
 
-fn run(connection: &Connection, statement: &str, values: &[&dyn rusqlite::ToSql]) -> rusqlite::Result<()> {
+fn run(connection: &Connection, statement: &str, values: &[&dyn ToSql]) -> rusqlite::Result<()> {
     connection.prepare(statement)?.execute(values).map(drop)
 }
 
