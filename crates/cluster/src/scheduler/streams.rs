@@ -15,7 +15,7 @@
 //! [`MAX_STREAM_CREDIT`] for each of [`MOST_OF_SESSION`] streams, 4 MiB in all. That is far
 //! below the mark at which senders have to wait.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use log::debug;
 use uuid::Uuid;
@@ -33,7 +33,8 @@ use ssntp::server::{Context, SessionInfo, SessionKey};
 const MOST_OF_SESSION: usize = 32;
 /// The most streams of one node.
 const MOST_OF_NODE: usize = 64;
-/// The most streams in all, so that no more than 64 MiB wait for controllers.
+/// The most streams in all, so that no more than 64 MiB wait for controllers. So few that those of
+/// a session are found by looking at all of them.
 const MOST: usize = 512;
 /// The longest InvalidFrameType that is read, in bytes: it holds two numbers and a word.
 const LONGEST_REFUSAL: usize = 1024;
@@ -42,8 +43,6 @@ const LONGEST_REFUSAL: usize = 1024;
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     by_id: HashMap<Uuid, Stream>,
-    /// The streams of each session, at either end.
-    of_session: HashMap<SessionKey, HashSet<Uuid>>,
     /// The number of frames for streams that were over.
     late: u64,
     /// The number of streams that were opened.
@@ -73,43 +72,22 @@ impl End {
     }
 }
 
+impl Stream {
+    /// Whether it ends with this session, which is at one of its ends.
+    fn is_of(&self, session: SessionKey) -> bool {
+        self.controller.session == session || self.node.session == session
+    }
+}
+
 impl Streams {
+    /// The number of streams of a session.
     fn of(&self, session: SessionKey) -> usize {
-        self.of_session.get(&session).map_or(0, HashSet::len)
+        self.by_id.values().filter(|stream| stream.is_of(session)).count()
     }
 
     /// The number of open streams, and of those that were opened.
     pub(super) fn counted(&self) -> (usize, u64) {
         (self.by_id.len(), self.opened)
-    }
-
-    fn insert(&mut self, id: Uuid, stream: Stream) {
-        self.opened += 1;
-        // At both ends, because either session may end first.
-        for end in [stream.controller, stream.node] {
-            self.of_session.entry(end.session).or_default().insert(id);
-        }
-        self.by_id.insert(id, stream);
-    }
-
-    fn remove(&mut self, id: Uuid) -> Option<Stream> {
-        let stream = self.by_id.remove(&id)?;
-        for end in [stream.controller, stream.node] {
-            if let Some(streams) = self.of_session.get_mut(&end.session) {
-                streams.remove(&id);
-                if streams.is_empty() {
-                    self.of_session.remove(&end.session);
-                }
-            }
-        }
-        Some(stream)
-    }
-
-    /// Removes the streams of a session that has gone.
-    fn take(&mut self, session: SessionKey) -> Vec<(Uuid, Stream)> {
-        let ids = self.of_session.remove(&session).unwrap_or_default();
-        let streams = ids.into_iter().filter_map(|id| Some((id, self.remove(id)?)));
-        streams.collect()
     }
 }
 
@@ -157,7 +135,7 @@ impl Scheduler {
                     let stream = self.streams.by_id.get(id);
                     stream.is_some_and(|stream| stream.controller.session == from.key())
                 });
-                match own.and_then(|id| self.streams.remove(id)) {
+                match own.and_then(|id| self.streams.by_id.remove(&id)) {
                     Some(stream) => pass_on(cx, from, stream.node.uuid, frame),
                     None => self.late(from, frame),
                 }
@@ -216,7 +194,8 @@ impl Scheduler {
             node,
             credit: open.credit,
         };
-        self.streams.insert(open.stream, stream);
+        self.streams.opened += 1;
+        self.streams.by_id.insert(open.stream, stream);
         pass_on(cx, from, node.uuid, frame);
         Ok(())
     }
@@ -250,14 +229,14 @@ impl Scheduler {
             return self.end_stream(cx, id, StreamEndReason::BROKEN, text);
         }
         if frame.kind() == Event::STREAM_ENDED {
-            self.streams.remove(id);
+            self.streams.by_id.remove(&id);
         }
         pass_on(cx, from, controller, frame);
     }
 
     /// Ends a stream, and tells both ends.
     fn end_stream(&mut self, cx: &mut Context<'_>, id: Uuid, reason: StreamEndReason, text: &str) {
-        if let Some(stream) = self.streams.remove(id) {
+        if let Some(stream) = self.streams.by_id.remove(&id) {
             tell(cx, stream.node.uuid, &close_stream(id));
             let ended = StreamEnded::new(id, reason, text);
             tell(cx, stream.controller.uuid, &ended.frame());
@@ -266,7 +245,8 @@ impl Scheduler {
 
     /// A session has gone: its streams end.
     pub(super) fn streams_disconnected(&mut self, cx: &mut Context<'_>, session: &SessionInfo) {
-        for (id, stream) in self.streams.take(session.key()) {
+        let over = |_: &Uuid, stream: &mut Stream| stream.is_of(session.key());
+        for (id, stream) in self.streams.by_id.extract_if(over) {
             if stream.controller.session == session.key() {
                 tell(cx, stream.node.uuid, &close_stream(id));
             } else {
@@ -287,15 +267,12 @@ impl Scheduler {
         if !refused.is_ok_and(|refused| refused == Command::OPEN_STREAM) {
             return;
         }
-        let streams = self.streams.by_id.iter();
         // The refusal names no stream. A version without streams refuses all of them.
-        let opened = streams.filter(|(_, stream)| stream.node.session == node.key());
-        let opened: Vec<_> = opened.map(|(id, stream)| (*id, stream.controller.uuid)).collect();
-        for (id, controller) in opened {
-            self.streams.remove(id);
+        let opened = |_: &Uuid, stream: &mut Stream| stream.node.session == node.key();
+        for (id, stream) in self.streams.by_id.extract_if(opened) {
             let text = format!("its node {} is of a version without streams", node.uuid());
             let ended = StreamEnded::new(id, StreamEndReason::NOT_SUPPORTED, text);
-            tell(cx, controller, &ended.frame());
+            tell(cx, stream.controller.uuid, &ended.frame());
         }
     }
 
