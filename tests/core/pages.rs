@@ -209,8 +209,8 @@ fn sources(directory: &std::path::Path, found: &mut Vec<std::path::PathBuf>) {
 /// The names that a source gives to threads, up to what is filled in.
 fn thread_names(source: &str) -> impl Iterator<Item = &str> {
     let product = source.split("#[cfg(test)]").next().unwrap_or_default();
-    let spawned = product.split("threads::spawn(").skip(1);
-    spawned.filter_map(|call| {
+    product.split("threads::").skip(1).filter_map(|call| {
+        let call = call.strip_prefix("spawn(").or(call.strip_prefix("joined("))?;
         let call = call.trim_start().trim_start_matches("format!(");
         let name = call.strip_prefix('"')?;
         name.split(['"', '{']).next()

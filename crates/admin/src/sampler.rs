@@ -5,11 +5,11 @@ use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::now;
-use ssntp_transport::{after, left, threads};
+use ssntp_transport::threads::{self, Joined};
+use ssntp_transport::{after, left};
 
 /// How long a page waits for the source.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -124,7 +124,7 @@ impl<T> Sampled<T> {
 #[derive(Debug)]
 pub struct Sampler<T> {
     sampled: Arc<Sampled<T>>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Joined,
 }
 
 impl<T: Send + Sync + 'static> Sampler<T> {
@@ -150,9 +150,10 @@ impl<T: Send + Sync + 'static> Sampler<T> {
             changed: Condvar::new(),
         });
         let of_thread = Arc::clone(&sampled);
-        let thread = threads::spawn(name, move || of_thread.run(source))?;
-        let thread = Some(thread);
-        Ok(Self { sampled, thread })
+        Ok(Self {
+            sampled,
+            _thread: threads::joined(name, move || of_thread.run(source))?,
+        })
     }
 }
 
@@ -173,9 +174,6 @@ impl<T> Sampler<T> {
 impl<T> Drop for Sampler<T> {
     fn drop(&mut self) {
         self.close();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 

@@ -9,7 +9,6 @@
 //! ```
 
 use std::io;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, at, bounded, never, select};
@@ -18,7 +17,8 @@ use log::{info, warn};
 use ssntp::Role;
 use ssntp::client::{Client, ClientError, ClientEvent, ClientHandle};
 use ssntp::proto::Frame;
-use ssntp_transport::{LogLimit, threads};
+use ssntp_transport::LogLimit;
+use ssntp_transport::threads::{self, Joined};
 
 /// The most requests of owners that wait; an owner that finds no room waits, too.
 const REQUESTS: usize = 16;
@@ -84,10 +84,10 @@ impl Uplink {
 #[derive(Debug)]
 pub(crate) struct ClientLoop<R> {
     pub(crate) client: ClientHandle,
-    /// None only while it is dropped: the loop ends when the channel is disconnected.
-    requests: Option<Sender<R>>,
+    /// The loop ends when this is dropped.
+    requests: Sender<R>,
     pub(crate) ended: Receiver<ClientError>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Joined,
 }
 
 impl<R: Send + 'static> ClientLoop<R> {
@@ -105,7 +105,7 @@ impl<R: Send + 'static> ClientLoop<R> {
         let handle = client.handle();
         let (requests, requested) = bounded(REQUESTS);
         let (ending, ended) = bounded(1);
-        let thread = threads::spawn(name, move || {
+        let thread = threads::joined(name, move || {
             let mut uplink = Uplink {
                 client,
                 log: LogLimit::default(),
@@ -123,36 +123,24 @@ impl<R: Send + 'static> ClientLoop<R> {
         })?;
         Ok(Self {
             client: handle,
-            requests: Some(requests),
+            requests,
             ended,
-            thread: Some(thread),
+            _thread: thread,
         })
     }
 
     /// Hands a request over without waiting; false if too many wait.
     pub(crate) fn request(&self, request: R) -> bool {
-        let requests = self.requests.as_ref();
         // A loop that has ended drops the request; that is no lack of room.
-        requests.is_some_and(|requests| !requests.try_send(request).is_err_and(|e| e.is_full()))
+        !self.requests.try_send(request).is_err_and(|e| e.is_full())
     }
 
     /// Asks for something, and waits for the answer for at most [`ANSWER`].
     pub(crate) fn ask<T>(&self, request: impl FnOnce(Sender<T>) -> R) -> Option<T> {
         let (reply, answer) = bounded(1);
         let until = now() + ANSWER;
-        let requests = self.requests.as_ref()?;
-        requests.send_deadline(request(reply), until).ok()?;
+        self.requests.send_deadline(request(reply), until).ok()?;
         answer.recv_deadline(until).ok()
-    }
-}
-
-impl<R> Drop for ClientLoop<R> {
-    fn drop(&mut self) {
-        self.requests = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic has been logged by the panic hook.
-            let _ = thread.join();
-        }
     }
 }
 

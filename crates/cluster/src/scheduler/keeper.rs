@@ -11,7 +11,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -19,7 +18,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use super::term::Shared;
 use ssntp::server::ServerHandle;
 use ssntp_transport::replace;
-use ssntp_transport::threads;
+use ssntp_transport::threads::{self, Joined};
 
 /// A file, and the thread that writes it. Dropping it waits until all that it was given is on
 /// the disk.
@@ -36,8 +35,8 @@ pub(super) struct Keeper {
 #[derive(Debug)]
 struct Writer {
     work: Sender<Bytes>,
+    _thread: Joined,
     done: Receiver<io::Result<()>>,
-    thread: JoinHandle<()>,
 }
 
 impl Keeper {
@@ -88,8 +87,8 @@ impl Keeper {
                 }
             }
         };
-        let thread = threads::spawn("ssntp-config", write)?;
-        self.writer = Some(Writer { work, done, thread });
+        let _thread = threads::joined("ssntp-config", write)?;
+        self.writer = Some(Writer { work, _thread, done });
         Ok(Some(server))
     }
 
@@ -140,13 +139,4 @@ fn write(
         log::warn!(target: "ssntp::scheduler", "{}: the copy of the {name} cannot be written: {e}", path.display());
     }
     Ok(())
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        if let Some(Writer { work, thread, .. }) = self.writer.take() {
-            drop(work);
-            let _ = thread.join();
-        }
-    }
 }

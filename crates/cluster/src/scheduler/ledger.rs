@@ -15,13 +15,13 @@ use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use log::warn;
 use uuid::Uuid;
 
-use ssntp_transport::{replace, threads};
+use ssntp_transport::replace;
+use ssntp_transport::threads::{self, Joined};
 
 const FILE: &str = "instances";
 const LOCK: &str = "lock";
@@ -39,8 +39,8 @@ type Change = (Uuid, Option<Uuid>);
 /// The writing thread. Dropping it waits until all that it was given is on the disk.
 #[derive(Debug)]
 pub(super) struct Ledger {
-    changes: Option<Sender<Change>>,
-    thread: Option<JoinHandle<()>>,
+    changes: Sender<Change>,
+    _thread: Joined,
     is_behind: bool,
     /// The lock ends when this is closed.
     _lock: File,
@@ -66,10 +66,9 @@ impl Ledger {
         // Tells now whether it can be written.
         book.write("")?;
         let (changes, given) = bounded(MOST_WAITING);
-        let thread = threads::spawn("ssntp-ledger", move || book.serve(&given))?;
         let ledger = Self {
-            changes: Some(changes),
-            thread: Some(thread),
+            changes,
+            _thread: threads::joined("ssntp-ledger", move || book.serve(&given))?,
             is_behind: false,
             _lock: lock,
         };
@@ -78,23 +77,14 @@ impl Ledger {
 
     /// Keeps the node of an instance. Does not wait.
     pub(super) fn keep(&mut self, instance: Uuid, node: Option<Uuid>) {
-        let Some(changes) = &self.changes else { return };
-        let is_full = matches!(changes.try_send((instance, node)), Err(TrySendError::Full(_)));
+        let sent = self.changes.try_send((instance, node));
+        let is_full = matches!(sent, Err(TrySendError::Full(_)));
         if is_full && !self.is_behind {
             warn!(target: "ssntp::scheduler", "the disk of --state is too slow: a restart may forget instances");
         }
         // The log says it once, until half of the queue is free: a disk that always keeps it
         // nearly full would fill the log.
-        self.is_behind = is_full || (self.is_behind && changes.len() > MOST_WAITING / 2);
-    }
-}
-
-impl Drop for Ledger {
-    fn drop(&mut self) {
-        self.changes = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.is_behind = is_full || (self.is_behind && self.changes.len() > MOST_WAITING / 2);
     }
 }
 
@@ -179,8 +169,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (changes, given) = bounded(MOST_WAITING);
         let mut ledger = Ledger {
-            changes: Some(changes),
-            thread: None,
+            changes,
+            _thread: Joined::default(),
             is_behind: false,
             _lock: File::create(dir.path().join(LOCK)).unwrap(),
         };

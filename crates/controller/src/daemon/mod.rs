@@ -27,7 +27,6 @@ mod seen;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -38,7 +37,7 @@ use crate::reconcile::{Applied, Refused, RolloutOrder, Status};
 use crate::store::{Follow, History, Limits, Reading, Store, StoreError};
 use ssntp::client::{ClientConfig, ClientError};
 use ssntp_cluster::controller::{Controller, ControllerConfig};
-use ssntp_transport::threads;
+use ssntp_transport::threads::{self, Joined};
 
 /// The most calls that wait for the thread.
 const MOST_CALLS: usize = 64;
@@ -101,7 +100,7 @@ pub struct Snapshot {
 pub struct Daemon {
     handle: Handle,
     stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Joined,
     ended: Receiver<()>,
 }
 
@@ -135,14 +134,14 @@ impl Daemon {
             calls,
         };
         let run = run::Run::new(store, state, &handle)?;
-        let thread = threads::spawn("ssntp-controller", move || {
+        let _thread = threads::joined("ssntp-controller", move || {
             run.run(&received, &stopped);
             drop(alive);
         })?;
         Ok(Self {
             handle,
             stop: Some(stop),
-            thread: Some(thread),
+            _thread,
             ended,
         })
     }
@@ -163,9 +162,6 @@ impl Drop for Daemon {
         drop(self.stop.take());
         // A send that waits for room in the session's queue ends with the client.
         self.handle.controller.close();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 

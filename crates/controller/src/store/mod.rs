@@ -37,7 +37,6 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
@@ -48,7 +47,7 @@ pub use self::follow::Follow;
 pub use self::history::{History, Query};
 pub(crate) use self::owner::unix_ms;
 use crate::model::{Row, State, Write};
-use ssntp_transport::threads;
+use ssntp_transport::threads::{self, Joined};
 
 const FILE: &str = "controller.db";
 const LOCK: &str = "lock";
@@ -82,8 +81,9 @@ impl Default for Limits {
 #[derive(Debug)]
 pub struct Store {
     shared: Arc<Shared>,
-    jobs: Option<Sender<Job>>,
-    thread: Option<JoinHandle<()>>,
+    /// The thread writes first what it was given when this is dropped, and ends.
+    jobs: Sender<Job>,
+    _thread: Joined,
     /// The lock ends when this is closed.
     _lock: File,
 }
@@ -149,8 +149,8 @@ impl Store {
         let thread = start(opened, received, Arc::clone(&shared), limits).map_err(failed)?;
         let store = Self {
             shared,
-            jobs: Some(jobs),
-            thread: Some(thread),
+            jobs,
+            _thread: thread,
             _lock: lock,
         };
         Ok((store, state))
@@ -167,8 +167,7 @@ impl Store {
             writes,
             reply: Some(reply),
         };
-        let jobs = self.jobs.as_ref().ok_or(StoreError::Closed)?;
-        jobs.send(job).map_err(|_| StoreError::Closed)?;
+        self.jobs.send(job).map_err(|_| StoreError::Closed)?;
         // No time limit: an outcome that is not known would leave memory and database different.
         // The end of the thread wakes this.
         outcome.recv().map_err(|_| StoreError::Closed)?
@@ -179,9 +178,7 @@ impl Store {
     pub fn note(&self, writes: Vec<Write>) {
         let count = writes.len() as u64;
         let job = Job { writes, reply: None };
-        if let Some(jobs) = &self.jobs
-            && let Err(TrySendError::Full(_)) = jobs.try_send(job)
-        {
+        if let Err(TrySendError::Full(_)) = self.jobs.try_send(job) {
             self.shared.dropped.fetch_add(count, Ordering::Relaxed);
         }
     }
@@ -202,23 +199,13 @@ impl Store {
     }
 }
 
-impl Drop for Store {
-    fn drop(&mut self) {
-        // Its end ends the thread, which writes first what it was given.
-        drop(self.jobs.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
 fn start(
     connection: Connection,
     jobs: Receiver<Job>,
     shared: Arc<Shared>,
     limits: Limits,
-) -> std::io::Result<JoinHandle<()>> {
-    threads::spawn("ssntp-store", move || {
+) -> std::io::Result<Joined> {
+    threads::joined("ssntp-store", move || {
         owner::Owner::new(connection, &shared, limits).run(&jobs);
         // Followers are told that nothing more comes.
         *lock(&shared.followers) = None;

@@ -424,8 +424,8 @@ fn a_database_that_cannot_be_written_refuses() {
     let thread = start(connection, received, Arc::clone(&shared), limits).unwrap();
     let store = Store {
         shared,
-        jobs: Some(jobs),
-        thread: Some(thread),
+        jobs,
+        _thread: thread,
         _lock: File::open(dir.path()).unwrap(),
     };
     let error = store.commit(vec![event("a")]).unwrap_err();

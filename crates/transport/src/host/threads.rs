@@ -23,6 +23,25 @@ pub fn spawn<T: Send + 'static>(
         .spawn(body)
 }
 
+/// A thread that is waited for when this is dropped. The fields of its owner are dropped in their
+/// order, so what ends the thread, such as the sender of its jobs, stands before this one.
+#[derive(Debug, Default)]
+pub struct Joined(Option<JoinHandle<()>>);
+
+/// Starts a thread as [`spawn`] does. Dropping what this gives waits for its end.
+pub fn joined(name: impl Into<String>, body: impl FnOnce() + Send + 'static) -> io::Result<Joined> {
+    Ok(Joined(Some(spawn(name, body)?)))
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
+            // A panic has been logged by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
 /// Starts a thread with a small stack, for one direction of a link.
 pub(crate) fn spawn_small<T: Send + 'static>(
     name: impl Into<String>,
@@ -32,4 +51,32 @@ pub(crate) fn spawn_small<T: Send + 'static>(
         .name(name.into())
         .stack_size(SMALL_STACK)
         .spawn(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+
+    use super::*;
+
+    struct Owner {
+        _jobs: Sender<()>,
+        _thread: Joined,
+    }
+
+    #[test]
+    fn an_owner_that_is_dropped_has_waited_for_its_thread() {
+        let (jobs, given) = channel();
+        let (ending, ended) = channel();
+        let body = move || {
+            given.into_iter().for_each(drop);
+            ending.send(()).unwrap();
+        };
+        let owner = Owner {
+            _jobs: jobs,
+            _thread: joined("t", body).unwrap(),
+        };
+        drop(owner);
+        assert_eq!(ended.try_recv(), Ok(()));
+    }
 }

@@ -9,7 +9,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 
 use log::warn;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -17,7 +16,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::super::Running;
 use super::procfs::Life;
 use super::{UnixStream, life, reach};
-use ssntp_transport::threads;
+use ssntp_transport::threads::{self, Joined};
 
 /// How often a run without a connection is looked for. It is looked for more often at
 /// first, because most of these runs are just ending.
@@ -39,7 +38,7 @@ pub(super) type OnEnd = Box<dyn FnMut() -> bool + Send>;
 #[derive(Debug)]
 pub(super) struct Watch {
     shared: Arc<Inbox>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Joined,
 }
 
 struct Inbox {
@@ -75,7 +74,7 @@ impl Watch {
         });
         let run = Arc::clone(&shared);
         Ok(Self {
-            thread: Some(threads::spawn("ssntp-watch", move || run.watch())?),
+            _thread: threads::joined("ssntp-watch", move || run.watch())?,
             shared,
         })
     }
@@ -105,9 +104,6 @@ impl Drop for Watch {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.wake();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
