@@ -66,9 +66,17 @@ impl Source {
         let files = stamps(&self.path);
         self.read = files.as_ref().map(Vec::clone).map_err(io::Error::kind);
         self.seen.clone_from(&self.read);
+        let files = files.map_err(failed)?;
+        if files.is_empty() {
+            // An empty directory is a valid policy, but more often it is the wrong one.
+            log::warn!(
+                "{}: the directory has no policy file (*.json, *.yaml, *.yml)",
+                self.path.display()
+            );
+        }
         let mut objects = Vec::new();
         let mut digest = DefaultHasher::new();
-        for (file, _) in files.map_err(failed)? {
+        for (file, _) in files {
             let of_file = load(&file, |text, format| {
                 text.hash(&mut digest);
                 ManagedObject::read_all(text, format)

@@ -299,3 +299,25 @@ fn a_model_checks_what_is_served() {
         "{refused}"
     );
 }
+
+#[test]
+fn a_directory_without_policy_files_is_served_with_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::create_dir(dir.join("policy")).unwrap();
+    // Names that begin with a dot are skipped, so this is not a policy file either.
+    fs::write(dir.join("policy/.a.json"), "[]").unwrap();
+    let errors = fs::File::create(dir.join("errors")).unwrap();
+    let mut server = opflex(dir, &words("serve --listen 127.0.0.1:0 --policy policy"))
+        .stdout(Stdio::piped())
+        .stderr(errors)
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(server.stdout.take().unwrap());
+    assert!(line(&mut output).starts_with("listening at "));
+    until_written(
+        &dir.join("errors"),
+        "policy: the directory has no policy file (*.json, *.yaml, *.yml)",
+    );
+    end(server, Signal::TERM);
+}
