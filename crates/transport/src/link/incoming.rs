@@ -105,8 +105,8 @@ impl<D: Decode> Incoming<D> {
     /// reserved. Returns the stream's new read timeout if that changes: short items have no
     /// limit, because they hold little memory.
     pub fn allow(&mut self, most: usize) -> Option<Option<Duration>> {
-        self.inbox.most = most;
         self.inbox.wanted = self.decoder.wanted();
+        self.inbox.most = most.min(self.inbox.room());
         let is_long = self.inbox.bytes.len().max(self.inbox.wanted) > OWN;
         let changes = std::mem::replace(&mut self.is_long, is_long) != is_long;
         changes.then(|| is_long.then(|| self.look()))

@@ -226,6 +226,15 @@ fn is_not_here(error: &io::Error) -> bool {
 /// should drain. 256 KiB is enough for a gigabit over 2 ms.
 const RECEIVE_BUFFER: usize = 256 * 1024;
 
+/// How many written bytes the system takes from a connection before it can send them. By
+/// default it takes as much as some twenty segments at once, which are 64 KiB each on loopback.
+/// A thousand receivers there that are slower than their senders reach the same limit of all
+/// sockets, and then segments are dropped and everybody waits for retransmissions. What the
+/// system has not taken is in the queue, where it counts against the budget and a policy may
+/// still drop it.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const NOT_SENT: u32 = 256 * 1024;
+
 fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
     let socket = match Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)) {
         Ok(socket) => socket,
@@ -235,8 +244,10 @@ fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
         Err(e) => return Err(e),
     };
     socket.set_reuse_address(true)?;
-    // Accepted sockets inherit it. A system that allows less takes less.
+    // Accepted sockets inherit both. A system that allows less takes less.
     socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    socket.set_tcp_notsent_lowat(NOT_SENT)?;
     if address.is_ipv6() {
         socket.set_only_v6(!both_versions)?;
     }
@@ -249,6 +260,18 @@ fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    #[test]
+    fn an_accepted_socket_has_the_bounds_of_what_the_system_keeps_for_it() {
+        let listeners = listen("127.0.0.1", 0).unwrap();
+        let address = listeners[0].local().unwrap();
+        let _peer = std::net::TcpStream::connect(address).unwrap();
+        let (accepted, _) = listeners[0].accept().unwrap();
+        assert_eq!(accepted.tcp_notsent_lowat().unwrap(), NOT_SENT);
+        // The system counts its own overhead as well.
+        assert_eq!(accepted.recv_buffer_size().unwrap(), 2 * RECEIVE_BUFFER);
+    }
 
     #[test]
     fn a_port_is_listened_at_on_every_address_that_is_here_or_not_at_all() {

@@ -5,9 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::BytesMut;
 
-/// The size of a read buffer: four full TLS records with their overhead, and room for a
-/// fifth that is not complete yet.
-pub(crate) const BUFFER_LEN: usize = 5 * (16 * 1024 + 256);
+/// A full TLS record with its overhead.
+pub(crate) const RECORD_LEN: usize = 16 * 1024 + 256;
+
+/// The size of a read buffer: four full TLS records, and room for a fifth that is not
+/// complete yet.
+pub(crate) const BUFFER_LEN: usize = 5 * RECORD_LEN;
 
 /// How many idle buffers of each kind are kept, some 2.6 MiB. Further ones are freed.
 const KEEP: usize = 32;

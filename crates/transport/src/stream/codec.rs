@@ -2,7 +2,7 @@
 
 use bytes::BytesMut;
 
-use super::buffers::BufferPool;
+use super::buffers::{BUFFER_LEN, BufferPool, RECORD_LEN};
 
 /// An incremental decoder: the codec of one protocol.
 pub trait Decode: Send + 'static {
@@ -75,6 +75,17 @@ impl Inbox {
         self.bytes.extend_from_slice(data);
     }
 
+    /// How much one read may bring so that an item that nearly fills a buffer, and what follows
+    /// it, need no second one: the rest of a buffer, less a record that is here in part.
+    pub(crate) fn room(&self) -> usize {
+        const MOST: usize = BUFFER_LEN - RECORD_LEN;
+        if (BUFFER_LEN / 2..=MOST).contains(&self.wanted) {
+            MOST.saturating_sub(self.bytes.len()).max(RECORD_LEN)
+        } else {
+            usize::MAX
+        }
+    }
+
     /// The bytes, for a handshake that precedes the codec.
     pub fn bytes_mut(&mut self) -> &mut BytesMut {
         &mut self.bytes
@@ -131,6 +142,28 @@ mod tests {
         let at = inbox.bytes.as_ptr();
         inbox.release();
         assert_eq!(inbox.bytes.as_ptr(), at);
+    }
+
+    #[test]
+    fn long_items_need_one_buffer_each() {
+        let mut inbox = Inbox::default();
+        // Each item has four records, and a read ends in the middle of a record.
+        let (item, part) = (4 * 16 * 1024 + 8, 10_000);
+        inbox.append(&[7; BUFFER_LEN - RECORD_LEN], BUFFER_LEN - RECORD_LEN);
+        for _ in 0..10 {
+            if inbox.bytes.len() >= item {
+                drop(inbox.bytes.split_to(item));
+            }
+            inbox.wanted = item;
+            let read = part + inbox.room();
+            inbox.append(&vec![7; read - part], read);
+            assert_eq!(inbox.made, BUFFER_LEN);
+        }
+        // Short items, and those that need more than a buffer, are read as much as there is.
+        for wanted in [0, 1000, BUFFER_LEN] {
+            inbox.wanted = wanted;
+            assert_eq!(inbox.room(), usize::MAX);
+        }
     }
 
     #[test]
