@@ -133,6 +133,11 @@ fn boot() -> Result<Boot, String> {
     };
     let (qemu, busybox) = (program("qemu-system-x86_64")?, program("busybox")?);
     program("dnsmasq")?;
+    // QEMU opens it, as the machine's own user.
+    let tun = Path::new("/dev/net/tun");
+    if !fs::metadata(tun).is_ok_and(|tun| tun.permissions().mode() & 0o006 == 0o006) {
+        return Err(format!("a {} that everybody may open", tun.display()));
+    }
     // A program that needs libraries names its loader near its beginning.
     let head = fs::read(&busybox).unwrap_or_default();
     let mut head = head.chunks(4096).next().unwrap_or_default().windows(5);
