@@ -22,11 +22,10 @@
 //! While all slots are taken, each listener has one newcomer at hand, and the
 //! others wait in the kernel's backlog.
 
+mod slots;
 #[cfg(test)]
 mod tests;
 
-use std::cmp::Reverse;
-use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -43,38 +42,8 @@ use crate::host::{now, threads};
 use crate::log_limit::LogLimit;
 use crate::socket::{Cancel, Duplex, Listener, PeerAddress};
 
-/// How long a handshake may wait for its peer before it may be cut to make room for a
-/// newcomer. Only time in which the peer has to act counts, so a slow server never makes
-/// an honest peer look slow.
-#[derive(Clone, Copy, Debug)]
-struct Patience {
-    /// Before its first byte.
-    first: Duration,
-    /// In one later wait, without a byte.
-    silent: Duration,
-    /// In all its waits together, so that a peer gains nothing by sending single bytes.
-    in_sum: Duration,
-}
+use self::slots::{BRIEF, Fate, LOOK, PATIENCE, Patience, Slots, Wait};
 
-/// An honest peer answers within a round trip and some milliseconds, three
-/// times in a handshake. Its first bytes follow its connection at once, and while all slots
-/// are taken it has waited in the backlog meanwhile. So a client that sends nothing at all is
-/// passed sooner: at three slots a thousand of them take some seconds.
-const PATIENCE: Patience = Patience {
-    first: Duration::from_millis(10),
-    silent: Duration::from_millis(250),
-    in_sum: Duration::from_secs(2),
-};
-/// That of a client whose whole request fits into a packet and comes with the connection. A
-/// thousand clients that say nothing are so passed in about a second.
-const BRIEF: Patience = Patience {
-    first: Duration::from_millis(20),
-    silent: Duration::from_millis(20),
-    in_sum: Duration::from_millis(200),
-};
-/// How often an accept thread looks for a handshake that may be cut, while all slots are
-/// taken.
-const LOOK: Duration = Duration::from_millis(5);
 /// How long a thread that has served waits for another newcomer.
 const IDLE: Duration = Duration::from_secs(2);
 /// The pause of an accept thread after an error, such as too few descriptors.
@@ -120,7 +89,7 @@ impl Acceptance {
         max: usize,
         serve: Box<Serve>,
     ) -> io::Result<Self> {
-        Self::start_with(listeners, Handshakes::new(name, target, max, serve))
+        Self::start_with(listeners, Handshakes::new(name, target, max, PATIENCE, serve))
     }
 
     /// As [`start`](Self::start), for brief exchanges: while all slots are taken, a client that
@@ -132,9 +101,7 @@ impl Acceptance {
         max: usize,
         serve: Box<Serve>,
     ) -> io::Result<Self> {
-        let mut handshakes = Handshakes::new(name, target, max, serve);
-        handshakes.patience = BRIEF;
-        Self::start_with(listeners, handshakes)
+        Self::start_with(listeners, Handshakes::new(name, target, max, BRIEF, serve))
     }
 
     fn start_with(listeners: Vec<Listener>, handshakes: Handshakes) -> io::Result<Self> {
@@ -226,16 +193,14 @@ impl Occupancy {
 struct Handshakes {
     name: &'static str,
     target: &'static str,
-    max: usize,
     occupancy: Arc<Occupancy>,
     serve: Box<Serve>,
     spawn: Box<Spawn>,
-    patience: Patience,
     /// How long a thread that has served waits for another newcomer.
     idle: Duration,
-    /// Threads that serve or wait, never more than `max`.
+    /// Threads that serve or wait, never more than there are slots.
     threads: AtomicUsize,
-    state: Mutex<State>,
+    state: Arc<Shared>,
     /// Notified when a slot is given back, and at the end.
     changed: Condvar,
     closed: Cancel,
@@ -244,43 +209,58 @@ struct Handshakes {
     handed_over: Receiver<Slot>,
 }
 
-#[derive(Default)]
+/// What accept threads, handshake threads and newcomers share.
+#[derive(Debug)]
 struct State {
-    next: u64,
-    /// One entry for each slot in use, removed by [`Slot`].
-    taken: HashMap<u64, Arc<Newcomer>>,
+    slots: Slots<Arc<dyn Duplex>>,
     /// The log lines that newcomers may cause. They share one allowance, because they
     /// have not proved any identity yet.
     log: LogLimit<()>,
 }
 
+#[derive(Debug)]
+struct Shared(Mutex<State>);
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl fmt::Debug for Handshakes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handshakes")
-            .field("max", &self.max)
+            .field("occupancy", &self.occupancy)
             .finish_non_exhaustive()
     }
 }
 
 impl Handshakes {
-    fn new(name: &'static str, target: &'static str, max: usize, serve: Box<Serve>) -> Self {
+    fn new(
+        name: &'static str,
+        target: &'static str,
+        max: usize,
+        patience: Patience,
+        serve: Box<Serve>,
+    ) -> Self {
         let (hand_over, handed_over) = crossbeam_channel::bounded(0);
-        let max = max.max(1);
+        let slots = Slots::new(max, patience);
         Self {
             name,
             target,
-            max,
             occupancy: Arc::new(Occupancy {
                 running: AtomicUsize::new(0),
-                max,
+                max: slots.max(),
                 without_thread: AtomicU64::new(0),
             }),
             serve,
             spawn: Box::new(threads::spawn),
-            patience: PATIENCE,
             idle: IDLE,
             threads: AtomicUsize::new(0),
-            state: Mutex::default(),
+            state: Arc::new(Shared(Mutex::new(State {
+                slots,
+                log: LogLimit::default(),
+            }))),
             changed: Condvar::new(),
             closed: Cancel::new(),
             hand_over,
@@ -289,7 +269,7 @@ impl Handshakes {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Gives a newcomer to a thread once there is a slot for it. Returns the thread if it
@@ -323,7 +303,7 @@ impl Handshakes {
         loop {
             // Counted before the thread is started, so that two accept threads together
             // do not exceed the maximum.
-            if self.threads.fetch_add(1, Ordering::Relaxed) < self.max {
+            if self.threads.fetch_add(1, Ordering::Relaxed) < self.occupancy.max {
                 return Some((slot, Permit(Arc::clone(self))));
             }
             self.threads.fetch_sub(1, Ordering::Relaxed);
@@ -338,7 +318,7 @@ impl Handshakes {
     /// is closed.
     fn take_slot(self: &Arc<Self>, listener: usize, stream: Arc<dyn Duplex>) -> Option<Slot> {
         let mut state = self.lock();
-        while state.taken.len() >= self.max && !self.closed.is_cancelled() {
+        while state.slots.is_full() && !state.slots.is_closed() {
             self.cut_slowest(&mut state, now());
             // The thread of the handshake that was cut wakes, fails and gives its slot
             // back, which ends this wait.
@@ -348,41 +328,36 @@ impl Handshakes {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
-        if self.closed.is_cancelled() {
-            return None;
-        }
-        state.next += 1;
-        let id = state.next;
+        let id = state.slots.take(Arc::clone(&stream))?;
+        self.occupancy
+            .running
+            .store(state.slots.running(), Ordering::Relaxed);
         let newcomer = Arc::new(Newcomer {
             listener,
             accepted: now(),
-            progress: Mutex::default(),
+            slot: id,
+            state: Arc::clone(&self.state),
             unwatched: AtomicBool::new(false),
             stream,
         });
-        state.taken.insert(id, Arc::clone(&newcomer));
-        self.occupancy.running.store(state.taken.len(), Ordering::Relaxed);
         Some(Slot {
             handshakes: Arc::clone(self),
-            id,
             newcomer,
         })
     }
 
-    /// Of the handshakes that have waited too long for their peers, cuts the one with the
-    /// longest wait in all.
+    /// Cuts the handshake that has waited longest for its peer, if one has waited too long.
+    /// This is decided under the lock that [`Newcomer::admitted`] takes, so an admitted
+    /// newcomer is never cut.
     fn cut_slowest(&self, state: &mut State, now: Instant) {
-        let waited = |newcomer: &Newcomer| newcomer.progress().waited_too_long(now, self.patience);
-        let newcomers = state.taken.values();
-        let mut slow: Vec<_> = newcomers.filter_map(|one| Some((waited(one)?, one))).collect();
-        slow.sort_unstable_by_key(|(waited, _)| Reverse(*waited));
-        let mut slow = slow.into_iter();
-        let cut = slow.find(|(_, newcomer)| newcomer.cut(now, self.patience));
-        let Some((_, newcomer)) = cut else { return };
+        let Some(cut) = state.slots.cut(now, |stream| stream.is_readable()) else {
+            return;
+        };
+        let _ = cut.shutdown(Shutdown::Both);
         if let Some(more) = state.log.admit((), "cut", now) {
             warn!(target: self.target,
                 "{}: cut: {} handshakes are under way, and it is slow{more}",
-                newcomer.peer(), self.max
+                cut.peer(), self.occupancy.max
             );
         }
     }
@@ -403,8 +378,8 @@ impl Handshakes {
 
     fn close(&self) {
         self.closed.cancel();
-        for newcomer in self.lock().taken.values() {
-            newcomer.stop();
+        for stream in self.lock().slots.close() {
+            let _ = stream.shutdown(Shutdown::Read);
         }
         self.changed.notify_all();
     }
@@ -438,7 +413,6 @@ impl Drop for Permit {
 /// The slot of one handshake under way. Dropping it gives it back.
 struct Slot {
     handshakes: Arc<Handshakes>,
-    id: u64,
     newcomer: Arc<Newcomer>,
 }
 
@@ -456,71 +430,11 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut state = self.handshakes.lock();
-        state.taken.remove(&self.id);
-        let running = state.taken.len();
-        self.handshakes
-            .occupancy
-            .running
-            .store(running, Ordering::Relaxed);
+        state.slots.give_back(self.newcomer.slot);
+        let running = &self.handshakes.occupancy.running;
+        running.store(state.slots.running(), Ordering::Relaxed);
         drop(state);
         self.handshakes.changed.notify_all();
-    }
-}
-
-/// How far a handshake is, and how long it has waited for its peer.
-#[derive(Debug, Default)]
-struct Progress {
-    fate: Fate,
-    /// Whether it has sent something.
-    has_spoken: bool,
-    /// Since when the reader and the writer wait for the peer.
-    since: [Option<Instant>; 2],
-    /// The sum of all waits that are over.
-    waited: Duration,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Fate {
-    #[default]
-    UnderWay,
-    /// Its input has ended because the server stops. The peer is told.
-    Stopping,
-    /// All of its input was received, and the answer is on its way.
-    Heard,
-    Cut,
-    Admitted,
-}
-
-impl Fate {
-    fn is_under_way(self) -> bool {
-        matches!(self, Self::UnderWay | Self::Heard)
-    }
-}
-
-const READ: usize = 0;
-const WRITE: usize = 1;
-
-impl Progress {
-    fn end(&mut self, direction: usize, now: Instant) {
-        self.has_spoken |= direction == READ;
-        if let Some(since) = self.since[direction].take() {
-            self.waited += now.saturating_duration_since(since);
-        }
-    }
-
-    /// The sum of all its waits, if it waits now and has waited too long.
-    fn waited_too_long(&self, now: Instant, patience: Patience) -> Option<Duration> {
-        if !self.fate.is_under_way() {
-            return None;
-        }
-        let waits = self.since.iter().flatten();
-        let silent = waits.map(|since| now.saturating_duration_since(*since)).max()?;
-        let in_sum = self.waited + silent;
-        let limit = match self.has_spoken {
-            true => patience.silent,
-            false => patience.first,
-        };
-        (silent >= limit || in_sum >= patience.in_sum).then_some(in_sum)
     }
 }
 
@@ -530,7 +444,8 @@ impl Progress {
 pub struct Newcomer {
     listener: usize,
     accepted: Instant,
-    progress: Mutex<Progress>,
+    slot: u64,
+    state: Arc<Shared>,
     /// Set with [`Fate::Admitted`], so that a session's reads take no lock. A thread that
     /// sees it late does no harm, because the fate decides.
     unwatched: AtomicBool,
@@ -555,96 +470,59 @@ impl Newcomer {
 
     /// Whether the server stops, which ends the newcomer's input.
     pub fn is_stopping(&self) -> bool {
-        self.progress().fate == Fate::Stopping
+        self.state.lock().slots.fate(self.slot) == Some(Fate::Stopping)
     }
 
     /// Whether it was cut to make room for another newcomer.
     pub fn was_cut(&self) -> bool {
-        self.progress().fate == Fate::Cut
+        self.state.lock().slots.fate(self.slot) == Some(Fate::Cut)
     }
 
     /// Notes that all input of the handshake was received. From now on there may be a
     /// session to which others send, so a stop ends that session and not this input.
     /// False if it was cut or stopped before.
     pub fn heard(&self) -> bool {
-        let mut progress = self.progress();
-        if progress.fate == Fate::UnderWay {
-            progress.fate = Fate::Heard;
-        }
-        progress.fate == Fate::Heard
+        self.state.lock().slots.heard(self.slot)
     }
 
     /// Notes that the handshake is over. From now on reads may wait, and it is neither cut
     /// nor stopped. False if it was cut or stopped before.
     pub fn admitted(&self) -> bool {
-        let mut progress = self.progress();
-        if progress.fate.is_under_way() {
-            progress.fate = Fate::Admitted;
-        }
+        let admitted = self.state.lock().slots.admitted(self.slot);
         self.unwatched.store(true, Ordering::Relaxed);
-        progress.fate == Fate::Admitted
+        admitted
     }
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Cuts it if it has waited too long. This is decided under the lock that
-    /// [`Newcomer::admitted`] takes, so an admitted newcomer is never cut.
-    fn cut(&self, now: Instant, patience: Patience) -> bool {
-        let mut progress = self.progress();
-        let too_long = progress.waited_too_long(now, patience).is_some();
-        // If bytes are there already, its thread waits for a processor of this host,
-        // and not for the peer. That does not matter while it writes.
-        let ours = progress.since[WRITE].is_none() && self.stream.is_readable();
-        if !too_long || ours {
-            return false;
-        }
-        progress.fate = Fate::Cut;
-        let _ = self.stream.shutdown(Shutdown::Both);
-        true
-    }
-
-    /// Ends its input, unless all of it was received: then the session ends instead. The
-    /// peer can still be told why.
-    fn stop(&self) {
-        let mut progress = self.progress();
-        if progress.fate == Fate::UnderWay {
-            progress.fate = Fate::Stopping;
-            let _ = self.stream.shutdown(Shutdown::Read);
-        }
-    }
-
-    fn watch<T>(&self, direction: usize, wait: impl FnOnce() -> T) -> T {
+    fn watch<T>(&self, kind: Wait, wait: impl FnOnce() -> T) -> T {
         if self.unwatched.load(Ordering::Relaxed) {
             return wait();
         }
-        self.progress().since[direction] = Some(now());
+        self.state.lock().slots.waits(self.slot, kind, now());
         let result = wait();
-        self.progress().end(direction, now());
+        self.state.lock().slots.goes_on(self.slot, kind, now());
         result
     }
 }
 
 impl Duplex for Newcomer {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.watch(READ, || self.stream.read(buffer))
+        self.watch(Wait::Read, || self.stream.read(buffer))
     }
     fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.stream.try_read(buffer)?;
         if !self.unwatched.load(Ordering::Relaxed) {
-            self.progress().has_spoken = true;
+            self.state.lock().slots.spoke(self.slot);
         }
         Ok(read)
     }
     fn wait_readable(&self) -> io::Result<()> {
-        self.watch(READ, || self.stream.wait_readable())
+        self.watch(Wait::Read, || self.stream.wait_readable())
     }
     fn is_readable(&self) -> bool {
         self.stream.is_readable()
     }
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.watch(WRITE, || self.stream.write(bytes))
+        self.watch(Wait::Write, || self.stream.write(bytes))
     }
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.try_write(bytes)

@@ -24,8 +24,7 @@ fn handshakes(max: usize, serve: Box<Serve>, spawn: Box<Spawn>, patience: Patien
     Handshakes {
         idle: LONG,
         spawn,
-        patience,
-        ..Handshakes::new("test", "test", max, serve)
+        ..Handshakes::new("test", "test", max, patience, serve)
     }
 }
 
@@ -43,6 +42,15 @@ fn echo() -> Box<Serve> {
             let _ = newcomer.stream().write(&byte);
         }
     })
+}
+
+fn waits(slot: &Slot, wait: Wait, since: Instant) {
+    let newcomer = &slot.newcomer;
+    newcomer.state.lock().slots.waits(newcomer.slot, wait, since);
+}
+
+fn fate(slot: &Slot) -> Fate {
+    slot.newcomer.state.lock().slots.fate(slot.newcomer.slot).unwrap()
 }
 
 struct Running {
@@ -76,7 +84,7 @@ impl Running {
     /// Waits until so many slots are taken.
     fn taken(&self, slots: usize) {
         let end = now() + LIMIT;
-        while self.acceptance.handshakes.lock().taken.len() != slots {
+        while self.acceptance.handshakes.lock().slots.running() != slots {
             assert!(now() < end, "not {slots} slots");
             std::thread::yield_now();
         }
@@ -171,12 +179,7 @@ fn silent_peers_in_every_slot_make_room_for_an_honest_one() {
     let oldest = [running.connect(), running.connect(), running.connect()];
     running.taken(3);
     // Only who waits for its peer is cut, not who waits for a core of this host.
-    let all_wait = || {
-        let state = running.acceptance.handshakes.lock();
-        let mut newcomers = state.taken.values();
-        newcomers.all(|newcomer| newcomer.progress().since[READ].is_some())
-    };
-    while !all_wait() {
+    while running.acceptance.handshakes.lock().slots.waiting(Wait::Read) < 3 {
         std::thread::yield_now();
     }
     let _silent: Vec<_> = (0..6).map(|_| running.connect()).collect();
@@ -205,7 +208,7 @@ fn passed_in(peers: usize, slots: usize, patience: Patience, has_spoken: bool) -
     for _ in 0..peers {
         while taken.len() == slots {
             handshakes.cut_slowest(&mut handshakes.lock(), clock);
-            let is_cut = |(slot, _): &(Slot, MemoryStream)| slot.newcomer.progress().fate == Fate::Cut;
+            let is_cut = |(slot, _): &(Slot, MemoryStream)| fate(slot) == Fate::Cut;
             match taken.iter().position(is_cut) {
                 Some(at) => drop(taken.remove(at)),
                 None => clock += Duration::from_millis(1),
@@ -213,8 +216,10 @@ fn passed_in(peers: usize, slots: usize, patience: Patience, has_spoken: bool) -
         }
         let (here, there) = memory::pair();
         let slot = handshakes.take_slot(0, Arc::new(here)).unwrap();
-        slot.newcomer.progress().since[READ] = Some(clock);
-        slot.newcomer.progress().has_spoken = has_spoken;
+        if has_spoken {
+            slot.newcomer.state.lock().slots.spoke(slot.newcomer.slot);
+        }
+        waits(&slot, Wait::Read, clock);
         taken.push((slot, there));
     }
     clock - begin
@@ -230,73 +235,28 @@ fn thousands_of_silent_peers_are_passed_in_seconds() {
 }
 
 #[test]
-fn only_time_spent_waiting_for_the_peer_counts() {
-    let start = now();
-    let at = |millis| start + Duration::from_millis(millis);
-    let too_long = |progress: &Progress, millis| progress.waited_too_long(at(millis), PATIENCE).is_some();
-    let mut silent = Progress::default();
-    assert!(!too_long(&silent, 3_600_000), "it computes");
-    silent.since[READ] = Some(at(0));
-    assert!(!too_long(&silent, 9));
-    assert!(too_long(&silent, 10), "it has sent nothing at all");
-    silent.end(READ, at(40));
-    silent.since[READ] = Some(at(100));
-    assert!(!too_long(&silent, 349));
-    assert!(too_long(&silent, 350));
-
-    // Half a request holds a slot for less than that.
-    let mut half = Progress {
-        has_spoken: true,
-        ..Progress::default()
-    };
-    half.since[READ] = Some(at(0));
-    assert!(half.waited_too_long(at(19), BRIEF).is_none());
-    assert!(half.waited_too_long(at(20), BRIEF).is_some());
-
-    // A byte each 200 ms, and 800 ms of work of ours for it.
-    let mut drips = Progress {
-        has_spoken: true,
-        ..Progress::default()
-    };
-    for byte in 0..9 {
-        drips.since[READ] = Some(at(byte * 1000));
-        assert!(!too_long(&drips, byte * 1000 + 199));
-        drips.end(READ, at(byte * 1000 + 200));
-        assert!(!too_long(&drips, byte * 1000 + 999), "it computes");
-    }
-    drips.since[WRITE] = Some(at(9_000));
-    assert!(!too_long(&drips, 9_199));
-    assert!(too_long(&drips, 9_200), "two seconds in sum");
-
-    for fate in [Fate::Admitted, Fate::Cut, Fate::Stopping] {
-        drips.fate = fate;
-        assert!(!too_long(&drips, 10_000), "{fate:?}");
-    }
-}
-
-#[test]
 fn one_that_waits_for_this_host_or_is_admitted_is_not_cut() {
-    let handshakes = Arc::new(handshakes(4, echo(), really(), NONE));
+    let handshakes = Arc::new(handshakes(3, echo(), really(), NONE));
     let slot = || {
         let (here, there) = memory::pair();
         (handshakes.take_slot(0, Arc::new(here)).unwrap(), there)
     };
     let fates = |slots: &[&Slot]| -> Vec<_> {
         handshakes.cut_slowest(&mut handshakes.lock(), now());
-        slots.iter().map(|slot| slot.newcomer.progress().fate).collect()
+        slots.iter().map(|slot| fate(slot)).collect()
     };
     let (computes, _peer) = slot();
     let (answered, peer) = slot();
     peer.write(b"x").unwrap();
-    answered.newcomer.progress().since[READ] = Some(now());
+    waits(&answered, Wait::Read, now());
     let (admitted, _peer) = slot();
-    admitted.newcomer.progress().since[READ] = Some(now());
+    waits(&admitted, Wait::Read, now());
     assert!(admitted.newcomer.admitted());
     let all = [&computes, &answered, &admitted];
     assert_eq!(fates(&all), [Fate::UnderWay, Fate::UnderWay, Fate::Admitted]);
 
     // What it sends is no excuse for one that does not read.
-    answered.newcomer.progress().since[WRITE] = Some(now());
+    waits(&answered, Wait::Write, now());
     assert_eq!(fates(&all), [Fate::UnderWay, Fate::Cut, Fate::Admitted]);
     assert!(!answered.newcomer.admitted());
 }
@@ -309,14 +269,12 @@ fn one_that_was_heard_is_not_stopped_and_still_cut() {
         (handshakes.take_slot(0, Arc::new(here)).unwrap(), there)
     };
     let [(early, _early), (late, _late), (stuck, _stuck)] = [slot(), slot(), slot()];
-    early.newcomer.stop();
+    assert!(late.newcomer.heard() && stuck.newcomer.heard());
+    handshakes.close();
     assert!(early.newcomer.is_stopping() && !early.newcomer.heard() && !early.newcomer.admitted());
     assert_eq!(early.newcomer.read(&mut [0]).unwrap(), 0, "its input is over");
-    assert!(late.newcomer.heard());
-    late.newcomer.stop();
     assert!(!late.newcomer.is_stopping() && late.newcomer.admitted());
-    assert!(stuck.newcomer.heard());
-    stuck.newcomer.progress().since[WRITE] = Some(now());
+    waits(&stuck, Wait::Write, now());
     handshakes.cut_slowest(&mut handshakes.lock(), now());
     assert!(!stuck.newcomer.admitted());
 }
@@ -328,14 +286,14 @@ fn waits_are_counted_around_reads_and_writes() {
     let slot = handshakes.take_slot(0, Arc::new(here)).unwrap();
     let (waiting, stream) = (Arc::clone(&slot.newcomer), slot.newcomer.stream());
     let reader = threads::spawn("reads", move || stream.read(&mut [0]).unwrap()).unwrap();
-    while waiting.progress().since[READ].is_none() {
+    let who_wait = || waiting.state.lock().slots.waiting(Wait::Read);
+    while who_wait() == 0 {
         std::thread::yield_now();
     }
-    assert_eq!(waiting.progress().waited, Duration::ZERO);
     there.write(b"x").unwrap();
     reader.join().unwrap();
-    assert_eq!(waiting.progress().since, [None, None]);
-    assert!(waiting.progress().waited > Duration::ZERO);
+    assert_eq!(who_wait(), 0);
+    assert_eq!(waiting.state.lock().slots.waiting(Wait::Write), 0);
 }
 
 #[test]

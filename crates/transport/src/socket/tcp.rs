@@ -266,7 +266,8 @@ mod tests {
     fn an_accepted_socket_has_the_bounds_of_what_the_system_keeps_for_it() {
         let listeners = listen("127.0.0.1", 0).unwrap();
         let address = listeners[0].local().unwrap();
-        let _peer = std::net::TcpStream::connect(address).unwrap();
+        let limit = Duration::from_secs(20);
+        let _peer = connect_one(address, limit, &Cancel::new()).unwrap();
         let (accepted, _) = listeners[0].accept().unwrap();
         assert_eq!(accepted.tcp_notsent_lowat().unwrap(), NOT_SENT);
         // The system counts its own overhead as well.

@@ -1,0 +1,249 @@
+//! Which newcomers have a slot for their handshake, how far each is, and who is cut to make
+//! room: the decisions, without a clock, a lock or a thread. Accept and handshake threads
+//! carry them out; a simulation does so in virtual time.
+//!
+//! ```text
+//!  take ─▶ Computes ─ waits ▶ Waits ─ goes_on ▶ Computes … ─ heard ─▶ … ─ admitted ─▶
+//!                               │                                          give_back
+//!                               └─ too long, and all slots are taken: cut ─▶
+//! ```
+
+#[cfg(test)]
+mod simulation;
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How long a handshake may wait for its peer before it may be cut to make room for a
+/// newcomer. Only time in which the peer has to act counts, so a slow server never makes
+/// an honest peer look slow.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// Before its first byte.
+    pub(super) first: Duration,
+    /// In one later wait, without a byte.
+    pub(super) silent: Duration,
+    /// In all its waits together, so that a peer gains nothing by sending single bytes.
+    pub(super) in_sum: Duration,
+}
+
+/// An honest peer answers within a round trip and some milliseconds, three
+/// times in a handshake. Its first bytes follow its connection at once, and while all slots
+/// are taken it has waited in the backlog meanwhile. So a client that sends nothing at all is
+/// passed sooner: at three slots a thousand of them take some seconds.
+pub(super) const PATIENCE: Patience = Patience {
+    first: Duration::from_millis(10),
+    silent: Duration::from_millis(250),
+    in_sum: Duration::from_secs(2),
+};
+/// That of a client whose whole request fits into a packet and comes with the connection. A
+/// thousand clients that say nothing are so passed in about a second.
+pub(super) const BRIEF: Patience = Patience {
+    first: Duration::from_millis(20),
+    silent: Duration::from_millis(20),
+    in_sum: Duration::from_millis(200),
+};
+/// How often an accept thread looks for a handshake that may be cut, while all slots are
+/// taken.
+pub(super) const LOOK: Duration = Duration::from_millis(5);
+
+/// What a handshake waits for its peer to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// To send.
+    Read,
+    /// To take what is sent to it.
+    Write,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Fate {
+    #[default]
+    UnderWay,
+    /// Its input has ended because the server stops. The peer is told.
+    Stopping,
+    /// All of its input was received, and the answer is on its way.
+    Heard,
+    Cut,
+    Admitted,
+}
+
+impl Fate {
+    fn is_under_way(self) -> bool {
+        matches!(self, Self::UnderWay | Self::Heard)
+    }
+}
+
+/// How far a handshake is, and how long it has waited for its peer.
+#[derive(Debug, Default)]
+struct Progress {
+    fate: Fate,
+    /// Whether it has sent something.
+    has_spoken: bool,
+    /// Since when a read and a write wait for the peer.
+    since: [Option<Instant>; 2],
+    /// The sum of all waits that are over.
+    waited: Duration,
+}
+
+impl Progress {
+    /// The sum of all its waits, if it waits now and has waited too long.
+    fn waited_too_long(&self, now: Instant, patience: Patience) -> Option<Duration> {
+        if !self.fate.is_under_way() {
+            return None;
+        }
+        let waits = self.since.iter().flatten();
+        let silent = waits.map(|since| now.saturating_duration_since(*since)).max()?;
+        let in_sum = self.waited + silent;
+        let limit = match self.has_spoken {
+            true => patience.silent,
+            false => patience.first,
+        };
+        (silent >= limit || in_sum >= patience.in_sum).then_some(in_sum)
+    }
+}
+
+/// The slots of a server, each with the peer whose handshake has it.
+#[derive(Debug)]
+pub(super) struct Slots<P> {
+    max: usize,
+    patience: Patience,
+    last: u64,
+    is_closed: bool,
+    taken: BTreeMap<u64, (P, Progress)>,
+}
+
+impl<P> Slots<P> {
+    /// `max` free slots, or one if that is 0.
+    pub(super) fn new(max: usize, patience: Patience) -> Self {
+        Self {
+            max: max.max(1),
+            patience,
+            last: 0,
+            is_closed: false,
+            taken: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn running(&self) -> usize {
+        self.taken.len()
+    }
+
+    pub(super) fn max(&self) -> usize {
+        self.max
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
+    /// Whether a newcomer has to wait for a slot.
+    pub(super) fn is_full(&self) -> bool {
+        self.taken.len() >= self.max
+    }
+
+    /// A slot for a peer, unless all are taken or this is closed.
+    pub(super) fn take(&mut self, peer: P) -> Option<u64> {
+        if self.is_full() || self.is_closed {
+            return None;
+        }
+        self.last += 1;
+        self.taken.insert(self.last, (peer, Progress::default()));
+        Some(self.last)
+    }
+
+    /// The slot is free again, whatever has become of its handshake.
+    pub(super) fn give_back(&mut self, slot: u64) {
+        self.taken.remove(&slot);
+    }
+
+    /// Notes that the handshake waits for its peer. A slot that was given back is not looked
+    /// at any more, so that what follows a handshake may call this as well.
+    pub(super) fn waits(&mut self, slot: u64, wait: Wait, now: Instant) {
+        if let Some((_, progress)) = self.taken.get_mut(&slot) {
+            progress.since[wait as usize] = Some(now);
+        }
+    }
+
+    /// Notes that the wait is over.
+    pub(super) fn goes_on(&mut self, slot: u64, wait: Wait, now: Instant) {
+        if let Some((_, progress)) = self.taken.get_mut(&slot) {
+            progress.has_spoken |= wait == Wait::Read;
+            if let Some(since) = progress.since[wait as usize].take() {
+                progress.waited += now.saturating_duration_since(since);
+            }
+        }
+    }
+
+    /// Notes that the peer has sent something before anybody waited for it.
+    pub(super) fn spoke(&mut self, slot: u64) {
+        if let Some((_, progress)) = self.taken.get_mut(&slot) {
+            progress.has_spoken = true;
+        }
+    }
+
+    /// How many handshakes wait for their peers like this.
+    #[cfg(test)]
+    pub(super) fn waiting(&self, wait: Wait) -> usize {
+        let since = |(_, progress): &(P, Progress)| progress.since[wait as usize];
+        self.taken.values().filter_map(since).count()
+    }
+
+    /// What has become of the handshake; `None` once its slot was given back.
+    pub(super) fn fate(&self, slot: u64) -> Option<Fate> {
+        self.taken.get(&slot).map(|(_, progress)| progress.fate)
+    }
+
+    /// Notes that all input of the handshake was received. From now on there may be a
+    /// session to which others send, so a stop ends that session and not this input.
+    /// False if it was cut or stopped before.
+    pub(super) fn heard(&mut self, slot: u64) -> bool {
+        self.advance(slot, Fate::UnderWay, Fate::Heard) == Some(Fate::Heard)
+    }
+
+    /// Notes that the handshake is over. From now on reads may wait, and it is neither cut
+    /// nor stopped. False if it was cut or stopped before.
+    pub(super) fn admitted(&mut self, slot: u64) -> bool {
+        self.advance(slot, Fate::UnderWay, Fate::Heard);
+        self.advance(slot, Fate::Heard, Fate::Admitted) == Some(Fate::Admitted)
+    }
+
+    fn advance(&mut self, slot: u64, from: Fate, to: Fate) -> Option<Fate> {
+        let (_, progress) = self.taken.get_mut(&slot)?;
+        if progress.fate == from {
+            progress.fate = to;
+        }
+        Some(progress.fate)
+    }
+
+    /// Of the handshakes that have waited too long for their peers, cuts the one with the
+    /// longest wait in all, and returns its peer. Where `has_input` tells that bytes have
+    /// arrived, its thread waits for a processor of this host and not for the peer; that does
+    /// not matter while it writes. Nobody is cut while a slot is free.
+    pub(super) fn cut(&mut self, now: Instant, has_input: impl Fn(&P) -> bool) -> Option<&P> {
+        if !self.is_full() {
+            return None;
+        }
+        let waited = |progress: &Progress| progress.waited_too_long(now, self.patience);
+        let taken = self.taken.values_mut();
+        let mut slow: Vec<_> = taken.filter_map(|one| Some((waited(&one.1)?, one))).collect();
+        slow.sort_by_key(|(waited, _)| Reverse(*waited));
+        let writes = |progress: &Progress| progress.since[Wait::Write as usize].is_some();
+        let mut slow = slow.into_iter().map(|(_, one)| one);
+        let (peer, progress) = slow.find(|(peer, progress)| writes(progress) || !has_input(peer))?;
+        progress.fate = Fate::Cut;
+        Some(peer)
+    }
+
+    /// No slot is given from now on. Returns the peers whose input is to end: of those that
+    /// were heard the session ends instead. All can still be told why.
+    pub(super) fn close(&mut self) -> impl Iterator<Item = &P> {
+        self.is_closed = true;
+        self.taken.values_mut().filter_map(|(peer, progress)| {
+            let ends = progress.fate == Fate::UnderWay;
+            ends.then(|| progress.fate = Fate::Stopping)?;
+            Some(&*peer)
+        })
+    }
+}

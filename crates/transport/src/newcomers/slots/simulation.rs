@@ -1,0 +1,386 @@
+//! The slots in virtual time: accept threads, handshake threads and peers are made up here,
+//! and what they do is decided by [`Slots`].
+//!
+//! ```text
+//!  backlog ─▶ at hand (one a listener) ─▶ slot ─▶ reads, computes, writes … ─▶ admitted
+//! ```
+//!
+//! Four things must hold in every world: no peer is cut that does what it has to do in time,
+//! or while the host is the one to act; every peer that does so is admitted within a bound;
+//! there are never more handshakes than slots; a stop ends all.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+/// How many waits for its peer a handshake has.
+const STEPS: u32 = 3;
+
+fn seeds() -> std::ops::Range<u64> {
+    let number = |name: &str| std::env::var(name).ok()?.parse().ok();
+    match number("SSNTP_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("SSNTP_SEEDS").unwrap_or(1000),
+    }
+}
+
+/// Numbers that depend on the seed alone.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, end: u32) -> u32 {
+        self.0 = self
+            .0
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(0x1405_7b7e_f767_814f);
+        u32::try_from((self.0 >> 33) % u64::from(end)).unwrap()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Answers within some milliseconds, and reads what is sent to it.
+    Honest,
+    /// Sends nothing at all.
+    Silent,
+    /// Sends something, and then nothing.
+    Half,
+    /// Sends a byte now and then.
+    Drips,
+    /// Does not read what is sent to it.
+    Deaf,
+    /// Is refused, and its slot comes back soon.
+    Refused,
+}
+
+#[derive(Debug)]
+struct Peer {
+    name: usize,
+    kind: Kind,
+    /// Whether bytes have arrived that no thread has read.
+    has_input: Cell<bool>,
+}
+
+/// What a handshake thread does until the time of its entry.
+#[derive(Clone, Copy, Debug)]
+enum Doing {
+    /// It waits, and the peer acts then; `None` is never.
+    Waits(Wait, Option<Instant>),
+    /// The bytes are there, and the thread gets no processor before that time.
+    Late(Instant),
+    Computes(Instant),
+}
+
+struct Thread {
+    peer: Rc<Peer>,
+    steps: u32,
+    doing: Doing,
+}
+
+struct World {
+    chance: Chance,
+    now: Instant,
+    slots: Slots<Rc<Peer>>,
+    threads: BTreeMap<u64, Thread>,
+    /// With the time at which each was next.
+    backlog: VecDeque<Rc<Peer>>,
+    arrived: BTreeMap<usize, Instant>,
+    admitted: usize,
+    is_slow: bool,
+}
+
+impl World {
+    fn ms(&mut self, most: u32) -> Duration {
+        self.chance.below(most) * MS
+    }
+
+    fn arrive(&mut self, kind: Kind) {
+        let name = self.arrived.len();
+        self.arrived.insert(name, self.now);
+        let has_input = Cell::new(false);
+        self.backlog.push_back(Rc::new(Peer {
+            name,
+            kind,
+            has_input,
+        }));
+    }
+
+    /// The thread waits for its peer.
+    fn wait(&mut self, slot: u64) {
+        let Some(thread) = self.threads.get(&slot) else {
+            return;
+        };
+        let (kind, steps) = (thread.peer.kind, thread.steps);
+        let soon = self.now + self.chance.below(8) * MS;
+        let drip = self.now + (100 + self.chance.below(140)) * MS;
+        let (wait, then) = match kind {
+            Kind::Honest | Kind::Refused => (Wait::Read, Some(soon)),
+            Kind::Silent => (Wait::Read, None),
+            Kind::Half if steps > 0 => (Wait::Read, None),
+            Kind::Drips if steps > 0 => (Wait::Read, Some(drip)),
+            Kind::Deaf if steps > 0 => (Wait::Write, None),
+            Kind::Half | Kind::Drips | Kind::Deaf => (Wait::Read, Some(soon)),
+        };
+        self.slots.waits(slot, wait, self.now);
+        self.threads.get_mut(&slot).unwrap().doing = Doing::Waits(wait, then);
+    }
+
+    fn leave(&mut self, slot: u64) {
+        self.threads.remove(&slot);
+        self.slots.give_back(slot);
+    }
+
+    /// What a thread does when its time has come.
+    fn step(&mut self, slot: u64) {
+        let Thread { doing, .. } = self.threads[&slot];
+        let slow = self.is_slow && self.chance.below(4) == 0;
+        let pause = self.ms(if slow { 400 } else { 3 });
+        let thread = self.threads.get_mut(&slot).unwrap();
+        match doing {
+            Doing::Waits(wait, Some(_)) if wait == Wait::Read && slow => {
+                thread.peer.has_input.set(true);
+                thread.doing = Doing::Late(self.now + pause);
+            }
+            Doing::Waits(wait, _) => {
+                self.slots.goes_on(slot, wait, self.now);
+                thread.doing = Doing::Computes(self.now + pause);
+            }
+            Doing::Late(_) => {
+                thread.peer.has_input.set(false);
+                self.slots.goes_on(slot, Wait::Read, self.now);
+                thread.doing = Doing::Computes(self.now + MS);
+            }
+            Doing::Computes(_) => {
+                thread.steps += 1;
+                let (kind, steps) = (thread.peer.kind, thread.steps);
+                let is_over = steps >= STEPS && matches!(kind, Kind::Honest | Kind::Refused);
+                if !is_over {
+                    return self.wait(slot);
+                }
+                let heard = self.slots.heard(slot);
+                if kind == Kind::Honest && heard {
+                    assert!(self.slots.admitted(slot));
+                    self.admitted += 1;
+                    let waited = self.now - self.arrived[&self.threads[&slot].peer.name];
+                    self.in_time(slot, waited);
+                }
+                self.leave(slot);
+            }
+        }
+    }
+
+    /// An honest peer waits for those before it, each of which has a slot for as long as it
+    /// may have at most: its waits, the last look, and its thread's own pauses.
+    fn in_time(&self, slot: u64, waited: Duration) {
+        let pauses = if self.is_slow { 400 * MS } else { 3 * MS };
+        let each = self.slots.patience.in_sum + self.slots.patience.silent + LOOK + 25 * pauses;
+        let name = self.threads[&slot].peer.name;
+        let turns = u32::try_from(name / self.slots.max + 2).unwrap();
+        assert!(waited <= turns * each, "peer {name} waited for {waited:?}");
+    }
+
+    /// What the accept thread does: a slot for whoever is next, or a look at the others.
+    fn accept(&mut self) {
+        while let Some(peer) = self.backlog.front() {
+            let free = self.slots.running() < self.slots.max;
+            if let Some(slot) = self.slots.take(Rc::clone(peer)) {
+                assert!(free, "more handshakes than slots");
+                let peer = self.backlog.pop_front().unwrap();
+                let doing = Doing::Computes(self.now);
+                self.threads.insert(
+                    slot,
+                    Thread {
+                        peer,
+                        steps: 0,
+                        doing,
+                    },
+                );
+                self.wait(slot);
+                continue;
+            }
+            assert!(!free, "a slot is free, and somebody waits");
+            self.look();
+            return;
+        }
+    }
+
+    fn look(&mut self) {
+        let now = self.now;
+        let cut = self.slots.cut(now, |peer| peer.has_input.get());
+        let Some(name) = cut.map(|peer| peer.name) else {
+            return;
+        };
+        let (&slot, thread) = self
+            .threads
+            .iter()
+            .find(|(_, thread)| thread.peer.name == name)
+            .unwrap();
+        let kind = thread.peer.kind;
+        assert!(!matches!(kind, Kind::Honest | Kind::Refused), "{kind:?} is cut");
+        assert!(matches!(thread.doing, Doing::Waits(..)), "cut while it computes");
+        let waited = |slot: &u64| self.slots.taken[slot].1.waited_too_long(now, self.slots.patience);
+        assert!(waited(&slot).is_none(), "it is cut already");
+        let (_, cut) = &self.slots.taken[&slot];
+        let sum = |progress: &Progress| {
+            let since = progress.since.iter().flatten().min().unwrap();
+            progress.waited + (now - *since)
+        };
+        for other in self.threads.keys().filter(|other| waited(other).is_some()) {
+            let (peer, progress) = &self.slots.taken[other];
+            assert!(
+                sum(progress) <= sum(cut) || peer.has_input.get(),
+                "another waits longer"
+            );
+        }
+        self.leave(slot);
+    }
+
+    /// Goes on to the next time at which something happens.
+    fn advance(&mut self) {
+        let due = |doing: Doing| match doing {
+            Doing::Waits(_, then) => then,
+            Doing::Late(then) | Doing::Computes(then) => Some(then),
+        };
+        let all = self
+            .threads
+            .iter()
+            .filter_map(|(slot, thread)| Some((due(thread.doing)?, *slot)));
+        let next = all.min();
+        let look = (!self.backlog.is_empty()).then_some(self.now + LOOK);
+        match (next, look) {
+            (Some((at, slot)), look) if look.is_none_or(|look| at <= look) => {
+                self.now = self.now.max(at);
+                self.step(slot);
+            }
+            (_, Some(look)) => self.now = look,
+            (_, None) => {}
+        }
+    }
+}
+
+fn live(seed: u64, start: Instant) {
+    let mut chance = Chance(seed ^ 0x9e37_79b9_7f4a_7c15);
+    chance.below(2);
+    let max = 1 + chance.below(8) as usize;
+    // The patience of pages is for clients that send all at once.
+    let slots = Slots::new(max, PATIENCE);
+    let is_slow = chance.below(3) == 0;
+    let mut world = World {
+        chance,
+        now: start,
+        slots,
+        threads: BTreeMap::new(),
+        backlog: VecDeque::new(),
+        arrived: BTreeMap::new(),
+        admitted: 0,
+        is_slow,
+    };
+    let (mut left, mut honest) = (20 + world.chance.below(60), 0);
+    let stops_at = (world.chance.below(4) == 0).then(|| world.chance.below(60));
+    let bad = 1 + world.chance.below(9);
+    for _ in 0..100_000 {
+        if left > 0 && world.chance.below(3) == 0 {
+            let all = [Kind::Silent, Kind::Half, Kind::Drips, Kind::Deaf, Kind::Refused];
+            let kind = match world.chance.below(10) < bad {
+                true => all[world.chance.below(5) as usize],
+                false => Kind::Honest,
+            };
+            honest += usize::from(kind == Kind::Honest);
+            world.arrive(kind);
+            left -= 1;
+        }
+        if stops_at.is_some_and(|at| left <= at) {
+            return stop(world);
+        }
+        world.accept();
+        world.advance();
+        if left == 0 && world.admitted == honest && world.backlog.is_empty() {
+            return;
+        }
+    }
+    panic!(
+        "{} of {honest} admitted, {} wait",
+        world.admitted,
+        world.backlog.len()
+    );
+}
+
+/// Everybody whose input was not complete is told that it ends, once; nobody else comes in.
+fn stop(mut world: World) {
+    let before: Vec<_> = world.threads.keys().map(|slot| world.slots.fate(*slot)).collect();
+    let under_way = before
+        .iter()
+        .filter(|fate| **fate == Some(Fate::UnderWay))
+        .count();
+    assert_eq!(world.slots.close().count(), under_way);
+    assert_eq!(world.slots.close().count(), 0);
+    for slot in world.threads.keys() {
+        assert!(
+            !world.slots.heard(*slot) && !world.slots.admitted(*slot),
+            "it is stopped"
+        );
+    }
+    let running = world.slots.running();
+    world.arrive(Kind::Honest);
+    assert_eq!(world.slots.take(Rc::clone(&world.backlog[0])), None);
+    assert_eq!(world.slots.running(), running);
+    while let Some((&slot, _)) = world.threads.first_key_value() {
+        world.leave(slot);
+    }
+    assert_eq!(world.slots.running(), 0);
+    assert_eq!(world.slots.take(Rc::clone(&world.backlog[0])), None);
+}
+
+#[test]
+fn honest_newcomers_get_a_slot_in_time_and_are_never_cut() {
+    let start = crate::host::now();
+    for seed in seeds() {
+        let lived = std::panic::catch_unwind(|| live(seed, start));
+        assert!(lived.is_ok(), "seed {seed}: SSNTP_SEED={seed} shows it again");
+    }
+}
+
+#[test]
+fn only_time_spent_waiting_for_the_peer_counts() {
+    let start = crate::host::now();
+    let at = |millis| start + Duration::from_millis(millis);
+    let too_long = |progress: &Progress, millis| progress.waited_too_long(at(millis), PATIENCE).is_some();
+    let mut slots = Slots::new(4, PATIENCE);
+    let silent = slots.take(()).unwrap();
+    let of = |slots: &Slots<()>, slot, millis| too_long(&slots.taken[&slot].1, millis);
+    assert!(!of(&slots, silent, 3_600_000), "it computes");
+    slots.waits(silent, Wait::Read, at(0));
+    assert!(!of(&slots, silent, 9));
+    assert!(of(&slots, silent, 10), "it has sent nothing at all");
+    slots.goes_on(silent, Wait::Read, at(40));
+    slots.waits(silent, Wait::Read, at(100));
+    assert!(!of(&slots, silent, 349));
+    assert!(of(&slots, silent, 350));
+
+    // A byte each 200 ms, and 800 ms of work of ours for it.
+    let drips = slots.take(()).unwrap();
+    slots.spoke(drips);
+    for byte in 0..9 {
+        slots.waits(drips, Wait::Read, at(byte * 1000));
+        assert!(!of(&slots, drips, byte * 1000 + 199));
+        slots.goes_on(drips, Wait::Read, at(byte * 1000 + 200));
+        assert!(!of(&slots, drips, byte * 1000 + 999), "it computes");
+    }
+    slots.waits(drips, Wait::Write, at(9_000));
+    assert!(!of(&slots, drips, 9_199));
+    assert!(of(&slots, drips, 9_200), "two seconds in sum");
+    assert!(slots.admitted(drips));
+    assert!(!of(&slots, drips, 10_000), "it is over");
+
+    // Half a request to the pages holds a slot for less than that.
+    let mut brief = Slots::new(1, BRIEF);
+    let half = brief.take(()).unwrap();
+    brief.spoke(half);
+    brief.waits(half, Wait::Read, at(0));
+    assert!(brief.cut(at(19), |()| false).is_none());
+    assert!(brief.cut(at(20), |()| false).is_some());
+    assert!(brief.cut(at(21), |()| false).is_none(), "once");
+}
