@@ -50,7 +50,10 @@ impl Ledger {
     /// Opens the ledger in a directory, which is made if there is none, and starts the thread.
     /// Gives the node of each instance that a former scheduler knew.
     pub(super) fn open(directory: &Path) -> io::Result<(Self, HashMap<Uuid, Uuid>)> {
-        fs::create_dir_all(directory)?;
+        fs::create_dir_all(directory).map_err(|e| match directory.is_file() {
+            true => io::Error::other("it is a file and no directory"),
+            false => e,
+        })?;
         // A file of its own, because the other one is replaced.
         let lock = File::create(directory.join(LOCK))?;
         ssntp_transport::lock(&lock, "another scheduler")?;
@@ -195,6 +198,8 @@ mod tests {
             let (mut ledger, owners) = Ledger::open(&path).unwrap();
             assert_eq!(owners.len(), 0);
             assert!(Ledger::open(&path).is_err(), "it is in use");
+            let said = Ledger::open(&path.join(LOCK)).unwrap_err().to_string();
+            assert_eq!(said, "it is a file and no directory");
             for n in 1..=30_000 {
                 ledger.keep(uuid(n), Some(uuid(7)));
             }

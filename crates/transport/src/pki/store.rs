@@ -164,6 +164,11 @@ pub(super) fn read_directory(path: &Path) -> Result<Vec<u8>, Error> {
             return Err(failed(std::io::Error::other("too many certificates")));
         }
     }
+    if all.is_empty() {
+        return Err(failed(std::io::Error::other(
+            "no file of this directory has a certificate",
+        )));
+    }
     Ok(all)
 }
 
@@ -207,6 +212,18 @@ mod tests {
         sections
             .and_then(|sections| sections.key().map(drop))
             .unwrap_err()
+    }
+
+    #[test]
+    fn a_directory_without_certificates_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("notes"), "no certificate").unwrap();
+        let said = read_directory(dir.path()).unwrap_err().to_string();
+        assert!(said.starts_with(&dir.path().display().to_string()), "{said}");
+        assert!(
+            said.ends_with("no file of this directory has a certificate"),
+            "{said}"
+        );
     }
 
     #[test]

@@ -70,6 +70,7 @@ pub(crate) fn listen(path: &Path, mode: Option<u32>) -> io::Result<Socket> {
             std::fs::remove_file(path)?;
             bind()?
         }
+        Err(_) if path.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
         other => other?,
     };
     if let Some(mode) = mode {
@@ -90,6 +91,14 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
+
+    #[test]
+    fn a_directory_is_no_place_to_listen_at() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = listen(dir.path(), None).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::IsADirectory);
+        assert!(dir.path().is_dir());
+    }
 
     /// Another user who watches the directory never finds a file that it may use.
     #[test]

@@ -451,9 +451,13 @@ pub(crate) fn instances(root: &Path) -> PathBuf {
     root.join(INSTANCES)
 }
 
-/// Makes a directory, and those on the way to it.
+/// Makes a directory, and those on the way to it. An error names a file that is in the way.
 pub(crate) fn make_dirs(path: &Path, mode: u32) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(mode).create(path)
+    let made = DirBuilder::new().recursive(true).mode(mode).create(path);
+    made.map_err(|e| match path.ancestors().find(|at| at.is_file()) {
+        Some(file) => io::Error::other(format!("{} is a file and no directory", file.display())),
+        None => e,
+    })
 }
 
 /// The user of an instance; `None` for the agent's own.

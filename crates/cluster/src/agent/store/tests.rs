@@ -31,6 +31,17 @@ fn running() -> Record {
 }
 
 #[test]
+fn a_file_where_a_directory_is_wanted_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state");
+    std::fs::write(&file, "").unwrap();
+    for wanted in [file.clone(), file.join("deeper/still")] {
+        let said = make_dirs(&wanted, PRIVATE).unwrap_err().to_string();
+        assert_eq!(said, format!("{} is a file and no directory", file.display()));
+    }
+}
+
+#[test]
 fn what_was_saved_is_loaded() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (Uuid::from_u128(1), Uuid::from_u128(2));
