@@ -6,7 +6,7 @@ use super::application::uuid;
 use super::cluster::Program;
 use super::peers::Ending;
 use super::threads::Fails;
-use super::world::{Connection, World};
+use super::world::{BOUND, Connection, UNBOUND, World};
 use ssntp::server::{DisconnectReason, SlowConsumer};
 use ssntp_transport::outbox::Outbox;
 
@@ -34,6 +34,27 @@ impl World {
         let limit = self.budget() + connections * for_each;
         if used > limit {
             return Err(format!("memory: {used} bytes are taken, {limit} may be"));
+        }
+        self.check_places()
+    }
+
+    /// A certificate that is bound to a UUID has a session, and the one before it while that
+    /// ends, and no more. The server gives a place back after the threads have gone, so it
+    /// counts at least as many.
+    fn check_places(&mut self) -> Result<(), String> {
+        let mut places = [0; BOUND];
+        for connection in self.connections.iter().filter(|each| each.has_a_place()) {
+            if let Some(entity) = connection.peer.plan.certificate.checked_sub(UNBOUND) {
+                places[entity] += 1;
+            }
+        }
+        for (entity, places) in places.into_iter().enumerate() {
+            self.most_places = self.most_places.max(places);
+            if places > 2 {
+                return Err(format!(
+                    "places: the certificate of entity {entity} has {places} connections"
+                ));
+            }
         }
         Ok(())
     }

@@ -105,6 +105,15 @@ pub(super) struct Connection {
     pub(super) progress: [(u64, Option<Instant>); 2],
 }
 
+impl Connection {
+    /// Whether it was admitted, and one of its threads still runs.
+    pub(super) fn has_a_place(&self) -> bool {
+        let newcomer = self.newcomer.as_ref();
+        let is_reading = self.reader.as_ref().is_some_and(|reader| !reader.is_over());
+        newcomer.is_some_and(|newcomer| newcomer.admitted.is_some() && (is_reading || !newcomer.is_over()))
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     Runs,
@@ -142,6 +151,8 @@ pub(super) struct World {
     eager: usize,
     steps: u64,
     pub(super) most_used: u64,
+    /// The most connections that a bound certificate had at a time.
+    pub(super) most_places: usize,
     trace: bool,
 }
 
@@ -258,6 +269,7 @@ impl World {
             eager: random.pick(&[0, 10, 50]),
             steps: 0,
             most_used: 0,
+            most_places: 0,
             trace,
             random,
         }
@@ -308,6 +320,9 @@ impl World {
         }
         if log.known > 0 {
             tell("a controller sees what runs");
+        }
+        if self.most_places > 1 {
+            tell("a bound certificate has two places");
         }
         for connection in &self.connections {
             let (peer, admitted) = (&connection.peer, connection.peer.session.is_some());
