@@ -1,7 +1,7 @@
 //! A server that is one of several with the same policy, which an engine keeps.
 //!
 //! ```text
-//!  editor, ServerHandle ─ edit ─▶ Shared ─ write, at the revision of the edit ─▶ ssntp-engine
+//!  control, ServerHandle ─ edit ─▶ Shared ─ write, at the revision of the edit ─▶ ssntp-engine
 //!                                   ▲ waits until it is read back                    │
 //!  dispatcher ◀ difference, revision, peers ─ opflex-cluster ◀─ the view, each second ─┘
 //! ```
@@ -25,8 +25,7 @@ use log::{error, info, warn};
 use ssntp_engine::{Documents, Engine, EngineError, Join, Member, Membership, View, When};
 use uuid::Uuid;
 
-use super::control::Edited;
-use super::editing;
+use super::editing::{self, Edited};
 use super::server_side::{ServerEvents, call, copy_policy};
 use super::{CallError, SERVER_LOG as LOG, StartError, now};
 use crate::message::{Peer, Role};
@@ -262,7 +261,7 @@ impl Shared {
             };
         };
         let revision = document.revision;
-        // The copy and the state change under one lock. Otherwise an editor that has seen the new
+        // The copy and the state change under one lock. Otherwise a thread that has seen the new
         // policy could still make its edit on the old document.
         let mut state = self.lock();
         if state.revision == Some(revision) && state.text == document.text {

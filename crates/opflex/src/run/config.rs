@@ -47,7 +47,7 @@ pub struct ServerConfig {
     /// How much may wait in the queue of one client. A client whose queue is full is
     /// disconnected as too slow.
     pub queue: Limits,
-    /// The most clients at a time. Up to 16 control connections are admitted beyond them.
+    /// The most clients at a time. Control connections do not count.
     /// Default as many as the system allows.
     pub max_connections: Option<usize>,
     /// The most TLS handshakes at a time. If the system's limits are tight, fewer are used.

@@ -2,10 +2,10 @@
 //! things.
 //!
 //! ```text
-//!  control connection ── put, delete, reload ─▶ dispatcher ── Job ─▶ editor thread
-//!  ServerHandle (on the thread of its caller) ──────────┐               │
-//!                                                       ▼               ▼
-//!                                   edits ── Call: some objects, and again ─▶ dispatcher
+//!  control connection ── put, delete, reload ──┐
+//!  ServerHandle ───────────────────────────────┤ each on the thread of its caller
+//!                                              ▼
+//!       edits ── Call: some objects, and again ─▶ dispatcher
 //! ```
 //!
 //! An edit of up to [`AT_ONCE`] objects is one call, and so nobody sees a part of it. A larger
@@ -14,27 +14,29 @@
 //! that makes it, so that the dispatcher sees only what differs.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
-use crossbeam_channel::{Receiver, Sender};
+use serde::{Deserialize, Serialize};
 
-use super::control::{Edited, PolicyEdit};
 use super::server_side::{ServerEvents, call, copy_policy};
-use super::{CallError, cluster, keeper, machine};
-use crate::message::ErrorResponse;
+use super::{CallError, cluster, keeper};
 use crate::model::{Edit, ManagedObject, Tree, Uri};
-use crate::peer::ConnectionId;
-use ssntp_transport::{dispatch, threads};
+use ssntp_transport::dispatch;
 
 /// Objects that are edited in one go.
 const AT_ONCE: usize = 1000;
-/// The most edits that wait for the editor. A further one is answered with "busy".
-const JOBS: usize = 16;
 /// How often a reload is compared with a copy of the policy. If another edit is made each time,
 /// the reload is then made in one call.
 const TRIES: usize = 3;
+
+/// The result of an edit.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Edited {
+    /// The number of objects that changed.
+    pub(super) changed: usize,
+    /// The revision of policy that the edit made.
+    pub(super) revision: u64,
+}
 
 /// The way by which other threads edit policy. A clone is another handle.
 #[derive(Clone)]
@@ -175,56 +177,6 @@ fn difference(there: &[ManagedObject], wanted: &Tree) -> (Vec<Uri>, Vec<ManagedO
     };
     let merge = objects.filter(differs).collect();
     (delete, merge)
-}
-
-/// An edit that a control connection waits for.
-pub(super) type Job = (ConnectionId, PolicyEdit);
-
-/// The thread that edits for control connections, one edit after the other.
-#[derive(Debug)]
-pub(super) struct Editor {
-    stop: Sender<()>,
-    thread: JoinHandle<()>,
-}
-
-impl Editor {
-    /// The queue of the thread.
-    pub(super) fn queue() -> (Sender<Job>, Receiver<Job>) {
-        crossbeam_channel::bounded(JOBS)
-    }
-
-    /// Starts the thread.
-    pub(super) fn start(editing: Editing, queue: Receiver<Job>) -> io::Result<Self> {
-        let (stop, stopped) = crossbeam_channel::bounded(0);
-        let thread = threads::spawn("opflex-edit", move || {
-            loop {
-                crossbeam_channel::select! {
-                    recv(queue) -> job => match job {
-                        Ok((connection, job)) => {
-                            let edited = job.edit().and_then(|(wanted, at)| {
-                                editing.edit(wanted, at).map_err(ErrorResponse::error)
-                            });
-                            let frame = job.answer(edited);
-                            machine::post(&editing.events, move |machine, now, actions| {
-                                machine.side.answer(connection, frame);
-                                machine.hand_on(now, actions);
-                            });
-                        }
-                        Err(_) => return,
-                    },
-                    recv(stopped) -> _ => return,
-                }
-            }
-        })?;
-        Ok(Self { stop, thread })
-    }
-
-    /// Ends the thread after the edit that it is at; those that wait are not
-    /// made. The dispatcher and the keeper have to run.
-    pub(super) fn stop(self) {
-        drop(self.stop);
-        let _ = self.thread.join();
-    }
 }
 
 #[cfg(test)]

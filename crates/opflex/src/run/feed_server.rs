@@ -1,17 +1,15 @@
 //! The threads of the feed's readers. `feed` has the picture.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, TryRecvError};
-use log::debug;
 use serde_json::json;
 
 use super::element_side::ElementEvents;
 use super::feed::{Feed, Joined, Line, READERS, line};
-use super::local::{LOOK, write_all};
+use super::local;
 use super::{CallError, ELEMENT_LOG as LOG, LocalSocket, StartError, machine};
 use crate::policy_element::ElementCore;
 use ssntp_transport::{Acceptance, Duplex, Newcomer};
@@ -22,13 +20,10 @@ const IDLE: Duration = Duration::from_secs(1);
 /// Listens at the socket. The dispatcher has to run until the threads of the readers have ended.
 /// They end only after it was told to stop.
 pub(super) fn start(socket: &LocalSocket, events: ElementEvents) -> Result<Acceptance, StartError> {
-    let serve = Box::new(move |newcomer: &Arc<Newcomer>| {
-        if let Err(e) = serve(&events, newcomer) {
-            debug!(target: LOG, "a reader of the feed is gone: {e}");
-        }
-    });
     // A newcomer that is refused needs a thread as well, for a moment.
-    Acceptance::start(socket.listen()?, "feed", LOG, READERS + 4, serve).map_err(StartError::Thread)
+    local::start(socket, "feed", LOG, READERS + 4, move |newcomer| {
+        serve(&events, newcomer)
+    })
 }
 
 /// Does something with the feed on the dispatcher.
@@ -42,10 +37,8 @@ fn on_feed<T: Send + 'static>(
 }
 
 /// Serves one reader until it leaves, is too slow, or the element stops.
-fn serve(events: &ElementEvents, newcomer: &Arc<Newcomer>) -> io::Result<()> {
-    let stream: &dyn Duplex = &**newcomer;
-    stream.set_write_timeout(Some(LOOK))?;
-    let write = |text: &[u8]| write_all(stream, text, || newcomer.is_stopping());
+fn serve(events: &ElementEvents, newcomer: &Newcomer) -> io::Result<()> {
+    let write = |text: &[u8]| local::write_all(newcomer, text);
     let end = |why: &str| write(&line(&json!({ "event": "end", "reason": why })));
     let joined = on_feed(events, |feed, core| feed.join(core));
     // Refused readers get a line, too, so that they can tell this from a crash.
@@ -70,7 +63,7 @@ fn serve(events: &ElementEvents, newcomer: &Arc<Newcomer>) -> io::Result<()> {
                 waiting.fetch_sub(text.bytes.len(), Ordering::Relaxed);
             }
             Ok(Line::End(why)) => return end(why),
-            Err(RecvTimeoutError::Timeout) if is_gone(stream) => return Ok(()),
+            Err(RecvTimeoutError::Timeout) if is_gone(newcomer) => return Ok(()),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }
@@ -92,7 +85,7 @@ impl Drop for Leaving<'_> {
 }
 
 /// Whether the other end is closed. Bytes that it sends are dropped.
-fn is_gone(stream: &dyn Duplex) -> bool {
+fn is_gone(stream: &Newcomer) -> bool {
     match stream.try_read(&mut [0; 4096]) {
         Ok(read) => read == 0,
         Err(e) => !matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),

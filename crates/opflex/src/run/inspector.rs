@@ -25,19 +25,17 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::local::{LOOK, write_all};
+use super::local;
 use super::machine::{self, Contents, Side, SideEvents};
-use super::{CallError, LocalSocket, StartError, now};
-use crate::message::{Custom, Decoder, ErrorCode, ErrorResponse, Incoming, Request};
+use super::{CallError, LocalSocket, StartError};
+use crate::message::{Custom, ErrorCode, ErrorResponse, Incoming, Request};
 use crate::model::{Cursor, ManagedObject, Name, Piece, Schema, Uri};
 use crate::rpc::{EncodeError, Frame, Id, Limits};
-use log::debug;
 use serde::Deserialize;
 use serde_json::Value;
-use ssntp_transport::{Acceptance, BufferPool, Duplex, Newcomer, after, plain};
+use ssntp_transport::{Acceptance, Newcomer};
 
 /// The inner method.
 const QUERY: &str = "org.opendaylight.opflex.policy_query";
@@ -58,48 +56,30 @@ const WRITE: usize = 64 * 1024;
 /// Listens at the socket, and shows the objects of the core behind `events`. The dispatcher has to
 /// run until the threads of the inspector have ended.
 pub(super) fn start<S: Side>(socket: &LocalSocket, events: SideEvents<S>) -> Result<Acceptance, StartError> {
-    let pool = BufferPool::new();
-    let serve = Box::new(move |newcomer: &Arc<Newcomer>| {
-        if let Err(e) = serve(&events, newcomer, &pool) {
-            debug!(target: S::LOG, "the inspector's connection ended: {e}");
-        }
-    });
-    Acceptance::start(socket.listen()?, "inspect", S::LOG, CONNECTIONS, serve).map_err(StartError::Thread)
+    local::start(socket, "inspect", S::LOG, CONNECTIONS, move |newcomer| {
+        serve(&events, newcomer)
+    })
 }
 
 /// Answers a client until it leaves, or asks nothing for [`IDLE`].
-fn serve<S: Side>(events: &SideEvents<S>, newcomer: &Arc<Newcomer>, pool: &BufferPool) -> io::Result<()> {
-    let stream = newcomer.stream();
-    stream.set_write_timeout(Some(LOOK))?;
-    let mut halves = plain(stream, pool.clone());
+fn serve<S: Side>(events: &SideEvents<S>, newcomer: &Newcomer) -> io::Result<()> {
     // A program on the same host gets no more memory than its questions need.
     let limits = Limits {
         message: QUESTION,
         ..Limits::default()
     };
-    let mut decoder = Decoder::trusting(limits);
-    let mut messages = Vec::new();
-    loop {
-        let received = halves.receive_until(after(now(), IDLE))?;
-        decoder
-            .decode(halves.inbox.bytes_mut(), &mut messages)
-            .map_err(io::Error::other)?;
-        for message in messages.drain(..) {
-            let mut out = Out {
-                newcomer,
-                bytes: Vec::new(),
-            };
-            match message {
-                Incoming::Request { id, request } => answer(events, &id, request, &mut out)?,
-                Incoming::Refused { id, error, .. } => out.frame(Frame::failure(&id, &error))?,
-                _ => {}
-            }
-            out.flush()?;
+    local::receive(newcomer, limits, Some(IDLE), |message| {
+        let mut out = Out {
+            newcomer,
+            bytes: Vec::new(),
+        };
+        match message {
+            Incoming::Request { id, request } => answer(events, &id, request, &mut out)?,
+            Incoming::Refused { id, error, .. } => out.frame(Frame::failure(&id, &error))?,
+            _ => {}
         }
-        if received.end {
-            return Ok(());
-        }
-    }
+        out.flush()
+    })
 }
 
 fn answer<S: Side>(events: &SideEvents<S>, id: &Id, request: Request, out: &mut Out<'_>) -> io::Result<()> {
@@ -370,7 +350,7 @@ fn linked(mut object: ManagedObject) -> ManagedObject {
 
 /// The way out of a connection, in pieces.
 struct Out<'a> {
-    newcomer: &'a Arc<Newcomer>,
+    newcomer: &'a Newcomer,
     bytes: Vec<u8>,
 }
 
@@ -400,8 +380,7 @@ impl Out<'_> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        let stream: &dyn Duplex = &**self.newcomer;
-        write_all(stream, &self.bytes, || self.newcomer.is_stopping())?;
+        local::write_all(self.newcomer, &self.bytes)?;
         self.bytes.clear();
         Ok(())
     }

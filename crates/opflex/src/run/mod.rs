@@ -7,7 +7,7 @@
 //!                        │ Admit, Started          │ Admit, Started, Call: dialled
 //!  readers ─ Items ──────┤                         ├── Items ─ readers
 //!  ServerHandle ─ Call ──┤                         ├── Call ─ ElementHandle
-//!  keeper, editor ─ Call ┤                         │
+//!  keeper, local ─ Call ─┤                         ├── Call ─ local
 //!  Server ─ Stop, Exit ──▼                         ▼── Stop, Exit ─ PolicyElement
 //!               Runner: ServerSide          Runner: ElementSide ─▶ events
 //!                  │ ServerCore                │ ElementCore
@@ -28,28 +28,28 @@
 //! | updates for a peer that does not receive them | half of its queue, then its line | the peer that causes them waits, for a second at most |
 //! | frames for one connection | [`Limits`](ssntp_transport::Limits) | the connection ends |
 //! | handshakes under way | [`ServerConfig::max_handshakes`] | the handshake that waits longest is cut |
-//! | connections of an inspector | 8 | the slowest is cut, or the newcomer waits |
+//! | connections of an inspector | 8 | the one that waits longest for its client is cut, or the newcomer waits |
+//! | control connections | 64 | the same |
 //! | readers of an element's feed | 16, and [`ElementConfig::serve_queue`] for all of them | the newcomer is refused; the slowest is disconnected |
-//! | clients | [`ServerConfig::max_connections`], and 16 for control | the newcomer is refused |
+//! | clients | [`ServerConfig::max_connections`] | the newcomer is refused |
 //! | clients of one host | 64, and beyond that no more than they leave free | the newcomer is refused |
 //! | a message until the identity is accepted | 256 KiB, and 1 MiB of memory for all of them | the connection ends |
 //! | events of an element | [`ElementConfig::events`] | new ones are dropped and counted |
 //! | writes of the kept policy | one | the next write has all changes |
 //! | edits that wait to be written | 10,000 objects | all policy is written |
-//! | edits from control connections | 16 | a further edit is answered with "busy" |
 //!
 //! | file | what; each file uses only files above it |
 //! |---|---|
 //! | `config` | the configuration of both, [`LocalSocket`], and the errors |
 //! | `figures` | [`ServerFigures`]: the figures of a server for its pages |
-//! | `local` | writing to programs on the same host |
+//! | `local` | Unix sockets for programs on the same host: a thread for each connection |
 //! | `journal`, `keeper` | edits behind the file that policy is kept in, and that file |
 //! | `context` | what a call on a dispatcher can do |
 //! | `connection` | the codec, and the table of connections |
 //! | `machine` | what both dispatchers run around their cores |
-//! | `control` | [`Control`]: how programs on the same host change policy |
 //! | `server_side` | the server's part of the machine |
 //! | `editing` | changes of policy, large ones in steps |
+//! | `control` | [`Control`]: how programs on the same host change policy |
 //! | `cluster` | a policy that several servers share |
 //! | `inspector` | the socket for `gbp_inspect` of agent-ovs |
 //! | `server` | [`Server`], [`ServerHandle`], newcomers |

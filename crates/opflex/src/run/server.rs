@@ -12,7 +12,7 @@ use log::warn;
 use super::cluster::Cluster;
 use super::connection::{Shown, enter};
 use super::control;
-use super::editing::{Editing, Editor};
+use super::editing::Editing;
 use super::figures::ServerFigures;
 use super::inspector;
 use super::keeper::{self, Keeper};
@@ -22,7 +22,6 @@ use super::{CallError, LocalSocket, SERVER_LOG as LOG, ServerConfig, ServerConte
 use crate::message::Decoder;
 use crate::model::{Edit, ManagedObject};
 use crate::peer::host;
-use crate::rpc;
 use crate::server::{self, AgentInfo, ServerCore, SessionInfo};
 use ssntp_engine::{Engine, Membership};
 use ssntp_transport::dispatch::{self, DispatchEvent, EVENTS, Settings};
@@ -49,10 +48,10 @@ pub struct Server {
     addresses: Vec<Address>,
     tls: Arc<Mutex<Tls>>,
     acceptance: Option<Acceptance>,
-    inspector: Option<Acceptance>,
+    /// The threads of the inspector and of control connections.
+    local: Vec<Acceptance>,
     keeper: Option<Keeper>,
     cluster: Option<Cluster>,
-    editor: Option<Editor>,
     dispatcher: Option<JoinHandle<()>>,
 }
 
@@ -103,8 +102,8 @@ impl Server {
                 Listener::bind(address, config.tcp).map_err(|e| StartError::Listen(address.clone(), e))?;
             for listener in bound {
                 places.push(match listener.local_address() {
-                    Some(unix @ Address::Unix(_)) => Place::Named(unix.to_string()),
-                    _ => Place::Tcp,
+                    Some(unix @ Address::Unix(_)) => Some(unix.to_string()),
+                    _ => None,
                 });
                 listeners.push(listener);
             }
@@ -112,13 +111,7 @@ impl Server {
         let addresses: Vec<Address> = listeners.iter().filter_map(Listener::local_address).collect();
         for (place, address) in &config.memory {
             listeners.push(Listener::memory(place.clone()));
-            places.push(Place::Named(address.clone()));
-        }
-        if let Some(path) = &config.control {
-            let bound = LocalSocket::new(path).listen()?;
-            // The acceptor tells a newcomer's listener by its number, which is its place here.
-            places.extend(bound.iter().map(|_| Place::Control));
-            listeners.extend(bound);
+            places.push(Some(address.clone()));
         }
         let (events, queue) = dispatch::events::channel(EVENTS);
         let keeper = match &config.keep {
@@ -130,8 +123,7 @@ impl Server {
             None => None,
         };
         let asked = || keeper.as_ref().map(Keeper::sender);
-        let (jobs, edits) = config.control.as_ref().map(|_| Editor::queue()).unzip();
-        let side = ServerSide::new(core, asked(), jobs, room.sessions);
+        let side = ServerSide::new(core, asked(), room.sessions);
         // There may be many clients, and any host may connect: all their queues share one bound.
         let (budget, received) = Budget::for_queues_and_received(memory_for_queues());
         let settings = Settings {
@@ -160,10 +152,9 @@ impl Server {
             addresses,
             tls: Arc::clone(&tls),
             acceptance: None,
-            inspector: None,
+            local: Vec::new(),
             keeper,
             cluster: None,
-            editor: None,
             dispatcher: Some(dispatcher),
         };
         // From here on, dropping `server` ends the threads that run already.
@@ -178,15 +169,16 @@ impl Server {
             server.cluster = Some(cluster);
         }
         // After joining, so that no edit of a control connection is made past the cluster.
-        if let Some(edits) = edits {
-            let editor = Editor::start(server.handle.editing.clone(), edits);
-            server.editor = Some(editor.map_err(StartError::Thread)?);
+        if let Some(path) = &config.control {
+            let editing = server.handle.editing.clone();
+            let control = control::start(&LocalSocket::new(path), editing, config.limits)?;
+            server.local.push(control);
         }
         // Started before clients are accepted: a program that looks meanwhile sees a server without
         // clients.
-        let inspector = config.inspector.as_ref();
-        let inspector = inspector.map(|socket| inspector::start(socket, events.clone()));
-        server.inspector = inspector.transpose()?;
+        if let Some(socket) = &config.inspector {
+            server.local.push(inspector::start(socket, events.clone())?);
+        }
         let context = HandshakeContext {
             places,
             tls,
@@ -275,15 +267,10 @@ impl Drop for Server {
         if let Some(acceptance) = self.acceptance.take() {
             acceptance.stop();
         }
-        if let Some(inspector) = self.inspector.take() {
-            inspector.stop();
-        }
-        // Before the editor, whose edit may wait for the engine.
+        // Before the control connections, whose edits may wait for the engine.
         self.cluster = None;
-        // Before the keeper, which the edit that is under way still waits for.
-        if let Some(editor) = self.editor.take() {
-            editor.stop();
-        }
+        // Before the keeper, which edits that are under way still wait for.
+        self.local.drain(..).for_each(Acceptance::stop);
         if let Some(keeper) = self.keeper.take() {
             keeper.stop();
         }
@@ -333,13 +320,6 @@ fn time_of_day() -> SystemTime {
     SystemTime::now()
 }
 
-/// The kind of a listener, which says what address its clients have dialled.
-enum Place {
-    Tcp,
-    Named(String),
-    Control,
-}
-
 /// The acceptor for the TLS handshakes of newcomers.
 #[derive(Debug)]
 struct Tls {
@@ -350,7 +330,9 @@ struct Tls {
 
 /// The state that all handshake threads share.
 struct HandshakeContext {
-    places: Vec<Place>,
+    /// The address that clients of each listener have dialled; `None` if they used TCP, and their
+    /// streams know it.
+    places: Vec<Option<String>>,
     tls: Arc<Mutex<Tls>>,
     pool: BufferPool,
     events: ServerEvents,
@@ -371,21 +353,17 @@ impl HandshakeContext {
             return;
         };
         let (peer, stream) = (newcomer.peer(), newcomer.stream());
-        let dialled = match place {
-            Place::Tcp => stream
-                .local()
-                .map(|ip| std::net::SocketAddr::new(ip.ip().to_canonical(), ip.port()).to_string()),
-            Place::Named(name) => Some(name.clone()),
-            Place::Control => None,
+        let of_stream = || {
+            let ip = stream.local()?;
+            Some(std::net::SocketAddr::new(ip.ip().to_canonical(), ip.port()).to_string())
         };
-        // Control connections have no TLS: the permissions of the file protect them.
-        let is_control = matches!(place, Place::Control);
+        let dialled = place.clone().or_else(of_stream);
         let (acceptor, generation) = {
             let tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
             (tls.acceptor.clone(), tls.generation)
         };
         let (halves, shown): (_, Shown) = match acceptor {
-            Some(acceptor) if !is_control => {
+            Some(acceptor) => {
                 let deadline = after(newcomer.accepted(), self.config.handshake_timeout);
                 match acceptor.accept(stream, &self.pool, deadline) {
                     Ok(secured) => (secured.halves, secured.peer.into()),
@@ -397,25 +375,13 @@ impl HandshakeContext {
                     }
                 }
             }
-            _ => (plain(stream, self.pool.clone()), Shown::default()),
+            None => (plain(stream, self.pool.clone()), Shown::default()),
         };
         // The acceptor cuts the slowest handshake when it needs the place.
         if !newcomer.admitted() {
             return;
         }
-        let limits = self.config.limits;
-        let decoder = if is_control {
-            let message = limits.message.max(control::MESSAGE);
-            // Only the server's own user gets here, with policy of any size.
-            let limits = rpc::Limits {
-                message,
-                memory: usize::MAX,
-                ..limits
-            };
-            Decoder::trusting(limits)
-        } else {
-            Decoder::new(limits)
-        };
+        let decoder = Decoder::new(self.config.limits);
         // Read here and not on the dispatcher, which would read one for each newcomer.
         let certificate = shown
             .first()
@@ -423,7 +389,6 @@ impl HandshakeContext {
         let request = server_side::Newcomer {
             certified: certificate.and_then(CertificateInfo::common_name),
             dialled,
-            is_control,
             peer: peer.to_string(),
             shown,
             identified: decoder.identified(),

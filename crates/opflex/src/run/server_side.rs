@@ -1,20 +1,15 @@
-//! A server on its dispatcher: the core, its control connections, and the ways to the
-//! threads that keep and edit policy.
+//! A server on its dispatcher: the core, and the way to the thread that keeps policy.
 
-use std::collections::HashSet;
 use std::time::Instant;
 
-use bytes::Bytes;
-use crossbeam_channel::Sender;
 use log::{Level, info, log};
 
 use super::connection::{Messages, Peers, Shown};
-use super::control::{self, PolicyEdit};
 use super::figures::ServerFigures;
 use super::machine::{self, Contents, Gone, Machine, Side, SideEvents};
 use super::{CallError, SERVER_LOG as LOG, ServerContext, keeper};
 use crate::budget::Budget;
-use crate::message::{Identified, Incoming};
+use crate::message::Identified;
 use crate::model::{ManagedObject, Tree, Uri};
 use crate::peer::{ConnectionId, host};
 use crate::server::{Action as CoreAction, ServerCore, Store};
@@ -29,9 +24,6 @@ pub(super) type ServerEvents = SideEvents<ServerSide>;
 const STEP: usize = 500;
 /// How often a copy is begun in steps before it is made in one step.
 const ATTEMPTS: u32 = 3;
-/// Control connections that are admitted beyond the most clients, so that an operator
-/// gets into a server that is full.
-const CONTROLS: usize = 16;
 /// Clients that every host may have, however few places are left: many hosts share one
 /// address behind a translator.
 const HOST: usize = 64;
@@ -83,7 +75,6 @@ pub(super) fn tls_replaced(
     machine::call(events, move |Machine { side, peers }, _, _| {
         side.generation = side.generation.max(generation);
         let clients = peers.shown();
-        let clients = clients.filter(|(connection, _)| !side.controls.contains(connection));
         clients
             .map(|(connection, shown)| (connection, Shown::clone(shown)))
             .collect()
@@ -95,7 +86,6 @@ pub(super) fn tls_replaced(
 pub(super) struct Newcomer {
     /// The address of this server that it dialled, if that is known.
     pub(super) dialled: Option<String>,
-    pub(super) is_control: bool,
     /// Its address, for the log.
     pub(super) peer: String,
     pub(super) shown: Shown,
@@ -110,12 +100,7 @@ pub(super) struct Newcomer {
 /// All state of a server.
 pub(super) struct ServerSide {
     core: ServerCore,
-    /// The control connections.
-    controls: HashSet<ConnectionId>,
-    /// Answers to control connections that have not been handed on.
-    answers: Vec<(ConnectionId, Bytes)>,
     keeper: Option<keeper::Ask>,
-    editor: Option<Sender<(ConnectionId, PolicyEdit)>>,
     max_clients: usize,
     /// The clients from each host, so that one host cannot take all places.
     hosts: Budget<String>,
@@ -127,18 +112,10 @@ pub(super) struct ServerSide {
 }
 
 impl ServerSide {
-    pub(super) fn new(
-        core: ServerCore,
-        keeper: Option<keeper::Ask>,
-        editor: Option<Sender<(ConnectionId, PolicyEdit)>>,
-        max_clients: usize,
-    ) -> Self {
+    pub(super) fn new(core: ServerCore, keeper: Option<keeper::Ask>, max_clients: usize) -> Self {
         Self {
             core,
-            controls: HashSet::new(),
-            answers: Vec::new(),
             keeper,
-            editor,
             max_clients,
             hosts: Budget::default(),
             is_stopping: false,
@@ -184,36 +161,6 @@ impl ServerSide {
             received: view.received,
         }
     }
-
-    /// Answers a control connection.
-    pub(super) fn answer(&mut self, connection: ConnectionId, frame: Bytes) {
-        self.answers.push((connection, frame));
-    }
-
-    /// A message on a control connection. An edit is answered once it is made and kept.
-    fn control(&mut self, id: ConnectionId, message: Incoming, now: Instant) {
-        let (request_id, request) = match message {
-            Incoming::Request { id, request } => (id, request),
-            Incoming::Refused {
-                id: refused, error, ..
-            } => {
-                return self.answer(id, control::failure(&refused, &error));
-            }
-            _ => return,
-        };
-        let answer = self.call(now, |cx| control::carry_out(cx, request_id, request));
-        match (answer, &self.editor) {
-            (control::Answer::Now(frame), _) => self.answer(id, frame),
-            (control::Answer::Later(edit), Some(editor)) => {
-                // The dispatcher never waits, so a full queue is an answer and not a pause.
-                if let Err(full) = editor.try_send((id, edit)) {
-                    let (_, edit) = full.into_inner();
-                    self.answer(id, edit.busy());
-                }
-            }
-            (control::Answer::Later(_), None) => {}
-        }
-    }
 }
 
 impl Side for ServerSide {
@@ -234,8 +181,7 @@ impl Side for ServerSide {
         peers: &mut Peers,
         now: Instant,
     ) -> Result<ConnectionId, String> {
-        let beyond = if newcomer.is_control { CONTROLS } else { 0 };
-        let max = self.max_clients.saturating_add(beyond);
+        let max = self.max_clients;
         if self.is_stopping {
             return Err("the server is shutting down".to_owned());
         }
@@ -247,7 +193,7 @@ impl Side for ServerSide {
             return Err(format!("the server has {max} clients, as many as it may have"));
         }
         let from = host(&newcomer.peer);
-        if self.hosts.of(&from) >= HOST && !newcomer.is_control && !self.hosts.fits(&from, 1, max) {
+        if self.hosts.of(&from) >= HOST && !self.hosts.fits(&from, 1, max) {
             return Err(format!(
                 "this host has {} clients, as many as it may have",
                 self.hosts.of(&from)
@@ -267,14 +213,10 @@ impl Side for ServerSide {
             info!(target: LOG, "{peer} ({connection}) is connected{more}");
         }
         peers.add(id, connection, peer.clone(), shown, identified);
-        if newcomer.is_control {
-            self.controls.insert(connection);
-        } else {
-            self.hosts.charge(from, 1);
-            self.core.connected(connection, peer, dialled, now);
-            if let Some(name) = certified {
-                self.core.certify(connection, name);
-            }
+        self.hosts.charge(from, 1);
+        self.core.connected(connection, peer, dialled, now);
+        if let Some(name) = certified {
+            self.core.certify(connection, name);
         }
         Ok(connection)
     }
@@ -282,12 +224,7 @@ impl Side for ServerSide {
     fn step(&mut self, connection: ConnectionId, messages: &mut Messages, now: Instant) -> Option<bool> {
         // An answer that goes on comes before the next message.
         if !self.core.go_on(connection) {
-            let message = messages.next()?;
-            if self.controls.contains(&connection) {
-                self.control(connection, message, now);
-            } else {
-                self.core.message(connection, message, now);
-            }
+            self.core.message(connection, messages.next()?, now);
         }
         Some(self.core.is_answering(connection))
     }
@@ -319,10 +256,8 @@ impl Side for ServerSide {
         if let Some(more) = self.log.admit(host(peer), kind, now) {
             log!(target: LOG, level, "{peer} ({connection}) {what}{more}");
         }
-        if !self.controls.remove(&connection) {
-            self.hosts.refund(&host(peer), 1);
-            self.core.disconnected(connection, now);
-        }
+        self.hosts.refund(&host(peer), 1);
+        self.core.disconnected(connection, now);
     }
 
     /// Only a call of the owner finds those: the certificates of all clients are too
@@ -346,10 +281,6 @@ impl Side for ServerSide {
                     peers.end(connection, actions);
                 }
             }
-        }
-        // After the core's actions: an edit is answered when its updates are in the queues.
-        for (connection, frame) in self.answers.drain(..) {
-            peers.send(connection, frame, actions);
         }
     }
 
@@ -385,7 +316,7 @@ mod tests {
     use bytes::BytesMut;
 
     use super::*;
-    use crate::message::Decoder;
+    use crate::message::{Decoder, Incoming};
     use crate::model::Edit;
     use crate::rpc::Limits;
     use crate::run::now as clock;
@@ -414,7 +345,7 @@ mod tests {
                 parting: PATIENCE,
                 grace: PATIENCE,
             };
-            let machine = Machine::new(ServerSide::new(core, None, None, max));
+            let machine = Machine::new(ServerSide::new(core, None, max));
             Self {
                 runner: Runner::new(machine, settings, || false),
                 credits: HashMap::new(),
@@ -422,21 +353,16 @@ mod tests {
             }
         }
 
-        fn connect(&mut self, is_control: bool) -> Result<(ssntp_transport::ConnectionId, Outbox), String> {
-            self.connect_from("peer", is_control)
+        fn connect(&mut self) -> Result<(ssntp_transport::ConnectionId, Outbox), String> {
+            self.connect_from("peer")
         }
 
-        fn connect_from(
-            &mut self,
-            peer: &str,
-            is_control: bool,
-        ) -> Result<(ssntp_transport::ConnectionId, Outbox), String> {
+        fn connect_from(&mut self, peer: &str) -> Result<(ssntp_transport::ConnectionId, Outbox), String> {
             let (reply, verdict) = crossbeam_channel::bounded(1);
             let newcomer = Newcomer {
                 certified: None,
                 identified: Identified::default(),
                 dialled: None,
-                is_control,
                 peer: peer.to_owned(),
                 shown: Shown::default(),
                 generation: 0,
@@ -491,17 +417,16 @@ mod tests {
         let mut bench = Bench::new(ServerCore::new(Settings::default(), now), 200, now);
         let greedy = |n| format!("192.0.2.1:{n}");
         let first: Vec<_> = (0..100)
-            .map(|n| bench.connect_from(&greedy(n), false).unwrap())
+            .map(|n| bench.connect_from(&greedy(n)).unwrap())
             .collect();
-        let refused = bench.connect_from(&greedy(100), false).err();
+        let refused = bench.connect_from(&greedy(100)).err();
         assert_eq!(
             refused.as_deref(),
             Some("this host has 100 clients, as many as it may have")
         );
         for n in 0..64 {
-            bench.connect_from(&format!("[2001:db8::1]:{n}"), false).unwrap();
+            bench.connect_from(&format!("[2001:db8::1]:{n}")).unwrap();
         }
-        bench.connect_from(&greedy(101), true).unwrap();
         // A client that is ended by the server makes room like one that leaves.
         for (id, _) in &first[..80] {
             bench.say(*id, r#"{"id":1,"method":"policy_resolve","params":[]}"#);
@@ -516,7 +441,7 @@ mod tests {
         let long = ManagedObject::new("A", "/a/".parse().unwrap()).with("name", "x".repeat(10_000));
         core.edit(Edit::Merge(vec![long]), now).unwrap();
         let mut bench = Bench::new(core, 10, now);
-        let (id, outbox) = bench.connect(false).unwrap();
+        let (id, outbox) = bench.connect().unwrap();
         let resolve =
             r#"{"id":2,"method":"policy_resolve","params":[{"subject":"A","policy_uri":"/a/","prr":3600}]}"#;
         bench.say(id, &format!("{IDENTITY}{}", resolve.repeat(1000)));
@@ -543,7 +468,7 @@ mod tests {
         let policy = std::iter::once(object("/a/".to_owned())).chain(below).collect();
         core.edit(Edit::Merge(policy), now).unwrap();
         let mut bench = Bench::new(core, 10, now);
-        let (id, outbox) = bench.connect(false).unwrap();
+        let (id, outbox) = bench.connect().unwrap();
         let resolve = r#"{"id":["policy_resolve",2],"method":"policy_resolve","params":[{"subject":"A","policy_uri":"/a/","prr":3600}]}"#;
         bench.say(id, &format!("{IDENTITY}{resolve}"));
         let mut decoder = Decoder::trusting(Limits::default());
@@ -580,8 +505,8 @@ mod tests {
         let begin = clock();
         let core = ServerCore::new(Settings::new("pr1", "test"), begin);
         let mut bench = Bench::new(core, 10, begin);
-        let (silent, _) = bench.connect(false).unwrap();
-        let (sends, _) = bench.connect(false).unwrap();
+        let (silent, _) = bench.connect().unwrap();
+        let (sends, _) = bench.connect().unwrap();
         for id in [silent, sends] {
             bench.say(id, IDENTITY);
         }
@@ -599,20 +524,16 @@ mod tests {
     }
 
     #[test]
-    fn a_full_server_lets_in_some_who_look_after_it() {
+    fn a_full_server_and_one_that_stops_refuse_newcomers() {
         let now = clock();
         let core = ServerCore::new(Settings::new("pr1", "test"), now);
         let mut bench = Bench::new(core, 1, now);
-        let _client = bench.connect(false).unwrap();
+        let _client = bench.connect().unwrap();
         assert_eq!(
-            bench.connect(false).unwrap_err(),
+            bench.connect().unwrap_err(),
             "the server has 1 clients, as many as it may have"
         );
-        for _ in 0..CONTROLS {
-            bench.connect(true).unwrap();
-        }
-        assert!(bench.connect(true).is_err());
         bench.runner.handle(DispatchEvent::Stop, now);
-        assert_eq!(bench.connect(false).unwrap_err(), "the server is shutting down");
+        assert_eq!(bench.connect().unwrap_err(), "the server is shutting down");
     }
 }

@@ -1,6 +1,9 @@
 //! Policy that is changed from outside, and kept.
 
-use serde_json::json;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+
+use serde_json::{Value, json};
 use ssntp_opflex::model::{Format, Schema};
 use ssntp_opflex::run::{CallError, Control, ControlError, StartError};
 
@@ -347,6 +350,35 @@ fn one_client_too_many_is_refused() {
     drop((first, control));
     // Its place is free once it is gone.
     until(|| raw::Raw::connect(&address).recv().is_some());
+}
+
+#[test]
+fn edits_that_are_asked_for_at_once_are_all_made_in_their_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let (socket, file) = (
+        directory.path().join("control"),
+        directory.path().join("policy.json"),
+    );
+    // Each edit waits for the disk, and the next ones are asked for meanwhile.
+    let config = ServerConfig::new(server_settings("pr1"))
+        .control(&socket)
+        .keep(&file);
+    let server = serve(config);
+    let mut stream = UnixStream::connect(&socket).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    for n in 0..100 {
+        let put =
+            json!({"method": "ssntp.policy_put", "params": {"objects": [object("/a/", &n.to_string())]}});
+        let request = json!({"id": ["custom", n], "method": "custom", "params": [put]});
+        stream.write_all(format!("{request}\0").as_bytes()).unwrap();
+    }
+    let mut answers = BufReader::new(stream).split(0);
+    for n in 0..100 {
+        let answer: Value = serde_json::from_slice(&answers.next().unwrap().unwrap()).unwrap();
+        assert_eq!(answer["id"][1], n);
+        assert_eq!(answer["result"]["result"]["changed"], 1, "{answer}");
+    }
+    assert_eq!(server.handle().policy().unwrap(), [object("/a/", "99")]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The answers of a server on its control connections.
+//! The server's end of its control connections.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -9,83 +9,89 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::super::{SERVER_LOG as LOG, ServerContext};
-use super::{AGENTS, DELETE, DUMP, ENDPOINTS, Edited, EndpointEntry, PUT, RELOAD, REPORTS, SESSIONS, STATUS};
-use crate::message::{Custom, ErrorCode, ErrorResponse, Request};
+use super::super::editing::Editing;
+use super::super::server_side::call as on_dispatcher;
+use super::super::{LocalSocket, SERVER_LOG as LOG, ServerContext, StartError, local};
+use super::{
+    AGENTS, DELETE, DUMP, ENDPOINTS, EndpointEntry, MESSAGE, PUT, RELOAD, REPORTS, SESSIONS, STATUS,
+};
+use crate::message::{Custom, ErrorCode, ErrorResponse, Incoming, Request};
 use crate::model::{Edit, ManagedObject, Name, Uri};
-use crate::rpc::{Frame, Id};
+use crate::rpc::{Frame, Id, Limits};
 use crate::server::{Exported, Store};
+use ssntp_transport::Acceptance;
 
 /// The entries of one part of a list.
 // A part of this size takes the dispatcher some hundred microseconds.
 const PIECE: usize = 500;
 
-/// The answer to a call on a control connection.
-pub(in super::super) enum Answer {
-    /// This, at once.
-    Now(Bytes),
-    /// The result of an edit, once it is made.
-    Later(PolicyEdit),
+/// Control connections at a time.
+const CONNECTIONS: usize = 64;
+
+/// Listens at the socket, and answers programs that change policy or look at the server.
+pub(in super::super) fn start(
+    socket: &LocalSocket,
+    editing: Editing,
+    limits: Limits,
+) -> Result<Acceptance, StartError> {
+    // Only the server's own user gets here, with policy of any size.
+    let limits = Limits {
+        message: limits.message.max(MESSAGE),
+        memory: usize::MAX,
+        ..limits
+    };
+    local::start(socket, "control", LOG, CONNECTIONS, move |newcomer| {
+        local::receive(newcomer, limits, None, |message| {
+            let frame = match message {
+                Incoming::Request { id, request } => {
+                    carry_out(&editing, &id, request).unwrap_or_else(|error| failure(&id, &error))
+                }
+                Incoming::Refused { id, error, .. } => failure(&id, &error),
+                _ => return Ok(()),
+            };
+            local::write_all(newcomer, &frame)
+        })
+    })
 }
 
-/// An edit of policy that somebody on a control connection waits for.
-pub(in super::super) struct PolicyEdit {
-    id: Id,
-    call: Custom,
-}
-
-impl PolicyEdit {
-    /// The result of the edit as an answer.
-    pub(in super::super) fn answer(&self, edited: Result<Edited, Box<ErrorResponse>>) -> Bytes {
-        match edited {
-            Ok(edited) => reply(&self.id, &self.call.method, edited),
-            Err(error) => failure(&self.id, &error),
-        }
-    }
-
-    /// The answer when there is no room for it.
-    pub(in super::super) fn busy(&self) -> Bytes {
-        failure(&self.id, &ErrorResponse::error("busy: too many edits wait"))
-    }
-
-    /// The edit, and the revision of policy that it is for.
-    pub(in super::super) fn edit(&self) -> Result<(Edit, Option<u64>), Box<ErrorResponse>> {
-        if self.call.method == DELETE {
-            let Delete { uris, if_revision } = params(&self.call)?;
-            return Ok((Edit::Delete(uris), if_revision));
-        }
-        let put: Put = params(&self.call)?;
-        let edit = match self.call.method.as_str() {
-            RELOAD => Edit::Reload(put.objects),
-            _ if put.replace => Edit::Replace(put.objects),
-            _ => Edit::Merge(put.objects),
-        };
-        Ok((edit, put.if_revision))
-    }
-}
-
-/// Carries out a request of a control connection, and makes the answer.
-pub(in super::super) fn carry_out(cx: &ServerContext<'_>, id: Id, request: Request) -> Answer {
+/// Carries out a request of a control connection, and makes the answer. Blocks until an edit is
+/// made and kept.
+fn carry_out(editing: &Editing, id: &Id, request: Request) -> Result<Bytes, Box<ErrorResponse>> {
     let Request::Custom(mut calls) = request else {
-        let error = ErrorResponse::new(
-            ErrorCode::EUNSUPPORTED,
-            "the control socket supports only the method custom",
-        );
-        return Answer::Now(failure(&id, &error));
+        let what = "the control socket supports only the method custom";
+        return Err(ErrorResponse::boxed(ErrorCode::EUNSUPPORTED, what));
     };
     let (Some(call), true) = (calls.pop(), calls.is_empty()) else {
-        let error = ErrorResponse::new(ErrorCode::ERROR, "a request must have exactly one call");
-        return Answer::Now(failure(&id, &error));
+        return Err(ErrorResponse::error("a request must have exactly one call"));
     };
-    // Edits may be large and wait for the disk, so another thread makes them.
     if matches!(call.method.as_str(), PUT | DELETE | RELOAD) {
-        return Answer::Later(PolicyEdit { id, call });
+        let (wanted, at) = edit(&call)?;
+        let edited = editing.edit(wanted, at).map_err(ErrorResponse::error)?;
+        // The dispatcher answers a further call only once the updates of the edit are in the queues.
+        on_dispatcher(&editing.events, |_| ()).map_err(ErrorResponse::error)?;
+        return Ok(reply(id, &call.method, edited));
     }
-    Answer::Now(answer(cx, &id, &call).unwrap_or_else(|error| failure(&id, &error)))
+    let id = id.clone();
+    on_dispatcher(&editing.events, move |cx| answer(cx, &id, &call)).map_err(ErrorResponse::error)?
+}
+
+/// The edit that a call asks for, and the revision of policy that it is for.
+fn edit(call: &Custom) -> Result<(Edit, Option<u64>), Box<ErrorResponse>> {
+    if call.method == DELETE {
+        let Delete { uris, if_revision } = params(call)?;
+        return Ok((Edit::Delete(uris), if_revision));
+    }
+    let put: Put = params(call)?;
+    let edit = match call.method.as_str() {
+        RELOAD => Edit::Reload(put.objects),
+        _ if put.replace => Edit::Replace(put.objects),
+        _ => Edit::Merge(put.objects),
+    };
+    Ok((edit, put.if_revision))
 }
 
 /// An error as an answer.
-pub(in super::super) fn failure(id: &Id, error: &ErrorResponse) -> Bytes {
+fn failure(id: &Id, error: &ErrorResponse) -> Bytes {
     frame(Frame::failure(id, error))
 }
 

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::super::editing::Edited;
 use super::super::now;
 use super::{
-    AGENTS, DELETE, DUMP, ENDPOINTS, Edited, EndpointEntry, MESSAGE, PUT, RELOAD, REPORTS, SESSIONS, STATUS,
+    AGENTS, DELETE, DUMP, ENDPOINTS, EndpointEntry, MESSAGE, PUT, RELOAD, REPORTS, SESSIONS, STATUS,
 };
 use crate::message::{Custom, CustomResult, Decoder, ErrorResponse, Incoming, Method, Reply, Request};
 use crate::model::{ManagedObject, Uri};

@@ -30,7 +30,7 @@
 //! | file | what |
 //! |---|---|
 //! | `client` | [`Control`], for programs that change policy |
-//! | `answers` | what the server answers |
+//! | `answers` | the server's end: a thread for each connection, and what it answers |
 
 mod answers;
 mod client;
@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{ManagedObject, Name};
 
-pub(super) use self::answers::{Answer, PolicyEdit, carry_out, failure};
+pub(super) use self::answers::start;
 pub use self::client::{Control, ControlError};
 
 const PUT: &str = "ssntp.policy_put";
@@ -53,16 +53,7 @@ const SESSIONS: &str = "ssntp.sessions";
 const AGENTS: &str = "ssntp.agents";
 
 /// The longest message on a control connection: a whole policy.
-pub(super) const MESSAGE: usize = 1 << 30;
-
-/// The result of an edit.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct Edited {
-    /// The number of objects that changed.
-    pub(super) changed: usize,
-    /// The revision of policy that the edit made.
-    pub(super) revision: u64,
-}
+const MESSAGE: usize = 1 << 30;
 
 /// An object of the endpoint registry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
