@@ -88,7 +88,7 @@ pub(crate) fn text_len(value: &Value) -> usize {
     }
 }
 
-// What a value costs in bytes of memory. The scanner adds these up by brackets, commas and colons,
+// The memory that a value takes, in bytes. The scanner adds these up by brackets, commas and colons,
 // before anything is read.
 
 /// The memory of an object with one member: its map allocates a node with places for 11 members.

@@ -106,7 +106,7 @@ impl Decoder {
         }
     }
 
-    /// What the end of the stream means: an error when a message is unfinished.
+    /// To be called at the end of the stream: an error if a message is unfinished.
     pub fn end(&self, buffer: &BytesMut) -> Result<(), Error> {
         self.messages.end(buffer)
     }

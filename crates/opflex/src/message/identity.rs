@@ -9,10 +9,10 @@ use crate::json;
 /// The protocol version of the draft.
 pub const PROTO_VERSION: &str = "1.0";
 
-/// Who the sender is.
+/// The identity of the sender.
 ///
-/// Every member may be missing when it is read: what is missing is judged by
-/// the receiver, with an error of its own for the version and the domain.
+/// Every member may be missing when it is read. The receiver decides whether it accepts that,
+/// and has an error code of its own for the version and for the domain.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Identity {
     /// The version of the protocol, [`PROTO_VERSION`].
@@ -38,7 +38,7 @@ pub struct Identity {
     pub extra: Map<String, Value>,
 }
 
-/// Who the answering side is, and where the others are.
+/// The identity of the answering side, and the addresses of the other servers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct IdentityResult {
     /// The name of the answering side.
@@ -59,7 +59,7 @@ pub struct IdentityResult {
     /// The roles of the answering side. Empty for a server that only names the others.
     #[serde(default, deserialize_with = "json::list")]
     pub my_role: Vec<Role>,
-    /// Where the components of the domain are.
+    /// The components of the domain, with their addresses.
     #[serde(default, deserialize_with = "json::objects")]
     pub peers: Vec<Peer>,
     /// Members of later versions, which are kept as they are.
@@ -67,7 +67,7 @@ pub struct IdentityResult {
     pub extra: Map<String, Value>,
 }
 
-/// Where a component is.
+/// The address of a component.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peer {
     /// Its roles.

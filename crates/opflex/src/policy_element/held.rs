@@ -142,7 +142,7 @@ impl Held {
             calls: Pending::new(settings.retry, FIRST_XID, Random::new(random.bits())),
             refresh: Deadlines::default(),
             random,
-            // Refreshing without pause would be no refreshing.
+            // A shorter refresh rate would send requests without a pause.
             prr: settings.prr.clamp(Duration::from_secs(1), LONGEST),
             alarm_attempts: settings.alarm_attempts.max(1),
             alarms: 0,
@@ -412,7 +412,7 @@ fn request(key: &Key, item: &Item, prr: Duration) -> Option<Request> {
     let prr = Some(i64::try_from(prr.as_secs()).unwrap_or(i64::MAX));
     Some(match key.clone() {
         Key::Resolve(of, subject, target) => Request::Resolve(of, vec![Resolve::new(subject, target, prr)]),
-        // It is about to be declared; there is nothing to send before.
+        // The declaration was entered just now, and its objects follow in the same call.
         Key::Declaration(_) if item.objects.is_empty() => return None,
         Key::Declaration(_) => Request::EndpointDeclare(vec![EndpointDeclare {
             endpoint: item.objects.clone(),

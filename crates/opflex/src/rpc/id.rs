@@ -49,7 +49,7 @@ impl Id {
 
     /// The method, where the id is an array that begins with a string.
     pub fn method(&self) -> Option<String> {
-        // Read anew each time: ids are short, and most are never looked into.
+        // Parsed at each call: ids are short, and the method of most is never asked for.
         match self.to_value() {
             Value::Array(parts) => match parts.into_iter().next() {
                 Some(Value::String(method)) => Some(method),

@@ -74,9 +74,9 @@ pub struct Response {
 /// One JSON-RPC message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Somebody wants an answer.
+    /// The peer wants an answer.
     Request(Request),
-    /// Somebody answers.
+    /// The peer answers a request of ours.
     Response(Response),
 }
 

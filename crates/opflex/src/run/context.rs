@@ -39,8 +39,8 @@ impl ServerContext<'_> {
     }
 }
 
-/// The element, for a call on its dispatcher. What the calls on the core want
-/// done is done after the call.
+/// The element, for a call on its dispatcher. The actions that the core adds during the call are
+/// carried out after it.
 #[derive(Debug)]
 pub struct ElementContext<'a> {
     /// The state of the element.

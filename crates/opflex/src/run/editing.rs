@@ -8,10 +8,10 @@
 //!       edits ── Call: some objects, and again ─▶ dispatcher
 //! ```
 //!
-//! An edit of up to [`AT_ONCE`] objects is one call, and so nobody sees a part of it. A larger
-//! one is checked as a whole and then made in pieces,
-//! parents first. A reload is compared with a copy of the policy on the thread
-//! that makes it, so that the dispatcher sees only what differs.
+//! An edit of up to [`AT_ONCE`] objects is one call, so no client is sent a part of it. A larger
+//! one is checked as a whole and then made in pieces, parents first. A reload is compared with a
+//! copy of the policy on the thread that makes it, so the dispatcher gets only the objects that
+//! differ.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -146,8 +146,8 @@ fn reload(events: &ServerEvents, objects: Vec<ManagedObject>, at: Option<u64>) -
     change(events, at, Edit::Reload(wanted.to_objects()))
 }
 
-/// What is to be deleted and then merged, parents first, to make one policy
-/// another.
+/// The objects to delete, and then those to merge, parents first, that turn the policy `there` into
+/// the `wanted` one.
 fn difference(there: &[ManagedObject], wanted: &Tree) -> (Vec<Uri>, Vec<ManagedObject>) {
     let known: HashMap<&Uri, &ManagedObject> = there.iter().map(|object| (&object.uri, object)).collect();
     let mut delete = Vec::new();
@@ -155,11 +155,11 @@ fn difference(there: &[ManagedObject], wanted: &Tree) -> (Vec<Uri>, Vec<ManagedO
         match wanted.get(&object.uri) {
             None => delete.push(object.uri.clone()),
             Some(new) => {
-                // A parent is not forgotten by being left out.
+                // An object that is merged without a parent keeps its former one, so it is deleted first.
                 if object.parent_uri.is_some() && new.parent_uri().is_none() {
                     delete.push(object.uri.clone());
                 }
-                // One that is only announced has no object to be missed.
+                // An announced child has no object, so the comparison of objects does not find it.
                 let announced = object.children.iter().filter(|child| !known.contains_key(child));
                 let stay: Vec<&Uri> = new.children().collect();
                 delete.extend(announced.filter(|child| !stay.contains(child)).cloned());
@@ -167,7 +167,7 @@ fn difference(there: &[ManagedObject], wanted: &Tree) -> (Vec<Uri>, Vec<ManagedO
         }
     }
     let gone: HashSet<&str> = delete.iter().map(Uri::as_str).collect();
-    // With an object goes everything below it.
+    // Deleting an object also deletes everything below it, which then has to be merged again.
     let goes = |uri: &Uri| {
         !gone.is_empty() && (gone.contains(uri.as_str()) || uri.prefixes().any(|above| gone.contains(above)))
     };

@@ -16,28 +16,28 @@ pub struct ServerFigures {
     pub agents: Vec<AgentInfo>,
     /// The number of these agents.
     pub known_agents: usize,
-    /// The same of all agents together, those included that are forgotten.
+    /// The counters of all agents together, including agents that the server has forgotten.
     pub requests: RequestCounters,
     /// The most clients.
     pub max_sessions: usize,
     /// Handshakes under way.
     pub handshakes: usize,
-    /// The most of them.
+    /// The most handshakes at a time.
     pub max_handshakes: usize,
-    /// Objects of policy.
+    /// The number of policy objects.
     pub policy_objects: usize,
     /// The number of the last change of policy.
     pub policy_revision: u64,
-    /// Objects of endpoints.
+    /// The number of endpoint objects.
     pub endpoint_objects: usize,
-    /// Objects that have a state report.
+    /// The number of objects that have a state report.
     pub reports: usize,
-    /// Numbers of these that are followed over time.
+    /// The number of series: numbers in reports that are summed up over time.
     pub series: usize,
-    /// The thread that does everything.
+    /// How busy the dispatcher is.
     pub dispatcher: DispatcherFigures,
     /// The memory of all queues to clients.
     pub queues: BudgetFigures,
-    /// The memory of all that was received and is not dealt with.
+    /// The memory of all messages that were received and wait for the dispatcher.
     pub received: BudgetFigures,
 }

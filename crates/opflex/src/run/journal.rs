@@ -7,12 +7,12 @@
 //!                      {"delete":[…],"put":[…]}   an edit each, in their order
 //! ```
 //!
-//! A line says how the objects are after its edit, so that one which the file
-//! has already does no harm. The first line has a digest of the file: where the
-//! file was written again and the process ended before the edits were begun
-//! anew, they are of the old one and left out. A line that was being written
-//! when the process ended is left out with all behind it; nobody was told that
-//! it is kept.
+//! A line says how the objects are after its edit, so a line whose edit is in the
+//! file already changes nothing. The first line has a digest of the file. If the
+//! process ended after it had written the file and before it had removed the edits,
+//! the edits belong to the former file: the digests differ, and the edits are
+//! ignored. A line that was being written when the process ended is ignored, too,
+//! with all lines behind it. The caller was not told yet that this edit is kept.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -89,7 +89,7 @@ impl Line {
                 .extend((change.kind != ChangeKind::Created).then(|| change.uri.clone()));
             if let Some(object) = tree.get(&change.uri) {
                 let mut object = object.to_object();
-                // Others name their parent themselves.
+                // A child that is in the tree names its parent in its own entry.
                 object.children.retain(|child| tree.get(child).is_none());
                 line.put.push(object);
             }

@@ -344,11 +344,11 @@ fn one_client_too_many_is_refused() {
     let (_server, address) = serve_tcp(config.control(&socket));
     let first = raw::Raw::identified(&address, "a", "test");
     assert_eq!(raw::Raw::connect(&address).recv(), None);
-    // Whoever looks after the server still can.
+    // A control connection does not count as a client.
     let mut control = Control::connect(&socket, LIMIT).unwrap();
     assert_eq!(control.sessions().unwrap().len(), 1);
     drop((first, control));
-    // Its place is free once it is gone.
+    // The place of the client is free once it has left.
     until(|| raw::Raw::connect(&address).recv().is_some());
 }
 

@@ -230,8 +230,8 @@ fn params<T: DeserializeOwned>(call: &Custom) -> Result<T, Box<ErrorResponse>> {
     T::deserialize(&call.params).map_err(ErrorResponse::error)
 }
 
-/// What [`SessionInfo`] or [`AgentInfo`] says, as the control socket has it: its
-/// counters stand beside the other members, and two of these have other names.
+/// A [`SessionInfo`] or an [`AgentInfo`] in the form of the control socket: its counters stand
+/// beside the other members, and two of these members have other names.
 ///
 /// [`SessionInfo`]: crate::server::SessionInfo
 /// [`AgentInfo`]: crate::server::AgentInfo

@@ -137,8 +137,8 @@ impl Control {
     /// [`ControlError`].
     pub fn reports(&mut self, uri: &Uri) -> Result<Vec<Value>, ControlError> {
         let (mut all, _) = self.pages::<Value>(REPORTS, uri, "reports")?;
-        // A report that arrived again meanwhile is there twice. The last one counts.
-        // Reports are taken in steps, and one may arrive anew between two.
+        // Reports are read in steps. A report that arrives again between two steps is listed twice;
+        // the last one counts.
         let mut seen = HashSet::new();
         all.reverse();
         all.retain(|report| {
