@@ -389,7 +389,7 @@ pub struct Environment {
     /// A random number of this start.
     pub(super) incarnation: u64,
     /// There if the server links with others.
-    pub(super) joins: Option<Arc<Joins>>,
+    pub(super) joins: Option<Joins>,
     pub(super) tracing: bool,
     pub(super) max_payload: u32,
     pub(crate) operands: Operands,
@@ -448,7 +448,7 @@ impl Environment {
             resumption: config.resumption,
             newcomers: Mutex::default(),
             handshakes: HandshakeTally::default(),
-            joins: joins.map(Arc::new),
+            joins,
         }))
     }
 

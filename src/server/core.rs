@@ -200,12 +200,6 @@ impl ServerCore {
         open: Sender<Infallible>,
         now: Instant,
     ) -> Result<Self, super::RuleError> {
-        let advertised = environment.joins.as_ref().map(|joins| joins.advertised.clone());
-        let links = Links::new(
-            environment.uuid,
-            environment.incarnation,
-            advertised.unwrap_or_default(),
-        );
         let state = State {
             rules: RuleTable::of(config.rules, &environment.operands)?,
             environment,
@@ -221,7 +215,7 @@ impl ServerCore {
             admission: config.admission,
             certificates: Certificates::default(),
             connections: Table::default(),
-            links,
+            links: Links::default(),
             dialler: None,
             operators: config.operators,
             bans: Bans::default(),

@@ -128,11 +128,7 @@ impl State {
         let environment = &self.environment;
         ServerEntry {
             uuid: environment.uuid.into(),
-            address: environment
-                .joins
-                .as_ref()
-                .map(|joins| joins.advertised.clone())
-                .unwrap_or_default(),
+            address: environment.advertised().to_owned(),
             roles: environment.role.to_string(),
             version: env!("CARGO_PKG_VERSION").into(),
             state: match self.is_draining() {

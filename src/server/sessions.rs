@@ -387,7 +387,7 @@ mod tests {
         let mut sessions = Sessions::default();
         let mut there: Vec<(u64, u32)> = Vec::new();
         let agree = |sessions: &Sessions, there: &[(u64, u32)]| {
-            let roster = Roster::empty();
+            let roster = Roster::default();
             let directory = Directory {
                 sessions,
                 roster: &roster,

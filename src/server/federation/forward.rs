@@ -294,7 +294,7 @@ impl Context<'_> {
 
     /// The random number of this start of the server.
     pub fn incarnation(&self) -> u64 {
-        self.state.links.incarnation
+        self.state.environment.incarnation
     }
 
     /// Sends a message to the application of another server, see

@@ -29,7 +29,7 @@ const MAX_FIRST: usize = 1024;
 /// What the threads of a server that federates share.
 #[derive(Debug)]
 pub(in crate::server) struct Joins {
-    pub(in crate::server) advertised: String,
+    advertised: String,
     /// A channel for each server, which is disconnected when the link to it ends.
     standing: Mutex<HashMap<Uuid, Receiver<Infallible>>>,
 }
@@ -60,6 +60,11 @@ fn stands(link: &Receiver<Infallible>) -> bool {
 }
 
 impl Environment {
+    /// Where others reach this server. Empty if it does not say.
+    pub(in crate::server) fn advertised(&self) -> &str {
+        self.joins.as_ref().map_or("", |joins| &joins.advertised)
+    }
+
     /// Whether a link to a server stands.
     pub fn is_linked(&self, server: Uuid) -> bool {
         let joins = self.joins.as_ref();

@@ -27,7 +27,7 @@ use crate::server::config::Environment;
 use crate::server::core::{Grant, ServerCore, State};
 use crate::server::sessions::{Session, SessionId, SessionInfo};
 use ssntp_transport::dispatch::{Action, DistantChange, Origin};
-use ssntp_transport::pki::{CertificateDer, CertificateInfo, KeptCertificate};
+use ssntp_transport::pki::KeptCertificate;
 use ssntp_transport::{ConnectionId, Gauge, Outgoing, Table, excerpt};
 
 /// How often each link is sent something, so that the peer knows of the other's life.
@@ -71,11 +71,8 @@ pub(super) enum News {
 }
 
 /// The links of a server, and what they have told.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Links {
-    own: Uuid,
-    pub(super) incarnation: u64,
-    advertised: String,
     pub(in crate::server) table: Table<LinkState>,
     by_server: HashMap<Uuid, ConnectionId>,
     /// Links that have ended, and whose threads have not.
@@ -97,27 +94,6 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    pub(in crate::server) fn new(own: Uuid, incarnation: u64, advertised: String) -> Self {
-        let nothing = CertificateInfo::nothing(&CertificateDer::from(Vec::new()));
-        Self {
-            own,
-            incarnation,
-            advertised,
-            table: Table::default(),
-            by_server: HashMap::new(),
-            parting: HashMap::new(),
-            roster: Roster::new(KeptCertificate::new(&nothing, None)),
-            sequence: 0,
-            clock: 0,
-            token: 0,
-            leads: None,
-            acting: 0,
-            claims: Claims::default(),
-            news: Vec::new(),
-            next_beat: None,
-        }
-    }
-
     pub(in crate::server) fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
@@ -198,12 +174,12 @@ impl Links {
     pub(in crate::server) fn hello(&self, environment: &Environment) -> Bytes {
         let hello = Hello {
             version: VERSION,
-            uuid: self.own,
-            incarnation: self.incarnation,
+            uuid: environment.uuid,
+            incarnation: environment.incarnation,
             role: environment.role,
             token: self.token,
             max_payload: environment.max_payload,
-            advertised: self.advertised.clone(),
+            advertised: environment.advertised().to_owned(),
         };
         LinkFrame::Hello(hello).encode()
     }
@@ -294,7 +270,7 @@ impl State {
             if request.certificate.uuid.is_none() && !link.certificate.is(&request.certificate) {
                 return Err(Refusal::Busy("another certificate has a link with that UUID"));
             }
-            let own_stays = self.links.own < peer;
+            let own_stays = self.environment.uuid < peer;
             let old_stays = before.dialled != dialled && before.dialled == own_stays;
             if old_stays && before.incarnation == hello.incarnation {
                 return Err(Refusal::Busy(DUPLICATE));

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::frames::LinkFault;
 use crate::server::sessions::{ROLES, SessionId, SessionInfo, bits};
-use ssntp_transport::pki::KeptCertificate;
+use ssntp_transport::pki::{CertificateDer, CertificateInfo, KeptCertificate};
 use ssntp_transport::{ConnectionId, PeerAddress, Role};
 
 /// The sessions of one server at most: more than the threads of a Linux system allow.
@@ -88,22 +88,19 @@ pub(crate) struct Roster {
     certificate: KeptCertificate,
 }
 
-impl Roster {
-    pub(super) fn new(certificate: KeptCertificate) -> Self {
+impl Default for Roster {
+    fn default() -> Self {
+        let nothing = CertificateInfo::nothing(&CertificateDer::from(Vec::new()));
         Self {
             servers: HashMap::new(),
             by_uuid: HashMap::new(),
             by_role: Default::default(),
-            certificate,
+            certificate: KeptCertificate::new(&nothing, None),
         }
     }
+}
 
-    #[cfg(test)]
-    pub(crate) fn empty() -> Self {
-        let nothing = ssntp_transport::pki::CertificateInfo::nothing(&vec![1].into());
-        Self::new(KeptCertificate::new(&nothing, None))
-    }
-
+impl Roster {
     pub(crate) fn len(&self) -> usize {
         self.by_uuid.len()
     }
@@ -352,7 +349,7 @@ mod tests {
 
     #[test]
     fn a_snapshot_replaces_what_was_there_and_ends_with_the_link() {
-        let mut roster = Roster::empty();
+        let mut roster = Roster::default();
         assert!(roster.snapshot(A, 7, vec![agent(1)], false).unwrap().is_none());
         assert_eq!(roster.len(), 0, "it is not complete");
         let changes = roster.snapshot(A, 7, vec![agent(2)], true).unwrap().unwrap();
@@ -370,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_change_that_is_missing_or_comes_before_the_snapshot_is_a_fault() {
-        let mut roster = Roster::empty();
+        let mut roster = Roster::default();
         assert_eq!(
             roster.connected(A, 1, agent(1)).unwrap_err(),
             LinkFault::Turn("CONNECTED")
@@ -385,7 +382,7 @@ mod tests {
 
     #[test]
     fn of_two_sessions_of_a_uuid_the_later_counts_and_then_the_greater_server() {
-        let mut roster = Roster::empty();
+        let mut roster = Roster::default();
         let uuid = Uuid::from_u128(1);
         let shown = |roster: &Roster| roster.get(uuid).map(|row| row.info.server());
         roster
@@ -408,7 +405,7 @@ mod tests {
         fn every_index_says_the_same(
             steps in proptest::collection::vec((0usize..2, 0u128..6, 1..=Role::ALL.bits(), 0u64..4, 0u8..4), 1..60),
         ) {
-            let mut roster = Roster::empty();
+            let mut roster = Roster::default();
             let mut sequences = [0; 2];
             for server in [A, B] {
                 roster.snapshot(server, 0, Vec::new(), true).unwrap();
