@@ -169,6 +169,7 @@ fn a_wrong_password_is_named_and_a_right_one_serves_before_and_after_it_is_neede
             panic!("{refused:?}")
         };
         assert!(text.contains(why) && !text.contains("secret"), "{text}");
+        assert!(text.starts_with("127.0.0.1:"), "it says which endpoint: {text}");
     }
 }
 
@@ -207,7 +208,6 @@ fn an_etcd_with_certificates_is_asked_over_tls() {
     for mut refused in [
         with(&authority.trust(), None),
         with(&other.trust(), Some(&identity(Role::SERVER))),
-        client(&etcd.join()),
     ] {
         let why = refused.ask(&Request::Read).unwrap_err();
         println!("{why}");
@@ -216,6 +216,11 @@ fn an_etcd_with_certificates_is_asked_over_tls() {
             "{why:?}"
         );
     }
+    let clear = client(&etcd.join()).ask(&Request::Read).unwrap_err();
+    assert!(
+        clear.to_string().ends_with("as one does that wants TLS"),
+        "{clear}"
+    );
 }
 
 /// Answers each connection with these texts in turn, one for each request, then closes it.
@@ -340,6 +345,7 @@ fn another_program_is_told_from_etcd() {
     for answer in [
         "SSH-2.0-OpenSSH_9\r\n",
         http!("404 Not Found", "9", "Not Found"),
+        http!("501 Unsupported method", "0", ""),
         http!("200 OK", "6", "<html>"),
         http!("200 OK", "2", "[]"),
     ] {

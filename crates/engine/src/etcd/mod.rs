@@ -43,6 +43,9 @@ impl FromStr for Endpoints {
 
     fn from_str(text: &str) -> Result<Self, EndpointsError> {
         let bad = |why: String| EndpointsError(text.to_owned(), why);
+        if text.contains('@') {
+            return Err(bad("name and password are not part of an address".into()));
+        }
         let list = text
             .strip_prefix("etcd://")
             .ok_or_else(|| bad("it does not begin with etcd://".into()))?;
@@ -141,8 +144,7 @@ impl Etcd {
         loop {
             if let (Some(user), None) = (&self.config.user, &self.token) {
                 let body = json!({ "name": user.name, "password": user.password });
-                let reply = self.post("/v3/auth/authenticate", &body, deadline)?;
-                match answer(&reply) {
+                match self.post("/v3/auth/authenticate", &body, deadline)? {
                     Ok(given) => {
                         self.token = given["token"]
                             .as_str()
@@ -154,27 +156,47 @@ impl Etcd {
                     Err((_, why)) if why.contains("authentication is not enabled") => {
                         self.token = Some(String::new())
                     }
-                    Err((_, why)) => return Err(EngineError::Credentials(why)),
+                    Err((_, why)) => return Err(EngineError::Credentials(self.at_endpoint(&why))),
                 }
                 if self.token.is_none() {
                     return Err(EngineError::Answer("it gives no token for a password".into()));
                 }
                 is_fresh = true;
             }
-            let reply = self.post(path, body, deadline)?;
-            match answer(&reply) {
+            match self.post(path, body, deadline)? {
                 Ok(value) => return Ok(value),
                 // Tokens end after some minutes, and with the etcd that gave them.
                 Err((code, why)) if is_about_token(code, &why) && self.config.user.is_some() && !is_fresh => {
                     self.token = None;
                 }
-                Err((code, why)) => return Err(failure(code, why)),
+                Err((code, why)) => return Err(self.failure(code, &why)),
             }
         }
     }
 
+    /// What the endpoint says that has answered last.
+    fn at_endpoint(&self, why: &str) -> String {
+        let endpoint = self.config.endpoints.0.get(self.at);
+        endpoint.map_or_else(|| why.to_owned(), |address| format!("{address}: {why}"))
+    }
+
+    fn failure(&self, code: i64, why: &str) -> EngineError {
+        let said = self.at_endpoint(why);
+        match code {
+            code::NOT_FOUND if why.contains("lease not found") => EngineError::NoLease,
+            code::EXHAUSTED => EngineError::Full(said),
+            code::DENIED | code::UNAUTHENTICATED => EngineError::Credentials(said),
+            code if is_without_name(code, why) => {
+                EngineError::Credentials(self.at_endpoint("it asks for a name and a password"))
+            }
+            // Neither etcd nor its gateway said so.
+            code if code < 0 => EngineError::Answer(said),
+            _ => EngineError::Refused(said),
+        }
+    }
+
     /// Sends a request to one endpoint after the other until one answers.
-    fn post(&mut self, path: &str, body: &Value, deadline: Instant) -> Result<Reply, EngineError> {
+    fn post(&mut self, path: &str, body: &Value, deadline: Instant) -> Result<Answered, EngineError> {
         let body = body.to_string();
         let token = self.token.clone().filter(|token| !token.is_empty());
         let mut failures = Vec::new();
@@ -205,9 +227,11 @@ impl Etcd {
                 Ok((connection, reply)) => {
                     self.connection = Some(connection).filter(|_| reply.stays);
                     self.at = at;
-                    match unavailable(&reply) {
-                        Some(why) => failures.push(format!("{address}: {why}")),
-                        None => return Ok(reply),
+                    match answer(&reply) {
+                        Err((code, why)) if is_away(code, reply.status) => {
+                            failures.push(format!("{address}: {why}"));
+                        }
+                        answer => return Ok(answer),
                     }
                     self.connection = None;
                 }
@@ -218,6 +242,11 @@ impl Etcd {
                 }
                 Err(e) if ssntp_transport::is_timeout(&e) => {
                     failures.push(format!("{address} does not answer"))
+                }
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof && self.config.tls.is_none() => {
+                    failures.push(format!(
+                        "{address} closes the connection without an answer, as one does that wants TLS"
+                    ));
                 }
                 Err(e) => failures.push(format!("{address}: {e}")),
             }
@@ -331,7 +360,9 @@ impl Engine for Etcd {
 }
 
 /// The JSON of an answer, or the code and the text of an error.
-fn answer(reply: &Reply) -> Result<Value, (i64, String)> {
+type Answered = Result<Value, (i64, String)>;
+
+fn answer(reply: &Reply) -> Answered {
     let value = serde_json::from_slice::<Value>(&reply.body).unwrap_or_default();
     if reply.status == 200 && value.is_object() && value.get("error").is_none() {
         return Ok(value);
@@ -350,11 +381,10 @@ fn answer(reply: &Reply) -> Result<Value, (i64, String)> {
     Err((code.unwrap_or(-1), why))
 }
 
-/// Why another endpoint may do better: this one has no majority, or no leader yet.
-fn unavailable(reply: &Reply) -> Option<String> {
-    let (code, why) = answer(reply).err()?;
-    let is_away = code == code::UNAVAILABLE || code == code::DEADLINE || code < 0 && reply.status >= 500;
-    is_away.then_some(why)
+/// Whether another endpoint may do better: this one has no majority, or no leader yet, or a proxy
+/// before it says so.
+fn is_away(code: i64, status: u16) -> bool {
+    matches!(code, code::UNAVAILABLE | code::DEADLINE) || code < 0 && matches!(status, 500 | 502..=504)
 }
 
 /// The codes of gRPC that etcd answers with.
@@ -375,20 +405,6 @@ fn is_about_token(code: i64, why: &str) -> bool {
 /// How etcd says that it wants a name and a password.
 fn is_without_name(code: i64, why: &str) -> bool {
     code == code::INVALID && why.contains("user name is empty")
-}
-
-fn failure(code: i64, why: String) -> EngineError {
-    match code {
-        code::NOT_FOUND if why.contains("lease not found") => EngineError::NoLease,
-        code::EXHAUSTED => EngineError::Full(why),
-        code::DENIED | code::UNAUTHENTICATED => EngineError::Credentials(why),
-        code if is_without_name(code, &why) => {
-            EngineError::Credentials("it asks for a name and a password".into())
-        }
-        // Neither etcd nor its gateway said so.
-        code if code < 0 => EngineError::Answer(why),
-        _ => EngineError::Refused(why),
-    }
 }
 
 fn entry(found: &Value) -> Result<Entry, EngineError> {
