@@ -136,14 +136,17 @@ pub(crate) fn link(
 
 /// Where the others reach a server.
 pub(crate) fn addresses(listening: &[Address], advertise: Option<&Address>) -> Result<Vec<String>, Failure> {
-    if let Some(address) = advertise {
-        return Ok(vec![address.to_string()]);
-    }
-    let reachable = Peers::reachable(listening);
-    match reachable.is_empty() {
-        false => Ok(reachable),
-        true => Err(Failure::usage(
+    let reachable = Peers::reachable(advertise.map_or(listening, std::slice::from_ref));
+    match advertise {
+        // A port that the system is to choose is known where the server listens, and nowhere else.
+        Some(address) if reachable.is_empty() || matches!(address, Address::Tcp { port: 0, .. }) => {
+            Err(Failure::usage(format!(
+                "--advertise {address}: other servers cannot reach this address; HOST:PORT is needed"
+            )))
+        }
+        None if reachable.is_empty() => Err(Failure::usage(
             "--advertise is needed: --listen names no address at which other servers reach this one",
         )),
+        _ => Ok(reachable),
     }
 }

@@ -100,6 +100,21 @@ fn a_server_that_cannot_join_says_why() {
             "--advertise is needed",
         ),
         (
+            "--listen 127.0.0.1:0 --join etcd://127.0.0.1:1 --advertise :8888",
+            2,
+            "--advertise :8888: other servers cannot reach this address",
+        ),
+        (
+            "--listen 127.0.0.1:0 --join etcd://127.0.0.1:1 --advertise here:0",
+            2,
+            "--advertise here:0: other servers cannot reach this address",
+        ),
+        (
+            "--listen 127.0.0.1:0 --join etcd://user:word@127.0.0.1:1",
+            2,
+            "name and password are not part of an address",
+        ),
+        (
             "--listen 127.0.0.1:0 --join http://127.0.0.1:1",
             2,
             "does not begin with etcd://",
