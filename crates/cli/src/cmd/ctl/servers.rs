@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use ssntp::payload::{DrainServer, Id, ListServers, ServerEntry, Servers};
+use ssntp::payload::{DrainServer, ListServers, ServerEntry, ServerState, Servers};
 
 use super::kick::check;
 use super::options::Options;
@@ -12,7 +12,7 @@ use super::{json as shapes, tables};
 use crate::clock::wall_clock;
 use crate::cmd::table::list;
 use crate::failure::Failure;
-use crate::output::{printable, say, say_json};
+use crate::output::{note, printable, say, say_json};
 use crate::seconds::Age;
 use crate::signals::Stop;
 
@@ -84,26 +84,44 @@ fn drained(
     servers: &[ServerEntry],
     args: &DrainArgs,
 ) -> Result<(), Failure> {
+    let server = find(servers, &args.name)?;
     let question = DrainServer {
         id: new_id(),
-        uuid: find(servers, &args.name)?,
+        uuid: server.uuid.clone(),
         within_s: Duration::from(args.within).as_secs(),
     };
     let answer: Servers = operator.ask(&question, |answer: &Servers| answer.id == question.id)?;
     check(&answer.reason, &answer.detail)?;
     let within = question.within_s;
+    // Not the name that was given: the beginning of a UUID does not show which server is meant.
+    let name = match server.address.as_str() {
+        "" => server.uuid.as_str(),
+        address => address,
+    };
+    let name = printable(name);
+    if !servers
+        .iter()
+        .any(|other| other.uuid != server.uuid && takes_clients(other))
+    {
+        note(format_args!(
+            "{name}: no other server is known that could take its clients"
+        ));
+    }
     match options.json {
         true => say_json(json!({"uuid": question.uuid.as_str(), "within_s": within})),
         false => say(format_args!(
-            "{}: its clients leave within {}, then it stops",
-            printable(&args.name),
+            "{name}: its clients leave within {}, then it stops",
             tables::span(within)
         )),
     }
 }
 
-/// The UUID of the server with this address, or whose UUID begins so.
-fn find(servers: &[ServerEntry], name: &str) -> Result<Id, Failure> {
+fn takes_clients(server: &ServerEntry) -> bool {
+    !matches!(server.state, ServerState::Away | ServerState::Draining)
+}
+
+/// The server with this address, or whose UUID begins so.
+fn find<'a>(servers: &'a [ServerEntry], name: &str) -> Result<&'a ServerEntry, Failure> {
     let beginning = name.trim().to_ascii_lowercase();
     let is_meant = |entry: &&ServerEntry| {
         entry.address == name || !beginning.is_empty() && entry.uuid.as_str().starts_with(&beginning)
@@ -115,7 +133,7 @@ fn find(servers: &[ServerEntry], name: &str) -> Result<Id, Failure> {
             "{name}: there is no link to it: {}",
             printable(&one.detail)
         ))),
-        [one] => Ok(one.uuid.clone()),
+        [one] => Ok(one),
         [] => Err(Failure::new(format!(
             "no server has the address {name} or a UUID that begins with that; `ssntp ctl servers` shows them"
         ))),
@@ -142,7 +160,7 @@ mod tests {
         let two = "0d9d0c5e-6f3a-4b7e-9c55-1a2b3c4d5e70";
         let servers = [entry(one, "a:1"), entry(two, "b:1"), entry("", "c:1")];
         for name in [one, "a:1", "0D9D0C5E-6F3A-4B7E-9C55-1A2B3C4D5E6"] {
-            assert_eq!(find(&servers, name).unwrap().as_str(), one, "{name}");
+            assert_eq!(find(&servers, name).unwrap().uuid.as_str(), one, "{name}");
         }
         for (name, why) in [
             (

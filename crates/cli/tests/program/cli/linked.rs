@@ -88,10 +88,15 @@ fn an_operator_sees_all_servers_and_drains_one_by_its_address() {
         assert!(!done && said.contains(why), "{said}");
     }
     // The second one is drained by way of the first one; its client leaves, and it ends.
-    let (done, said, why) = ctl(dir.path(), &first, "servers drain here:1 --within 0");
-    assert!(done, "{why}");
+    let beginning = in_state("linked")["uuid"].as_str().unwrap().get(..8).unwrap();
+    let (done, said, why) = ctl(
+        dir.path(),
+        &first,
+        &format!("servers drain {beginning} --within 0"),
+    );
+    assert!(done && !why.contains("no other server"), "{why}");
     assert!(
-        said.contains("its clients leave within 0s, then it stops"),
+        said.contains("here:1: its clients leave within 0s, then it stops"),
         "{said}"
     );
     let left = loop {
@@ -104,5 +109,12 @@ fn an_operator_sees_all_servers_and_drains_one_by_its_address() {
     assert_eq!(left, DisconnectReason::Draining);
     two.ended();
     one.wait("/healthz", |_, text| text.contains("unix:nobody"));
-    one.end();
+    one.wait("/metrics", |_, text| text.contains("ssntp_links 0\n"));
+    let own = in_state("own")["uuid"].as_str().unwrap();
+    let (done, _, why) = ctl(dir.path(), &first, &format!("servers drain {own} --within 0"));
+    assert!(
+        done && why.contains("no other server is known that could take its clients"),
+        "{why}"
+    );
+    one.ended();
 }
