@@ -86,7 +86,7 @@ impl Args {
             Err(Refused::Words(e)) => {
                 let _ = e.print();
                 if let Some(tip) = tip(&e, &words) {
-                    note(format_args!("\n  tip: {tip}"));
+                    note(format_args!("tip: {tip}"));
                 }
                 std::process::exit(e.exit_code())
             }

@@ -355,11 +355,11 @@ fn what_cannot_be_is_told_in_words_with_what_may_have_been_meant() {
     assert!(user.fails(&["sned"], 2).contains("'send'"));
     assert!(
         user.fails(&["sessions"], 2)
-            .contains("tip: 'ssntp ctl sessions' is a command")
+            .contains("\ntip: 'ssntp ctl sessions' is a command")
     );
     assert!(
         user.fails(&["server"], 2)
-            .contains("tip: 'ssntp server --dev' needs no other flags")
+            .contains("\ntip: 'ssntp server --dev' needs no other flags")
     );
     // An ordinary server knows no nodes: empty tables would say that there are none.
     let why = user.fails(&["ctl", "nodes"], 1);
