@@ -294,9 +294,12 @@ impl ClientCore {
                 }
                 self.is_whole = self.left == self.servers.len();
                 self.errors.clear();
-                // So that credentials that were renewed during the pause are used at once.
-                self.adopt_news();
                 (Stage::Tries, None)
+            }
+            // They may mend what any server has refused before.
+            Stage::Tries if self.adopt_news() => {
+                self.left = 0;
+                (Stage::Round, None)
             }
             Stage::Tries => (self.try_next(at), None),
             Stage::Dials(trial, refused) => (Stage::Dials(trial.clone(), refused), Some(Next::Dial(*trial))),
@@ -351,12 +354,8 @@ impl ClientCore {
             };
             return Stage::Dials(Box::new(trial), None);
         }
-        // New credentials may mend what ruled a server out.
         if self.servers.iter().all(|server| server.ruled_out.is_some()) {
-            return match self.adopt_news() {
-                true => Stage::Round,
-                false => self.end(ClientError::NoServerLeft(self.errors.clone())),
-            };
+            return self.end(ClientError::NoServerLeft(self.errors.clone()));
         }
         if self.gap.take_if(|until| at.now >= *until).is_some() {
             self.state.hold_requests(false);

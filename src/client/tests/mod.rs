@@ -10,6 +10,7 @@ mod frames;
 mod renewing;
 mod sending;
 mod server;
+mod stepped;
 mod uplink;
 
 use uuid::Uuid;
