@@ -227,6 +227,12 @@ impl Stream {
         pipes.is_cut() || pipes.pipes[self.end].deaf
     }
 
+    /// Whether neither end nor anything between them has lost what was sent.
+    pub(super) fn is_whole(&self) -> bool {
+        let pipes = self.pipes();
+        !pipes.lossy && !pipes.cut_off
+    }
+
     /// How many bytes for this end are under way.
     pub(super) fn holds(&self) -> usize {
         self.pipes().pipes[1 - self.end].bytes.len()

@@ -111,6 +111,7 @@ impl World {
             if !client.is_open() && !client.is_stuck {
                 return Err(format!("one session: client {} has none", client.at));
             }
+            client.check_renewed()?;
         }
         let log = self.log.lock().unwrap();
         for (start, directory) in &rows {

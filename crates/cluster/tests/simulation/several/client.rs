@@ -32,6 +32,12 @@ const WRITE: Duration = Duration::from_secs(3);
 const GRACE: Duration = Duration::from_secs(1);
 /// Frames wait for the session that replaces another for so long at least.
 const GAP: Duration = Duration::from_secs(9);
+/// A session that is replaced stays for so long until its questions are answered.
+const ANSWERS: Duration = Duration::from_secs(5);
+/// How many questions may wait for answers.
+const QUESTIONS: usize = 8;
+/// What a client sends while its session is replaced, if it has nothing else to send.
+const IN_A_GAP: usize = 10;
 /// More attempts than these in a second are no back-off.
 const ATTEMPTS: usize = 60;
 
@@ -70,8 +76,20 @@ struct Running {
     sleeps: Option<Option<Instant>>,
     /// How many frames it has taken from its application.
     accepted: u64,
+    /// Its application was told that a session stands, and not yet that it is over.
+    is_told: bool,
+    /// Since when the session that stands takes nothing more.
+    parts: Option<Instant>,
+    /// What was lost before this session, and whether its core has cut it off.
+    lost: u64,
+    is_cut_off: bool,
     /// It is between two sessions of which one replaces the other, since then.
     gap: Option<Instant>,
+    /// Which server it has dialled last, and whether it showed its newest certificate there.
+    server: usize,
+    shows_newest: bool,
+    /// Why its last session was replaced, until it dials again.
+    replaces: Option<DisconnectReason>,
     /// When it has dialled, within the last second.
     dialled: VecDeque<Instant>,
     /// Its questions: whom, which, since when, and where the answer arrives.
@@ -143,6 +161,7 @@ impl Client {
             })
             .write_timeout(WRITE)
             .grace(GRACE)
+            .max_requests(QUESTIONS)
             .renewal_spread(Duration::from_secs(1));
         let (core, events) = ClientCore::new(config).unwrap();
         self.running = Some(Running {
@@ -152,7 +171,14 @@ impl Client {
             session: None,
             sleeps: None,
             accepted: 0,
+            is_told: false,
+            parts: None,
+            lost: 0,
+            is_cut_off: false,
             gap: None,
+            server: 0,
+            shows_newest: true,
+            replaces: None,
             dialled: VecDeque::new(),
             asked: Vec::new(),
         });
@@ -165,6 +191,12 @@ impl Client {
 
     pub(super) fn is_open(&self) -> bool {
         self.running.as_ref().is_some_and(|it| it.handle.is_connected())
+    }
+
+    /// Whether its session is being replaced by another one, in order.
+    fn is_replaced(&self) -> bool {
+        let running = self.running.as_ref();
+        running.is_some_and(|it| it.parts.is_some() || it.gap.is_some())
     }
 
     fn stream(&self) -> Option<&Stream> {
@@ -266,15 +298,25 @@ impl Client {
         }
     }
 
-    /// Its application asks another client.
-    pub(super) fn ask(&mut self, whom: usize, now: Instant) {
+    /// Its application asks another client. Where it `must`, nothing is there to hold that back.
+    pub(super) fn ask(&mut self, whom: usize, must: bool, now: Instant, log: &SharedLog) {
+        let name = self.name();
         let Some(running) = &mut self.running else { return };
         self.number += 1;
         let question = Frame::with_payload(QUERY, format!("{} {}", self.at, self.number));
-        if let Some(Ok(answer)) = running.core.ask(client_uuid(whom), &question) {
-            running.accepted += 1;
-            running.asked.push((whom, self.number, now, answer));
-        }
+        let fault = match running.core.ask(client_uuid(whom), &question) {
+            Some(Ok(answer)) => {
+                running.accepted += 1;
+                running.asked.push((whom, self.number, now, answer));
+                return;
+            }
+            Some(Err(RequestError::TooMany(_))) if running.asked.len() < QUESTIONS => {
+                format!("requests: {name} has more than {} that wait", running.asked.len())
+            }
+            None if must && running.shows_newest => format!("requests: {name} takes no more"),
+            _ => return,
+        };
+        log.lock().unwrap().faults.push(fault);
     }
 
     /// Whom it has asked between these times, and still waits for.
@@ -282,6 +324,20 @@ impl Client {
         let asked = self.running.iter().flat_map(|running| &running.asked);
         let late = asked.filter(move |(_, _, since, _)| (first..=last).contains(since));
         late.map(|(whom, ..)| *whom)
+    }
+
+    /// Once quiet, the session shows what its client was renewed with last.
+    pub(super) fn check_renewed(&self) -> Result<(), String> {
+        let newest = made(|made| made.client(self.at, self.renewals)).0;
+        match &self.running {
+            Some(running) if running.shows_newest && running.handle.identity().chain() != newest.chain() => {
+                Err(format!(
+                    "renewed: {} goes on with an old certificate",
+                    self.name()
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// It is gone, and nothing of it is left to be looked at.
@@ -314,7 +370,7 @@ impl Client {
 
     pub(super) fn step(
         &mut self,
-        clients: usize,
+        (clients, servers): (usize, usize),
         is_over: bool,
         now: Instant,
         wall: SystemTime,
@@ -358,17 +414,21 @@ impl Client {
             }
         }
         self.take(now, random, log);
-        match self.run(at, log) {
+        match self.run(servers, at, log) {
             Step::Waits(until) => wake = [wake, until].into_iter().flatten().min(),
             step => return step,
         }
-        if !self.is_open() || self.left == 0 || is_over {
+        let is_replaced = self.is_replaced();
+        if !self.is_open() && !is_replaced || self.left == 0 || is_over {
             return Step::Waits(wake);
         }
         if let Some(next) = self.next.filter(|next| now < *next) {
             return Step::Waits([wake, Some(next)].into_iter().flatten().min());
         }
-        self.next = Some(now + self.pause);
+        self.next = Some(match is_replaced {
+            true => now + Duration::from_millis(10),
+            false => now + self.pause,
+        });
         for _ in 0..random.between(1, 4).min(self.left) {
             self.left -= 1;
             let kinds: &[FrameKind] = &[
@@ -381,21 +441,26 @@ impl Client {
             self.send(random.pick(kinds), random.below(clients), length, now, log);
         }
         if self.asks {
-            self.ask(random.below(clients), now);
+            self.ask(random.below(clients), false, now, log);
         }
         Step::Moved
     }
 
     /// Does what its core says.
-    fn run(&mut self, at: At, log: &SharedLog) -> Step {
+    fn run(&mut self, servers: usize, at: At, log: &SharedLog) -> Step {
         let Some(running) = &mut self.running else {
             return Step::Over;
         };
+        let mut is_whole = false;
         if matches!(self.stage, Stage::Joins) {
             if running.session.as_ref().is_some_and(|session| !session.is_over()) {
                 return Step::Waits(None);
             }
-            (running.session, running.sleeps) = (None, None);
+            let session = running.session.take();
+            is_whole = running.gap.is_some()
+                && !running.is_cut_off
+                && session.is_some_and(|session| session.stream.is_whole());
+            running.sleeps = None;
             self.stage = Stage::Runs;
         }
         if let Some(until) = running.sleeps
@@ -404,12 +469,36 @@ impl Client {
             return Step::Waits(until);
         }
         running.sleeps = None;
-        match running.core.step(at) {
+        let next = running.core.step(at);
+        let lost = running.handle.counters().lost_frames - running.lost;
+        if is_whole && lost > 0 {
+            let fault = format!(
+                "replaced: client {} has lost {lost} frames of a session that ended in order",
+                self.at
+            );
+            log.lock().unwrap().faults.push(fault);
+        }
+        let is_closed = running
+            .session
+            .as_ref()
+            .is_some_and(|session| session.outbox.is_closed());
+        if is_closed && running.is_told && running.parts.is_none() {
+            (running.parts, self.next) = (Some(at.now), None);
+            self.left = self.left.max(IN_A_GAP);
+        }
+        match next {
             Next::Wait(until) => {
                 running.sleeps = Some(until);
                 return Step::Waits(until);
             }
-            Next::Abort => running.session.iter().for_each(Session::cut_off),
+            Next::Abort => {
+                running.is_cut_off = true;
+                running.session.iter().for_each(Session::cut_off);
+                if running.parts.is_some_and(|since| at.now < since + WRITE) && running.is_told {
+                    let fault = format!("replaced: client {} does not wait for its queue", self.at);
+                    log.lock().unwrap().faults.push(fault);
+                }
+            }
             Next::Join => self.stage = Stage::Joins,
             Next::End if matches!(self.stage, Stage::Over) => return Step::Over,
             Next::End => self.stage = Stage::Over,
@@ -419,10 +508,28 @@ impl Client {
                 while running.dialled.front().copied() < second {
                     running.dialled.pop_front();
                 }
+                let newest = made(|made| made.client(self.at, self.renewals)).0;
+                let is_newest = trial.identity().chain() == newest.chain();
+                // A server that did not take the newest one is tried again with the last.
+                let again = running.shows_newest && running.server == trial.server;
+                let is_other = (servers > 1).then_some(running.server != trial.server);
+                let faults = &mut log.lock().unwrap().faults;
                 if running.dialled.len() > ATTEMPTS {
-                    let fault = format!("back-off: client {} dials without a pause", self.at);
-                    log.lock().unwrap().faults.push(fault);
+                    faults.push(format!("back-off: client {} dials without a pause", self.at));
                 }
+                if !is_newest && !again {
+                    faults.push(format!("renewed: client {} shows an old certificate", self.at));
+                }
+                match (running.replaces.take(), is_other) {
+                    (Some(DisconnectReason::Renewed), Some(true)) => {
+                        faults.push(format!("replaced: client {} renews with another server", self.at));
+                    }
+                    (Some(DisconnectReason::Draining), Some(false)) => {
+                        faults.push(format!("replaced: client {} comes back to whom it left", self.at));
+                    }
+                    _ => {}
+                }
+                (running.server, running.shows_newest) = (trial.server, is_newest);
                 self.stage = Stage::Dials(trial);
             }
         }
@@ -445,6 +552,8 @@ impl Client {
             };
             let config = running.core.link();
             self.tries += 1;
+            (running.parts, running.is_cut_off) = (None, false);
+            running.lost = running.handle.counters().lost_frames;
             running.session = running.core.begin(up, |decoder, outbox, sink| {
                 let parts = (decoder, outbox, sink);
                 Ok(Session::new(shaking.stream, shaking.input, parts, &config))
@@ -458,14 +567,24 @@ impl Client {
         let (name, at) = (self.name(), u32::try_from(self.at).unwrap());
         let Some(running) = &mut self.running else { return };
         let mut log = log.lock().unwrap();
+        let (mut is_over, mut in_order) = (false, false);
         while let Ok(event) = running.events.try_recv() {
+            let is_told = match event {
+                ClientEvent::Connected(_) => !running.is_told,
+                ClientEvent::Closed(_) => true,
+                _ => running.is_told,
+            };
+            if !is_told {
+                log.faults.push(format!("told in turn: {name} hears {event:?}"));
+            }
             match event {
-                ClientEvent::Connected(_) => running.gap = None,
+                ClientEvent::Connected(_) => (running.gap, running.is_told) = (None, true),
                 ClientEvent::Disconnected { reason, .. } => {
+                    (running.is_told, is_over) = (false, true);
                     let orders = [DisconnectReason::Renewed, DisconnectReason::Draining];
                     if let Some(which) = orders.iter().position(|order| *order == reason) {
                         self.replaced[which] += 1;
-                        running.gap = Some(now);
+                        (running.gap, running.replaces, in_order) = (Some(now), Some(reason), true);
                     }
                 }
                 ClientEvent::Frame(frame) => {
@@ -485,8 +604,11 @@ impl Client {
             }
         }
         let (answered, own) = (&mut self.answered, self.at);
-        running.asked.retain(|(whom, number, _, answer)| {
+        running.asked.retain(|(whom, number, since, answer)| {
             match answer.try_recv() {
+                Err(TryRecvError::Empty) if is_over => log.faults.push(format!(
+                    "requests: {number} of {name} waits for a session that is over"
+                )),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => log
                     .faults
@@ -500,6 +622,9 @@ impl Client {
                         ));
                     }
                 }
+                Ok(Err(RequestError::Disconnected)) if in_order && now < *since + ANSWERS => log.faults.push(
+                    format!("requests: {name} does not wait for the answer to {number}"),
+                ),
                 Ok(Err(_)) => {}
             }
             false

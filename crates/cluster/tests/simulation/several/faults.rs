@@ -76,6 +76,15 @@ impl World {
             };
             self.plan(start, fault);
         }
+        // While clients still send.
+        for _ in 0..self.random.below(3) {
+            let start = self.begin + millis(self.random.between(500, 2500) as u64);
+            let fault = match self.random.chance(60) {
+                true => Event::Renew(self.random.below(self.clients.len())),
+                false => Event::Drain(self.random.below(self.starts.len())),
+            };
+            self.plan(start, fault);
+        }
     }
 
     /// Does what the agenda has for this time.
@@ -274,7 +283,7 @@ impl World {
             }
             let others = reads.iter().filter(|to| **to != from);
             if let Some(to) = others.max() {
-                self.clients[from].ask(*to, self.now);
+                self.clients[from].ask(*to, true, self.now, &self.log);
             }
         }
         if self.now < self.quiet_at + Duration::from_millis(1200) {

@@ -26,9 +26,12 @@
 //! | one session | once quiet, each client has one session, and its UUID has no other |
 //! | directories | once quiet, each server's rows of another one are that one's sessions, and all are linked |
 //! | progress | once quiet, whoever reads gets what others send it within a bound, whoever is stuck |
-//! | requests | an answer is that of who was asked, to what was asked; once quiet each question gets one |
+//! | requests | an answer is that of who was asked, to what was asked; none waits for a session that is over; one that is replaced in order waits for its answers; once quiet each question gets one |
 //! | books | each frame that a client took waits, was sent, or is counted as lost |
 //! | gap | while a session is replaced in order, its client takes frames |
+//! | replaced | a session that is replaced in order loses nothing, by a renewal goes on with the same server, and leaves a server that drains |
+//! | renewed | every attempt shows the newest certificate, and once quiet every session does |
+//! | told in turn | a client tells its application of a session, of what that brings, and of its end |
 //! | back-off | no client dials again and again without a pause |
 //! | closed | a client that is closed has ended when the grace is over |
 //! | lines | whenever nobody can move, the books of each flow are right |

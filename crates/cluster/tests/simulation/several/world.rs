@@ -376,7 +376,14 @@ impl World {
             // A sender may wait with a stuck receiver for the patience, and a probe behind it.
             let is_over = now + self.settings.patience + Duration::from_secs(1) > self.quiet_at;
             let wall = self.wall + now.duration_since(self.begin);
-            let step = self.clients[at].step(clients, is_over, now, wall, &mut self.random, &self.log);
+            let step = self.clients[at].step(
+                (clients, self.starts.len()),
+                is_over,
+                now,
+                wall,
+                &mut self.random,
+                &self.log,
+            );
             note(step, now);
         }
         Ok((moved, wake))
