@@ -15,11 +15,11 @@ use super::credentials::Credentials;
 use super::inbound::Inbound;
 use super::uplink::{Obstacle, Uplink};
 use super::{
-    ClientCounters, ClientError, ClientEvent, ClientFigures, DialError, DialFault, DisconnectReason,
-    SendError, SendFault, ServerInfo,
+    ClientConfig, ClientCounters, ClientError, ClientEvent, ClientFigures, DialError, DialFault,
+    DisconnectReason, SendError, SendFault, ServerInfo,
 };
 use crate::payload::Content;
-use crate::proto::{Frame, FrameKind, Operands};
+use crate::proto::{Frame, FrameKind};
 use crate::request::{Answer, Outstanding, Request, RequestError};
 use ssntp_transport::Role;
 use ssntp_transport::pki::{Identity, Trust};
@@ -69,7 +69,7 @@ impl ClientHandle {
     /// [`SendError`], which gives the frame back: no session stands, no room
     /// in time, a kind that cannot be sent, too long, or the client ended.
     pub fn send(&self, frame: Frame) -> Result<(), SendError> {
-        self.state.send(frame, self.state.send_timeout)
+        self.state.send(frame, self.state.config.send_timeout)
     }
 
     /// Sends the frame that carries `payload`, of the kind that its schema
@@ -131,8 +131,7 @@ impl ClientHandle {
     /// # Errors
     /// [`RequestError`]; nothing was sent.
     pub fn reply(&self, request: &Request, payload: impl Into<Bytes>) -> Result<(), RequestError> {
-        let limit = self.state.send_timeout;
-        self.state.exchange(&request.reply(payload.into()), limit)
+        self.state.answer(&request.reply(payload.into()))
     }
 
     /// Says that there will be no answer, and why, in at most 256 bytes.
@@ -140,8 +139,7 @@ impl ClientHandle {
     /// # Errors
     /// [`RequestError`]; nothing was sent.
     pub fn refuse(&self, request: &Request, why: &str) -> Result<(), RequestError> {
-        self.state
-            .exchange(&request.refusal(why), self.state.send_timeout)
+        self.state.answer(&request.refusal(why))
     }
 
     /// Replaces what this client shows and whom it trusts. Does not wait.
@@ -203,7 +201,7 @@ impl ClientHandle {
 
     /// The roles that it advertises.
     pub fn role(&self) -> Role {
-        self.state.role
+        self.state.config.role
     }
 
     /// Whether a session stands at present.
@@ -273,16 +271,12 @@ impl ClientHandle {
 /// What all threads of a client see.
 #[derive(Debug)]
 pub(super) struct ClientState {
+    pub(super) config: Arc<ClientConfig>,
     pub(super) uuid: Uuid,
-    pub(super) role: Role,
-    pub(super) max_payload: u32,
-    pub(super) operands: Operands,
     pub(super) requests: Mutex<Outstanding>,
     /// Held by each request that this client has received and not yet dropped.
     pub(super) asked: Arc<()>,
-    pub(super) send_timeout: Option<Duration>,
     pub(super) uplink: Uplink,
-    pub(super) resumption: bool,
     /// Of the next attempt.
     pub(super) credentials: Mutex<Credentials>,
     /// Of the session that stands.
@@ -300,8 +294,8 @@ pub(super) struct ClientState {
 
 impl ClientState {
     fn send(&self, frame: Frame, limit: Option<Duration>) -> Result<(), SendError> {
-        let (kind, len, max) = (frame.kind(), frame.payload_bytes().len(), self.max_payload);
-        if !self.operands.may_be_sent(kind) {
+        let (kind, len, max) = (frame.kind(), frame.payload_bytes().len(), self.config.max_payload);
+        if !self.config.operands.may_be_sent(kind) {
             return Err(SendError::new(frame, SendFault::Kind(kind)));
         }
         // The server would end the session for it, so it is refused here, where the caller
@@ -330,7 +324,7 @@ impl ClientState {
         if dispatch::is_dispatcher() {
             return Err(RequestError::OnDispatcher);
         }
-        if !self.operands.is_request(frame.kind()) {
+        if !self.config.operands.is_request(frame.kind()) {
             return Err(RequestError::Kind(frame.kind()));
         }
         let deadline = deadline(limit);
@@ -338,7 +332,7 @@ impl ClientState {
             // The number that was rung comes first, so that a change between the two looks is not
             // missed.
             let rung = self.uplink.rung();
-            if let Some(asked) = self.ask(whom, frame, limit) {
+            if let Some(asked) = self.ask(whom, frame, deadline) {
                 break asked?;
             }
             if self.uplink.ended().is_some() {
@@ -354,13 +348,13 @@ impl ClientState {
         })
     }
 
-    /// Sends a request, for whose place in the queue it waits for at most `limit`. `None` while
+    /// Sends a request, for whose place in the queue it waits until then. `None` while
     /// new ones wait for the next session.
     pub(super) fn ask(
         &self,
         whom: Uuid,
         frame: &Frame,
-        limit: Duration,
+        until: Instant,
     ) -> Option<Result<(u64, Receiver<Answer>), RequestError>> {
         let mut requests = lock(&self.requests);
         if requests.is_held() {
@@ -369,7 +363,7 @@ impl ClientState {
         let asked = requests.ask(whom, frame);
         drop(requests);
         Some(asked.and_then(|(id, asking, answered)| {
-            let sent = self.exchange(&asking, Some(limit));
+            let sent = self.exchange(&asking, Some(until));
             if sent.is_err() {
                 lock(&self.requests).forget(id);
             }
@@ -381,7 +375,7 @@ impl ClientState {
         if let Some(reason) = self.uplink.ended() {
             return Err(reason);
         }
-        let (advertised, certified) = (self.role, identity.roles());
+        let (advertised, certified) = (self.config.role, identity.roles());
         if !advertised.may_be_advertised_with(certified) {
             return Err(ClientError::Role {
                 advertised,
@@ -394,7 +388,7 @@ impl ClientState {
                 bound,
             });
         }
-        let renewed = Credentials::new(identity, trust, self.resumption)?;
+        let renewed = Credentials::new(identity, trust, self.config.resumption)?;
         let mut credentials = lock(&self.credentials);
         let follows = renewed.connector.check_follows(&credentials.connector);
         follows.map_err(Arc::new)?;
@@ -405,13 +399,16 @@ impl ClientState {
         Ok(())
     }
 
-    /// Sends a request or an answer on the session that stands.
-    fn exchange(&self, frame: &Frame, limit: Option<Duration>) -> Result<(), RequestError> {
-        let (len, max) = (frame.payload_bytes().len(), self.max_payload);
+    fn answer(&self, frame: &Frame) -> Result<(), RequestError> {
+        self.exchange(frame, self.config.send_timeout.map(deadline))
+    }
+
+    /// Sends a request or an answer on the session that stands, where it has a place until then.
+    fn exchange(&self, frame: &Frame, until: Option<Instant>) -> Result<(), RequestError> {
+        let (len, max) = (frame.payload_bytes().len(), self.config.max_payload);
         if u32::try_from(len).map_or(true, |len| len > max) {
             return Err(RequestError::TooLong { len, limit: max });
         }
-        let until = limit.map(deadline);
         loop {
             let obstacle = match self.uplink.offer_to_session(frame) {
                 Ok(()) => return Ok(()),

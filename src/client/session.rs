@@ -11,8 +11,8 @@ use super::inbound::Inbound;
 use super::{ClientEvent, DisconnectReason, LOG};
 use crate::payload::{Draining, InvalidFrameType};
 use crate::proto::{
-    Command, ErrorCode, Event, Exchange, Frame, FrameKind, HEADER_LEN, Item, Run, Step,
-    answer_to_bad_exchange, answer_to_unsupported,
+    Command, ErrorCode, Event, Exchange, Frame, FrameKind, Item, Step, answer_to_bad_exchange,
+    answer_to_unsupported,
 };
 use crate::request::Request;
 use crate::wire::outgoing;
@@ -50,31 +50,28 @@ impl SessionSink {
         }
     }
 
-    fn run(&mut self, run: &Run, inbound: &mut Inbound) -> bool {
+    /// Deals with frames of one kind. False if nothing after them is to be dealt with.
+    fn take(&mut self, kind: FrameKind, frames: impl Iterator<Item = Frame>, inbound: &mut Inbound) -> bool {
         // The application is told by the reason of the end, and not by a frame.
-        if self.is_refusal(run.kind()) {
+        if self.is_refusal(kind) {
             return false;
         }
-        if run.kind() == Command::CONFIGURE
-            // Each replaces the one before it.
-            && let Some(latest) = run.frames().last()
-        {
-            self.state.configure(latest.payload_bytes());
-        }
-        if run.kind() == ErrorCode::INVALID_FRAME_TYPE {
-            run.frames().for_each(|frame| self.refused_kind(&frame));
-        }
-        if run.kind() == Event::DRAINING {
-            run.frames().for_each(|frame| self.drain(&frame));
-            return true;
-        }
-        let asks = self.state.operands.is_request(run.kind());
-        for frame in run.frames() {
-            let goes_on = if asks {
-                self.exchange(frame, inbound)
-            } else {
-                let bytes = HEADER_LEN + frame.payload_bytes().len();
-                inbound.deliver(ClientEvent::Frame(frame), bytes)
+        let asks = self.state.config.operands.is_request(kind);
+        for frame in frames {
+            if kind == Event::DRAINING {
+                self.drain(&frame);
+                continue;
+            }
+            if kind == Command::CONFIGURE {
+                // Each replaces the one before it.
+                self.state.configure(frame.payload_bytes());
+            } else if kind == ErrorCode::INVALID_FRAME_TYPE {
+                self.refused_kind(&frame);
+            }
+            let bytes = frame.encoded_len();
+            let goes_on = match asks {
+                true => self.exchange(frame, inbound),
+                false => inbound.deliver(ClientEvent::Frame(frame), bytes),
             };
             if !goes_on {
                 return false;
@@ -105,7 +102,7 @@ impl SessionSink {
     /// Ends the wait for answers to requests that the server does not know.
     fn refused_kind(&self, frame: &Frame) {
         if let Ok(refusal) = frame.payload::<InvalidFrameType>()
-            && self.state.operands.is_request(refusal.refused())
+            && self.state.config.operands.is_request(refusal.refused())
         {
             self.state.refused_kind(refusal.refused());
         }
@@ -126,24 +123,6 @@ impl SessionSink {
     fn answer(&self, answer: &Frame) {
         // It is lost if the queue is full: the reader must not wait for its own writer.
         let _ = self.outbox.push(outgoing(answer, false));
-    }
-
-    fn traced(&mut self, frame: Frame, inbound: &mut Inbound) -> bool {
-        if self.is_refusal(frame.kind()) {
-            return false;
-        }
-        if frame.kind() == Command::CONFIGURE {
-            self.state.configure(frame.payload_bytes());
-        }
-        if frame.kind() == Event::DRAINING {
-            self.drain(&frame);
-            return true;
-        }
-        if self.state.operands.is_request(frame.kind()) {
-            return self.exchange(frame, inbound);
-        }
-        let bytes = frame.encoded_len();
-        inbound.deliver(ClientEvent::Frame(frame), bytes)
     }
 
     /// Whether the server ends the session with this.
@@ -178,10 +157,10 @@ impl Sink<Item> for SessionSink {
         };
         for item in items.drain(..) {
             let goes_on = match item {
-                Item::Run(run) => self.run(&run, inbound),
-                Item::Traced(frame) => self.traced(frame, inbound),
+                Item::Run(run) => self.take(run.kind(), run.frames(), inbound),
+                Item::Traced(frame) => self.take(frame.kind(), std::iter::once(frame), inbound),
                 Item::Unsupported(kind) => {
-                    debug!(target: LOG, "{} ({}): {kind} is not supported", state.uuid, state.role);
+                    debug!(target: LOG, "{} ({}): {kind} is not supported", state.uuid, state.config.role);
                     if let Some(answer) = answer_to_unsupported(kind) {
                         self.answer(&answer);
                     }
@@ -204,7 +183,7 @@ impl Sink<Item> for SessionSink {
             (None, other) => DisconnectReason::Lost(other.to_string()),
         };
         if let DisconnectReason::Protocol(why) = &reason {
-            warn!(target: LOG, "{} ({}): the server broke the protocol: {why}", self.state.uuid, self.state.role);
+            warn!(target: LOG, "{} ({}): the server broke the protocol: {why}", self.state.uuid, self.state.config.role);
         }
         let _ = self.over.send(reason);
     }

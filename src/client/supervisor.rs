@@ -7,6 +7,7 @@
 //!   └───────────────────┘            End ──▶ the thread's end
 //! ```
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::config::random_share;
@@ -25,8 +26,8 @@ pub(super) struct Supervisor {
 impl Supervisor {
     /// A supervisor that a thread is to [`run`](Self::run).
     pub(super) fn new(core: ClientCore) -> Self {
-        let (config, state) = core.parts();
-        let dialer = Dialer::new(config, state.uuid, state.cancel.clone());
+        let state = core.state();
+        let dialer = Dialer::new(Arc::clone(&state.config), state.uuid, state.cancel.clone());
         Self { core, dialer }
     }
 

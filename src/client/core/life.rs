@@ -169,7 +169,7 @@ impl ClientCore {
 
     /// When the session is to be replaced.
     fn due(&self) -> Option<Instant> {
-        self.move_at.filter(|_| self.config.reconnect)
+        self.move_at.filter(|_| self.state.config.reconnect)
     }
 
     /// Lets a session part from its server, if it has the time.
@@ -178,7 +178,7 @@ impl ClientCore {
         // its side. One that is a stranger now gets no new frame, and hardly time;
         // one whose certificate is revoked gets nothing at all.
         let limit = match &session.reason {
-            reason if is_in_order(reason) => self.config.write_timeout,
+            reason if is_in_order(reason) => self.state.config.write_timeout,
             DisconnectReason::Certificate(_) if session.is_revoked => Duration::ZERO,
             DisconnectReason::Certificate(_) => LINGER,
             // `down` follows at once, because the session is over.
@@ -198,7 +198,7 @@ impl ClientCore {
             // The queue is sent first: what `send` has taken before a close is to arrive.
             session.reason = DisconnectReason::Closed;
             session.outbox.close();
-            return Phase::Leaves(at.now + self.config.grace);
+            return Phase::Leaves(at.now + self.state.config.grace);
         }
         let reason = &session.reason;
         let aborted = *reason == DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED);
@@ -208,13 +208,13 @@ impl ClientCore {
         }
         self.state.deliver(ClientEvent::Disconnected {
             reason: reason.clone(),
-            retrying: self.config.reconnect && !aborted,
+            retrying: self.state.config.reconnect && !aborted,
         });
         // A server that ended its side may still receive; any other one that
         // this client has ended the session with does not deserve the wait.
         Phase::Leaves(match reason {
-            DisconnectReason::PeerClosed => at.now + self.config.write_timeout,
-            _ if is_in_order(reason) => at.now + self.config.write_timeout,
+            DisconnectReason::PeerClosed => at.now + self.state.config.write_timeout,
+            _ if is_in_order(reason) => at.now + self.state.config.write_timeout,
             _ => at.now + LINGER,
         })
     }
@@ -227,7 +227,7 @@ impl ClientCore {
                 let server = session.standing.server.name().to_owned();
                 return self.end(ClientError::Aborted { server });
             }
-            reason if !self.config.reconnect => return self.end(ClientError::Disconnected(reason)),
+            reason if !self.state.config.reconnect => return self.end(ClientError::Disconnected(reason)),
             reason @ (DisconnectReason::Renewed | DisconnectReason::Draining) => {
                 if reason == DisconnectReason::Renewed {
                     self.next = session.at;
@@ -246,7 +246,7 @@ impl ClientCore {
         // that admits a client and ends it at once would otherwise be dialled
         // again without a pause.
         let lasted = at.now.saturating_duration_since(session.began);
-        if lasted > self.config.backoff.ceiling(self.setbacks) {
+        if lasted > self.state.config.backoff.ceiling(self.setbacks) {
             self.setbacks = 0;
             let in_use = self.servers.iter().filter(|server| server.ruled_out.is_none());
             if in_use.count() > 1 {

@@ -62,7 +62,7 @@ use crate::proto::{Frame, Refusal};
 use crate::request::{Answer, Outstanding};
 use crate::wire::Decoder;
 use ssntp_transport::pki::{CertificateDer, Identity};
-use ssntp_transport::{Cancel, LinkConfig, Outbox, Target};
+use ssntp_transport::{Cancel, LinkConfig, Outbox, Target, deadline};
 
 /// When a step is taken, and a random number for what it draws.
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +134,6 @@ pub struct Up {
 #[derive(Debug)]
 pub struct ClientCore {
     state: Arc<ClientState>,
-    config: Arc<ClientConfig>,
     servers: Vec<Server>,
     stage: Stage,
     /// The server that is tried next, and how many are left to be tried until the next pause.
@@ -198,15 +197,11 @@ impl ClientCore {
         let (tell, news) = crossbeam_channel::bounded(1);
         let (inbound, events) = Inbound::new(config.inbound, cancel.done().clone());
         let state = Arc::new(ClientState {
+            config: Arc::clone(&config),
             uuid: uuid.uuid,
-            role: config.role,
-            max_payload: config.max_payload,
-            operands: config.operands.clone(),
             requests: Mutex::new(Outstanding::new(config.max_requests)),
             asked: Arc::default(),
-            send_timeout: config.send_timeout,
             uplink: Uplink::new(uuid.uuid, config.role, config.offline, config.queue),
-            resumption: config.resumption,
             credentials: Mutex::new(credentials.clone()),
             in_use: Mutex::new(None),
             news: tell,
@@ -231,7 +226,6 @@ impl ClientCore {
             is_whole: true,
             rounds: 0,
             attempts: config.first_attempts.or(config.attempts),
-            config,
             credentials,
             proven: None,
             news,
@@ -249,14 +243,14 @@ impl ClientCore {
         ClientHandle::new(Arc::clone(&self.state))
     }
 
-    pub(super) fn parts(&self) -> (Arc<ClientConfig>, Arc<ClientState>) {
-        (Arc::clone(&self.config), Arc::clone(&self.state))
+    pub(super) fn state(&self) -> &ClientState {
+        &self.state
     }
 
     /// As [`ClientHandle::request_to`], but does not wait: where the answer arrives. `None` while
     /// new requests wait for the next session.
     pub fn ask(&self, whom: Uuid, frame: &Frame) -> Option<Result<Receiver<Answer>, RequestError>> {
-        let asked = self.state.ask(whom, frame, Duration::ZERO)?;
+        let asked = self.state.ask(whom, frame, deadline(Duration::ZERO))?;
         Some(asked.map(|(_, answered)| answered))
     }
 
@@ -264,10 +258,10 @@ impl ClientCore {
     pub fn link(&self) -> LinkConfig {
         LinkConfig {
             name: "ssntp-client".into(),
-            write_timeout: Some(self.config.write_timeout),
+            write_timeout: Some(self.state.config.write_timeout),
             // As long as a server may take to deal with all that it was sent, where
             // the session is to be replaced. Every other end has a limit below.
-            linger: self.config.write_timeout,
+            linger: self.state.config.write_timeout,
         }
     }
 
@@ -374,7 +368,7 @@ impl ClientCore {
 
     /// The pause before the next round, which ends when the credentials are renewed.
     fn pause(&mut self, at: At) -> Stage {
-        let pause = self.config.backoff.ceiling(self.setbacks).mul_f64(at.share);
+        let pause = self.state.config.backoff.ceiling(self.setbacks).mul_f64(at.share);
         self.setbacks = self.setbacks.saturating_add(1);
         debug!(target: LOG, "{}: next attempt in {pause:?}", self.name());
         Stage::Pauses(at.now + pause)
@@ -459,7 +453,7 @@ impl ClientCore {
         self.proven = Some(identity);
         lock(&self.state.failures).clear();
         self.servers[trial.server].known = true;
-        (self.gap, self.rounds, self.attempts) = (None, 0, self.config.attempts);
+        (self.gap, self.rounds, self.attempts) = (None, 0, self.state.config.attempts);
         self.state.configure(&standing.configuration);
         self.state.hold_requests(false);
         let Some(outbox) = self.state.uplink.up(&standing.server) else {
@@ -474,11 +468,11 @@ impl ClientCore {
         let up = Up {
             sink: SessionSink::new(Arc::clone(state), outbox.clone(), tell, drain),
             decoder: Decoder::new(
-                state.max_payload,
+                self.state.config.max_payload,
                 server.tracing(),
-                state.operands.clone(),
+                self.state.config.operands.clone(),
                 Arc::clone(&state.counts.bad_traces),
-                (state.uuid, state.role),
+                (state.uuid, self.state.config.role),
             ),
             outbox: outbox.clone(),
             server,
@@ -492,7 +486,11 @@ impl ClientCore {
             told: None,
             is_gone: false,
             // A client that does not connect again stays until the server ends.
-            drains: if self.config.reconnect { drains } else { never() },
+            drains: if self.state.config.reconnect {
+                drains
+            } else {
+                never()
+            },
             leave: None,
             is_revoked: false,
             reason: DisconnectReason::Closed,
@@ -556,12 +554,12 @@ impl ClientCore {
             .as_ref()
             .filter(|proven| !self.credentials.has(proven));
         self.move_at = older.map(|older| {
-            let moment = credentials::moment(older, self.config.renewal_spread, at);
+            let moment = credentials::moment(older, self.state.config.renewal_spread, at);
             self.move_at.map_or(moment, |planned| planned.min(moment))
         });
     }
 
     fn name(&self) -> String {
-        format!("{} ({})", self.state.uuid, self.state.role)
+        format!("{} ({})", self.state.uuid, self.state.config.role)
     }
 }

@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 
 use super::*;
-use crate::proto::{ErrorCode, Event, FrameKind, FrameType, Header, Status, Trace};
+use crate::proto::{
+    ErrorCode, Event, FrameKind, FrameType, Header, Operands, Status, Trace, answer_to_unsupported,
+};
 use ssntp_transport::Limits;
 
 #[test]
@@ -238,6 +240,29 @@ fn traces_are_left_out_where_it_did_not() {
     client.send(stats(1).traced(Trace::new("up"))).unwrap();
     let frame = peer.recv();
     assert_eq!((number(&frame), frame.trace()), (1, None));
+}
+
+#[test]
+fn a_refusal_of_a_request_ends_its_wait_with_and_without_a_trace() {
+    const SCALE: FrameKind = FrameKind::new(FrameType::COMMAND, 200);
+    let operands = Operands::new().request(SCALE, "SCALE").unwrap();
+    let (client, mut peer, _server) = pair(|config| config.tracing(true).operands(operands.clone()));
+    peer.operands(&operands);
+    for is_traced in [false, true] {
+        let handle = client.handle();
+        let ask = move || handle.request(Frame::new(SCALE), LIMIT);
+        let asks = threads::spawn("asks", ask).unwrap();
+        let refused = answer_to_unsupported(peer.recv().kind()).unwrap();
+        peer.send(&match is_traced {
+            true => refused.traced(Trace::new("refused")),
+            false => refused,
+        });
+        let error = asks.join().unwrap().unwrap_err();
+        assert!(
+            matches!(&error, RequestError::Refused(why) if why == "unsupported"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

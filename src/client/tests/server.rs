@@ -12,7 +12,8 @@ use bytes::Bytes;
 use crossbeam_channel::Receiver;
 use uuid::Uuid;
 
-use crate::client::ClientConfig;
+use crate::client::event::Facts;
+use crate::client::{ClientConfig, ServerInfo};
 use crate::proto::{
     Codec, Connect, DEFAULT_MAX_PAYLOAD, Frame, FrameKind, Header, Item, Operands, ServerHandshake,
 };
@@ -20,7 +21,9 @@ use crate::{Role, wire::outgoing};
 use ssntp_transport::memory::MemoryListener;
 use ssntp_transport::pki::{Authority, AuthorityRequest, CertificateRequest, Identity, Trust};
 use ssntp_transport::tls::{Acceptor, TlsError};
-use ssntp_transport::{Address, BufferPool, Duplex, Halves, Listener, Outgoing, TcpOptions, threads};
+use ssntp_transport::{
+    Address, BufferPool, Duplex, Halves, Listener, Outgoing, PeerAddress, TcpOptions, threads,
+};
 
 /// No wait of a test that passes is so long.
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
@@ -38,6 +41,25 @@ pub(super) fn identity(role: Role) -> Identity {
         .issue(&CertificateRequest::new(role))
         .unwrap()
         .identity()
+}
+
+pub(super) fn identity_of_server() -> &'static Identity {
+    static IDENTITY: OnceLock<Identity> = OnceLock::new();
+    IDENTITY.get_or_init(|| identity(Role::SERVER))
+}
+
+/// The facts of a server for a client that is stepped.
+pub(super) fn server_info() -> ServerInfo {
+    ServerInfo::new(Facts {
+        uuid: SERVER,
+        role: Role::SERVER,
+        name: "test".to_owned(),
+        address: PeerAddress::Memory,
+        certificate: identity_of_server().info().clone(),
+        tracing: false,
+        tls: "TLSv1.3",
+        resumed: false,
+    })
 }
 
 pub(super) fn trust() -> Trust {

@@ -7,11 +7,9 @@ use std::sync::Mutex;
 use proptest::prelude::*;
 
 use super::*;
-use crate::client::event::Facts;
 use crate::client::handle::lock;
 use crate::client::uplink::{Obstacle, Uplink};
-use ssntp_transport::pki::CertificateInfo;
-use ssntp_transport::{Limits, Outbox, Outgoing, PeerAddress, Role, Transmit};
+use ssntp_transport::{Limits, Outbox, Outgoing, Role, Transmit};
 
 /// What may happen to an uplink.
 #[derive(Clone, Copy, Debug)]
@@ -82,16 +80,7 @@ fn play(offline: Offline, steps: &[Step]) -> Result<(), TestCaseError> {
         frames: 5,
         bytes: 1 << 20,
     };
-    let server = ServerInfo::new(Facts {
-        uuid: SERVER,
-        role: Role::SERVER,
-        name: "test".to_owned(),
-        address: PeerAddress::Memory,
-        certificate: CertificateInfo::clone(identity_of_server().info()),
-        tracing: false,
-        tls: "TLSv1.3",
-        resumed: false,
-    });
+    let server = server_info();
     let uplink = Uplink::new(Uuid::from_u128(1), Role::AGENT, offline, few);
     let (mut outboxes, mut lost, mut accepted) = (Vec::<Outbox>::new(), 0, Vec::new());
     let sent = Arc::new(Mutex::new(Vec::new()));
@@ -160,9 +149,4 @@ proptest! {
         let limits = Limits { frames: 4, bytes: 1 << 20 };
         play(if queues { Offline::Queue(limits) } else { Offline::Fail }, &steps)?;
     }
-}
-
-fn identity_of_server() -> ssntp_transport::pki::Identity {
-    static IDENTITY: std::sync::OnceLock<ssntp_transport::pki::Identity> = std::sync::OnceLock::new();
-    IDENTITY.get_or_init(|| identity(Role::SERVER)).clone()
 }

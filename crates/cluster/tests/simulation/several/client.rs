@@ -37,7 +37,7 @@ const ANSWERS: Duration = Duration::from_secs(5);
 /// How many questions may wait for answers.
 const QUESTIONS: usize = 8;
 /// What a client sends while its session is replaced, if it has nothing else to send.
-const IN_A_GAP: usize = 10;
+const IN_A_GAP: usize = 6;
 /// More attempts than these in a second are no back-off.
 const ATTEMPTS: usize = 60;
 
@@ -78,7 +78,7 @@ struct Running {
     accepted: u64,
     /// Its application was told that a session stands, and not yet that it is over.
     is_told: bool,
-    /// Since when the session that stands takes nothing more.
+    /// Since when the session that stands takes nothing more, because another is to replace it.
     parts: Option<Instant>,
     /// What was lost before this session, and whether its core has cut it off.
     lost: u64,
@@ -288,7 +288,8 @@ impl Client {
                 Some((mark.sender, mark.number))
             }
             Err(e) => {
-                let waits = running.gap.is_some_and(|since| now < since + GAP);
+                let ends = running.parts.filter(|_| running.is_told);
+                let waits = ends.or(running.gap).is_some_and(|since| now < since + GAP);
                 if waits && matches!(e.fault(), SendFault::NotConnected) {
                     let fault = format!("gap: {} refuses a frame: {e}", self.name());
                     log.lock().unwrap().faults.push(fault);
@@ -469,6 +470,11 @@ impl Client {
             return Step::Waits(until);
         }
         running.sleeps = None;
+        let takes = |running: &Running| {
+            let session = running.session.as_ref();
+            session.is_some_and(|session| !session.outbox.is_closed())
+        };
+        let has_taken = takes(running);
         let next = running.core.step(at);
         let lost = running.handle.counters().lost_frames - running.lost;
         if is_whole && lost > 0 {
@@ -478,11 +484,7 @@ impl Client {
             );
             log.lock().unwrap().faults.push(fault);
         }
-        let is_closed = running
-            .session
-            .as_ref()
-            .is_some_and(|session| session.outbox.is_closed());
-        if is_closed && running.is_told && running.parts.is_none() {
+        if has_taken && !takes(running) && running.handle.ended().is_none() {
             (running.parts, self.next) = (Some(at.now), None);
             self.left = self.left.max(IN_A_GAP);
         }
@@ -585,6 +587,7 @@ impl Client {
                     if let Some(which) = orders.iter().position(|order| *order == reason) {
                         self.replaced[which] += 1;
                         (running.gap, running.replaces, in_order) = (Some(now), Some(reason), true);
+                        self.left = self.left.max(IN_A_GAP);
                     }
                 }
                 ClientEvent::Frame(frame) => {
