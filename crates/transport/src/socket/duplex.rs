@@ -73,6 +73,16 @@ pub trait Duplex: Send + Sync + fmt::Debug + 'static {
     /// The stream's error.
     fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()>;
 
+    /// Lets the system take so many written bytes before it can send them, if it has a bound for
+    /// that.
+    ///
+    /// # Errors
+    /// The stream's error.
+    fn set_unsent(&self, bytes: u32) -> io::Result<()> {
+        let _ = bytes;
+        Ok(())
+    }
+
     /// The address of the peer.
     fn peer(&self) -> PeerAddress;
 

@@ -51,6 +51,14 @@ impl Duplex for Socket {
         Socket::set_write_timeout(self, at_least_a_tick(limit))
     }
 
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    fn set_unsent(&self, bytes: u32) -> io::Result<()> {
+        match self.local_addr()?.is_unix() {
+            true => Ok(()),
+            false => self.set_tcp_notsent_lowat(bytes),
+        }
+    }
+
     fn peer(&self) -> PeerAddress {
         if self.local_addr().is_ok_and(|address| address.is_unix()) {
             return PeerAddress::Unix;

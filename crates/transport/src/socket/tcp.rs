@@ -227,13 +227,13 @@ fn is_not_here(error: &io::Error) -> bool {
 const RECEIVE_BUFFER: usize = 256 * 1024;
 
 /// How many written bytes the system takes from a connection before it can send them. By
-/// default it takes as much as some twenty segments at once, which are 64 KiB each on loopback.
+/// default it takes up to 4 MiB where segments are long, as on loopback with its 64 KiB.
 /// A thousand receivers there that are slower than their senders reach the same limit of all
 /// sockets, and then segments are dropped and everybody waits for retransmissions. What the
 /// system has not taken is in the queue, where it counts against the budget and a policy may
 /// still drop it.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-const NOT_SENT: u32 = 256 * 1024;
+const UNSENT: u32 = 256 * 1024;
 
 fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
     let socket = match Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)) {
@@ -247,7 +247,7 @@ fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
     // Accepted sockets inherit both. A system that allows less takes less.
     socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    socket.set_tcp_notsent_lowat(NOT_SENT)?;
+    socket.set_tcp_notsent_lowat(UNSENT)?;
     if address.is_ipv6() {
         socket.set_only_v6(!both_versions)?;
     }
@@ -269,9 +269,11 @@ mod tests {
         let limit = Duration::from_secs(20);
         let _peer = connect_one(address, limit, &Cancel::new()).unwrap();
         let (accepted, _) = listeners[0].accept().unwrap();
-        assert_eq!(accepted.tcp_notsent_lowat().unwrap(), NOT_SENT);
+        assert_eq!(accepted.tcp_notsent_lowat().unwrap(), UNSENT);
         // The system counts its own overhead as well.
         assert_eq!(accepted.recv_buffer_size().unwrap(), 2 * RECEIVE_BUFFER);
+        accepted.set_unsent(4 * UNSENT).unwrap();
+        assert_eq!(accepted.tcp_notsent_lowat().unwrap(), 4 * UNSENT);
     }
 
     #[test]
