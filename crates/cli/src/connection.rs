@@ -10,16 +10,16 @@ use ssntp::Role;
 use ssntp::client::{Client, ClientConfig, ClientError, ClientEvent, ClientHandle, DialError};
 use ssntp::pki::Identity;
 use ssntp::proto::TraceParent;
-use ssntp::transport::Address;
+use ssntp::transport::{Address, AddressError};
 use uuid::Uuid;
 
 use crate::choice::Given;
 use crate::context::{Context, Contexts};
-use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
+use crate::credentials::{CredentialFiles, CrlArgs, FilesRead, wrong_role};
 use crate::failure::Failure;
 use crate::output::note;
 use crate::seconds::Seconds;
-use crate::settings::{Problems, wrong_role};
+use crate::settings::Problems;
 use crate::signals::Stop;
 use crate::watched;
 
@@ -35,6 +35,7 @@ pub(crate) struct ServerArgs {
         value_name = "ADDR",
         global = true,
         env = "SSNTP_CONNECT",
+        value_parser = to_dial,
         value_delimiter = ','
     )]
     connect: Vec<Address>,
@@ -234,6 +235,14 @@ impl Renewal {
 /// Sends a message whenever a command is to call [`Renewal::look`].
 pub(crate) fn looks() -> Receiver<Instant> {
     crossbeam_channel::tick(watched::LOOK)
+}
+
+/// An address to connect to. Port 0, with which the system chooses a port to listen at, is none.
+pub(crate) fn to_dial(text: &str) -> Result<Address, String> {
+    match text.parse().map_err(|e: AddressError| e.to_string())? {
+        Address::Tcp { port: 0, .. } => Err(format!("{text:?}: nobody listens at port 0")),
+        address => Ok(address),
+    }
 }
 
 /// How to reach a server, and the roles and UUID to connect with.

@@ -10,6 +10,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use ssntp::Role;
 use ssntp::pki::{self, Identity, RevocationLists, Trust};
 
 use crate::failure::Failure;
@@ -82,6 +83,15 @@ impl CredentialFiles {
         Ok((identity, trust, read))
     }
 
+    /// As [`read`](Self::read), if the certificate has one of the roles.
+    pub(crate) fn read_as(&self, roles: Role) -> Result<(Identity, Trust, FilesRead), Failure> {
+        let read = self.read()?;
+        match read.0.roles() {
+            held if held.intersects(roles) => Ok(read),
+            held => Err(wrong_role(&self.cert, held, roles)),
+        }
+    }
+
     /// Reads all files again, and calls `renew` with what they hold.
     pub(crate) fn renew<E: Display>(
         &self,
@@ -91,6 +101,12 @@ impl CredentialFiles {
         renew(&identity, &trust).map_err(Failure::new)?;
         Ok(read)
     }
+}
+
+/// A certificate without one of the roles that are needed.
+pub(crate) fn wrong_role(cert: &Path, found: Role, needed: Role) -> Failure {
+    let (cert, any) = (cert.display(), needed.to_string().replace(',', " or "));
+    Failure::new(format!("{cert}: the role is {found}, it must be {any}"))
 }
 
 /// A certificate with its key, which is in a file of its own if one is given.

@@ -114,7 +114,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .start_time(QUIET, args.start_limit.into())
         .given(args.config.as_ref(), SchedulerConfig::configuration_file)
         .given(args.state.as_ref(), SchedulerConfig::state);
-    let (identity, trust, read) = args.files.read()?;
+    let (identity, trust, read) = args.files.read_as(Role::SCHEDULER)?;
     let server = ServerConfig::new(identity, trust);
     let server = args.listen.iter().cloned().fold(server, ServerConfig::listen);
     let server = args.admission.apply(server, !args.allow_unbound);

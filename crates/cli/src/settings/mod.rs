@@ -34,7 +34,7 @@ use self::file::Entry;
 pub(crate) use self::flags::Flags;
 #[cfg(feature = "full")]
 pub(crate) use self::flags::{choices, is_repeated, is_switch};
-pub(crate) use self::problems::{Problems, wrong_role};
+pub(crate) use self::problems::Problems;
 use crate::failure::Failure;
 
 /// The flag of a daemon that names its file.

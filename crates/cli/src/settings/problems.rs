@@ -1,11 +1,11 @@
 //! Errors that a daemon can find before it starts, in the files that its settings name.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use ssntp::Role;
 use ssntp::pki::Trust;
 
-use crate::credentials::{CrlArgs, identity};
+use crate::credentials::{CrlArgs, identity, wrong_role};
 use crate::failure::Failure;
 
 /// Errors, each with the key of the setting that names the file.
@@ -50,10 +50,4 @@ impl Problems {
             Err(e) => self.of("ca", Some(Err::<(), _>(e.into()))),
         }
     }
-}
-
-/// A certificate without one of the roles that are needed.
-pub(crate) fn wrong_role(cert: &Path, found: Role, needed: Role) -> Failure {
-    let (cert, any) = (cert.display(), needed.to_string().replace(',', " or "));
-    Failure::new(format!("{cert}: the role is {found}, it must be {any}"))
 }

@@ -68,11 +68,12 @@ impl Identity {
         let sections = store::load(certificates)?;
         let chain = sections.certificates().map_err(Error::content(&origin))?;
         let apart = key.map(store::load).transpose()?;
+        let with_key = apart.as_ref().unwrap_or(&sections);
+        let private = key_of(with_key).map_err(Error::content(&key_origin))?;
         // A key under a passphrase may lie open.
-        if !apart.as_ref().unwrap_or(&sections).encrypted {
+        if !with_key.encrypted {
             store::warn_of_open_key(key.unwrap_or(certificates));
         }
-        let private = key_of(apart.as_ref().unwrap_or(&sections)).map_err(Error::content(&key_origin))?;
         let both = match key {
             Some(_) => format!("{key_origin} (with {origin})"),
             None => key_origin,

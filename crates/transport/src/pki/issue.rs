@@ -92,10 +92,10 @@ impl Authority {
             .and_then(|sections| CertificateInfo::from_der(&sections.certificates()?[0]))
             .and_then(|info| info.check_validity(der::now()).map(|()| info))
             .map_err(Error::content(&origin))?;
-        store::warn_of_open_key(&key_path);
         let key = store::Sections::read(key_pem.as_bytes())
             .and_then(|sections| sections.key())
             .map_err(Error::content(store::origin(&key_path)))?;
+        store::warn_of_open_key(&key_path);
         let signing = signing_key(key.clone_key(), &store::origin(&key_path))?;
         certify(vec![info.der.clone()], signing).map_err(Error::content(store::origin(&key_path)))?;
         let pair = key_pair(&key).map_err(Error::content(store::origin(&key_path)))?;

@@ -172,7 +172,6 @@ pub(super) fn read_directory(path: &Path) -> Result<Vec<u8>, Error> {
     Ok(all)
 }
 
-/// The name of a file in errors.
 /// Warns in the log if other users of this host can read a private key, or its group can
 /// replace it. A group that can only read it is common.
 pub(super) fn warn_of_open_key(path: &Path) {
@@ -185,6 +184,7 @@ pub(super) fn warn_of_open_key(path: &Path) {
     }
 }
 
+/// The name of a file in errors.
 pub(super) fn origin(path: &Path) -> String {
     path.display().to_string()
 }

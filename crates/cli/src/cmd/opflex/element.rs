@@ -16,6 +16,7 @@ use super::load_objects;
 use super::local::{InspectorArgs, ServeArgs};
 use super::printing::{print_properties, print_with_note};
 use super::tls::ClientTls;
+use crate::connection::to_dial;
 use crate::credentials::FilesRead;
 use crate::daemon::{Daemon, Next, Service, on};
 use crate::failure::Failure;
@@ -34,7 +35,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     config_file: ConfigFile,
     /// The servers to begin with: HOST:PORT, [IPV6]:PORT or unix:PATH
-    #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
+    #[arg(long, value_name = "ADDR", value_parser = to_dial, required = true, num_args = 1..)]
     connect: Vec<Address>,
     /// The policy domain
     #[arg(long, value_name = "NAME", default_value = "default")]

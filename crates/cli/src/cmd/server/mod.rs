@@ -25,6 +25,7 @@ use super::operands::{self, senders};
 use crate::admin::{self, AdminArgs};
 use crate::application::Applications;
 use crate::choice::{Choices, Given, one_of};
+use crate::connection::to_dial;
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::daemon::server::{Admission, check_configuration, listening, load_configuration, sessions};
 use crate::daemon::{Daemon, Next, Presence, Service, ended, on};
@@ -124,7 +125,7 @@ pub(crate) struct Args {
     admin: AdminArgs,
     /// Link with the servers at these addresses, and act as one with them: frames go to
     /// their sessions as well. This server's own address may be among them
-    #[arg(long, value_name = "ADDR", value_delimiter = ',', num_args = 1.., group = "several")]
+    #[arg(long, value_name = "ADDR", value_parser = to_dial, value_delimiter = ',', num_args = 1.., group = "several")]
     peers: Vec<Address>,
     #[command(flatten)]
     join: JoinArgs,
@@ -248,7 +249,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let configuration_file = args.watched();
     let (identity, trust, mut read) = match (&dev, args.files()) {
         (Some(dev), _) => dev.read(),
-        (None, Some(files)) => files.read()?,
+        (None, Some(files)) => files.read_as(Role::SERVER | Role::SCHEDULER)?,
         (None, None) => return Err(Failure::usage("--ca and --cert are needed, or --dev")),
     };
     read.watched = read.watched.with(configuration_file);

@@ -59,6 +59,26 @@ fn serial(user: &User, file: &str) -> Serial {
 }
 
 #[test]
+fn a_daemon_with_the_certificate_of_another_role_names_the_file_and_the_role() {
+    let user = operator(&["agent-1"]);
+    let files = "--listen 127.0.0.1:0 --ca pki/ca.pem --cert pki/agent-1.pem";
+    for (daemon, needed) in [("server", "server or scheduler"), ("scheduler", "scheduler")] {
+        let said = user.fails(&words(&format!("{daemon} {files}")), 1);
+        let wanted = format!("pki/agent-1.pem: the role is agent, it must be {needed}");
+        assert!(said.contains(&wanted), "{said}");
+    }
+}
+
+#[test]
+fn port_0_is_no_port_to_connect_to() {
+    let user = User::new();
+    for command in ["listen --connect host:0", "server --dev --peers host:0"] {
+        let said = user.fails(&words(command), 2);
+        assert!(said.contains("nobody listens at port 0"), "{said}");
+    }
+}
+
+#[test]
 fn a_client_that_is_revoked_ends_and_says_so_and_the_others_do_not_notice() {
     let user = operator(&["server", "agent-1", "agent-2", "controller"]);
     let (server, at) = server(&user);
