@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ssntp::Role;
 use ssntp::client::{ClientConfig, UuidSource};
 use ssntp::payload::{Ready, Restore, Start};
-use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind, FrameType, Operands, Status};
+use ssntp::proto::{Command, ErrorCode, Event, Frame, FrameKind, Operands, Status};
 use ssntp::server::ServerConfig;
 use ssntp::transport::memory::MemoryListener;
 use ssntp_cluster::agent::driver::{
@@ -22,7 +22,7 @@ use tempfile::TempDir;
 use uuid::Uuid;
 
 use super::{MAX_PAYLOAD, ROLES, World, connect};
-use crate::{Peer, TestServer, identity, trust};
+use crate::{TestServer, identity, trust};
 
 /// How long the agent may take to come back after it was thrown out.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -170,7 +170,6 @@ pub(super) fn serves_others(world: &World, node: &Node) {
         ..Ready::default()
     });
     other.send(&ready);
-    settles(&mut other);
     let mut start = Start {
         instance_uuid: Uuid::new_v4(),
         ..Start::default()
@@ -182,7 +181,8 @@ pub(super) fn serves_others(world: &World, node: &Node) {
             .payload::<Start>()
             .is_ok_and(|got| got.instance_uuid == start.instance_uuid)
     };
-    // A node gets one START for each READY, and those that are held from before come first.
+    // A node gets one START for each READY, and those that are held from before come first. A START
+    // that comes before the READY waits for it.
     loop {
         let frame = other.frame();
         match frame.kind() == Command::START {
@@ -191,13 +191,6 @@ pub(super) fn serves_others(world: &World, node: &Node) {
             false => {}
         }
     }
-}
-
-/// Waits until the scheduler has handled all that this peer has sent.
-fn settles(peer: &mut Peer) {
-    // It answers an operand that does not exist in its turn.
-    peer.send(&Frame::new(FrameKind::new(FrameType::COMMAND, 0x77)));
-    while peer.frame().kind() != ErrorCode::INVALID_FRAME_TYPE {}
 }
 
 /// Runs instances that do nothing until they are asked to end.
