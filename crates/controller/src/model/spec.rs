@@ -427,7 +427,10 @@ mod tests {
             ("name: a\ncuont: 1\nstart: {command: [a]}", "cuont"),
             ("name: a\nstart: {comand: [a]}", "comand"),
             ("name: a\nstart: {mem_mb: 1}", "nothing to start"),
-            ("name: a\nstart: {command: [a], mem_mb: -1}", "mem_mb: it is -1"),
+            (
+                "name: a\nstart: {command: [a], mem_mb: -1}",
+                "start.requirements.mem_mb is below zero",
+            ),
             (
                 "name: a\nstart: {command: [a], name: b}",
                 "whose name stands beside start",

@@ -24,6 +24,7 @@ use ssntp::payload::{
     FwType, Id, Networking, Persistence, Requirements, RestartPolicy, Start, Storage, VmType, check_label,
     check_name,
 };
+use ssntp_cluster::scheduler::placement::Needs;
 
 /// The keys of START, and the shorter ones.
 #[derive(Debug, Default, Deserialize)]
@@ -135,14 +136,8 @@ fn check(start: &Start) -> Result<(), String> {
             start.restart_policy
         ));
     }
-    let sizes = start.storage.iter().map(|volume| ("storage.size", volume.size));
-    let numbers = [
-        ("mem_mb", start.requirements.mem_mb),
-        ("vcpus", start.requirements.vcpus),
-    ];
-    if let Some((key, below)) = numbers.into_iter().chain(sizes).find(|(_, number)| *number < 0) {
-        return Err(format!("{key}: it is {below}, and has to be 0 at least"));
-    }
+    // The scheduler's own rule, so that nothing is refused here that it takes.
+    Needs::of(start).map_err(|path| format!("{path} is below zero"))?;
     match start.command.is_empty() && start.docker_image.is_empty() && start.storage.is_empty() {
         true => Err("it names no command, no docker_image and no storage: nothing to start".into()),
         false => Ok(()),

@@ -16,8 +16,8 @@ use crate::socket::Duplex;
 use crate::table::{ConnectionId, Table};
 
 /// While there are no more connections, the system may keep [`UNSENT_OF_FEW`] bytes for each that
-/// it cannot send yet. Otherwise it keeps a quarter of that, because its memory for all sockets
-/// together is bounded.
+/// it cannot send yet. An accepted one beyond them has a quarter of that, because the memory of all
+/// sockets together is bounded.
 const FEW: usize = 128;
 /// With more of them a writer wakes less often: 1 to 100 is a tenth faster.
 const UNSENT_OF_FEW: u32 = 1024 * 1024;

@@ -114,7 +114,7 @@ fn a_start_that_the_node_refuses_says_why() {
     fs::write(cluster.path("data.yaml"), "command: [sleep, 1]\nmem_mb: -5\n").unwrap();
     let said = cluster.fails("start -f data.yaml");
     assert!(
-        said.ends_with("mem_mb: it is -5, and has to be 0 at least"),
+        said.ends_with("start.requirements.mem_mb is below zero"),
         "{said}"
     );
 }
