@@ -180,13 +180,14 @@ impl Watched {
             return true;
         }
         self.looks = self.looks.saturating_add(1);
+        // A child of ours has ended once it was waited for, and not before: it may end between
+        // two looks, and nobody else would take it out of the process table.
         let waited = self.child.as_mut().map(Child::try_wait);
-        // A child that has ended stays in the process table until it is waited for.
-        if let Some(Ok(Some(_))) = waited {
+        if !matches!(waited, Some(Ok(None))) {
             self.child = None;
         }
         // If the system does not say whether it lives, it is looked for again.
-        if life(&self.running.handle) == Life::Dead {
+        if self.child.is_none() && life(&self.running.handle) == Life::Dead {
             // If it returns false, leftovers were killed just now, and the next step looks
             // again.
             return !(self.on_end)();
