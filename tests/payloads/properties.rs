@@ -161,10 +161,12 @@ fn any_text() -> impl Strategy<Value = String> {
         0..12,
     )
     .prop_map(String::from_iter);
+    // What looks like a number or a date, and then like something else.
+    let joined = (odd.clone(), symbols.clone()).prop_map(|(odd, symbols)| odd + &symbols);
     let any = proptest::collection::vec(any::<char>(), 0..40).prop_map(String::from_iter);
     // A document has some 16 texts, and at most 64 KiB.
     let long = ("[a-z .,]{70,200}", 1_usize..15).prop_map(|(text, times)| text.repeat(times));
-    prop_oneof![3 => odd, 4 => symbols, 3 => any, 1 => long]
+    prop_oneof![3 => odd, 4 => symbols, 3 => joined, 3 => any, 1 => long]
 }
 
 /// As [`any_text`], and short enough for a key in a document with U+2028.

@@ -119,7 +119,8 @@ fn push(quoted: &mut String, scalar: &str) {
 }
 
 /// Whether YAML 1.1 reads an unquoted scalar as a boolean (`no`), a number (`1_000`,
-/// `12:30:45`), a date or a merge key. It may say so of some texts more; quotes do no harm.
+/// `12:30:45`), a date or a merge key. It may say so of some texts more; quotes do no harm,
+/// because none of these texts has a character that means something else inside of them.
 fn is_no_text_to_older_readers(scalar: &str) -> bool {
     let words = ["y", "n", "yes", "no", "on", "off", "=", "<<"];
     if words.iter().any(|word| scalar.eq_ignore_ascii_case(word)) {
@@ -133,6 +134,9 @@ fn is_no_text_to_older_readers(scalar: &str) -> bool {
         let digits = number.strip_prefix(base);
         digits.is_some_and(|digits| all(digits, b"_abcdefABCDEF"))
     });
-    let date = scalar.get(..4).is_some_and(|year| all(year, b"")) && scalar[4..].starts_with('-');
+    let is_year = |year: &str| year.len() == 4 && all(year, b"");
+    let date = scalar
+        .split_once('-')
+        .is_some_and(|(year, rest)| is_year(year) && all(rest, b"-+:.tTzZ "));
     separated || in_base || date
 }

@@ -122,14 +122,18 @@ fn start(config: &str) -> io::Result<Child> {
     command.stdin(Stdio::from(file)).stdout(Stdio::null()).spawn()
 }
 
+/// [`COMMAND`] as `/proc` shows it.
+fn own_words() -> Vec<u8> {
+    COMMAND.map(|word| format!("{word}\0")).concat().into()
+}
+
 /// Ends the dnsmasq that a concentrator has left in this network namespace because it was killed.
 /// The process would go on with its former settings, and keep the port.
 fn end_former() {
-    let command = COMMAND.map(|word| format!("{word}\0")).concat();
+    let own = own_words();
     let is_former = |pid: &i32| {
         let said = fs::read(format!("/proc/{pid}/cmdline"));
-        said.is_ok_and(|said| said == command.as_bytes())
-            && Namespace::of(*pid).is_ok_and(|namespace| namespace.is_own())
+        said.is_ok_and(|said| said == own) && Namespace::of(*pid).is_ok_and(|namespace| namespace.is_own())
     };
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -170,7 +174,11 @@ mod tests {
             leases.server = Some(killed);
             assert_ne!(serve(&mut leases, "172.16.0.0/24"), Some(first));
             let mut former = leases.server.take().unwrap();
-            // It has the words of its own only once it is executed.
+            // A process has no words for a moment after it was started.
+            while fs::read(format!("/proc/{}/cmdline", former.id())).unwrap() != own_words() {
+                assert!(former.try_wait().unwrap().is_none(), "dnsmasq has ended");
+                std::thread::yield_now();
+            }
             let other = ["sleep", "1000"];
             let mut other = Command::new(other[0]).args(&other[1..]).spawn().unwrap();
             serve(&mut leases, "172.16.1.0/24");
