@@ -1,5 +1,6 @@
 //! The thread of the reconciler.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use log::{info, warn};
 use uuid::Uuid;
 
 use super::checks::Checks;
-use super::seen::{event, figures, seen};
+use super::seen::{connected, event, figures, moved, seen};
 use super::{Call, Handle, Health, Order, Outcome, Snapshot};
 use crate::LOG;
 use crate::model::{State, Write};
@@ -43,6 +44,8 @@ pub(super) struct Run {
     began: Instant,
     session: u64,
     is_told: bool,
+    /// The nodes that are connected by the history; none before a session has told them.
+    connected: Option<BTreeSet<Uuid>>,
     seen: Seen,
     revision: i64,
     /// The minute whose figures were written last.
@@ -64,6 +67,7 @@ impl Run {
             began: now(),
             session: 0,
             is_told: false,
+            connected: None,
             seen: Seen::default(),
             minute: 0,
             is_ended: false,
@@ -120,20 +124,36 @@ impl Run {
                     self.is_told = false;
                 }
                 Change::Ended { .. } => self.is_ended = true,
+                Change::NodeConnected { node, .. } if self.is_told => {
+                    self.connected.get_or_insert_default().insert(*node);
+                }
+                Change::NodeDisconnected { node, .. } if self.is_told => {
+                    self.connected.get_or_insert_default().remove(node);
+                }
                 _ => {}
             }
             let known = &self.core.state().instances;
             let noted = event(&change, self.is_told, |instance| known.contains_key(instance));
             notes.extend(noted.map(Write::Event));
         }
-        if !notes.is_empty() {
-            self.store.note(notes);
+        self.note(notes);
+    }
+
+    fn note(&self, rows: Vec<Write>) {
+        if !rows.is_empty() {
+            self.store.note(rows);
         }
     }
 
     fn reconcile(&mut self) {
         let now = self.now();
-        self.is_told = self.is_told || self.controller.wait_complete(Duration::ZERO);
+        if !self.is_told && self.controller.wait_complete(Duration::ZERO) {
+            self.is_told = true;
+            let after = self.controller.look(connected);
+            if let Some(before) = self.connected.replace(after.clone()) {
+                self.note(moved(&before, &after));
+            }
+        }
         let (session, is_told) = (self.session, self.is_told);
         self.seen = self.controller.look(|view| seen(view, session, is_told));
         self.note_figures(now.unix_ms);

@@ -1,6 +1,6 @@
 //! The cluster's view as the reconciler sees it, and what of it is history.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
@@ -82,6 +82,32 @@ pub(super) fn event(change: &Change, is_told: bool, is_known: impl Fn(&Uuid) -> 
             text: change.to_string(),
         }),
     }
+}
+
+/// The nodes that are connected.
+pub(super) fn connected(view: &View) -> BTreeSet<Uuid> {
+    view.nodes()
+        .filter(|node| node.connected)
+        .map(|node| node.uuid)
+        .collect()
+}
+
+/// The events of nodes that came and left while no change was told: between two sessions, and at
+/// the beginning of one.
+pub(super) fn moved(before: &BTreeSet<Uuid>, after: &BTreeSet<Uuid>) -> Vec<Write> {
+    let event = |(node, what): (&Uuid, &str)| {
+        Write::Event(Event {
+            kind: "node",
+            node: Some(*node),
+            text: format!("node {node} {what}"),
+            ..Event::default()
+        })
+    };
+    let left = before.difference(after);
+    let left = left.map(|node| (node, "did not come back with the new session"));
+    let came = after.difference(before);
+    let came = came.map(|node| (node, "came with the new session"));
+    left.chain(came).map(event).collect()
 }
 
 /// The figures of each node that reports.

@@ -203,6 +203,25 @@ fn what_should_run_runs_once_when_the_scheduler_and_an_agent_are_killed() {
 }
 
 #[test]
+fn a_node_that_leaves_while_no_scheduler_is_there_is_in_the_history() {
+    let mut kept = Kept::new(2);
+    kept.apply(1, 1000);
+    // With it the daemon has seen both nodes.
+    kept.settles(1, 1000);
+    kept.cluster.kill_scheduler();
+    kept.cluster.kill_node(0);
+    kept.cluster.start_scheduler();
+    let is_there = |text: &str| {
+        let rows = kept.done("history --kind node --limit 100");
+        rows.iter()
+            .any(|row| row["text"].as_str().unwrap().contains(text))
+    };
+    until("the node is missed", || {
+        is_there("did not come back with the new session")
+    });
+}
+
+#[test]
 fn a_version_that_fails_goes_back_by_itself() {
     let kept = Kept::new(1);
     kept.apply(2, 1000);
