@@ -284,7 +284,10 @@ impl Payload for StartPayload {
             if !payload.ends_with(b"\n") {
                 payload.push(b'\n');
             }
-            payload.extend(b"---\n");
+            // Text that stood behind a marker in its line may look like a marker itself. At the
+            // start of a line it would be one, so it is written behind its marker again.
+            let begins_like_a_marker = yaml::first_marker(&document.0) == Some(1);
+            payload.extend(if begins_like_a_marker { b"--- " } else { b"---\n" });
             payload.extend(&document.0);
         }
         payload.into()

@@ -405,6 +405,7 @@ fn pieces() -> impl Strategy<Value = Vec<u8>> {
         "#",
         "---\n",
         "--- ",
+        "--- ---\n",
         "...\n",
         "%YAML 1.1\n",
         "\t",

@@ -316,6 +316,10 @@ fn documents_stay_byte_for_byte_whatever_they_are() {
             Some(raw),
         );
     }
+    for raw in ["--- a: 1\n", "---\n", "... x\ny\n"] {
+        let payload = format!("{COMMAND}--- {raw}--- {raw}");
+        documents(&payload, Some(raw), Some(raw));
+    }
     let long = "x".repeat(3 << 20);
     documents(
         &format!("{long}\n---\n{COMMAND}---\n{long}"),
