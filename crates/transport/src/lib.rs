@@ -79,7 +79,7 @@ pub use self::link::{
 };
 pub use self::lock::lock;
 pub use self::log_limit::{LogLimit, More};
-pub use self::newcomers::{Acceptance, Newcomer, Occupancy, default_max_handshakes};
+pub use self::newcomers::{Acceptance, Newcomer, Occupancy, default_max_handshakes, slots};
 pub use self::outbox::{Gauge, Limits, Outbox, PushError};
 pub use self::printable::{Excerpt, cut, excerpt, excerpt_bytes, printable, printable_json};
 pub use self::replace::{directory, replace};

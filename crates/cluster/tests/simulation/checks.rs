@@ -241,6 +241,9 @@ impl World {
         {
             return Err("end: a thread has not ended".into());
         }
+        if connection.was_cut() && connection.peer.plan.is_healthy() {
+            return Err("slots: it answers at once, and was cut".into());
+        }
         let (Some(id), Some(outbox)) = (connection.peer.session, &connection.outbox) else {
             return Ok(());
         };

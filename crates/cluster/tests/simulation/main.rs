@@ -30,6 +30,7 @@
 //! | healthy | no peer that reads at full speed counts as slow, or loses a frame for want of room |
 //! | lines | what is counted as waiting waits, and nobody waits for a receiver whose queue is below its mark |
 //! | progress | whoever reads at full speed gets what waits, and whoever may take a turn gets one, within a bound |
+//! | slots | there are never more handshakes than slots, and no peer is cut that answers at once |
 //! | places | a certificate that is bound to a UUID has a session and the one before it, which ends, and no more |
 //! | grace | a peer that reads to the end of a connection that ends in order has everything |
 //! | limit | where every peer behaves, nothing ends by a time limit |
@@ -99,6 +100,7 @@ const MUST_HAPPEN: &[&str] = &[
     "an instance ends by itself",
     "a controller sees what runs",
     "a bound certificate has two places",
+    "a newcomer is cut to make room",
 ];
 
 fn number(name: &str) -> Option<u64> {

@@ -65,6 +65,8 @@ pub(super) struct Plan {
     pub(super) pause: Duration,
     /// It sends what the server does not understand, or does not allow.
     pub(super) rude: bool,
+    /// It connects and never sends its CONNECT.
+    pub(super) silent: bool,
     /// It does not wait for CONNECTED.
     pub(super) eager: bool,
     pub(super) entities: u32,
@@ -82,7 +84,7 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn is_healthy(&self) -> bool {
-        self.pace == Pace::Full
+        self.pace == Pace::Full && !self.silent
     }
 
     /// Whether it is never woken by what it reads.
@@ -202,7 +204,8 @@ impl Peer {
                 if now < at {
                     return Step::Waits(Some(at));
                 }
-                self.output.extend(self.handshake.connect());
+                let connect = self.handshake.connect();
+                self.output.extend(connect.iter().filter(|_| !self.plan.silent));
                 if self.plan.real {
                     let program = Program::new(self.plan.role, uuid(self.plan.entity), now, log);
                     self.program = Some(program);

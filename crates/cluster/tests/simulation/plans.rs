@@ -83,6 +83,7 @@ pub(super) fn plans(random: &mut Random, scheduler: bool, is_long: bool) -> Vec<
             longest,
             pause: Duration::from_micros(random.pick(&[0, 0, 0, 50, 3000])),
             rude: !real && random.chance(trouble / 2),
+            silent: false,
             eager: random.chance(10),
             entities,
             scheduler,

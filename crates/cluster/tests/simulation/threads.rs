@@ -2,8 +2,9 @@
 //! stepped: they do what `accept` and `link` do, and are suspended where those
 //! block.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -19,6 +20,7 @@ use ssntp_test_support::random::Random;
 use ssntp_transport::dispatch::{Admission, Admitted, DispatchEvent, Events, Threads, Verdict};
 use ssntp_transport::flow::{Credit, Look, Unfinished};
 use ssntp_transport::outbox::Outbox;
+use ssntp_transport::slots::{Fate, LOOK, Slots, Wait};
 use ssntp_transport::{
     BufferPool, ConnectionId, Duplex, EndReason, Incoming, LastWrites, Next, Receive, Writing, Wrote,
     end_reason, plain, silent_peer,
@@ -352,9 +354,99 @@ pub(super) enum Fails {
     Threads,
 }
 
+/// The slots of a server, and when its accept thread looks again for a handshake to cut.
+pub(super) struct Acceptance {
+    pub(super) slots: Slots<Stream>,
+    look_at: Option<Instant>,
+    /// The number of handshakes that were cut.
+    pub(super) cut: usize,
+}
+
+impl Acceptance {
+    pub(super) fn new(slots: Slots<Stream>) -> Self {
+        Self {
+            slots,
+            look_at: None,
+            cut: 0,
+        }
+    }
+}
+
+/// The slot of a newcomer, with the steps of the accept thread that give it one.
+struct Slot {
+    acceptance: Rc<RefCell<Acceptance>>,
+    number: Option<u64>,
+    wait: Option<Wait>,
+    was_cut: bool,
+}
+
+impl Slot {
+    /// Takes a slot, or makes room for one. `None` once the newcomer has one.
+    fn take(&mut self, stream: &Stream, now: Instant) -> Option<Step> {
+        if self.number.is_some() {
+            return None;
+        }
+        let Acceptance { slots, look_at, cut } = &mut *self.acceptance.borrow_mut();
+        self.number = slots.take(stream.clone());
+        if self.number.is_some() {
+            assert!(slots.running() <= slots.max(), "more handshakes than slots");
+            return Some(Step::Moved);
+        }
+        if slots.is_closed() {
+            return Some(Step::Over);
+        }
+        if let Some(at) = look_at.filter(|at| now < *at) {
+            return Some(Step::Waits(Some(at)));
+        }
+        *look_at = Some(now + LOOK);
+        match slots.cut(now, Duplex::is_readable) {
+            Some(slow) => slow.shut_down(),
+            None => return Some(Step::Waits(*look_at)),
+        }
+        *cut += 1;
+        Some(Step::Moved)
+    }
+
+    fn fate(&self) -> Option<Fate> {
+        self.acceptance.borrow().slots.fate(self.number?)
+    }
+
+    /// Notes for what the handshake waits after a step, as its stream does in the product.
+    fn waits(&mut self, wait: Option<Wait>, now: Instant) {
+        let (Some(number), slots) = (self.number, &mut self.acceptance.borrow_mut().slots) else {
+            return;
+        };
+        if wait == self.wait {
+            return;
+        }
+        if let Some(wait) = self.wait {
+            slots.goes_on(number, wait, now);
+        }
+        if let Some(wait) = wait {
+            slots.waits(number, wait, now);
+        }
+        self.wait = wait;
+    }
+
+    fn give_back(&mut self) {
+        self.was_cut |= self.fate() == Some(Fate::Cut);
+        if let Some(number) = self.number {
+            self.acceptance.borrow_mut().slots.give_back(number);
+        }
+    }
+
+    /// What [`Slots::heard`] or [`Slots::admitted`] says of it.
+    fn advance(&self, to: fn(&mut Slots<Stream>, u64) -> bool) -> bool {
+        let number = self.number;
+        number.is_some_and(|number| to(&mut self.acceptance.borrow_mut().slots, number))
+    }
+}
+
 /// The handshake of one connection: the steps of an [`Entry`], suspended where a thread blocks.
 pub(super) struct Newcomer {
     stream: Stream,
+    /// None if this world has no slots.
+    slot: Option<Slot>,
     environment: Arc<Environment>,
     entry: Entry,
     inbox: BytesMut,
@@ -396,6 +488,7 @@ impl Newcomer {
     ) -> Self {
         Self {
             stream,
+            slot: None,
             environment: Arc::clone(environment),
             entry,
             inbox: BytesMut::new(),
@@ -406,6 +499,22 @@ impl Newcomer {
             admitted: None,
             turned: None,
         }
+    }
+
+    /// The same, with a handshake that begins when it has a slot.
+    pub(super) fn with_slot_of(mut self, acceptance: &Rc<RefCell<Acceptance>>) -> Self {
+        self.slot = Some(Slot {
+            acceptance: Rc::clone(acceptance),
+            number: None,
+            wait: None,
+            was_cut: false,
+        });
+        self
+    }
+
+    /// Whether its handshake was cut to make room for another newcomer.
+    pub(super) fn was_cut(&self) -> bool {
+        self.slot.as_ref().is_some_and(|slot| slot.was_cut)
     }
 
     /// The server at the other end of a link.
@@ -419,10 +528,45 @@ impl Newcomer {
 
     /// The two threads of the connection, where the step began them.
     pub(super) fn step(&mut self, stopping: bool, view: &mut View<'_>) -> (Step, Option<(Reader, Writer)>) {
+        if self.is_over() {
+            return (Step::Over, None);
+        }
+        let mut stopping = stopping;
+        if let Some(slot) = &mut self.slot {
+            match slot.take(&self.stream, view.now) {
+                None => stopping = slot.fate() == Some(Fate::Stopping),
+                Some(Step::Over) => {
+                    self.stream.shut_down();
+                    self.stage = Shaking::Over;
+                    return (Step::Moved, None);
+                }
+                Some(step) => {
+                    self.deadline = view.now + HANDSHAKE;
+                    return (step, None);
+                }
+            }
+        }
         let stage = std::mem::replace(&mut self.stage, Shaking::Over);
         let (next, step, threads) = self.go(stage, stopping, view);
         self.stage = next;
+        let wait = match (&self.stage, step) {
+            (Shaking::Takes(Taking::Receive, _) | Shaking::Linger(_), Step::Waits(_)) => Some(Wait::Read),
+            (Shaking::Send(..) | Shaking::Refuse(..), Step::Waits(_)) => Some(Wait::Write),
+            _ => None,
+        };
+        let is_over = self.is_over();
+        if let Some(slot) = &mut self.slot {
+            slot.waits(wait, view.now);
+            if is_over {
+                slot.give_back();
+            }
+        }
         (step, threads)
+    }
+
+    /// Whether its handshake goes on, in a slot or without: it was neither cut nor stopped.
+    fn goes_on(&self, to: fn(&mut Slots<Stream>, u64) -> bool) -> bool {
+        self.slot.as_ref().is_none_or(|slot| slot.advance(to))
     }
 
     fn go(
@@ -454,6 +598,11 @@ impl Newcomer {
                     Err(e) => self.entry.lost(e),
                 };
                 Shaking::Takes(taking, admitting)
+            }
+            Shaking::Takes(Taking::Claim(..) | Taking::Admit(_), admitting)
+                if !self.goes_on(Slots::heard) =>
+            {
+                Shaking::Takes(self.entry.stopping(), admitting)
             }
             Shaking::Takes(Taking::Claim(call, word), admitting) => {
                 if (view.full)() {
@@ -524,6 +673,11 @@ impl Newcomer {
                 let Some(mut admitting) = *admitting else {
                     panic!("nobody was admitted");
                 };
+                if !self.goes_on(Slots::admitted) {
+                    admitting.admission.started(Err(io::ErrorKind::TimedOut.into()));
+                    self.stream.shut_down();
+                    return (Shaking::Started(admitting.admission), Step::Moved, None);
+                }
                 let (started, threads) = self.start(&admitting.admitted, view);
                 admitting.admission.started(started);
                 return (Shaking::Started(admitting.admission), Step::Moved, threads);

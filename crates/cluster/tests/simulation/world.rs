@@ -11,7 +11,7 @@ use super::network::Stream;
 use super::peers::{Pace, Peer, Plan};
 use super::plans::plans;
 use super::threads::{
-    Core, Fails, Newcomer, PIECES, Reader, SimEvent, SimEvents, SimThreads, Step, View, Writer,
+    Acceptance, Core, Fails, Newcomer, PIECES, Reader, SimEvent, SimEvents, SimThreads, Step, View, Writer,
 };
 use ssntp::Role;
 use ssntp::pki::{Authority, AuthorityRequest, CertificateInfo, CertificateRequest, Identity, Trust};
@@ -22,6 +22,7 @@ use ssntp_test_support::random::Random;
 use ssntp_transport::dispatch::events::{self, Watch};
 use ssntp_transport::dispatch::{Core as _, DispatchEvent, EVENTS, Queue, Runner, Settings};
 use ssntp_transport::outbox::{Outbox, interleaving};
+use ssntp_transport::slots::{PATIENCE, Slots};
 use ssntp_transport::{Budget, BufferPool, Limits, PeerAddress};
 use uuid::Uuid;
 
@@ -106,6 +107,11 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// Whether its handshake was cut to make room for another newcomer.
+    pub(super) fn was_cut(&self) -> bool {
+        self.newcomer.as_ref().is_some_and(Newcomer::was_cut)
+    }
+
     /// Whether it was admitted, and one of its threads still runs.
     pub(super) fn has_a_place(&self) -> bool {
         let newcomer = self.newcomer.as_ref();
@@ -136,6 +142,8 @@ pub(super) struct World {
     pub(super) connections: Vec<Connection>,
     writers: Rc<RefCell<Vec<Option<Writer>>>>,
     looks: Rc<Cell<u64>>,
+    /// The slots for handshakes.
+    acceptance: Rc<RefCell<Acceptance>>,
     owner: Owner,
     stop_at: Option<u64>,
     stopped: Option<Instant>,
@@ -235,7 +243,17 @@ impl World {
         let quiet = queue.watch();
         let runner = Runner::new(core, settings.clone(), move || quiet.is_empty());
         let watch = Rc::new(queue.watch());
-        let plans = plans(&mut random, scheduler, is_long);
+        let mut plans = plans(&mut random, scheduler, is_long);
+        // A world in sixteen has few slots and some silent peers. They have random numbers of
+        // their own, so that the other worlds stay what they are.
+        let slots = match seed % 16 == 11 {
+            true => {
+                let mut random = Random::new(!seed);
+                plans.iter_mut().for_each(|plan| plan.silent = random.chance(30));
+                random.between(1, 3)
+            }
+            false => plans.len(),
+        };
         let is_unmarked = |plan: &Plan| plan.asks || plan.kicks || plan.expires.is_some();
         log.lock().unwrap().unmarked = plans.iter().any(is_unmarked);
         let longest = plans.iter().map(|plan| plan.longest).max().unwrap_or_default();
@@ -256,6 +274,7 @@ impl World {
             connections,
             writers,
             looks: Rc::default(),
+            acceptance: Rc::new(RefCell::new(Acceptance::new(Slots::new(slots, PATIENCE)))),
             owner: Owner::Runs,
             stop_at: (!is_long && random.chance(40)).then(|| random.below(3000) as u64),
             stopped: None,
@@ -323,6 +342,9 @@ impl World {
         }
         if self.most_places > 1 {
             tell("a bound certificate has two places");
+        }
+        if self.acceptance.borrow().cut > 0 {
+            tell("a newcomer is cut to make room");
         }
         for connection in &self.connections {
             let (peer, admitted) = (&connection.peer, connection.peer.session.is_some());
@@ -504,6 +526,7 @@ impl World {
             Owner::Stops | Owner::Exits if self.watch.is_full() => return Step::Waits(None),
             Owner::Stops => {
                 let _ = self.events.try_send(DispatchEvent::Stop);
+                self.acceptance.borrow_mut().slots.close().for_each(drop);
                 self.stopped = Some(self.now);
                 for connection in &mut self.connections {
                     if !connection.peer.has_begun() {
@@ -555,14 +578,15 @@ impl World {
                 };
                 let chain = vec![certificate.der.clone()];
                 let entry = Entry::client(environment, certificate, chain, PeerAddress::Memory);
-                connection.newcomer = Some(Newcomer::new(
+                let newcomer = Newcomer::new(
                     connection.stream.clone(),
                     environment,
                     entry,
                     connection.fails,
                     piece,
                     self.now,
-                ));
+                );
+                connection.newcomer = Some(newcomer.with_slot_of(&self.acceptance));
             }
             return step;
         }

@@ -22,7 +22,7 @@
 //! While all slots are taken, each listener has one newcomer at hand, and the
 //! others wait in the kernel's backlog.
 
-mod slots;
+pub mod slots;
 #[cfg(test)]
 mod tests;
 

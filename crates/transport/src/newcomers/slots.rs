@@ -1,6 +1,9 @@
-//! Which newcomers have a slot for their handshake, how far each is, and who is cut to make
-//! room: the decisions, without a clock, a lock or a thread. Accept and handshake threads
-//! carry them out; a simulation does so in virtual time.
+//! Slots for handshakes: which newcomers have one, how far each handshake is, and which
+//! handshake is cut to make room for another newcomer.
+//!
+//! This module decides, without a clock, a lock or a thread. The accept threads and handshake
+//! threads of [`Acceptance`](super::Acceptance) carry the decisions out. It is public for
+//! simulations, which do so in virtual time.
 //!
 //! ```text
 //!  take ─▶ Computes ─ waits ▶ Waits ─ goes_on ▶ Computes … ─ heard ─▶ … ─ admitted ─▶
@@ -19,53 +22,57 @@ use std::time::{Duration, Instant};
 /// newcomer. Only time in which the peer has to act counts, so a slow server never makes
 /// an honest peer look slow.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub struct Patience {
     /// Before its first byte.
-    pub(super) first: Duration,
+    pub first: Duration,
     /// In one later wait, without a byte.
-    pub(super) silent: Duration,
+    pub silent: Duration,
     /// In all its waits together, so that a peer gains nothing by sending single bytes.
-    pub(super) in_sum: Duration,
+    pub in_sum: Duration,
 }
 
 /// An honest peer answers within a round trip and some milliseconds, three
 /// times in a handshake. Its first bytes follow its connection at once, and while all slots
 /// are taken it has waited in the backlog meanwhile. So a client that sends nothing at all is
 /// passed sooner: at three slots a thousand of them take some seconds.
-pub(super) const PATIENCE: Patience = Patience {
+pub const PATIENCE: Patience = Patience {
     first: Duration::from_millis(10),
     silent: Duration::from_millis(250),
     in_sum: Duration::from_secs(2),
 };
 /// That of a client whose whole request fits into a packet and comes with the connection. A
 /// thousand clients that say nothing are so passed in about a second.
-pub(super) const BRIEF: Patience = Patience {
+pub const BRIEF: Patience = Patience {
     first: Duration::from_millis(20),
     silent: Duration::from_millis(20),
     in_sum: Duration::from_millis(200),
 };
 /// How often an accept thread looks for a handshake that may be cut, while all slots are
 /// taken.
-pub(super) const LOOK: Duration = Duration::from_millis(5);
+pub const LOOK: Duration = Duration::from_millis(5);
 
 /// What a handshake waits for its peer to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
+pub enum Wait {
     /// To send.
     Read,
     /// To take what is sent to it.
     Write,
 }
 
+/// How far a handshake is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Fate {
+pub enum Fate {
+    /// Its peer has to send or to receive something, or its thread computes.
     #[default]
     UnderWay,
     /// Its input has ended because the server stops. The peer is told.
     Stopping,
     /// All of its input was received, and the answer is on its way.
     Heard,
+    /// It was ended to make room for another newcomer.
     Cut,
+    /// It is over, and the peer has a session.
     Admitted,
 }
 
@@ -106,7 +113,7 @@ impl Progress {
 
 /// The slots of a server, each with the peer whose handshake has it.
 #[derive(Debug)]
-pub(super) struct Slots<P> {
+pub struct Slots<P> {
     max: usize,
     patience: Patience,
     last: u64,
@@ -116,7 +123,7 @@ pub(super) struct Slots<P> {
 
 impl<P> Slots<P> {
     /// `max` free slots, or one if that is 0.
-    pub(super) fn new(max: usize, patience: Patience) -> Self {
+    pub fn new(max: usize, patience: Patience) -> Self {
         Self {
             max: max.max(1),
             patience,
@@ -126,25 +133,28 @@ impl<P> Slots<P> {
         }
     }
 
-    pub(super) fn running(&self) -> usize {
+    /// The number of handshakes that have a slot.
+    pub fn running(&self) -> usize {
         self.taken.len()
     }
 
-    pub(super) fn max(&self) -> usize {
+    /// The number of slots.
+    pub fn max(&self) -> usize {
         self.max
     }
 
-    pub(super) fn is_closed(&self) -> bool {
+    /// True after [`close`](Self::close): no more slots are given.
+    pub fn is_closed(&self) -> bool {
         self.is_closed
     }
 
     /// Whether a newcomer has to wait for a slot.
-    pub(super) fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.taken.len() >= self.max
     }
 
     /// A slot for a peer, unless all are taken or this is closed.
-    pub(super) fn take(&mut self, peer: P) -> Option<u64> {
+    pub fn take(&mut self, peer: P) -> Option<u64> {
         if self.is_full() || self.is_closed {
             return None;
         }
@@ -154,20 +164,20 @@ impl<P> Slots<P> {
     }
 
     /// The slot is free again, whatever has become of its handshake.
-    pub(super) fn give_back(&mut self, slot: u64) {
+    pub fn give_back(&mut self, slot: u64) {
         self.taken.remove(&slot);
     }
 
     /// Notes that the handshake waits for its peer. A slot that was given back is not looked
     /// at any more, so that what follows a handshake may call this as well.
-    pub(super) fn waits(&mut self, slot: u64, wait: Wait, now: Instant) {
+    pub fn waits(&mut self, slot: u64, wait: Wait, now: Instant) {
         if let Some((_, progress)) = self.taken.get_mut(&slot) {
             progress.since[wait as usize] = Some(now);
         }
     }
 
     /// Notes that the wait is over.
-    pub(super) fn goes_on(&mut self, slot: u64, wait: Wait, now: Instant) {
+    pub fn goes_on(&mut self, slot: u64, wait: Wait, now: Instant) {
         if let Some((_, progress)) = self.taken.get_mut(&slot) {
             progress.has_spoken |= wait == Wait::Read;
             if let Some(since) = progress.since[wait as usize].take() {
@@ -177,7 +187,7 @@ impl<P> Slots<P> {
     }
 
     /// Notes that the peer has sent something before anybody waited for it.
-    pub(super) fn spoke(&mut self, slot: u64) {
+    pub fn spoke(&mut self, slot: u64) {
         if let Some((_, progress)) = self.taken.get_mut(&slot) {
             progress.has_spoken = true;
         }
@@ -185,26 +195,26 @@ impl<P> Slots<P> {
 
     /// How many handshakes wait for their peers like this.
     #[cfg(test)]
-    pub(super) fn waiting(&self, wait: Wait) -> usize {
+    pub fn waiting(&self, wait: Wait) -> usize {
         let since = |(_, progress): &(P, Progress)| progress.since[wait as usize];
         self.taken.values().filter_map(since).count()
     }
 
     /// What has become of the handshake; `None` once its slot was given back.
-    pub(super) fn fate(&self, slot: u64) -> Option<Fate> {
+    pub fn fate(&self, slot: u64) -> Option<Fate> {
         self.taken.get(&slot).map(|(_, progress)| progress.fate)
     }
 
     /// Notes that all input of the handshake was received. From now on there may be a
     /// session to which others send, so a stop ends that session and not this input.
     /// False if it was cut or stopped before.
-    pub(super) fn heard(&mut self, slot: u64) -> bool {
+    pub fn heard(&mut self, slot: u64) -> bool {
         self.advance(slot, Fate::UnderWay, Fate::Heard) == Some(Fate::Heard)
     }
 
     /// Notes that the handshake is over. From now on reads may wait, and it is neither cut
     /// nor stopped. False if it was cut or stopped before.
-    pub(super) fn admitted(&mut self, slot: u64) -> bool {
+    pub fn admitted(&mut self, slot: u64) -> bool {
         self.advance(slot, Fate::UnderWay, Fate::Heard);
         self.advance(slot, Fate::Heard, Fate::Admitted) == Some(Fate::Admitted)
     }
@@ -221,7 +231,7 @@ impl<P> Slots<P> {
     /// longest wait in all, and returns its peer. Where `has_input` tells that bytes have
     /// arrived, its thread waits for a processor of this host and not for the peer; that does
     /// not matter while it writes. Nobody is cut while a slot is free.
-    pub(super) fn cut(&mut self, now: Instant, has_input: impl Fn(&P) -> bool) -> Option<&P> {
+    pub fn cut(&mut self, now: Instant, has_input: impl Fn(&P) -> bool) -> Option<&P> {
         if !self.is_full() {
             return None;
         }
@@ -238,7 +248,7 @@ impl<P> Slots<P> {
 
     /// No slot is given from now on. Returns the peers whose input is to end: of those that
     /// were heard the session ends instead. All can still be told why.
-    pub(super) fn close(&mut self) -> impl Iterator<Item = &P> {
+    pub fn close(&mut self) -> impl Iterator<Item = &P> {
         self.is_closed = true;
         self.taken.values_mut().filter_map(|(peer, progress)| {
             let ends = progress.fate == Fate::UnderWay;
