@@ -1,6 +1,7 @@
 # What CI does, and what a developer does by hand. `make help` lists the targets.
 
 CARGO ?= cargo
+FUZZ ?= $(CARGO) +nightly fuzz
 FUZZ_SECONDS ?= 20
 PEERS_SECONDS ?= 600
 N ?= 20
@@ -75,7 +76,7 @@ fuzz: ## every fuzz target for FUZZ_SECONDS=20, peers and cluster for PEERS_SECO
 	@for target in $$(cd fuzz/fuzz_targets && ls | sed 's/\.rs$$//'); do \
 	  case $$target in peers|cluster) seconds=$(PEERS_SECONDS) ;; *) seconds=$(FUZZ_SECONDS) ;; esac; \
 	  mkdir -p fuzz/corpus/$$target && \
-	  $(CARGO) +nightly fuzz run $$target fuzz/corpus/$$target tests/fixtures/seeds/$$target -- \
+	  $(FUZZ) run $$target fuzz/corpus/$$target tests/fixtures/seeds/$$target -- \
 	    -max_total_time=$$seconds -timeout=10 || exit 1; \
 	done
 
