@@ -193,7 +193,7 @@ class Session:
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._connected or self._ended is not None, timeout):
-                raise TimeoutError("no session stands")
+                raise TimeoutError("no session is established")
             if self._connected is None:
                 raise self._why()
             return self._connected

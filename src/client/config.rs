@@ -1,4 +1,4 @@
-//! What a client is built from.
+//! The configuration of a client.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,21 +14,20 @@ use ssntp_transport::pki::{Host, Identity, Trust};
 use ssntp_transport::setters;
 use ssntp_transport::{Address, DEFAULT_PORT, Limits, Target, TcpOptions};
 
-/// Where a client's UUID comes from. A certificate that is bound to a UUID
-/// decides it, whatever this says, except that another given one is an error.
+/// The source of a client's UUID. If the certificate is bound to a UUID, the client uses that
+/// one, and any other `Given` UUID is an error.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UuidSource {
-    /// A new one for each client.
+    /// A new random UUID for each client.
     #[default]
     Random,
-    /// This one.
+    /// This UUID.
     Given(Uuid),
-    /// One that survives, from this directory, which is made if need be.
-    /// There is a file for each set of roles, and a further, numbered one for
-    /// each client of that role that runs at the same time: a lock that the
-    /// running client holds keeps any two, of any process of the host, from
-    /// sharing one.
+    /// A UUID that is kept in this directory, which is created if it is missing. The directory
+    /// has a numbered file for each set of roles, and one more for each further client with these
+    /// roles that runs at the same time. A running client locks its file, so that no two clients of
+    /// this host share a UUID.
     Persistent(PathBuf),
 }
 
@@ -38,7 +37,7 @@ impl From<Uuid> for UuidSource {
     }
 }
 
-/// What becomes of frames that are sent while no session stands.
+/// The treatment of frames that are sent while the client has no session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Offline {
@@ -46,20 +45,19 @@ pub enum Offline {
     /// [`SendFault::NotConnected`](super::SendFault::NotConnected).
     #[default]
     Fail,
-    /// They wait for the next session, which sends them first, in order.
-    /// When this much waits, `send` waits too, for at most its time limit.
+    /// They wait for the next session, which sends them first, in order. Once the queue holds this
+    /// much, `send` blocks, for at most its time limit.
     Queue(Limits),
 }
 
-/// The pauses between rounds of attempts: exponential, capped, and fully
-/// jittered. The n-th pause is random between nothing and
-/// `initial * factor^n`, at most `cap`, so that clients that lost their
-/// server together do not come back together.
+/// The pauses between rounds of attempts: exponential, capped, and fully jittered. The n-th pause
+/// is random between 0 and `initial * factor^n`, at most `cap`, so that clients that lost the same
+/// server do not reconnect all at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backoff {
     /// The longest first pause. Default: 100 ms.
     pub initial: Duration,
-    /// How much longer each further pause may be. Default: 2.
+    /// The factor by which the bound of each further pause grows. Default: 2.
     pub factor: f64,
     /// The longest pause. Default: 30 s.
     pub cap: Duration,
@@ -88,7 +86,7 @@ impl Backoff {
     }
 }
 
-/// A random number from 0 to 1.
+/// A random number from 0 to 1, without 1.
 pub(crate) fn random_share() -> f64 {
     // The random bits of a new UUID serve as a source of randomness.
     let random = Uuid::new_v4().as_u128() >> 80;
@@ -97,7 +95,7 @@ pub(crate) fn random_share() -> f64 {
     share
 }
 
-/// What a [`Client`](super::Client) is built from.
+/// The configuration of a [`Client`](super::Client).
 ///
 /// ```no_run
 /// use ssntp::client::{ClientConfig, UuidSource};
@@ -139,8 +137,7 @@ pub struct ClientConfig {
 }
 
 impl ClientConfig {
-    /// The defaults for a client with this identity that takes servers of
-    /// this trust.
+    /// The defaults for a client with this identity that accepts servers of this trust.
     pub fn new(identity: Identity, trust: Trust) -> Self {
         Self {
             role: identity.roles(),
@@ -174,10 +171,10 @@ impl ClientConfig {
         }
     }
 
-    /// Adds the address of a server. They are tried in order, and the first
-    /// that answers is taken. If its session is lost, the next one is tried at
-    /// once, and the pauses begin when all have been tried. Default: the names and addresses in the
-    /// certificates of the trusted authorities, else localhost; port 8888.
+    /// Adds the address of a server. The client tries its servers in order and uses the first that
+    /// answers. If that session is lost, it tries the next server at once, and pauses only after it
+    /// has tried all of them. Default: the names and addresses in the certificates of the trusted
+    /// authorities, else localhost; port 8888.
     #[must_use]
     pub fn address(mut self, address: Address) -> Self {
         self.targets.push(Target::Address(address));
@@ -191,34 +188,33 @@ impl ClientConfig {
         self
     }
 
-    /// Adds a server in this process, as if it were an address. TLS is spoken
-    /// there as well. Default: none.
+    /// Adds a server in this process, as if it were an address. The connection uses TLS as any
+    /// other. Default: none.
     #[must_use]
     pub fn connect_in_memory(mut self, listener: &MemoryListener) -> Self {
         self.targets.push(Target::Memory(listener.clone()));
         self
     }
 
-    /// The DNS name or IP address that every server has to prove, whatever
-    /// it is dialled by. Default: the host of its address; `localhost` for a
-    /// Unix socket and in memory.
+    /// The DNS name or IP address that every server's certificate has to hold, whatever address
+    /// is dialled. Default: the host of the address; `localhost` for a Unix socket and in memory.
     #[must_use]
     pub fn server_name(mut self, name: impl Into<String>) -> Self {
         self.server_name = Some(name.into());
         self
     }
 
-    /// How many rounds may fail in a row, at least one, before the client
-    /// ends. Default: any number.
+    /// The number of rounds that may fail in a row before the client ends, at least 1. Default:
+    /// no limit.
     #[must_use]
     pub fn attempts(mut self, rounds: u32) -> Self {
         self.attempts = Some(rounds.max(1));
         self
     }
 
-    /// As [`attempts`](Self::attempts), until the first session stands: for a
-    /// program that is soon to say that nobody is there, and yet is to outlast
-    /// the restart of a server. Default: as `attempts`.
+    /// As [`attempts`](Self::attempts), but only until the first session is established. A program
+    /// with a small value here reports a wrong address soon, and later still waits for a server
+    /// that restarts. Default: as `attempts`.
     #[must_use]
     pub fn first_attempts(mut self, rounds: u32) -> Self {
         self.first_attempts = Some(rounds.max(1));
@@ -229,90 +225,84 @@ impl ClientConfig {
         /// The roles to advertise. Default: all that the certificate holds.
         role: Role;
 
-        /// Where the client's UUID comes from; a [`Uuid`] is taken as it is.
-        /// Default: the one that the certificate is bound to, else
-        /// [`UuidSource::Random`].
+        /// The source of the client's UUID, or the [`Uuid`] itself. Default: the UUID that the
+        /// certificate is bound to, else [`UuidSource::Random`].
         uuid: impl Into<UuidSource>;
 
-        /// Whether to ask the server for trace blocks. Without them, or where the
-        /// server has none, traces are taken off frames that are sent.
-        /// Default: false.
+        /// True if the client asks the server for trace blocks. Unless both agree on them, the
+        /// client removes the traces of frames that it sends. Default: false.
         tracing: bool;
 
-        /// Whether a client that reconnects resumes its TLS session where the
-        /// server lets it, which saves both the signatures; certificates are
-        /// verified again all the same. Default: true.
+        /// True if a client that reconnects resumes its TLS session, if the server allows it.
+        /// That saves both sides the signatures; certificates are still verified. Default: true.
         resumption: bool;
 
         /// The longest payload to receive or send, in bytes. Default: 16 MiB.
         max_payload: u32;
 
-        /// The application's frames that are sent and taken, beside the
+        /// The application's own frames, which the client sends and accepts beside the
         /// protocol's. Default: none.
         operands: Operands;
 
-        /// How many requests may wait for answers at a time, see
+        /// The number of requests that may wait for answers at a time, see
         /// [`ClientHandle::request`](super::ClientHandle::request). Default: 1024.
         max_requests: usize;
 
-        /// How long connecting to one server may take, all addresses of its name
-        /// together. Looking the name up comes before and has the system's own
-        /// limit. Default: 10 s.
+        /// The time limit for connecting to one server, for all addresses of its name together.
+        /// Resolving the name comes before and has the system's own limit. Default: 10 s.
         connect_timeout: Duration;
 
-        /// How long TLS and CONNECTED together may take. Default: 10 s.
+        /// The time limit for TLS and the protocol's handshake together. Default: 10 s.
         handshake_timeout: Duration;
 
-        /// The pauses between rounds of attempts, a round being one attempt at
-        /// each server. Also after the loss of a session there is one. It grows
-        /// with every round that fails, and with every session that lasts no
-        /// longer than the pause could have been. Default: see [`Backoff`].
+        /// The pauses between rounds of attempts; a round is one attempt at each server. If there
+        /// is no other server, the client also pauses after the loss of a session. Each round that
+        /// fails, and each session that lasts no longer than the pause could have been, makes
+        /// the next pause longer. Default: see [`Backoff`].
         backoff: Backoff;
 
-        /// Whether to connect again after a session was lost. Default: true.
+        /// True if the client connects again after it has lost its session. Default: true.
         reconnect: bool;
 
-        /// What becomes of frames that are sent while no session stands.
+        /// The treatment of frames that are sent while the client has no session.
         /// Default: [`Offline::Fail`].
         offline: Offline;
 
-        /// How much may wait to be sent on a session; `send` waits when this much
-        /// does. Default: see [`Limits`].
+        /// The limits of a session's queue of frames to be sent. If the queue is full, `send`
+        /// blocks. Default: see [`Limits`].
         queue: Limits;
 
-        /// How long `send` waits for room in a full queue; `None` for as long as
-        /// it takes. Default: 30 s.
+        /// The time for which `send` waits for room in a full queue; `None`: no limit. Default:
+        /// 30 s.
         send_timeout: impl Into<Option<Duration>>;
 
-        /// How much may wait for the application to receive it, in events and
-        /// in bytes of frames; one frame may always wait alone. Then the server
-        /// is held back. The channel takes memory for all its events at once,
-        /// some 64 bytes each, and has room for 1,048,576 at most. Default: 1024
-        /// events, 64 MiB.
+        /// The limits of the channel of events, in events and in bytes of frames. A single frame
+        /// may be longer than the limit of bytes. If the channel is full, the client stops reading
+        /// from the server. The channel allocates all of its memory at once, some 64 bytes for
+        /// each event, and has room for 1,048,576 events at most. Default: 1024 events, 64 MiB.
         inbound: Limits;
 
         /// Keep-alive and other TCP options. Default: see [`TcpOptions`].
         tcp: TcpOptions;
 
-        /// How long the server may take none of the data that waits for it before
-        /// the session counts as lost, and how long the rest of the queue may take
-        /// once the server has ended the session. Default: 30 s.
+        /// The time after which a session counts as lost if the server takes none of the data
+        /// that waits for it. It also limits sending the rest of the queue after the server has
+        /// ended the session. Default: 30 s.
         write_timeout: Duration;
 
-        /// How long closing may take to send what waits and to part from the
-        /// server. Default: 1 s.
+        /// The grace period of a close: the time limit for sending the queue and for closing TLS.
+        /// Default: 1 s.
         grace: Duration;
 
-        /// Within how long a client whose certificate was
-        /// [renewed](super::ClientHandle::renew) reconnects with it: at a random
-        /// moment, so that clients that are renewed together do not come back
-        /// together, and before the old certificate ends. Default: 30 s, which for
-        /// 2,000 clients are some 70 handshakes a second, a tenth of what a server
-        /// of two cores does.
+        /// The time within which a client reconnects with a certificate that was
+        /// [renewed](super::ClientHandle::renew). It does so at a random moment, so that clients
+        /// that were renewed together do not reconnect together, and before the old certificate
+        /// expires. Default: 30 s: 2,000 clients then make some 70 handshakes a second, a tenth of
+        /// what a server with two cores can do.
         renewal_spread: Duration;
     }
 
-    /// The servers to try, the defaults where none was given.
+    /// The servers to try: those that were configured, else the defaults.
     pub(super) fn servers(&self) -> Vec<Target> {
         if !self.targets.is_empty() {
             return self.targets.clone();
@@ -330,15 +320,21 @@ impl ClientConfig {
         hosts.into_iter().map(target).collect()
     }
 
-    /// Settles the UUID, and checks the role on the way.
-    pub(super) fn claim_uuid(&self) -> Result<Claimed, ClientError> {
-        let certified = self.identity.roles();
-        if !self.role.may_be_advertised_with(certified) {
-            return Err(ClientError::Role {
-                advertised: self.role,
+    /// Checks that the certificate of `identity` holds the advertised roles.
+    pub(super) fn check_role(&self, identity: &Identity) -> Result<(), ClientError> {
+        let (advertised, certified) = (self.role, identity.roles());
+        match advertised.may_be_advertised_with(certified) {
+            true => Ok(()),
+            false => Err(ClientError::Role {
+                advertised,
                 certified,
-            });
+            }),
         }
+    }
+
+    /// Checks the role, and determines the UUID.
+    pub(super) fn claim_uuid(&self) -> Result<Claimed, ClientError> {
+        self.check_role(&self.identity)?;
         match (&self.uuid, self.identity.uuid()) {
             (UuidSource::Given(given), Some(bound)) if *given != bound => {
                 Err(ClientError::BorrowedUuid { given: *given, bound })
@@ -370,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_factors_do_no_harm() {
+    fn no_factor_makes_a_pause_longer_than_the_cap() {
         let odd = |factor| Backoff {
             factor,
             ..Backoff::default()

@@ -1,4 +1,4 @@
-//! What a client shows and whom it trusts, both replaced while it runs.
+//! The identity and the trust of a client, which [`renew`](super::ClientHandle::renew) replaces.
 //!
 //! ```text
 //!  renew() ─▶ newest ── the supervisor is woken ──▶ each later attempt
@@ -7,11 +7,10 @@
 //!             proven ◀── a session stands ───────────┴▶ the same with `proven`
 //! ```
 //!
-//! An authority is replaced on all hosts of a cluster, but not at one moment. So
-//! a client whose new certificate a server does not take goes back to the one
-//! that its last session had, for as long as that is valid. It never goes back
-//! to an older trust: an authority may be gone from it because nobody is to
-//! believe it any more.
+//! An authority is replaced on all hosts of a cluster, but not at the same moment. So if a server
+//! refuses a client's new certificate, the client uses the certificate of its last session again,
+//! as long as it is valid. The client never goes back to an older trust: an authority may have
+//! been removed from it because it must not be trusted any more.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -20,18 +19,19 @@ use super::{ClientError, DialFault};
 use ssntp_transport::pki::{Identity, Trust};
 use ssntp_transport::tls::{Connector, TlsError};
 
-/// How long before the end of its certificate a session is replaced at the
-/// latest: an attempt may take 20 s, and one back to the old certificate follows.
+/// A session is replaced at least this long before its certificate expires: an attempt may take
+/// 20 s, and a second attempt with the old certificate may follow.
 const MARGIN: Duration = Duration::from_secs(30);
 
-/// How long a session goes on at least with an old certificate after the new one
-/// was refused, and at most. In between it is half of the time that is left.
-const AGAIN: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(86_400));
-/// At most where the server refused the client for now (ConnectionFailure), as it does
-/// while it is being renewed itself.
-const AGAIN_SOON: Duration = Duration::from_secs(60);
+/// After a server has refused the new certificate, the client tries it again in half of the time
+/// that is left to the old one, but not earlier than the first of these times and not later than
+/// the second.
+const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(86_400));
+/// The upper bound if the server refused the client only for now (ConnectionFailure), as a server
+/// does whose own certificate is being renewed.
+const RETRY_SOON: Duration = Duration::from_secs(60);
 
-/// What one handshake needs.
+/// Identity, trust, and the TLS connector made of both.
 #[derive(Clone, Debug)]
 pub(super) struct Credentials {
     pub(super) identity: Identity,
@@ -50,38 +50,36 @@ impl Credentials {
         })
     }
 
-    /// Those with an older identity, where a fault may be that of the newer one
-    /// and the older one may do.
+    /// The same trust with the identity `proven` of the last session. `None` if that identity is
+    /// not another one, if it has expired, or if `fault` has nothing to do with the identity.
     pub(super) fn older(
         &self,
         proven: Option<&Identity>,
         fault: &DialFault,
         wall: SystemTime,
     ) -> Option<Self> {
-        let older = proven.filter(|older| !self.has(older) && older.info().check_validity(wall).is_ok())?;
-        let at_fault = fault.may_be_of_identity();
-        at_fault
-            .then(|| Self::new(older, &self.trust, false).ok())
-            .flatten()
+        let is_usable = |older: &&Identity| !self.has(older) && older.info().check_validity(wall).is_ok();
+        let older = proven.filter(is_usable).filter(|_| fault.may_be_of_identity())?;
+        Self::new(older, &self.trust, false).ok()
     }
 
-    /// Whether these show the same certificates.
+    /// True if `identity` has the same certificates.
     pub(super) fn has(&self, identity: &Identity) -> bool {
         self.identity.chain() == identity.chain()
     }
 }
 
-/// When a session that began with an older identity is to be replaced: at random
-/// within `spread`, and before the older certificate ends.
-pub(super) fn moment(older: &Identity, spread: Duration, at: At) -> Instant {
+/// The time at which a session with an older identity is replaced: at random within `spread`, and
+/// before the older certificate expires.
+pub(super) fn replacement_time(older: &Identity, spread: Duration, at: At) -> Instant {
     at.now + spread.min(left(older, at)).mul_f64(at.share)
 }
 
-/// When to try again after the newer identity was refused.
-pub(super) fn moment_after_refusal(older: &Identity, for_now: bool, at: At) -> Instant {
+/// The time of the next attempt with the newer identity after a server has refused it.
+pub(super) fn retry_time(older: &Identity, for_now: bool, at: At) -> Instant {
     let (least, most) = match for_now {
-        true => (AGAIN.0, AGAIN_SOON),
-        false => AGAIN,
+        true => (RETRY.0, RETRY_SOON),
+        false => RETRY,
     };
     at.now
         + (left(older, at) / 2)
@@ -89,6 +87,7 @@ pub(super) fn moment_after_refusal(older: &Identity, for_now: bool, at: At) -> I
             .mul_f64(0.5 + at.share / 2.0)
 }
 
+/// The time until [`MARGIN`] before the certificate expires.
 fn left(identity: &Identity, at: At) -> Duration {
     let left = identity.info().not_after.duration_since(at.wall);
     left.unwrap_or_default().saturating_sub(MARGIN)

@@ -14,10 +14,10 @@ use ssntp_transport::pki::CertificateInfo;
 use ssntp_transport::tls::{Connector, Secured};
 use ssntp_transport::{BufferPool, Cancel, Halves, Outgoing, Target, deadline, refuse};
 
-/// How long a server that this client refuses may take to read the reason.
+/// The time that a server has to read the reason if this client refuses it.
 const PARTING: Duration = Duration::from_millis(500);
 
-/// All that attempts at servers share. The server's address and the credentials differ.
+/// The parts that all attempts share. Only the server's address and the credentials differ.
 #[derive(Debug)]
 pub(super) struct Dialer {
     connect: Connect,
@@ -81,11 +81,11 @@ impl Dialer {
             Err(fault) => {
                 if resumed {
                     // The server may have refused because of the resumed TLS session. So the
-                    // next attempt makes a full handshake, in which TLS tells the reason.
+                    // next attempt makes a full handshake, in which TLS reports the reason.
                     connector.forget(name);
                 }
                 if let DialFault::Refused(refusal) = &fault {
-                    part(&mut halves, refusal);
+                    refuse_session(&mut halves, Some(refusal));
                 }
                 return Err(fault);
             }
@@ -146,14 +146,10 @@ fn exchange(
     }
 }
 
-/// Tells the server that there will be no session, if the protocol has an error frame for the
-/// reason, and gives it [`PARTING`] to read it.
-fn part(halves: &mut Halves, refusal: &Refusal) {
-    let answer = ClientHandshake::answer(refusal).map(|code| outgoing(&Frame::new(code), false));
+/// Ends the TLS session and the stream. If the protocol has an error frame for the refusal, that
+/// is sent first, and the server has [`PARTING`] to read it.
+pub(super) fn refuse_session(halves: &mut Halves, refusal: Option<&Refusal>) {
+    let code = refusal.and_then(ClientHandshake::answer);
+    let answer = code.map(|code| outgoing(&Frame::new(code), false));
     refuse(halves, answer, PARTING);
-}
-
-/// Ends the TLS session and the stream, without a frame.
-pub(super) fn say_goodbye(halves: &mut Halves) {
-    refuse(halves, None, PARTING);
 }

@@ -1,4 +1,4 @@
-//! Everything that can go wrong with a client, by who has to mend it.
+//! The errors of a client. Each variant says what has to be corrected.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,86 +13,84 @@ use ssntp_transport::Role;
 use ssntp_transport::pki::Fault;
 use ssntp_transport::tls::TlsError;
 
-/// Why a client did not start, or why it ended. A clone is cheap.
+/// The reason why a client did not start, or why it ended. A clone is cheap.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
     /// The application closed the client, or dropped it.
     #[error("the client was closed")]
     Closed,
-    /// The roles to advertise are not the certificate's: advertise some of
-    /// those, or issue another certificate.
+    /// The certificate does not hold the roles to advertise: advertise only roles of the certificate,
+    /// or issue another certificate.
     #[error("the certificate holds the roles {certified}, not {advertised}")]
     Role {
-        /// What is to be advertised.
+        /// The roles to advertise.
         advertised: Role,
-        /// What the certificate holds.
+        /// The roles that the certificate holds.
         certified: Role,
     },
-    /// The certificate is bound to another UUID than the one that was given:
-    /// give that one, or none.
+    /// The certificate is bound to another UUID than the configured one: configure that UUID, or
+    /// none.
     #[error("the certificate is bound to the UUID {bound}, not {given}")]
     BorrowedUuid {
-        /// The UUID that was given.
+        /// The configured UUID.
         given: Uuid,
         /// The UUID that the certificate is bound to.
         bound: Uuid,
     },
-    /// The nil UUID was given, which is not a client's.
-    #[error("the nil UUID names nobody")]
+    /// The configured UUID is the nil UUID, which no client may have.
+    #[error("the nil UUID cannot be the UUID of a client")]
     NilUuid,
     /// The directory of persistent UUIDs cannot be used.
     #[error("{}: {error}", .path.display())]
     UuidFile {
-        /// The file at fault.
+        /// The file or directory.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         #[source]
         error: Arc<io::Error>,
     },
-    /// A file of the directory holds something other than a UUID. It is not
-    /// replaced, because its UUID is this host's name in the cluster: restore
-    /// it, or remove it to get a new one.
+    /// A file of the directory does not hold a UUID. It is not replaced, because the cluster knows
+    /// this host by its UUID: restore the file, or remove it to get a new UUID.
     #[error("{}: not a UUID; restore the file, or remove it to get a new UUID", .path.display())]
     UuidCorrupt {
-        /// The file at fault.
+        /// The file.
         path: PathBuf,
     },
     /// Every UUID of the role in the directory is in use by a running client.
-    #[error("{}: all {slots} UUIDs are in use", .directory.display())]
+    #[error("{}: running clients use all {slots} UUIDs of the role", .directory.display())]
     UuidsInUse {
         /// The directory.
         directory: PathBuf,
-        /// How many there are.
+        /// The number of UUIDs.
         slots: u32,
     },
-    /// Identity and trust do not make a TLS configuration.
+    /// TLS does not accept the identity or the trust.
     #[error(transparent)]
     Tls(#[from] Arc<TlsError>),
     /// A thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] Arc<io::Error>),
-    /// The server sent ConnectionAborted, which has no room for a reason; the server's log
-    /// has it. The certificate or the UUID has to be mended, unless the server's
-    /// application does not want this client.
+    /// The server sent ConnectionAborted. The frame has no room for a reason; the server's log has
+    /// it. Correct the certificate or the UUID, unless the server's application refuses this
+    /// client.
     #[error(
         "{server} refuses this client for good (ConnectionAborted): its certificate does not hold its role, is \
-         bound to another UUID or to none, or the server's application does not want it; the server's log says which"
+         bound to another UUID or to none, or the server's application refuses it; the server's log has the reason"
     )]
     Aborted {
-        /// Where the server was dialled.
+        /// The address of the server.
         server: String,
     },
-    /// Every server is ruled out for good: none of these faults mends itself.
+    /// Every server is ruled out: another attempt would fail with the same fault.
     #[error("no server is left to try: {}", list(.0))]
     NoServerLeft(Vec<DialError>),
-    /// As many rounds of attempts as the configuration allows have failed.
+    /// All rounds of attempts that the configuration allows have failed.
     #[error("cannot connect{}: {}", gave_up(*.attempts), list(.last))]
     GaveUp {
-        /// How many rounds there were.
+        /// The number of rounds.
         attempts: u32,
-        /// What went wrong in the last round, and earlier at the servers that
-        /// were ruled out.
+        /// The failures of the last round, and the earlier failures of servers that were ruled out.
         last: Vec<DialError>,
     },
     /// The session was lost, and reconnecting is turned off.
@@ -112,11 +110,11 @@ fn gave_up(attempts: u32) -> String {
     }
 }
 
-/// What a server ends a session for. The frame has no room for the reason.
+/// The possible reasons of an error frame that ends a session, which has no room for one.
 fn reasons(code: ErrorCode) -> &'static str {
     match code {
         ErrorCode::CONNECTION_FAILURE => {
-            ": an operator or its application did, or the client's certificate no longer counts"
+            ": an operator or the server's application ended it, or the client's certificate is no longer valid"
         }
         _ => "",
     }
@@ -129,58 +127,56 @@ fn lost(error: &io::Error) -> String {
     }
 }
 
-/// Why one attempt at one server gave no session.
+/// The failure of one attempt at one server.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{server}: {fault}")]
 pub struct DialError {
-    /// Where it was dialled, as in [`ServerInfo::name`](super::ServerInfo::name).
+    /// The address of the server, as in [`ServerInfo::name`](super::ServerInfo::name).
     pub server: String,
-    /// What went wrong there.
+    /// The fault.
     #[source]
     pub fault: DialFault,
 }
 
-/// What can go wrong in one attempt.
+/// The fault of one attempt, and whether the server is tried again.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DialFault {
     /// No server answers at that address, or the name has no address. Tried again.
     #[error(transparent)]
     Connect(Arc<io::Error>),
-    /// The connection was lost before the session stood. Tried again.
+    /// The connection was lost during the handshake. Tried again.
     #[error("{}", lost(.0))]
     Lost(#[source] Arc<io::Error>),
-    /// TLS failed for another reason than a certificate. Tried again.
+    /// TLS failed, but not because of a certificate. Tried again.
     #[error(transparent)]
     Tls(Arc<TlsError>),
-    /// The server's certificate is not trusted, does not hold the name that
-    /// was dialled, or cannot be read. The server is ruled out, unless there has
-    /// been a session with it before: then its certificate is being replaced, or
-    /// ours, and it is tried again.
+    /// The server's certificate is not trusted, does not hold the name that was dialled, or cannot
+    /// be read. The server is ruled out, unless the client has had a session with it: then a
+    /// certificate is probably being replaced on one side, and the server is tried again.
     #[error("the server's certificate is refused: {0}")]
     ServerCertificate(String),
-    /// The server's name cannot be checked: it is neither a DNS name nor an
-    /// IP address. The server is ruled out.
+    /// The server's name is neither a DNS name nor an IP address, so no certificate can hold it. The
+    /// server is ruled out.
     #[error("{0:?} is neither a DNS name nor an IP address")]
     ServerName(String),
-    /// The server refused our certificate, and this is what its alert says, whose
-    /// name stands at the end: it trusts another authority, or the certificate is
-    /// of the wrong kind. The server is ruled out, unless it has taken this client
-    /// before. (One that calls the certificate expired is tried again, since its
-    /// clock or ours may be wrong.)
+    /// The server refused our certificate: it trusts another authority, or the certificate is of the
+    /// wrong kind. The text explains the server's TLS alert and ends with its name. The server is
+    /// ruled out, unless it has accepted this client before. (After an alert that the certificate
+    /// has expired, the server is tried again, because its clock or ours may be wrong.)
     #[error("the server refuses our certificate: {0}")]
     OwnCertificate(String),
-    /// The server says that our certificate is revoked. The server is ruled out,
-    /// until the client is [renewed](super::ClientHandle::renew).
+    /// The server reports that our certificate is revoked. The server is ruled out until the client
+    /// is [renewed](super::ClientHandle::renew).
     #[error("the server refuses our certificate: it is revoked (CertificateRevoked)")]
     Revoked,
-    /// TLS stands and the protocol's handshake failed.
+    /// TLS succeeded and the protocol's handshake failed.
     #[error(transparent)]
     Refused(Refusal),
 }
 
 impl DialFault {
-    /// Whether a later attempt at the same server can succeed.
+    /// True if a later attempt at the same server can succeed.
     pub fn may_retry(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Lost(_) | Self::Tls(_) => true,
@@ -191,14 +187,14 @@ impl DialFault {
         }
     }
 
-    /// Whether a server that has been connected before may be mended without
-    /// this client: an authority is replaced on one side first.
+    /// True if the fault can end without a change on this client, at a server that has accepted it
+    /// before: authorities are replaced on one side first.
     pub(super) fn may_be_mended(&self) -> bool {
         matches!(self, Self::ServerCertificate(_) | Self::OwnCertificate(_))
     }
 
-    /// Whether the identity that was shown may be at fault: the server has
-    /// answered, and nothing is wrong with its own certificate.
+    /// True if the client's identity may be the cause: the server has answered, and its own
+    /// certificate is accepted.
     pub(super) fn may_be_of_identity(&self) -> bool {
         match self {
             Self::Connect(_) | Self::ServerCertificate(_) | Self::ServerName(_) => false,
@@ -208,7 +204,7 @@ impl DialFault {
         }
     }
 
-    /// A word for it, out of a list that is fixed: `connect`, `lost`,
+    /// The fault in one word, for metrics and logs: `connect`, `lost`,
     /// `server_certificate`, `server_name`, `own_certificate`, and those of
     /// [`TlsError::word`] and [`Refusal::word`].
     pub fn word(&self) -> &'static str {
@@ -224,7 +220,7 @@ impl DialFault {
         }
     }
 
-    /// What a TLS handshake failed with.
+    /// The fault of a TLS handshake.
     pub(super) fn of_tls(error: TlsError) -> Self {
         match error {
             TlsError::Tls(e) => Self::of_rustls(&e).unwrap_or_else(|| Self::Tls(Arc::new(TlsError::Tls(e)))),
@@ -234,8 +230,8 @@ impl DialFault {
         }
     }
 
-    /// What reading failed with once TLS stood: in TLS 1.3 that is where a
-    /// server's judgement of our certificate arrives.
+    /// The fault of a read or write after the TLS handshake. In TLS 1.3 a server's alert about our
+    /// certificate arrives only then.
     pub(super) fn of_io(error: io::Error) -> Self {
         let of_tls = error.get_ref().and_then(|e| e.downcast_ref());
         of_tls
@@ -246,9 +242,9 @@ impl DialFault {
     fn of_rustls(error: &rustls::Error) -> Option<Self> {
         use AlertDescription as A;
         use rustls::CertificateError as C;
-        match error {
-            // A clock that is wrong, here or there, may be set right.
-            // So may a revocation list, which says nothing once it is too old.
+        let refused = match error {
+            // These can end without a new certificate: a clock, here or there, may be wrong, and a
+            // revocation list that is too old may be replaced.
             rustls::Error::InvalidCertificate(
                 C::Expired
                 | C::ExpiredContext { .. }
@@ -257,26 +253,21 @@ impl DialFault {
                 | C::UnknownRevocationStatus
                 | C::ExpiredRevocationList
                 | C::ExpiredRevocationListContext { .. },
-            ) => None,
-            rustls::Error::InvalidCertificate(C::Other(e)) => Some(Self::ServerCertificate(e.to_string())),
-            // The same in our words, as checking it by hand would tell it.
-            rustls::Error::InvalidCertificate(C::UnknownIssuer) => Some(Self::ServerCertificate(
-                "it was issued by an authority that is not trusted".into(),
-            )),
-            rustls::Error::InvalidCertificate(C::Revoked) => {
-                Some(Self::ServerCertificate("it is revoked".into()))
+            ) => return None,
+            // The same words as our own checks of a certificate use.
+            rustls::Error::InvalidCertificate(C::UnknownIssuer) => {
+                "it was issued by an authority that is not trusted".into()
             }
-            rustls::Error::InvalidCertificate(C::BadSignature) => {
-                Some(Self::ServerCertificate(Fault::BadSignature.to_string()))
-            }
-            rustls::Error::InvalidCertificate(e) => Some(Self::ServerCertificate(e.to_string())),
-            rustls::Error::NoCertificatesPresented => Some(Self::ServerCertificate("there is none".into())),
-            // `CertificateExpired` and `BadCertificate` are not among these: a
-            // server tells with them that our certificate is not valid yet or
-            // not any more by its clock, rustls and Go with the first, OpenSSL
-            // with the second where it is not valid yet. With the same two OpenSSL
-            // tells that its revocation list is too old, or of the future.
-            rustls::Error::AlertReceived(A::CertificateRevoked) => Some(Self::Revoked),
+            rustls::Error::InvalidCertificate(C::Revoked) => "it is revoked".into(),
+            rustls::Error::InvalidCertificate(C::BadSignature) => Fault::BadSignature.to_string(),
+            rustls::Error::InvalidCertificate(C::Other(e)) => e.to_string(),
+            rustls::Error::InvalidCertificate(e) => e.to_string(),
+            rustls::Error::NoCertificatesPresented => "there is none".into(),
+            // `CertificateExpired` and `BadCertificate` are not among the next alerts: servers send
+            // them if our certificate has expired or is not valid yet by their clock (rustls and Go
+            // the first, OpenSSL the second if it is not valid yet). OpenSSL also sends both if its
+            // revocation list is too old or not valid yet.
+            rustls::Error::AlertReceived(A::CertificateRevoked) => return Some(Self::Revoked),
             rustls::Error::AlertReceived(
                 alert @ (A::NoCertificate
                 | A::UnsupportedCertificate
@@ -284,15 +275,16 @@ impl DialFault {
                 | A::UnknownCA
                 | A::AccessDenied
                 | A::CertificateRequired
-                // An authority of the same name with another key.
+                // The server trusts an authority of the same name with another key.
                 | A::DecryptError),
-            ) => Some(Self::OwnCertificate(verdict(*alert))),
-            _ => None,
-        }
+            ) => return Some(Self::OwnCertificate(verdict(*alert))),
+            _ => return None,
+        };
+        Some(Self::ServerCertificate(refused))
     }
 }
 
-/// What an alert says of our certificate.
+/// The meaning of an alert about our certificate.
 fn verdict(alert: AlertDescription) -> String {
     use AlertDescription as A;
     let words = match alert {
@@ -300,10 +292,10 @@ fn verdict(alert: AlertDescription) -> String {
         A::DecryptError => {
             "its signature is not that of the authority that the server trusts (another one of that name?)"
         }
-        A::UnsupportedCertificate => "its usages do not let it be a client's",
+        A::UnsupportedCertificate => "its key usages do not allow it for a client",
         A::NoCertificate | A::CertificateRequired => "there is none",
         A::AccessDenied => "its holder may not connect",
-        _ => "the server does not say why",
+        _ => "the server gives no reason",
     };
     format!("{words} ({alert:?})")
 }
@@ -314,18 +306,18 @@ impl From<Fault> for DialFault {
     }
 }
 
-/// Why a session is over.
+/// The reason why a session has ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DisconnectReason {
     /// The application closed the client.
     #[error("the client was closed")]
     Closed,
-    /// The server closed it in order.
+    /// The server ended the session with close_notify.
     #[error("closed by the server")]
     PeerClosed,
-    /// The server sent ConnectionFailure, or ConnectionAborted, after which
-    /// the client does not connect again.
+    /// The server sent ConnectionFailure or ConnectionAborted. After ConnectionAborted the client
+    /// does not connect again.
     #[error("the server ended the session ({code}){}", reasons(*.0), code = .0)]
     PeerRefused(ErrorCode),
     /// Reading or writing failed, or the connection was cut.
@@ -334,23 +326,21 @@ pub enum DisconnectReason {
     /// The server broke the protocol.
     #[error("protocol error: {0}")]
     Protocol(String),
-    /// The client was [renewed](super::ClientHandle::renew), and ended the session
-    /// in order to begin another one with its new certificate. What is sent
-    /// meanwhile waits for that.
-    #[error("the certificate was renewed, and is shown in another session")]
+    /// The client was [renewed](super::ClientHandle::renew), and ended the session to begin another
+    /// one with its new certificate. Frames that are sent meanwhile wait for that session.
+    #[error("the certificate was renewed, and another session begins with it")]
     Renewed,
-    /// The server is about to stop and has asked its clients to leave, and this client
-    /// ended the session in order. It connects to another server, or to this one when it
-    /// is there again. What is sent meanwhile waits for that.
+    /// The server is about to stop and has asked its clients to leave, so this client ended the
+    /// session without loss. It connects to another server, or to this one once it runs again.
+    /// Frames that are sent meanwhile wait for the next session.
     #[error("the server is about to stop")]
     Draining,
-    /// The client was renewed, and does not trust the server's certificate any
-    /// more. This is why.
-    #[error("the server is not trusted any more: {0}")]
+    /// The client was renewed, and no longer trusts the server's certificate. The text is the reason.
+    #[error("the server is no longer trusted: {0}")]
     Certificate(String),
 }
 
-/// Why a frame was not taken for sending. It gives the frame back.
+/// A frame that was not accepted for sending, and the reason.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{} is not sent: {}", .0.frame.kind(), .0.fault)]
 pub struct SendError(Box<Unsent>);
@@ -366,7 +356,7 @@ impl SendError {
         Self(Box::new(Unsent { frame, fault }))
     }
 
-    /// What stands in the way.
+    /// The reason.
     pub fn fault(&self) -> &SendFault {
         &self.0.fault
     }
@@ -377,30 +367,31 @@ impl SendError {
     }
 }
 
-/// What stands in the way of sending a frame.
+/// The reason why a frame was not accepted for sending.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendFault {
-    /// No session stands, and frames are not queued meanwhile: wait for
+    /// There is no session, and frames are not queued without one: wait for
     /// [`ClientEvent::Connected`](super::ClientEvent::Connected), or configure
     /// [`Offline::Queue`](super::Offline::Queue).
-    #[error("no session stands at present")]
+    #[error("no session is established")]
     NotConnected,
     /// The queue was full for as long as the call could wait.
     #[error("the queue is full")]
     Full,
-    /// CONNECT, CONNECTED, a kind that neither the protocol defines nor the
-    /// application has registered, or a request, which is asked or answered.
+    /// The kind is CONNECT or CONNECTED, is unknown to the protocol and not registered by the
+    /// application, or is registered as a request, which needs
+    /// [`request`](super::ClientHandle::request) or [`reply`](super::ClientHandle::reply).
     #[error("{0} cannot be sent on an established session")]
     Kind(FrameKind),
-    /// A payload of an application's own type cannot be written. The frame that
-    /// is given back has none.
+    /// A payload of an application's own type cannot be encoded. The frame in the error has no
+    /// payload.
     #[error("its payload cannot be written: {0}")]
     Payload(#[source] payload::Error),
     /// The payload is longer than the configured maximum.
     #[error("its payload has {len} bytes, the maximum is {limit}")]
     TooLong {
-        /// Its length in bytes.
+        /// The length in bytes.
         len: usize,
         /// The maximum in bytes.
         limit: u32,
@@ -410,12 +401,12 @@ pub enum SendFault {
     Ended(#[source] ClientError),
 }
 
-/// Why no event was received.
+/// The reason why no event was received.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecvError {
-    /// None is there, or none came in time.
-    #[error("nothing was received in time")]
+    /// No event is waiting, or none arrived in time.
+    #[error("no event was received in time")]
     Empty,
     /// The client has ended, and every event has been received.
     #[error("the client has ended: {0}")]
@@ -433,7 +424,7 @@ mod tests {
             (A::CertificateExpired, true),
             (A::BadCertificate, true),
             (A::InternalError, true),
-            // What a server of this crate says whose revocation list is overdue.
+            // A server of this crate sends this one if its revocation list is overdue.
             (A::HandshakeFailure, true),
             (A::UnknownCA, false),
             (A::CertificateRevoked, false),

@@ -1,4 +1,4 @@
-//! What a client tells its application.
+//! The events of a client.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,37 +12,35 @@ use ssntp_transport::PeerAddress;
 use ssntp_transport::Role;
 use ssntp_transport::pki::CertificateInfo;
 
-/// What happened, in the order in which it did.
+/// An event of a client. Events arrive in the order in which they happened.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ClientEvent {
-    /// A session stands. The frames that follow are its.
+    /// A session is established. The frames that follow belong to it.
     Connected(ServerInfo),
-    /// The server sent a frame. Its payload is a slice of the memory that it
-    /// was received into, up to 80 KiB for small frames: copy what is to be
-    /// kept for long.
+    /// The server sent a frame. Its payload is a slice of the buffer that it was received into,
+    /// which has up to 80 KiB for small frames: copy a payload that you keep for long.
     Frame(Frame),
-    /// Somebody asks this client, by a frame that is registered as a request:
-    /// answer with [`ClientHandle::reply`](super::ClientHandle::reply) or
-    /// [`refuse`](super::ClientHandle::refuse), from whatever thread, or the
-    /// asker waits for as long as it likes. Drop it then: a client that is to end its
-    /// session in order waits, for at most 5 s, until no request is left.
+    /// The server or another client sent a request, which is a frame of a kind that is registered as
+    /// one. Answer with [`ClientHandle::reply`](super::ClientHandle::reply) or
+    /// [`refuse`](super::ClientHandle::refuse), from any thread; otherwise the sender waits until
+    /// its own time limit. Drop the request after the answer: a client that replaces its session
+    /// waits, for at most 5 s, until no request is left.
     Request(Request),
     /// The session is over.
     Disconnected {
-        /// Why.
+        /// The reason.
         reason: DisconnectReason,
-        /// Whether the client goes on to connect again. If not,
-        /// [`ClientEvent::Closed`] follows.
+        /// True if the client connects again. Otherwise [`ClientEvent::Closed`] follows.
         retrying: bool,
     },
-    /// The client has ended; no event follows. (If the application closed it
-    /// while the channel of events was full, it ends without this.)
+    /// The client has ended; this is the last event. It is left out if the application closed the
+    /// client while the channel of events was full.
     Closed(ClientError),
 }
 
 impl ClientEvent {
-    /// The frame, where it is one.
+    /// The frame of [`ClientEvent::Frame`]; `None` for other events.
     pub fn into_frame(self) -> Option<Frame> {
         match self {
             Self::Frame(frame) => Some(frame),
@@ -51,16 +49,14 @@ impl ClientEvent {
     }
 }
 
-/// The server of a session: facts that do not change while it lasts. Shown
-/// as `UUID (roles) at ADDRESS`.
-///
-/// A clone shares everything.
+/// The server of a session: facts that do not change during the session. Displayed as
+/// `UUID (roles) at ADDRESS`. A clone is cheap.
 #[derive(Clone, Debug)]
 pub struct ServerInfo(Arc<Facts>);
 
-/// What [`ServerInfo`] tells. Each field is what its method there says.
+/// The content of [`ServerInfo`], whose method of the same name documents each field.
 #[derive(Debug)]
-#[expect(missing_docs, reason = "the methods of `ServerInfo` say it")]
+#[expect(missing_docs, reason = "the methods of `ServerInfo` document the fields")]
 pub struct Facts {
     pub uuid: Uuid,
     pub role: Role,
@@ -73,38 +69,38 @@ pub struct Facts {
 }
 
 impl ServerInfo {
-    /// Of these facts. A client learns them from the handshake.
+    /// Builds it from facts that the handshake has found.
     pub fn new(facts: Facts) -> Self {
         Self(Arc::new(facts))
     }
 
-    /// Its UUID.
+    /// The server's UUID.
     pub fn uuid(&self) -> Uuid {
         self.0.uuid
     }
 
-    /// The roles that it advertised, all of them certified.
+    /// The roles that the server advertised. Its certificate holds all of them.
     pub fn role(&self) -> Role {
         self.0.role
     }
 
-    /// Where it was dialled, as it was configured: `node7:8888`,
-    /// `unix:/run/ssntp`, `memory`.
+    /// The address that was dialled, as it was configured: `node7:8888`, `unix:/run/ssntp`,
+    /// `memory`.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The address that answered there.
+    /// The resolved address of the connection.
     pub fn address(&self) -> PeerAddress {
         self.0.address
     }
 
-    /// What its certificate says.
+    /// The content of the server's certificate.
     pub fn certificate(&self) -> &CertificateInfo {
         &self.0.certificate
     }
 
-    /// Whether the session agreed on trace blocks.
+    /// True if the session agreed on trace blocks.
     pub fn tracing(&self) -> bool {
         self.0.tracing
     }
@@ -114,7 +110,7 @@ impl ServerInfo {
         self.0.tls
     }
 
-    /// Whether TLS resumed an earlier session with it.
+    /// True if TLS resumed an earlier session with this server.
     pub fn resumed(&self) -> bool {
         self.0.resumed
     }
@@ -126,29 +122,29 @@ impl fmt::Display for ServerInfo {
     }
 }
 
-/// What a client has carried, over all its sessions.
+/// The counters of a client, over all its sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClientCounters {
-    /// Sessions that stood.
+    /// Sessions that were established.
     pub sessions: u64,
     /// Attempts at a server that failed.
     pub failed_attempts: u64,
-    /// Frames received, those that are not supported included.
+    /// Frames received, including unsupported ones.
     pub received_frames: u64,
     /// Bytes of frames received.
     pub received_bytes: u64,
-    /// Frames that the system has taken.
+    /// Frames sent: those that the operating system has taken.
     pub sent_frames: u64,
-    /// Bytes of them.
+    /// Bytes of frames sent.
     pub sent_bytes: u64,
-    /// Frames that were accepted for sending and lost: they waited when their
-    /// session was lost, or offline when the client ended.
+    /// Frames that `send` accepted and that were lost: they waited in a queue when their session
+    /// was lost or the client ended.
     pub lost_frames: u64,
     /// Frames received whose type or operand is not supported.
     pub unsupported: u64,
     /// Trace blocks that were malformed and dropped.
     pub bad_traces: u64,
-    /// Answers that came too late, or from a client that was not asked.
+    /// Answers that came too late, or from another client than the one that was asked.
     pub late_replies: u64,
 }

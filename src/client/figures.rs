@@ -1,4 +1,4 @@
-//! What a client knows about itself: one snapshot, for pages that show it.
+//! A snapshot of a client for monitoring.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -6,29 +6,29 @@ use std::time::SystemTime;
 use super::{ClientCounters, ServerInfo};
 
 /// A snapshot of a client, see
-/// [`ClientHandle::figures`](super::ClientHandle::figures). What counts, counts
-/// from its start, over all its sessions.
+/// [`ClientHandle::figures`](super::ClientHandle::figures). Counters count from the start of the
+/// client, over all its sessions.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ClientFigures {
-    /// The server of the session that stands.
+    /// The server of the present session.
     pub server: Option<ServerInfo>,
-    /// Since when it stands, or since when none does. By the wall clock as it is
-    /// now.
+    /// The time of day at which the present session began. If there is none: the time at which the
+    /// last session ended, or the client was started.
     pub since: SystemTime,
-    /// What it has carried.
+    /// The counters.
     pub counters: ClientCounters,
-    /// Attempts that failed, by the word for the reason
+    /// The number of failed attempts by the word for the reason
     /// ([`DialFault::word`](super::DialFault::word)).
     pub failures: BTreeMap<&'static str, u64>,
-    /// Frames that wait to be sent, on the session or until one stands.
+    /// Frames that wait to be sent, on the session or for the next one.
     pub frames_waiting: u64,
-    /// Their bytes.
+    /// The bytes of these frames.
     pub bytes_waiting: u64,
 }
 
 impl ClientFigures {
-    /// Those of a client that has not been connected since then.
+    /// The figures of a client that has had no session since `since`.
     pub fn new(since: SystemTime) -> Self {
         Self {
             server: None,

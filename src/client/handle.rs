@@ -1,5 +1,4 @@
-//! What any thread may do with a client, and the state that all of its
-//! threads share.
+//! The handle of a client for any thread, and the state that the client's threads share.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,21 +18,20 @@ use super::{
     DisconnectReason, SendError, SendFault, ServerInfo,
 };
 use crate::payload::Content;
-use crate::proto::{Frame, FrameKind};
+use crate::proto::Frame;
 use crate::request::{Answer, Outstanding, Request, RequestError};
 use ssntp_transport::Role;
 use ssntp_transport::pki::{Identity, Trust};
 use ssntp_transport::{Cancel, Outbox, deadline, dispatch};
 
-/// Sends, tells how things stand, and closes. Receiving is for the
-/// [`Client`](super::Client) alone.
+/// Sends frames and requests, reports the client's state, and closes it. Only the
+/// [`Client`](super::Client) receives events.
 ///
 /// # Threads
-/// A clone is cheap and another handle of the same client; `Send` and `Sync`.
-/// Frames that one thread sends keep their order. `send`, `send_timeout`,
-/// `flush` and `wait_connected` block, and end at once when the client is
-/// closed; nothing else does. Dropping a handle does nothing, and a handle
-/// does not keep its client alive.
+/// A clone is cheap and is another handle of the same client; `Send` and `Sync`. Frames that one
+/// thread sends keep their order. Only the functions that send, request or answer, `flush` and
+/// `wait_connected` block; they return at once when the client is closed. Dropping a handle does
+/// nothing, and a handle does not keep its client alive.
 #[derive(Clone)]
 pub struct ClientHandle {
     state: Arc<ClientState>,
@@ -59,21 +57,18 @@ impl ClientHandle {
         &self.state
     }
 
-    /// Sends a frame: it waits in the session's queue when this returns, and
-    /// goes out at once, together with whatever else waits there. When the
-    /// queue is full, this blocks until there is room, for at most the
-    /// configured time. A trace is stamped and sent where the session agreed
-    /// on tracing, and left out elsewhere.
+    /// Sends a frame: puts it into the session's queue, which is sent at once. If the queue is full,
+    /// blocks until there is room, for at most the configured time. If the session agreed on
+    /// tracing, the frame's trace is stamped and sent, otherwise it is left out.
     ///
     /// # Errors
-    /// [`SendError`], which gives the frame back: no session stands, no room
-    /// in time, a kind that cannot be sent, too long, or the client ended.
+    /// [`SendError`], which contains the frame: there is no session, there was no room in time, the
+    /// kind cannot be sent, the payload is too long, or the client has ended.
     pub fn send(&self, frame: Frame) -> Result<(), SendError> {
         self.state.send(frame, self.state.config.send_timeout)
     }
 
-    /// Sends the frame that carries `payload`, of the kind that its schema
-    /// belongs to. As [`send`](Self::send) otherwise.
+    /// As [`send`](Self::send), for a frame with this payload and the kind of its schema.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -84,7 +79,7 @@ impl ClientHandle {
         }
     }
 
-    /// As [`send`](Self::send), but fails at once when the queue is full.
+    /// As [`send`](Self::send), but fails at once if the queue is full.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -100,96 +95,92 @@ impl ClientHandle {
         self.state.send(frame, Some(limit))
     }
 
-    /// Asks the server: sends a frame of a kind that is registered as a request
-    /// ([`ClientConfig::operands`](super::ClientConfig::operands)) and blocks
-    /// until its answer has come, for at most `limit`. Who answers is for the
-    /// server to say: its rules for the kind, or else its handler. The answer's
-    /// payload is what the application there replied with.
+    /// Sends a request, which is a frame of a kind that is registered as one
+    /// ([`ClientConfig::operands`](super::ClientConfig::operands)), and blocks until its answer
+    /// arrives, for at most `limit`. The server's forwarding rules for the kind choose the session
+    /// that answers; without a rule, the server's handler does. Returns the frame that the other
+    /// application replied with.
     ///
-    /// Answers come past the channel of events, in any order, but not past the
-    /// limit of that channel: while the application does not receive and it is full, nothing is
-    /// read from the session.
+    /// Answers arrive in any order and are not events. But while the channel of events is full,
+    /// the client reads no answers either.
     ///
     /// # Errors
-    /// [`RequestError`]. It is never sent twice, nor on a later session.
+    /// [`RequestError`]. A request is never sent twice, and never on a later session.
     pub fn request(&self, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
         self.state.request(Uuid::nil(), &frame, limit)
     }
 
-    /// As [`request`](Self::request), to an entity that is connected to the same
-    /// server, which passes the request on to it and the answer back.
+    /// As [`request`](Self::request), to the client `whom` of the same server. The server forwards
+    /// the request and the answer.
     ///
     /// # Errors
-    /// As there.
+    /// As [`request`](Self::request).
     pub fn request_to(&self, whom: Uuid, frame: Frame, limit: Duration) -> Result<Frame, RequestError> {
         self.state.request(whom, &frame, limit)
     }
 
-    /// Answers a request. One whose asker has gone, or waits no more, is dropped
-    /// on its way.
+    /// Answers a request. If its sender has disconnected or no longer waits, the answer is dropped
+    /// on the way.
     ///
     /// # Errors
-    /// [`RequestError`]; nothing was sent.
+    /// [`RequestError`]; then the answer was not sent.
     pub fn reply(&self, request: &Request, payload: impl Into<Bytes>) -> Result<(), RequestError> {
         self.state.answer(&request.reply(payload.into()))
     }
 
-    /// Says that there will be no answer, and why, in at most 256 bytes.
+    /// Refuses a request with a reason, of which at most 256 bytes are sent.
     ///
     /// # Errors
-    /// [`RequestError`]; nothing was sent.
+    /// [`RequestError`]; then the refusal was not sent.
     pub fn refuse(&self, request: &Request, why: &str) -> Result<(), RequestError> {
         self.state.answer(&request.refusal(why))
     }
 
-    /// Replaces what this client shows and whom it trusts. Does not wait.
+    /// Replaces the client's identity and trust. Does not wait.
     ///
-    /// Later handshakes use the new ones, and tickets of former sessions are
-    /// forgotten. Servers that were ruled out are tried again, and a pause between
-    /// attempts ends now. Of a session that stands:
+    /// Later handshakes use the new ones, and the client drops its TLS tickets. It tries the servers
+    /// again that were ruled out, and ends a pause between attempts. If there is a session:
     ///
-    /// * Where the server's certificate is not trusted any more, it ends at once,
-    ///   with [`DisconnectReason::Certificate`], and the client connects again. The
-    ///   server has a second for what was sent before, and nothing where its
-    ///   certificate is revoked.
-    /// * Otherwise, where the identity is another one, the session is replaced
-    ///   within [`ClientConfig::renewal_spread`](super::ClientConfig::renewal_spread),
-    ///   before the old certificate ends, with [`DisconnectReason::Renewed`]. A
-    ///   client that does not [reconnect](super::ClientConfig::reconnect) keeps it.
-    /// * Otherwise nothing happens to it.
+    /// * If the server's certificate is no longer trusted, the session ends at once with
+    ///   [`DisconnectReason::Certificate`], and the client connects again. The frames in its queue
+    ///   are sent for at most one second, and not at all if the server's certificate is revoked.
+    /// * Otherwise, if the identity has changed, the session is replaced within
+    ///   [`ClientConfig::renewal_spread`](super::ClientConfig::renewal_spread), before the old
+    ///   certificate expires, with [`DisconnectReason::Renewed`]. A client that does not
+    ///   [reconnect](super::ClientConfig::reconnect) keeps its session.
+    /// * Otherwise the session is not affected.
     ///
-    /// A server may not take the new certificate yet, where its authority is new
-    /// as well. Then the old one is used again until it ends, and the new one is
-    /// tried first in every later attempt, and now and then.
+    /// A server may not accept the new certificate yet if its authority is new as well. Then the
+    /// client uses the old certificate until it expires. Each later attempt tries the new
+    /// certificate first, and a session with the old one is replaced from time to time to try it.
     ///
     /// # Errors
-    /// [`ClientError::Role`]: the certificate does not hold the roles that this
-    /// client advertises; [`ClientError::BorrowedUuid`]: it is bound to another
-    /// UUID; [`ClientError::Tls`]; and why the client has ended, if it has. Nothing
-    /// has changed then.
+    /// [`ClientError::Role`] if the certificate does not hold the roles that this client advertises,
+    /// [`ClientError::BorrowedUuid`] if it is bound to another UUID, [`ClientError::Tls`], or the
+    /// reason why the client has ended. The client keeps its credentials then.
     pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), ClientError> {
         self.state.renew(identity, trust)
     }
 
-    /// What this client shows: in the session that stands, else in the next
-    /// attempt. [`Identity::info`] says until when it is valid.
+    /// The identity that the present session uses, else that of the next attempt.
+    /// [`Identity::info`] has the time at which it expires.
     pub fn identity(&self) -> Identity {
         let in_use = lock(&self.state.in_use).clone();
         in_use.unwrap_or_else(|| lock(&self.state.credentials).identity.clone())
     }
 
-    /// Blocks until no sent frame waits any more: the system has taken each,
-    /// or its session was lost. False when `limit` has passed before, or the
-    /// client has ended.
+    /// Blocks until no frame waits to be sent: the operating system has taken each of them, or its
+    /// session was lost. Returns false if that takes longer than `limit`, or if the client has
+    /// ended.
     pub fn flush(&self, limit: Duration) -> bool {
         self.state.uplink.flush(deadline(limit))
     }
 
-    /// Blocks until a session stands, for at most `limit` (`None`: as long
-    /// as it takes); false when none does by then.
+    /// Blocks until there is a session, for at most `limit` (`None`: no limit). Returns false if
+    /// there is none by then.
     ///
     /// # Errors
-    /// Why the client ended instead.
+    /// The reason if the client ended instead.
     pub fn wait_connected(&self, limit: Option<Duration>) -> Result<bool, ClientError> {
         self.state.uplink.wait_up(limit.map(deadline))
     }
@@ -199,29 +190,29 @@ impl ClientHandle {
         self.state.uuid
     }
 
-    /// The roles that it advertises.
+    /// The roles that the client advertises.
     pub fn role(&self) -> Role {
         self.state.config.role
     }
 
-    /// Whether a session stands at present.
+    /// True if there is a session at present.
     pub fn is_connected(&self) -> bool {
         self.server().is_some()
     }
 
-    /// The server of the present session, if one stands.
+    /// The server of the present session. `None` if there is no session.
     pub fn server(&self) -> Option<ServerInfo> {
         self.state.uplink.server()
     }
 
-    /// The latest cluster configuration as YAML: what CONNECTED carried,
-    /// replaced by each CONFIGURE since. It is kept while no session stands.
-    /// `None` before the first session, and where the server has none.
+    /// The latest cluster configuration as YAML: the payload of CONNECTED or of the last CONFIGURE
+    /// since. It is kept after the end of the session. `None` before the first session, and if the
+    /// server has no configuration.
     pub fn configuration(&self) -> Option<Bytes> {
         lock(&self.state.configuration).clone()
     }
 
-    /// What has been carried so far.
+    /// The counters since the client was started.
     pub fn counters(&self) -> ClientCounters {
         ClientCounters {
             late_replies: lock(&self.state.requests).late(),
@@ -229,7 +220,7 @@ impl ClientHandle {
         }
     }
 
-    /// What the client knows about itself, at one moment. Does not wait.
+    /// A snapshot for monitoring. Does not wait.
     pub fn figures(&self) -> ClientFigures {
         let counts = &self.state.counts;
         let waiting = self.state.uplink.waiting();
@@ -249,44 +240,44 @@ impl ClientHandle {
         }
     }
 
-    /// Why no session stands: what went wrong at each server in the latest
-    /// round of attempts. Empty before the first round is over, and once a
-    /// session stands.
+    /// The reasons why there is no session: the failure at each server in the latest round of
+    /// attempts. Empty before the first round is over, and during a session.
     pub fn failures(&self) -> Vec<DialError> {
         lock(&self.state.failures).clone()
     }
 
-    /// Why the client ended, once it has.
+    /// The reason why the client has ended. `None` if it has not.
     pub fn ended(&self) -> Option<ClientError> {
         self.state.uplink.ended()
     }
 
-    /// Closes the client, as [`Client::close`](super::Client::close) does,
-    /// without waiting for its threads: for signal handlers and the like.
+    /// Closes the client as [`Client::close`](super::Client::close) does, but does not wait for its
+    /// threads, for example in a signal handler.
     pub fn close(&self) {
         self.state.close();
     }
 }
 
-/// What all threads of a client see.
+/// The state that the client's threads and handles share.
 #[derive(Debug)]
 pub(super) struct ClientState {
     pub(super) config: Arc<ClientConfig>,
     pub(super) uuid: Uuid,
     pub(super) requests: Mutex<Outstanding>,
-    /// Held by each request that this client has received and not yet dropped.
-    pub(super) asked: Arc<()>,
+    /// Cloned into each request that this client has received, so that the strong count tells
+    /// whether the application still holds one.
+    pub(super) open_requests: Arc<()>,
     pub(super) uplink: Uplink,
-    /// Of the next attempt.
+    /// The credentials of the next attempt.
     pub(super) credentials: Mutex<Credentials>,
-    /// Of the session that stands.
+    /// The identity of the present session.
     pub(super) in_use: Mutex<Option<Identity>>,
-    /// Tells the supervisor that the credentials were replaced.
-    pub(super) news: Sender<()>,
-    /// `None` once the client has ended.
+    /// Signals the supervisor that the credentials were replaced.
+    pub(super) renewal: Sender<()>,
+    /// The sending side of the channel of events. `None` once the client has ended.
     pub(super) inbound: Mutex<Option<Inbound>>,
     pub(super) configuration: Mutex<Option<Bytes>>,
-    /// Of the latest round of attempts.
+    /// The failures of the latest round of attempts.
     pub(super) failures: Mutex<Vec<DialError>>,
     pub(super) counts: Counts,
     pub(super) cancel: Cancel,
@@ -294,33 +285,43 @@ pub(super) struct ClientState {
 
 impl ClientState {
     fn send(&self, frame: Frame, limit: Option<Duration>) -> Result<(), SendError> {
-        let (kind, len, max) = (frame.kind(), frame.payload_bytes().len(), self.config.max_payload);
-        if !self.config.operands.may_be_sent(kind) {
-            return Err(SendError::new(frame, SendFault::Kind(kind)));
+        let kind = frame.kind();
+        let sent = match self.config.operands.may_be_sent(kind) {
+            true => self.enqueue(&frame, Uplink::offer, || limit.map(deadline)),
+            false => Err(SendFault::Kind(kind)),
+        };
+        sent.map_err(|fault| SendError::new(frame, fault))
+    }
+
+    /// Puts a frame into a queue by `offer`, and waits for room until `until`. That is only called if
+    /// there is a wait, so that sending without a wait does not read the clock.
+    fn enqueue(
+        &self,
+        frame: &Frame,
+        offer: fn(&Uplink, &Frame) -> Result<(), Obstacle>,
+        until: impl Fn() -> Option<Instant>,
+    ) -> Result<(), SendFault> {
+        let (len, limit) = (frame.payload_bytes().len(), self.config.max_payload);
+        // The server would end the session because of this frame. Here the caller gets the reason.
+        if u32::try_from(len).map_or(true, |len| len > limit) {
+            return Err(SendFault::TooLong { len, limit });
         }
-        // The server would end the session for it, so it is refused here, where the caller
-        // learns why.
-        if u32::try_from(len).map_or(true, |len| len > max) {
-            return Err(SendError::new(frame, SendFault::TooLong { len, limit: max }));
-        }
-        // Set when there is something to wait for, so that sending without a
-        // wait does not read the clock.
-        let mut until = None;
+        let mut deadline = None;
         loop {
-            let obstacle = match self.uplink.offer(&frame) {
+            let obstacle = match offer(&self.uplink, frame) {
                 Ok(()) => return Ok(()),
-                Err(Obstacle::Fault(fault)) => return Err(SendError::new(frame, fault)),
+                Err(Obstacle::Fault(fault)) => return Err(fault),
                 Err(obstacle) => obstacle,
             };
-            let until = *until.get_or_insert_with(|| limit.map(deadline));
-            if !self.uplink.wait(obstacle, frame.encoded_len(), until) {
-                return Err(SendError::new(frame, SendFault::Full));
+            let deadline = *deadline.get_or_insert_with(&until);
+            if !self.uplink.wait(obstacle, frame.encoded_len(), deadline) {
+                return Err(SendFault::Full);
             }
         }
     }
 
     fn request(&self, whom: Uuid, frame: &Frame, limit: Duration) -> Result<Frame, RequestError> {
-        // The answer may have to come through this very thread.
+        // The dispatcher must not wait for an answer that only the dispatcher can deliver.
         if dispatch::is_dispatcher() {
             return Err(RequestError::OnDispatcher);
         }
@@ -329,16 +330,15 @@ impl ClientState {
         }
         let deadline = deadline(limit);
         let (id, answered) = loop {
-            // The number that was rung comes first, so that a change between the two looks is not
-            // missed.
-            let rung = self.uplink.rung();
+            // The number of changes is read first, so that the wait below misses no change.
+            let changes = self.uplink.changes();
             if let Some(asked) = self.ask(whom, frame, deadline) {
                 break asked?;
             }
             if self.uplink.ended().is_some() {
                 return Err(RequestError::Ended);
             }
-            if !self.uplink.wait_for_change(rung, deadline) {
+            if !self.uplink.wait_for_change(changes, Some(deadline)) {
                 return Err(RequestError::NotConnected);
             }
         };
@@ -348,8 +348,8 @@ impl ClientState {
         })
     }
 
-    /// Sends a request, for whose place in the queue it waits until then. `None` while
-    /// new ones wait for the next session.
+    /// Sends a request, and waits for room in the queue until `until`. `None` while new requests
+    /// wait for the next session.
     pub(super) fn ask(
         &self,
         whom: Uuid,
@@ -375,13 +375,7 @@ impl ClientState {
         if let Some(reason) = self.uplink.ended() {
             return Err(reason);
         }
-        let (advertised, certified) = (self.config.role, identity.roles());
-        if !advertised.may_be_advertised_with(certified) {
-            return Err(ClientError::Role {
-                advertised,
-                certified,
-            });
-        }
+        self.config.check_role(identity)?;
         if let Some(bound) = identity.uuid().filter(|bound| *bound != self.uuid) {
             return Err(ClientError::BorrowedUuid {
                 given: self.uuid,
@@ -394,8 +388,9 @@ impl ClientState {
         follows.map_err(Arc::new)?;
         *credentials = renewed;
         drop(credentials);
-        // One that waits to be taken tells of these as well.
-        let _ = self.news.try_send(());
+        // If the channel is full, the core has not read the earlier signal, and will see these
+        // credentials with it.
+        let _ = self.renewal.try_send(());
         Ok(())
     }
 
@@ -403,50 +398,37 @@ impl ClientState {
         self.exchange(frame, self.config.send_timeout.map(deadline))
     }
 
-    /// Sends a request or an answer on the session that stands, where it has a place until then.
+    /// Sends a request or an answer on the present session, and waits for room until `until`.
     fn exchange(&self, frame: &Frame, until: Option<Instant>) -> Result<(), RequestError> {
-        let (len, max) = (frame.payload_bytes().len(), self.config.max_payload);
-        if u32::try_from(len).map_or(true, |len| len > max) {
-            return Err(RequestError::TooLong { len, limit: max });
-        }
-        loop {
-            let obstacle = match self.uplink.offer_to_session(frame) {
-                Ok(()) => return Ok(()),
-                Err(Obstacle::Fault(SendFault::Ended(_))) => return Err(RequestError::Ended),
-                Err(Obstacle::Fault(_)) => return Err(RequestError::NotConnected),
-                Err(obstacle) => obstacle,
-            };
-            if !self.uplink.wait(obstacle, frame.encoded_len(), until) {
-                return Err(RequestError::QueueFull);
-            }
-        }
+        let sent = self.enqueue(frame, Uplink::offer_to_session, || until);
+        sent.map_err(|fault| match fault {
+            SendFault::TooLong { len, limit } => RequestError::TooLong { len, limit },
+            SendFault::Full => RequestError::QueueFull,
+            SendFault::Ended(_) => RequestError::Ended,
+            _ => RequestError::NotConnected,
+        })
     }
 
-    /// The server takes no frames of that kind.
-    pub(super) fn refused_kind(&self, kind: FrameKind) {
-        lock(&self.requests).unsupported(kind);
-    }
-
-    /// Whether new requests are to wait for the next session.
+    /// Makes new requests wait for the next session, or no longer.
     pub(super) fn hold_requests(&self, held: bool) {
         lock(&self.requests).hold(held);
     }
 
-    /// The session is over: nothing that was asked on it is answered any more.
+    /// Ends the wait for all answers, because the session is over.
     pub(super) fn cancel_requests(&self) {
         lock(&self.requests).cancel(None);
     }
 
-    /// Ends the client from outside: every wait ends at once, the supervisor
-    /// sees to the rest.
+    /// Ends the client for the application: every wait ends at once, and the supervisor ends the
+    /// session.
     pub(super) fn close(&self) {
-        // The order: no further frame is taken, then everybody who waits is woken, then the
-        // application is told.
+        // The order matters: first no further frame is accepted, then all waiting threads are woken,
+        // then the application receives the last events.
         let end = self.uplink.end(ClientError::Closed);
         self.cancel.cancel();
         self.cancel_requests();
-        // A reader that waits for the application holds this lock; the cancel
-        // above has ended its wait.
+        // A reader that waits for room in the channel holds this lock. The cancel above has ended
+        // its wait.
         let inbound = lock(&self.inbound).take();
         if let (Some(mut inbound), Some(reason)) = (inbound, self.uplink.ended()) {
             if end.as_ref().is_some_and(|end| end.connected) {
@@ -462,7 +444,7 @@ impl ClientState {
         }
     }
 
-    /// Ends the client from inside.
+    /// Ends the client for a reason that the core has found.
     pub(super) fn end(&self, reason: ClientError) {
         if let Some(end) = self.uplink.end(reason.clone()) {
             self.counts.lose(end.lost);
@@ -474,39 +456,38 @@ impl ClientState {
         }
     }
 
-    /// Puts an event into the channel; waits for room.
+    /// Puts an event into the channel. Waits for room.
     pub(super) fn deliver(&self, event: ClientEvent) {
         if let Some(inbound) = &mut *lock(&self.inbound) {
             inbound.deliver(event, 0);
         }
     }
 
-    /// Keeps a configuration. It is copied, so that it does not keep the
-    /// whole buffer alive in which it was received.
+    /// Stores a configuration for [`ClientHandle::configuration`].
     pub(super) fn configure(&self, yaml: &Bytes) {
-        // A copy, because the payload is a piece of a longer read.
+        // A copy, because a slice would keep the whole buffer alive in which it was received.
         let kept = (!yaml.is_empty()).then(|| Bytes::copy_from_slice(yaml));
         *lock(&self.configuration) = kept;
     }
 }
 
-/// What is counted, over all sessions.
+/// The counters over all sessions.
 #[derive(Debug)]
 pub(super) struct Counts {
     counted: Mutex<Counted>,
-    /// The reader of the session counts these itself.
+    /// The decoder of the session increments this counter itself.
     pub(super) bad_traces: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
 struct Counted {
-    /// Since when a session stands, or none.
+    /// The time at which the present session began, or the last one ended.
     since: Instant,
-    /// Without what the outbox of the present session has sent.
+    /// The frames that the outbox of the present session has sent are not included.
     counters: ClientCounters,
-    /// Attempts that failed, by the word for the reason.
+    /// The number of failed attempts by [`DialFault::word`].
     failures: BTreeMap<&'static str, u64>,
-    /// The outbox of the present session counts for itself.
+    /// The outbox of the present session, which counts the frames that it has sent.
     present: Option<Outbox>,
 }
 
@@ -523,13 +504,13 @@ impl Counts {
         }
     }
 
-    /// Counts something. The reader does that once for all that one read brings, so the
-    /// lock costs a frame nothing.
+    /// Changes the counters. The reader calls this once for all frames of one read, so that the
+    /// lock costs almost no time for each frame.
     pub(super) fn add(&self, add: impl FnOnce(&mut ClientCounters)) {
         add(&mut lock(&self.counted).counters);
     }
 
-    /// An attempt has failed.
+    /// Counts a failed attempt.
     pub(super) fn failed(&self, fault: &DialFault) {
         let mut counted = lock(&self.counted);
         counted.counters.failed_attempts += 1;
@@ -543,7 +524,7 @@ impl Counts {
         counted.present = Some(outbox.clone());
     }
 
-    /// The present session's threads have ended.
+    /// Adds the counters of the present session's outbox, after its threads have ended.
     pub(super) fn finish(&self, now: Instant) {
         let mut counted = lock(&self.counted);
         if let Some(outbox) = counted.present.take() {
@@ -561,8 +542,8 @@ impl Counts {
 
     fn read(&self) -> ClientCounters {
         let counted = lock(&self.counted);
-        // What the present session has sent is asked of its queue, so that no counter is touched
-        // for each frame.
+        // The outbox of the present session counts the frames that it has sent, so that sending a
+        // frame does not take this lock.
         let sent = counted.present.as_ref().map(Outbox::sent).unwrap_or_default();
         ClientCounters {
             sent_frames: counted.counters.sent_frames + sent.frames,
@@ -573,8 +554,8 @@ impl Counts {
     }
 }
 
-/// What a panicking thread left behind is still whole: every change under
-/// these locks is one assignment.
+/// Locks a mutex, also after a panic. Every change under these locks is one assignment, so a
+/// panicking thread leaves no half-changed state.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -584,7 +565,7 @@ pub(super) fn now() -> Instant {
     Instant::now()
 }
 
-#[expect(clippy::disallowed_methods, reason = "when something was, for people")]
+#[expect(clippy::disallowed_methods, reason = "a snapshot shows the time of day")]
 fn wall_clock() -> SystemTime {
     SystemTime::now()
 }

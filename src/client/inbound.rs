@@ -1,8 +1,8 @@
 //! The bounded channel of events to the application.
 //!
-//! It is bounded in events by the channel itself, and in bytes by a ledger of
-//! what was put in, so the application need not take part in that. One thread at a time puts events in: the supervisor before and
-//! after a session, the reader during it.
+//! The channel itself bounds the number of events. A ledger of the events that were put in bounds
+//! their bytes, so that the application can receive from the plain channel. One thread at a time
+//! puts events in: the supervisor before and after a session, the reader during it.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -20,24 +20,24 @@ pub(super) struct Inbound {
     done: Receiver<Infallible>,
     capacity: usize,
     limit: u64,
-    /// The bytes of each event put in, oldest first; those that have been
-    /// taken out meanwhile are forgotten now and then.
+    /// The bytes of each event that was put in, oldest first. Entries of events that the application
+    /// has received are removed from time to time.
     ledger: VecDeque<u32>,
     bytes: u64,
 }
 
-/// The channel takes memory for all its events at once.
+/// The bound of the channel's capacity, because it allocates the memory for all its events at once.
 const MOST_EVENTS: usize = 1 << 20;
 
-/// Between two looks at whether an application that has fallen behind by the
-/// limit of bytes has caught up; the channel tells of room for events only.
-const LOOK: Duration = Duration::from_millis(1);
-const LONGEST_LOOK: Duration = Duration::from_millis(16);
+/// The first and the longest interval at which a thread polls that waits for room in bytes. The
+/// channel wakes senders only if it is full of events.
+const FIRST_POLL: Duration = Duration::from_millis(1);
+const LONGEST_POLL: Duration = Duration::from_millis(16);
 
 impl Inbound {
     pub(super) fn new(limits: Limits, done: Receiver<Infallible>) -> (Self, Receiver<ClientEvent>) {
-        // Room for one at least: the last event of a client that is closed is
-        // offered without waiting, which a channel of zero never takes.
+        // At least one, because `offer` puts in the last event of a closed client without waiting,
+        // which a channel without capacity never accepts.
         let capacity = usize::try_from(limits.frames).unwrap_or(usize::MAX);
         let capacity = capacity.clamp(1, MOST_EVENTS);
         let (events, receiver) = crossbeam_channel::bounded(capacity);
@@ -52,8 +52,8 @@ impl Inbound {
         (inbound, receiver)
     }
 
-    /// Puts in an event that holds so many bytes; waits for room. False when
-    /// the client was closed instead.
+    /// Puts in an event of `bytes` bytes, and waits for room. Returns false if the client was closed
+    /// meanwhile.
     pub(super) fn deliver(&mut self, event: ClientEvent, bytes: usize) -> bool {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         if self.bytes + u64::from(bytes) > self.limit && !self.wait_for_room(bytes) {
@@ -74,37 +74,35 @@ impl Inbound {
         }
         self.bytes += u64::from(bytes);
         self.ledger.push_back(bytes);
-        // Not for each event: the length of the channel is a look at memory that the application
-        // writes.
+        // Not for each event, because reading the channel's length touches a cache line that the
+        // application writes.
         if self.ledger.len() > 2 * self.capacity {
-            self.forget_taken();
+            self.forget_received();
         }
         true
     }
 
     /// Puts in an event if there is room.
     pub(super) fn offer(&mut self, event: ClientEvent) {
-        // Where there is no room the application sees the channel end.
+        // If there is no room, the application only finds the channel disconnected.
         let _ = self.events.try_send(event);
     }
 
     fn wait_for_room(&mut self, bytes: u32) -> bool {
-        let mut look = LOOK;
+        let mut interval = FIRST_POLL;
         loop {
-            self.forget_taken();
+            self.forget_received();
             if self.bytes == 0 || self.bytes + u64::from(bytes) <= self.limit {
                 return true;
             }
-            if self.done.recv_timeout(look) == Err(crossbeam_channel::RecvTimeoutError::Disconnected) {
+            if self.done.recv_timeout(interval) == Err(crossbeam_channel::RecvTimeoutError::Disconnected) {
                 return false;
             }
-            // The channel tells nobody that its receiver has taken something, so this looks, less
-            // and less often.
-            look = (look * 2).min(LONGEST_LOOK);
+            interval = (interval * 2).min(LONGEST_POLL);
         }
     }
 
-    fn forget_taken(&mut self) {
+    fn forget_received(&mut self) {
         let waiting = self.events.len();
         while self.ledger.len() > waiting {
             let taken = self.ledger.pop_front().unwrap_or_default();

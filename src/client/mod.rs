@@ -1,5 +1,5 @@
-//! An SSNTP client: one session with the first of several servers that
-//! answers, stood up again whenever it is lost.
+//! An SSNTP client. It holds one session, with the first of its servers that answers, and
+//! connects again whenever the session is lost.
 //!
 //! ```text
 //!            start()
@@ -25,8 +25,8 @@
 //!  supervisor thread: dial, handshake, back-off ┘ Connected, Disconnected, Closed
 //! ```
 //!
-//! What comes in is one ordered stream of [`ClientEvent`]s: `Connected`, then that
-//! session's frames, then `Disconnected`, and so on; `Closed` is the last.
+//! The application receives one ordered stream of [`ClientEvent`]s: `Connected`, the frames of
+//! that session, `Disconnected`, and so on. `Closed` is the last event.
 //!
 //! ```no_run
 //! use ssntp::client::{Client, ClientConfig, ClientEvent};
@@ -53,25 +53,24 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What a sent frame is promised
-//! It is delivered at most once. [`ClientHandle::send`] is done once the frame
-//! waits in the session's queue. If the session is lost before the system has
-//! taken it, it is lost as well and counted ([`ClientCounters::lost_frames`]): it is
-//! not moved to the next session, where the state that it tells of may be over.
+//! # Delivery
+//! A frame is delivered at most once. [`ClientHandle::send`] returns as soon as the frame is in
+//! the session's queue. If the session is lost before the operating system has taken the frame,
+//! the frame is lost and counted ([`ClientCounters::lost_frames`]). It is not moved to the next
+//! session, because the state that it reports may be out of date by then.
 //!
-//! # A client whose credentials are renewed
-//! [`ClientHandle::renew`] replaces identity and trust while the client runs.
-//! Where the session has to go for that, it ends in order: what was sent before
-//! arrives, what the server sent before is received, and what is sent meanwhile
-//! waits for the next session, also under [`Offline::Fail`], for at most 10 s and
-//! the attempt under way then. New requests wait as well, those under way are
-//! waited for, for 5 s. The application sees `Disconnected` with
-//! [`DisconnectReason::Renewed`], then `Connected`.
+//! # Renewing credentials
+//! [`ClientHandle::renew`] replaces identity and trust while the client runs. If the session has
+//! to be replaced for that, it ends without loss: frames that either side has sent arrive. Frames
+//! that are sent during the change wait for the next session, even with [`Offline::Fail`], for at
+//! most 10 s and the attempt that is under way then. New requests wait as well; the client waits up
+//! to 5 s for the answers to earlier requests. The application receives `Disconnected` with
+//! [`DisconnectReason::Renewed`], and then `Connected`.
 //!
-//! # An application that does not receive
-//! holds the server back: once the bounded channel of events is full, nothing
-//! more is read from the session until there is room, and the server will
-//! take the client for a slow consumer. Sending and closing go on.
+//! # Back-pressure
+//! An application that does not receive holds the server back. Once the bounded channel of events
+//! is full, the client reads no more from the session until there is room, and the server treats
+//! the client as a slow consumer. Sending and closing still work.
 //!
 //! Log lines have the target `ssntp::client` and begin with the client's UUID
 //! and role.
@@ -82,15 +81,15 @@
 //! | `handle` | [`ClientHandle`]: sending, state, counters |
 //! | `event` | [`ClientEvent`], [`ServerInfo`], [`ClientCounters`] |
 //! | `error` | [`ClientError`], [`DialError`], [`DisconnectReason`], [`SendError`], [`RecvError`] |
-//! | `uplink` | where a frame to be sent goes now: session, queue, nowhere |
+//! | `uplink` | the destination of frames to be sent: the session's queue or the offline queue |
 //! | `inbound` | the bounded channel of events |
-//! | `credentials` | what handshakes show and trust, and when a renewed client moves over |
+//! | `credentials` | identity and trust of handshakes, and when a renewed client reconnects |
 //! | `dial` | one attempt at one server: connect, TLS, CONNECT, CONNECTED |
-//! | `session` | what the reader of a session does with frames |
-//! | [`core`] | what it decides: rounds of attempts, back-off, the end of a session, the end |
-//! | `supervisor` | the thread that carries that out |
-//! | `figures` | [`ClientFigures`]: what it knows about itself |
-//! | `uuid_file` | UUIDs that survive, one client each |
+//! | `session` | handles the frames that the reader of a session receives |
+//! | [`core`] | all decisions: rounds of attempts, back-off, the end of a session, the end |
+//! | `supervisor` | the thread that carries the decisions out |
+//! | `figures` | [`ClientFigures`]: a snapshot for monitoring |
+//! | `uuid_file` | UUIDs that are kept on disk, one for each running client |
 
 mod config;
 pub mod core;
@@ -123,7 +122,6 @@ pub use self::error::{ClientError, DialError, DialFault, DisconnectReason, RecvE
 pub use self::event::{ClientCounters, ClientEvent, ServerInfo};
 pub use self::figures::ClientFigures;
 pub use self::handle::ClientHandle;
-use self::supervisor::Supervisor;
 use crate::proto::Frame;
 pub use crate::request::{Request, RequestError};
 use ssntp_transport::{deadline, threads};
@@ -131,15 +129,14 @@ use ssntp_transport::{deadline, threads};
 /// The log target of this module and all below it.
 const LOG: &str = "ssntp::client";
 
-/// A running client: receives, and does all that its [`ClientHandle`] does.
+/// A running client. It receives events, and derefs to its [`ClientHandle`].
 ///
 /// # Threads
-/// It owns a supervisor thread, and while a session stands, that session's
-/// reader and writer. `Send` and `Sync`: any thread may receive, but each
-/// event goes to one of them. [`close`](Self::close), or dropping it, ends
-/// all threads and every wait; it blocks for at most the configured grace
-/// and a moment (longer only while the system looks a host name up, which
-/// cannot be woken). Other threads send through a cheap [`ClientHandle`].
+/// A client owns a supervisor thread and, during a session, that session's reader and writer. It
+/// is `Send` and `Sync`: any thread may receive, but each event goes to one receiver only.
+/// [`close`](Self::close), or dropping the client, ends all threads and every wait. It blocks for
+/// little more than the configured grace period, unless the system is resolving a host name, which
+/// cannot be interrupted. Other threads send through a cheap [`ClientHandle`].
 #[derive(Debug)]
 pub struct Client {
     handle: ClientHandle,
@@ -148,11 +145,11 @@ pub struct Client {
 }
 
 impl Client {
-    /// Starts a client and blocks until its first session stands.
+    /// Starts a client and blocks until its first session is established.
     ///
     /// # Errors
-    /// As [`start`](Self::start), and why the client ended instead: refused
-    /// for good, no server left, or attempts ran out. Nothing runs then.
+    /// As [`start`](Self::start), and the reason if the client ended instead: it was refused for
+    /// good, no server was left to try, or the attempts ran out. No thread is left running.
     pub fn connect(config: ClientConfig) -> Result<Self, ClientError> {
         let client = Self::start(config)?;
         match client.handle.wait_connected(None) {
@@ -164,15 +161,13 @@ impl Client {
     /// Starts a client, which connects in the background.
     ///
     /// # Errors
-    /// What is wrong with the configuration: a role that the certificate does
-    /// not hold, a UUID that is not the certificate's, a UUID directory that
-    /// cannot be used, an identity that makes no TLS configuration. Nothing
-    /// runs then.
+    /// A mistake in the configuration: a role that the certificate does not hold, a UUID that is
+    /// not the certificate's, a UUID directory that cannot be used, or an identity that TLS does
+    /// not accept. No thread is left running.
     pub fn start(config: ClientConfig) -> Result<Self, ClientError> {
         let (core, events) = ClientCore::new(config)?;
         let handle = core.handle();
-        let supervisor = Supervisor::new(core);
-        let thread = threads::spawn("ssntp-client", move || supervisor.run());
+        let thread = threads::spawn("ssntp-client", move || supervisor::run(core));
         Ok(Self {
             handle,
             events,
@@ -185,10 +180,10 @@ impl Client {
         self.handle.clone()
     }
 
-    /// Waits for the next event. After [`ClientEvent::Closed`] it does not wait.
+    /// Waits for the next event. Does not wait after [`ClientEvent::Closed`].
     ///
     /// # Errors
-    /// Why the client ended, once every event has been received.
+    /// The reason why the client ended, once every event has been received.
     pub fn recv(&self) -> Result<ClientEvent, ClientError> {
         self.events.recv().map_err(|_| self.reason())
     }
@@ -196,7 +191,7 @@ impl Client {
     /// Waits for the next event for at most `limit`.
     ///
     /// # Errors
-    /// [`RecvError::Empty`] when none came; [`RecvError::Ended`] as
+    /// [`RecvError::Empty`] if none arrived in time; [`RecvError::Ended`] as
     /// [`recv`](Self::recv).
     pub fn recv_timeout(&self, limit: Duration) -> Result<ClientEvent, RecvError> {
         self.events.recv_timeout(limit).map_err(|e| match e {
@@ -205,7 +200,7 @@ impl Client {
         })
     }
 
-    /// The next event if there is one. Does not wait.
+    /// Returns the next event if one is waiting. Does not block.
     ///
     /// # Errors
     /// As [`recv_timeout`](Self::recv_timeout).
@@ -216,19 +211,19 @@ impl Client {
         })
     }
 
-    /// Every event until the client ends; each step waits for the next.
+    /// Iterates over the events until the client ends. Each step waits for the next event.
     pub fn iter(&self) -> impl Iterator<Item = ClientEvent> + '_ {
         self.events.iter()
     }
 
-    /// The channel itself, for `crossbeam_channel::select!`. It is
-    /// disconnected once the client has ended. A clone of it keeps nothing
-    /// alive and takes events away from the client's other receivers.
+    /// The channel itself, for `crossbeam_channel::select!`. It is disconnected once the client
+    /// has ended. A clone does not keep the client alive, and competes with the other receivers for
+    /// events.
     pub fn events(&self) -> &Receiver<ClientEvent> {
         &self.events
     }
 
-    /// Waits for the next frame; other events are passed over.
+    /// Waits for the next frame and discards other events.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -236,8 +231,7 @@ impl Client {
         self.frames().next().ok_or_else(|| self.reason())
     }
 
-    /// Waits for the next frame for at most `limit`; other events are passed
-    /// over.
+    /// Waits for the next frame for at most `limit` and discards other events.
     ///
     /// # Errors
     /// As [`recv_timeout`](Self::recv_timeout).
@@ -253,16 +247,15 @@ impl Client {
         }
     }
 
-    /// Every frame until the client ends; other events are passed over.
+    /// Iterates over the frames until the client ends, and discards other events.
     pub fn frames(&self) -> impl Iterator<Item = Frame> + '_ {
         self.events.iter().filter_map(ClientEvent::into_frame)
     }
 
-    /// Ends the client and waits for its threads. Every wait of every thread
-    /// ends at once; frames that wait in the session's queue still go out
-    /// within the configured grace, and the server gets close_notify.
-    /// What the server sends from now on is not received; events that wait
-    /// already still are. A second call does nothing.
+    /// Ends the client and waits for its threads. Every wait of every thread ends at once. Frames
+    /// in the session's queue are still sent, within the configured grace period, and the server
+    /// receives close_notify. Frames that the server sends from now on are not received; events
+    /// that already wait are. A second call does nothing.
     pub fn close(&self) {
         self.handle.close();
         // A second caller waits here until the threads have ended.
@@ -273,14 +266,13 @@ impl Client {
         }
     }
 
-    /// Why the client ended. The channel is disconnected after the reason is
-    /// set, so there is one.
+    /// The reason why the client ended. It is set before the channel is disconnected.
     fn reason(&self) -> ClientError {
         self.handle.ended().unwrap_or(ClientError::Closed)
     }
 }
 
-/// Everything that a handle can do: sending, requests, renewing, and how things stand.
+/// Provides sending, requests, renewing, and the client's state.
 impl Deref for Client {
     type Target = ClientHandle;
 

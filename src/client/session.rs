@@ -1,4 +1,4 @@
-//! What the reader of a session does with what the server sends.
+//! Handles the frames that the reader of a session receives from the server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,58 +18,45 @@ use crate::request::Request;
 use crate::wire::outgoing;
 use ssntp_transport::{EndReason, Outbox, Sink};
 
-/// The longest time, in seconds, within which a client is asked to leave.
+/// The longest time, in seconds, that a server may give its clients to leave.
 const A_DAY: u64 = 86_400;
 
-/// What the reader of a session tells: it hands frames to the application.
+/// Passes the frames of a session's reader to the application, and its end to the core.
 #[derive(Debug)]
 pub struct SessionSink {
-    state: Arc<ClientState>,
-    outbox: Outbox,
-    /// Told why the session is over; disconnected once its threads are.
-    over: Sender<DisconnectReason>,
-    /// Told within what time the server asks this client to leave.
-    drains: Sender<Duration>,
-    /// What the server ended the session with, where it did.
-    refused: Option<ErrorCode>,
+    pub(super) state: Arc<ClientState>,
+    pub(super) outbox: Outbox,
+    /// Sends the reason for the end of the session; disconnected once its threads have ended.
+    pub(super) end: Sender<DisconnectReason>,
+    /// Sends the time within which the server asks this client to leave.
+    pub(super) drain_requests: Sender<Duration>,
+    /// The error frame with which the server ended the session.
+    pub(super) refused: Option<ErrorCode>,
 }
 
 impl SessionSink {
-    pub(super) fn new(
-        state: Arc<ClientState>,
-        outbox: Outbox,
-        over: Sender<DisconnectReason>,
-        drains: Sender<Duration>,
-    ) -> Self {
-        Self {
-            state,
-            outbox,
-            over,
-            drains,
-            refused: None,
-        }
-    }
-
-    /// Deals with frames of one kind. False if nothing after them is to be dealt with.
+    /// Handles frames of one kind. Returns false if the frames after them are to be ignored.
     fn take(&mut self, kind: FrameKind, frames: impl Iterator<Item = Frame>, inbound: &mut Inbound) -> bool {
-        // The application is told by the reason of the end, and not by a frame.
-        if self.is_refusal(kind) {
+        // These two end the session. The application receives them as the reason of `Disconnected`.
+        let codes = [ErrorCode::CONNECTION_FAILURE, ErrorCode::CONNECTION_ABORTED];
+        self.refused = codes.into_iter().find(|code| kind == *code);
+        if self.refused.is_some() {
             return false;
         }
-        let asks = self.state.config.operands.is_request(kind);
+        let is_request = self.state.config.operands.is_request(kind);
         for frame in frames {
             if kind == Event::DRAINING {
                 self.drain(&frame);
                 continue;
             }
             if kind == Command::CONFIGURE {
-                // Each replaces the one before it.
+                // The handle keeps the latest configuration.
                 self.state.configure(frame.payload_bytes());
             } else if kind == ErrorCode::INVALID_FRAME_TYPE {
                 self.refused_kind(&frame);
             }
             let bytes = frame.encoded_len();
-            let goes_on = match asks {
+            let goes_on = match is_request {
                 true => self.exchange(frame, inbound),
                 false => inbound.deliver(ClientEvent::Frame(frame), bytes),
             };
@@ -80,7 +67,7 @@ impl SessionSink {
         true
     }
 
-    /// A request goes to the application, an answer to the thread that waits for it.
+    /// Passes a request to the application, and an answer to the thread that waits for it.
     fn exchange(&self, frame: Frame, inbound: &mut Inbound) -> bool {
         let Some(exchange) = Exchange::read(frame.payload_bytes()) else {
             if let Some(answer) = answer_to_bad_exchange(frame.kind()) {
@@ -90,7 +77,7 @@ impl SessionSink {
         };
         if exchange.step == Step::Request {
             let request = Request {
-                _under_way: Some(Arc::clone(&self.state.asked)),
+                _under_way: Some(Arc::clone(&self.state.open_requests)),
                 ..Request::new(&exchange, &frame)
             };
             return inbound.deliver(ClientEvent::Request(request), frame.encoded_len());
@@ -99,45 +86,36 @@ impl SessionSink {
         true
     }
 
-    /// Ends the wait for answers to requests that the server does not know.
+    /// Ends the wait for answers to requests of a kind that the server does not support.
     fn refused_kind(&self, frame: &Frame) {
         if let Ok(refusal) = frame.payload::<InvalidFrameType>()
             && self.state.config.operands.is_request(refusal.refused())
         {
-            self.state.refused_kind(refusal.refused());
+            lock(&self.state.requests).unsupported(refusal.refused());
         }
     }
 
-    /// Passes on that the server asks its clients to leave. The first time that it names counts.
+    /// Tells the core that the server asks its clients to leave. Only the first request counts.
     fn drain(&self, frame: &Frame) {
         if let Ok(draining) = frame.payload::<Draining>() {
-            let _ = self
-                .drains
-                .try_send(Duration::from_secs(draining.within_s.min(A_DAY)));
+            let within = Duration::from_secs(draining.within_s.min(A_DAY));
+            let _ = self.drain_requests.try_send(within);
         }
     }
 
-    /// Tells the server what is wrong with a frame. Where the queue is full the
-    /// answer is left out: waiting for a server that does not read would block
-    /// its own reader.
+    /// Sends the server an error about one of its frames.
     fn answer(&self, answer: &Frame) {
-        // It is lost if the queue is full: the reader must not wait for its own writer.
+        // The answer is dropped if the queue is full. If the reader waited for its own writer, a
+        // server that does not read either would block both sides.
         let _ = self.outbox.push(outgoing(answer, false));
-    }
-
-    /// Whether the server ends the session with this.
-    fn is_refusal(&mut self, kind: FrameKind) -> bool {
-        let codes = [ErrorCode::CONNECTION_FAILURE, ErrorCode::CONNECTION_ABORTED];
-        self.refused = codes.into_iter().find(|code| kind == *code);
-        self.refused.is_some()
     }
 }
 
 impl Sink<Item> for SessionSink {
     fn items(&mut self, items: &mut Vec<Item>, bytes: usize) -> bool {
         let state = Arc::clone(&self.state);
-        // Counted before they are delivered, so that an application that has received a frame
-        // finds it counted.
+        // Frames are counted before they are delivered, so that the counters include each frame
+        // that the application has received.
         let frames: u64 = items.iter().map(|item| u64::from(item.frames())).sum();
         let is_unsupported = |item: &&Item| matches!(item, Item::Unsupported(_));
         let unsupported = items.iter().filter(is_unsupported).count() as u64;
@@ -146,13 +124,12 @@ impl Sink<Item> for SessionSink {
             counters.received_frames += frames;
             counters.unsupported += unsupported;
         });
-        // The lock is held while the application is waited for. The only other
-        // thread that wants it meanwhile is one that closes the client, and
-        // that cancels this wait before it asks for the lock.
+        // The lock is held while the channel of events is full. The only other thread that needs it
+        // then is one that closes the client, and a close ends this wait before it takes the lock.
         let mut inbound = lock(&state.inbound);
         let Some(inbound) = &mut *inbound else {
-            // The client ends. What still arrives is read and dropped: a peer
-            // whose input nobody reads might not read ours either.
+            // The client is closing. Input is still read and dropped, because a server that cannot
+            // send may not read our last frames either.
             return true;
         };
         for item in items.drain(..) {
@@ -185,7 +162,7 @@ impl Sink<Item> for SessionSink {
         if let DisconnectReason::Protocol(why) = &reason {
             warn!(target: LOG, "{} ({}): the server broke the protocol: {why}", self.state.uuid, self.state.config.role);
         }
-        let _ = self.over.send(reason);
+        let _ = self.end.send(reason);
     }
 
     fn finished(&mut self) {}

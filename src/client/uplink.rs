@@ -1,7 +1,7 @@
-//! Where a frame to be sent goes at this moment.
+//! The destination of frames to be sent: the session's outbox, or the queue for the next session.
 //!
 //! ```text
-//!           up(): what waits goes into the session's outbox first
+//!           up(): frames that wait go into the session's outbox first
 //!  ┌──────┐ ────────────────────────────────────▶ ┌────┐
 //!  │ Down │                                       │ Up │
 //!  └──┬───┘ ◀──────────────────────────────────── └─┬──┘
@@ -10,16 +10,14 @@
 //!     └───────────────▶ Ended(reason) ◀──────────────┘   for good
 //! ```
 //!
-//! Where a session is replaced by another one as planned, `part()` leads from Up
-//! to Down as well. Until the next session stands there is a *gap*: frames wait for
-//! that session even with `Offline::Fail`, which refuses frames at any other time
-//! without a session. `give_up()` ends a gap that lasts too long.
+//! If a session is replaced as planned, `part()` leads from Up to Down as well. Until the next
+//! session begins there is a *gap*: frames wait for that session even with `Offline::Fail`, which
+//! refuses frames at any other time without a session. `give_up()` ends a gap that lasts too long.
 //!
-//! Senders take the lock for reading, for one push, so that several threads
-//! send side by side. A change of state takes it for writing: while what waited
-//! moves into the outbox of a new session nobody sends, so a later frame of a
-//! thread cannot overtake an earlier one. Threads that wait for such a change
-//! sleep in `Changes`.
+//! A sender holds the lock for reading during one push, so several threads can send at the same
+//! time. A change of state holds it for writing. So no thread sends while frames that waited move
+//! into the outbox of a new session, and a later frame of a thread cannot overtake an earlier one.
+//! Threads that wait for a change of state sleep in `Changes`.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -27,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::handle::now;
+use super::handle::{lock, now};
 use super::{ClientError, Offline, SendFault, ServerInfo};
 use crate::proto::Frame;
 use crate::wire::{outgoing, unix_nanos};
@@ -51,14 +49,14 @@ enum State {
     Ended(ClientError),
 }
 
-/// Frames that wait for a session. They are not encoded yet, because whether
-/// it takes their traces is not known yet.
+/// Frames that wait for a session. They are not encoded yet, because only the session decides
+/// whether they keep their traces.
 #[derive(Debug, Default)]
 struct Waiting {
     frames: VecDeque<Frame>,
     bytes: u64,
-    /// In a gap, the outbox of the session that is being replaced. It may still be
-    /// sending. None if this is no gap.
+    /// In a gap, the outbox of the session that is being replaced, which may still be sending.
+    /// `None` if there is no gap.
     gap: Option<Outbox>,
 }
 
@@ -68,23 +66,22 @@ struct Up {
     server: ServerInfo,
 }
 
-/// Why a frame was not taken.
+/// The reason why a frame was not accepted.
 pub(super) enum Obstacle {
     /// The frame cannot be sent, and waiting would not help.
     Fault(SendFault),
     /// The session's outbox is full.
     Session(Outbox),
-    /// No session stands, and the queue for the next one is full. `rung` is how often
-    /// `Changes` had rung when that was seen, so that a wait which begins later
-    /// misses no change.
-    QueueFull { rung: u64 },
+    /// There is no session, and the queue for the next one is full. `seen` is the number of changes
+    /// until then, so that a wait that begins later misses no change.
+    QueueFull { seen: u64 },
 }
 
 /// The state of an uplink when it was ended.
 pub(super) struct UplinkEnd {
-    /// Whether a session stood, or still sent its last frames in a gap.
+    /// True if there was a session, or one that still sent its last frames in a gap.
     pub(super) connected: bool,
-    /// How many frames waited for the next session. They are lost.
+    /// The number of frames that waited for the next session. They are lost.
     pub(super) lost: u64,
 }
 
@@ -101,7 +98,7 @@ impl Uplink {
     }
 
     /// Puts a frame into the session's outbox, or into the queue for the next session
-    /// (see [`Offline`]). Never waits: the error says what is in the way.
+    /// (see [`Offline`]). Never waits.
     pub(super) fn offer(&self, frame: &Frame) -> Result<(), Obstacle> {
         match self.offline {
             Offline::Queue(limits) => self.take(frame, Some(limits)),
@@ -109,27 +106,27 @@ impl Uplink {
         }
     }
 
-    /// As [`offer`](Self::offer), but if no session stands, the frame is only taken in a
-    /// gap. Otherwise it is refused, whatever `Offline` says.
+    /// As [`offer`](Self::offer), but ignores `Offline`: without a session, the frame is only accepted
+    /// in a gap.
     pub(super) fn offer_to_session(&self, frame: &Frame) -> Result<(), Obstacle> {
-        // A request is not worth a wait for a session that may come much later: its asker waits
-        // meanwhile.
+        // The next session may begin much later, and the sender of a request waits for its answer.
         self.take(frame, None)
     }
 
-    /// While no session stands, a frame waits within the limits in `offline`. If there are
-    /// none, a gap has the limits of a session's outbox, and at any other time the frame is
-    /// refused.
+    /// Without a session, frames wait within the limits in `offline`. If that is `None`, they wait
+    /// only in a gap, within the limits of a session's outbox.
     fn take(&self, frame: &Frame, offline: Option<Limits>) -> Result<(), Obstacle> {
-        // The common case takes the lock for reading, so that many threads send at the same time.
+        // The common case holds the lock for reading, so that many threads send at the same time.
         if let State::Up(up) = &*self.read()
             && let Some(result) = self.push(up, frame)
         {
             return result;
         }
         let mut state = self.write();
-        // The supervisor learns later than the link that a session is over.
-        state.see_closed_outbox();
+        // The link closes the outbox before the supervisor learns that the session is over.
+        if matches!(&*state, State::Up(up) if up.outbox.is_closed()) {
+            *state = State::Down(Waiting::default());
+        }
         match &mut *state {
             State::Down(waiting) => {
                 let Some(limits) = offline.or(waiting.gap.as_ref().map(|_| self.queue)) else {
@@ -138,19 +135,18 @@ impl Uplink {
                 let len = frame.encoded_len() as u64;
                 let frames = waiting.frames.len() as u64;
                 let fits = frames < limits.frames && waiting.bytes + len <= limits.bytes;
-                // One frame fits in any case, as in an outbox: else one that is
+                // An empty queue accepts any frame, as an outbox does: otherwise a frame that is
                 // longer than the limit could never be sent.
                 if !fits && frames > 0 {
-                    return Err(Obstacle::QueueFull {
-                        rung: self.changes.rung(),
-                    });
+                    let seen = self.changes.number();
+                    return Err(Obstacle::QueueFull { seen });
                 }
                 waiting.bytes += len;
                 waiting.frames.push_back(frame.clone());
                 Ok(())
             }
-            // A session began after the first look at the state. If it is over already, a
-            // wait for its outbox ends at once, and the frame is offered again.
+            // A session began after the first check of the state. If it is over already, a wait
+            // for its outbox ends at once, and the frame is offered again.
             State::Up(up) => {
                 let over = || Err(Obstacle::Session(up.outbox.clone()));
                 self.push(up, frame).unwrap_or_else(over)
@@ -159,7 +155,7 @@ impl Uplink {
         }
     }
 
-    /// `None` if the session is over, which the supervisor may not have seen yet.
+    /// Puts a frame into the outbox of a session. `None` if the session is over.
     fn push(&self, up: &Up, frame: &Frame) -> Option<Result<(), Obstacle>> {
         match up.outbox.push(self.item(frame, up.server.tracing())) {
             Ok(()) => Some(Ok(())),
@@ -168,8 +164,8 @@ impl Uplink {
         }
     }
 
-    /// Waits until an obstacle may be gone. Returns false if it is still there at the
-    /// deadline, or will never go.
+    /// Waits until an obstacle may have gone. Returns false if it has not gone at the deadline, or
+    /// never will.
     pub(super) fn wait(&self, obstacle: Obstacle, len: usize, deadline: Option<Instant>) -> bool {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(now()));
         if left.is_some_and(|left| left.is_zero()) {
@@ -177,15 +173,14 @@ impl Uplink {
         }
         match obstacle {
             Obstacle::Fault(_) => false,
-            // True as well when the session is over: the frame is then offered
-            // again, to the next session or the queue.
+            // If the session is over, the frame is offered to the next session or the queue.
             Obstacle::Session(outbox) => outbox.wait_for_room(len, left) || outbox.is_closed(),
-            Obstacle::QueueFull { rung } => self.changes.wait(rung, left),
+            Obstacle::QueueFull { seen } => self.changes.wait(seen, deadline),
         }
     }
 
-    /// How much waits now, in the session's outbox or in the queue for the next session.
-    /// In a gap, what the old session still sends is not included.
+    /// The load of the session's outbox, or of the queue for the next session. In a gap, frames
+    /// that the old session still sends are not included.
     pub(super) fn waiting(&self) -> Load {
         match &*self.read() {
             State::Up(up) => up.outbox.waiting(),
@@ -208,8 +203,8 @@ impl Uplink {
         };
         let frames = std::mem::take(waiting).frames;
         let items: Vec<Outgoing> = frames.iter().map(|f| self.item(f, server.tracing())).collect();
-        // What was taken while no session stood is sent in any case, so the
-        // outbox has room for all of it even where its own limit is lower.
+        // All frames that were accepted are sent, so the outbox has room for them even if its
+        // configured limit is lower.
         let outbox = Outbox::new(Limits {
             frames: self.queue.frames.max(items.len() as u64),
             bytes: self
@@ -219,15 +214,15 @@ impl Uplink {
         });
         for item in items {
             let taken = outbox.push(item);
-            debug_assert!(taken.is_ok(), "it was made large enough");
+            debug_assert!(taken.is_ok(), "the outbox was made large enough");
         }
-        // Only now, so that no frame of another thread overtakes those that have waited.
+        // Only now, so that no frame of another thread overtakes the frames that have waited.
         *state = State::Up(Up {
             outbox: outbox.clone(),
             server: server.clone(),
         });
         drop(state);
-        self.changes.ring();
+        self.changes.add();
         Some(outbox)
     }
 
@@ -239,17 +234,16 @@ impl Uplink {
             *state = State::Down(Waiting::default());
         }
         drop(state);
-        self.changes.ring();
+        self.changes.add();
     }
 
-    /// Begins a gap, because the session is to be replaced. Its outbox is closed, but sends
-    /// what waits there. Later frames wait for the next session.
+    /// Begins a gap, because the session is to be replaced. Its outbox is closed, and the frames in
+    /// it are still sent. Later frames wait for the next session.
     pub(super) fn part(&self) {
         let mut state = self.write();
         if let State::Up(up) = &*state {
             let outbox = up.outbox.clone();
-            // Under the lock for writing, so nothing is between the last frame
-            // in the outbox and the first that waits.
+            // Under the lock for writing, so that each frame is either in the outbox or waits.
             outbox.close();
             *state = State::Down(Waiting {
                 gap: Some(outbox),
@@ -259,7 +253,7 @@ impl Uplink {
     }
 
     /// Ends a gap that has lasted too long: from now on `Offline` decides about frames.
-    /// With `Offline::Fail` the frames that waited are lost. Returns how many those are.
+    /// With `Offline::Fail` the frames that waited are lost. Returns their number.
     pub(super) fn give_up(&self) -> u64 {
         let mut state = self.write();
         let State::Down(waiting) = &mut *state else {
@@ -270,12 +264,12 @@ impl Uplink {
             lost = std::mem::take(waiting).frames.len() as u64;
         }
         drop(state);
-        self.changes.ring();
+        self.changes.add();
         lost
     }
 
-    /// Ends the uplink for good. It takes no more frames, but the outbox of a session
-    /// still sends what waits there. Returns `None` if the uplink had ended before.
+    /// Ends the uplink for good. It accepts no more frames, but the frames in the outbox of a session
+    /// are still sent. Returns `None` if the uplink had ended before.
     pub(super) fn end(&self, reason: ClientError) -> Option<UplinkEnd> {
         let mut state = self.write();
         let end = match &*state {
@@ -294,11 +288,11 @@ impl Uplink {
         };
         *state = State::Ended(reason);
         drop(state);
-        self.changes.ring();
+        self.changes.add();
         Some(end)
     }
 
-    /// Why the uplink has ended. `None` if it has not.
+    /// The reason why the uplink has ended. `None` if it has not.
     pub(super) fn ended(&self) -> Option<ClientError> {
         match &*self.read() {
             State::Ended(reason) => Some(reason.clone()),
@@ -306,7 +300,7 @@ impl Uplink {
         }
     }
 
-    /// The server of the session that stands. `None` if no session stands.
+    /// The server of the present session. `None` if there is no session.
     pub(super) fn server(&self) -> Option<ServerInfo> {
         match &*self.read() {
             State::Up(up) if !up.outbox.is_closed() => Some(up.server.clone()),
@@ -314,41 +308,38 @@ impl Uplink {
         }
     }
 
-    /// Waits until a session stands. Returns false if none does at the deadline, and an
-    /// error if the uplink has ended.
+    /// Waits until there is a session. Returns false if there is none at the deadline, and an error
+    /// if the uplink has ended.
     pub(super) fn wait_up(&self, deadline: Option<Instant>) -> Result<bool, ClientError> {
         loop {
-            let rung = self.changes.rung();
+            let seen = self.changes.number();
             match &*self.read() {
                 State::Up(up) if !up.outbox.is_closed() => return Ok(true),
                 State::Ended(reason) => return Err(reason.clone()),
                 _ => {}
             }
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(now()));
-            if !self.changes.wait(rung, left) {
+            if !self.changes.wait(seen, deadline) {
                 return Ok(false);
             }
         }
     }
 
-    /// How many changes of the state there have been, for
-    /// [`wait_for_change`](Self::wait_for_change).
-    pub(super) fn rung(&self) -> u64 {
-        self.changes.rung()
+    /// The number of changes of the state, for [`wait_for_change`](Self::wait_for_change).
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.number()
     }
 
-    /// Waits until there have been more changes than `rung`. Returns false if there is no
-    /// further one before the deadline.
-    pub(super) fn wait_for_change(&self, rung: u64, deadline: Instant) -> bool {
-        let left = deadline.saturating_duration_since(now());
-        self.changes.wait(rung, Some(left))
+    /// Waits for a change after the first `seen` ones. Returns false if there is none before the
+    /// deadline.
+    pub(super) fn wait_for_change(&self, seen: u64, deadline: Option<Instant>) -> bool {
+        self.changes.wait(seen, deadline)
     }
 
-    /// Waits until no frame waits to be sent. Returns false if some still wait at the
-    /// deadline, or if the uplink has ended.
+    /// Waits until no frame waits to be sent. Returns false if a frame still waits at the deadline,
+    /// or if the uplink has ended.
     pub(super) fn flush(&self, deadline: Instant) -> bool {
         loop {
-            let rung = self.changes.rung();
+            let seen = self.changes.number();
             let outbox = match &*self.read() {
                 State::Up(up) => Some(up.outbox.clone()),
                 State::Down(waiting) => {
@@ -360,8 +351,7 @@ impl Uplink {
                 }
                 State::Ended(_) => return false,
             };
-            let left = deadline.saturating_duration_since(now());
-            if left.is_zero() {
+            if now() >= deadline {
                 return false;
             }
             if let Some(outbox) = outbox {
@@ -372,14 +362,13 @@ impl Uplink {
                     return false;
                 }
             }
-            let left = deadline.saturating_duration_since(now());
-            if !self.changes.wait(rung, Some(left)) {
+            if !self.changes.wait(seen, Some(deadline)) {
                 return false;
             }
         }
     }
 
-    /// A frame as it leaves: with its trace stamped, or without.
+    /// Encodes a frame: with its trace, stamped now, if the session has tracing, else without.
     fn item(&self, frame: &Frame, tracing: bool) -> Outgoing {
         if !tracing || frame.trace().is_none() {
             return outgoing(frame, false);
@@ -400,49 +389,32 @@ impl Uplink {
     }
 }
 
-impl State {
-    /// Treats a session whose outbox is closed as over, before the supervisor
-    /// comes to say so.
-    fn see_closed_outbox(&mut self) {
-        if matches!(self, Self::Up(up) if up.outbox.is_closed()) {
-            *self = Self::Down(Waiting::default());
-        }
-    }
-}
-
-/// Wakes the threads that wait for a change.
+/// Counts changes of the state, and wakes the threads that wait for one.
 #[derive(Debug, Default)]
 struct Changes {
-    rung: Mutex<u64>,
+    number: Mutex<u64>,
     changed: Condvar,
 }
 
 impl Changes {
-    fn ring(&self) {
-        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    fn add(&self) {
+        *lock(&self.number) += 1;
         self.changed.notify_all();
     }
 
-    fn rung(&self) -> u64 {
-        *self.rung.lock().unwrap_or_else(PoisonError::into_inner)
+    fn number(&self) -> u64 {
+        *lock(&self.number)
     }
 
-    /// Waits until it has rung since `heard` was read; false when it has not
-    /// within the limit.
-    fn wait(&self, heard: u64, limit: Option<Duration>) -> bool {
-        let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
-        match limit {
-            None => {
-                let waited = self.changed.wait_while(rung, |rung| *rung == heard);
-                drop(waited.unwrap_or_else(PoisonError::into_inner));
-                true
-            }
-            Some(limit) => {
-                let waited = self
-                    .changed
-                    .wait_timeout_while(rung, limit, |rung| *rung == heard);
-                !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
-            }
-        }
+    /// Waits until the number is no longer `seen`. Returns false if it still is at the deadline.
+    fn wait(&self, seen: u64, deadline: Option<Instant>) -> bool {
+        let limit = deadline.map_or(Duration::MAX, |deadline| {
+            deadline.saturating_duration_since(now())
+        });
+        let number = lock(&self.number);
+        let waited = self
+            .changed
+            .wait_timeout_while(number, limit, |number| *number == seen);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 }

@@ -1,16 +1,14 @@
-//! UUIDs that survive the client, and that no two running clients share.
+//! UUIDs that are kept on disk, and that no two running clients share.
 //!
 //! ```text
 //!  DIR/agent.0.lock   locked while a client uses slot 0    agent.0.uuid   its UUID
 //!  DIR/agent.1.lock   …                                    agent.1.uuid
 //! ```
 //!
-//! A client takes the first slot of its roles whose lock is free. The lock is
-//! the system's, so that it is gone with the process that held it. A UUID
-//! file appears whole or not at all (it is written beside, synced, and
-//! renamed), hence one that does not hold a UUID was damaged by somebody
-//! else: that is an error, for a new UUID would make this host a stranger to
-//! its cluster without anybody's notice.
+//! A client takes the first slot of its roles whose lock is free. The operating system releases the
+//! lock if the process ends. A UUID file is written under another name, synced, and renamed, so it
+//! is always complete. A file without a UUID was damaged from outside. That is an error: with a new
+//! UUID, this host would silently become another member of its cluster.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -25,7 +23,7 @@ use ssntp_transport::Role;
 /// The most clients of one role and directory at a time.
 const SLOTS: u32 = 1024;
 
-/// A UUID, and what keeps others from it while this lives.
+/// A UUID, and the lock that keeps other clients from using it while this value lives.
 #[derive(Debug)]
 pub(super) struct Claimed {
     pub(super) uuid: Uuid,
@@ -33,7 +31,7 @@ pub(super) struct Claimed {
 }
 
 impl Claimed {
-    /// A UUID that nothing keeps others from.
+    /// A UUID without a lock.
     pub(super) fn unlocked(uuid: Uuid) -> Self {
         Self { uuid, _lock: None }
     }
@@ -54,7 +52,7 @@ pub(super) fn claim(directory: &Path, role: Role) -> Result<Claimed, ClientError
             .map_err(|e| at_fault(&lock_path, e))?;
         match lock.try_lock() {
             Ok(()) => {}
-            // Another client of this role runs with that UUID.
+            // A running client has this UUID.
             Err(TryLockError::WouldBlock) => continue,
             Err(TryLockError::Error(e)) => return Err(at_fault(&lock_path, e)),
         }
@@ -89,8 +87,8 @@ fn read_or_make(directory: &Path, path: PathBuf, new: &Path) -> Result<Uuid, Cli
     }
 }
 
-/// Before the UUID is used it is on the disk: a client that is known by a
-/// UUID must find it again.
+/// Writes a new UUID to the disk, before it is used: a client that a server knows by its UUID must
+/// have the same UUID after a crash.
 fn write(directory: &Path, path: &Path, new: &Path, uuid: Uuid) -> io::Result<()> {
     let mut file = File::create(new)?;
     writeln!(file, "{uuid}")?;

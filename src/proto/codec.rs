@@ -1,4 +1,4 @@
-//! The incremental codec of an established session.
+//! The incremental decoder of an established session.
 //!
 //! ```text
 //!  bytes as they come          Codec::decode                 items
@@ -6,16 +6,15 @@
 //!                        └ stays in the buffer until the rest arrives
 //! ```
 //!
-//! Frames are handed on as [`Run`]s: consecutive frames of one kind, in wire
-//! form, in one shared piece of memory. A router looks a run's kind up once
-//! and passes the bytes on as they are; whoever wants single frames iterates.
-//! The codec holds no memory: the buffer is the caller's, and [`Codec::wanted`]
-//! tells how long the frame at its front is, so that the caller can reserve it.
+//! The decoder returns frames as [`Run`]s: consecutive frames of one kind, in wire form, in one
+//! shared piece of memory. A router looks up the kind of a run once and forwards the bytes
+//! unchanged; [`Run::frames`] iterates over single frames. The buffer belongs to the caller.
+//! [`Codec::wanted`] is the length of the frame at its front, so that the caller can reserve memory.
 
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::{
-    Command, ErrorCode, Frame, FrameKind, FrameType, HEADER_LEN, Header, MAJOR, MAX_TRACE_LEN, Operands,
+    ErrorCode, Frame, FrameKind, FrameType, HEADER_LEN, Header, MAJOR, MAX_TRACE_LEN, Operands, PROBE,
     ProtocolError, TRACE_FLAG, Trace,
 };
 
@@ -33,7 +32,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// A run of one frame; its trace, where it has one, is left out.
+    /// A run of one frame, without its trace.
     pub fn of(frame: &Frame) -> Self {
         let mut bytes = Vec::with_capacity(HEADER_LEN + frame.payload_bytes().len());
         let mut header = frame.header();
@@ -48,8 +47,8 @@ impl Run {
         }
     }
 
-    /// Whole frames of one kind without trace, each with a payload of at most `max_payload`
-    /// bytes. `None` if the bytes are something else.
+    /// Reads whole frames of one kind without trace, each with a payload of at most `max_payload`
+    /// bytes. `None` if the bytes are anything else.
     pub(crate) fn read(bytes: Bytes, max_payload: u32) -> Option<Self> {
         let (mut at, mut frames, kind) = (0, 0, Header::decode(&bytes)?.kind);
         while at < bytes.len() {
@@ -64,7 +63,7 @@ impl Run {
         (at == bytes.len()).then_some(Self { kind, frames, bytes })
     }
 
-    /// What all its frames are.
+    /// The kind of all its frames.
     pub fn kind(&self) -> FrameKind {
         self.kind
     }
@@ -74,7 +73,7 @@ impl Run {
         self.frames
     }
 
-    /// Whether there is no frame in it, which never happens to a decoded run.
+    /// True if it has no frame. A decoded run always has one.
     pub fn is_empty(&self) -> bool {
         self.frames == 0
     }
@@ -84,8 +83,8 @@ impl Run {
         &self.bytes
     }
 
-    /// Cuts the run after so many frames and gives back what follows them,
-    /// where something does. Both share the memory.
+    /// Cuts the run after `frames` frames, and returns a run of the others. `None` if there are no
+    /// others. Both share the memory.
     pub fn split_off(&mut self, frames: u32) -> Option<Self> {
         if self.frames <= frames {
             return None;
@@ -105,52 +104,37 @@ impl Run {
         Some(rest)
     }
 
-    /// The frames one by one; each payload is a slice of the shared bytes.
-    pub fn frames(&self) -> Frames<'_> {
-        Frames { run: self, at: 0 }
+    /// Iterates over the single frames. Each payload is a slice of the shared bytes.
+    pub fn frames(&self) -> impl Iterator<Item = Frame> {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let header = Header::decode(self.bytes.get(at..)?)?;
+            let start = at + HEADER_LEN;
+            at = start + header.word as usize;
+            // An empty slice would keep the memory of the whole run alive.
+            let payload = match header.word {
+                0 => Bytes::new(),
+                _ => self.bytes.slice(start..at),
+            };
+            Some(Frame::with_payload(header.kind, payload))
+        })
     }
 }
 
-/// The frames of a [`Run`].
-#[derive(Debug)]
-pub struct Frames<'a> {
-    run: &'a Run,
-    at: usize,
-}
-
-impl Iterator for Frames<'_> {
-    type Item = Frame;
-
-    fn next(&mut self) -> Option<Frame> {
-        let header = Header::decode(self.run.bytes.get(self.at..)?)?;
-        let start = self.at + HEADER_LEN;
-        let end = start + header.word as usize;
-        self.at = end;
-        // An empty slice would keep the memory of the whole run alive.
-        let payload = if header.word == 0 {
-            Bytes::new()
-        } else {
-            self.run.bytes.slice(start..end)
-        };
-        Some(Frame::with_payload(header.kind, payload))
-    }
-}
-
-/// What a decoder finds in the bytes of a peer.
+/// An item that a decoder finds in the bytes of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {
     /// Frames without trace.
     Run(Run),
     /// A frame with its trace.
     Traced(Frame),
-    /// A frame of an unsupported type or an unknown operand. Its payload has
-    /// been skipped; [`answer_to_unsupported`](super::answer_to_unsupported)
-    /// is what its sender gets.
+    /// A frame of an unsupported type or an unknown operand, whose payload was skipped. The sender
+    /// gets [`answer_to_unsupported`](super::answer_to_unsupported).
     Unsupported(FrameKind),
 }
 
 impl Item {
-    /// What it is, or was.
+    /// The kind of its frames.
     pub fn kind(&self) -> FrameKind {
         match self {
             Self::Run(run) => run.kind(),
@@ -159,7 +143,7 @@ impl Item {
         }
     }
 
-    /// How many frames of the peer it stands for.
+    /// The number of its frames.
     pub fn frames(&self) -> u32 {
         match self {
             Self::Run(run) => run.len(),
@@ -174,32 +158,24 @@ pub struct Codec {
     max_payload: u32,
     tracing: bool,
     operands: Operands,
-    /// The one type whose frames are taken, if these are not the protocol's.
+    /// The only type that is accepted. `None`: the protocol's and the application's frames.
     only: Option<FrameType>,
-    /// Bytes of an unsupported frame or an oversized trace block that are
-    /// still to be dropped, and what to do after them.
+    /// The number of bytes of an unsupported frame that are still to be dropped.
     skip: u64,
-    after_skip: AfterSkip,
+    /// The kind of that frame, until it was reported.
+    unsupported: Option<FrameKind>,
     wanted: usize,
     bad_traces: u64,
-    /// The memory that what is decoded now is cut from, in bytes.
+    /// The size of the buffer that items are cut from, in bytes.
     memory: usize,
 }
 
-/// What would keep more than this many times its own length alive is copied.
+/// An item that would keep a buffer of more than this many times its own length alive is copied.
 pub(crate) const MAX_WASTE: usize = 4;
 
-#[derive(Debug)]
-enum AfterSkip {
-    Nothing,
-    Report(FrameKind),
-    /// The payload of this many bytes follows a trace block that was dropped.
-    Payload(Header),
-}
-
 impl Codec {
-    /// A codec that takes payloads up to `max_payload` bytes, and trace
-    /// blocks where the session agreed on `tracing`.
+    /// A codec that accepts payloads up to `max_payload` bytes, and trace blocks if `tracing` was
+    /// agreed on.
     pub fn new(max_payload: u32, tracing: bool) -> Self {
         Self {
             max_payload,
@@ -207,21 +183,21 @@ impl Codec {
             operands: Operands::new(),
             only: None,
             skip: 0,
-            after_skip: AfterSkip::Nothing,
+            unsupported: None,
             wanted: 0,
             bad_traces: 0,
             memory: 0,
         }
     }
 
-    /// The same codec, which takes frames of the application as well.
+    /// The same codec, which also accepts frames of the application.
     #[must_use]
     pub fn operands(mut self, operands: Operands) -> Self {
         self.operands = operands;
         self
     }
 
-    /// A codec of a link between servers, which takes frames of their own type alone.
+    /// The codec of a link between servers, which accepts only frames of the type of links.
     pub(crate) fn of_links(max_payload: u32) -> Self {
         Self {
             only: Some(crate::server::LINK),
@@ -229,25 +205,24 @@ impl Codec {
         }
     }
 
-    /// The length of the frame at the front of the buffer, in bytes, once its
-    /// header is known; 0 before.
+    /// The length of the frame at the front of the buffer, in bytes; 0 until its header has
+    /// arrived.
     pub fn wanted(&self) -> usize {
         self.wanted
     }
 
-    /// How many malformed trace blocks have been dropped.
+    /// The number of malformed trace blocks that were dropped.
     pub fn bad_traces(&self) -> u64 {
         self.bad_traces
     }
 
-    /// Takes every complete frame off the front of `input` and appends what
-    /// it finds to `items`, in order. An incomplete frame stays. What is found
-    /// shares the memory of `input`, unless it is a small part of it: a frame
-    /// may wait in a queue that counts its own length alone.
+    /// Removes every complete frame from the front of `input` and appends what it finds to `items`,
+    /// in order. An incomplete frame stays. Items share the memory of `input`, unless they are a
+    /// small part of it: an item may wait in a queue, which counts only the item's own length.
     ///
     /// # Errors
-    /// [`ProtocolError`] where the peer broke the protocol; what stood before
-    /// the fault is in `items`, and the session has to be closed.
+    /// [`ProtocolError`] if the peer broke the protocol. The frames before the fault are in `items`,
+    /// and the session has to be closed.
     pub fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<(), ProtocolError> {
         self.memory = input.capacity();
         loop {
@@ -255,18 +230,8 @@ impl Codec {
             if !self.skipped(input, items) {
                 return Ok(());
             }
-            if let AfterSkip::Payload(header) = self.after_skip {
-                if !self.payload_after_dropped_trace(header, input, items) {
-                    return Ok(());
-                }
-                continue;
-            }
-            let header = match self.runs(input, items)? {
-                Stop::Incomplete(wanted) => {
-                    self.wanted = wanted;
-                    return Ok(());
-                }
-                Stop::Special(header) => header,
+            let Some(header) = self.runs(input, items)? else {
+                return Ok(());
             };
             if !self.special(header, input, items)? {
                 return Ok(());
@@ -274,55 +239,41 @@ impl Codec {
         }
     }
 
-    /// Splits the longest prefix of complete, known, untraced frames off
-    /// `input`, and says what stands after it.
-    fn runs(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<Stop, ProtocolError> {
-        let bytes: &[u8] = input;
-        let mut at = 0;
-        // Most reads hold one kind: the first run costs no allocation here.
-        let mut run: Option<(FrameKind, u32, usize)> = None;
-        let mut earlier: Vec<(FrameKind, u32, usize, usize)> = Vec::new();
-        let stop = loop {
-            let Some(header) = Header::decode(&bytes[at..]) else {
-                break Ok(Stop::Incomplete(0));
-            };
-            match self.is_plain(&header) {
-                Ok(true) => {}
-                Ok(false) => break Ok(Stop::Special(header)),
-                Err(fault) => break Err(fault),
-            }
-            let whole = HEADER_LEN + header.word as usize;
-            if bytes.len() - at < whole {
-                break Ok(Stop::Incomplete(whole));
-            }
-            match &mut run {
-                Some((kind, frames, _)) if *kind == header.kind => *frames += 1,
-                Some((kind, frames, start)) => {
-                    earlier.push((*kind, *frames, *start, at));
-                    run = Some((header.kind, 1, at));
+    /// Removes the complete, known, untraced frames at the front of `input`. Returns the header
+    /// of the traced or unsupported frame after them, or `None` if the next frame is incomplete.
+    fn runs(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> Result<Option<Header>, ProtocolError> {
+        loop {
+            let (mut frames, mut at, mut kind) = (0, 0, PROBE);
+            // `None` if a run of another kind follows.
+            let end = loop {
+                let Some(header) = Header::decode(&input[at..]) else {
+                    break Some(Ok(None));
+                };
+                match self.is_plain(&header) {
+                    Ok(true) if frames > 0 && header.kind != kind => break None,
+                    Ok(true) => kind = header.kind,
+                    Ok(false) => break Some(Ok(Some(header))),
+                    Err(fault) => break Some(Err(fault)),
                 }
-                None => run = Some((header.kind, 1, at)),
+                let whole = HEADER_LEN + header.word as usize;
+                if input.len() - at < whole {
+                    self.wanted = whole;
+                    break Some(Ok(None));
+                }
+                at += whole;
+                frames += 1;
+            };
+            if frames > 0 {
+                let bytes = self.keep(input.split_to(at).freeze());
+                items.push(Item::Run(Run { kind, frames, bytes }));
             }
-            at += whole;
-        };
-        if let Some((kind, frames, start)) = run {
-            let data = input.split_to(at).freeze();
-            let slices = earlier.into_iter();
-            items.extend(slices.map(|(kind, frames, start, end)| {
-                Item::Run(Run {
-                    kind,
-                    frames,
-                    bytes: self.keep(data.slice(start..end)),
-                })
-            }));
-            let bytes = self.keep(if start == 0 { data } else { data.slice(start..) });
-            items.push(Item::Run(Run { kind, frames, bytes }));
+            if let Some(end) = end {
+                return end;
+            }
         }
-        stop
     }
 
-    /// The same bytes, in memory of their own where they are a small part of
-    /// the input's.
+    /// Copies the bytes if they are a small part of the input's memory.
     fn keep(&self, bytes: Bytes) -> Bytes {
         if bytes.len() < self.memory / MAX_WASTE {
             Bytes::copy_from_slice(&bytes)
@@ -331,16 +282,16 @@ impl Codec {
         }
     }
 
-    /// Whether a frame without trace is known: such frames are kept together in runs.
+    /// True if a frame is known and has no trace, so that it can be part of a run.
     fn is_plain(&self, header: &Header) -> Result<bool, ProtocolError> {
         if header.version() != MAJOR {
             return Err(ProtocolError::Version(header.version()));
         }
-        // Before the length is looked at: these two have the role in its place.
+        // Before the length is checked, because these two have the role in its place.
         if header.kind.is_handshake() {
             return Err(ProtocolError::HandshakeFrame(header.kind));
         }
-        // Known from the header alone, so no byte of a payload that is too long is kept.
+        // Checked with the header alone, so no byte of a payload that is too long is kept.
         if header.word > self.max_payload {
             return Err(ProtocolError::PayloadTooLong {
                 kind: header.kind,
@@ -361,8 +312,7 @@ impl Codec {
         }
     }
 
-    /// Handles a frame that is traced or unsupported; false while it is
-    /// incomplete.
+    /// Handles a traced or unsupported frame. Returns false while it is incomplete.
     fn special(
         &mut self,
         header: Header,
@@ -377,8 +327,8 @@ impl Codec {
                 return Ok(false);
             };
             let length = u32::from_be_bytes([length[0], length[1], length[2], length[3]]);
-            // A block up to the limit of payloads is skipped, and the session goes on. A peer
-            // that announces more could keep the session busy with skipping.
+            // A block that is too long is dropped with its frame kept, up to the limit of payloads.
+            // Without this bound, a peer could make the receiver hold any amount of memory.
             if length > self.max_payload && length as usize > MAX_TRACE_LEN {
                 return Err(ProtocolError::TraceTooLong(length));
             }
@@ -387,16 +337,9 @@ impl Codec {
         }
         if !self.takes(header.kind) {
             input.advance(head);
-            // Both together may exceed 32 bits.
+            // The sum may exceed 32 bits.
             self.skip = block as u64 + u64::from(header.word);
-            self.after_skip = AfterSkip::Report(header.kind);
-            return Ok(true);
-        }
-        if block > MAX_TRACE_LEN {
-            self.bad_traces += 1;
-            input.advance(head);
-            self.skip = block as u64;
-            self.after_skip = AfterSkip::Payload(header);
+            self.unsupported = Some(header.kind);
             return Ok(true);
         }
         let whole = head + block + header.word as usize;
@@ -409,7 +352,7 @@ impl Codec {
         let frame_without = Frame::with_payload(header.kind, payload);
         items.push(match Trace::decode(&frame[head..head + block]) {
             Ok(trace) => Item::Traced(frame_without.traced(trace)),
-            // A trace is an extra: its fault costs the trace and not the frame.
+            // A trace is optional, so a fault in it loses the trace but keeps the frame.
             Err(_) => {
                 self.bad_traces += 1;
                 Item::Run(Run::of(&frame_without))
@@ -418,48 +361,22 @@ impl Codec {
         Ok(true)
     }
 
-    /// Drops what is to be skipped; false while more of it is to come.
+    /// Drops the rest of an unsupported frame. Returns false until all of it has arrived.
     fn skipped(&mut self, input: &mut BytesMut, items: &mut Vec<Item>) -> bool {
-        // Dropped as it arrives: what is skipped takes no memory, however long it is.
+        // Dropped as it arrives, so that an unsupported frame of any length takes no memory.
         let now = usize::try_from(self.skip).map_or(input.len(), |skip| skip.min(input.len()));
         input.advance(now);
         self.skip -= now as u64;
         if self.skip > 0 {
             return false;
         }
-        if let AfterSkip::Report(kind) = self.after_skip {
-            self.after_skip = AfterSkip::Nothing;
-            items.push(Item::Unsupported(kind));
-        }
-        true
-    }
-
-    fn payload_after_dropped_trace(
-        &mut self,
-        header: Header,
-        input: &mut BytesMut,
-        items: &mut Vec<Item>,
-    ) -> bool {
-        let len = header.word as usize;
-        if input.len() < len {
-            self.wanted = len;
-            return false;
-        }
-        self.after_skip = AfterSkip::Nothing;
-        let payload = input.split_to(len).freeze();
-        items.push(Item::Run(Run::of(&Frame::with_payload(header.kind, payload))));
+        items.extend(self.unsupported.take().map(Item::Unsupported));
         true
     }
 }
 
-/// What stands after the complete plain frames.
-enum Stop {
-    Incomplete(usize),
-    Special(Header),
-}
-
-/// The frame that tells the sender of an unsupported frame so, unless that
-/// was an ERROR, which is never answered (docs/protocol.md, "Frames").
+/// The answer to an unsupported frame. `None` for an ERROR, which is never answered
+/// (docs/protocol.md, "Frames").
 pub fn answer_to_unsupported(kind: FrameKind) -> Option<Frame> {
     let reason = if kind.frame_type.is_known() {
         "unsupported_operand"
@@ -469,20 +386,19 @@ pub fn answer_to_unsupported(kind: FrameKind) -> Option<Frame> {
     invalid_frame_type(kind, reason)
 }
 
-/// The frame that tells a sender that its role may not send frames of that
-/// kind, unless that was an ERROR.
+/// The answer to a frame that the roles of its sender do not allow. `None` for an ERROR.
 pub fn answer_to_filtered(kind: FrameKind) -> Option<Frame> {
     invalid_frame_type(kind, "role_not_allowed")
 }
 
-/// The frame that tells the sender of a request or an answer that it does not
-/// begin with an [`Exchange`](super::Exchange).
+/// The answer to a request or reply that does not begin with a valid
+/// [`Exchange`](super::Exchange).
 pub fn answer_to_bad_exchange(kind: FrameKind) -> Option<Frame> {
     invalid_frame_type(kind, "bad_exchange")
 }
 
-/// The payload is three plain numbers and words, so that the protocol core
-/// needs no YAML writer (docs/payloads.md, "InvalidFrameType").
+/// InvalidFrameType for a frame. Its payload is so simple that the protocol core needs no YAML
+/// writer (docs/payloads.md, "InvalidFrameType").
 fn invalid_frame_type(kind: FrameKind, reason: &str) -> Option<Frame> {
     if kind.frame_type == FrameType::ERROR {
         return None;
@@ -494,9 +410,8 @@ fn invalid_frame_type(kind: FrameKind, reason: &str) -> Option<Frame> {
     Some(Frame::with_payload(ErrorCode::INVALID_FRAME_TYPE, payload))
 }
 
-/// Whether a frame of this kind may be handed to a session at all: CONNECT
-/// and CONNECTED belong to the handshake, and unknown kinds would be refused
-/// by the peer.
+/// True if a session may send frames of this kind. CONNECT and CONNECTED belong to the handshake,
+/// and the peer would refuse unknown kinds.
 pub fn may_be_sent(kind: FrameKind) -> bool {
-    kind.is_known() && !kind.is_handshake() && kind != Command::CONNECT
+    kind.is_known() && !kind.is_handshake()
 }

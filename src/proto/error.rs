@@ -1,4 +1,4 @@
-//! What can be wrong with what a peer sent, and with a connection attempt.
+//! The faults of a peer on a session, and the refusals of a handshake.
 
 use std::time::Duration;
 
@@ -7,20 +7,20 @@ use uuid::Uuid;
 use super::{ErrorCode, FrameKind};
 use ssntp_transport::Role;
 
-/// The peer broke the protocol on an established session, which is closed
-/// for it. Nothing is sent in answer (docs/protocol.md, "Frames").
+/// The peer broke the protocol on an established session, which is closed without an answer
+/// (docs/protocol.md, "Frames").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// A major version that this crate does not speak.
+    /// A major version that this crate does not support.
     #[error("frame with major version {0}, not 0")]
     Version(u8),
     /// A payload length over the receiver's limit. None of it was buffered.
     #[error("{kind} announces a payload of {announced} bytes, the limit is {limit}")]
     PayloadTooLong {
-        /// What the frame is.
+        /// The kind of the frame.
         kind: FrameKind,
-        /// The length its header announces, in bytes.
+        /// The length in the header, in bytes.
         announced: u32,
         /// The receiver's limit, in bytes.
         limit: u32,
@@ -36,16 +36,15 @@ pub enum ProtocolError {
     TraceTooLong(u32),
 }
 
-/// Why a handshake ended without a session: one row of docs/protocol.md's
-/// "Handshake" table.
+/// The reason why a handshake ended without a session: one row of the tables in docs/protocol.md,
+/// "Handshake".
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The first frame of a client is another than CONNECT. It is discarded
-    /// and the connection closed without an answer.
+    /// The first frame of a client is not CONNECT. The connection is closed without an answer.
     #[error("the first frame is {0}, not CONNECT")]
     NotConnect(FrameKind),
-    /// A major version that this crate does not speak.
+    /// A major version that this crate does not support.
     #[error("major version {0}, not 0")]
     Version(u8),
     /// A CONNECT with the nil UUID as its source.
@@ -58,20 +57,20 @@ pub enum Refusal {
     /// unknown ones.
     #[error("role {advertised} is advertised, the certificate holds {certified}")]
     Role {
-        /// What the peer advertised.
+        /// The roles that the peer advertised.
         advertised: Role,
-        /// What its certificate holds.
+        /// The roles that its certificate holds.
         certified: Role,
     },
-    /// A server that is neither SERVER nor SCHEDULER.
+    /// The server has neither the role SERVER nor SCHEDULER.
     #[error("the peer's role is {0}, neither server nor scheduler")]
     NotAServer(Role),
     /// A certificate bound to another UUID.
     #[error("UUID {claimed} is claimed, the certificate is bound to {bound}")]
     BorrowedUuid {
-        /// The UUID the peer claims.
+        /// The UUID that the peer claims.
         claimed: Uuid,
-        /// The UUID its certificate is bound to.
+        /// The UUID that its certificate is bound to.
         bound: Uuid,
     },
     /// The server's own UUID, which no client may have.
@@ -80,46 +79,45 @@ pub enum Refusal {
     /// A certificate that is bound to no UUID, at a server that requires it.
     #[error("the certificate is bound to no UUID, and this server requires it")]
     UnboundCertificate,
-    /// The UUID is connected with a certificate that is bound to it, and the
-    /// newcomer's is not: it may have the UUID only while the owner is away.
+    /// The UUID is connected with a certificate that is bound to it, and the newcomer's certificate
+    /// is not: the newcomer may use the UUID only while its owner is not connected.
     #[error("UUID {0} is connected with a certificate that is bound to it, this one is not")]
     UuidOwned(Uuid),
-    /// The UUID is connected with another certificate, and neither of the two
-    /// is bound to it: who owns it cannot be told, so who came first stays.
+    /// The UUID is connected with another certificate, and neither certificate is bound to it. The
+    /// server cannot determine the owner, so the present session stays.
     #[error("UUID {0} is connected with another certificate, and neither is bound to it")]
     UuidInUse(Uuid),
-    /// The UUID is connected with a certificate that is bound to it as the
-    /// newcomer's is, but issued by another authority: who came first stays.
+    /// The UUID is connected with a certificate that is bound to it as the newcomer's is, but issued
+    /// by another authority. The present session stays.
     #[error("UUID {0} is connected with a certificate bound to it by another authority")]
     OtherAuthority(Uuid),
-    /// An operator has banned its UUID; the time that is left.
+    /// An operator has banned the client's UUID. The value is the time that is left.
     #[error("an operator has banned it, for another {} s", .0.as_secs())]
     Banned(Duration),
-    /// The server has as many sessions as it may have.
+    /// The server has reached its limit of sessions.
     #[error("the server has {0} sessions, as many as it may (max_sessions)")]
     SessionLimit(usize),
-    /// The certificate has as many sessions as one may have.
+    /// The certificate has reached the limit of sessions for one certificate.
     #[error("the certificate has {0} sessions, as many as one may (sessions_per_certificate)")]
     CertificateLimit(usize),
-    /// The server is busy or shutting down.
+    /// The server is busy or is shutting down.
     #[error("{0}")]
     Busy(&'static str),
-    /// The server's application does not want this client, now or ever.
+    /// The server's application refuses this client.
     #[error("the application refuses it: {reason}")]
     Unwanted {
-        /// Whether it may try again.
+        /// True if the client may try again.
         for_now: bool,
-        /// Why, for the server's log; the peer is told the code alone.
+        /// The reason for the server's log. The peer only receives the code.
         reason: String,
     },
     /// The handshake was not complete at its deadline.
     #[error("the handshake was not complete in time")]
     Deadline,
-    /// CONNECTED repeats another UUID than the client's, or names none for
-    /// the server.
+    /// CONNECTED has another UUID than the client's, or the nil UUID for the server.
     #[error("CONNECTED with UUID {0} where another is due")]
     WrongUuid(Uuid),
-    /// CONNECTED announces a configuration over the limit.
+    /// CONNECTED announces a configuration that is longer than the limit.
     #[error("CONNECTED announces a configuration of {announced} bytes, the limit is {limit}")]
     ConfigurationTooLong {
         /// The announced length in bytes.
@@ -144,8 +142,8 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// An application's refusal for good: the client gets ConnectionAborted and
-    /// does not come back. The reason is for the server's log.
+    /// A refusal by the application for good: the client receives ConnectionAborted and does not try
+    /// again. The reason is for the server's log.
     pub fn forbid(reason: impl Into<String>) -> Self {
         Self::Unwanted {
             for_now: false,
@@ -153,8 +151,8 @@ impl Refusal {
         }
     }
 
-    /// An application's refusal for now: the client gets ConnectionFailure and
-    /// may try again. The reason is for the server's log.
+    /// A refusal by the application for now: the client receives ConnectionFailure and may try
+    /// again. The reason is for the server's log.
     pub fn postpone(reason: impl Into<String>) -> Self {
         Self::Unwanted {
             for_now: true,
@@ -162,7 +160,7 @@ impl Refusal {
         }
     }
 
-    /// Whether no later attempt of this client at this server can succeed.
+    /// True if no later attempt of this client at this server can succeed.
     fn is_for_good(&self) -> bool {
         matches!(
             self,
@@ -174,18 +172,18 @@ impl Refusal {
         )
     }
 
-    /// The error frame that tells the peer, where the table has one.
+    /// The server's error frame for the peer. `None` if the connection is closed without one.
     pub fn answer(&self) -> Option<ErrorCode> {
         match self {
             Self::NotConnect(_) | Self::PeerFailed | Self::PeerAborted => None,
-            // This is the server's answer. A client answers each fault of a server with
-            // ConnectionFailure, see `ClientHandshake::answer`.
+            // A client answers each fault of a server with ConnectionFailure, see
+            // `ClientHandshake::answer`.
             _ if self.is_for_good() => Some(ErrorCode::CONNECTION_ABORTED),
             _ => Some(ErrorCode::CONNECTION_FAILURE),
         }
     }
 
-    /// A word for it, out of a list that is fixed.
+    /// The refusal in one word, for metrics and logs. The set of words is fixed.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Role { .. } | Self::NotAServer(_) => "role",
@@ -208,7 +206,7 @@ impl Refusal {
         }
     }
 
-    /// Whether another attempt at the same server can succeed.
+    /// True if another attempt at the same server can succeed.
     pub fn may_retry(&self) -> bool {
         !self.is_for_good() && !matches!(self, Self::PeerAborted | Self::NotAServer(_))
     }
@@ -221,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_aborted_never_succeeds_and_who_is_failed_may_try_again() {
+    fn a_client_may_try_again_after_failure_and_not_after_abort() {
         let uuid = Uuid::from_u128(1);
         let aborted = [
             Refusal::Role {
@@ -258,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn each_fault_says_what_it_is() {
+    fn each_fault_has_a_text_of_its_own() {
         let (uuid, bound, kind) = (
             Uuid::from_u128(1),
             Uuid::from_u128(2),

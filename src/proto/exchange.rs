@@ -1,4 +1,4 @@
-//! How requests and their answers are told apart and find each other
+//! The first bytes of requests and their answers, by which an answer finds its request
 //! (docs/protocol.md, "Requests and replies").
 
 use bytes::{Bytes, BytesMut};
@@ -9,48 +9,46 @@ use super::Frame;
 /// Length of an [`Exchange`] in bytes.
 pub const EXCHANGE_LEN: usize = 32;
 
-/// What the payload of a request, and of an answer to one, begins with:
+/// The first bytes of the payload of a request and of its answer:
 ///
-/// | bytes | what |
+/// | bytes | content |
 /// |---|---|
-/// | 0 | 0 a request, 1 a reply, 2 a refusal |
-/// | 1 to 7 | 0; not looked at |
-/// | 8 to 15 | the asker's number for it, which its answer repeats |
+/// | 0 | 0 request, 1 reply, 2 refusal |
+/// | 1 to 7 | sent as 0, ignored |
+/// | 8 to 15 | the number that the sender of the request chose, and that the answer repeats |
 /// | 16 to 31 | the UUID of the other end |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
-    /// What it is.
+    /// Request, reply or refusal.
     pub step: Step,
-    /// The asker's number for the request.
+    /// The number of the request, chosen by its sender.
     pub id: u64,
-    /// From a client to its server: who is asked (nil: the server, or whom its
-    /// rules choose), or whose request is answered. From a server to a client:
-    /// who asks, or who answers.
+    /// From a client to its server: the receiver of the request (nil: the server, or the session
+    /// that its rules choose) or of the answer. From a server to a client: the sender of the request
+    /// or of the answer.
     pub peer: Uuid,
 }
 
-/// What a frame of a request is.
+/// The kind of an [`Exchange`], in the order of the numbers on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// It asks.
+    /// A request.
     Request,
-    /// It answers.
+    /// An answer.
     Reply,
-    /// It says that there will be no answer, and why, as text.
+    /// The request is refused. The payload is the reason as text.
     Refusal,
 }
 
 impl Exchange {
-    /// Reads what a payload begins with; `None` where it is shorter, or what it
-    /// is is not known.
+    /// Reads the beginning of a payload. `None` if the payload is too short or the step is unknown.
     pub fn read(payload: &[u8]) -> Option<Self> {
         let bytes: &[u8; EXCHANGE_LEN] = payload.first_chunk()?;
         let step = match bytes[0] {
             0 => Step::Request,
             1 => Step::Reply,
             2 => Step::Refusal,
-            // A step of a later version cannot be passed on, because nobody knows whether it
-            // asks or answers.
+            // An unknown step cannot be forwarded: it may be a request or an answer.
             _ => return None,
         };
         Some(Self {
@@ -63,22 +61,18 @@ impl Exchange {
     /// The 32 bytes.
     pub fn encode(&self) -> [u8; EXCHANGE_LEN] {
         let mut bytes = [0; EXCHANGE_LEN];
-        bytes[0] = match self.step {
-            Step::Request => 0,
-            Step::Reply => 1,
-            Step::Refusal => 2,
-        };
+        bytes[0] = self.step as u8;
         bytes[8..16].copy_from_slice(&self.id.to_be_bytes());
         bytes[16..].copy_from_slice(self.peer.as_bytes());
         bytes
     }
 
-    /// The frame that says this with a content of the application.
+    /// The frame of this exchange with a content of the application.
     pub(crate) fn frame(&self, content: &Frame) -> Frame {
         self.carry(content, content.payload_bytes())
     }
 
-    /// The same frame, as the other end is to see it.
+    /// The same frame with this exchange instead of its own.
     pub(crate) fn readdress(&self, frame: &Frame) -> Frame {
         self.carry(frame, &content(frame))
     }
@@ -95,7 +89,7 @@ impl Exchange {
     }
 }
 
-/// What follows the [`Exchange`] of a payload.
+/// The content of the application, which follows the [`Exchange`].
 pub(crate) fn content(frame: &Frame) -> Bytes {
     let payload = frame.payload_bytes();
     payload.slice(EXCHANGE_LEN.min(payload.len())..)

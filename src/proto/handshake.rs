@@ -1,4 +1,4 @@
-//! The handshake of both sides, without I/O: bytes in, a verdict out.
+//! The handshake of both sides without I/O: it reads bytes and accepts or refuses.
 //!
 //! ```text
 //!  client                                   server
@@ -14,8 +14,8 @@
 //!     session                                session
 //! ```
 //!
-//! Each side takes from the front of the buffer only what belongs to the
-//! handshake; frames that follow in the same read stay there.
+//! Each side removes only the bytes of the handshake from the front of the buffer. Frames that
+//! follow in the same read stay there.
 
 use bytes::{Buf, Bytes, BytesMut};
 use uuid::Uuid;
@@ -26,7 +26,7 @@ use super::{
 };
 use ssntp_transport::Role;
 
-/// The server's side: judges a CONNECT.
+/// The server's side, which checks a CONNECT.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerHandshake {
     certified: Role,
@@ -34,18 +34,17 @@ pub struct ServerHandshake {
 }
 
 impl ServerHandshake {
-    /// A handshake with a client whose certificate holds the roles
-    /// `certified` and is bound to the UUID `bound`, if to any.
+    /// A handshake with a client whose certificate holds the roles `certified` and is bound to the
+    /// UUID `bound`. `None` if it is bound to no UUID.
     pub fn new(certified: Role, bound: Option<Uuid>) -> Self {
         Self { certified, bound }
     }
 
-    /// Takes the CONNECT off the front of `input`; `None` while it is
-    /// incomplete.
+    /// Removes the CONNECT from the front of `input`. `None` while it is incomplete.
     ///
     /// # Errors
-    /// The [`Refusal`] of the row of the table that applies. A first frame
-    /// that is not CONNECT is known from its header alone.
+    /// The [`Refusal`] that applies. A first frame that is not CONNECT is refused as soon as its
+    /// header has arrived.
     pub fn receive(&self, input: &mut BytesMut) -> Result<Option<Connect>, Refusal> {
         let Some(header) = Header::decode(input) else {
             return Ok(None);
@@ -53,7 +52,7 @@ impl ServerHandshake {
         if header.version() != MAJOR {
             return Err(Refusal::Version(header.version()));
         }
-        // Judged before the other 32 bytes have come: a stranger need not be waited for.
+        // Checked before the other 32 bytes arrive, so that another protocol is refused at once.
         if header.kind != Command::CONNECT {
             return Err(Refusal::NotConnect(header.kind));
         }
@@ -89,7 +88,7 @@ impl ServerHandshake {
     }
 }
 
-/// The client's side: writes a CONNECT and judges what comes back.
+/// The client's side, which writes a CONNECT and checks the answer.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientHandshake {
     connect: Connect,
@@ -99,9 +98,9 @@ pub struct ClientHandshake {
 }
 
 impl ClientHandshake {
-    /// A handshake of a client that sends `connect` with a server whose
-    /// certificate holds the roles `certified` and is bound to the UUID
-    /// `bound`, if to any. `max_payload` limits the configuration, in bytes.
+    /// A handshake of a client that sends `connect` to a server whose certificate holds the roles
+    /// `certified` and is bound to the UUID `bound`, if there is one. `max_payload` is the limit of
+    /// the configuration, in bytes.
     pub fn new(connect: Connect, certified: Role, bound: Option<Uuid>, max_payload: u32) -> Self {
         Self {
             connect,
@@ -116,12 +115,10 @@ impl ClientHandshake {
         self.connect.encode()
     }
 
-    /// Takes the server's answer off the front of `input`; `None` while it
-    /// is incomplete.
+    /// Removes the server's answer from the front of `input`. `None` while it is incomplete.
     ///
     /// # Errors
-    /// The [`Refusal`] of the row of the table that applies;
-    /// [`Self::answer`] is what to send the server.
+    /// The [`Refusal`] that applies; [`Self::answer`] is the error frame for the server.
     pub fn receive(&self, input: &mut BytesMut) -> Result<Option<Connected>, Refusal> {
         let Some(header) = Header::decode(input) else {
             return Ok(None);
@@ -156,7 +153,7 @@ impl ClientHandshake {
         if client != self.connect.source {
             return Err(Refusal::WrongUuid(client));
         }
-        // Judged before any of it is awaited, so memory grows only with what has arrived.
+        // Checked before the configuration is awaited, so that its length is bounded.
         if announced > self.max_payload {
             return Err(Refusal::ConfigurationTooLong {
                 announced,
@@ -169,8 +166,7 @@ impl ClientHandshake {
         }
         input.advance(CONNECTED_LEN);
         let payload = input.split_to(announced as usize).freeze();
-        // Traces have to be agreed on: the bit counts only where this client
-        // asked for it.
+        // Both sides have to want traces, so the server's bit counts only if this client asked.
         let trace = header.traced() && self.connect.trace;
         Ok(Some(Connected {
             role,
@@ -181,17 +177,17 @@ impl ClientHandshake {
         }))
     }
 
-    /// The error frame that tells the server of a refusal, where there is
-    /// one: a client always answers with ConnectionFailure.
+    /// The client's error frame for the server, which is always ConnectionFailure. `None` if the
+    /// refusal is not answered.
     pub fn answer(refusal: &Refusal) -> Option<ErrorCode> {
-        // ConnectionAborted would keep a server from its client for good, and servers are
-        // mended.
+        // ConnectionAborted would mean that no later attempt can succeed, but a server's fault can be
+        // corrected.
         refusal.answer().map(|_| ErrorCode::CONNECTION_FAILURE)
     }
 }
 
-/// An advertised role has to be certified, and a certificate that is bound
-/// to a UUID serves no other.
+/// Checks that the certificate holds the advertised roles, and that it is not bound to another
+/// UUID than the claimed one.
 fn check_peer(advertised: Role, claimed: Uuid, certified: Role, bound: Option<Uuid>) -> Result<(), Refusal> {
     if !advertised.may_be_advertised_with(certified) {
         return Err(Refusal::Role {

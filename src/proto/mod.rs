@@ -3,7 +3,7 @@
 //! ```text
 //!            CONNECT / CONNECTED            frames, either way
 //!  ┌───────────┐   ┌───────────────┐   ┌───────────────────────┐   ┌────────┐
-//!  │ TLS stands├──▶│ handshake     ├──▶│ established session   ├──▶│ closed │
+//!  │ TLS is up ├──▶│ handshake     ├──▶│ established session   ├──▶│ closed │
 //!  └───────────┘   │ Client-,      │   │ Codec                 │   └────────┘
 //!                  │ ServerHandshake   │                       │      ▲
 //!                  └───────┬───────┘   └───────────┬───────────┘      │
@@ -44,8 +44,8 @@
 //! | `frame` | the bytes of each frame |
 //! | `codec` | [`Codec`]: bytes in any pieces to [`Run`]s of frames |
 //! | `handshake` | [`ClientHandshake`], [`ServerHandshake`]: every row of the table |
-//! | `operands` | [`Operands`]: frames of an application's own |
-//! | `exchange` | [`Exchange`]: what requests and their answers begin with |
+//! | `operands` | [`Operands`]: the frames of an application |
+//! | `exchange` | [`Exchange`]: the first 32 bytes of requests and their answers |
 //! | `error` | [`ProtocolError`], [`Refusal`] |
 
 mod codec;
@@ -59,8 +59,8 @@ mod tests;
 
 pub(crate) use self::codec::MAX_WASTE;
 pub use self::codec::{
-    Codec, DEFAULT_MAX_PAYLOAD, Frames, Item, Run, answer_to_bad_exchange, answer_to_filtered,
-    answer_to_unsupported, may_be_sent,
+    Codec, DEFAULT_MAX_PAYLOAD, Item, Run, answer_to_bad_exchange, answer_to_filtered, answer_to_unsupported,
+    may_be_sent,
 };
 pub use self::error::{ProtocolError, Refusal};
 pub(crate) use self::exchange::content;

@@ -1,6 +1,7 @@
-//! Which frames an entity takes: the protocol's, and the application's own
+//! The frames that an entity accepts: the protocol's and the application's
 //! (docs/protocol.md, "Frames of an application").
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -8,30 +9,26 @@ use std::sync::Arc;
 
 use super::{FrameKind, FrameType, ParseKindError, may_be_sent};
 
-/// The operands of each frame type that are an application's own. 0xff is
-/// left to the protocol.
+/// The operands of each frame type that belong to an application. 0xff belongs to the protocol.
 pub const APPLICATION_OPERANDS: RangeInclusive<u8> = 0x80..=0xfe;
 
-/// A kind that is never assigned. Every entity answers it with InvalidFrameType, in the order in
-/// which it takes frames. So whoever sends it last, and hears that answer, knows that everything
-/// before was taken.
+/// A kind that is never assigned. Every entity answers it with InvalidFrameType. Frames are handled
+/// in order, so a sender that receives this answer knows that all its earlier frames were handled.
 pub const PROBE: FrameKind = FrameKind::new(FrameType::COMMAND, 0xff);
 
 /// The longest name of an operand, in bytes.
 const MAX_NAME: usize = 32;
 
-/// The frames that an entity takes, sends and forwards: those of the protocol,
-/// and those of an application that are registered here. Whoever has not
-/// registered one answers it with InvalidFrameType, as any unknown operand.
-///
-/// A clone shares everything.
+/// The frames that an entity accepts, sends and forwards: those of the protocol, and those of an
+/// application that are registered here. An entity answers an operand that it has not registered
+/// with InvalidFrameType, as any unknown operand. A clone is cheap.
 ///
 /// ```
 /// use ssntp::proto::{FrameKind, FrameType, Operands};
 ///
-/// /// Sent one way, as frames of the protocol are.
+/// /// A frame without an answer.
 /// const DRAIN: FrameKind = FrameKind::new(FrameType::COMMAND, 0x80);
-/// /// Asks for an answer.
+/// /// A request.
 /// const QUERY: FrameKind = FrameKind::new(FrameType::COMMAND, 0x81);
 ///
 /// let operands = Operands::new().application(DRAIN, "DRAIN")?.request(QUERY, "QUERY")?;
@@ -41,33 +38,45 @@ const MAX_NAME: usize = 32;
 /// # Ok::<(), ssntp::proto::OperandError>(())
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Operands(Option<Arc<Own>>);
+pub struct Operands(Arc<BTreeMap<FrameKind, Registered>>);
 
-/// What an application registered. The bits answer for each frame that is not
-/// the protocol's, the names are for texts.
-#[derive(Clone, Debug, Default)]
-struct Own {
-    registered: KindSet,
-    requests: KindSet,
-    names: BTreeMap<FrameKind, String>,
+#[derive(Clone, Debug)]
+struct Registered {
+    name: String,
+    is_request: bool,
 }
 
 impl Operands {
-    /// Those of the protocol alone.
+    /// The operands of the protocol only.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds an operand of the application, whose payload is opaque. The name
-    /// is for logs and for [`kind`](Self::kind).
+    /// Adds an operand of the application. Its payload is opaque, and its name is for logs and for
+    /// [`kind`](Self::kind).
     ///
     /// # Errors
-    /// [`OperandError`]: the type is not one of the protocol's four, the
-    /// operand is not within [`APPLICATION_OPERANDS`] or was added before, or
-    /// the name is not one word of at most 32 letters, digits, `_` and `-`, or
-    /// is that of another operand.
-    pub fn application(mut self, kind: FrameKind, name: impl Into<String>) -> Result<Self, OperandError> {
-        let name = name.into();
+    /// [`OperandError`]: the type is not one of the protocol's four, the operand is not within
+    /// [`APPLICATION_OPERANDS`] or was added before, or the name is not one word of at most 32
+    /// letters, digits, `_` and `-`, or is the name of another operand.
+    pub fn application(self, kind: FrameKind, name: impl Into<String>) -> Result<Self, OperandError> {
+        self.register(kind, name.into(), false)
+    }
+
+    /// As [`application`](Self::application), for requests: the payload of these frames begins with
+    /// an [`Exchange`](super::Exchange).
+    ///
+    /// # Errors
+    /// As [`application`](Self::application). Also if the type is ERROR: an ERROR is never answered,
+    /// so it cannot be a request.
+    pub fn request(self, kind: FrameKind, name: impl Into<String>) -> Result<Self, OperandError> {
+        if kind.frame_type == FrameType::ERROR {
+            return Err(OperandError::Range(kind));
+        }
+        self.register(kind, name.into(), true)
+    }
+
+    fn register(mut self, kind: FrameKind, name: String, is_request: bool) -> Result<Self, OperandError> {
         if !kind.is_application() {
             return Err(OperandError::Range(kind));
         }
@@ -82,124 +91,72 @@ impl Operands {
         if self.kind(&name).is_ok() {
             return Err(OperandError::NameTwice(name));
         }
-        let own = Arc::make_mut(self.0.get_or_insert_default());
-        own.registered.insert(kind);
-        own.names.insert(kind, name);
+        Arc::make_mut(&mut self.0).insert(kind, Registered { name, is_request });
         Ok(self)
     }
 
-    /// As [`application`](Self::application), for frames that ask for an
-    /// answer: their payload begins with the
-    /// [`Exchange`](super::Exchange) that says who asks whom.
-    ///
-    /// # Errors
-    /// As there; ERROR frames are never answered, so none can ask.
-    pub fn request(self, kind: FrameKind, name: impl Into<String>) -> Result<Self, OperandError> {
-        // An ERROR is never answered, so that errors cannot go in circles.
-        if kind.frame_type == FrameType::ERROR {
-            return Err(OperandError::Range(kind));
-        }
-        let mut operands = self.application(kind, name)?;
-        if let Some(own) = &mut operands.0 {
-            Arc::make_mut(own).requests.insert(kind);
-        }
-        Ok(operands)
-    }
-
-    /// Whether the application registered this kind.
+    /// True if the application registered this kind.
     pub fn contains(&self, kind: FrameKind) -> bool {
-        self.0.as_ref().is_some_and(|own| own.registered.contains(kind))
+        self.0.contains_key(&kind)
     }
 
-    /// Whether frames of this kind are requests and their answers.
+    /// True if frames of this kind are requests and their answers.
     pub fn is_request(&self, kind: FrameKind) -> bool {
-        self.0.as_ref().is_some_and(|own| own.requests.contains(kind))
+        self.0.get(&kind).is_some_and(|own| own.is_request)
     }
 
-    /// Whether a frame of this kind may be handed to a session as it is. A
-    /// request may not: the session writes its beginning.
+    /// True if a session may send a frame of this kind unchanged. A request may not be sent so,
+    /// because the session writes the beginning of its payload.
     pub fn may_be_sent(&self, kind: FrameKind) -> bool {
         may_be_sent(kind) || kind == PROBE || self.contains(kind) && !self.is_request(kind)
     }
 
-    /// The name of a kind, where the protocol or the application gives it one.
+    /// The name that the protocol or the application gives to a kind.
     pub fn name(&self, kind: FrameKind) -> Option<&str> {
-        let own = || self.0.as_ref()?.names.get(&kind).map(String::as_str);
+        let own = || self.0.get(&kind).map(|own| own.name.as_str());
         kind.name().or_else(own)
     }
 
-    /// The kind as logs show it: its name, `TYPE/0xNN` where it has none.
+    /// The kind for logs: its name, or `TYPE/0xNN` if it has none.
     pub fn show(&self, kind: FrameKind) -> impl fmt::Display + '_ {
-        Shown(self, kind)
+        self.name(kind)
+            .map_or_else(|| Cow::Owned(kind.to_string()), Cow::Borrowed)
     }
 
-    /// Finds an operand by its name in any case.
+    /// Finds an operand by its name, in upper or lower case.
     ///
     /// # Errors
-    /// Neither the protocol nor the application has one of that name.
+    /// Neither the protocol nor the application has an operand of that name.
     pub fn kind(&self, name: &str) -> Result<FrameKind, ParseKindError> {
-        let mut own = self.0.iter().flat_map(|own| &own.names);
-        own.find(|(_, own)| own.eq_ignore_ascii_case(name))
-            .map_or_else(|| name.parse(), |(kind, _)| Ok(*kind))
+        let own = self
+            .applications()
+            .find(|(_, own)| own.eq_ignore_ascii_case(name));
+        own.map_or_else(|| name.parse(), |(kind, _)| Ok(kind))
     }
 
-    /// What the application registered, by type, then operand.
+    /// The operands that the application registered, by type, then number.
     pub fn applications(&self) -> impl Iterator<Item = (FrameKind, &str)> {
-        let own = self.0.iter().flat_map(|own| &own.names);
-        own.map(|(kind, name)| (*kind, name.as_str()))
+        self.0.iter().map(|(kind, own)| (*kind, own.name.as_str()))
     }
 }
 
-struct Shown<'a>(&'a Operands, FrameKind);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.name(self.1) {
-            Some(name) => f.write_str(name),
-            None => self.1.fmt(f),
-        }
-    }
-}
-
-/// Kinds of an application: a bit for each operand from 0x80, of each type.
-#[derive(Clone, Copy, Debug, Default)]
-struct KindSet([u128; 5]);
-
-impl KindSet {
-    fn insert(&mut self, kind: FrameKind) {
-        if let (Some(bit), Some(set)) = (bit(kind), self.0.get_mut(usize::from(kind.frame_type.0))) {
-            *set |= bit;
-        }
-    }
-
-    fn contains(&self, kind: FrameKind) -> bool {
-        let set = self.0.get(usize::from(kind.frame_type.0));
-        matches!((bit(kind), set), (Some(bit), Some(set)) if set & bit != 0)
-    }
-}
-
-fn bit(kind: FrameKind) -> Option<u128> {
-    let number = kind.operand.checked_sub(*APPLICATION_OPERANDS.start())?;
-    Some(1 << number)
-}
-
-/// Why an operand cannot be an application's.
+/// The reason why an operand cannot be registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperandError {
-    /// Not an operand from 0x80 to 0xfe of COMMAND, STATUS, EVENT or ERROR, or
-    /// a request that would be an ERROR.
+    /// The operand is not from 0x80 to 0xfe of COMMAND, STATUS, EVENT or ERROR, or it is a request of
+    /// the type ERROR.
     #[error(
-        "{0} is not an application's: its operands are 0x80 to 0xfe of COMMAND, STATUS, EVENT and, unless they ask, ERROR"
+        "{0} is not an application's: its operands are 0x80 to 0xfe of COMMAND, STATUS, EVENT and, unless they are requests, ERROR"
     )]
     Range(FrameKind),
-    /// Not one word of at most 32 letters, digits, `_` and `-`.
+    /// The name is not one word of at most 32 letters, digits, `_` and `-`.
     #[error("{0:?} is not one word of at most {MAX_NAME} letters, digits, \"_\" and \"-\"")]
     Name(String),
     /// The kind was registered before.
     #[error("{0} is registered twice")]
     Twice(FrameKind),
-    /// Another operand has the name, in any case of letters.
+    /// Another operand has the name, in upper or lower case.
     #[error("{0:?} is the name of another operand")]
     NameTwice(String),
 }

@@ -258,7 +258,7 @@ fn a_client_whose_certificate_is_revoked_learns_it_and_stays_away() {
         match client.recv_timeout(LIMIT).unwrap() {
             ClientEvent::Disconnected { reason, retrying } => {
                 let reason = reason.to_string();
-                assert!(reason.contains("certificate no longer counts"), "{reason}");
+                assert!(reason.contains("certificate is no longer valid"), "{reason}");
                 assert!(retrying, "it may have a new certificate by then");
             }
             ClientEvent::Closed(why) => break why.to_string(),

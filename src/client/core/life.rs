@@ -1,10 +1,10 @@
-//! The life of a session of a client: it stands, parts from its server, and leaves.
+//! The phases of a client's session, from CONNECTED until its threads have ended.
 //!
 //! ```text
-//!  Stands ── lost, or the client is closed ─────────────────────────┐
-//!    │ is to be replaced                                            ▼
-//!    └─▶ Answers ─▶ Parts ─ too late ─▶ Aborted ─ is over ──────▶ Leaves ─▶ Joins ─▶ Joined
-//!                     └──── the server has ended its side ──────────┘
+//!  Established ── lost, or the client is closed ──────────────────────────┐
+//!    │ is to be replaced                                                  ▼
+//!    └─▶ Answers ─▶ Flushing ─ too late ─▶ Aborted ─ has ended ──────▶ Closing ─▶ Join ─▶ Joined
+//!                      └────── the server has ended its side ─────────────┘
 //! ```
 
 use std::sync::Arc;
@@ -17,86 +17,89 @@ use super::super::handle::lock;
 use super::super::{ClientError, ClientEvent, DisconnectReason, LOG};
 use super::{At, ClientCore, Next, Stage, Standing};
 use crate::proto::ErrorCode;
-use ssntp_transport::Outbox;
+use ssntp_transport::{Outbox, after};
 
-/// How long after its last byte a session waits for the server to end its
-/// side.
+/// The time that the server has to end its side after the last byte that it was sent.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// How long a session that is to be replaced stays for the answers to requests:
-/// as long as most wait for one.
+/// The time that a session which is to be replaced waits for the answers to its requests. Most
+/// requests have a time limit of about this length.
 const ANSWERS: Duration = Duration::from_secs(5);
-/// How often it is looked whether they have come. An answer is rare at such a moment, and a
-/// signal for it would cost each other answer.
-const LOOK: Duration = Duration::from_millis(5);
+/// The interval at which the core polls for these answers. A signal would cost time with every
+/// answer, and sessions are rarely replaced.
+const ANSWERS_POLL: Duration = Duration::from_millis(5);
 
-/// How long frames wait for the session that replaces another, and for the
-/// attempts that are under way then: longer than a server that restarts
-/// at the same time takes.
+/// The time that frames wait for the session that replaces another: longer than a server takes
+/// that restarts at the same time. Attempts that are under way then are still awaited.
 const GAP: Duration = Duration::from_secs(10);
 
 /// A session, from CONNECTED until its threads have ended.
 #[derive(Debug)]
 pub(super) struct Session {
-    pub(super) at: usize,
+    /// The index of the server in the configuration.
+    pub(super) server: usize,
     pub(super) began: Instant,
     pub(super) outbox: Outbox,
     pub(super) standing: Standing,
-    /// Tells why the session is over; disconnected once its threads are.
-    pub(super) over: Receiver<DisconnectReason>,
-    pub(super) told: Option<DisconnectReason>,
-    pub(super) is_gone: bool,
-    /// Tells within what time the server asks this client to leave.
-    pub(super) drains: Receiver<Duration>,
-    pub(super) leave: Option<Instant>,
-    /// Whether a server that is not trusted any more is that because its
-    /// certificate is revoked.
+    /// Receives the reason for which the reader ended; disconnected once the threads have ended.
+    pub(super) end: Receiver<DisconnectReason>,
+    /// The reason that the reader has reported.
+    pub(super) peer_reason: Option<DisconnectReason>,
+    pub(super) threads_ended: bool,
+    /// Receives the time within which the server asks this client to leave.
+    pub(super) drain_requests: Receiver<Duration>,
+    pub(super) leave_at: Option<Instant>,
+    /// True if the server is no longer trusted because its certificate is revoked.
     pub(super) is_revoked: bool,
-    /// Why it ends, once it does.
+    /// The reason for the application. Only meaningful after `Established`.
     pub(super) reason: DisconnectReason,
     pub(super) phase: Phase,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Phase {
-    Stands,
-    /// Requests under way are answered.
+    Established,
+    /// The session awaits the answers to its requests, until this time.
     Answers(Instant),
-    /// The queue goes out, and the server deals with it.
-    Parts(Instant),
-    /// It took too long.
+    /// The queue is sent and the server handles it, until this time.
+    Flushing(Instant),
+    /// The stream was shut down, because flushing took too long.
     Aborted,
-    /// The application knows that it is over.
-    Leaves(Instant),
-    Joins,
+    /// The application has the event `Disconnected`. The threads may run until this time.
+    Closing(Instant),
+    Join,
     Joined,
 }
 
 impl ClientCore {
-    pub(super) fn stand(&mut self, mut session: Box<Session>, at: At) -> (Stage, Option<Next>) {
+    pub(super) fn step_session(&mut self, mut session: Box<Session>, at: At) -> (Stage, Option<Next>) {
         let closed = self.state.cancel.is_cancelled();
-        match session.over.try_recv() {
-            Ok(reason) => session.told = Some(reason),
+        match session.end.try_recv() {
+            Ok(reason) => session.peer_reason = Some(reason),
             Err(TryRecvError::Disconnected) => {
-                session.is_gone = true;
-                session.told.get_or_insert_with(reader_ended);
+                session.threads_ended = true;
+                let ended = || DisconnectReason::Lost("its reader ended".into());
+                session.peer_reason.get_or_insert_with(ended);
             }
             Err(TryRecvError::Empty) => {}
         }
-        let drains = session.drains.try_recv();
-        if drains != Err(TryRecvError::Empty) {
-            // It ends with the first message, or with the session's reader.
-            session.drains = never();
-            // At random, so that not all clients come to another server at once.
-            session.leave = drains.ok().map(|within| at.now + within.mul_f64(at.share));
+        let drain = session.drain_requests.try_recv();
+        if drain != Err(TryRecvError::Empty) {
+            // Only the first request counts, and a disconnected channel would always be ready.
+            session.drain_requests = never();
+            // A random time, so that not all clients connect to another server at once.
+            session.leave_at = drain.ok().map(|within| at.now + within.mul_f64(at.share));
         }
-        let is_new = self.adopt_news();
-        let is_over = closed || session.told.is_some();
+        let is_renewed = self.adopt_renewal();
+        let is_over = closed || session.peer_reason.is_some();
         let (phase, next) = match session.phase {
-            Phase::Stands => match self.ends(&mut session, is_new, at) {
+            Phase::Established => match self.end_reason(&mut session, is_renewed, at) {
                 None => {
-                    let due = [self.due(), session.leave].into_iter().flatten().min();
-                    (Phase::Stands, Some(Next::Wait(due)))
+                    let due = [self.replacement_due(), session.leave_at]
+                        .into_iter()
+                        .flatten()
+                        .min();
+                    (Phase::Established, Some(Next::Wait(due)))
                 }
                 Some(reason) => {
                     session.reason = reason;
@@ -105,100 +108,103 @@ impl ClientCore {
                             self.state.hold_requests(true);
                             Phase::Answers(at.now + ANSWERS)
                         }
-                        false => self.part(&session, at),
+                        false => self.begin_flush(&session, at),
                     };
                     (phase, None)
                 }
             },
             Phase::Answers(until) => {
+                // Each open request of a peer holds a clone of this counter.
                 let is_idle =
-                    lock(&self.state.requests).is_idle() && Arc::strong_count(&self.state.asked) == 1;
+                    lock(&self.state.requests).is_idle() && Arc::strong_count(&self.state.open_requests) == 1;
                 if is_over {
                     self.state.hold_requests(false);
-                    session.reason = session.told.clone().unwrap_or(DisconnectReason::Closed);
+                    session.reason = session.peer_reason.clone().unwrap_or(DisconnectReason::Closed);
                 }
                 match is_over || is_idle || at.now >= until {
-                    true => (self.part(&session, at), None),
-                    false => (session.phase, Some(Next::Wait(Some(until.min(at.now + LOOK))))),
+                    true => (self.begin_flush(&session, at), None),
+                    false => (
+                        session.phase,
+                        Some(Next::Wait(Some(until.min(at.now + ANSWERS_POLL)))),
+                    ),
                 }
             }
-            // What the server has sent until its end is delivered before that.
-            Phase::Parts(_) | Phase::Aborted if is_over => (self.down(&mut session, at), None),
-            Phase::Parts(until) if at.now < until => (session.phase, Some(Next::Wait(Some(until)))),
-            Phase::Parts(_) => (Phase::Aborted, Some(Next::Abort)),
+            // The reader reports its end after it has delivered the server's last frames.
+            Phase::Flushing(_) | Phase::Aborted if is_over => (self.disconnect(&mut session, at), None),
+            Phase::Flushing(until) if at.now < until => (session.phase, Some(Next::Wait(Some(until)))),
+            Phase::Flushing(_) => (Phase::Aborted, Some(Next::Abort)),
             Phase::Aborted => (session.phase, Some(Next::Wait(None))),
-            Phase::Leaves(_) if session.is_gone => (Phase::Joins, None),
-            Phase::Leaves(until)
+            Phase::Closing(_) if session.threads_ended => (Phase::Join, None),
+            Phase::Closing(until)
                 if at.now >= until || closed && session.reason != DisconnectReason::Closed =>
             {
-                (Phase::Joins, Some(Next::Abort))
+                (Phase::Join, Some(Next::Abort))
             }
-            Phase::Leaves(until) => (session.phase, Some(Next::Wait(Some(until)))),
-            Phase::Joins => (Phase::Joined, Some(Next::Join)),
+            Phase::Closing(until) => (session.phase, Some(Next::Wait(Some(until)))),
+            Phase::Join => (Phase::Joined, Some(Next::Join)),
             Phase::Joined => {
                 self.state.counts.finish(at.now);
-                return (self.after(*session, at), None);
+                return (self.next_stage(*session, at), None);
             }
         };
         session.phase = phase;
-        (Stage::Stands(session), next)
+        (Stage::Session(session), next)
     }
 
-    /// Why a session that stands has to end now, if it does.
-    fn ends(&mut self, session: &mut Session, is_new: bool, at: At) -> Option<DisconnectReason> {
+    /// The reason for which an established session has to end now. `None` if there is none.
+    fn end_reason(&mut self, session: &mut Session, is_renewed: bool, at: At) -> Option<DisconnectReason> {
         let is_due = |when: Option<Instant>| when.is_some_and(|when| at.now >= when);
-        if session.told.is_some() {
-            return session.told.clone();
+        if session.peer_reason.is_some() {
+            return session.peer_reason.clone();
         }
         if self.state.cancel.is_cancelled() {
             return Some(DisconnectReason::Closed);
         }
-        if is_new {
+        if is_renewed {
             let (chain, name) = (&session.standing.chain, &session.standing.name);
             if let Some((why, revoked)) = self.credentials.connector.objection(chain, name) {
                 session.is_revoked = revoked;
                 return Some(DisconnectReason::Certificate(why));
             }
-            self.plan(at);
+            self.plan_replacement(at);
         }
-        if is_due(self.due()) {
+        if is_due(self.replacement_due()) {
             return Some(DisconnectReason::Renewed);
         }
-        is_due(session.leave).then_some(DisconnectReason::Draining)
+        is_due(session.leave_at).then_some(DisconnectReason::Draining)
     }
 
-    /// When the session is to be replaced.
-    fn due(&self) -> Option<Instant> {
-        self.move_at.filter(|_| self.state.config.reconnect)
+    /// The time at which the session is to be replaced.
+    fn replacement_due(&self) -> Option<Instant> {
+        self.replace_at.filter(|_| self.state.config.reconnect)
     }
 
-    /// Lets a session part from its server, if it has the time.
-    fn part(&self, session: &Session, at: At) -> Phase {
-        // How long the server may take to deal with what it was sent, and to end
-        // its side. One that is a stranger now gets no new frame, and hardly time;
-        // one whose certificate is revoked gets nothing at all.
+    /// Closes the session's queue and lets it be sent, if the reason for the end leaves time.
+    fn begin_flush(&self, session: &Session, at: At) -> Phase {
+        // The time that the server has to handle the queue and to end its side. A server that is no
+        // longer trusted has one second, and none if its certificate is revoked.
         let limit = match &session.reason {
             reason if is_in_order(reason) => self.state.config.write_timeout,
             DisconnectReason::Certificate(_) if session.is_revoked => Duration::ZERO,
             DisconnectReason::Certificate(_) => LINGER,
-            // `down` follows at once, because the session is over.
+            // The session is over, so `disconnect` follows at once.
             _ => return Phase::Aborted,
         };
         self.state.hold_requests(true);
         self.state.uplink.part();
-        Phase::Parts(at.now + limit)
+        Phase::Flushing(after(at.now, limit))
     }
 
-    /// The session is over, or the client is closed; the threads may still send what waits.
-    fn down(&self, session: &mut Session, at: At) -> Phase {
+    /// Reports the end of the session to the application. The threads may still send the queue.
+    fn disconnect(&self, session: &mut Session, at: At) -> Phase {
         self.state.uplink.down();
         self.state.cancel_requests();
         *lock(&self.state.in_use) = None;
         if self.state.cancel.is_cancelled() {
-            // The queue is sent first: what `send` has taken before a close is to arrive.
+            // The queue is still sent: a close does not lose frames that `send` has accepted.
             session.reason = DisconnectReason::Closed;
             session.outbox.close();
-            return Phase::Leaves(at.now + self.state.config.grace);
+            return Phase::Closing(after(at.now, self.state.config.grace));
         }
         let reason = &session.reason;
         let aborted = *reason == DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED);
@@ -210,17 +216,17 @@ impl ClientCore {
             reason: reason.clone(),
             retrying: self.state.config.reconnect && !aborted,
         });
-        // A server that ended its side may still receive; any other one that
-        // this client has ended the session with does not deserve the wait.
-        Phase::Leaves(match reason {
-            DisconnectReason::PeerClosed => at.now + self.state.config.write_timeout,
-            _ if is_in_order(reason) => at.now + self.state.config.write_timeout,
-            _ => at.now + LINGER,
-        })
+        // A server that has ended only its own side may still receive the rest of the queue.
+        let may_receive = *reason == DisconnectReason::PeerClosed || is_in_order(reason);
+        let limit = match may_receive {
+            true => self.state.config.write_timeout,
+            false => LINGER,
+        };
+        Phase::Closing(after(at.now, limit))
     }
 
-    /// What follows a session whose threads have ended.
-    fn after(&mut self, session: Session, at: At) -> Stage {
+    /// The stage that follows a session whose threads have ended.
+    fn next_stage(&mut self, session: Session, at: At) -> Stage {
         match session.reason {
             DisconnectReason::Closed => return self.end(ClientError::Closed),
             DisconnectReason::PeerRefused(ErrorCode::CONNECTION_ABORTED) => {
@@ -230,41 +236,36 @@ impl ClientCore {
             reason if !self.state.config.reconnect => return self.end(ClientError::Disconnected(reason)),
             reason @ (DisconnectReason::Renewed | DisconnectReason::Draining) => {
                 if reason == DisconnectReason::Renewed {
-                    self.next = session.at;
+                    self.next = session.server;
                 }
-                self.left = 0;
-                // The old session ended in order, so what is sent meanwhile waits a little for
-                // the next one, as if there were no gap.
-                self.gap = Some(at.now + GAP);
-                return Stage::Round;
+                self.untried = 0;
+                // The old session lost no frame. So frames that are sent meanwhile wait for the next
+                // session, and are not refused.
+                self.gap_ends_at = Some(at.now + GAP);
+                return Stage::NewRound;
             }
-            DisconnectReason::Certificate(_) => self.gap = Some(at.now + GAP),
-            DisconnectReason::PeerRefused(_) => self.tell_invalid(at.wall),
+            DisconnectReason::Certificate(_) => self.gap_ends_at = Some(at.now + GAP),
+            DisconnectReason::PeerRefused(_) => self.warn_if_invalid(at.wall),
             _ => {}
         }
-        // The pauses start over only after a session that lasted. A server
-        // that admits a client and ends it at once would otherwise be dialled
-        // again without a pause.
+        // The pauses begin again at the shortest only after a session that lasted. Otherwise a
+        // server that admits clients and ends their sessions at once would be dialled without pause.
         let lasted = at.now.saturating_duration_since(session.began);
         if lasted > self.state.config.backoff.ceiling(self.setbacks) {
             self.setbacks = 0;
             let in_use = self.servers.iter().filter(|server| server.ruled_out.is_none());
             if in_use.count() > 1 {
-                self.left = self.servers.len();
+                self.untried = self.servers.len();
             }
         }
-        match self.left {
+        match self.untried {
             0 => self.pause(at),
-            _ => Stage::Round,
+            _ => Stage::NewRound,
         }
     }
 }
 
-/// Whether a session is replaced, so that nothing of it is to be lost.
+/// True if the client replaces the session itself, so that no frame may be lost.
 fn is_in_order(reason: &DisconnectReason) -> bool {
     matches!(reason, DisconnectReason::Renewed | DisconnectReason::Draining)
-}
-
-fn reader_ended() -> DisconnectReason {
-    DisconnectReason::Lost("its reader ended".into())
 }

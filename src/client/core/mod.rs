@@ -1,39 +1,39 @@
-//! What a client decides, step by step: whom it dials, when it pauses, when a session is over
-//! or replaced, and what its application is told.
+//! All decisions of a client, step by step: the server to dial, the pauses, the end and the
+//! replacement of a session, and the events for the application.
 //!
 //! ```text
 //!  round: each server that is not ruled out, in order
-//!    ├ one answers ──▶ session ──▶ lost ─┬─▶ a new round at once, from the next server on
-//!    │                                   ├─▶ the rest of this round, if the session was short
-//!    │                                   └─▶ pause, if there is no other server or no rest
-//!    ├ none answers ──▶ pause ──▶ next round
+//!    ├ a server answers ──▶ session ──▶ lost ─┬─▶ a new round at once, from the next server on
+//!    │                                        ├─▶ the rest of this round, if the session was short
+//!    │                                        └─▶ pause, if there is no other server or no rest
+//!    ├ no server answers ──▶ pause ──▶ next round
 //!    ├ ConnectionAborted ──▶ the end
-//!    └ the last one is ruled out ──▶ the end
+//!    └ the last server is ruled out ──▶ the end
 //! ```
 //!
-//! A client that was renewed replaces its session when the moment has come:
+//! A client that was renewed replaces its session at a time that it has chosen:
 //!
 //! ```text
 //!  requests under way are answered, new ones wait          5 s at most
-//!  the queue goes out, close_notify      frames wait       30 s at most (write_timeout)
-//!  the server deals with all of it, sends its rest, ends
+//!  the queue is sent, close_notify       frames wait       30 s at most (write_timeout)
+//!  the server handles all of it, sends the rest of its queue, and ends its side
 //!  Disconnected { Renewed }
-//!  attempts with the new certificate, else the old one     10 s, then frames wait no more
-//!  Connected                             what waited goes out first
+//!  attempts with the new certificate, else the old one     10 s, then frames no longer wait
+//!  Connected                             the frames that waited are sent first
 //! ```
 //!
-//! A client that a draining server asks to leave does the same at a random moment, with
-//! Disconnected { Draining }, and tries each of its servers, the next one first.
+//! If a draining server asks the client to leave, the client does the same at a random moment, with
+//! Disconnected { Draining }, and tries all of its servers, beginning with the next one.
 //!
-//! Two sessions never stand side by side: a server can let the second take the
-//! first over only where both certificates are bound to the UUID by one authority
-//! (docs/admission.md), and it would leave what the first has sent and nobody has
-//! dealt with. Ending the first in order is exact for all of them.
+//! A client never has two sessions at a time. A server lets a second session replace the first
+//! only if both certificates are bound to the UUID by one authority (docs/admission.md), and it
+//! would drop the frames of the first session that it has not handled. Ending the first session
+//! before the second begins loses no frame, whatever the certificates are.
 //!
 //! This module is public for simulations, as [`crate::server::core`] is. A [`ClientCore`] has
-//! no threads, no sockets and no clock. Its owner calls [`ClientCore::step`] with the time,
-//! does what the [`Next`] says, and steps again when something has happened or the time has
-//! come. [`Client`](super::Client) runs it on its supervisor thread.
+//! no threads, no sockets and no clock. Its owner calls [`ClientCore::step`] with the time, carries
+//! out the [`Next`] that it returns, and steps again after an event or at the time that it names.
+//! [`Client`](super::Client) runs it on its supervisor thread.
 
 mod life;
 
@@ -62,28 +62,28 @@ use crate::proto::{Frame, Refusal};
 use crate::request::{Answer, Outstanding};
 use crate::wire::Decoder;
 use ssntp_transport::pki::{CertificateDer, Identity};
-use ssntp_transport::{Cancel, LinkConfig, Outbox, Target, deadline};
+use ssntp_transport::{Cancel, LinkConfig, Outbox, Target, after, deadline};
 
-/// When a step is taken, and a random number for what it draws.
+/// The time of a step, and a random number for its random choices.
 #[derive(Clone, Copy, Debug)]
 pub struct At {
     /// The time.
     pub now: Instant,
-    /// The time of day, at which certificates are valid or not.
+    /// The time of day, for checking whether certificates are valid.
     pub wall: SystemTime,
-    /// From 0 to 1, drawn anew for each step.
+    /// A random number from 0 to 1, a new one for each step.
     pub share: f64,
 }
 
-/// What the owner of a [`ClientCore`] does next.
+/// The next thing that the owner of a [`ClientCore`] has to do.
 #[derive(Debug)]
 pub enum Next {
-    /// Dial a server, and call [`ClientCore::dialled`].
+    /// Dial a server, and pass the result to [`ClientCore::dialled`].
     Dial(Trial),
-    /// Wait until then, or until something happens: the session ends, or the application or the
-    /// server wants something.
+    /// Wait until this time (`None`: no limit), until the session ends, until the application
+    /// renews or closes the client, or until the server asks the client to leave.
     Wait(Option<Instant>),
-    /// Shut the session's stream down. What waits is lost.
+    /// Shut the session's stream down. Frames that wait in its queue are lost.
     Abort,
     /// Wait until reader and writer of the session have ended.
     Join,
@@ -91,18 +91,18 @@ pub enum Next {
     End,
 }
 
-/// An attempt at a server.
+/// One attempt at one server.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// Which one of the configuration's.
+    /// The index of the server in the configuration.
     pub server: usize,
-    /// Where it is.
+    /// The address of the server.
     pub target: Target,
     pub(super) credentials: Credentials,
 }
 
 impl Trial {
-    /// What to show there.
+    /// The identity to show to the server.
     pub fn identity(&self) -> &Identity {
         &self.credentials.identity
     }
@@ -117,11 +117,11 @@ pub struct Standing {
     pub configuration: Bytes,
     /// The server's certificates, its own first.
     pub chain: Vec<CertificateDer<'static>>,
-    /// The name that they prove.
+    /// The name that the certificates were verified for.
     pub name: String,
 }
 
-/// What a session's reader and writer are made of, for [`ClientCore::begin`].
+/// The parts of a session's reader and writer, for [`ClientCore::begin`].
 #[derive(Debug)]
 pub struct Up {
     server: ServerInfo,
@@ -130,63 +130,63 @@ pub struct Up {
     sink: SessionSink,
 }
 
-/// All that a client decides with.
+/// The state of a client that decides what it does next.
 #[derive(Debug)]
 pub struct ClientCore {
     state: Arc<ClientState>,
     servers: Vec<Server>,
     stage: Stage,
-    /// The server that is tried next, and how many are left to be tried until the next pause.
+    /// The index of the server to try next, and the number of servers to try before the next pause.
     next: usize,
-    left: usize,
-    /// What went wrong in this round, and whether it has begun with all servers.
+    untried: usize,
+    /// The failures of this round, and whether the round began with all servers.
     errors: Vec<DialError>,
-    is_whole: bool,
-    /// Whole rounds since the last session, and how many there may be.
+    is_full_round: bool,
+    /// The number of full rounds since the last session, and its bound.
     rounds: u32,
     attempts: Option<u32>,
-    /// What attempts use, and the identity of the last session that stood.
+    /// The credentials of the next attempt, and the identity of the last session.
     credentials: Credentials,
     proven: Option<Identity>,
-    /// The application has replaced the credentials.
-    news: Receiver<()>,
-    /// When the session is to be replaced.
-    move_at: Option<Instant>,
-    /// In a gap, when frames wait no more.
-    gap: Option<Instant>,
-    /// Whether the log says that our certificate is not valid.
-    told_invalid: bool,
-    /// Rounds that failed, and sessions that did not last, in a row.
+    /// Ready if the application has replaced the credentials.
+    renewed: Receiver<()>,
+    /// The time at which the session is to be replaced.
+    replace_at: Option<Instant>,
+    /// The time at which a gap (see `uplink`) ends, so that frames no longer wait.
+    gap_ends_at: Option<Instant>,
+    /// True if the log already has the warning that our own certificate is not valid.
+    warned_invalid: bool,
+    /// The number of failed rounds and short sessions in a row.
     setbacks: u32,
-    /// Kept until the client ends: the UUID is in use as long.
+    /// Holds the lock on the UUID until the client ends.
     _uuid: Claimed,
 }
 
 #[derive(Debug)]
 struct Server {
     target: Target,
-    /// Why it is not tried again.
+    /// The reason why this server is not tried again.
     ruled_out: Option<DialError>,
-    /// Whether a session has stood with it.
+    /// True if the client has had a session with this server.
     known: bool,
 }
 
 #[derive(Debug)]
 enum Stage {
     /// A round begins.
-    Round,
-    /// The next server of the round.
-    Tries,
-    /// An attempt; what the server said to the newest identity, if it is with an older one.
-    Dials(Box<Trial>, Option<DialError>),
-    Pauses(Instant),
-    Stands(Box<Session>),
-    Over,
+    NewRound,
+    /// The next server of the round is to be tried.
+    NextServer,
+    /// An attempt is under way. If it uses an older identity, this is the error with the newest.
+    Dialing(Box<Trial>, Option<DialError>),
+    Pausing(Instant),
+    Session(Box<Session>),
+    Ended,
 }
 
 impl ClientCore {
-    /// A client that has done nothing yet, and where its events arrive. The channel has a bound:
-    /// a step that tells the application something waits for room.
+    /// A client before its first step, and the channel of its events. The channel is bounded: a
+    /// step that has an event for the application blocks until there is room.
     ///
     /// # Errors
     /// As [`Client::start`](super::Client::start).
@@ -194,17 +194,18 @@ impl ClientCore {
         let uuid = config.claim_uuid()?;
         let (config, cancel) = (Arc::new(config), Cancel::new());
         let credentials = Credentials::new(&config.identity, &config.trust, config.resumption)?;
-        let (tell, news) = crossbeam_channel::bounded(1);
+        // One signal is enough: the core reads the latest credentials when it sees it.
+        let (renewal, renewed) = crossbeam_channel::bounded(1);
         let (inbound, events) = Inbound::new(config.inbound, cancel.done().clone());
         let state = Arc::new(ClientState {
             config: Arc::clone(&config),
             uuid: uuid.uuid,
             requests: Mutex::new(Outstanding::new(config.max_requests)),
-            asked: Arc::default(),
+            open_requests: Arc::default(),
             uplink: Uplink::new(uuid.uuid, config.role, config.offline, config.queue),
             credentials: Mutex::new(credentials.clone()),
             in_use: Mutex::new(None),
-            news: tell,
+            renewal,
             inbound: Mutex::new(Some(inbound)),
             configuration: Mutex::new(None),
             failures: Mutex::new(Vec::new()),
@@ -219,19 +220,19 @@ impl ClientCore {
         let core = Self {
             state,
             servers: servers.collect(),
-            stage: Stage::Round,
+            stage: Stage::NewRound,
             next: 0,
-            left: 0,
+            untried: 0,
             errors: Vec::new(),
-            is_whole: true,
+            is_full_round: true,
             rounds: 0,
             attempts: config.first_attempts.or(config.attempts),
             credentials,
             proven: None,
-            news,
-            move_at: None,
-            gap: None,
-            told_invalid: false,
+            renewed,
+            replace_at: None,
+            gap_ends_at: None,
+            warned_invalid: false,
             setbacks: 0,
             _uuid: uuid,
         };
@@ -247,8 +248,8 @@ impl ClientCore {
         &self.state
     }
 
-    /// As [`ClientHandle::request_to`], but does not wait: where the answer arrives. `None` while
-    /// new requests wait for the next session.
+    /// As [`ClientHandle::request_to`], but returns the channel of the answer and does not wait.
+    /// `None` while new requests wait for the next session.
     pub fn ask(&self, whom: Uuid, frame: &Frame) -> Option<Result<Receiver<Answer>, RequestError>> {
         let asked = self.state.ask(whom, frame, deadline(Duration::ZERO))?;
         Some(asked.map(|(_, answered)| answered))
@@ -259,17 +260,17 @@ impl ClientCore {
         LinkConfig {
             name: "ssntp-client".into(),
             write_timeout: Some(self.state.config.write_timeout),
-            // As long as a server may take to deal with all that it was sent, where
-            // the session is to be replaced. Every other end has a limit below.
+            // The time that the server has to handle all frames if the session is replaced. Every
+            // other end of a session has a shorter limit in `life`.
             linger: self.state.config.write_timeout,
         }
     }
 
-    /// Does what is due, and says what comes next.
+    /// Advances the client, and returns what its owner has to do next.
     pub fn step(&mut self, at: At) -> Next {
         loop {
-            let stage = mem::replace(&mut self.stage, Stage::Over);
-            let (stage, next) = self.go(stage, at);
+            let stage = mem::replace(&mut self.stage, Stage::Ended);
+            let (stage, next) = self.step_stage(stage, at);
             self.stage = stage;
             if let Some(next) = next {
                 return next;
@@ -277,42 +278,44 @@ impl ClientCore {
         }
     }
 
-    fn go(&mut self, stage: Stage, at: At) -> (Stage, Option<Next>) {
+    fn step_stage(&mut self, stage: Stage, at: At) -> (Stage, Option<Next>) {
         match stage {
-            Stage::Over => (Stage::Over, Some(Next::End)),
-            Stage::Stands(session) => self.stand(session, at),
+            Stage::Ended => (Stage::Ended, Some(Next::End)),
+            Stage::Session(session) => self.step_session(session, at),
             _ if self.state.cancel.is_cancelled() => (self.end(ClientError::Closed), None),
-            Stage::Round => {
-                if self.left == 0 {
-                    self.left = self.servers.len();
+            Stage::NewRound => {
+                if self.untried == 0 {
+                    self.untried = self.servers.len();
                 }
-                self.is_whole = self.left == self.servers.len();
+                self.is_full_round = self.untried == self.servers.len();
                 self.errors.clear();
-                (Stage::Tries, None)
+                (Stage::NextServer, None)
             }
-            // They may mend what any server has refused before.
-            Stage::Tries if self.adopt_news() => {
-                self.left = 0;
-                (Stage::Round, None)
+            // Any server may accept the new credentials, so all are tried again.
+            Stage::NextServer if self.adopt_renewal() => {
+                self.untried = 0;
+                (Stage::NewRound, None)
             }
-            Stage::Tries => (self.try_next(at), None),
-            Stage::Dials(trial, refused) => (Stage::Dials(trial.clone(), refused), Some(Next::Dial(*trial))),
-            Stage::Pauses(until) if self.adopt_news() || at.now >= until => (Stage::Round, None),
-            Stage::Pauses(until) => (stage, Some(Next::Wait(Some(until)))),
+            Stage::NextServer => (self.try_next(at), None),
+            Stage::Dialing(trial, refused) => {
+                (Stage::Dialing(trial.clone(), refused), Some(Next::Dial(*trial)))
+            }
+            Stage::Pausing(until) if self.adopt_renewal() || at.now >= until => (Stage::NewRound, None),
+            Stage::Pausing(until) => (stage, Some(Next::Wait(Some(until)))),
         }
     }
 
-    /// Waits as [`Next::Wait`] says.
+    /// Blocks as [`Next::Wait`] describes.
     pub(super) fn wait(&self, until: Option<Instant>) {
         let mut select = Select::new();
-        select.recv(&self.news);
-        // A channel that has ended is always ready.
+        select.recv(&self.renewed);
+        // A disconnected channel is always ready, so a closed client would never wait.
         if !self.state.cancel.is_cancelled() {
             select.recv(self.state.cancel.done());
         }
-        if let Stage::Stands(session) = &self.stage {
-            select.recv(&session.over);
-            select.recv(&session.drains);
+        if let Stage::Session(session) = &self.stage {
+            select.recv(&session.end);
+            select.recv(&session.drain_requests);
         }
         match until {
             Some(until) => drop(select.ready_deadline(until)),
@@ -325,18 +328,17 @@ impl ClientCore {
             ClientError::Closed => info!(target: LOG, "{}: closed", self.name()),
             reason => warn!(target: LOG, "{}: ended: {reason}", self.name()),
         }
-        // Where the client was closed, `ClientState::close` has told the
-        // application already.
+        // `ClientState::close` has sent the last event already if the client was closed.
         if !self.state.cancel.is_cancelled() {
             self.state.end(reason);
         }
-        Stage::Over
+        Stage::Ended
     }
 
     fn try_next(&mut self, at: At) -> Stage {
-        while self.left > 0 {
+        while self.untried > 0 {
             let server = self.next % self.servers.len();
-            (self.next, self.left) = (server + 1, self.left - 1);
+            (self.next, self.untried) = (server + 1, self.untried - 1);
             if let Some(error) = &self.servers[server].ruled_out {
                 self.errors.push(error.clone());
                 continue;
@@ -346,17 +348,17 @@ impl ClientCore {
                 target: self.servers[server].target.clone(),
                 credentials: self.credentials.clone(),
             };
-            return Stage::Dials(Box::new(trial), None);
+            return Stage::Dialing(Box::new(trial), None);
         }
         if self.servers.iter().all(|server| server.ruled_out.is_some()) {
             return self.end(ClientError::NoServerLeft(self.errors.clone()));
         }
-        if self.gap.take_if(|until| at.now >= *until).is_some() {
+        if self.gap_ends_at.take_if(|until| at.now >= *until).is_some() {
             self.state.hold_requests(false);
             self.state.counts.lose(self.state.uplink.give_up());
         }
         lock(&self.state.failures).clone_from(&self.errors);
-        self.rounds += u32::from(self.is_whole);
+        self.rounds += u32::from(self.is_full_round);
         if self.attempts.is_some_and(|attempts| self.rounds >= attempts) {
             return self.end(ClientError::GaveUp {
                 attempts: self.rounds,
@@ -366,22 +368,22 @@ impl ClientCore {
         self.pause(at)
     }
 
-    /// The pause before the next round, which ends when the credentials are renewed.
+    /// Begins the pause before the next round. It ends early if the credentials are renewed.
     fn pause(&mut self, at: At) -> Stage {
         let pause = self.state.config.backoff.ceiling(self.setbacks).mul_f64(at.share);
         self.setbacks = self.setbacks.saturating_add(1);
         debug!(target: LOG, "{}: next attempt in {pause:?}", self.name());
-        Stage::Pauses(at.now + pause)
+        Stage::Pausing(after(at.now, pause))
     }
 
-    /// An attempt is over. Where a session stands, it is to [`begin`](Self::begin); `None` as
-    /// well where the client was closed meanwhile.
+    /// Takes the result of an attempt. If there is a session, returns the parts for
+    /// [`begin`](Self::begin). `None` if the attempt failed or the client was closed meanwhile.
     pub fn dialled(&mut self, result: Result<Standing, DialFault>, at: At) -> Option<Up> {
-        let Stage::Dials(trial, refused) = mem::replace(&mut self.stage, Stage::Tries) else {
+        let Stage::Dialing(trial, refused) = mem::replace(&mut self.stage, Stage::NextServer) else {
             return None;
         };
         match result {
-            Ok(standing) => return self.stands(&trial, refused.as_ref(), standing, at),
+            Ok(standing) => return self.established(&trial, refused.as_ref(), standing, at),
             Err(_) if self.state.cancel.is_cancelled() => {}
             Err(fault) => {
                 let server = trial.target.to_string();
@@ -391,43 +393,45 @@ impl ClientCore {
                     .credentials
                     .older(self.proven.as_ref(), &error.fault, at.wall);
                 self.stage = match older.filter(|_| first) {
-                    // A second attempt with the identity of the last session, where the server
-                    // does not take a newer one.
-                    Some(credentials) => Stage::Dials(
+                    // The server refused the newest identity, so a second attempt uses the identity
+                    // of the last session.
+                    Some(credentials) => Stage::Dialing(
                         Box::new(Trial {
                             credentials,
                             ..*trial
                         }),
                         Some(error),
                     ),
-                    None => self.note(trial.server, error, at),
+                    None => self.attempt_failed(trial.server, error, at),
                 };
             }
         }
         None
     }
 
-    /// Notes a failed attempt, and whether its server is tried again.
-    fn note(&mut self, server: usize, error: DialError, at: At) -> Stage {
+    /// Records a failed attempt, and decides whether its server is tried again.
+    fn attempt_failed(&mut self, server: usize, error: DialError, at: At) -> Stage {
         self.state.counts.failed(&error.fault);
         if matches!(error.fault, DialFault::Refused(Refusal::PeerAborted)) {
             return self.end(ClientError::Aborted { server: error.server });
         }
-        self.tell_invalid(at.wall);
-        // A server that was reached once is there: its fault is somebody's mistake of today, such
-        // as an expired certificate. One that was never reached may be a mistake in our settings.
+        self.warn_if_invalid(at.wall);
+        // A server that has accepted this client before can be repaired, for example by renewing an
+        // expired certificate. The address of a server that never has may be a mistake in our
+        // settings.
         if error.fault.may_retry() || self.servers[server].known && error.fault.may_be_mended() {
             warn!(target: LOG, "{}: cannot connect to {error}", self.name());
         } else {
-            warn!(target: LOG, "{}: not tried again: {error}", self.name());
+            warn!(target: LOG, "{}: this server is not tried again: {error}", self.name());
             self.servers[server].ruled_out = Some(error.clone());
         }
         self.errors.push(error);
-        Stage::Tries
+        Stage::NextServer
     }
 
-    /// A server has confirmed a session; what it `refused` before, if it is with an older identity.
-    fn stands(
+    /// A server has confirmed a session. `refused` is its refusal of the newest identity, if the
+    /// session uses an older one.
+    fn established(
         &mut self,
         trial: &Trial,
         refused: Option<&DialError>,
@@ -438,22 +442,26 @@ impl ClientCore {
         if let Some(error) = refused {
             let until = identity.info().not_after_text();
             self.state.counts.failed(&error.fault);
-            warn!(target: LOG, "{}: the new certificate is not taken ({error}); the old one goes on until {until}", self.name());
+            warn!(
+                target: LOG,
+                "{}: the server refuses the new certificate ({error}); the old certificate is used until {until}",
+                self.name()
+            );
         }
-        self.move_at = None;
+        self.replace_at = None;
         if !self.credentials.has(&identity) {
-            // The server has only no room at present, so the new certificate is tried again soon.
+            // A server that has only no room at present is tried again soon with the new certificate.
             let for_now = refused.is_some_and(|error| match &error.fault {
                 DialFault::Refused(refusal) => refusal.may_retry(),
                 _ => false,
             });
-            self.move_at = Some(credentials::moment_after_refusal(&identity, for_now, at));
+            self.replace_at = Some(credentials::retry_time(&identity, for_now, at));
         }
         lock(&self.state.in_use).clone_from(&Some(identity.clone()));
         self.proven = Some(identity);
         lock(&self.state.failures).clear();
         self.servers[trial.server].known = true;
-        (self.gap, self.rounds, self.attempts) = (None, 0, self.state.config.attempts);
+        (self.gap_ends_at, self.rounds, self.attempts) = (None, 0, self.state.config.attempts);
         self.state.configure(&standing.configuration);
         self.state.hold_requests(false);
         let Some(outbox) = self.state.uplink.up(&standing.server) else {
@@ -462,11 +470,17 @@ impl ClientCore {
         };
         self.state.counts.begin(&outbox, at.now);
         info!(target: LOG, "{}: connected to {}", self.name(), standing.server);
-        let (tell, over) = crossbeam_channel::bounded(1);
-        let (drain, drains) = crossbeam_channel::bounded(1);
+        let (end_sender, end) = crossbeam_channel::bounded(1);
+        let (drain, drain_requests) = crossbeam_channel::bounded(1);
         let (state, server) = (&self.state, standing.server.clone());
         let up = Up {
-            sink: SessionSink::new(Arc::clone(state), outbox.clone(), tell, drain),
+            sink: SessionSink {
+                state: Arc::clone(state),
+                outbox: outbox.clone(),
+                end: end_sender,
+                drain_requests: drain,
+                refused: None,
+            },
             decoder: Decoder::new(
                 self.state.config.max_payload,
                 server.tracing(),
@@ -477,85 +491,84 @@ impl ClientCore {
             outbox: outbox.clone(),
             server,
         };
-        self.stage = Stage::Stands(Box::new(Session {
-            at: trial.server,
+        self.stage = Stage::Session(Box::new(Session {
+            server: trial.server,
             began: at.now,
             outbox,
             standing,
-            over,
-            told: None,
-            is_gone: false,
-            // A client that does not connect again stays until the server ends.
-            drains: if self.state.config.reconnect {
-                drains
-            } else {
-                never()
+            end,
+            peer_reason: None,
+            threads_ended: false,
+            // A client that does not reconnect stays until the server ends the session.
+            drain_requests: match self.state.config.reconnect {
+                true => drain_requests,
+                false => never(),
             },
-            leave: None,
+            leave_at: None,
             is_revoked: false,
             reason: DisconnectReason::Closed,
-            phase: Phase::Stands,
+            phase: Phase::Established,
         }));
         Some(up)
     }
 
-    /// A session begins: `start` starts its reader and its writer, and the application is told.
+    /// Begins a session: `start` starts its reader and writer, and the application receives
+    /// [`ClientEvent::Connected`].
     pub fn begin<L>(
         &mut self,
         up: Up,
         start: impl FnOnce(Decoder, Outbox, SessionSink) -> io::Result<L>,
     ) -> Option<L> {
-        // The reader waits at this lock with its first frame until the
-        // application has been told of the session.
+        // The reader blocks at this lock with its first frame, so that `Connected` is the first
+        // event of the session.
         let mut inbound = lock(&self.state.inbound);
         let started = start(up.decoder, up.outbox, up.sink);
         if let Some(inbound) = &mut *inbound {
             inbound.deliver(ClientEvent::Connected(up.server), 0);
         }
-        if let (Err(e), Stage::Stands(session)) = (&started, &mut self.stage) {
+        if let (Err(e), Stage::Session(session)) = (&started, &mut self.stage) {
             let why = format!("cannot start a thread: {e}");
-            session.told = Some(DisconnectReason::Lost(why));
+            session.peer_reason = Some(DisconnectReason::Lost(why));
         }
         started.ok()
     }
 
-    /// Takes what the application has replaced the credentials with; false where
-    /// it has not.
-    fn adopt_news(&mut self) -> bool {
-        if self.news.try_recv().is_err() {
+    /// Adopts the credentials if the application has replaced them. Returns false if it has not.
+    fn adopt_renewal(&mut self) -> bool {
+        if self.renewed.try_recv().is_err() {
             return false;
         }
         self.credentials = lock(&self.state.credentials).clone();
-        self.told_invalid = false;
+        self.warned_invalid = false;
         let not_after = self.credentials.identity.info().not_after_text();
         info!(target: LOG, "{}: renewed: the certificate is valid until {not_after}", self.name());
         for server in &mut self.servers {
-            // They were ruled out with the former credentials.
+            // The server refused the former credentials, and may accept these.
             server.ruled_out = None;
         }
         true
     }
 
-    /// Says, once, what a server does not: that it is our own certificate, or our
-    /// clock, that stands in the way.
-    fn tell_invalid(&mut self, wall: SystemTime) {
+    /// Logs once that our own certificate is not valid. Servers refuse it without this reason; our
+    /// clock may be wrong.
+    fn warn_if_invalid(&mut self, wall: SystemTime) {
         if let Err(why) = self.credentials.identity.info().check_validity(wall)
-            && !mem::replace(&mut self.told_invalid, true)
+            && !mem::replace(&mut self.warned_invalid, true)
         {
-            warn!(target: LOG, "{}: our own certificate is not valid: {why}; no server takes it", self.name());
+            warn!(target: LOG, "{}: our own certificate is not valid: {why}; no server accepts it", self.name());
         }
     }
 
-    /// Says when a session that stands with another identity than the newest one
-    /// is to be replaced. What was planned before is not put off.
-    fn plan(&mut self, at: At) {
+    /// Sets the time at which the session is replaced, if it does not use the newest identity. A
+    /// replacement that was planned before is not postponed.
+    fn plan_replacement(&mut self, at: At) {
         let older = self
             .proven
             .as_ref()
             .filter(|proven| !self.credentials.has(proven));
-        self.move_at = older.map(|older| {
-            let moment = credentials::moment(older, self.state.config.renewal_spread, at);
-            self.move_at.map_or(moment, |planned| planned.min(moment))
+        self.replace_at = older.map(|older| {
+            let time = credentials::replacement_time(older, self.state.config.renewal_spread, at);
+            self.replace_at.map_or(time, |planned| planned.min(time))
         });
     }
 

@@ -1,4 +1,4 @@
-//! What a client decides, stepped: without threads, and in virtual time.
+//! The decisions of a client, step by step, without threads and in virtual time.
 
 use super::*;
 use crate::client::core::{At, ClientCore, Next, SessionSink, Standing, Trial};
@@ -8,7 +8,7 @@ use ssntp_transport::{EndReason, Role, Sink};
 use std::io;
 use std::time::SystemTime;
 
-/// A client that a test steps, and what its time is.
+/// A client that a test steps, and its time.
 struct Stepped {
     core: ClientCore,
     events: Receiver<ClientEvent>,
@@ -37,14 +37,14 @@ impl Stepped {
         }
     }
 
-    /// Nobody listens there.
+    /// The attempt fails, because no server listens at the address.
     fn fails(&mut self) {
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         let fault = DialFault::Connect(Arc::new(refused));
         assert!(self.core.dialled(Err(fault), self.at).is_none());
     }
 
-    /// A session stands, whose reader this is.
+    /// A session is established. Returns the sink of its reader.
     fn stands(&mut self) -> SessionSink {
         let standing = Standing {
             server: server_info(),
@@ -67,7 +67,7 @@ fn a_certificate_that_is_renewed_in_a_round_is_shown_at_the_next_attempt() {
     let newer = identity(Role::AGENT);
     client.core.handle().renew(&newer, &trust()).unwrap();
     client.fails();
-    // It begins a round of all servers.
+    // The renewal begins a new round with all servers.
     for server in [1, 2, 0] {
         let trial = client.dials();
         assert_eq!((trial.server, trial.identity().chain()), (server, newer.chain()));
@@ -117,10 +117,36 @@ fn frames_and_requests_wait_ten_seconds_for_the_session_that_replaces_another() 
     assert!(matches!(client.step(), Next::Wait(Some(_))));
     let refused = handle.send(stats(3)).unwrap_err();
     assert!(matches!(refused.fault(), SendFault::NotConnected), "{refused}");
-    // One that was not sent does not take the only place.
+    // A request that was not sent does not count towards `max_requests`.
     for _ in 0..2 {
         let asked = client.core.ask(Uuid::nil(), &question);
         assert!(matches!(asked, Some(Err(RequestError::NotConnected))));
     }
     assert_eq!(handle.counters().lost_frames, 3);
+}
+
+#[test]
+fn time_limits_of_any_length_end_a_session_without_a_panic() {
+    let config = || {
+        let config = agent().address("a:1".parse().unwrap());
+        config.grace(Duration::MAX).write_timeout(Duration::MAX)
+    };
+    // The session is replaced.
+    let mut client = Stepped::new(config().renewal_spread(Duration::ZERO));
+    client.dials();
+    let mut session = client.stands();
+    let newer = identity(Role::AGENT);
+    client.core.handle().renew(&newer, &trust()).unwrap();
+    assert!(
+        matches!(client.step(), Next::Wait(Some(_))),
+        "the server ends its side"
+    );
+    session.ended(EndReason::PeerClosed);
+    assert!(matches!(client.step(), Next::Wait(Some(_))), "the threads end");
+    // The client is closed.
+    let mut client = Stepped::new(config());
+    client.dials();
+    let _session = client.stands();
+    client.core.handle().close();
+    assert!(matches!(client.step(), Next::Wait(Some(_))), "the queue is sent");
 }

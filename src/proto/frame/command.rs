@@ -3,7 +3,7 @@
 super::operand::operand! {
     /// The operand of a COMMAND frame. Unknown values survive.
     Command of COMMAND {
-        /// First frame of a client; never sent once the session stands.
+        /// First frame of a client; never sent on an established session.
         0x0 CONNECT = "CONNECT";
         /// Start a workload.
         0x1 START = "START";
@@ -29,29 +29,29 @@ super::operand::operand! {
         0xb DETACH_VOLUME = "DetachVolume";
         /// Take an evacuated node back into service.
         0xc RESTORE = "Restore";
-        /// Tell a concentrator of its peers.
+        /// Tell a concentrator which other concentrators its tenant has.
         0xd REFRESH_CNCI = "RefreshCNCI";
-        /// Ours: send what an instance writes.
+        /// Ours: send the output of an instance.
         0x40 OPEN_STREAM = "OpenStream";
-        /// Ours: more of it may be sent.
+        /// Ours: send more of a stream.
         0x41 STREAM_CREDIT = "StreamCredit";
-        /// Ours: no more of it is wanted.
+        /// Ours: end a stream.
         0x42 CLOSE_STREAM = "CloseStream";
-        /// Ours: tell who is connected.
+        /// Ours: list the sessions.
         0x43 LIST_SESSIONS = "ListSessions";
-        /// Ours: end sessions, and keep their clients out for some time.
+        /// Ours: end sessions, and ban their clients for some time.
         0x44 KICK = "Kick";
-        /// Ours: tell who is kept out.
+        /// Ours: list the bans.
         0x45 LIST_BANS = "ListBans";
-        /// Ours: let somebody in again.
+        /// Ours: end a ban.
         0x46 UNBAN = "Unban";
-        /// Ours: the tenants, their keys and addresses.
+        /// Ours: list or change the tenants, their keys and addresses.
         0x47 TENANT = "Tenant";
-        /// Ours: tell which client sends what.
+        /// Ours: report the frames that clients send.
         0x48 WATCH = "Watch";
-        /// Ours: tell which servers there are.
+        /// Ours: list the servers.
         0x49 LIST_SERVERS = "ListServers";
-        /// Ours: have the clients of a server leave, and stop it.
+        /// Ours: ask the clients of a server to leave, and stop the server.
         0x4a DRAIN_SERVER = "DrainServer";
     }
 }

@@ -19,9 +19,9 @@ pub struct Connect {
     pub role: Role,
     /// The client's UUID.
     pub source: Uuid,
-    /// The nil UUID in a well-formed frame: the client knows no other yet.
+    /// The nil UUID in a well-formed frame, because the client does not know the server's UUID.
     pub destination: Uuid,
-    /// Whether the client asks for trace blocks.
+    /// True if the client asks for trace blocks.
     pub trace: bool,
 }
 
@@ -36,7 +36,7 @@ impl Connect {
         }
     }
 
-    /// The 40 bytes.
+    /// The 40 bytes on the wire.
     pub fn encode(&self) -> [u8; CONNECT_LEN] {
         let mut bytes = [0; CONNECT_LEN];
         let mut header = Header::new(Command::CONNECT.into(), self.role.bits());
@@ -47,8 +47,7 @@ impl Connect {
         bytes
     }
 
-    /// Reads the 40 bytes after checking nothing but their number; the
-    /// handshake judges the values. `None` when there are fewer.
+    /// Reads the 40 bytes; `None` if there are fewer. The handshake checks the values.
     pub fn decode(bytes: &[u8]) -> Option<(Header, Self)> {
         let bytes = bytes.get(..CONNECT_LEN)?;
         let header = Header::decode(bytes)?;
@@ -71,7 +70,7 @@ pub struct Connected {
     pub server: Uuid,
     /// The client's UUID, repeated.
     pub client: Uuid,
-    /// Whether frames of this session may carry trace blocks.
+    /// True if frames of this session may have trace blocks.
     pub trace: bool,
     /// The cluster configuration as YAML, possibly empty.
     pub payload: Bytes,
@@ -86,8 +85,8 @@ impl Connected {
         bytes.extend(header.encode());
         bytes.extend(self.server.as_bytes());
         bytes.extend(self.client.as_bytes());
-        // The length fits: a configuration comes from a frame or a file, both
-        // limited to far less than 4 GiB.
+        // The length fits: a configuration comes from a frame or a file, and both have limits far
+        // below 4 GiB.
         bytes.extend(
             u32::try_from(self.payload.len())
                 .unwrap_or(u32::MAX)

@@ -3,7 +3,7 @@
 super::operand::operand! {
     /// The operand of an ERROR frame. Unknown values survive.
     ErrorCode of ERROR {
-        /// The receiver does not take frames of that type or operand.
+        /// The receiver does not accept frames of that type or operand.
         0x0 INVALID_FRAME_TYPE = "InvalidFrameType";
         /// A workload did not start.
         0x1 START_FAILURE = "StartFailure";

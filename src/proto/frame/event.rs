@@ -5,7 +5,7 @@ super::operand::operand! {
     Event of EVENT {
         /// A node runs the first workload of a tenant.
         0x0 TENANT_ADDED = "TenantAdded";
-        /// A node runs no workload of a tenant any more.
+        /// A node no longer runs a workload of a tenant.
         0x1 TENANT_REMOVED = "TenantRemoved";
         /// An instance was deleted.
         0x2 INSTANCE_DELETED = "InstanceDeleted";
@@ -23,31 +23,31 @@ super::operand::operand! {
         0x8 PUBLIC_IP_UNASSIGNED = "PublicIPUnassigned";
         /// An instance stopped.
         0x9 INSTANCE_STOPPED = "InstanceStopped";
-        /// Ours: a stream stands.
+        /// Ours: a stream was opened.
         0x40 STREAM_OPENED = "StreamOpened";
-        /// Ours: a piece of what an instance has written.
+        /// Ours: a piece of the output of an instance.
         0x41 STREAM_DATA = "StreamData";
-        /// Ours: a stream is over.
+        /// Ours: a stream has ended.
         0x42 STREAM_ENDED = "StreamEnded";
-        /// Ours: some of those who are connected.
+        /// Ours: a page of the sessions.
         0x43 SESSIONS = "Sessions";
-        /// Ours: what became of a Kick.
+        /// Ours: the result of a Kick.
         0x44 KICKED = "Kicked";
-        /// Ours: some of those who are kept out.
+        /// Ours: a page of the bans.
         0x45 BANS = "Bans";
-        /// Ours: what became of an Unban.
+        /// Ours: the result of an Unban.
         0x46 UNBANNED = "Unbanned";
-        /// Ours: tenants as they are now.
+        /// Ours: a page of the tenants, or the result of a change.
         0x47 TENANTS = "Tenants";
         /// Ours: the server is about to stop.
         0x48 DRAINING = "Draining";
-        /// Ours: a new controller has been told of all nodes and instances.
+        /// Ours: the scheduler has sent a new controller all nodes and instances.
         0x49 SNAPSHOT_COMPLETE = "SnapshotComplete";
         /// Ours: frames that the server has received from a client.
         0x4a WATCHED = "Watched";
-        /// Ours: some of the servers, or what became of a DrainServer.
+        /// Ours: a page of the servers, or the result of a DrainServer.
         0x4b SERVERS = "Servers";
-        /// Ours: another scheduler leads.
+        /// Ours: another scheduler is the leader now.
         0x4c NEW_LEADER = "NewLeader";
     }
 }

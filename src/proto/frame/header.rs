@@ -1,4 +1,4 @@
-//! The 8-byte header and what its type and operand bytes mean
+//! The 8-byte header, and the meaning of its type and operand bytes
 //! (docs/protocol.md, "Header").
 
 use std::fmt;
@@ -22,17 +22,17 @@ super::operand::named! {
     FrameType after "" => {
         /// Asks the receiver to do something.
         0x0 COMMAND = "COMMAND";
-        /// Tells the state of a node.
+        /// Reports the state of a node.
         0x1 STATUS = "STATUS";
-        /// Tells that something happened.
+        /// Reports an event.
         0x3 EVENT = "EVENT";
-        /// Tells that something failed.
+        /// Reports a failure.
         0x4 ERROR = "ERROR";
     }
 }
 
 impl FrameType {
-    /// Whether the protocol defines the type.
+    /// True if the protocol defines the type.
     pub const fn is_known(self) -> bool {
         self.name().is_some()
     }
@@ -53,9 +53,7 @@ impl FromStr for FrameType {
     }
 }
 
-/// What a frame is: its type and its operand together.
-///
-/// This is the key of routing rules, role filters and payload schemas.
+/// The type and the operand of a frame: the key of routing rules, role filters and payload schemas.
 ///
 /// ```
 /// use ssntp::proto::{Command, FrameKind, FrameType};
@@ -80,7 +78,7 @@ impl FrameKind {
         Self { frame_type, operand }
     }
 
-    /// The operand's name, where type and operand are defined.
+    /// The operand's name. `None` if the protocol does not define the type or the operand.
     pub const fn name(self) -> Option<&'static str> {
         match self.frame_type {
             FrameType::COMMAND => Command(self.operand).name(),
@@ -91,13 +89,13 @@ impl FrameKind {
         }
     }
 
-    /// Whether the protocol defines the type and this operand of it.
+    /// True if the protocol defines the type and this operand of it.
     pub const fn is_known(self) -> bool {
         self.name().is_some()
     }
 
-    /// Whether this is CONNECT or CONNECTED. Only the handshake has them, and their headers hold the
-    /// role where other headers hold the length.
+    /// True for CONNECT and CONNECTED. They occur only in the handshake, and their headers hold the
+    /// role in place of the length.
     pub const fn is_handshake(self) -> bool {
         matches!(
             (self.frame_type, self.operand),
@@ -105,14 +103,13 @@ impl FrameKind {
         )
     }
 
-    /// Whether the operand is one of those that are an application's own, see
-    /// [`Operands`](crate::proto::Operands).
+    /// True if the operand belongs to applications, see [`Operands`](crate::proto::Operands).
     pub const fn is_application(self) -> bool {
         self.frame_type.is_known() && self.operand >= 0x80 && self.operand != 0xff
     }
 
-    /// Whether it is a command of operators, who list and end sessions, or the
-    /// answer to one (docs/admission.md, "Operators").
+    /// True for commands of operators, which list and end sessions, and for their answers
+    /// (docs/admission.md, "Operators").
     pub const fn is_of_operators(self) -> bool {
         match self.frame_type {
             FrameType::COMMAND => matches!(self.operand, 0x43..=0x46 | 0x48..=0x4a),
@@ -121,7 +118,7 @@ impl FrameKind {
         }
     }
 
-    /// Every kind the protocol defines, by type, then operand.
+    /// All kinds that the protocol defines, by type, then operand.
     pub fn all() -> impl Iterator<Item = FrameKind> {
         FrameType::ALL.iter().flat_map(|t| {
             (0..=u8::MAX)
@@ -132,7 +129,7 @@ impl FrameKind {
 }
 
 impl fmt::Display for FrameKind {
-    /// The operand's name; `TYPE/0xNN` where it has none.
+    /// The operand's name, or `TYPE/0xNN` if it has none.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name() {
             Some(name) => f.write_str(name),
@@ -150,8 +147,8 @@ impl fmt::Debug for FrameKind {
 impl FromStr for FrameKind {
     type Err = ParseKindError;
 
-    /// Reads an operand's name in any case: they are unique over all types; or,
-    /// for one of an application, its type and number, as in `COMMAND/0x80`.
+    /// Reads an operand's name in upper or lower case (the names are unique over all types), or the
+    /// type and number of an application's operand, as in `COMMAND/0x80`.
     fn from_str(text: &str) -> Result<Self, ParseKindError> {
         if let Some(kind) = by_number(text) {
             return Ok(kind);
@@ -172,28 +169,27 @@ fn by_number(text: &str) -> Option<FrameKind> {
     let (frame_type, operand) = text.split_once('/')?;
     let operand = u8::from_str_radix(operand.strip_prefix("0x")?, 16).ok()?;
     let kind = FrameKind::new(frame_type.parse().ok()?, operand);
-    // The protocol's own have names. One of its numbers without a name would be refused by
-    // every peer.
+    // The protocol's operands have names, and every peer would refuse one of its numbers without
+    // a name.
     kind.is_application().then_some(kind)
 }
 
-/// The operand whose name a text misspells, if it is near enough to one: at most
-/// a third of its letters are wrong.
+/// The operand whose name a text misspells: at most a third of the letters are wrong.
 fn nearest(text: &str) -> Option<FrameKind> {
     let text = text.to_ascii_lowercase();
-    // No name is that long, and the comparison takes time by the square of it.
+    // No name is that long, and the time of the comparison grows with the length.
     if text.len() > 40 {
         return None;
     }
-    // Names differ in case between tables and programs, and case is no mistake.
+    // The case of letters does not count as a mistake.
     let distance = |kind: FrameKind| edits(&text, &kind.name()?.to_ascii_lowercase());
     let best = FrameKind::all().filter_map(|kind| Some((distance(kind)?, kind)));
     let (edits, kind) = best.min_by_key(|(edits, _)| *edits)?;
     (edits * 3 <= text.len().max(3)).then_some(kind)
 }
 
-/// How many letters have to be put in, left out or replaced to make one text of
-/// the other.
+/// The Levenshtein distance: the number of letters to insert, remove or replace to turn one text
+/// into the other.
 fn edits(one: &str, other: &str) -> Option<usize> {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (at, letter) in one.bytes().enumerate() {
@@ -208,12 +204,12 @@ fn edits(one: &str, other: &str) -> Option<usize> {
     row.last().copied()
 }
 
-/// A text that names no frame type or operand.
+/// A text that is not the name of a frame type or operand.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ParseKindError(String);
 
-/// The eight bytes every frame begins with.
+/// The first eight bytes of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Major version with the trace flag in bit 7.
@@ -237,10 +233,10 @@ impl Header {
         }
     }
 
-    /// Reads a header; `None` when there are fewer than eight bytes.
-    /// Nothing is checked here, because any eight bytes are a header.
+    /// Reads a header; `None` if there are fewer than eight bytes. Any eight bytes are a header, so
+    /// the values are not checked here.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes = bytes.get(..HEADER_LEN)?;
+        let bytes: &[u8; HEADER_LEN] = bytes.first_chunk()?;
         Some(Self {
             major: bytes[0],
             minor: bytes[1],
@@ -262,7 +258,7 @@ impl Header {
         self.major & !TRACE_FLAG
     }
 
-    /// Whether the trace flag is set.
+    /// True if the trace flag is set.
     pub const fn traced(&self) -> bool {
         self.major & TRACE_FLAG != 0
     }

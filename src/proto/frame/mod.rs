@@ -1,5 +1,5 @@
-//! What is on the wire: the header, the operands of the four frame types,
-//! the two frames of the handshake, and the trace block.
+//! The bytes on the wire: the header, the operands of the four frame types, the two frames of the
+//! handshake, and the trace block.
 //!
 //! ```text
 //!  0       1       2      3         4          8
@@ -14,8 +14,8 @@
 //! | `command`, `status`, `event`, `error` | the operands of each type |
 //! | `connect` | [`Connect`], [`Connected`] |
 //! | `trace` | [`Trace`] and its hops |
-//! | `traceparent` | [`TraceParent`]: the W3C trace that a label names |
-//! | `stream` | what instances write: [`OpenStream`], [`StreamData`] … |
+//! | `traceparent` | [`TraceParent`]: the W3C trace context in a label |
+//! | `stream` | the output of instances: [`OpenStream`], [`StreamData`] … |
 //!
 //! All integers are big-endian; a UUID is its 16 raw bytes.
 
@@ -45,10 +45,8 @@ pub use self::stream::{
 pub use self::trace::{BadTrace, Hop, MAX_TRACE_LEN, MAX_TRACE_NODES, Trace, TraceNode};
 pub use self::traceparent::{BadTraceParent, TraceParent};
 
-/// A frame of an established session: what it is, its payload, and its trace
-/// where it has one.
-///
-/// A clone shares the payload's bytes.
+/// A frame of an established session: its kind, its payload, and perhaps a trace. A clone shares
+/// the payload's bytes.
 ///
 /// ```
 /// use ssntp::proto::{Frame, Status};
@@ -60,7 +58,7 @@ pub use self::traceparent::{BadTraceParent, TraceParent};
 pub struct Frame {
     kind: FrameKind,
     payload: Bytes,
-    // Boxed: nearly every frame has none, and frames wait in queues.
+    // Boxed, because frames wait in queues, and nearly all of them have no trace.
     trace: Option<Box<Trace>>,
 }
 
@@ -83,24 +81,24 @@ impl Frame {
         }
     }
 
-    /// The same frame, traced.
+    /// The same frame with this trace.
     #[must_use]
     pub fn traced(mut self, trace: Trace) -> Self {
         self.trace = Some(Box::new(trace));
         self
     }
 
-    /// Type and operand.
+    /// The type and the operand.
     pub fn kind(&self) -> FrameKind {
         self.kind
     }
 
-    /// The payload's bytes, empty where there is none.
+    /// The payload's bytes; empty if there is no payload.
     pub fn payload_bytes(&self) -> &Bytes {
         &self.payload
     }
 
-    /// The trace, where the frame carries one.
+    /// The trace. `None` if the frame has none.
     pub fn trace(&self) -> Option<&Trace> {
         self.trace.as_deref()
     }
@@ -110,7 +108,7 @@ impl Frame {
         self.trace.as_deref_mut()
     }
 
-    /// Takes the trace off.
+    /// Removes the trace.
     pub fn take_trace(&mut self) -> Option<Trace> {
         self.trace.take().map(|trace| *trace)
     }
@@ -120,12 +118,11 @@ impl Frame {
         HEADER_LEN + self.trace.as_ref().map_or(0, |t| 4 + t.encoded_len()) + self.payload.len()
     }
 
-    /// Everything that stands before the payload: the header, and the trace
-    /// block where there is one.
+    /// Appends the bytes before the payload: the header, and the trace block if there is one.
     pub(crate) fn encode_head(&self, out: &mut Vec<u8>) {
         out.extend(self.header().encode());
         if let Some(trace) = &self.trace {
-            // A label of 255 bytes and 32 hops stay far below 4096.
+            // The length fits: a label of 255 bytes and 32 hops have fewer than 4096 bytes.
             out.extend(
                 u32::try_from(trace.encoded_len())
                     .unwrap_or(u32::MAX)
@@ -135,11 +132,11 @@ impl Frame {
         }
     }
 
-    /// The header, with the trace flag where there is a trace. A payload of
-    /// 4 GiB or more has no header; the senders refuse it long before.
+    /// The header, with the trace flag if there is a trace. Senders refuse payloads that are far
+    /// shorter than the 4 GiB that the header can announce.
     pub fn header(&self) -> Header {
         let mut header = Header::new(self.kind, u32::try_from(self.payload.len()).unwrap_or(u32::MAX));
-        // The length in the header does not count the block.
+        // The length in the header does not include the trace block.
         if self.trace.is_some() {
             header.major |= TRACE_FLAG;
         }

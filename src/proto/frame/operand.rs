@@ -1,8 +1,7 @@
-//! Numbers with names: the types of frames, their operands, why streams end.
+//! Macros for numbers with names: frame types, operands, and the reasons for the end of streams.
 
-/// Defines a number newtype: named constants, the list of them, and printing. A value
-/// without
-/// a name survives and prints as hex, with the text of `after` before it.
+/// Defines a number newtype with named constants, their list, and printing. A value without a name
+/// is kept, and prints as hex with the text of `after` before it.
 macro_rules! named {
     (
         $(#[$doc:meta])*
@@ -17,10 +16,10 @@ macro_rules! named {
         impl $name {
             $( $(#[$vdoc])* pub const $constant: Self = Self($value); )*
 
-            /// Every value that has a name, in the order of the numbers.
+            /// All values that have a name, in the order of the numbers.
             pub const ALL: &[Self] = &[$( Self::$constant ),*];
 
-            /// The name as the protocol's tables print it, where there is one.
+            /// The name in the protocol's tables. `None` if the value has no name.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $( $value => Some($text), )*

@@ -5,11 +5,11 @@ super::operand::operand! {
     Status of STATUS {
         /// The server's answer to CONNECT; never sent afterwards.
         0x0 CONNECTED = "CONNECTED";
-        /// The node takes commands; carries its capacity.
+        /// The node accepts commands; the payload has its capacity.
         0x1 READY = "READY";
         /// The node has no capacity left.
         0x2 FULL = "FULL";
-        /// The node is connected and takes no command.
+        /// The node is connected and accepts no command.
         0x3 OFFLINE = "OFFLINE";
         /// The node is in maintenance.
         0x4 MAINTENANCE = "MAINTENANCE";

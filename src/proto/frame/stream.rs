@@ -1,15 +1,15 @@
-//! Streams: what an instance has written, on its way to a controller. Frames of
-//! this project's own, from operand 0x40 on, with payloads of plain bytes:
-//! `docs/streams.md` has them byte by byte, and who may send what when.
+//! Streams: the output of an instance on its way to a controller. These frames are an addition of
+//! this project, from operand 0x40 on, and their payloads are plain bytes. `docs/streams.md`
+//! describes the bytes and the rules for senders.
 //!
 //! ```text
 //!  controller                    scheduler                     agent
-//!    OpenStream (credit) ───────────▶ whose instance? ────────▶ reads its logs
+//!    OpenStream (credit) ───────────▶ finds the node ─────────▶ reads its logs
 //!    ◀──────────────────────────────────────────────── StreamOpened
 //!    ◀─────────────────────────────────── StreamData, as far as there is credit
 //!    StreamCredit ────────────────────────────────────────────▶ goes on
-//!    CloseStream ─────────────────────────────────────────────▶ forgets it
-//!    ◀──────────────────────────────────────────────── StreamEnded, why
+//!    CloseStream ─────────────────────────────────────────────▶ drops the stream
+//!    ◀──────────────────────────────────────── StreamEnded, with the reason
 //! ```
 
 use byteorder::{BigEndian, ByteOrder};
@@ -33,26 +33,24 @@ const FOLLOW: u8 = 1;
 const MISSING: u8 = 1;
 const ALL_LINES: u32 = u32::MAX;
 
-/// Which of an instance's outputs: a set of bits.
+/// A set of an instance's outputs, as bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Outputs(pub u8);
 
 impl Outputs {
-    /// What it writes to its standard output; of a virtual machine, to its
-    /// serial port.
+    /// The standard output; of a virtual machine, its serial port.
     pub const STDOUT: Self = Self(1);
-    /// What it writes to its standard error; of a virtual machine, what QEMU
-    /// complains of.
+    /// The standard error; of a virtual machine, the messages of QEMU.
     pub const STDERR: Self = Self(2);
-    /// Both.
+    /// Both outputs.
     pub const BOTH: Self = Self(3);
 
-    /// Whether all of `others` are among them.
+    /// True if the set contains all of `others`.
     pub const fn contains(self, others: Self) -> bool {
         self.0 & others.0 == others.0
     }
 
-    /// `stdout`, `stderr`, or `both`; other bits mean nothing.
+    /// `stdout`, `stderr`, `both`, or `none`. Other bits are ignored.
     pub const fn name(self) -> &'static str {
         match self.0 & Self::BOTH.0 {
             1 => "stdout",
@@ -63,28 +61,26 @@ impl Outputs {
     }
 }
 
-/// The payload of OpenStream (COMMAND 0x40): a controller asks for what an
-/// instance has written.
+/// The payload of OpenStream (COMMAND 0x40): a controller asks for the output of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenStream {
-    /// The stream's name, which its controller makes up at random.
+    /// The stream's UUID, which its controller chooses at random.
     pub stream: Uuid,
-    /// Whose output.
+    /// The instance.
     pub instance: Uuid,
-    /// Which output.
+    /// The outputs.
     pub outputs: Outputs,
-    /// Whether to go on with what it writes from now on, until it has ended.
+    /// True to go on with later output until the instance has ended.
     pub follow: bool,
-    /// How many of the last lines of each output to begin with; `None` is all
-    /// that is kept.
+    /// The number of the last lines of each output to begin with; `None`: all that are kept.
     pub tail: Option<u32>,
-    /// Its first credit: see [`StreamData::cost`].
+    /// The first credit: see [`StreamData::cost`].
     pub credit: u32,
 }
 
 impl OpenStream {
-    /// Reads a payload; `None` where it is too short, or names no stream. What
-    /// follows what is known is ignored.
+    /// Reads a payload; `None` if it is too short or the stream's UUID is nil. Further bytes are
+    /// ignored.
     pub fn decode(payload: &[u8]) -> Option<Self> {
         if payload.len() < OPEN_LEN {
             return None;
@@ -112,7 +108,7 @@ impl OpenStream {
     }
 }
 
-/// The payload of StreamCredit (COMMAND 0x41): so much more may be sent.
+/// The payload of StreamCredit (COMMAND 0x41): further credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamCredit {
     /// The stream.
@@ -122,7 +118,7 @@ pub struct StreamCredit {
 }
 
 impl StreamCredit {
-    /// Reads a payload; `None` where it is too short, or names no stream.
+    /// Reads a payload; `None` if it is too short or the stream's UUID is nil.
     pub fn decode(payload: &[u8]) -> Option<Self> {
         Some(Self {
             stream: stream_of(payload)?,
@@ -137,38 +133,38 @@ impl StreamCredit {
     }
 }
 
-/// CloseStream (COMMAND 0x42): nothing more is wanted. Nothing answers it.
+/// CloseStream (COMMAND 0x42): the controller ends the stream. It is not answered.
 pub fn close_stream(stream: Uuid) -> Frame {
     Frame::with_payload(Command::CLOSE_STREAM, stream.as_bytes().to_vec())
 }
 
-/// StreamOpened (EVENT 0x40): an agent has found the instance, and begins.
+/// StreamOpened (EVENT 0x40): an agent has found the instance and begins to send.
 pub fn stream_opened(stream: Uuid) -> Frame {
     Frame::with_payload(Event::STREAM_OPENED, stream.as_bytes().to_vec())
 }
 
-/// The payload of StreamData (EVENT 0x41): a piece of what an instance has
-/// written. Where it begins and ends means nothing.
+/// The payload of StreamData (EVENT 0x41): a piece of the output of an instance. The bounds of a
+/// piece have no meaning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamData {
     /// The stream.
     pub stream: Uuid,
-    /// Which output it is of, one alone.
+    /// The output: exactly one.
     pub output: Outputs,
-    /// Whether something before it may be missing: it was removed from the log
-    /// before it could be read.
+    /// True if output before this piece may be missing, because it was removed from the log before
+    /// the agent could read it.
     pub missing: bool,
     /// The bytes: at least one, at most [`MAX_STREAM_CHUNK`].
     pub data: Bytes,
 }
 
 impl StreamData {
-    /// Reads a payload, whose memory it shares; `None` where it is none, names
-    /// no stream, or has too few or too many bytes.
+    /// Reads a payload and shares its memory. `None` if the output is not exactly one, the stream's
+    /// UUID is nil, or the length is out of range.
     pub fn decode(payload: &Bytes) -> Option<Self> {
         let output = Outputs(*payload.get(UUID_LEN)?);
         let data = payload.len().checked_sub(DATA_HEAD)?;
-        // A piece comes from one output, and an empty one would cost credit for nothing.
+        // A piece comes from one output. An empty piece would cost credit and carry no output.
         let is_one = output == Outputs::STDOUT || output == Outputs::STDERR;
         if !is_one || data == 0 || data > MAX_STREAM_CHUNK {
             return None;
@@ -190,40 +186,39 @@ impl StreamData {
         Frame::with_payload(Event::STREAM_DATA, payload)
     }
 
-    /// How much credit it takes: the length of the whole frame, so that many
-    /// short ones cost what they take of memory.
+    /// The credit that it costs: the length of the whole frame, so that many short pieces cost as
+    /// much as the memory that they take.
     pub fn cost(&self) -> u32 {
         Self::cost_of(self.data.len())
     }
 
-    /// How much credit a chunk of so many bytes takes.
+    /// The credit that a piece of `data` bytes costs.
     pub fn cost_of(data: usize) -> u32 {
-        // Credit pays for headers as well. Else many pieces of one byte would cost a controller
-        // far more memory than it allowed.
+        // Credit includes headers. Otherwise many pieces of one byte would take far more memory of a
+        // controller than it allowed.
         u32::try_from(HEADER_LEN + DATA_HEAD + data).unwrap_or(u32::MAX)
     }
 
-    /// How many bytes a chunk may have with so much credit.
+    /// The most bytes that a piece may have with this credit.
     pub fn room(credit: u32) -> usize {
         let head = HEADER_LEN + DATA_HEAD;
         (credit as usize).saturating_sub(head).min(MAX_STREAM_CHUNK)
     }
 }
 
-/// The payload of StreamEnded (EVENT 0x42): nothing more will come. Nothing
-/// answers it.
+/// The payload of StreamEnded (EVENT 0x42): the stream has ended. It is not answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamEnded {
     /// The stream.
     pub stream: Uuid,
-    /// Why.
+    /// The reason.
     pub reason: StreamEndReason,
-    /// The story, in words; may be empty.
+    /// Details as text; may be empty.
     pub text: String,
 }
 
 impl StreamEnded {
-    /// An end with its story.
+    /// An end with details.
     pub fn new(stream: Uuid, reason: StreamEndReason, text: impl Into<String>) -> Self {
         Self {
             stream,
@@ -232,11 +227,11 @@ impl StreamEnded {
         }
     }
 
-    /// Reads a payload; `None` where it is too short or too long, or names no
-    /// stream. What is no text is replaced.
+    /// Reads a payload; `None` if it is too short or too long, or the stream's UUID is nil. Bytes
+    /// that are not UTF-8 are replaced.
     pub fn decode(payload: &[u8]) -> Option<Self> {
         let text = payload.get(UUID_LEN + 1..)?;
-        // It is printed on a terminal, so it is one line and not a log.
+        // The text is printed on a terminal, so its length is that of a message.
         (text.len() <= MAX_STREAM_TEXT).then_some(())?;
         Some(Self {
             stream: stream_of(payload)?,
@@ -254,36 +249,36 @@ impl StreamEnded {
 }
 
 super::operand::named! {
-    /// Why a stream has ended. Unknown values survive and print as hex.
+    /// The reason for the end of a stream. Unknown values are kept, and print as hex.
     StreamEndReason after "" => {
-        /// All that was asked for has been sent.
+        /// All of the requested output was sent.
         0 DONE = "done";
         /// No node has that instance.
         1 NO_INSTANCE = "no_instance";
-        /// Its node is not connected, or has left meanwhile.
+        /// The node of the instance is not connected, or has disconnected meanwhile.
         2 NOT_CONNECTED = "not_connected";
-        /// There are too many streams: of this session, of the node, or in all.
+        /// There are too many streams: of this session, of the node, or in total.
         3 TOO_MANY = "too_many";
         /// The node cannot read the log.
         4 UNREADABLE = "unreadable";
-        /// What was asked for makes no sense, or there was more credit than may be.
+        /// The request is not valid, or its credit is too large.
         5 REFUSED = "refused";
-        /// The agent did not keep the rules.
+        /// The agent broke the rules for streams.
         6 BROKEN = "broken";
-        /// The agent does not know streams.
+        /// The agent does not support streams.
         7 NOT_SUPPORTED = "not_supported";
     }
 }
 
 impl FrameKind {
-    /// Whether it is a frame of streams.
+    /// True for the frames of streams.
     pub fn is_of_streams(self) -> bool {
         self.is_known() && matches!(self.operand, 0x40..=0x42)
     }
 }
 
-/// The stream that the payload of a frame of streams begins with; `None` where
-/// it is too short, or the nil UUID.
+/// The UUID of the stream, with which the payload of each frame of streams begins. `None` if the
+/// payload is too short or the UUID is nil.
 pub fn stream_of(payload: &[u8]) -> Option<Uuid> {
     uuid_at(payload, 0).filter(|stream| !stream.is_nil())
 }

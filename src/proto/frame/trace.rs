@@ -1,15 +1,16 @@
-//! The trace block: the clients and servers that a frame has passed, with times
+//! The trace block: the clients and servers that a frame has passed, with timestamps
 //! (docs/protocol.md, "Trace block").
 
+use std::io::Read;
 use std::time::Duration;
 
-use byteorder::{BigEndian, ByteOrder};
+use byteorder::{BigEndian, ByteOrder, ReadBytesExt};
 use uuid::Uuid;
 
 use super::TraceParent;
 use ssntp_transport::{Role, cut};
 
-/// The largest block a receiver takes, in bytes.
+/// The largest block that a receiver accepts, in bytes.
 pub const MAX_TRACE_LEN: usize = 4096;
 /// The most hops a block holds.
 pub const MAX_TRACE_NODES: usize = 32;
@@ -18,14 +19,14 @@ const VERSION: u8 = 1;
 const FIXED_LEN: usize = 1 + 1 + 8 + 8 + 1;
 const NODE_LEN: usize = 16 + 4 + 8 + 8;
 
-/// What a traced frame collects on its way. Times are nanoseconds since the
-/// Unix epoch, 0 where unset.
+/// The record that a traced frame collects on its way. Times are nanoseconds since the Unix epoch,
+/// 0 if unset.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
     label: Vec<u8>,
-    /// When the work that the frame belongs to began.
+    /// The time at which the work that the frame belongs to began.
     pub start: u64,
-    /// When it ended.
+    /// The time at which that work ended.
     pub end: u64,
     nodes: Vec<TraceNode>,
 }
@@ -37,9 +38,9 @@ pub struct TraceNode {
     pub uuid: Uuid,
     /// The roles that it advertised.
     pub role: Role,
-    /// When the frame arrived there; 0 at the origin.
+    /// The time at which the frame arrived there; 0 at the origin.
     pub received_at: u64,
-    /// When it left; 0 at its last hop.
+    /// The time at which the frame left; 0 at its last hop.
     pub sent_at: u64,
 }
 
@@ -59,13 +60,13 @@ impl Trace {
         String::from_utf8_lossy(&self.label)
     }
 
-    /// A trace that is part of the trace `parent`. Its label is `label`, cut if it is too long, and
-    /// then the name of the parent.
+    /// A trace that is part of the trace `parent`. Its label is `label`, cut if it is too long,
+    /// followed by the parent.
     pub fn within(label: &str, parent: &TraceParent) -> Self {
         Self::new(&parent.label(label, u8::MAX.into()))
     }
 
-    /// The trace that this one is part of, if the label names one.
+    /// The parent that the label names.
     pub fn traceparent(&self) -> Option<TraceParent> {
         TraceParent::in_label(&self.label())
     }
@@ -75,7 +76,7 @@ impl Trace {
         &self.nodes
     }
 
-    /// Adds a hop; a full trace keeps its first 32 and returns false.
+    /// Adds a hop. A trace with 32 hops stays as it is, and false is returned.
     pub fn push(&mut self, node: TraceNode) -> bool {
         if self.nodes.len() >= MAX_TRACE_NODES {
             return false;
@@ -84,12 +85,12 @@ impl Trace {
         true
     }
 
-    /// Stamps the departure on the hop of `uuid`, adding the hop where the
-    /// last one is another's (as at the origin).
+    /// Stamps the departure from `uuid`. Adds the hop if the last one has another UUID, as at the
+    /// origin.
     pub fn stamp_sent(&mut self, uuid: Uuid, role: Role, at: u64) {
         match self.nodes.last_mut() {
-            // An entity that passes the frame on completes the entry of its arrival. The origin
-            // has none.
+            // An entity that forwards the frame completes the hop that it added on arrival. The
+            // origin has no such hop.
             Some(last) if last.uuid == uuid && last.sent_at == 0 => last.sent_at = at,
             _ => {
                 self.push(TraceNode {
@@ -143,7 +144,7 @@ impl Trace {
 
     /// Appends the block, without the length that precedes it on the wire.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        // Label and hops are bounded where they enter, so both counts fit.
+        // `new` and `push` bound the label and the hops, so both counts fit.
         out.extend([VERSION, u8::try_from(self.label.len()).unwrap_or(u8::MAX)]);
         out.extend(&self.label);
         out.extend(self.start.to_be_bytes());
@@ -166,36 +167,36 @@ impl Trace {
         if block.len() > MAX_TRACE_LEN {
             return Err(BadTrace::TooLong(block.len()));
         }
-        let (&version, rest) = block.split_first().ok_or(BadTrace::Truncated)?;
+        let mut rest = block;
+        let truncated = |_| BadTrace::Truncated;
+        let version = rest.read_u8().map_err(truncated)?;
         if version != VERSION {
             return Err(BadTrace::Version(version));
         }
-        let (&label_len, rest) = rest.split_first().ok_or(BadTrace::Truncated)?;
-        let (label, rest) = rest
-            .split_at_checked(label_len.into())
-            .ok_or(BadTrace::Truncated)?;
-        let (times, rest) = rest.split_at_checked(16).ok_or(BadTrace::Truncated)?;
-        let (&count, rest) = rest.split_first().ok_or(BadTrace::Truncated)?;
-        let count = usize::from(count);
+        let mut label = vec![0; rest.read_u8().map_err(truncated)?.into()];
+        rest.read_exact(&mut label).map_err(truncated)?;
+        let start = rest.read_u64::<BigEndian>().map_err(truncated)?;
+        let end = rest.read_u64::<BigEndian>().map_err(truncated)?;
+        let count = usize::from(rest.read_u8().map_err(truncated)?);
         if count > MAX_TRACE_NODES {
             return Err(BadTrace::TooManyNodes(count));
         }
-        // A block that is longer than what it counts is as wrong as one that is cut off.
+        // A block that is longer than its counts say is as wrong as one that is cut off.
         match rest.len().cmp(&(count * NODE_LEN)) {
             std::cmp::Ordering::Less => return Err(BadTrace::Truncated),
             std::cmp::Ordering::Greater => return Err(BadTrace::Trailing(rest.len() - count * NODE_LEN)),
             std::cmp::Ordering::Equal => {}
         }
         let node = |bytes: &[u8]| TraceNode {
-            uuid: Uuid::from_slice(&bytes[..16]).unwrap_or(Uuid::nil()),
+            uuid: Uuid::from_u128(BigEndian::read_u128(bytes)),
             role: Role::from_bits(BigEndian::read_u32(&bytes[16..])),
             received_at: BigEndian::read_u64(&bytes[20..]),
             sent_at: BigEndian::read_u64(&bytes[28..]),
         };
         Ok(Self {
-            label: label.to_vec(),
-            start: BigEndian::read_u64(times),
-            end: BigEndian::read_u64(&times[8..]),
+            label,
+            start,
+            end,
             nodes: rest.chunks_exact(NODE_LEN).map(node).collect(),
         })
     }
@@ -204,12 +205,12 @@ impl Trace {
 /// One hop with the times around it, see [`Trace::hops`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hop {
-    /// The hop's stamps.
+    /// The timestamps of the hop.
     pub node: TraceNode,
-    /// From the previous hop's departure to this arrival, where both are set
-    /// and the two clocks agree about their order.
+    /// The time from the previous hop's departure to this arrival. `None` if one of them is not set,
+    /// or if the clocks of the two hosts disagree about their order.
     pub wire: Option<Duration>,
-    /// From arrival to departure, where both are set.
+    /// The time from arrival to departure. `None` if one of them is not set.
     pub inside: Option<Duration>,
 }
 
@@ -222,7 +223,7 @@ fn between(from: u64, to: u64) -> Option<Duration> {
     to.checked_sub(from).map(Duration::from_nanos)
 }
 
-/// Why a trace block cannot be read.
+/// The reason why a trace block cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadTrace {

@@ -1,4 +1,4 @@
-//! W3C Trace Context within the label of a trace
+//! W3C Trace Context in the label of a trace
 //! (docs/protocol.md, "Trace context").
 
 use std::fmt;
@@ -6,12 +6,12 @@ use std::str::FromStr;
 
 use ssntp_transport::cut;
 
-/// The word of a label that names a [`TraceParent`].
+/// The prefix of the word in a label that is a [`TraceParent`].
 const WORD: &str = "traceparent=";
-/// The length of `00-<32>-<16>-<2>`, and of what versions to come begin with.
+/// The length of `00-<32>-<16>-<2>`, with which later versions begin as well.
 const LEN: usize = 55;
-/// The one flag that every version has.
-const SAMPLED: u8 = 1;
+/// The only flag that every version has.
+const SAMPLED: u128 = 1;
 
 /// The span of a distributed trace that a frame belongs to, as the header
 /// `traceparent` of W3C Trace Context names it.
@@ -29,29 +29,30 @@ const SAMPLED: u8 = 1;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceParent {
-    trace: [u8; 16],
-    span: [u8; 8],
-    flags: u8,
+    trace: u128,
+    /// 64 bits.
+    span: u128,
+    /// 8 bits.
+    flags: u128,
 }
 
 impl TraceParent {
     /// The trace, in 32 hexadecimal digits.
     pub fn trace_id(&self) -> String {
-        hex(&self.trace)
+        format!("{:032x}", self.trace)
     }
 
     /// The span that the frame was sent in, in 16 hexadecimal digits.
     pub fn span_id(&self) -> String {
-        hex(&self.span)
+        format!("{:016x}", self.span)
     }
 
-    /// Whether the program that began the trace records it.
+    /// True if the program that began the trace records it.
     pub fn is_sampled(&self) -> bool {
         self.flags & SAMPLED != 0
     }
 
-    /// The trace that a label names: the value of its first valid word `traceparent=…`. Blanks
-    /// separate the words of a label.
+    /// The value of the first valid word `traceparent=…` of a label. Blanks separate words.
     pub fn in_label(label: &str) -> Option<Self> {
         let words = label.split_whitespace();
         words
@@ -62,7 +63,7 @@ impl TraceParent {
     /// `label` and then this trace, in at most `most` bytes. `label` is cut if it is too long.
     pub(super) fn label(&self, label: &str, most: usize) -> String {
         let own = format!("{WORD}{self}");
-        // The text before it is cut, because a trace that lacks digits names nothing.
+        // The text before the trace is cut, because a trace that lacks digits is not valid.
         match cut(label, most.saturating_sub(own.len() + 1)) {
             "" => own,
             label => format!("{label} {own}"),
@@ -70,16 +71,10 @@ impl TraceParent {
     }
 }
 
-/// In version 00, whatever version it was read in.
+/// Always in version 00, also if it was read in a later version.
 impl fmt::Display for TraceParent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "00-{}-{}-{:02x}",
-            hex(&self.trace),
-            hex(&self.span),
-            self.flags
-        )
+        write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace, self.span, self.flags)
     }
 }
 
@@ -90,16 +85,15 @@ impl FromStr for TraceParent {
         let begin = text.get(..LEN).ok_or(BadTraceParent::Length)?;
         let rest = &text[LEN..];
         let mut fields = begin.split('-');
-        let mut field = || fields.next().unwrap_or_default();
-        let [version] = digits(field())?;
-        let (trace, span, [flags]) = (digits(field())?, digits(field())?, digits(field())?);
+        let mut field = |digits| number(fields.next().unwrap_or_default(), digits);
+        let (version, trace, span, flags) = (field(2)?, field(32)?, field(16)?, field(2)?);
         match version {
             0xff => return Err(BadTraceParent::Version),
             0 if !rest.is_empty() => return Err(BadTraceParent::Length),
             _ if !(rest.is_empty() || rest.starts_with('-')) => return Err(BadTraceParent::Length),
             _ => {}
         }
-        if trace == [0; 16] || span == [0; 8] {
+        if trace == 0 || span == 0 {
             return Err(BadTraceParent::Zero);
         }
         // The other flags of a later version are not known.
@@ -108,42 +102,34 @@ impl FromStr for TraceParent {
     }
 }
 
-/// Bytes in lower case hexadecimal digits, exactly so many.
-fn digits<const N: usize>(text: &str) -> Result<[u8; N], BadTraceParent> {
-    let value = |digit: u8| match digit {
-        b'0'..=b'9' => Ok(digit - b'0'),
-        b'a'..=b'f' => Ok(digit - b'a' + 10),
-        _ => Err(BadTraceParent::Digit),
-    };
-    if text.len() != 2 * N {
+/// Reads exactly `digits` lower case hexadecimal digits, at most 32.
+fn number(text: &str, digits: usize) -> Result<u128, BadTraceParent> {
+    if text.len() != digits {
         return Err(BadTraceParent::Field);
     }
-    let mut bytes = [0; N];
-    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-        *byte = value(pair[0])? << 4 | value(pair[1])?;
-    }
-    Ok(bytes)
+    // `from_str_radix` also accepts a sign and upper case.
+    let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    let number = u128::from_str_radix(text, 16).ok();
+    number
+        .filter(|_| text.bytes().all(is_digit))
+        .ok_or(BadTraceParent::Digit)
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Why a text is not a [`TraceParent`].
+/// The reason why a text is not a [`TraceParent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadTraceParent {
-    /// It does not have the 55 characters of `00-<32>-<16>-<2>`. Only a later version may have
+    /// The text does not have the 55 characters of `00-<32>-<16>-<2>`. Only a later version may have
     /// more, after another dash.
-    #[error("the form is 00-<32 digits>-<16 digits>-<2 digits>, and the length is another")]
+    #[error("the length is not that of the form 00-<32 digits>-<16 digits>-<2 digits>")]
     Length,
-    /// Its fields do not have 2, 32, 16 and 2 characters.
-    #[error("its fields do not have 2, 32, 16 and 2 digits")]
+    /// The fields do not have 2, 32, 16 and 2 characters.
+    #[error("the fields do not have 2, 32, 16 and 2 digits")]
     Field,
     /// A field has a character other than the digits 0 to 9 and a to f.
     #[error("a field has a character other than 0 to 9 and a to f")]
     Digit,
-    /// Its version is ff, which W3C Trace Context does not allow.
+    /// The version is ff, which W3C Trace Context does not allow.
     #[error("the version ff is not allowed")]
     Version,
     /// The trace or the span is all zeros, which W3C Trace Context does not allow.
@@ -160,7 +146,7 @@ mod tests {
     const GOOD: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
     #[test]
-    fn what_the_recommendation_calls_invalid_is_refused() {
+    fn texts_that_the_recommendation_calls_invalid_are_refused() {
         use BadTraceParent as Bad;
         for (text, why) in [
             ("", Bad::Length),
@@ -215,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_version_may_have_more_and_is_passed_on_as_this_one() {
+    fn a_later_version_may_be_longer_and_is_passed_on_as_version_00() {
         let good: TraceParent = GOOD.parse().unwrap();
         for text in [
             "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
@@ -228,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_names_one_among_other_words() {
+    fn a_trace_context_is_found_among_other_words_of_a_label() {
         let good: TraceParent = GOOD.parse().unwrap();
         for label in [
             format!("traceparent={GOOD}"),
@@ -250,25 +236,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_shown_is_read_again(trace: [u8; 16], span: [u8; 8], flags: u8) {
-            prop_assume!(trace != [0; 16] && span != [0; 8]);
-            let parent = TraceParent { trace, span, flags };
+        fn a_printed_trace_context_is_read_back_equal(trace in 1u128.., span in 1u64.., flags: u8) {
+            let parent = TraceParent { trace, span: span.into(), flags: flags.into() };
             prop_assert_eq!(parent.to_string().parse(), Ok(parent));
         }
 
         #[test]
-        fn a_label_of_any_length_leaves_it_whole(label in ".{0,300}", trace: [u8; 16], span: [u8; 8]) {
-            prop_assume!(trace != [0; 16] && span != [0; 8]);
-            // Who names another one first means that.
+        fn a_label_of_any_length_keeps_the_trace_context_whole(label in ".{0,300}", trace in 1u128.., span in 1u64..) {
+            // The first trace context of a label counts.
             prop_assume!(TraceParent::in_label(&label).is_none());
-            let parent = TraceParent { trace, span, flags: 1 };
+            let parent = TraceParent { trace, span: span.into(), flags: 1 };
             let made = Trace::within(&label, &parent);
             prop_assert!(made.label().len() <= 255);
             prop_assert_eq!(made.traceparent(), Some(parent));
         }
 
         #[test]
-        fn nothing_that_is_read_panics(text in "[0-9a-f\\-]{50,60}|.{0,80}") {
+        fn reading_any_text_does_not_panic(text in "[0-9a-f\\-]{50,60}|.{0,80}") {
             let _ = text.parse::<TraceParent>();
             let _ = TraceParent::in_label(&text);
         }

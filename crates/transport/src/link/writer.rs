@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::host::now;
+use crate::host::{after, now};
 use crate::outbox::{Due, Outbox};
 use crate::socket::{Duplex, is_timeout};
 use crate::stream::Outgoing;
@@ -117,7 +117,7 @@ impl Writing {
         match self.outbox.send(due, &mut self.batch, room) {
             Ok(false) => {}
             Ok(true) => {
-                self.lingers = Some(now() + self.linger);
+                self.lingers = Some(after(now(), self.linger));
                 self.end();
             }
             Err(e) if is_timeout(&e) => {

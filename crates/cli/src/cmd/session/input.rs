@@ -268,7 +268,7 @@ fn connected(client: &Client, limit: Duration) -> Result<Duration, Error> {
     let began = now();
     match client.handle().wait_connected(Some(limit)) {
         Ok(true) => Ok(limit.saturating_sub(began.elapsed())),
-        Ok(false) => Err(Error::new("not_connected", "no session stands at present")),
+        Ok(false) => Err(Error::new("not_connected", "no session is established")),
         Err(why) => Err(Error::new("ended", why)),
     }
 }
