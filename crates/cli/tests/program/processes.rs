@@ -71,12 +71,16 @@ impl Cluster {
 
     /// An agent with the certificate of that name.
     pub fn agent(&self, name: &str, arguments: &[&str]) -> Program {
+        Program::start(&mut self.agent_command(name, arguments))
+    }
+
+    pub fn agent_command(&self, name: &str, arguments: &[&str]) -> Command {
         let certificate = format!("{name}.pem");
         let mut command = ssntp(self.dir.path(), &[name, "--ca", "ca.pem", "--cert", &certificate]);
         command.args(["--connect", &self.address]).args(arguments);
         // The directory is one that other users can't get to.
         command.args(["--users", "agent"]);
-        Program::start(&mut command)
+        command
     }
 
     pub fn send<T: Payload>(&self, payload: &T) {

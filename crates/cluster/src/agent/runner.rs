@@ -255,7 +255,7 @@ impl Agent {
                 .map_err(|e| AgentError::State(store.root().to_owned(), e))?;
             // Before the loop takes its first frame, so that a START of an instance that is
             // here is refused.
-            control.adopt(node, stored, now());
+            control.adopt(node, stored);
             control.sweep();
             control.restore_networks();
         }
@@ -265,6 +265,7 @@ impl Agent {
             control,
             evacuations,
             reports: 0,
+            _end: EndNotice(client.uuid()),
         };
         let inner = ClientLoop::start("ssntp-agent", client, runner, outcomes);
         Ok(Self {
@@ -350,8 +351,25 @@ struct Runner {
     streams: Streams,
     control: Control,
     evacuations: Sender<NextState>,
-    /// STATS that were to be sent.
+    /// The number of STATS that were handed to the client, also of those that it had no room for.
     reports: u64,
+    _end: EndNotice,
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        self.control.log_end();
+    }
+}
+
+/// Logs the end of the agent when it is dropped. It is the last field of [`Runner`], so all workers
+/// have ended by then.
+struct EndNotice(Uuid);
+
+impl Drop for EndNotice {
+    fn drop(&mut self) {
+        info!("{}: the agent has ended", self.0);
+    }
 }
 
 impl Service for Runner {

@@ -1,9 +1,10 @@
 //! An agent that runs on its caller's thread, for programs that hold thousands of them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use ssntp::Role;
 use ssntp::proto::{Frame, StreamEndReason, StreamEnded};
 use uuid::Uuid;
@@ -56,12 +57,10 @@ pub enum Step {
 pub struct SteppedAgent {
     control: Control,
     facts: Facts,
-    ends: Arc<Ends>,
+    /// The ends of instances that the driver has reported and that are not handled yet: at most
+    /// one for each instance.
+    ends: (Sender<Ended>, Receiver<Ended>),
 }
-
-/// Ends of instances that the driver has told and the state machine has not heard.
-#[derive(Debug, Default)]
-struct Ends(Mutex<Vec<Ended>>);
 
 impl SteppedAgent {
     /// An agent whose instances are run by `driver`.
@@ -87,7 +86,7 @@ impl SteppedAgent {
         Self {
             control: Control::new(settings, facts.clone(), now),
             facts,
-            ends: Arc::default(),
+            ends: unbounded(),
         }
     }
 
@@ -126,7 +125,7 @@ impl SteppedAgent {
                     Action::Evacuated(_) | Action::Stream(_) => {}
                 }
             }
-            inputs.extend(self.ends.take().into_iter().map(Input::Ended));
+            inputs.extend(self.ends.1.try_iter().map(Input::Ended));
         }
         frames
     }
@@ -145,12 +144,15 @@ impl SteppedAgent {
                 };
                 let result = job.driver.launch(&launch, &mut |_| Ok(()));
                 if let Ok(handle) = &result {
-                    let (handle, ends) = (handle.clone(), Arc::clone(&self.ends));
-                    let sink: EndSink = Arc::new(move |ended| ends.lock().push(ended));
+                    let (handle, ends) = (handle.clone(), self.ends.0.clone());
+                    // The agent holds the receiver, so this fails only after its end.
+                    let sink: EndSink = Arc::new(move |ended| drop(ends.send(ended)));
                     job.driver.watch(&Running { place, handle }, &sink);
                 }
-                let instance = job.instance;
-                Some(Done::Launched { instance, result })
+                Some(Done::Launched {
+                    instance: job.instance,
+                    result: result.map(|handle| (handle, 0)),
+                })
             }
             Job::Terminate(driver, running) | Job::Kill(driver, running) => {
                 // A driver that fails here does not tell an end, and the state machine
@@ -170,22 +172,13 @@ impl SteppedAgent {
                 let result = Ok(());
                 Some(Done::Volume { instance, op, result })
             }
-            Job::Measure(subjects) => Some(Done::Measured {
+            Job::Measure(_, subjects) => Some(Done::Measured {
                 usages: subjects.iter().flat_map(super::worker::measure).collect(),
                 facts: self.facts.clone(),
+                tunnels: Vec::new(),
             }),
             Job::SaveNode(_, next) => next.map(Done::Evacuated),
-            Job::Save { .. } | Job::Watch(..) | Job::Detach(..) | Job::Tunnels(_) => None,
+            Job::Save { .. } | Job::Watch(..) | Job::Detach(..) => None,
         }
-    }
-}
-
-impl Ends {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Ended>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take(&self) -> Vec<Ended> {
-        std::mem::take(&mut *self.lock())
     }
 }

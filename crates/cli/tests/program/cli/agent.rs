@@ -10,7 +10,7 @@ use ssntp::payload::{
 };
 use uuid::Uuid;
 
-use crate::processes::{Cluster, ssntp, wait_for};
+use crate::processes::{Cluster, Program, ssntp, wait_for};
 
 #[test]
 fn without_state_it_reports_this_machine() {
@@ -58,7 +58,12 @@ fn killed_it_comes_back_and_finds_what_runs() {
     cluster.next(|stats: &Stats| state(stats) == Some(InstanceState::Active));
 
     agent.kill();
-    let mut agent = cluster.agent("agent", &arguments);
+    let log = cluster.dir.path().join("agent.log");
+    let mut command = cluster.agent_command("agent", &arguments);
+    command
+        .args(["--log", "info"])
+        .stderr(fs::File::create(&log).unwrap());
+    let mut agent = Program::start(&mut command);
     assert_eq!(agent.uuid(), node, "it is kept with the state");
     let stats = cluster.next(|stats: &Stats| state(stats) == Some(InstanceState::Active));
     assert_eq!(stats.mem_total_mb, 512);
@@ -68,8 +73,13 @@ fn killed_it_comes_back_and_finds_what_runs() {
         cluster.next(|stats: &Stats| stats.status == status);
     }
 
-    // SIGTERM leaves it running, too.
+    // SIGTERM leaves it running, too, and the log says so.
     agent.end(Signal::TERM);
+    let log = fs::read_to_string(log).unwrap();
+    let ends = "the agent ends; instances that keep running: 1, launches that are cancelled: 0";
+    for line in [ends, "the agent has ended"] {
+        assert!(log.contains(&format!("{node}: {line}")), "{line}: {log}");
+    }
     let agent = cluster.agent("agent", &arguments);
     cluster.next(|stats: &Stats| state(stats) == Some(InstanceState::Active));
     let stop = Stop {

@@ -1,7 +1,6 @@
 //! Instances that a former agent left are taken over.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use log::{info, warn};
 use uuid::Uuid;
@@ -17,18 +16,17 @@ use ssntp::proto::Command;
 impl Control {
     /// Takes over the instances of a former agent. It asks the drivers about them, which can
     /// block, so it is called before the agent's thread starts.
-    pub(crate) fn adopt(&mut self, node: NodeRecord, stored: Vec<Stored>, now: Instant) {
-        self.now = now;
+    pub(crate) fn adopt(&mut self, node: NodeRecord, stored: Vec<Stored>) {
         self.offline = node.offline;
         for stored in stored {
-            self.adopt_instance(stored, now);
+            self.adopt_instance(stored);
         }
         if node.maintenance {
             self.next_state = node.next_state.clone();
             self.job(Job::SaveNode(node, None));
             // Instances may still run. Maintenance follows once all of them have ended.
             self.mode = Mode::Evacuating;
-            self.evacuate_all(now, self.settings.grace);
+            self.evacuate_all(self.settings.grace);
         }
     }
 
@@ -62,7 +60,7 @@ impl Control {
         }
     }
 
-    fn adopt_instance(&mut self, stored: Stored, now: Instant) {
+    fn adopt_instance(&mut self, stored: Stored) {
         let id = stored.instance;
         let Some(root) = &self.settings.state else { return };
         let place = store::place(root, id);
@@ -81,7 +79,7 @@ impl Control {
             driver: self.driver_of(&record, start.as_deref()),
             start,
             volumes: stored.volumes,
-            ..Instance::new(place, record, Life::Stopped(Next::Stay), now)
+            ..Instance::new(place, record, Life::Stopped(Next::Stay), self.now)
         };
         if !recorded {
             self.recover_record(&mut instance);
@@ -141,7 +139,7 @@ impl Control {
                 handle,
                 exit,
             }),
-            None if after != RecordAfter::Nothing => self.end(id, after, now),
+            None if after != RecordAfter::Nothing => self.end(id, after),
             None => {}
         }
     }
@@ -175,7 +173,7 @@ impl Control {
             .next();
         if let Some((driver, handle)) = found {
             instance.driver = Some(Arc::clone(driver));
-            instance.record = Record::default().running(&handle);
+            instance.record = Record::default().running(&handle, 0);
         } else {
             // No driver finds a process of it, so it does not run.
             instance.record = Record::default().stopped(Exit::default());

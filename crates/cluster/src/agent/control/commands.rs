@@ -34,7 +34,7 @@
 //! InvalidFrameType, as the scheduler does it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use log::{debug, info};
@@ -53,15 +53,15 @@ use ssntp::proto::{Command, Frame};
 use ssntp_transport::excerpt;
 
 impl Control {
-    pub(super) fn command(&mut self, now: Instant, frame: &Frame) {
+    pub(super) fn command(&mut self, frame: &Frame) {
         let command = Command(frame.kind().operand);
         let done = match command {
             Command::START => self.start(frame),
-            Command::STOP => self.stop(now, frame),
-            Command::RESTART => self.restart(now, frame),
-            Command::DELETE => self.delete(now, frame),
-            Command::EVACUATE => self.evacuate(now, frame),
-            Command::RESTORE => self.restore(now, frame),
+            Command::STOP => self.stop(frame),
+            Command::RESTART => self.restart(frame),
+            Command::DELETE => self.delete(frame),
+            Command::EVACUATE => self.evacuate(frame),
+            Command::RESTORE => self.restore(frame),
             Command::ATTACH_VOLUME => self.attach(frame),
             Command::DETACH_VOLUME => self.detach(frame),
             Command::CONFIGURE => {
@@ -85,7 +85,7 @@ impl Control {
         if command == Command::START {
             // A scheduler with the strict policy sends the next START only after this status.
             self.announce(true);
-            self.stats_soon(now);
+            self.stats_soon();
         }
     }
 
@@ -230,7 +230,7 @@ impl Control {
             .collect()
     }
 
-    fn stop(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+    fn stop(&mut self, frame: &Frame) -> Result<(), Refused> {
         let stop: Stop = frame.payload()?;
         let (id, instance) = self.target(&stop.workload_agent_uuid, &stop.instance_uuid)?;
         if !instance.can_be_stopped() {
@@ -240,11 +240,11 @@ impl Control {
             true => RecordAfter::Keep,
             false => RecordAfter::Delete,
         };
-        self.end(id, after, now);
+        self.end(id, after);
         Ok(())
     }
 
-    fn delete(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+    fn delete(&mut self, frame: &Frame) -> Result<(), Refused> {
         let delete: Delete = frame.payload()?;
         let (id, instance) = self.target(&delete.workload_agent_uuid, &delete.instance_uuid)?;
         // It may run; deleting its files under it would leave processes that nobody knows.
@@ -257,7 +257,7 @@ impl Control {
             true => RecordAfter::Release,
             false => RecordAfter::Delete,
         };
-        self.end(id, after, now);
+        self.end(id, after);
         Ok(())
     }
 
@@ -270,7 +270,7 @@ impl Control {
         }
     }
 
-    fn restart(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+    fn restart(&mut self, frame: &Frame) -> Result<(), Refused> {
         let restart: Restart = frame.payload()?;
         let (id, instance) = self.addressed(&restart.workload_agent_uuid, &restart.instance_uuid)?;
         if self.offline || self.mode != Mode::Normal {
@@ -310,7 +310,7 @@ impl Control {
         // Only what differs is written, beside the START, which stays as it was received.
         let news = store::changes(&before.start, &payload.start).map(Box::new);
         self.launch_again(id, Cause::Restart, payload, news);
-        self.stats_soon(now);
+        self.stats_soon();
         Ok(())
     }
 
@@ -334,15 +334,15 @@ impl Control {
         self.announce(false);
     }
 
-    fn evacuate(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+    fn evacuate(&mut self, frame: &Frame) -> Result<(), Refused> {
         let evacuate: Evacuate = frame.payload()?;
         self.is_this(&evacuate.workload_agent_uuid)?;
         if self.offline {
             self.announce(true);
-            self.stats_soon(now);
+            self.stats_soon();
             return Ok(());
         }
-        if let Some(more) = self.log.admit((), "evacuated", now) {
+        if let Some(more) = self.log.admit((), "evacuated", self.now) {
             let next = excerpt(&evacuate.next_state);
             info!("{}: evacuated, next is {next}{more}", self.settings.node);
         }
@@ -356,7 +356,7 @@ impl Control {
         if is_empty {
             // EVACUATE came again: the status is sent again, because the asker waits for it.
             self.announce(true);
-            self.stats_soon(now);
+            self.stats_soon();
             self.reach_next_state();
         } else {
             let within = match evacuate.deadline {
@@ -364,7 +364,7 @@ impl Control {
                 0 => self.settings.grace,
                 seconds => Duration::from_secs(seconds.into()),
             };
-            self.evacuate_all(now, within);
+            self.evacuate_all(within);
         }
         Ok(())
     }
@@ -390,7 +390,7 @@ impl Control {
     }
 
     /// Ends all instances, and kills those that have not ended `within` that time.
-    pub(super) fn evacuate_all(&mut self, now: Instant, within: Duration) {
+    pub(super) fn evacuate_all(&mut self, within: Duration) {
         let instances = self.instances.iter();
         let running = instances.filter(|(_, instance)| instance.can_be_stopped());
         // Collected first, because `end_within` changes the instances.
@@ -402,14 +402,14 @@ impl Control {
                 true => RecordAfter::Evacuate,
                 false => RecordAfter::Release,
             };
-            self.end_within(id, after, now, within);
+            self.end_within(id, after, within);
         }
     }
 
-    fn restore(&mut self, now: Instant, frame: &Frame) -> Result<(), Refused> {
+    fn restore(&mut self, frame: &Frame) -> Result<(), Refused> {
         self.is_this(&frame.payload::<Restore>()?.workload_agent_uuid)?;
         if !self.offline && self.mode != Mode::Normal {
-            if let Some(more) = self.log.admit((), "restored", now) {
+            if let Some(more) = self.log.admit((), "restored", self.now) {
                 info!("{}: restored{more}", self.settings.node);
             }
             self.mode = Mode::Normal;
@@ -418,7 +418,7 @@ impl Control {
         }
         // The status answers Restore, so it is sent even if nothing has changed.
         self.announce(true);
-        self.stats_soon(now);
+        self.stats_soon();
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The life of an instance from its launch to its removal, and the frames that report it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use log::{info, warn};
 use uuid::Uuid;
@@ -21,7 +21,7 @@ pub(super) const HUNG: Duration = Duration::from_secs(5);
 const REMOVED_AGAIN: Duration = Duration::from_secs(60);
 
 impl Control {
-    pub(super) fn launched(&mut self, now: Instant, id: Uuid, handle: &RunId) {
+    pub(super) fn launched(&mut self, id: Uuid, handle: &RunId, began: u64) {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
@@ -32,17 +32,17 @@ impl Control {
         // A command may have come during the launch. `running` clears it from the record, and
         // `end` below puts it back.
         let after = instance.record.after;
-        instance.record = instance.record.running(handle);
+        instance.record = instance.record.running(handle, began);
         self.tally.starts += u64::from(instance.life == Life::Launching(Cause::Start));
         instance.life = Life::Active;
-        instance.since = now;
+        instance.since = self.now;
         if after != RecordAfter::Nothing {
-            self.end(id, after, now);
+            self.end(id, after);
         }
         self.next_volume_op(id);
     }
 
-    pub(super) fn not_launched(&mut self, now: Instant, id: Uuid, error: &LaunchError) {
+    pub(super) fn not_launched(&mut self, id: Uuid, error: LaunchError) {
         if self.instances.contains_key(&id) {
             let why = format_args!("instance {id} does not start: {error}");
             self.complain("not launched", why);
@@ -54,25 +54,24 @@ impl Control {
         let Life::Launching(cause) = instance.life else {
             return;
         };
-        let detail = excerpt(error).to_string();
         match cause {
             Cause::Policy => {
                 // `end` below needs a stopped instance; `restart_later` sets the time of the
                 // next try.
-                instance.life = Life::Stopped(Next::StartAgain(now));
+                instance.life = Life::Stopped(Next::StartAgain(self.now));
                 match after {
                     RecordAfter::Nothing => self.restart_later(id, &error.why),
-                    after => self.end(id, after, now),
+                    after => self.end(id, after),
                 }
             }
             Cause::Restart => {
                 // How and when its last run ended stays in the record.
-                instance.record.detail = format!("it was not started again: {detail}");
+                instance.record.detail = format!("it was not started again: {}", excerpt(&error));
                 self.keep_for_now(id);
                 self.save(id);
                 self.fail(Command::RESTART, subject(id), &error.into());
                 if removes(after) {
-                    self.end(id, after, now);
+                    self.end(id, after);
                 }
             }
             Cause::Start => {
@@ -192,12 +191,12 @@ impl Control {
     }
 
     /// Ends an instance, if it runs, and then does what `after` says.
-    pub(super) fn end(&mut self, id: Uuid, after: RecordAfter, now: Instant) {
-        self.end_within(id, after, now, self.settings.grace);
+    pub(super) fn end(&mut self, id: Uuid, after: RecordAfter) {
+        self.end_within(id, after, self.settings.grace);
     }
 
     /// As [`end`](Self::end); it is killed when it has not ended within `grace`.
-    pub(super) fn end_within(&mut self, id: Uuid, after: RecordAfter, now: Instant, grace: Duration) {
+    pub(super) fn end_within(&mut self, id: Uuid, after: RecordAfter, grace: Duration) {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
@@ -209,7 +208,7 @@ impl Control {
                 self.save(id);
                 self.keep_for_now(id);
                 self.tell_after(id, RecordAfter::Evacuate, record);
-                return self.stats_soon(now);
+                return self.stats_soon();
             }
         }
         let before = instance.record.after;
@@ -233,7 +232,7 @@ impl Control {
                 match ending {
                     // A later command may shorten the grace period, but not extend it.
                     Ending::Asking(before) => *before = grace.min(*before),
-                    Ending::Asked(at) => *at = (now + grace).min(*at),
+                    Ending::Asked(at) => *at = (self.now + grace).min(*at),
                     Ending::Killing | Ending::Killed(_) | Ending::Hung => {}
                 }
                 self.save(id);
@@ -246,17 +245,17 @@ impl Control {
             }
             Life::Launching(_) | Life::Stopped(_) | Life::Removing(_) => {}
         }
-        self.stats_soon(now);
+        self.stats_soon();
     }
 
     /// Takes in that a worker has sent an instance the signal to end, or to be killed.
-    pub(super) fn signalled(&mut self, now: Instant, id: Uuid) {
+    pub(super) fn signalled(&mut self, id: Uuid) {
         if let Some(instance) = self.instances.get_mut(&id)
             && let Life::Terminating(ending) = &mut instance.life
         {
             *ending = match *ending {
-                Ending::Asking(grace) => Ending::Asked(now + grace),
-                Ending::Killing => Ending::Killed(now + HUNG),
+                Ending::Asking(grace) => Ending::Asked(self.now + grace),
+                Ending::Killing => Ending::Killed(self.now + HUNG),
                 ending => ending,
             };
         }
@@ -286,7 +285,7 @@ impl Control {
         }
     }
 
-    pub(super) fn removed(&mut self, now: Instant, id: Uuid, result: Result<(), String>) {
+    pub(super) fn removed(&mut self, id: Uuid, result: Result<(), String>) {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
@@ -301,7 +300,7 @@ impl Control {
                 warn!("{}: instance {id} can't be removed: {why}", self.settings.node);
                 instance.life = Life::Stopped(match instance.life {
                     // No command asked for this, so nobody else would try again.
-                    _ if after == RecordAfter::Retire => Next::Delete(now + REMOVED_AGAIN),
+                    _ if after == RecordAfter::Retire => Next::Delete(self.now + REMOVED_AGAIN),
                     Life::Removing(next) => next,
                     _ => Next::Stay,
                 });
@@ -335,19 +334,19 @@ impl Control {
     }
 
     /// Does everything that is due.
-    pub(super) fn tick(&mut self, now: Instant) {
+    pub(super) fn tick(&mut self) {
         let mut kill = Vec::new();
         for (id, instance) in &mut self.instances {
             let Life::Terminating(ending) = &mut instance.life else {
                 continue;
             };
             let what = match *ending {
-                Ending::Asked(at) if now >= at => {
+                Ending::Asked(at) if self.now >= at => {
                     *ending = Ending::Killing;
                     instance.record.detail = "it did not end when it was asked to, and was killed".into();
                     "has not ended in time, and is killed"
                 }
-                Ending::Killed(at) if now >= at => {
+                Ending::Killed(at) if self.now >= at => {
                     *ending = Ending::Hung;
                     "was killed and does not end: it counts as hung"
                 }
@@ -360,11 +359,14 @@ impl Control {
         for (driver, running) in kill {
             self.job(Job::Kill(driver, running));
         }
-        self.restart_due(now);
-        self.retire(now);
-        self.check_evacuated(now);
-        self.stats_tick(now);
-        if self.connected && !self.held.is_empty() && now >= self.retry_due {
+        self.restart_due();
+        self.retire();
+        self.check_evacuated();
+        self.stats_tick();
+        if self.has_unsent() && self.now >= self.retry_due {
+            if self.announced.is_none() {
+                self.announce(true);
+            }
             self.send_held();
         }
     }

@@ -56,7 +56,7 @@ use log::{debug, info, warn};
 use uuid::Uuid;
 
 use self::instance::{Cause, Ending, Instance, Life, Next};
-use self::node::Tenants;
+use self::node::TenantKey;
 pub(crate) use self::streams::StreamOrder;
 pub(crate) use self::volumes::ephemeral;
 use super::driver::{Cancel, Driver, Ended, LaunchError, Measurable, RunId, Running, Usage, VolumeError};
@@ -68,8 +68,8 @@ use crate::network::Networks;
 use ssntp::Role;
 use ssntp::client::ClientFigures;
 use ssntp::payload::{
-    Configure, Id, InvalidConfiguration, LauncherConfig, NextState, Restart, StartPayload, TraceReport,
-    TunnelStats,
+    Configure, Id, InvalidConfiguration, LauncherConfig, NextState, Restart, StartPayload, TenantAdded,
+    TraceReport, TunnelStats,
 };
 use ssntp::proto::{Command, ErrorCode, Frame, FrameType, Status};
 use ssntp_transport::LogLimit;
@@ -141,14 +141,13 @@ pub(crate) enum Input {
 /// The outcome of a job.
 #[derive(Debug)]
 pub(crate) enum Done {
-    /// When the run began whose launch is reported next ([`Done::Launched`]), in milliseconds
-    /// since 1970.
-    StartTime { instance: Uuid, began: u64 },
     /// The instance is about to be killed, because it breaks a rule of its node.
     Condemned { instance: Uuid, why: String },
+    /// The launch is over. On success, the number is the time at which the run began, in
+    /// milliseconds since 1970.
     Launched {
         instance: Uuid,
-        result: Result<RunId, LaunchError>,
+        result: Result<(RunId, u64), LaunchError>,
     },
     /// The instance was sent the signal to end, or was killed.
     Signalled { instance: Uuid },
@@ -161,13 +160,13 @@ pub(crate) enum Done {
         op: VolumeOp,
         result: Result<(), VolumeError>,
     },
-    /// The tunnels of tenants' networks, as they are now.
-    Tunnels(Vec<TunnelStats>),
     /// The evacuation was recorded on disk.
     Evacuated(NextState),
     Measured {
         facts: Facts,
         usages: Vec<(Uuid, Usage)>,
+        /// The tunnels of tenants' networks.
+        tunnels: Vec<TunnelStats>,
     },
 }
 
@@ -192,8 +191,6 @@ pub(crate) enum Job {
     },
     Terminate(Arc<dyn Driver>, Running),
     Kill(Arc<dyn Driver>, Running),
-    /// Look at the tunnels of tenants' networks.
-    Tunnels(Arc<Networks>),
     /// Remove the network of an instance that has ended; it has no outcome.
     Detach(Arc<Networks>, Uuid),
     Remove {
@@ -210,7 +207,8 @@ pub(crate) enum Job {
     },
     /// Watch instances that were found running.
     Watch(Arc<dyn Driver>, Running),
-    Measure(Vec<(Arc<dyn Driver>, Vec<Measurable>)>),
+    /// Measure the node, the tunnels of tenants' networks, and the instances of each driver.
+    Measure(Option<Arc<Networks>>, Vec<(Arc<dyn Driver>, Vec<Measurable>)>),
     /// Write the node's record. If something comes next, the outcome is
     /// [`Done::Evacuated`].
     SaveNode(NodeRecord, Option<NextState>),
@@ -229,7 +227,7 @@ impl Job {
                 Some(running.place.instance())
             }
             // These concern no single instance. The workers keep their order by keys of their own.
-            Self::Measure(_) | Self::SaveNode(..) | Self::Tunnels(_) => None,
+            Self::Measure(..) | Self::SaveNode(..) => None,
         }
     }
 }
@@ -293,7 +291,10 @@ pub(crate) struct Control {
     retry_due: Instant,
     /// The status that was sent last, with its payload.
     announced: Option<Frame>,
-    tenants: Tenants,
+    /// The tenants that concentrators know to have instances on this node.
+    tenants: BTreeMap<TenantKey, TenantAdded>,
+    /// True if these tenants were not reported in the present session yet.
+    repeats_tenants: bool,
     tunnels: Vec<TunnelStats>,
     /// Running instances with a stream that follows them, or did.
     followed: BTreeSet<Uuid>,
@@ -343,7 +344,8 @@ impl Control {
             failed: VecDeque::new(),
             retry_due: now,
             announced: None,
-            tenants: Tenants::default(),
+            tenants: BTreeMap::new(),
+            repeats_tenants: false,
             tunnels: Vec::new(),
             followed: BTreeSet::new(),
             report_due: None,
@@ -360,17 +362,17 @@ impl Control {
     pub(crate) fn handle(&mut self, now: Instant, input: Input) {
         self.now = now;
         match input {
-            Input::Connected { configuration } => self.connected(now, configuration),
+            Input::Connected { configuration } => self.connected(configuration),
             Input::Disconnected => {
                 self.connected = false;
                 self.actions.push(Action::Stream(StreamOrder::CloseAll));
             }
-            Input::Frame(frame) => self.frame(now, &frame),
-            Input::Unsent(frame) => self.unsent(now, frame),
-            Input::Done(done) => self.done(now, done),
+            Input::Frame(frame) => self.frame(&frame),
+            Input::Unsent(frame) => self.unsent(frame),
+            Input::Done(done) => self.done(done),
             Input::Ended(ended) => {
                 self.ended(ended);
-                self.stats_soon(now);
+                self.stats_soon();
             }
             Input::ToggleOffline => {
                 self.offline = !self.offline;
@@ -386,15 +388,15 @@ impl Control {
                 // Recorded, so that the next agent of this node is offline, too.
                 self.save_node(None);
                 self.announce(true);
-                self.stats_soon(now);
+                self.stats_soon();
             }
             Input::Tick => {}
         }
         // Any input can change what these report. They compare the present state with what
         // was reported last, so no handler has to remember to call them.
-        self.check_evacuated(now);
+        self.check_evacuated();
         self.sync_tenants();
-        self.tick(now);
+        self.tick();
         self.sync_streams();
     }
 
@@ -422,7 +424,7 @@ impl Control {
         };
         let ends = self.instances.values().filter_map(deadline);
         // Without a session nothing can be sent, so waiting frames must not wake the agent.
-        let retry = (self.connected && !self.held.is_empty()).then_some(self.retry_due);
+        let retry = self.has_unsent().then_some(self.retry_due);
         let report = self.report_due.filter(|_| self.connected);
         let all = ends.chain(retry).chain(report).chain([stats]);
         // The iterator is never empty, because `stats` is a part of it.
@@ -466,13 +468,25 @@ impl Control {
         }
     }
 
-    /// How many instances there are and run.
+    /// Logs that the agent ends, and the number of instances that outlive it. Launches do not: the
+    /// workers cancel them, and the next agent answers their STARTs.
+    pub(crate) fn log_end(&self) {
+        let count = |lives: fn(Life) -> bool| self.instances.values().filter(|i| lives(i.life)).count();
+        info!(
+            "{}: the agent ends; instances that keep running: {}, launches that are cancelled: {}",
+            self.settings.node,
+            count(|life| matches!(life, Life::Active | Life::Terminating(_))),
+            count(|life| matches!(life, Life::Launching(_)))
+        );
+    }
+
+    /// The number of instances, in any state.
     #[cfg(test)]
     pub(crate) fn instances(&self) -> usize {
         self.instances.len()
     }
 
-    fn connected(&mut self, now: Instant, configuration: Option<Bytes>) {
+    fn connected(&mut self, configuration: Option<Bytes>) {
         self.connected = true;
         if let Some(configuration) = configuration {
             // The configuration comes before the status, because its limits decide between
@@ -484,17 +498,17 @@ impl Control {
         // These were sent in an earlier session, so they are older than what was held since.
         self.repeat_failures();
         self.send_held();
-        // A concentrator may have been restarted and needs to be told again.
-        self.tenants.forget();
+        // A concentrator that was restarted without a state directory has lost its tables.
+        self.repeats_tenants = true;
         // The scheduler needs STATS to find out what became of STARTs while there was no
         // session.
-        self.report_due = Some(now);
+        self.report_due = Some(self.now);
     }
 
-    fn unsent(&mut self, now: Instant, frame: Frame) {
-        self.retry_due = now + RETRY;
+    fn unsent(&mut self, frame: Frame) {
+        self.retry_due = self.now + RETRY;
         if frame.kind().frame_type == FrameType::STATUS {
-            // A newer status is sent with the next STATS.
+            // `tick` sends the present status at `retry_due`.
             self.announced = None;
             return;
         }
@@ -505,9 +519,9 @@ impl Control {
         self.hold(frame);
     }
 
-    fn frame(&mut self, now: Instant, frame: &Frame) {
+    fn frame(&mut self, frame: &Frame) {
         if frame.kind().frame_type == FrameType::COMMAND {
-            self.command(now, frame);
+            self.command(frame);
             // Also for a command that was refused: the trace tells how far the frame came.
             if frame.trace().is_some() {
                 self.tell(Frame::of(&TraceReport::from_frames([frame])));
@@ -541,13 +555,8 @@ impl Control {
         }
     }
 
-    fn done(&mut self, now: Instant, done: Done) {
+    fn done(&mut self, done: Done) {
         match done {
-            Done::StartTime { instance, began } => {
-                if let Some(instance) = self.instances.get_mut(&instance) {
-                    instance.record.started = began;
-                }
-            }
             Done::Condemned { instance, why } => {
                 if let Some(instance) = self.instances.get_mut(&instance) {
                     // The end follows as an input of its own. The reason is kept here until
@@ -557,24 +566,36 @@ impl Control {
             }
             Done::Launched { instance, result } => {
                 match result {
-                    Ok(handle) => self.launched(now, instance, &handle),
-                    Err(error) => self.not_launched(now, instance, &error),
+                    Ok((handle, began)) => self.launched(instance, &handle, began),
+                    Err(error) => self.not_launched(instance, error),
                 }
-                self.stats_soon(now);
+                self.stats_soon();
             }
-            Done::Signalled { instance } => self.signalled(now, instance),
+            Done::Signalled { instance } => self.signalled(instance),
             Done::Removed { instance, result } => {
-                self.removed(now, instance, result);
-                self.stats_soon(now);
+                self.removed(instance, result);
+                self.stats_soon();
             }
             Done::Volume { instance, op, result } => {
                 self.volume_done(instance, op, result);
-                self.stats_soon(now);
+                self.stats_soon();
             }
             Done::Evacuated(next) => self.actions.push(Action::Evacuated(next)),
-            Done::Tunnels(tunnels) => self.tunnels = tunnels,
-            Done::Measured { facts, usages } => self.measured(facts, usages),
+            Done::Measured {
+                facts,
+                usages,
+                tunnels,
+            } => {
+                self.tunnels = tunnels;
+                self.measured(facts, usages);
+            }
         }
+    }
+
+    /// True if a frame or the status of the node waits for room in the client's queue.
+    fn has_unsent(&self) -> bool {
+        let lacks_status = self.announced.is_none() && self.has_status();
+        self.connected && (lacks_status || !self.held.is_empty())
     }
 
     fn send_held(&mut self) {

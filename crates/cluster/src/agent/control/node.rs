@@ -13,7 +13,6 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
 
 use uuid::Uuid;
 
@@ -39,17 +38,10 @@ const RESERVE_MB: i64 = 64;
 /// the total.
 const NOTABLE: i64 = 20;
 
-/// The memory and disk of a node, in MB; -1 unknown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Capacity {
-    pub(super) mem_total: i64,
-    pub(super) mem_available: i64,
-    pub(super) disk_total: i64,
-    pub(super) disk_available: i64,
-}
-
 impl Control {
-    pub(super) fn capacity(&self) -> Capacity {
+    /// The facts of the node, with the memory and disk that it has for instances, in MB. -1 stands
+    /// for an unknown value.
+    pub(super) fn ready(&self) -> Ready {
         let (mut mem, mut mem_unused, mut disk, mut disk_unused) = (0i64, 0i64, 0i64, 0i64);
         for instance in self.instances.values() {
             let needs = needs(instance);
@@ -64,30 +56,32 @@ impl Control {
             disk_unused = disk_unused.saturating_add(unused(needs.disk_mb, instance.usage.disk_mb));
         }
         let facts = &self.facts;
-        let (mem_total, mem_available) = match self.settings.mem_mb {
+        let (mem_total_mb, mem_available_mb) = match self.settings.mem_mb {
             Some(total) => (total, (total.saturating_sub(mem)).max(0)),
             None => (facts.mem_total_mb, less(facts.mem_available_mb, mem_unused)),
         };
-        let (disk_total, disk_available) = match self.settings.disk_mb {
+        let (disk_total_mb, disk_available_mb) = match self.settings.disk_mb {
             Some(total) => (total, (total.saturating_sub(disk)).max(0)),
             None => (facts.disk_total_mb, less(facts.disk_available_mb, disk_unused)),
         };
-        Capacity {
-            mem_total,
-            mem_available,
-            disk_total,
-            disk_available,
+        Ready {
+            node_uuid: self.settings.node.into(),
+            mem_total_mb,
+            mem_available_mb,
+            disk_total_mb,
+            disk_available_mb,
+            ..facts.clone()
         }
     }
 
     /// Whether the node has room for an instance.
     pub(super) fn has_room(&self, needs: &Needs, for_restart: bool) -> bool {
-        let capacity = self.capacity();
+        let ready = self.ready();
         // An unknown value is -1, and forbids nothing.
         let fits = |needed: i64, available: i64| needed <= 0 || available < 0 || needed <= available;
-        let mem = !self.launcher.mem_limit || fits(needs.mem_mb, capacity.mem_available);
+        let mem = !self.launcher.mem_limit || fits(needs.mem_mb, ready.mem_available_mb);
         // A stopped instance has its disk, and its place in the list.
-        let disk = for_restart || !self.launcher.disk_limit || fits(needs.disk_mb, capacity.disk_available);
+        let disk = for_restart || !self.launcher.disk_limit || fits(needs.disk_mb, ready.disk_available_mb);
         let place = for_restart || self.places_taken() < self.settings.max_instances;
         mem && disk && place && (for_restart || !self.is_full())
     }
@@ -107,15 +101,15 @@ impl Control {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        let capacity = self.capacity();
+        let ready = self.ready();
         // With --mem or --disk, the owner has decided how much to give away, so all of it is
         // used.
         let reserve = |flag: Option<i64>| if flag.is_some() { 1 } else { RESERVE_MB };
         // The range excludes -1: an unknown value does not make a node full.
         let low = |available: i64, flag| (0..reserve(flag)).contains(&available);
         self.places_taken() >= self.settings.max_instances
-            || (self.launcher.mem_limit && low(capacity.mem_available, self.settings.mem_mb))
-            || (self.launcher.disk_limit && low(capacity.disk_available, self.settings.disk_mb))
+            || (self.launcher.mem_limit && low(ready.mem_available_mb, self.settings.mem_mb))
+            || (self.launcher.disk_limit && low(ready.disk_available_mb, self.settings.disk_mb))
     }
 
     pub(super) fn status(&self) -> NodeStatus {
@@ -131,33 +125,30 @@ impl Control {
         }
     }
 
-    fn ready(&self) -> Ready {
-        let capacity = self.capacity();
-        Ready {
-            node_uuid: self.settings.node.into(),
-            mem_total_mb: capacity.mem_total,
-            mem_available_mb: capacity.mem_available,
-            disk_total_mb: capacity.disk_total,
-            disk_available_mb: capacity.disk_available,
-            ..self.facts.clone()
-        }
+    /// False during an evacuation, in which the node sends no status: MAINTENANCE follows at the
+    /// end.
+    pub(super) fn has_status(&self) -> bool {
+        self.mode != Mode::Evacuating || self.offline
     }
 
-    /// Sends the status of the node if it differs from the last one that was sent, or
-    /// `in_any_case`.
-    pub(super) fn announce(&mut self, in_any_case: bool) {
-        // During an evacuation the node sends no status: MAINTENANCE follows at its end.
-        if !self.connected || (self.mode == Mode::Evacuating && !self.offline) {
-            return;
-        }
-        let frame = match self.status() {
+    fn status_frame(&self) -> Frame {
+        match self.status() {
             NodeStatus::Offline => Frame::new(Status::OFFLINE),
             NodeStatus::Full => Frame::new(Status::FULL),
             NodeStatus::Maintenance => Frame::of(&Maintenance {
                 ready: Some(self.ready()),
             }),
             _ => Frame::of(&self.ready()),
-        };
+        }
+    }
+
+    /// Sends the status of the node if it differs from the last one that was sent, or
+    /// `in_any_case`.
+    pub(super) fn announce(&mut self, in_any_case: bool) {
+        if !self.connected || !self.has_status() {
+            return;
+        }
+        let frame = self.status_frame();
         if in_any_case || self.announced.as_ref() != Some(&frame) {
             self.announced = Some(frame.clone());
             self.actions.push(Action::Send(frame));
@@ -166,7 +157,7 @@ impl Control {
 
     /// Sends MAINTENANCE once the last instance has stopped. It does not wait for instances
     /// that do not end even when killed, because they may never end.
-    pub(super) fn check_evacuated(&mut self, now: Instant) {
+    pub(super) fn check_evacuated(&mut self) {
         let busy = |instance: &Instance| match instance.life {
             Life::Terminating(ending) => ending != Ending::Hung,
             _ => instance.is_running() || matches!(instance.life, Life::Removing(_)),
@@ -175,39 +166,34 @@ impl Control {
             self.mode = Mode::Maintenance;
             self.announce(true);
             self.reach_next_state();
-            self.stats_soon(now);
+            self.stats_soon();
         }
     }
 
     /// Sends STATS soon, because something changed. Nothing is measured for them: reporting a
     /// change must not wait for slow disks.
-    pub(super) fn stats_soon(&mut self, now: Instant) {
+    pub(super) fn stats_soon(&mut self) {
         let instances = u32::try_from(self.instances.len()).unwrap_or(u32::MAX);
-        let due = now + SETTLE_EACH.saturating_mul(instances).min(SETTLE);
+        let due = self.now + SETTLE_EACH.saturating_mul(instances).min(SETTLE);
         self.report_due = Some(self.report_due.map_or(due, |before| before.min(due)));
     }
 
-    pub(super) fn stats_tick(&mut self, now: Instant) {
-        if self.report_due.is_some_and(|due| now >= due) {
+    pub(super) fn stats_tick(&mut self) {
+        if self.report_due.is_some_and(|due| self.now >= due) {
             self.send_stats();
         }
         match self.measuring_since {
-            Some(since) if now >= since + PATIENCE => {
+            Some(since) if self.now >= since + PATIENCE => {
                 // A file system may not answer: STATS go out with the last figures.
-                self.measuring_since = Some(now);
+                self.measuring_since = Some(self.now);
                 self.send_stats();
             }
             Some(_) => {}
-            None if now >= self.stats_due => {
+            None if self.now >= self.stats_due => {
                 // Counted from now: after a long pause of the machine one measurement is enough.
-                self.stats_due = now + self.settings.interval;
-                self.measuring_since = Some(now);
-                let mut by_driver: Vec<(Arc<dyn super::Driver>, Vec<Measurable>)> = self
-                    .settings
-                    .drivers
-                    .iter()
-                    .map(|d| (Arc::clone(d), Vec::new()))
-                    .collect();
+                self.stats_due = self.now + self.settings.interval;
+                self.measuring_since = Some(self.now);
+                let mut by_driver = BTreeMap::new();
                 for instance in self.instances.values_mut() {
                     let Some(driver) = &instance.driver else { continue };
                     let is_running = instance.is_running();
@@ -222,19 +208,12 @@ impl Control {
                         vcpus: needs.vcpus,
                         mem_mb: needs.mem_mb,
                     };
-                    if let Some((_, subjects)) = by_driver.iter_mut().find(|(d, _)| d.name() == driver.name())
-                    {
-                        subjects.push(subject);
-                    }
+                    let of_driver = by_driver.entry(driver.name());
+                    let (_, subjects) = of_driver.or_insert_with(|| (Arc::clone(driver), Vec::new()));
+                    subjects.push(subject);
                 }
-                if let Some(network) = self.settings.network.clone() {
-                    // The same worker does both in this order, so the STATS after the
-                    // measurement have them.
-                    self.job(Job::Tunnels(network));
-                }
-                // A driver without instances would only read /proc in vain.
-                by_driver.retain(|(_, subjects)| !subjects.is_empty());
-                self.job(Job::Measure(by_driver));
+                let network = self.settings.network.clone();
+                self.job(Job::Measure(network, by_driver.into_values().collect()));
             }
             None => {}
         }
@@ -261,13 +240,7 @@ impl Control {
         let Some(before) = &self.announced else {
             return true;
         };
-        let kind = match self.status() {
-            NodeStatus::Offline => Status::OFFLINE,
-            NodeStatus::Full => Status::FULL,
-            NodeStatus::Maintenance => Status::MAINTENANCE,
-            _ => Status::READY,
-        };
-        if before.kind() != kind {
+        if before.kind() != self.status_frame().kind() {
             return true;
         }
         let (Ok(before), now) = (before.payload::<Ready>(), self.ready()) else {
@@ -291,12 +264,7 @@ impl Control {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        let capacity = self.capacity();
         Stats {
-            mem_total_mb: capacity.mem_total,
-            mem_available_mb: capacity.mem_available,
-            disk_total_mb: capacity.disk_total,
-            disk_available_mb: capacity.disk_available,
             instances: self
                 .instances
                 .iter()
@@ -304,7 +272,7 @@ impl Control {
                 .collect(),
             interval: self.interval(),
             tunnels: self.tunnels.clone(),
-            ..machine::stats(&self.facts, self.settings.node, self.status())
+            ..machine::stats(&self.ready(), self.settings.node, self.status())
         }
     }
 
@@ -328,25 +296,21 @@ impl Control {
                 present.insert(key(&tenant), tenant);
             }
         }
-        // Also those told in former sessions, so that a tenant that went meanwhile is taken
-        // back.
-        let before = std::mem::take(&mut self.tenants.0);
-        // Sent again if the tenant was not told in this session: see `forget`.
-        for tenant in present
-            .values()
-            .filter(|t| !before.get(&key(t)).is_some_and(|(_, told)| *told))
-        {
-            self.tell(Frame::of(tenant));
+        let repeats = std::mem::take(&mut self.repeats_tenants);
+        // This includes tenants that were reported in an earlier session, so that their removal is
+        // reported, too.
+        let before = std::mem::take(&mut self.tenants);
+        for (key, tenant) in &present {
+            if repeats || !before.contains_key(key) {
+                self.tell(Frame::of(tenant));
+            }
         }
-        for (key, (tenant, _)) in &before {
+        for (key, tenant) in &before {
             if !present.contains_key(key) {
                 self.tell(Frame::of(&removed(tenant)));
             }
         }
-        self.tenants.0 = present
-            .into_iter()
-            .map(|(key, tenant)| (key, (tenant, true)))
-            .collect();
+        self.tenants = present;
     }
 
     fn tenant_of(&self, instance: &Instance) -> Option<TenantAdded> {
@@ -393,19 +357,8 @@ impl Control {
     }
 }
 
-/// The tenants that concentrators know, and whether they were told in the present
-/// session.
-#[derive(Debug, Default)]
-pub(super) struct Tenants(BTreeMap<TenantKey, (TenantAdded, bool)>);
-
-type TenantKey = (Id, Id, String);
-
-impl Tenants {
-    /// Marks all of them as not told yet, because a new session begins.
-    pub(super) fn forget(&mut self) {
-        self.0.values_mut().for_each(|(_, told)| *told = false);
-    }
-}
+/// The concentrator, the tenant and the subnet of a tunnel.
+pub(super) type TenantKey = (Id, Id, String);
 
 fn key(tenant: &TenantAdded) -> TenantKey {
     (

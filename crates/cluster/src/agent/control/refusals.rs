@@ -8,8 +8,8 @@ use crate::refusal::Refused;
 use crate::subnet::{self, is_mac};
 use ssntp::payload::{Networking, Start};
 
-impl From<&LaunchError> for Refused {
-    fn from(error: &LaunchError) -> Self {
+impl From<LaunchError> for Refused {
+    fn from(error: LaunchError) -> Self {
         let word = match error.fault {
             LaunchFault::Data => "invalid_data",
             LaunchFault::Image => "image_failure",
@@ -17,13 +17,7 @@ impl From<&LaunchError> for Refused {
             LaunchFault::Network => "network_failure",
             LaunchFault::Launch => "launch_failure",
         };
-        Self::new(word, &*error.why)
-    }
-}
-
-impl From<LaunchError> for Refused {
-    fn from(error: LaunchError) -> Self {
-        Self::from(&error)
+        Self::new(word, error.why)
     }
 }
 

@@ -13,7 +13,7 @@
 //! has run. It is not started while the node is OFFLINE. The record says that a restart
 //! is due, so the next agent goes on, also after the machine was booted.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use log::info;
 use uuid::Uuid;
@@ -105,18 +105,18 @@ impl Control {
     }
 
     /// Starts the instances whose restart is due.
-    pub(super) fn restart_due(&mut self, now: Instant) {
+    pub(super) fn restart_due(&mut self) {
         if !self.may_restart() {
             return;
         }
         let due = self.instances.iter().filter(
-            |(_, instance)| matches!(instance.life, Life::Stopped(Next::StartAgain(at)) if now >= at),
+            |(_, instance)| matches!(instance.life, Life::Stopped(Next::StartAgain(at)) if self.now >= at),
         );
         // Collected first, because a start changes the instances.
         let due: Vec<_> = due.map(|(id, _)| *id).collect();
         for id in due {
             self.start_again(id);
-            self.stats_soon(now);
+            self.stats_soon();
         }
     }
 

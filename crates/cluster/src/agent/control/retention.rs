@@ -50,19 +50,19 @@ impl Control {
     }
 
     /// Deletes instances whose retention is over, and the oldest if there are too many.
-    pub(super) fn retire(&mut self, now: Instant) {
+    pub(super) fn retire(&mut self) {
         let most = usize::try_from(self.settings.policy.retention_count).unwrap_or(usize::MAX);
         let kept = |(id, instance): (&Uuid, &Instance)| Some((instance.kept_until()?, *id));
         let mut kept: Vec<_> = self.instances.iter().filter_map(kept).collect();
         let over = kept.len().saturating_sub(most);
         // Sorting is spared on most ticks, on which nothing is due.
-        if over == 0 && kept.iter().all(|(until, _)| *until > now) {
+        if over == 0 && kept.iter().all(|(until, _)| *until > self.now) {
             return;
         }
         // All are kept for the same time, so this is the order in which they ended.
         kept.sort_unstable();
         for (n, (until, id)) in kept.into_iter().enumerate() {
-            if n >= over && until > now {
+            if n >= over && until > self.now {
                 break;
             }
             info!(
@@ -75,7 +75,7 @@ impl Control {
                 instance.record.after = RecordAfter::Retire;
             }
             self.remove(id);
-            self.stats_soon(now);
+            self.stats_soon();
         }
     }
 }

@@ -49,7 +49,7 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors};
+use super::supervisor::{Confinement, DEFAULT_LOG_MB, Order, Program, Supervisors};
 use super::{
     Commit, Driver, EndSink, Found, InstanceDir, Launch, LaunchError, LaunchFault, Measurable, RunId,
     Running, Usage, User, Volume, VolumeError,
@@ -129,22 +129,26 @@ impl Driver for ProcessDriver {
             let of_node = wire.prepare(place, launch.user)?.into_iter();
             env.extend(of_node.filter(|(name, _)| name.to_str().is_none_or(|n| !start.env.contains_key(n))));
         }
+        let order = Order {
+            program: program.into(),
+            arguments: arguments.iter().map(OsString::from).collect(),
+            env: env.into_iter().collect(),
+            dir: work.join(&start.dir).into(),
+            user: launch.user,
+            within: within(launch.policy.directories.as_deref(), &work),
+            ..Order::default()
+        };
         let program = Program {
             place,
-            program: program.as_ref(),
-            arguments: arguments.iter().map(OsString::from).collect(),
-            env,
-            dir: &work.join(&start.dir),
-            user: launch.user,
+            order,
             mem_mb: launch.policy.mem_mb(start.requirements.mem_mb),
             vcpus: start.requirements.vcpus,
             pids: launch.policy.pids,
-            group: None,
-            within: within(launch.policy.directories.as_deref(), &work),
             log_mb: self.log_mb,
             network: launch.network,
         };
-        self.supervisors.launch(program, commit)
+        // A process is ready as soon as it runs.
+        self.supervisors.launch(program, commit, |_| Ok(()))
     }
 
     fn watch(&self, running: &Running, sink: &EndSink) {
@@ -235,9 +239,12 @@ fn environment(place: &InstanceDir, start: &Start) -> BTreeMap<OsString, OsStrin
 
 /// The directories that a process's directory has to be in, without links in their paths.
 /// A directory that does not exist is left out, because nothing is in it.
-fn within(directories: Option<&[PathBuf]>, work: &Path) -> Option<Vec<PathBuf>> {
+fn within(directories: Option<&[PathBuf]>, work: &Path) -> Option<Vec<OsString>> {
     let all = directories?.iter().map(PathBuf::as_path).chain([work]);
-    Some(all.filter_map(|dir| fs::canonicalize(dir).ok()).collect())
+    Some(
+        all.filter_map(|dir| Some(fs::canonicalize(dir).ok()?.into()))
+            .collect(),
+    )
 }
 
 /// Gives a file to an instance's user and closes it to others. It does not follow links,

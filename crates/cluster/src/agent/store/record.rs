@@ -111,8 +111,9 @@ impl Record {
         })
     }
 
-    /// The same instance, running; the worker that starts it sets `started`.
-    pub(crate) fn running(&self, handle: &RunId) -> Self {
+    /// The record of the same instance after a new run began at `started`, in milliseconds since
+    /// 1970; 0 if the time is unknown.
+    pub(crate) fn running(&self, handle: &RunId, started: u64) -> Self {
         Self {
             driver: self.driver.clone(),
             phase: RecordPhase::Running,
@@ -122,7 +123,7 @@ impl Record {
             // Only a record that has never seen a run is `Starting`.
             first_run: self.phase == RecordPhase::Starting,
             exit_code: -1,
-            started: self.started,
+            started,
             restarts: self.restarts,
             restarts_in_row: self.restarts_in_row,
             // The end of the run before, and the command that asked for it, count no more.

@@ -27,7 +27,7 @@ fn running() -> Record {
         driver: "process".into(),
         ..Record::default()
     }
-    .running(&handle)
+    .running(&handle, 0)
 }
 
 #[test]

@@ -42,12 +42,6 @@ impl Pool {
                     }
                 }
             }
-            Job::Tunnels(network) => {
-                if let Some(store) = &self.store {
-                    network.renew_concentrators(|it| store.place(it).dir().to_owned());
-                }
-                self.done(Done::Tunnels(network.tunnels()));
-            }
             Job::Detach(network, instance) => network.detach(instance),
             Job::Terminate(driver, running) => {
                 warn_of(&running, "asked to end", driver.terminate(&running));
@@ -83,7 +77,11 @@ impl Pool {
                 let result = self.volume(instance, &*driver, handle.as_ref(), op);
                 self.done(Done::Volume { instance, op, result });
             }
-            Job::Measure(subjects) => {
+            Job::Measure(network, subjects) => {
+                if let (Some(network), Some(store)) = (&network, &self.store) {
+                    network.renew_concentrators(|it| store.place(it).dir().to_owned());
+                }
+                let tunnels = network.map(|network| network.tunnels()).unwrap_or_default();
                 let usages: Vec<_> = subjects.iter().flat_map(measure).collect();
                 let all = subjects
                     .iter()
@@ -95,7 +93,11 @@ impl Pool {
                 // do.
                 let disk = self.store.as_ref().map_or("/".as_ref(), |store| store.root());
                 let facts = machine::read(disk);
-                self.done(Done::Measured { facts, usages });
+                self.done(Done::Measured {
+                    facts,
+                    usages,
+                    tunnels,
+                });
             }
         }
     }
@@ -110,14 +112,14 @@ impl Pool {
             }
             queues.launches.insert(instance, job.cancel.clone());
         }
-        let (mut made, mut began) = (Vec::new(), 0);
-        let result = self.try_launch(&job, &mut made, &mut began);
+        let mut made = Vec::new();
+        let result = self.try_launch(&job, &mut made);
         self.queues().launches.remove(&instance);
         if let (Err(_), Some(network)) = (&result, &job.network) {
             network.detach(instance);
         }
         let running = match (&result, &self.store) {
-            (Ok(handle), Some(store)) => Some(Running {
+            (Ok((handle, _)), Some(store)) => Some(Running {
                 place: store.place(instance),
                 handle: handle.clone(),
             }),
@@ -131,9 +133,6 @@ impl Pool {
             }
             _ => None,
         };
-        if result.is_ok() {
-            self.done(Done::StartTime { instance, began });
-        }
         self.done(Done::Launched { instance, result });
         // The watch begins last, so that the end of the run is never reported before its launch.
         if let Some(running) = running {
@@ -141,15 +140,10 @@ impl Pool {
         }
     }
 
-    /// Launches an instance and returns the ID of its run. Sets `began` to when the run began,
-    /// in milliseconds since 1970. Adds to `made` the volumes that it has made and that are
-    /// deleted with the instance, even if it returns an error.
-    fn try_launch(
-        &self,
-        job: &LaunchJob,
-        made: &mut Vec<Uuid>,
-        began: &mut u64,
-    ) -> Result<RunId, LaunchError> {
+    /// Launches an instance. Returns the ID of its run and the time at which the run began, in
+    /// milliseconds since 1970. Adds to `made` the volumes that it has made and that are deleted
+    /// with the instance, even if it returns an error.
+    fn try_launch(&self, job: &LaunchJob, made: &mut Vec<Uuid>) -> Result<(RunId, u64), LaunchError> {
         let unsaved = |e: io::Error| LaunchError::io("its state cannot be saved", &e);
         let store = self.store().map_err(unsaved)?;
         let place = store.place(job.instance);
@@ -199,13 +193,13 @@ impl Pool {
             cancel: &job.cancel,
             network: network.as_ref(),
         };
-        job.driver.launch(&launch, &mut |handle| {
-            let mut record = job.record.running(handle);
+        let mut began = 0;
+        let handle = job.driver.launch(&launch, &mut |handle| {
             // The wall clock, because STATS show it to people.
-            record.started = millis(wall_clock());
-            *began = record.started;
-            store.save(job.instance, &record)
-        })
+            began = millis(wall_clock());
+            store.save(job.instance, &job.record.running(handle, began))
+        })?;
+        Ok((handle, began))
     }
 
     /// Attaches a volume before its instance is launched. If `make` is true, the volume's

@@ -34,7 +34,7 @@ mod jobs;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -71,7 +71,7 @@ enum Key {
 impl Key {
     fn of(job: &Job) -> Self {
         match job {
-            Job::Measure(_) | Job::Tunnels(_) => Self::Measurement,
+            Job::Measure(..) => Self::Measurement,
             _ => job.instance().map_or(Self::Node, Self::Instance),
         }
     }
@@ -93,7 +93,7 @@ impl Crew {
         match job {
             Job::Launch(_) | Job::Volume { .. } => Self::Launch,
             Job::Remove { .. } => Self::Remove,
-            Job::Measure(_) | Job::Tunnels(_) => Self::Measure,
+            Job::Measure(..) => Self::Measure,
             Job::Detach(..)
             | Job::Save { .. }
             | Job::SaveNode(..)
@@ -146,8 +146,9 @@ struct Pool {
 
 #[derive(Default)]
 struct Queues {
+    /// The jobs that wait. A key has a queue, perhaps an empty one, as long as it is `ready` or a
+    /// worker does a job of it.
     jobs: HashMap<Key, VecDeque<Job>>,
-    busy: HashSet<Key>,
     crews: [Hands; Crew::ALL.len()],
     /// Launches that are under way, so that they can be cancelled when the agent ends.
     launches: HashMap<Uuid, Cancel>,
@@ -216,13 +217,10 @@ impl Workers {
     pub(crate) fn give(&self, job: Job) {
         let key = Key::of(&job);
         let mut queues = self.shared.queues();
-        let queue = queues.jobs.entry(key).or_default();
-        queue.push_back(job);
+        let is_first = !queues.jobs.contains_key(&key);
+        queues.jobs.entry(key).or_default().push_back(job);
         // With jobs before it, the worker that does them passes the queue on.
-        if queue.len() == 1
-            && !queues.busy.contains(&key)
-            && let Some(crew) = queues.pass_on(key)
-        {
+        if is_first && let Some(crew) = queues.pass_on(key) {
             self.shared.news[crew as usize].notify_one();
         }
     }
@@ -253,12 +251,7 @@ impl Drop for Workers {
             queues.alive = None;
             queues.launches.values().for_each(Cancel::cancel);
             for jobs in queues.jobs.values_mut() {
-                jobs.retain(|job| {
-                    !matches!(
-                        job,
-                        Job::Launch(_) | Job::Measure(_) | Job::Tunnels(_) | Job::Watch(..)
-                    )
-                });
+                jobs.retain(|job| !matches!(job, Job::Launch(_) | Job::Measure(..) | Job::Watch(..)));
             }
             // With some jobs removed, the next one of a key may be another crew's.
             let waiting: Vec<_> = queues
@@ -310,7 +303,6 @@ impl Pool {
         while let Some((key, job)) = self.next(crew) {
             self.run(job);
             let mut queues = self.queues();
-            queues.busy.remove(&key);
             queues.crews[crew as usize].begun.remove(&key);
             // A job for the same crew is taken by this thread itself, in its next round.
             if let Some(other) = queues.pass_on(key)
@@ -347,7 +339,6 @@ impl Pool {
                 }
                 let job = queues.jobs.get_mut(&key).and_then(VecDeque::pop_front);
                 if let Some(job) = job {
-                    queues.busy.insert(key);
                     return Some((key, job));
                 }
                 queues.jobs.remove(&key);

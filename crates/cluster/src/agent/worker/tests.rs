@@ -37,7 +37,7 @@ fn a_measurement_without_descriptors() {
         vcpus: 1,
         mem_mb: 0,
     };
-    workers.give(Job::Measure(vec![(Arc::new(driver), vec![subject])]));
+    workers.give(Job::Measure(None, vec![(Arc::new(driver), vec![subject])]));
     // That it is to be killed would be told first.
     match outcomes.recv_timeout(Duration::from_secs(60)).unwrap() {
         Input::Done(super::super::control::Done::Measured { usages, .. }) => {

@@ -29,14 +29,14 @@ fn adopting(fake: Fake, maintenance: bool, stored: Vec<Stored>) -> Stage {
         maintenance,
         ..NodeRecord::default()
     };
-    stage.control.adopt(node, stored, stage.now);
+    stage.control.adopt(node, stored);
     stage.connect();
     stage
 }
 
 #[test]
 fn a_restarted_agent_takes_over_what_it_finds() {
-    let running = || record().running(&handle(ONE));
+    let running = || record().running(&handle(ONE), 0);
     let stopped = record().stopped(Exit::code(4));
     let mut stage = adopting(
         Fake::default(),
@@ -101,11 +101,11 @@ fn what_never_ran_is_gone_unless_it_had_run_before() {
         never_ran: true,
         ..Fake::default()
     };
-    let first = record().running(&handle(ONE));
+    let first = record().running(&handle(ONE), 0);
     let again = record()
-        .running(&handle(ONE))
+        .running(&handle(ONE), 0)
         .stopped(Exit::code(0))
-        .running(&handle(ONE));
+        .running(&handle(ONE), 0);
     for (record, state) in [(first, None), (again, Some(InstanceState::Exited))] {
         let mut stage = adopting(
             fake(),
@@ -121,7 +121,7 @@ fn what_never_ran_is_gone_unless_it_had_run_before() {
 /// Its shell is gone with the signal, and can't tell.
 #[test]
 fn what_is_killed_has_the_signals_exit_code_though_nobody_saw_it() {
-    let running = record().running(&handle(ONE));
+    let running = record().running(&handle(ONE), 0);
     let mut stage = adopting(
         Fake::default(),
         false,
@@ -168,7 +168,7 @@ fn what_was_lost_is_made_up_for() {
     stage.nothing::<RestartFailure>();
 
     // The START: it may run, stop and be deleted, but not start again.
-    let running = record().running(&handle(ONE));
+    let running = record().running(&handle(ONE), 0);
     let mut stage = adopting(Fake::default(), false, vec![stored(ONE, Some(running), None)]);
     assert_eq!(stage.state(ONE), Some(InstanceState::Active));
     stage.send(&stop(ONE));
@@ -197,7 +197,7 @@ fn what_was_lost_is_made_up_for() {
     // The driver.
     let record = Record {
         driver: "qemu".into(),
-        ..record().running(&handle(ONE))
+        ..record().running(&handle(ONE), 0)
     };
     let mut stage = adopting(
         Fake::default(),
@@ -235,7 +235,7 @@ fn a_start_that_the_former_agent_could_not_answer_is_answered() {
         false,
         vec![
             stored(ONE, Some(record()), Some(start(ONE))),
-            stored(TWO, Some(record().running(&handle(TWO))), Some(again)),
+            stored(TWO, Some(record().running(&handle(TWO), 0)), Some(again)),
         ],
     );
     for (instance, restart) in [(ONE, false), (TWO, true)] {

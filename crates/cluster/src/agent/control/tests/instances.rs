@@ -84,11 +84,7 @@ fn how_a_run_ended_is_told_until_the_next_one_runs() {
     assert_eq!(failure.detail, "its program is gone");
 
     stage.send(&restart(ONE));
-    stage.feed(Input::Done(Done::StartTime {
-        instance: ONE,
-        began: 1_769_000_000_123,
-    }));
-    stage.launched(ONE);
+    stage.launched_at(ONE, 1_769_000_000_123);
     let runs = told(&stage);
     assert_eq!(
         (runs.detail.as_str(), runs.started.as_str()),

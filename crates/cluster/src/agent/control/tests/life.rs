@@ -236,7 +236,7 @@ fn adopting(record: Record, start: Start, node: NodeRecord, rebooted: bool, exit
         rebooted,
         age: Duration::from_secs(10),
     };
-    stage.control.adopt(node, vec![stored], stage.now);
+    stage.control.adopt(node, vec![stored]);
     stage.connect();
     stage
 }
@@ -258,7 +258,7 @@ fn what_ran_when_its_node_was_booted_is_started_again_as_its_policy_says() {
     ] {
         let ran = Record {
             restarts_in_row: 7,
-            ..record().running(&handle(ONE))
+            ..record().running(&handle(ONE), 0)
         };
         let is_known = exit.code.is_some();
         let mut stage = adopting(ran, restarting(policy), NodeRecord::default(), true, exit);
@@ -294,7 +294,13 @@ fn a_node_that_was_taken_out_of_service_stays_so() {
         ..NodeRecord::default()
     };
     let start = restarting(RestartPolicy::Always);
-    let mut stage = adopting(record().running(&handle(ONE)), start, node, true, Exit::default());
+    let mut stage = adopting(
+        record().running(&handle(ONE), 0),
+        start,
+        node,
+        true,
+        Exit::default(),
+    );
     assert_eq!(stage.kinds(), ["OFFLINE", "STATS"]);
     stays_ended(&mut stage);
     // Restore changes nothing; who took it out takes it back.
@@ -387,9 +393,7 @@ fn the_time_that_an_instance_is_kept_goes_on_without_an_agent() {
         rebooted: false,
         age: Duration::from_secs(10),
     };
-    stage
-        .control
-        .adopt(NodeRecord::default(), vec![stored], stage.now);
+    stage.control.adopt(NodeRecord::default(), vec![stored]);
     stage.connect();
     stage.pass(Duration::from_secs(1));
     assert_eq!(stage.state(ONE), Some(InstanceState::Exited));
@@ -408,7 +412,7 @@ fn what_has_ended_is_measured_once() {
         stage.jobs.clear();
         stage.pass(Duration::from_secs(30));
         let subjects = stage.job(|job| match job {
-            Job::Measure(by_driver) => Some(
+            Job::Measure(_, by_driver) => Some(
                 by_driver
                     .iter()
                     .map(|(_, subjects)| subjects.len())
@@ -419,6 +423,7 @@ fn what_has_ended_is_measured_once() {
         stage.feed(Input::Done(Done::Measured {
             facts: facts(),
             usages: Vec::new(),
+            tunnels: Vec::new(),
         }));
         subjects
     };
@@ -514,7 +519,7 @@ fn a_volume_without_a_name_is_made_and_goes_with_its_instance() {
     assert_eq!((volumes[0], made), ((VOLUME, false), true));
     stage.feed(Input::Done(Done::Launched {
         instance: ONE,
-        result: Ok(handle(ONE)),
+        result: Ok((handle(ONE), 0)),
     }));
     stage.send(&delete(ONE, false));
     stage.end(ONE, 143);

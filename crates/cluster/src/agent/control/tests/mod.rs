@@ -241,11 +241,12 @@ impl Stage {
     /// Finishes a measurement, if one was asked for.
     fn measure(&mut self) {
         self.pass(SETTLE);
-        self.jobs.retain(|job| !matches!(job, Job::Measure(_)));
+        self.jobs.retain(|job| !matches!(job, Job::Measure(..)));
         if self.control.measuring_since.is_some() {
             self.feed(Input::Done(Done::Measured {
                 facts: facts(),
                 usages: Vec::new(),
+                tunnels: Vec::new(),
             }));
         }
     }
@@ -271,10 +272,14 @@ impl Stage {
     }
 
     fn launched(&mut self, id: Uuid) {
+        self.launched_at(id, 0);
+    }
+
+    fn launched_at(&mut self, id: Uuid, began: u64) {
         self.job(|job| matches!(job, Job::Launch(job) if job.instance == id).then_some(()));
         self.feed(Input::Done(Done::Launched {
             instance: id,
-            result: Ok(handle(id)),
+            result: Ok((handle(id), began)),
         }));
     }
 

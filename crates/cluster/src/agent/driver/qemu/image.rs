@@ -16,7 +16,7 @@
 //! look like a qcow2 on top of any file of the node.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -24,6 +24,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use log::warn;
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::super::supervisor::pause;
@@ -205,42 +206,31 @@ fn overlay(
     if wanted > size {
         command.arg(wanted.to_string());
     }
-    let complaint = to.with_extension("err");
-    let ran = run(&mut command, &complaint, COMPLAINT, bounds)
-        .map_err(|e| LaunchError::io(program.display(), &e))?;
-    if ran.0.success() {
+    let (status, output) =
+        run(&mut command, COMPLAINT, bounds).map_err(|e| LaunchError::io(program.display(), &e))?;
+    if status.success() {
         return Ok(());
     }
-    let why = format!("{}: {}", program.display(), ran.1.trim());
+    let why = format!("{}: {}", program.display(), output.trim());
     Err(LaunchError::new(LaunchFault::Image, why))
 }
 
-/// Runs a program to its end, or until the bounds say so: how it ended, and
-/// the beginning of what it said, which passes through a file that never makes
-/// it wait.
-pub(super) fn run(
-    command: &mut Command,
-    said_in: &Path,
-    most: u64,
-    bounds: Bounds<'_>,
-) -> io::Result<(ExitStatus, String)> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(true);
-    let said = options.mode(0o600).open(said_in)?;
+/// Runs a program until it ends, or kills it at the time limit or when the launch is cancelled.
+/// Returns the exit status and the first `most` bytes of the output and the errors.
+pub(super) fn run(command: &mut Command, most: u64, bounds: Bounds<'_>) -> io::Result<(ExitStatus, String)> {
+    // A file in memory takes all output at once, so the program never waits for a reader.
+    let mut output = File::from(memfd_create("output", MemfdFlags::CLOEXEC)?);
     let child = command
         .stdin(Stdio::null())
-        .stdout(said.try_clone()?)
-        .stderr(said)
+        .stdout(output.try_clone()?)
+        .stderr(output.try_clone()?)
         .process_group(0)
         .spawn();
-    let ended = child.and_then(|child| await_end(child, bounds));
-    let mut said = String::new();
-    if let Ok(file) = File::open(said_in) {
-        // An incomplete character at the end is no reason to fail.
-        let _ = file.take(most).read_to_string(&mut said);
-    }
-    let _ = fs::remove_file(said_in);
-    ended.map(|status| (status, said))
+    let status = await_end(child?, bounds)?;
+    let mut text = Vec::new();
+    output.rewind()?;
+    output.take(most).read_to_end(&mut text)?;
+    Ok((status, String::from_utf8_lossy(&text).into_owned()))
 }
 
 fn await_end(mut child: Child, bounds: Bounds<'_>) -> io::Result<ExitStatus> {

@@ -59,9 +59,8 @@ pub(super) struct Emulator {
 impl Emulator {
     /// Finds out whether QEMU was built with its sandbox, which is then in its list of
     /// options. A QEMU that does not answer here will not run, either.
-    pub(super) fn find_sandbox(&mut self, scratch: &Path, bounds: Bounds<'_>) {
-        let mut command = Command::new(&self.path);
-        let help = image::run(command.arg("-help"), &scratch.join("help"), HELP, bounds);
+    pub(super) fn find_sandbox(&mut self, bounds: Bounds<'_>) {
+        let help = image::run(Command::new(&self.path).arg("-help"), HELP, bounds);
         self.sandbox = help.is_ok_and(|(status, said)| status.success() && said.contains("-sandbox on"));
     }
 
@@ -181,7 +180,7 @@ impl Machine<'_> {
         // QEMU takes nothing from its defaults or from files of the user, so these arguments
         // are all.
         list.flag("-nodefaults").flag("-no-user-config");
-        list.option("-name", [("guest", self.instance.to_string().into())]);
+        list.pair("-name", &format!("guest={}", self.instance));
         list.pair("-uuid", &self.instance.to_string());
         if self.emulator.arch == "aarch64" {
             list.pair("-machine", "virt").pair("-cpu", "max");
@@ -209,14 +208,7 @@ impl Machine<'_> {
         // To its standard output, which its supervisor reads.
         list.pair("-chardev", "stdio,id=serial,signal=off");
         list.pair("-serial", "chardev:serial");
-        list.option(
-            "-qmp",
-            [
-                ("unix:", qmp::SOCKET.into()),
-                ("server", "on".into()),
-                ("wait", "off".into()),
-            ],
-        );
+        list.pair("-qmp", &format!("unix:{},server=on,wait=off", qmp::SOCKET));
         list.disk("boot", &self.boot.path, self.boot.format.name(), false);
         list.pair("-device", "virtio-blk-pci,drive=boot,id=dev-boot,bootindex=0");
         // Read-only: the seed is written by the agent alone.
@@ -274,36 +266,14 @@ impl Arguments {
         self
     }
 
-    /// An option of several parts. A key that ends with a colon stands right
-    /// before its value.
-    fn option<const N: usize>(&mut self, flag: &str, parts: [(&str, OsString); N]) {
-        let mut text = OsString::new();
-        for (key, value) in parts {
-            if !text.is_empty() {
-                text.push(",");
-            }
-            text.push(key);
-            if !key.ends_with(':') {
-                text.push("=");
-            }
-            text.push(escaped(&value));
-        }
-        self.pair(flag, &text);
-    }
-
     /// The content of a disk.
     fn disk(&mut self, node: &str, path: &Path, format: &str, read_only: bool) {
         let read_only = if read_only { "on" } else { "off" };
-        self.option(
-            "-blockdev",
-            [
-                ("driver", format.into()),
-                ("node-name", node.into()),
-                ("read-only", read_only.into()),
-                ("file.driver", "file".into()),
-                ("file.filename", path.into()),
-            ],
-        );
+        let mut disk = OsString::from(format!(
+            "driver={format},node-name={node},read-only={read_only},file.driver=file,file.filename="
+        ));
+        disk.push(escaped(path.as_os_str()));
+        self.pair("-blockdev", &disk);
     }
 }
 

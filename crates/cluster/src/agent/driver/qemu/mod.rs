@@ -50,7 +50,7 @@ mod seed;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -58,13 +58,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use log::{info, warn};
+use serde_json::json;
 use uuid::Uuid;
 
 use self::image::Disk;
 use self::machine::{Emulator, Machine, device_of, node_of, serial_of};
 use self::qmp::Qmp;
 use super::process::{DEFAULT_PATH, give};
-use super::supervisor::{Confinement, DEFAULT_LOG_MB, Program, Supervisors, find_program, is_alive, pause};
+use super::supervisor::{
+    Confinement, DEFAULT_LOG_MB, Order, Program, Supervisors, find_program, is_alive, pause,
+};
 use super::{
     Cancel, Commit, Driver, EndSink, Found, InstanceDir, Launch, LaunchError, LaunchFault, Measurable, RunId,
     Running, Usage, Volume, VolumeError, VolumeFault,
@@ -160,32 +163,6 @@ impl QemuDriver {
         };
         image::boot_disk(launch.place, base, entry.size, qemu_img.as_deref(), bounds)
     }
-
-    /// Waits until QEMU answers. If it ends instead, the instance was never started.
-    fn await_answer(&self, running: &Running, cancel: &Cancel) -> Result<(), LaunchError> {
-        let (work, limit) = (running.place.work(), now() + FIRST_ANSWER);
-        // QEMU reports a wrong argument by ending, and a good start by answering.
-        while is_alive(&running.handle) {
-            match Qmp::connect(&work).and_then(|mut qmp| qmp.status()) {
-                Ok(status) => {
-                    info!("instance {}: the machine is {status}", running.place.instance());
-                    return Ok(());
-                }
-                Err(_) if cancel.is_cancelled() => {
-                    return Err(LaunchError::launch("the launch was cancelled"));
-                }
-                Err(e) if now() > limit => {
-                    warn!("instance {}: {e}", running.place.instance());
-                    return Ok(());
-                }
-                Err(_) => pause(LOOK),
-            }
-        }
-        let log = last_words(&running.place).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
-        let said = log.lines().next_back().unwrap_or("it said nothing");
-        Err(LaunchError::launch(format!("QEMU ended at once: {said}")))
-    }
 }
 
 impl Driver for QemuDriver {
@@ -224,7 +201,7 @@ impl Driver for QemuDriver {
             cancel: launch.cancel,
         };
         // Asked at each launch, because QEMU may be replaced while the agent runs.
-        emulator.find_sandbox(&disks, bounds);
+        emulator.find_sandbox(bounds);
         let boot = self.boot_disk(launch)?;
         let volumes = volumes_of(place, start)?;
         let seed = disks.join(machine::SEED);
@@ -253,38 +230,27 @@ impl Driver for QemuDriver {
         // The socket of a former run has no listener.
         let _ = fs::remove_file(work.join(qmp::SOCKET));
         let path = self.path.clone().unwrap_or_default();
-        let env = BTreeMap::from([
-            ("PATH".into(), path),
-            ("HOME".into(), work.clone().into_os_string()),
-        ]);
+        let order = Order {
+            program: emulator.path.clone().into(),
+            arguments: machine.arguments(),
+            env: vec![("PATH".into(), path), ("HOME".into(), work.clone().into())],
+            dir: work.into(),
+            user,
+            group,
+            ..Order::default()
+        };
         let program = Program {
             place,
-            program: emulator.path.as_ref(),
-            arguments: machine.arguments(),
-            env,
-            dir: &work,
-            user,
+            order,
             mem_mb: machine.limit_mb(),
             vcpus: start.requirements.vcpus,
             pids: launch.policy.pids,
-            group,
-            within: None,
             log_mb: self.log_mb,
             // Only its tap is in the network of a tenant.
             network: None,
         };
-        let handle = self.supervisors.launch(program, commit)?;
-        let running = Running {
-            place: place.clone(),
-            handle,
-        };
-        match self.await_answer(&running, launch.cancel) {
-            Ok(()) => Ok(running.handle),
-            Err(e) => {
-                self.supervisors.abandon(&running);
-                Err(e)
-            }
-        }
+        let await_ready = |running: &Running| await_answer(running, launch.cancel);
+        self.supervisors.launch(program, commit, await_ready)
     }
 
     fn watch(&self, running: &Running, sink: &EndSink) {
@@ -294,10 +260,10 @@ impl Driver for QemuDriver {
     /// Presses the machine's power button. If QMP does not answer, a signal ends QEMU, which
     /// is like a power cut for the machine.
     fn terminate(&self, running: &Running) -> io::Result<()> {
-        let told =
-            Qmp::connect(&running.place.work()).and_then(|mut qmp| qmp.execute("system_powerdown", &[]));
+        let told = Qmp::connect(&running.place.work())
+            .and_then(|mut qmp| qmp.execute("system_powerdown", &json!({})));
         match told {
-            Ok(()) => Ok(()),
+            Ok(_) => Ok(()),
             Err(_) if !is_alive(&running.handle) => Ok(()),
             Err(e) => {
                 warn!("instance {}: {e}", running.place.instance());
@@ -310,7 +276,7 @@ impl Driver for QemuDriver {
     fn kill(&self, running: &Running) -> io::Result<()> {
         // QEMU may hang in a write to its disks, so there is a limit before SIGKILL.
         let limit = now() + QUIT;
-        let told = Qmp::connect(&running.place.work()).and_then(|mut qmp| qmp.execute("quit", &[]));
+        let told = Qmp::connect(&running.place.work()).and_then(|mut qmp| qmp.execute("quit", &json!({})));
         while told.is_ok() && is_alive(&running.handle) && now() < limit {
             pause(LOOK);
         }
@@ -359,21 +325,20 @@ impl Driver for QemuDriver {
         let (node, device) = (node_of(volume.uuid), device_of(volume.uuid));
         let plug = || {
             let mut qmp = Qmp::connect(&place.work())?;
-            qmp.add_file(&node, disk.format.name(), file)?;
+            let file = json!({ "driver": "file", "filename": file });
+            let content = json!({ "node-name": node, "driver": disk.format.name(), "file": file });
+            qmp.execute("blockdev-add", &content)?;
             let serial = serial_of(volume.uuid);
-            let arguments = [
-                ("driver", "virtio-blk-pci"),
-                ("drive", &*node),
-                ("id", &*device),
-                ("serial", &*serial),
-            ];
-            qmp.execute("device_add", &arguments).inspect_err(|_| {
+            let disk = json!({ "driver": "virtio-blk-pci", "drive": node, "id": device, "serial": serial });
+            qmp.execute("device_add", &disk).inspect_err(|_| {
                 // The device was not made, so the file is closed again; otherwise QEMU would
                 // keep it open.
-                let _ = qmp.execute("blockdev-del", &[("node-name", &node)]);
+                let _ = qmp.execute("blockdev-del", &json!({ "node-name": node }));
             })
         };
-        plug().map_err(|e| VolumeError::new(VolumeFault::Instance, e.to_string()))
+        plug()
+            .map(drop)
+            .map_err(|e| VolumeError::new(VolumeFault::Instance, e.to_string()))
     }
 
     /// The system in the machine has to release it, too.
@@ -389,14 +354,43 @@ impl Driver for QemuDriver {
         let (node, device) = (node_of(volume.uuid), device_of(volume.uuid));
         let unplug = || {
             let mut qmp = Qmp::connect(&place.work())?;
-            qmp.execute("device_del", &[("id", &device)])?;
+            qmp.execute("device_del", &json!({ "id": device }))?;
             // `device_del` only asks the system in the machine; the disk is in use until this
             // event.
             qmp.await_deleted(&device, UNPLUG)?;
-            qmp.execute("blockdev-del", &[("node-name", &node)])
+            qmp.execute("blockdev-del", &json!({ "node-name": node }))
         };
-        unplug().map_err(|e: io::Error| VolumeError::new(VolumeFault::Instance, e.to_string()))
+        unplug()
+            .map(drop)
+            .map_err(|e: io::Error| VolumeError::new(VolumeFault::Instance, e.to_string()))
     }
+}
+
+/// Waits until QEMU answers. If it ends instead, the instance was never started.
+fn await_answer(running: &Running, cancel: &Cancel) -> Result<(), LaunchError> {
+    let (work, limit) = (running.place.work(), now() + FIRST_ANSWER);
+    // QEMU reports a wrong argument by ending, and a good start by answering.
+    while is_alive(&running.handle) {
+        match Qmp::connect(&work).and_then(|mut qmp| qmp.execute("query-status", &json!({}))) {
+            Ok(answer) => {
+                let status = answer["status"].as_str().unwrap_or_default();
+                info!("instance {}: the machine is {status}", running.place.instance());
+                return Ok(());
+            }
+            Err(_) if cancel.is_cancelled() => {
+                return Err(LaunchError::launch("the launch was cancelled"));
+            }
+            Err(e) if now() > limit => {
+                warn!("instance {}: {e}", running.place.instance());
+                return Ok(());
+            }
+            Err(_) => pause(LOOK),
+        }
+    }
+    let log = last_words(&running.place).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
+    let said = log.lines().next_back().unwrap_or("it said nothing");
+    Err(LaunchError::launch(format!("QEMU ended at once: {said}")))
 }
 
 /// The seed disk for cloud-init, which needs both files and the name of the instance.

@@ -58,27 +58,8 @@ impl Qmp {
         };
         let limit = now() + ANSWER;
         while qmp.line(limit)?.get("QMP").is_none() {}
-        qmp.execute("qmp_capabilities", &[])?;
+        qmp.execute("qmp_capabilities", &json!({}))?;
         Ok(qmp)
-    }
-
-    /// What the machine is doing: `running`, `paused`, `shutdown`, ….
-    pub(super) fn status(&mut self) -> io::Result<String> {
-        let answer = self.ask("query-status", &json!({}))?;
-        Ok(answer["status"].as_str().unwrap_or_default().to_owned())
-    }
-
-    /// Gives a command whose arguments are all texts.
-    pub(super) fn execute(&mut self, command: &str, arguments: &[(&str, &str)]) -> io::Result<()> {
-        let named = arguments.iter().map(|(name, value)| (*name, *value));
-        self.ask(command, &named.collect()).map(drop)
-    }
-
-    /// Makes a file known to the machine as a disk's content.
-    pub(super) fn add_file(&mut self, node: &str, format: &str, file: &str) -> io::Result<()> {
-        let file = json!({ "driver": "file", "filename": file });
-        let disk = json!({ "node-name": node, "driver": format, "file": file });
-        self.ask("blockdev-add", &disk).map(drop)
     }
 
     /// Waits until the machine says that a device is gone.
@@ -92,7 +73,8 @@ impl Qmp {
         Ok(())
     }
 
-    fn ask(&mut self, command: &str, arguments: &Value) -> io::Result<Value> {
+    /// Sends a command and waits for its result, for at most [`ANSWER`].
+    pub(super) fn execute(&mut self, command: &str, arguments: &Value) -> io::Result<Value> {
         let limit = now() + ANSWER;
         let line = format!("{}\r\n", json!({ "execute": command, "arguments": arguments }));
         self.stream.write_all(line.as_bytes())?;
@@ -192,10 +174,14 @@ mod tests {
             "{\"event\": \"DEVICE_DELETED\", \"data\": {\"device\": \"d1\", \"path\": \"/x\"}}\r\n{\"return\": {}}",
         ]);
         let mut qmp = Qmp::connect(dir.path()).unwrap();
-        assert_eq!(qmp.status().unwrap(), "running");
-        let refused = qmp.add_file("n", "raw", "/a,b\"\\\n").unwrap_err().to_string();
+        let status = qmp.execute("query-status", &json!({})).unwrap();
+        assert_eq!(status["status"], "running");
+        let file = json!({ "node-name": "n", "driver": "raw", "file": {
+            "driver": "file", "filename": "/a,b\"\\\n",
+        } });
+        let refused = qmp.execute("blockdev-add", &file).unwrap_err().to_string();
         assert_eq!(refused, "blockdev-add: no \"such\" thing");
-        qmp.execute("device_del", &[("id", "d1")]).unwrap();
+        qmp.execute("device_del", &json!({ "id": "d1" })).unwrap();
         qmp.await_deleted("d1", Duration::ZERO).unwrap();
         drop(qmp);
         let heard = machine.join().unwrap();

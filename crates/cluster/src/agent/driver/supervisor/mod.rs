@@ -93,8 +93,8 @@ mod serve;
 mod state;
 mod watch;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ffi::{CStr, OsStr, OsString};
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CStr, OsStr};
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -116,16 +116,13 @@ use self::cgroup::Cgroups;
 pub(super) use self::connection::connect_to;
 use self::connection::{answer, ask, reach, run_of};
 pub(super) use self::enter::find_program;
-use self::leftovers::{KILL_AGAIN, LEFTOVERS, clear, kill_leftovers, kill_tree};
+use self::leftovers::{clear, kill_leftovers, kill_tree};
 use self::measure::Sample;
-use self::order::Order;
-use self::procfs::Life;
+pub(super) use self::order::Order;
 pub(in crate::agent) use self::procfs::boot_id;
 use self::state::State;
-use self::watch::Watch;
-use super::{
-    Commit, EndSink, Ended, Exit, Found, InstanceDir, LaunchError, LaunchFault, RunId, Running, User,
-};
+use self::watch::{Watch, Watched};
+use super::{Commit, EndSink, Exit, Found, InstanceDir, LaunchError, LaunchFault, RunId, Running, User};
 use crate::network::Wire;
 use ssntp_transport::descriptors;
 
@@ -225,27 +222,18 @@ pub enum Confinement {
 #[derive(Debug)]
 pub(super) struct Program<'a> {
     pub(super) place: &'a InstanceDir,
-    /// The name of the program, which is looked for in the `PATH` of `env`, or the path of its
-    /// file.
-    pub(super) program: &'a OsStr,
-    pub(super) arguments: Vec<OsString>,
-    pub(super) env: BTreeMap<OsString, OsString>,
-    pub(super) dir: &'a Path,
-    /// The user that runs it; `None` for the agent's own user.
-    pub(super) user: Option<User>,
-    /// 0: no limit.
+    /// The program with its arguments, environment, directory and user. [`Supervisors::launch`]
+    /// adds the instance's directory and the limits.
+    pub(super) order: Order,
+    /// The most memory, in MB; 0 for no limit.
     pub(super) mem_mb: i64,
-    /// 0: no limit.
+    /// The most CPUs; 0 for no limit.
     pub(super) vcpus: i64,
     /// The most processes and threads.
     pub(super) pids: u32,
-    /// A further group that it is in.
-    pub(super) group: Option<u32>,
-    /// The directories that its own has to be in; `None` for any.
-    pub(super) within: Option<Vec<PathBuf>>,
-    /// The most of each log.
+    /// The most that is kept of each log, in MB.
     pub(super) log_mb: u32,
-    /// Its network; `None` for the host's.
+    /// The network of the program; `None` for the host's.
     pub(super) network: Option<&'a Wire>,
 }
 
@@ -311,8 +299,14 @@ impl Supervisors {
         self.program = Some(program);
     }
 
-    /// Launches a program; see the module's picture.
-    pub(super) fn launch(&self, program: Program<'_>, commit: &mut Commit<'_>) -> Result<RunId, LaunchError> {
+    /// Launches a program; see the module's picture. `await_ready` waits until the program that runs
+    /// is ready for use. If it fails, the run is killed and counts as never started.
+    pub(super) fn launch(
+        &self,
+        program: Program<'_>,
+        commit: &mut Commit<'_>,
+        await_ready: impl FnOnce(&Running) -> Result<(), LaunchError>,
+    ) -> Result<RunId, LaunchError> {
         let place = program.place.dir().as_os_str();
         let mut command = match &self.program {
             Some(program) => started_again(program, place),
@@ -352,7 +346,7 @@ impl Supervisors {
         starting.run = Some((child, handle.clone()));
         stat.map_err(failed)?;
         // A supervisor that ended instead of reading the order has said why.
-        let sent = order.write(&stream);
+        let sent = stream.write_all(&order);
         match (answer(&stream), sent) {
             (Ok(State::Held), Ok(())) => {}
             (Ok(State::Failed(error)), _) => return Err(error),
@@ -373,6 +367,10 @@ impl Supervisors {
             State::Held => return Err(failed(io::ErrorKind::InvalidData.into())),
             State::Running { .. } | State::Ended(_) => {}
         }
+        await_ready(&Running {
+            place: starting.place.clone(),
+            handle: handle.clone(),
+        })?;
         // The first STATS then have a CPU usage, since the beginning of the run.
         lock(&self.inner.samples).insert(starting.place.instance(), Sample::first(&handle));
         starting.cgroups = None;
@@ -382,41 +380,24 @@ impl Supervisors {
         Ok(handle)
     }
 
-    /// The order for a supervisor. Also makes the control group; if that fails, only resource
+    /// Encodes the order for a supervisor. Also makes the control group; if that fails, only resource
     /// limits bound the instance.
-    fn order(&self, program: Program<'_>) -> Result<Order, LaunchError> {
+    fn order(&self, program: Program<'_>) -> Result<Vec<u8>, LaunchError> {
         let (cgroups, instance) = (&self.inner.cgroups, program.place.instance());
         let bytes = u64::try_from(program.mem_mb).unwrap_or(0).saturating_mul(MB);
+        let has_own_user = program.order.own_uid().is_some();
         let mut order = Order {
             place: program.place.dir().into(),
             log_bytes: u64::from(program.log_mb).max(1) * MB,
-            program: program.program.to_owned(),
-            arguments: program.arguments,
-            env: program.env.into_iter().collect(),
-            dir: program.dir.into(),
-            user: program.user,
-            group: program.group,
-            within: program
-                .within
-                .map(|dirs| dirs.into_iter().map(Into::into).collect()),
             data: Some(bytes).filter(|bytes| *bytes > 0),
-            // For a user that runs other programs too, their processes would count.
-            processes: program
-                .user
-                .filter(|user| user.alone)
-                .map(|_| program.pids.into()),
+            // If the user ran other programs too, their processes would count for this limit.
+            processes: has_own_user.then_some(program.pids.into()),
             files: self.inner.files,
             has_network: program.network.is_some(),
-            is_isolated: self.inner.isolates && program.user.is_some_and(|user| user.alone),
+            is_isolated: self.inner.isolates && has_own_user,
             administers_network: program.network.is_some_and(Wire::is_concentrator),
-            ..Order::default()
+            ..program.order
         };
-        if !order.fits() {
-            return Err(LaunchError::new(
-                LaunchFault::Data,
-                "its arguments and environment are too long",
-            ));
-        }
         match cgroups.create(instance, program.mem_mb, program.vcpus, program.pids) {
             Ok(()) => {
                 order.cgroups = cgroups.groups(instance).map(Into::into).collect();
@@ -427,24 +408,8 @@ impl Supervisors {
             Err(e) if *cgroups == Cgroups::None => drop(e),
             Err(e) => warn!("instance {instance}: no control group: {e}"),
         }
-        Ok(order)
-    }
-
-    /// Ends a run that was launched and is not watched, and waits for its end: the run
-    /// counts as never started.
-    pub(super) fn abandon(&self, running: &Running) {
-        if let Err(e) = self.kill(running) {
-            warn!("instance {}: {e}", running.place.instance());
-        }
-        let launched = lock(&self.inner.launched).remove(&running.handle.pid);
-        if let Some((mut child, _)) = launched {
-            // Its supervisor stays while a process of it hangs in the kernel.
-            let limit = now() + LEFTOVERS;
-            while matches!(child.try_wait(), Ok(None)) && now() < limit {
-                pause(KILL_AGAIN);
-            }
-        }
-        clear(&self.inner.cgroups, running);
+        let too_long = |e: io::Error| LaunchError::new(LaunchFault::Data, e.to_string());
+        order.encode().map_err(too_long)
     }
 
     /// Tells `sink` when the run has ended: its supervisor is gone, and what
@@ -452,31 +417,21 @@ impl Supervisors {
     pub(super) fn watch(&self, running: &Running, sink: &EndSink) {
         let launched = lock(&self.inner.launched).remove(&running.handle.pid);
         let (child, stream) = launched.unzip();
-        let (cgroups, ended, sink) = (self.inner.cgroups.clone(), running.clone(), Arc::clone(sink));
-        let on_end = move || {
-            let instance = ended.place.instance();
-            // A run whose processes do not end has not ended: the agent says that it hangs.
-            if kill_leftovers(&cgroups, &ended) {
-                return false;
-            }
-            cgroups.remove(instance);
-            sink(Ended {
-                instance,
-                handle: ended.handle.clone(),
-                exit: exit_of(&ended.place),
-            });
-            true
-        };
-        self.inner
-            .watch
-            .add(running.clone(), child, stream, Box::new(on_end));
+        self.inner.watch.add(Watched {
+            running: running.clone(),
+            stream,
+            child,
+            cgroups: self.inner.cgroups.clone(),
+            sink: Arc::clone(sink),
+            looks: 0,
+        });
     }
 
     /// Asks all of the run to end.
     pub(super) fn terminate(&self, running: &Running) -> io::Result<()> {
         match ask(running, "term\n") {
             // It has ended, so there is nobody left to ask, and the watch reports the end.
-            Err(_) if life(&running.handle) == Life::Dead => Ok(()),
+            Err(_) if !is_alive(&running.handle) => Ok(()),
             other => other,
         }
     }
@@ -501,7 +456,7 @@ impl Supervisors {
         let state = run_of(&running.place).ok().and_then(State::read);
         // A supervisor writes its last state just before it ends.
         let is_over = matches!(state, Some(State::Ended(_) | State::Failed(_)));
-        if same_boot && !is_over && life(&running.handle) != Life::Dead {
+        if same_boot && !is_over && is_alive(&running.handle) {
             return Found::Running;
         }
         if same_boot && kill_leftovers(&self.inner.cgroups, running) {
@@ -594,13 +549,9 @@ impl Drop for Starting<'_> {
     }
 }
 
-/// Whether a supervisor still runs.
+/// True if a supervisor runs, or if the system does not answer.
 pub(super) fn is_alive(handle: &RunId) -> bool {
-    life(handle) != Life::Dead
-}
-
-fn life(handle: &RunId) -> Life {
-    procfs::life(handle.pid, handle.start_time)
+    !procfs::has_ended(handle.pid, handle.start_time)
 }
 
 fn is_of(stat: &procfs::Stat, handle: &RunId) -> bool {

@@ -4,7 +4,7 @@
 //! change with each version.
 
 use std::ffi::OsString;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 
 use serde::{Deserialize, Serialize};
 
@@ -17,39 +17,41 @@ const MAX_ORDER: usize = 16 << 20;
 
 /// The program to run, and its limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Order {
-    /// The instance's directory, which holds its logs.
-    pub(super) place: OsString,
-    /// The most that each of its logs may take, in bytes.
-    pub(super) log_bytes: u64,
-    pub(super) program: OsString,
-    pub(super) arguments: Vec<OsString>,
-    pub(super) env: Vec<(OsString, OsString)>,
+pub(in super::super) struct Order {
+    /// The instance's directory, which holds the logs.
+    pub(in super::super) place: OsString,
+    /// The most that each log may take, in bytes.
+    pub(in super::super) log_bytes: u64,
+    /// The name of the program, which is looked for in the `PATH` of `env`, or the path of the
+    /// program's file.
+    pub(in super::super) program: OsString,
+    pub(in super::super) arguments: Vec<OsString>,
+    pub(in super::super) env: Vec<(OsString, OsString)>,
     /// The program's working directory.
-    pub(super) dir: OsString,
-    /// The user that runs it; `None` for the agent's own user.
-    pub(super) user: Option<User>,
-    /// A group that it is in besides its user's.
-    pub(super) group: Option<u32>,
-    /// The working directory has to be one of these or below one; `None` for any.
-    pub(super) within: Option<Vec<OsString>>,
+    pub(in super::super) dir: OsString,
+    /// The user that runs the program; `None` for the agent's own user.
+    pub(in super::super) user: Option<User>,
+    /// A group of the program besides that of its user.
+    pub(in super::super) group: Option<u32>,
+    /// The working directory has to be one of these directories or below one; `None` for any.
+    pub(in super::super) within: Option<Vec<OsString>>,
     /// The control groups that it joins.
-    pub(super) cgroups: Vec<OsString>,
+    pub(in super::super) cgroups: Vec<OsString>,
     /// The file that counts how often a process of it was killed for memory.
-    pub(super) oom: Option<OsString>,
+    pub(in super::super) oom: Option<OsString>,
     /// The most data that each of its processes may have. It counts only if the program
     /// is in no control group.
-    pub(super) data: Option<u64>,
+    pub(in super::super) data: Option<u64>,
     /// The most processes that its user may have.
-    pub(super) processes: Option<u64>,
+    pub(in super::super) processes: Option<u64>,
     /// The soft limit of open files, which the agent raised for itself.
-    pub(super) files: Option<u64>,
+    pub(in super::super) files: Option<u64>,
     /// It has a network namespace of its own.
-    pub(super) has_network: bool,
+    pub(in super::super) has_network: bool,
     /// It has a mount namespace of its own; see `mounts`. The agent's user must be root.
-    pub(super) is_isolated: bool,
+    pub(in super::super) is_isolated: bool,
     /// It may change the network of its namespace.
-    pub(super) administers_network: bool,
+    pub(in super::super) administers_network: bool,
 }
 
 impl Order {
@@ -58,20 +60,20 @@ impl Order {
         Some(self.user.filter(|user| user.alone)?.uid)
     }
 
-    fn encode(&self) -> io::Result<Vec<u8>> {
-        Ok(serde_json::to_vec(self)?)
-    }
-
-    /// Whether it can be sent.
-    pub(super) fn fits(&self) -> bool {
-        self.encode().is_ok_and(|order| order.len() <= MAX_ORDER)
-    }
-
-    pub(super) fn write(&self, mut to: impl Write) -> io::Result<()> {
-        let order = self.encode()?;
-        let length = u32::try_from(order.len()).map_err(io::Error::other)?;
-        to.write_all(&length.to_be_bytes())?;
-        to.write_all(&order)
+    /// The order as it is sent, with its length.
+    ///
+    /// # Errors
+    /// The order is longer than [`MAX_ORDER`].
+    pub(super) fn encode(&self) -> io::Result<Vec<u8>> {
+        let mut order = vec![0; 4];
+        serde_json::to_writer(&mut order, self)?;
+        match u32::try_from(order.len() - 4) {
+            Ok(length) if length as usize <= MAX_ORDER => {
+                order[..4].copy_from_slice(&length.to_be_bytes());
+                Ok(order)
+            }
+            _ => Err(io::Error::other("its arguments and environment are too long")),
+        }
     }
 
     pub(super) fn read(mut from: impl Read) -> io::Result<Self> {
@@ -133,15 +135,13 @@ mod tests {
             ..Order::default()
         };
         for order in [full, least] {
-            let mut bytes = Vec::new();
-            order.write(&mut bytes).unwrap();
+            let bytes = order.encode().unwrap();
             assert_eq!(Order::read(&*bytes).unwrap(), order);
             for length in 0..bytes.len() {
                 assert!(Order::read(&bytes[..length]).is_err());
             }
         }
-        let mut nothing = Vec::new();
-        Order::default().write(&mut nothing).unwrap();
+        let nothing = Order::default().encode().unwrap();
         assert!(Order::read(&*nothing).is_err(), "it names no program");
         assert!(Order::read(&[0xff; 64][..]).is_err());
     }

@@ -27,30 +27,23 @@ pub(super) struct Stat {
     pub(super) resident_pages: u64,
 }
 
-/// Whether a process is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Life {
-    Alive,
-    Dead,
-    /// Unknown: the system did not answer, for example because no descriptor is left.
-    Unknown,
-}
-
 /// The process of that number, if there is one.
 pub(super) fn stat(pid: i32) -> io::Result<Stat> {
     let line = fs::read(format!("/proc/{pid}/stat"))?;
     parse(&String::from_utf8_lossy(&line)).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Whether that very process, and no later one of its number, still runs.
-pub(super) fn life(pid: i32, start_time: u64) -> Life {
+/// True if the process with this number and start time has ended. A later process with the same
+/// number has another start time. If the system does not answer, for example because no descriptor
+/// is left, the process counts as running.
+pub(super) fn has_ended(pid: i32, start_time: u64) -> bool {
     match stat(pid) {
-        Ok(stat) if stat.start_time == start_time && !stat.ended => Life::Alive,
-        Ok(_) => Life::Dead,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Life::Dead,
-        // Reading the file of a process that has ended since it was opened gives ESRCH.
-        Err(e) if e.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => Life::Dead,
-        Err(_) => Life::Unknown,
+        Ok(stat) => stat.start_time != start_time || stat.ended,
+        // Reading the file of a process that has ended since the file was opened gives ESRCH.
+        Err(e) => {
+            e.kind() == io::ErrorKind::NotFound
+                || e.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+        }
     }
 }
 
@@ -149,7 +142,7 @@ pub(super) fn signal(stat: &Stat, signal: Signal) {
     // the number used, which another process could get meanwhile.
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(process) => {
-            if life(stat.pid, stat.start_time) != Life::Dead {
+            if !has_ended(stat.pid, stat.start_time) {
                 let _ = pidfd_send_signal(process, signal);
             }
         }
@@ -237,8 +230,8 @@ mod tests {
         assert!(descendants(own.parent).iter().any(|stat| stat.pid == pid));
         let euid = rustix::process::geteuid().as_raw();
         assert_eq!(uids(pid).map(|[_, effective]| effective), Some(euid));
-        assert_eq!(life(pid, own.start_time), Life::Alive);
-        assert_eq!(life(pid, own.start_time + 1), Life::Dead);
-        assert_eq!(life(-1, 0), Life::Dead);
+        assert!(!has_ended(pid, own.start_time));
+        assert!(has_ended(pid, own.start_time + 1));
+        assert!(has_ended(-1, 0));
     }
 }

@@ -211,7 +211,7 @@ impl Supervisor {
         drop(command);
         self.leader = Some(Pid::from_child(&child));
         // If this fails, the process cannot read its order, and ends with an error.
-        let _ = self.order.write(&ours);
+        let _ = self.order.encode().and_then(|order| (&ours).write_all(&order));
         // The rest of it may be large.
         self.order.arguments = Vec::new();
         self.order.env.clear();

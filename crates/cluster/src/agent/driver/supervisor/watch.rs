@@ -13,9 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use log::warn;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::super::Running;
-use super::procfs::Life;
-use super::{UnixStream, life, reach};
+use super::super::{EndSink, Ended, Running};
+use super::cgroup::Cgroups;
+use super::leftovers::kill_leftovers;
+use super::{UnixStream, exit_of, is_alive, reach};
 use ssntp_transport::threads::{self, Joined};
 
 /// How often a run without a connection is looked for. It is looked for more often at
@@ -30,9 +31,6 @@ const fn millis(millis: i64) -> Timespec {
         tv_nsec: millis * 1_000_000,
     }
 }
-
-/// Is called when a run has ended, and again shortly afterwards until it returns `true`.
-pub(super) type OnEnd = Box<dyn FnMut() -> bool + Send>;
 
 /// The thread. Dropping this ends and joins it, and leaves the runs alone.
 #[derive(Debug)]
@@ -54,14 +52,17 @@ impl std::fmt::Debug for Inbox {
     }
 }
 
-struct Watched {
-    running: Running,
-    stream: Option<UnixStream>,
-    /// The supervisor, if it is our own child and has to be waited for.
-    child: Option<Child>,
-    on_end: OnEnd,
-    /// How often it was looked for since there is no connection.
-    looks: u32,
+/// A run that is watched.
+pub(super) struct Watched {
+    pub(super) running: Running,
+    /// The connection to the supervisor.
+    pub(super) stream: Option<UnixStream>,
+    /// The supervisor, if it is a child of this process, which then has to wait for it.
+    pub(super) child: Option<Child>,
+    pub(super) cgroups: Cgroups,
+    pub(super) sink: EndSink,
+    /// The number of times that the supervisor was looked for since the connection was lost.
+    pub(super) looks: u32,
 }
 
 impl Watch {
@@ -80,20 +81,10 @@ impl Watch {
     }
 
     /// Watches a run, which may have ended already.
-    pub(super) fn add(
-        &self,
-        running: Running,
-        child: Option<Child>,
-        stream: Option<UnixStream>,
-        on_end: OnEnd,
-    ) {
-        let watched = Watched {
-            running,
-            stream: stream.filter(|stream| stream.set_nonblocking(true).is_ok()),
-            child,
-            on_end,
-            looks: 0,
-        };
+    pub(super) fn add(&self, mut watched: Watched) {
+        watched.stream = watched
+            .stream
+            .filter(|stream| stream.set_nonblocking(true).is_ok());
         let added = self.shared.added.lock();
         added.unwrap_or_else(PoisonError::into_inner).push(watched);
         self.shared.wake();
@@ -186,15 +177,29 @@ impl Watched {
         if !matches!(waited, Some(Ok(None))) {
             self.child = None;
         }
-        // If the system does not say whether it lives, it is looked for again.
-        if self.child.is_none() && life(&self.running.handle) == Life::Dead {
-            // If it returns false, leftovers were killed just now, and the next step looks
-            // again.
-            return !(self.on_end)();
+        if self.child.is_none() && !is_alive(&self.running.handle) {
+            return !self.report_end();
         }
         // The supervisor lives: it may have closed the connection because it had too many.
         let stream = reach(&self.running);
         self.stream = stream.ok().filter(|stream| stream.set_nonblocking(true).is_ok());
+        true
+    }
+
+    /// Reports the end of a run whose supervisor has ended. Returns false if processes of the run
+    /// were left: they were killed just now, and the next step looks for them again. A run has not
+    /// ended while one of its processes hangs.
+    fn report_end(&self) -> bool {
+        if kill_leftovers(&self.cgroups, &self.running) {
+            return false;
+        }
+        let Running { place, handle } = &self.running;
+        self.cgroups.remove(place.instance());
+        (self.sink)(Ended {
+            instance: place.instance(),
+            handle: handle.clone(),
+            exit: exit_of(place),
+        });
         true
     }
 }
