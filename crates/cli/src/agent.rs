@@ -1,5 +1,6 @@
-//! `ssntp agent`, which `ssntp netagent` is as well: the agent of a node.
+//! `ssntp agent`, also called `ssntp netagent`: the agent of a node.
 
+use std::cell::RefCell;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -15,48 +16,48 @@ use ssntp_cluster::agent::{Agent, AgentConfig, DEFAULT_MAX_INSTANCES, Policy, Ru
 
 use crate::admin::{self, AdminArgs};
 use crate::choice::{Choices, Given, one_of};
-use crate::connection::{Connection, closed};
-use crate::credentials::{CredentialFiles, FilesRead};
-use crate::daemon::{Daemon, Next, Presence, Service, on};
+use crate::connection::{Connection, Renewal, closed};
+use crate::daemon::{Daemon, Next, Presence, on};
 use crate::failure::Failure;
 use crate::networks::NetworkArgs;
 use crate::seconds::Seconds;
 use crate::service_manager::VARIABLES;
 use crate::settings::{ConfigFile, Problems, Settings};
+use crate::watched::LOOK;
 
 /// Run the agent of a compute node or a network node
 ///
-/// The roles in its certificate decide which of the two it is; it may be both.
-/// Without --state it only reports the machine's resources (READY, STATS), and starts
-/// no instances.
+/// The roles in the agent's certificate decide whether its node is a compute node, a
+/// network node or both. Without --state the agent only reports the machine's resources
+/// (READY, STATS), and starts no instances.
 ///
 /// SIGINT and SIGTERM end the agent; its instances keep running, and the next agent
 /// with the same --state finds them. A service manager must not kill them: use
 /// systemd's KillMode=process. SIGUSR1 takes the node out of service (OFFLINE), and the
-/// next SIGUSR1 puts it back. EVACUATE stops its instances and leaves the node in
-/// maintenance (MAINTENANCE) until Restore; then --after-evacuation is run. On SIGHUP,
-/// and when these files change, --ca, --cert and --crl are read again; a new
-/// certificate is shown in a new session.
+/// next SIGUSR1 puts it back. EVACUATE stops the node's instances and leaves the node in
+/// maintenance (MAINTENANCE) until Restore; the program of --after-evacuation runs then.
+/// On SIGHUP, and when these files change, --ca, --cert and --crl are read again; a new
+/// certificate is used in a new session.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     config_file: ConfigFile,
     #[command(flatten)]
     connection: Connection,
-    /// The directory for its instances and, if neither the certificate nor
-    /// --uuid has it, the node's UUID
+    /// The directory for the node's instances and, if neither the certificate nor
+    /// --uuid sets it, the node's UUID
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// The directory of the volumes that instances may have: each volume is a
-    /// directory whose name is its UUID
+    /// The directory of the volumes that instances may use: each volume is a
+    /// directory whose name is the volume's UUID
     #[arg(long, value_name = "DIR", requires = "state")]
     volumes: Option<PathBuf>,
     /// The directory of the images that virtual machines boot from: each image is
-    /// a file whose name is the one in START, with or without .qcow2, .img or .raw
+    /// a file that has the name in START, with or without .qcow2, .img or .raw
     #[arg(long, value_name = "DIR", requires = "state")]
     images: Option<PathBuf>,
-    /// The drivers that run instances; an instance goes to the first one that
-    /// takes its vm_type
+    /// The drivers that run instances; an instance is run by the first driver that
+    /// supports its vm_type
     #[arg(
         long,
         value_enum,
@@ -80,7 +81,8 @@ pub(crate) struct Args {
     /// How long an instance may take to stop before it is killed
     #[arg(long, value_name = "SECONDS", default_value = "10")]
     grace: Seconds,
-    /// The most that is kept of each log of an instance; counts from its next run
+    /// The largest size of each log of an instance; applies from the next run of the
+    /// instance
     #[arg(long, value_name = "MB", default_value = "16", value_parser = value_parser!(u32).range(1..))]
     log_limit: u32,
     /// Run this program after an EVACUATE for another reason than maintenance;
@@ -97,7 +99,7 @@ pub(crate) struct Args {
     json: bool,
     #[command(flatten)]
     network: NetworkArgs,
-    // Last, because its heading stands above every flag that follows.
+    // Last, because clap prints the heading of these flags above every flag that follows.
     #[command(flatten)]
     policy: PolicyArgs,
 }
@@ -108,17 +110,17 @@ pub(crate) struct Args {
 struct PolicyArgs {
     /// The policy as a YAML file with the keys users, drivers, directories,
     /// images, mem_mb, pids, disk_mb, emulation, retention_s, retention_count;
-    /// other options override it
+    /// the other flags of the policy override the file
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// The users that instances may run as: LOW-HIGH (a UID for each), a user, or
-    /// agent (the agent's own user, even root). They run as the first, unless
-    /// CONFIGURE's child_user names another [default: 1879048192-1879113727 if
-    /// the agent runs as root, else agent]
+    /// The users that instances may run as: LOW-HIGH (a UID for each instance), a
+    /// user, or agent (the agent's own user, even root). Instances run as the first of
+    /// them, unless CONFIGURE's child_user names another [default:
+    /// 1879048192-1879113727 if the agent runs as root, else agent]
     #[arg(long, value_name = "USER", value_delimiter = ',')]
     users: Vec<RunAs>,
-    /// The directories in which processes may be started, besides their own
-    /// [default: all that their user may enter]
+    /// The directories in which processes may be started, besides the directory of
+    /// their instance [default: all directories that their user may enter]
     #[arg(long, value_name = "DIR", value_delimiter = ',')]
     directories: Option<Vec<PathBuf>>,
     /// The most memory of an instance, even if its START has no limit
@@ -138,7 +140,7 @@ struct PolicyArgs {
     /// persistent instances are not deleted [default: 86400]
     #[arg(long, value_name = "SECONDS")]
     retention: Option<u32>,
-    /// How many instances that have ended are kept; the oldest are deleted first
+    /// The most ended instances that are kept; the oldest are deleted first
     /// [default: 256]
     #[arg(long, value_name = "N")]
     retention_count: Option<u32>,
@@ -157,7 +159,7 @@ impl PolicyArgs {
             policy.directories.clone_from(&self.directories);
         }
         if let Some(mb) = self.instance_disk {
-            // 0 on the command line lifts the limit, also one that the file sets.
+            // 0 on the command line removes the limit, even if the file sets one.
             policy.disk_mb = Some(mb).filter(|mb| *mb > 0);
         }
         policy.mem_mb = self.instance_mem.or(policy.mem_mb);
@@ -192,14 +194,14 @@ enum DriverName {
 
 #[rustfmt::skip] // A table: one row a word.
 const CONFINEMENTS: Choices<Confinement> = &[
-    ("auto", "By control groups if the agent may make some, else by resource limits", Confinement::Auto),
+    ("auto", "By control groups if the agent may create them, else by resource limits", Confinement::Auto),
     ("rlimits", "By resource limits", Confinement::ResourceLimits),
 ];
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let (mut daemon, toggle) = Daemon::install_with(settings, signal_hook::consts::SIGUSR1)?;
-    let (client, renewal) = args.connection.config_as(ROLES, daemon.stop())?;
-    // --uuid wins over the UUID that is kept in --state.
+    let (client, Renewal { files, read }) = args.connection.config_as(ROLES, daemon.stop())?;
+    // --uuid overrides the UUID that is kept in --state.
     let kept = args.state.clone().filter(|_| !args.connection.has_uuid());
     let client = client
         .tracing(true)
@@ -215,8 +217,8 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .given(args.volumes.as_ref(), AgentConfig::volumes)
         .given(args.mem, AgentConfig::mem_mb)
         .given(args.disk, AgentConfig::disk_mb);
-    // Each instance has a directory in --state. Without it the agent has no drivers, and only
-    // reports.
+    // Each instance has a directory in --state. Without --state the agent gets no drivers, and
+    // only reports.
     for driver in args.driver.iter().filter(|_| args.state.is_some()) {
         config = match driver {
             DriverName::Process => config.driver(process(&args)?),
@@ -224,59 +226,40 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         };
     }
     let agent = Arc::new(Agent::start(config)?);
-    // A weak reference, because the thread that asks for the status would keep the agent alive.
+    // A weak reference, because the thread that queries the status would keep the agent alive.
     let client = Arc::downgrade(&agent);
     let figures = admin::of_agent(&agent);
     let status = move || Some(client.upgrade()?.figures()?.client);
     let presence = Presence::of_client("agent", agent.uuid(), args.json, &args.admin, figures, status);
-    let mut running = Running {
-        agent: &agent,
-        files: renewal.files,
-        after: AfterEvacuation {
-            program: args.after_evacuation,
-            running: None,
-        },
-    };
+    let after = RefCell::new(AfterEvacuation {
+        program: args.after_evacuation,
+        running: None,
+    });
     let arms = vec![
-        on(agent.evacuated().clone(), |running: &mut Running<'_>, next| {
-            next.into_iter().for_each(|next| running.after.run(&next));
+        on(agent.evacuated().clone(), |next| {
+            next.into_iter().for_each(|next| after.borrow_mut().run(&next));
             Ok(Next::Continue)
         }),
-        on(agent.ended().clone(), |_, why| {
+        on(crossbeam_channel::tick(LOOK), |_| {
+            after.borrow_mut().check();
+            Ok(Next::Continue)
+        }),
+        on(agent.ended().clone(), |why| {
             Err(closed(why.unwrap_or(ClientError::Closed)))
         }),
-        on(toggle, |running: &mut Running<'_>, signal| match signal {
+        on(toggle, |signal| match signal {
             Some(()) => {
-                running.agent.toggle_offline();
+                agent.toggle_offline();
                 Ok(Next::Continue)
             }
-            // The thread that takes the signals has ended, so the daemon could not be stopped any
-            // more.
+            // The thread that receives the signals has ended, so no signal could end the daemon
+            // any more.
             None => Ok(Next::End),
         }),
     ];
-    daemon.run(presence, renewal.read, &mut running, arms)
-}
-
-/// The part of an agent that a reload changes: its certificate. The node's policy and
-/// its other settings need a restart.
-struct Running<'a> {
-    agent: &'a Agent,
-    files: CredentialFiles,
-    after: AfterEvacuation,
-}
-
-impl Service for Running<'_> {
-    type Args = Args;
-
-    fn reload(&mut self, _: Option<Args>) -> Result<FilesRead, Failure> {
-        self.files
-            .renew(|identity, trust| self.agent.renew(identity, trust))
-    }
-
-    fn look(&mut self) {
-        self.after.look();
-    }
+    // The node's policy and its other settings need a restart.
+    let reload = |_: Option<Args>| files.renew(|identity, trust| agent.renew(identity, trust));
+    daemon.run(presence, read, reload, arms)
 }
 
 fn process(args: &Args) -> Result<ProcessDriver, Failure> {
@@ -293,7 +276,7 @@ fn qemu(args: &Args) -> Result<QemuDriver, Failure> {
         .given(args.images.as_ref(), QemuDriver::images))
 }
 
-/// The program of `--after-evacuation`. The agent does not end it and does not wait for it,
+/// The program of `--after-evacuation`. The agent neither ends the program nor waits for it,
 /// because the program may itself end the agent.
 struct AfterEvacuation {
     program: Option<PathBuf>,
@@ -305,35 +288,38 @@ impl AfterEvacuation {
         let Some(program) = self.program.clone() else {
             return warn!("evacuated; there is no --after-evacuation to run for {next}");
         };
-        // The value comes from the network. Only values that the help names reach the program.
+        // The value comes from the network. Only the values that the help names reach the program.
         if !matches!(next, NextState::Shutdown | NextState::Update | NextState::Reboot) {
-            return warn!("evacuated; {next} is unknown, and --after-evacuation is not run");
+            return warn!("evacuated; the next state {next} is unknown, so --after-evacuation is not run");
         }
-        // It may have ended since the last look.
-        self.look();
+        // The program may have ended since the last check.
+        self.check();
         if self.running.is_some() {
-            return warn!("{} still runs, so it is not run for {next}", program.display());
+            return warn!(
+                "{} still runs, so it is not started for {next}",
+                program.display()
+            );
         }
-        // The standard output is closed to the program, because the lines of the agent may be JSON
-        // that another program reads.
+        // The program gets no standard output, because the agent's lines there may be JSON that
+        // another program reads.
         let mut command = Command::new(&program);
         command
             .arg(next.as_str())
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        // With these variables the program could speak to the service manager in the agent's name.
+        // With these variables the program could notify the service manager in the agent's name.
         for name in VARIABLES {
             command.env_remove(name);
         }
-        // In a group of its own, so that a signal to the agent's group does not end it.
+        // In a process group of its own, so that a signal to the agent's group does not end it.
         match command.process_group(0).spawn() {
             Ok(child) => self.running = Some(child),
             Err(e) => warn!("{}: {e}", program.display()),
         }
     }
 
-    /// Notices that the program has ended, and logs a failure. Called every two seconds.
-    fn look(&mut self) {
+    /// Logs a failure of the program if the program has ended. Called every two seconds.
+    fn check(&mut self) {
         let running = self.running.as_mut();
         let ended = running.and_then(|child| child.try_wait().transpose());
         match ended {

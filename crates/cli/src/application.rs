@@ -1,4 +1,4 @@
-//! The operands of applications that a server forwards, or a client sends and takes.
+//! The operands of applications that a server forwards, or a client sends and receives.
 
 use std::str::FromStr;
 
@@ -6,12 +6,12 @@ use ssntp::proto::{FrameKind, FrameType, Operands};
 
 use crate::failure::Failure;
 
-/// Frames beside the protocol's.
+/// Frames that the protocol does not define.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Applications {
     /// Allow frames of an application, by type, operand and a name, for example
-    /// EVENT/0x80=Scaled; the type COMMAND may be left out; with :request at the
-    /// end, they ask for answers; may be given several times
+    /// EVENT/0x80=Scaled; the type COMMAND may be left out; :request at the end
+    /// makes them requests, which are answered; may be given several times
     #[arg(long = "application", value_name = "[TYPE/]0xNN=NAME[:request]")]
     applications: Vec<Application>,
 }
@@ -20,14 +20,14 @@ pub(crate) struct Applications {
 struct Application {
     kind: FrameKind,
     name: String,
-    asks: bool,
+    is_request: bool,
 }
 
 impl FromStr for Application {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (kind, name) = text.split_once('=').ok_or("it is not [TYPE/]0xNN=NAME")?;
+        let (kind, name) = text.split_once('=').ok_or("expected [TYPE/]0xNN=NAME")?;
         let (frame_type, operand) = match kind.split_once('/') {
             Some((frame_type, operand)) => (frame_type.parse().map_err(|e| format!("{e}"))?, operand),
             None => (FrameType::COMMAND, kind),
@@ -36,27 +36,31 @@ impl FromStr for Application {
             .strip_prefix("0x")
             .map(|digits| u8::from_str_radix(digits, 16));
         let Some(Ok(operand)) = operand else {
-            return Err("the operand is a number from 0x80 to 0xfe".into());
+            return Err("the operand must be a number from 0x80 to 0xfe".into());
         };
-        let (name, asks) = match name.strip_suffix(":request") {
+        let (name, is_request) = match name.strip_suffix(":request") {
             Some(name) => (name, true),
             None => (name, false),
         };
         Ok(Self {
             kind: FrameKind::new(frame_type, operand),
             name: name.into(),
-            asks,
+            is_request,
         })
     }
 }
 
 impl Applications {
-    /// The same for the library.
+    /// The operands as the library takes them.
     pub(crate) fn operands(&self) -> Result<Operands, Failure> {
         let mut all = self.applications.iter();
         let all = all.try_fold(Operands::new(), |operands, application| {
-            let Application { kind, name, asks } = application;
-            match asks {
+            let Application {
+                kind,
+                name,
+                is_request,
+            } = application;
+            match is_request {
                 true => operands.request(*kind, name),
                 false => operands.application(*kind, name),
             }

@@ -17,15 +17,15 @@ use crate::settings::{self, Refused, Settings};
 /// mutual TLS, with roles proved by certificates.
 ///
 /// Exit codes: 0 done, 1 failed, 2 wrong usage, 130 and 143 ended by a signal
-/// before it was done. The log never blocks: lines that a slow reader cannot take are
+/// before the command was done. The log never blocks: lines that a slow reader cannot take are
 /// dropped and counted.
 #[derive(Debug, Parser)]
 #[command(name = "ssntp", version)]
 pub(crate) struct Args {
     /// The level of the log on the standard error: error, warn, info, debug, trace or off; and levels
     /// for single targets, as in warn,ssntp::audit=info, which logs each client that
-    /// connects, ends, is refused or is kicked [default: warn for servers, else error]
-    // The order puts the two flags of the log at the end of the help of every subcommand.
+    /// connects, disconnects, is refused or is kicked [default: warn for daemons, else error]
+    // The display order puts the two flags of the log at the end of the help of every subcommand.
     #[arg(
         long,
         global = true,
@@ -34,7 +34,7 @@ pub(crate) struct Args {
         display_order = 899
     )]
     pub(crate) log: Option<String>,
-    /// How the log is written to the standard error
+    /// The format of the log on the standard error
     #[arg(
         long,
         global = true,
@@ -58,8 +58,8 @@ pub(crate) enum Command {
     Full(cmd::Command),
 }
 
-/// The command line as clap knows it. The help names the variables of the environment, but does not
-/// show their values, which would come along when a user pastes the help into a report.
+/// The definition of the command line. The help names environment variables without their values,
+/// because a user may paste the help into a report.
 pub(crate) fn command() -> clap::Command {
     fn hide(command: clap::Command) -> clap::Command {
         let command = command.mut_args(|arg| arg.hide_env_values(true));
@@ -69,14 +69,14 @@ pub(crate) fn command() -> clap::Command {
 }
 
 impl Args {
-    /// Reads the command line, and the file of settings that it names.
+    /// Reads the command line, and the settings file that it names. Exits if either is wrong.
     pub(crate) fn of_this_process() -> (Self, Settings) {
         let words = common_flags_last(std::env::args_os().collect());
         let read = settings::read(&command(), &words);
         match read.and_then(|(matches, settings)| Ok((Self::from_arg_matches(&matches)?, settings))) {
             Ok(read) => read,
             Err(Refused::Words(e)) if e.use_stderr() && asks_for_json(&words) => {
-                // Usage and tips, behind the first paragraph, are for people.
+                // The paragraphs after the first one, usage and tips, are for people.
                 let text = e.to_string();
                 let why = text.split("\n\n").next().unwrap_or_default();
                 let usage = Failure::usage(why.trim_start_matches("error: "));
@@ -98,9 +98,9 @@ impl Args {
     }
 }
 
-/// A tip for a wrong command line that clap has none for.
+/// A tip for a wrong command line for which clap prints no tip.
 fn tip(error: &clap::Error, words: &[OsString]) -> Option<String> {
-    // The common flags were moved behind the subcommand, so that is the first word.
+    // The common flags were moved behind the subcommand, so the subcommand is the first word.
     let named = words.get(1)?.to_str()?;
     match error.kind() {
         ErrorKind::MissingRequiredArgument if named == "server" => {
@@ -115,17 +115,16 @@ fn tip(error: &clap::Error, words: &[OsString]) -> Option<String> {
     }
 }
 
-/// Whether a wrong command line of `ssntp ctl` asked for JSON, so that a program reads
-/// the error.
+/// True if a wrong command line of `ssntp ctl` has --json, so that a program reads the error.
 fn asks_for_json(words: &[OsString]) -> bool {
-    // Behind `--` stands the command of a workload, which may have a --json of its own.
+    // The words after `--` are the command of a workload, which may have its own --json.
     let mut own = words.iter().skip(1).take_while(|word| *word != "--");
     words.get(1).is_some_and(|word| word == "ctl") && own.any(|word| word == COMMON_SWITCH)
 }
 
-/// The flags that most subcommands have, and may stand before the subcommand
-/// as well: those with a value, and those without.
-// clap itself takes --log and --log-format before the subcommand. They are listed so that the
+/// The flags with a value that most subcommands have, and that may stand before the subcommand as
+/// well.
+// clap itself accepts --log and --log-format before the subcommand. They are listed so that the
 // search for the subcommand passes over them.
 const COMMON: [&str; 9] = [
     "--connect",
@@ -138,9 +137,10 @@ const COMMON: [&str; 9] = [
     "--log",
     "--log-format",
 ];
+/// The one such flag without a value.
 const COMMON_SWITCH: &str = "--json";
 
-/// Moves the common flags that stand before the subcommand right behind it.
+/// Moves the common flags before the subcommand to the place right behind it.
 fn common_flags_last(words: Vec<OsString>) -> Vec<OsString> {
     let is = |word: &OsString, flag: &str| word == flag;
     let with_value = |word: &OsString| {
@@ -157,18 +157,18 @@ fn common_flags_last(words: Vec<OsString>) -> Vec<OsString> {
             _ => break,
         };
     }
-    // Either nothing is to be moved, or the subcommand is missing, which clap reports.
+    // There is no flag to move, or the subcommand is missing, which clap reports.
     if subcommand == 1 || subcommand >= words.len() {
         return words;
     }
     let mut moved = words;
-    // The subcommand goes to the front, and the flags keep their order.
+    // The subcommand moves to the front, and the flags keep their order.
     moved[1..=subcommand].rotate_right(1);
     moved
 }
 
 impl Command {
-    /// Runs a subcommand to its end. A daemon has settings, too.
+    /// Runs a subcommand to its end. `settings` are empty unless it is a daemon.
     pub(crate) fn run(self, settings: Settings) -> Result<(), Failure> {
         match self {
             Self::Agent(args) => agent::run(args, settings),
@@ -177,8 +177,8 @@ impl Command {
         }
     }
 
-    /// The level of the log if RUST_LOG is not set. The operator of a daemon wants its
-    /// warnings; the user of another subcommand gets its one error line.
+    /// The level of the log without --log and RUST_LOG. A daemon logs its warnings for its
+    /// operator; any other subcommand prints only the line with its error.
     pub(crate) fn log_level(&self) -> &'static str {
         match self {
             Self::Agent(_) => "warn",
@@ -189,7 +189,7 @@ impl Command {
         }
     }
 
-    /// Whether it holds frames of many peers.
+    /// True if the process holds frames of many peers.
     pub(crate) fn serves_many(&self) -> bool {
         match self {
             Self::Agent(_) => false,
@@ -222,8 +222,8 @@ mod tests {
         }
     }
 
-    /// clap gives the value of such a flag to the command above as well, which may read
-    /// another type from it and panic.
+    /// clap passes the value of such a flag to the command above as well, which may read another
+    /// type from it and panic.
     #[test]
     fn no_flag_has_the_name_of_a_flag_of_all_commands_above_it() {
         fn check(command: &clap::Command, above: &[clap::Id]) {

@@ -1,18 +1,18 @@
-//! Flags whose value is one word of a short list, and flags that may be left out.
+//! Flags with a value from a short list of words, and optional values of a configuration.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
-/// The words of a flag, each with its help text and with the value that it stands for.
+/// The words of a flag, each with its help text and its value.
 pub(crate) type Choices<T> = &'static [(&'static str, &'static str, T)];
 
-/// Reads one of the words, and gives the value that it stands for.
+/// A parser that reads one of the words and returns its value.
 pub(crate) fn one_of<T: Clone + Send + Sync>(choices: Choices<T>) -> impl TypedValueParser<Value = T> {
     let words = choices.iter().map(|(word, help, _)| match *help {
         "" => PossibleValue::new(*word),
         help => PossibleValue::new(*word).help(help),
     });
     PossibleValuesParser::new(words).try_map(|given| {
-        // clap has compared the word already, without regard to case if the flag says so.
+        // clap has accepted the word, in any case of letters if the flag ignores case.
         let chosen = choices
             .iter()
             .find(|(word, ..)| word.eq_ignore_ascii_case(&given));
@@ -22,7 +22,7 @@ pub(crate) fn one_of<T: Clone + Send + Sync>(choices: Choices<T>) -> impl TypedV
 
 /// A configuration that has a default for each of its values.
 pub(crate) trait Given: Sized {
-    /// The configuration with a value if the user gave one, else as it is.
+    /// The configuration with the value if there is one, else unchanged.
     fn given<T>(self, value: Option<T>, set: impl FnOnce(Self, T) -> Self) -> Self {
         match value {
             Some(value) => set(self, value),

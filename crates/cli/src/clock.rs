@@ -1,13 +1,13 @@
-//! The clocks. The rest of the program reads no clock but through this file.
+//! The clocks. All other files of the program read them through this file.
 
 #![expect(
     clippy::disallowed_methods,
-    reason = "waits have limits, and what is shown has its time"
+    reason = "waits have limits, and output has timestamps"
 )]
 
 use std::time::{Duration, Instant, SystemTime};
 
-/// The time that waits are measured with.
+/// The monotonic time, for time limits.
 pub(crate) fn now() -> Instant {
     Instant::now()
 }
@@ -17,12 +17,12 @@ pub(crate) fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
-/// The time from 1970 to `at`; zero for an earlier one.
+/// The time from 1970 to `at`; zero for an earlier time.
 pub(crate) fn since_1970(at: SystemTime) -> Duration {
     at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// The same in whole nanoseconds, as payloads and traces carry times.
+/// The nanoseconds from 1970 to `at`, as payloads and traces carry times.
 pub(crate) fn nanoseconds(at: SystemTime) -> u64 {
     u64::try_from(since_1970(at).as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,6 +1,6 @@
 //! The flags of every subcommand that connects: they name a server and the files to connect
 //! with. The values come from the flags, else from the environment, else from the user's
-//! context. [`Watch`] waits for the events of the client that connects so.
+//! context. [`Watch`] waits for the events of the client.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -27,9 +27,9 @@ use crate::watched;
 /// the environment, else from the context.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ServerArgs {
-    /// The server: HOST:PORT, [IPV6]:PORT or unix:PATH; of several, joined with
-    /// commas, the first that answers [default: the context's, else the names in
-    /// the CA certificate, else localhost]
+    /// The server: HOST:PORT, [IPV6]:PORT or unix:PATH; several addresses are joined
+    /// with commas, and the first that answers is used [default: the context's, else
+    /// the names in the CA certificate, else localhost]
     #[arg(
         long,
         value_name = "ADDR",
@@ -57,12 +57,12 @@ pub(crate) struct ServerArgs {
     key: Option<PathBuf>,
     #[command(flatten)]
     crl: CrlArgs,
-    /// The name that the server's certificate must hold [default: the host that
-    /// is connected to]
+    /// The name that the server's certificate must hold [default: the host in
+    /// --connect]
     #[arg(long, value_name = "NAME", global = true)]
     server_name: Option<String>,
-    /// The context with the values that are not given here, see `ssntp context`
-    /// [default: the current one]
+    /// The context for the values that are not given as flags, see `ssntp context`
+    /// [default: the current context]
     #[arg(long, value_name = "NAME", global = true, env = "SSNTP_CONTEXT")]
     context: Option<String>,
 }
@@ -76,19 +76,19 @@ pub(crate) struct Reached {
     pub(crate) server_name: Option<String>,
 }
 
-/// How long a command waits for a context if no server is named anywhere: the user may have
-/// started `ssntp server --dev` just before, and that makes one in a moment.
-const MAKING: Duration = Duration::from_secs(10);
-/// How often the contexts are read while there is none, and how often the reason why there is no
-/// session is checked.
+/// The time for which a command waits for a context if no server is named anywhere: the user may
+/// have just started `ssntp server --dev`, which makes a context.
+const CONTEXT_WAIT: Duration = Duration::from_secs(10);
+/// The time between two reads of the contexts while there is no context, and between two checks
+/// of the reason why there is no session.
 const LOOK: Duration = Duration::from_millis(50);
 
 impl ServerArgs {
-    /// Looks up each value. If no server is named anywhere, it tells the user so and blocks for at
-    /// most 10 seconds until there is a context.
+    /// Finds each value. If no server is named anywhere, it notes that for the user and blocks for
+    /// at most 10 seconds until there is a context.
     pub(crate) fn reach(&self, stop: &Stop) -> Result<Reached, Failure> {
         let complete = self.ca.is_some() && self.cert.is_some() && !self.connect.is_empty();
-        // Nothing would be taken from the file of contexts, so a mistake in it does not matter.
+        // No value is needed from the file of contexts, so the file may even be wrong.
         let found = match complete && self.context.is_none() {
             true => None,
             false => self.find_context(stop)?,
@@ -103,13 +103,13 @@ impl ServerArgs {
             None => Ok(PathBuf::from(in_context)),
         };
         let mut crl = self.crl.clone();
-        // A revocation list says something about the certificates of one authority only, so the
-        // context's lists are not used with another --ca.
+        // A revocation list is for the certificates of one authority only, so the context's lists
+        // are not used with another --ca.
         if crl.crl.is_empty() && self.ca.is_none() {
             let lists = context.crl.iter();
             crl.crl = lists.filter(|file| !file.is_empty()).map(PathBuf::from).collect();
         }
-        // Without any address the client takes the names in the CA certificate.
+        // Without any address the client uses the names in the CA certificate.
         let connect = match self.connect.is_empty() {
             true => context.addresses()?,
             false => self.connect.clone(),
@@ -135,31 +135,31 @@ impl ServerArgs {
     }
 
     fn find_context(&self, stop: &Stop) -> Result<Option<Context>, Failure> {
-        let says_nothing = self.ca.is_none() && self.cert.is_none() && self.context.is_none();
+        let names_nothing = self.ca.is_none() && self.cert.is_none() && self.context.is_none();
         let find = || Contexts::load()?.find(self.context.as_deref());
         let found = find()?;
-        // If the user has named a file or a context, a missing value is a mistake, which waiting
-        // does not mend.
-        if found.is_some() || !says_nothing {
+        // If the user has named a file or a context, a missing value is a mistake, and waiting would
+        // not help.
+        if found.is_some() || !names_nothing {
             return Ok(found);
         }
         note(format_args!(
             "ssntp: no server is chosen: waiting {} s for a context, as `ssntp server --dev` makes one",
-            MAKING.as_secs()
+            CONTEXT_WAIT.as_secs()
         ));
-        stop.poll(LOOK, MAKING, find)
+        stop.poll(LOOK, CONTEXT_WAIT, find)
     }
 
-    /// Whether the command line or the environment names a server, a file or a context.
-    pub(crate) fn says_something(&self) -> bool {
+    /// True if the command line or the environment names a server, a file or a context.
+    pub(crate) fn is_given(&self) -> bool {
         self.ca.is_some() || self.cert.is_some() || !self.connect.is_empty() || self.context.is_some()
     }
 
-    /// Makes a context of the flags. File names become absolute, and the files are read, so that
-    /// a mistake is reported now and not by the first command.
+    /// Makes a context from the flags. File names become absolute, and the files are read, so that
+    /// a mistake is reported at once.
     pub(crate) fn to_context(&self) -> Result<Context, Failure> {
-        // A relative name in a context counts from the directory of the contexts file. A user who
-        // types one means the directory of the command.
+        // A relative name in a context is relative to the directory of the contexts file, but the
+        // user types names relative to the present directory.
         let whole = |path: &PathBuf| {
             let whole = std::path::absolute(path);
             whole.map_err(|e| Failure::at(path, e))
@@ -191,8 +191,8 @@ impl ServerArgs {
 }
 
 impl Reached {
-    /// A client's configuration with all of it; `role` says which of a certificate's
-    /// roles it advertises.
+    /// The configuration of a client. `role` selects the roles of the certificate that the client
+    /// advertises.
     pub(crate) fn config(
         self,
         role: impl FnOnce(&Identity) -> Result<Role, Failure>,
@@ -209,7 +209,7 @@ impl Reached {
     }
 }
 
-/// The files of certificates of a client, which are read again when they change.
+/// The certificate files of a client, which are read again when they change.
 #[derive(Debug)]
 pub(crate) struct Renewal {
     pub(crate) files: CredentialFiles,
@@ -218,10 +218,10 @@ pub(crate) struct Renewal {
 
 impl Renewal {
     /// Renews the client's credentials if the files have changed. If the files cannot be used,
-    /// the user is told. A command calls this every two seconds, see [`looks`].
-    pub(crate) fn look(&mut self, client: &ClientHandle) {
-        // The new state of the files counts as read from here on, even if they are unusable. So the
-        // user gets one note for each change and not one every two seconds.
+    /// it notes that for the user. A command calls this every two seconds, see [`looks`].
+    pub(crate) fn check(&mut self, client: &ClientHandle) {
+        // The new state of the files counts as read from here on, even if they are unusable, so that
+        // the user gets one note for each change.
         if self.read.watched.have_changed()
             && let Err(why) = self.files.renew(|identity, trust| client.renew(identity, trust))
         {
@@ -232,20 +232,21 @@ impl Renewal {
     }
 }
 
-/// Sends a message whenever a command is to call [`Renewal::look`].
+/// Has a message every two seconds, when a command has to call [`Renewal::check`].
 pub(crate) fn looks() -> Receiver<Instant> {
     crossbeam_channel::tick(watched::LOOK)
 }
 
-/// An address to connect to. Port 0, with which the system chooses a port to listen at, is none.
+/// Reads an address to connect to. Port 0 is refused: it is only for listening, where the system
+/// then chooses a port.
 pub(crate) fn to_dial(text: &str) -> Result<Address, String> {
     match text.parse().map_err(|e: AddressError| e.to_string())? {
-        Address::Tcp { port: 0, .. } => Err(format!("{text:?}: nobody listens at port 0")),
+        Address::Tcp { port: 0, .. } => Err(format!("{text:?}: no server listens at port 0")),
         address => Ok(address),
     }
 }
 
-/// How to reach a server, and the roles and UUID to connect with.
+/// The flags that name a server, and the roles and UUID to connect with.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Connection {
     #[command(flatten)]
@@ -259,7 +260,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Checks the files that flags and environment name: certificate, key, authority and lists.
+    /// Checks the files that flags and environment name: certificate, key, authority and revocation
+    /// lists.
     pub(crate) fn check_files(&self, problems: &mut Problems, roles: Role) {
         let ServerArgs {
             cert, key, ca, crl, ..
@@ -267,13 +269,13 @@ impl Connection {
         problems.credentials(cert.as_ref(), key.as_ref(), ca.as_ref(), crl, roles);
     }
 
-    /// The client's configuration from these flags, and the files that it was read from.
+    /// The configuration of the client, and the files that it was read from.
     pub(crate) fn config(&self, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
         self.config_choosing(stop, |held| held)
     }
 
-    /// As [`config`](Self::config). If --role is not given, `choose` picks which of the
-    /// certificate's roles are advertised.
+    /// As [`config`](Self::config). If --role is not given, `choose` selects the roles of the
+    /// certificate that are advertised.
     pub(crate) fn config_choosing(
         &self,
         stop: &Stop,
@@ -284,11 +286,11 @@ impl Connection {
         Ok((config.given(self.uuid, ClientConfig::uuid), renewal))
     }
 
-    /// As [`config`](Self::config), for a program that works in `roles` only. It advertises those
-    /// of them that its certificate holds.
+    /// As [`config`](Self::config), for a program that works in `roles` only. It advertises the
+    /// roles among them that its certificate holds.
     pub(crate) fn config_as(&self, roles: Role, stop: &Stop) -> Result<(ClientConfig, Renewal), Failure> {
-        // If --role is given, the closure below is not called and this stays empty. Then the roles
-        // of --role are compared with `roles` instead.
+        // If --role is given, the closure below is not called and `held` stays empty. Then the roles
+        // of --role are compared with `roles`.
         let mut held = Role::NONE;
         let (config, renewal) = self.config_choosing(stop, |of_certificate| {
             held = of_certificate;
@@ -301,13 +303,13 @@ impl Connection {
         }
     }
 
-    /// Whether the command line says the UUID.
+    /// True if the command line sets the UUID.
     pub(crate) fn has_uuid(&self) -> bool {
         self.uuid.is_some()
     }
 
-    /// Whether the command line or the certificate says the UUID.
-    pub(crate) fn settles_uuid(&self, stop: &Stop) -> Result<bool, Failure> {
+    /// True if the command line or the certificate sets the UUID.
+    pub(crate) fn has_fixed_uuid(&self, stop: &Stop) -> Result<bool, Failure> {
         let is_bound = || {
             let files = self.server.reach(stop)?.files;
             Ok::<_, Failure>(files.identity()?.uuid().is_some())
@@ -320,14 +322,14 @@ impl Connection {
 #[derive(Debug)]
 pub(crate) enum Waited {
     Event(ClientEvent),
-    /// A signal asks the program to end.
+    /// A signal has come that ends the program.
     Stopped,
-    /// The time is over.
+    /// The time limit has passed.
     TimedOut,
 }
 
-/// The events of a client, for a command that shows or awaits them. While no session stands,
-/// the user is told why. If the files of certificates change, they are read again.
+/// The events of a client, for a command that waits for them. While there is no session, it notes
+/// the reason for the user. If the certificate files change, they are read again.
 #[derive(Debug)]
 pub(crate) struct Watch<'a> {
     pub(crate) client: &'a Client,
@@ -348,9 +350,10 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// The next event, or a signal, or the end of the time.
+    /// Blocks until the next event, a signal, or the end of the time limit.
     ///
-    /// Fails when the client is over for good, with its reason.
+    /// # Errors
+    /// The client has ended, with its reason.
     pub(crate) fn wait(&mut self, limit: Option<Duration>) -> Result<Waited, Failure> {
         let client = self.client;
         let event = |event| match event {
@@ -358,15 +361,15 @@ impl<'a> Watch<'a> {
             Some(event) => Ok(Waited::Event(event)),
             None => Err(closed(client.handle().ended().unwrap_or(ClientError::Closed))),
         };
-        // Signals and files come before the events, because the next step returns at once while
-        // frames wait. A server that sends without a pause would hide both.
+        // Signals and files are checked before the events, because the next step returns at once
+        // while frames wait. A server that sends without a pause would hide signals and files.
         if self.stop.requested() {
             return Ok(Waited::Stopped);
         }
         if self.looks.try_recv().is_ok() {
-            self.renewal.look(&client.handle());
+            self.renewal.check(&client.handle());
         }
-        // While frames wait, each is taken without the cost of `select!` and its timers.
+        // While frames wait, each is received without the cost of `select!` and its timers.
         match client.events().try_recv() {
             Ok(came) => return event(Some(came)),
             Err(TryRecvError::Disconnected) => return event(None),
@@ -374,8 +377,7 @@ impl<'a> Watch<'a> {
         }
         let timeout = limit.map_or_else(crossbeam_channel::never, crossbeam_channel::after);
         loop {
-            // There is a reason to tell only while no session stands; with one, this short timer would
-            // only wake the thread for nothing.
+            // This short timer only runs while there is no session, whose reason is then noted.
             let look = match client.is_connected() {
                 true => crossbeam_channel::never(),
                 false => crossbeam_channel::after(LOOK),
@@ -384,18 +386,17 @@ impl<'a> Watch<'a> {
                 recv(client.events()) -> came => return event(came.ok()),
                 recv(self.stop.channel()) -> _ => return Ok(Waited::Stopped),
                 recv(timeout) -> _ => return Ok(Waited::TimedOut),
-                recv(look) -> _ => self.complaint.tell(&client.handle()),
-                recv(self.looks) -> _ => self.renewal.look(&client.handle()),
+                recv(look) -> _ => self.complaint.note(&client.handle()),
+                recv(self.looks) -> _ => self.renewal.check(&client.handle()),
             }
         }
     }
 
-    /// Waits for the first session. Fails if there is none within `limit`.
+    /// Blocks until the first session. Fails if there is none within `limit`.
     pub(crate) fn connect(&mut self, limit: Seconds) -> Result<(), Failure> {
         let limit = Duration::from(limit);
         match self.wait(Some(limit))? {
-            // The first event of a client is `Connected`, or its end, which `wait` has made an
-            // error.
+            // The first event of a client is `Connected`, or its end, for which `wait` fails.
             Waited::Event(_) => Ok(()),
             Waited::Stopped => Err(self.stop.interrupted()),
             Waited::TimedOut => Err(unanswered(&self.client.handle(), "server", limit)),
@@ -403,37 +404,38 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Tells the user why no session stands: at once, and again only if the reason changes, so
+/// Notes for the user why there is no session: at once, and again only if the reason changes, so
 /// that many failed attempts make one line.
 #[derive(Debug, Default)]
 pub(crate) struct Complaint {
-    told: String,
+    /// The last reason that was noted.
+    last: String,
 }
 
 impl Complaint {
-    /// Tells the reason if it is new. To be called repeatedly while no session stands.
-    pub(crate) fn tell(&mut self, client: &ClientHandle) {
-        // If the client has ended, the command fails with the client's error, which says more.
+    /// Notes the reason if it is new. To be called repeatedly while there is no session.
+    pub(crate) fn note(&mut self, client: &ClientHandle) {
+        // If the client has ended, the command fails with the client's error.
         if client.ended().is_none()
-            && let Some(why) = self.news(client)
+            && let Some(why) = self.new_reason(client)
         {
             note(format_args!("ssntp: cannot connect yet, trying again: {why}"));
         }
     }
 
-    /// The reason if it is another one than at the last call.
-    pub(crate) fn news(&mut self, client: &ClientHandle) -> Option<&str> {
+    /// The reason, if it is not the reason of the last call.
+    pub(crate) fn new_reason(&mut self, client: &ClientHandle) -> Option<&str> {
         let why = reasons(&client.failures());
-        let is_new = !why.is_empty() && why != self.told;
+        let is_new = !why.is_empty() && why != self.last;
         is_new.then(|| {
-            self.told = why;
-            self.told.as_str()
+            self.last = why;
+            self.last.as_str()
         })
     }
 }
 
-/// The trace that TRACEPARENT in the environment names. The user is told of a value that is not
-/// valid, and the program goes on without a trace.
+/// The trace in the environment variable TRACEPARENT. An invalid value is noted for the user and
+/// otherwise ignored.
 pub(crate) fn traceparent() -> Option<TraceParent> {
     let value = std::env::var("TRACEPARENT").ok()?;
     let parsed = value.parse();
@@ -443,12 +445,12 @@ pub(crate) fn traceparent() -> Option<TraceParent> {
     parsed.ok()
 }
 
-/// The error of a program whose server has not answered within its time limit.
-pub(crate) fn unanswered(client: &ClientHandle, who: &str, limit: Duration) -> Failure {
+/// The error of a command whose server has not answered within `limit`.
+pub(crate) fn unanswered(client: &ClientHandle, server: &str, limit: Duration) -> Failure {
     let why = reasons(&client.failures());
     let separator = if why.is_empty() { "" } else { ": " };
     Failure::new(format!(
-        "cannot connect: no {who} has answered in {} s{separator}{why}",
+        "cannot connect: no {server} has answered in {} s{separator}{why}",
         limit.as_secs_f64()
     ))
 }
@@ -458,7 +460,7 @@ fn reasons(failures: &[DialError]) -> String {
     texts.join("; ")
 }
 
-/// A client that ended for good ends its program.
+/// The failure of a program whose client has ended.
 pub(crate) fn closed(why: ClientError) -> Failure {
     match &why {
         ClientError::Aborted { .. } | ClientError::NoServerLeft(_) => Failure::Refused(why.to_string()),

@@ -1,5 +1,5 @@
-//! Contexts: a name for a server's address and the files to connect with, so that
-//! commands need no options.
+//! Contexts: each names the address of a server and the files to connect with, so that commands
+//! need no flags.
 //!
 //! ```yaml
 //! # $XDG_CONFIG_HOME/ssntp/contexts.yaml, else ~/.config/ssntp/contexts.yaml
@@ -10,13 +10,12 @@
 //!     ca: ca.pem                          # relative to this file
 //!     cert: controller.pem
 //!     key: controller.key                 # if it is not in the certificate's file
-//!     crl: crl.pem                        # or a list; need not be
-//!     server_name: scheduler              # what the server's certificate has to hold
+//!     crl: crl.pem                        # or a list; optional
+//!     server_name: scheduler              # the name in the server's certificate
 //! ```
 //!
-//! An older file, `ctl.yaml` beside it, has the content of one context. It counts as
-//! the context `ctl` if no other one has that name, and as the current one if none is
-//! chosen.
+//! A file of the older form, `ctl.yaml` beside it, has the content of one context. It is the
+//! context `ctl` if no other context has that name, and the current context if none is chosen.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
@@ -39,16 +38,16 @@ const LONGEST: u64 = 1 << 20;
 
 /// The contexts of a user.
 #[derive(Debug, Default, Deserialize, Serialize)]
-// A misspelt key is an error, here and in each context: without the value a command would connect
-// elsewhere, or with another certificate.
+// A misspelt key is an error, here and in each context: without its value a command would connect
+// to another server, or with another certificate.
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Contexts {
-    /// The name of the current context; empty for none.
+    /// The name of the current context; empty if there is none.
     pub(crate) current: String,
     pub(crate) contexts: BTreeMap<String, Context>,
 }
 
-/// How to reach a server, and with which files. An empty value is not set.
+/// The address of a server and the files to connect with. An empty value is not set.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Context {
@@ -76,10 +75,10 @@ impl Context {
 }
 
 impl Contexts {
-    /// Reads the user's file, and the old one. There may be neither.
+    /// Reads the user's file, and the file of the older form. Either may be missing.
     pub(crate) fn load() -> Result<Self, Failure> {
-        // A service may run without HOME. It has no contexts then, and needs none if its flags name
-        // all.
+        // A service may run without HOME. It has no contexts then, and needs none if its flags set
+        // every value.
         let Some(path) = path() else {
             return Ok(Self::default());
         };
@@ -96,8 +95,8 @@ impl Contexts {
         Ok(contexts)
     }
 
-    /// The context of that name, or the current one; none if none is chosen. File names
-    /// in it are made absolute.
+    /// The context with this name, or the current context; `None` if there is no current context.
+    /// File names in it are made absolute.
     pub(crate) fn find(&self, name: Option<&str>) -> Result<Option<Context>, Failure> {
         let name = name.unwrap_or(&self.current);
         if name.is_empty() {
@@ -118,10 +117,10 @@ impl Contexts {
         Ok(Some(context))
     }
 
-    /// Whether no context is the current one, so that the next one that is added becomes it.
-    pub(crate) fn has_none(&self) -> bool {
-        // The old file counts as the current context. A new context replaces it only if the user
-        // says so.
+    /// True if there is no current context, so that the next one that is added becomes current.
+    pub(crate) fn has_no_current(&self) -> bool {
+        // The file of the older form is the current context. A new context replaces it only at the
+        // user's request.
         self.current.is_empty() && old_file().is_none()
     }
 
@@ -133,17 +132,17 @@ impl Contexts {
         })
     }
 
-    /// Changes the user's file in one step, without the context of the older form. Two
-    /// programs that do so at a time do it one after the other.
+    /// Changes the user's file, without the context of the older form. The new file replaces the
+    /// old one as a whole. A second program that changes it blocks until the first is done.
     pub(crate) fn change(change: impl FnOnce(&mut Self) -> Result<(), Failure>) -> Result<(), Failure> {
-        let path = path()
-            .ok_or_else(|| Failure::new("neither HOME nor XDG_CONFIG_HOME says where contexts are kept"))?;
+        let path = path().ok_or_else(|| {
+            Failure::new("contexts cannot be kept: neither HOME nor XDG_CONFIG_HOME is set")
+        })?;
         let directory = path.parent().unwrap_or(Path::new("."));
-        // The lock is held until the file is replaced, because a change by another program in
-        // between would be lost.
+        // The lock is held until the file is replaced, because a change by another program
+        // meanwhile would be lost.
         let _lock = lock(directory)?;
-        // `load` would add the context of the old file, which would then be written into the new
-        // one.
+        // `load` would add the context of the older form, which would be written into the new file.
         let mut contexts: Self = read(&path)?.unwrap_or_default();
         change(&mut contexts)?;
         let text = yaml::encode(&contexts).map_err(|e| Failure::at(&path, e))?;
@@ -151,14 +150,14 @@ impl Contexts {
     }
 }
 
-/// Locks a directory of the user against other `ssntp` until this is dropped. The
-/// directory is made if it does not exist.
+/// Locks a directory of the user against other `ssntp` processes until the file is dropped.
+/// Blocks while another process has the lock. The directory is created if it does not exist.
 pub(crate) fn lock(directory: &Path) -> Result<File, Failure> {
     let hold = || {
-        // 0700, as the XDG specification asks.
+        // 0700, as the XDG specification requires.
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        // The lock is on the directory: each change replaces the file, so a lock on the file would
-        // be on one that has no name any more.
+        // The lock is on the directory: each change replaces the file, so a lock on the file would be
+        // on a file that was removed.
         let held = File::open(directory)?;
         rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive)?;
         Ok(held)
@@ -166,8 +165,8 @@ pub(crate) fn lock(directory: &Path) -> Result<File, Failure> {
     hold().map_err(|e: io::Error| Failure::at(directory, e))
 }
 
-/// The directory of a user's files of a kind: in that of the variable, else below
-/// HOME. A relative value is ignored, as the XDG specification asks.
+/// The directory `ssntp` for the user's files: in the directory that the variable `name` names, else
+/// in `below_home` of HOME. A relative value is ignored, as the XDG specification requires.
 pub(crate) fn user_directory(name: &str, below_home: &str) -> Option<PathBuf> {
     let variable = |name| {
         std::env::var_os(name)
@@ -179,19 +178,19 @@ pub(crate) fn user_directory(name: &str, below_home: &str) -> Option<PathBuf> {
     Some(base.join("ssntp"))
 }
 
-/// The file of the older form, if there is one.
+/// The file of the older form, if it exists.
 pub(crate) fn old_file() -> Option<PathBuf> {
     Some(path()?.with_file_name("ctl.yaml")).filter(|old| old.exists())
 }
 
-/// The file of the user's contexts; none if no variable names a directory.
+/// The file of the user's contexts; `None` if no variable names a directory.
 fn path() -> Option<PathBuf> {
     Some(user_directory("XDG_CONFIG_HOME", ".config")?.join("contexts.yaml"))
 }
 
 fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, Failure> {
     let shown = path.display();
-    // A missing file is normal. It is told apart here, because the error of `input::file` is only
+    // A missing file is normal. It is recognized here, because the error of `input::file` is only
     // text.
     if fs::metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
         return Ok(None);

@@ -1,5 +1,4 @@
-//! The files of certificates, authorities and revocation lists, and how long each of
-//! them is valid.
+//! The files of certificates, authorities and revocation lists, and the lifetime of each.
 //!
 //! ```text
 //!  --cert, --ca, --crl ─▶ CredentialFiles ─ read ─▶ FilesRead ─▶ (Identity, Trust)
@@ -37,7 +36,7 @@ pub(crate) struct CrlArgs {
     pub(crate) crl_strict: bool,
 }
 
-/// The files of a server or client, and the flags of a scheduler that name them.
+/// The files of a server or client. As flags, the files of a scheduler.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct CredentialFiles {
     /// The authority that must have issued the clients' certificates
@@ -64,12 +63,12 @@ impl CredentialFiles {
         Ok(identity(&self.cert, self.key.as_deref())?)
     }
 
-    /// Reads all files, to watch them from now on.
+    /// Reads all files, and notes their state to watch them.
     pub(crate) fn read(&self) -> Result<(Identity, Trust, FilesRead), Failure> {
         let files = [&self.cert, &self.ca].into_iter();
         let files = files.chain(&self.key).chain(&self.crl.crl);
-        // The state of the files is noted before they are read. A file that is replaced in between
-        // then counts as changed, and is read again two looks later.
+        // The state of the files is noted before they are read. A file that is replaced meanwhile then
+        // counts as changed, and is read again two checks later.
         let watched = Watched::of(files.cloned().collect());
         let (identity, trust) = self.load()?;
         let mut lifetimes = vec![Lifetime::of_identity(&identity, &self.cert)];
@@ -83,7 +82,7 @@ impl CredentialFiles {
         Ok((identity, trust, read))
     }
 
-    /// As [`read`](Self::read), if the certificate has one of the roles.
+    /// As [`read`](Self::read). Fails unless the certificate has one of the roles.
     pub(crate) fn read_as(&self, roles: Role) -> Result<(Identity, Trust, FilesRead), Failure> {
         let read = self.read()?;
         match read.0.roles() {
@@ -92,24 +91,25 @@ impl CredentialFiles {
         }
     }
 
-    /// Reads all files again, and calls `renew` with what they hold.
+    /// Reads all files again, and calls `renew` with the new credentials. An error of `renew` is
+    /// reported with the file of the certificate.
     pub(crate) fn renew<E: Display>(
         &self,
         renew: impl FnOnce(&Identity, &Trust) -> Result<(), E>,
     ) -> Result<FilesRead, Failure> {
         let (identity, trust, read) = self.read()?;
-        renew(&identity, &trust).map_err(Failure::new)?;
+        renew(&identity, &trust).map_err(|why| Failure::at(&self.cert, why))?;
         Ok(read)
     }
 }
 
-/// A certificate without one of the roles that are needed.
+/// The failure for a certificate without one of the needed roles.
 pub(crate) fn wrong_role(cert: &Path, found: Role, needed: Role) -> Failure {
     let (cert, any) = (cert.display(), needed.to_string().replace(',', " or "));
     Failure::new(format!("{cert}: the role is {found}, it must be {any}"))
 }
 
-/// A certificate with its key, which is in a file of its own if one is given.
+/// Reads a certificate and its key, which is in the file of the certificate if `key` is `None`.
 pub(crate) fn identity(cert: &Path, key: Option<&Path>) -> Result<Identity, pki::Error> {
     match key {
         Some(key) => Identity::load_parts(cert, key),
@@ -120,11 +120,11 @@ pub(crate) fn identity(cert: &Path, key: Option<&Path>) -> Result<Identity, pki:
 /// The results of reading a daemon's files.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FilesRead {
-    /// The files, as they were before they were read.
+    /// The state of the files before they were read.
     pub(crate) watched: Watched,
-    /// How long each certificate and list in them is valid.
+    /// The lifetime of each certificate and list in the files.
     pub(crate) lifetimes: Vec<Lifetime>,
-    /// The certificate and the authorities for the pages of `--admin`.
+    /// The certificate and the authorities, for the pages of `--admin`.
     pub(crate) credentials: Option<(Identity, Trust)>,
 }
 
@@ -137,27 +137,27 @@ impl CrlArgs {
         }
         let (mut all, mut alone) = (Vec::new(), None);
         for path in &self.crl {
-            let pem = input::file(path, MOST)?;
-            // Each file is also read alone, so that an error names it.
+            let pem = input::file(path, MAX_LISTS)?;
+            // Each file is also parsed alone, so that an error names it.
             alone = Some(RevocationLists::from_pem(&pem, &path.display().to_string())?);
             all.push(pem);
         }
         let lists = match (alone, all.as_slice()) {
-            // A list of 200,000 certificates takes 50 MB while it is read, so this is not
-            // done twice.
+            // Parsing a list of 200,000 certificates takes 50 MB, so the only file is not parsed
+            // twice.
             (Some(lists), [_]) => lists,
             _ => RevocationLists::from_pem(&all.join(&b'\n'), &names(&self.crl))?,
         };
         // The files have up to 16 MiB each and are parsed by now, so they are freed before the next
-        // step takes more.
+        // step allocates more.
         drop(all);
         Ok(trust.with_revocation_lists(&lists.enforce_expiry(self.crl_strict))?)
     }
 
-    /// How long the authorities and the lists are valid.
+    /// The lifetimes of the authorities and the lists.
     pub(crate) fn lifetimes(&self, trust: &Trust, ca: &Path) -> Vec<Lifetime> {
         let authorities = trust.authorities().iter().map(|authority| Lifetime {
-            what: Subject::Authority,
+            what: AUTHORITY,
             of: authority.subject.clone(),
             file: ca.display().to_string(),
             since: authority.not_before,
@@ -165,12 +165,11 @@ impl CrlArgs {
         });
         let lists = trust.revocation_lists().iter().filter_map(|list| {
             Some(Lifetime {
-                what: Subject::RevocationList,
+                what: REVOCATION_LIST,
                 of: list.issuer.clone(),
                 file: names(&self.crl),
                 since: list.this_update,
-                // A list that names no next update does not go out of date, so there is nothing to
-                // warn of.
+                // A list without a next update never goes out of date, so it needs no warning.
                 end: list.next_update?,
             })
         });
@@ -178,38 +177,25 @@ impl CrlArgs {
     }
 }
 
-/// The longest file with lists, in bytes: a list of some 250,000 certificates.
-const MOST: u64 = 16 << 20;
+/// The longest file of revocation lists, in bytes: a list of some 250,000 certificates.
+const MAX_LISTS: u64 = 16 << 20;
 
 fn names(paths: &[PathBuf]) -> String {
     let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
     names.join(", ")
 }
 
-/// The kind of a [`Lifetime`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Subject {
-    Certificate,
-    Authority,
-    RevocationList,
-}
+/// The kinds of a [`Lifetime`], as log lines and metrics name them.
+const CERTIFICATE: &str = "certificate";
+const AUTHORITY: &str = "authority";
+const REVOCATION_LIST: &str = "revocation list";
 
-impl Subject {
-    /// Its name in log lines and metrics.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Certificate => "certificate",
-            Self::Authority => "authority",
-            Self::RevocationList => "revocation list",
-        }
-    }
-}
-
-/// How long a certificate, an authority or a list in a file is valid.
+/// The lifetime of a certificate, an authority or a revocation list in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lifetime {
-    pub(crate) what: Subject,
-    /// Its subject, or the issuer of a list.
+    /// One of the three kinds.
+    pub(crate) what: &'static str,
+    /// The subject of a certificate or an authority, or the issuer of a list.
     pub(crate) of: String,
     pub(crate) file: String,
     pub(crate) since: SystemTime,
@@ -217,11 +203,11 @@ pub(crate) struct Lifetime {
 }
 
 impl Lifetime {
-    /// The lifetime of the own certificate.
+    /// The lifetime of the daemon's own certificate.
     pub(crate) fn of_identity(identity: &Identity, file: &Path) -> Self {
         let info = identity.info();
         Self {
-            what: Subject::Certificate,
+            what: CERTIFICATE,
             of: info.subject.clone(),
             file: file.display().to_string(),
             since: info.not_before,
@@ -229,18 +215,18 @@ impl Lifetime {
         }
     }
 
-    /// The days until its end; negative after it.
+    /// The days until the end; negative after it.
     pub(crate) fn days_left(&self, now: SystemTime) -> f64 {
         days_left(self.end, now)
     }
 
-    /// Whether there is a warning this many days ahead. A list that is replaced every
-    /// month always has less than 30 days left, so there are warnings only in the last
-    /// third of a list's lifetime.
+    /// True if there is a warning this number of days before the end. A list that is replaced every
+    /// month always has less than 30 days left, so there are warnings only in the last third of a
+    /// list's lifetime.
     fn warns_at(&self, days: u32) -> bool {
         let ahead = DAY * days;
         let lifetime = self.end.duration_since(self.since).unwrap_or_default();
-        self.what != Subject::RevocationList || ahead * 3 <= lifetime
+        self.what != REVOCATION_LIST || ahead * 3 <= lifetime
     }
 }
 
@@ -255,11 +241,11 @@ pub(crate) fn days_left(end: SystemTime, now: SystemTime) -> f64 {
     }
 }
 
-/// The days before the end at which a warning is logged: a month to plan the renewal, a week, a
-/// day, and the end itself.
+/// The days before the end at which a warning is logged: a month, in which a renewal can be planned,
+/// a week, a day, and the end itself.
 const AHEAD: [u32; 4] = [30, 7, 1, 0];
 
-/// The lifetimes, each with the number of warnings that were logged.
+/// The lifetimes, each with the number of its warnings so far.
 #[derive(Debug, Default)]
 pub(crate) struct Expiry(Vec<(Lifetime, usize)>);
 
@@ -269,27 +255,27 @@ impl Expiry {
         Self(lifetimes.into_iter().map(|lifetime| (lifetime, 0)).collect())
     }
 
-    /// A warning for each that has come within 30, 7 or 1 days of its end, or to its
-    /// end, since the last call.
+    /// A warning for each lifetime that has come within 30, 7 or 1 days of its end, or to its end,
+    /// since the last call.
     pub(crate) fn warnings(&mut self, now: SystemTime) -> Vec<String> {
         let mut warnings = Vec::new();
-        for (lifetime, told) in &mut self.0 {
+        for (lifetime, count) in &mut self.0 {
             let left = lifetime.days_left(now);
             let due = |days: &u32| left <= f64::from(*days) && lifetime.warns_at(*days);
             let reached = AHEAD.iter().filter(|days| due(days)).count();
-            // A daemon that was started late has passed several marks at once. One warning stands
-            // for all.
-            if reached > *told {
-                *told = reached;
+            // A daemon that starts late has passed several marks at once, and gives one warning for
+            // all of them.
+            if reached > *count {
+                *count = reached;
                 let Lifetime { file, what, of, .. } = &*lifetime;
                 let when = match left {
                     left if left <= 0.0 => "has expired".to_owned(),
-                    // In the last two days, whole days are too coarse. Less than half an hour would
-                    // be rounded to 0 hours, which reads as if it had expired, so 1 is the least.
+                    // In the last two days, whole days are too coarse. Half an hour would be rounded
+                    // to 0 hours, which reads as if the end were over, so the least number is 1.
                     left if left < 2.0 => format!("expires in {:.0} hours", (left * 24.0).max(1.0)),
                     left => format!("expires in {left:.0} days"),
                 };
-                warnings.push(format!("{file}: the {} of {of:?} {when}", what.name()));
+                warnings.push(format!("{file}: the {what} of {of:?} {when}"));
             }
         }
         warnings
@@ -300,7 +286,7 @@ impl Expiry {
 mod tests {
     use super::*;
 
-    fn lifetime(what: Subject, days: u32) -> Lifetime {
+    fn lifetime(what: &'static str, days: u32) -> Lifetime {
         Lifetime {
             what,
             of: "CN=agent".to_owned(),
@@ -312,7 +298,7 @@ mod tests {
 
     #[test]
     fn each_threshold_warns_once_with_the_file() {
-        let mut expiry = Expiry::of(vec![lifetime(Subject::Certificate, 365)]);
+        let mut expiry = Expiry::of(vec![lifetime(CERTIFICATE, 365)]);
         let mut told = |day: f64| expiry.warnings(SystemTime::UNIX_EPOCH + DAY.mul_f64(day));
         assert!(told(0.0).is_empty() && told(334.0).is_empty());
         let words = |when: &str| vec![format!("agent.pem: the certificate of \"CN=agent\" {when}")];
@@ -327,14 +313,14 @@ mod tests {
 
     #[test]
     fn a_certificate_that_is_late_at_the_start_warns_once() {
-        let mut expiry = Expiry::of(vec![lifetime(Subject::Authority, 6)]);
+        let mut expiry = Expiry::of(vec![lifetime(AUTHORITY, 6)]);
         assert_eq!(expiry.warnings(SystemTime::UNIX_EPOCH).len(), 1);
         assert!(expiry.warnings(SystemTime::UNIX_EPOCH).is_empty());
     }
 
     #[test]
     fn a_list_for_thirty_days_warns_in_its_last_week() {
-        let mut expiry = Expiry::of(vec![lifetime(Subject::RevocationList, 30)]);
+        let mut expiry = Expiry::of(vec![lifetime(REVOCATION_LIST, 30)]);
         let mut told = |day: u32| expiry.warnings(SystemTime::UNIX_EPOCH + DAY * day).len();
         assert_eq!([told(0), told(22), told(23), told(29), told(30)], [0, 0, 1, 1, 1]);
     }

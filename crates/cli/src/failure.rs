@@ -1,4 +1,4 @@
-//! How a subcommand fails: what it says, and the exit code of the program.
+//! The failure of a subcommand: its message, and the exit code of the program.
 
 use std::any::Any;
 use std::error::Error;
@@ -10,22 +10,22 @@ use std::process::ExitCode;
 use ssntp::pki::{self, BadRequest};
 use ssntp_transport::{printable, printable_json};
 
-/// Why a subcommand ends without having done its work.
+/// The reason why a subcommand ends before its work is done.
 ///
-/// It does not implement [`Error`], because `?` converts every type that does into a
-/// `Failure`, and the compiler would not allow that conversion for `Failure` itself.
+/// It does not implement [`Error`], because `?` converts every type that implements [`Error`] into
+/// a `Failure`, and the compiler would not allow that conversion for `Failure` itself.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The command could not do its work: exit code 1.
     Failed(String),
-    /// No server takes this client with its certificate: exit code 1.
+    /// Every server refuses this client with its certificate: exit code 1.
     Refused(String),
     /// The command line, or a file that it names, is wrong: exit code 2.
     Usage(String),
-    /// Only the exit code is left to say: a signal ended the program, or everything
-    /// was printed already.
+    /// An exit code without a message: a signal ended the program, or the message was printed
+    /// already.
     Silent(u8),
-    /// The same for a program: `{"error": "…", "exit_code": 1}`.
+    /// A failure that is printed as JSON: `{"error": "…", "exit_code": 1}`.
     Json(Box<Self>),
 }
 
@@ -63,8 +63,8 @@ impl Failure {
         }
     }
 
-    /// The standard output did not take what was written. A reader that closed it
-    /// has seen enough, which is no failure.
+    /// An error of the standard output. If its reader has closed it, as `head -1` does, the exit
+    /// code is 0.
     pub(crate) fn output(error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self::Silent(0);
@@ -72,7 +72,7 @@ impl Failure {
         Self::new(format!("standard output: {error}"))
     }
 
-    /// Whether the exit code is another than 0.
+    /// True unless the exit code is 0.
     pub(crate) fn is_failure(&self) -> bool {
         self.number() != 0
     }
@@ -111,7 +111,7 @@ impl Failure {
     /// Prints one line for the user.
     pub(crate) fn report(self) -> ExitCode {
         if let Some(line) = self.line() {
-            // If the standard error is closed, there is no other way to tell the user.
+            // If the standard error is closed, there is no other way to inform the user.
             let _ = writeln!(io::stderr(), "{line}");
         }
         self.code()
@@ -131,8 +131,8 @@ impl<E: Error + Any> From<E> for Failure {
     fn from(error: E) -> Self {
         use BadRequest as Bad;
         match (&error as &dyn Any).downcast_ref::<pki::Error>() {
-            // The authority cannot be changed by the command line; all else that is wrong
-            // with a request for a certificate comes from there.
+            // These three faults are in the files of the authority. Every other fault of a request
+            // for a certificate is on the command line.
             Some(pki::Error::Request(Bad::AuthorityExpires { .. } | Bad::AuthorityName | Bad::Key(_))) => {
                 Self::new(error)
             }

@@ -1,4 +1,4 @@
-//! Files, read to a limit, and the standard input, also on a thread of its own.
+//! Files and the standard input, read up to a limit.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,8 +9,8 @@ use ssntp_transport::threads;
 
 use crate::failure::Failure;
 
-/// The longest payload and the longest document that a user may give: four times what peers take
-/// by default. A device that is named by mistake would fill the memory otherwise.
+/// The longest payload and document of a user, in bytes: four times the longest payload that peers
+/// accept by default. Without a limit, a device that is named by mistake would fill the memory.
 pub(crate) const LONGEST: u64 = 64 << 20;
 
 /// The content of a file. Fails if it is longer than `most` bytes.
@@ -28,11 +28,11 @@ pub(crate) fn named(path: &Path) -> Result<Vec<u8>, Failure> {
     read.map_err(|why| Failure::new(format!("standard input: {why}")))
 }
 
-/// Reads everything that there is. Fails if it is more than `most` bytes.
+/// Reads to the end. Fails if there are more than `most` bytes.
 pub(crate) fn bounded_bytes(from: impl Read, most: u64) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
-    // One byte more than is allowed shows a longer file. Half a file is worse than none: the other
-    // half of a revocation list would revoke other certificates.
+    // One byte more than the limit shows a longer input. A part of it must not be used: the rest of
+    // a revocation list would revoke further certificates.
     let read = from.take(most + 1).read_to_end(&mut bytes);
     read.map_err(|e| e.to_string())?;
     match bytes.len() as u64 > most {
@@ -42,13 +42,12 @@ pub(crate) fn bounded_bytes(from: impl Read, most: u64) -> Result<Vec<u8>, Strin
 }
 
 /// Runs `read` on a thread, so that the main thread can also wait for signals and the server.
-/// The channel has room for one message, and is closed when `read` returns. The thread is never
-/// joined: a read of the standard input may wait for ever.
+/// The channel has room for one message, and is disconnected when `read` returns. The thread is
+/// never joined, because a read of the standard input may block for ever.
 pub(crate) fn on_a_thread<T: Send + 'static>(
     read: impl FnOnce(&Sender<T>) + Send + 'static,
 ) -> Result<Receiver<T>, Failure> {
-    // Not more than one, so that input that is not taken stays in the pipe, and its writer has to
-    // wait.
+    // One message, so that further input stays in the pipe and its writer is held.
     let (to, from) = bounded(1);
     threads::spawn("ssntp-stdin", move || read(&to)).map_err(Failure::thread)?;
     Ok(from)

@@ -1,10 +1,14 @@
-//! The flags of a daemon that is one of several, and a server that links with the members of
-//! its cluster.
+//! The flags of a daemon that joins other daemons through an etcd, and a server that links with
+//! the members of its cluster.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::{Arc, Weak};
 
+use clap::builder::TypedValueParser;
+use clap::error::ErrorKind;
+use clap::{Arg, Command};
 use ssntp::pki::{Identity, Trust};
 use ssntp::server::Server;
 use ssntp::transport::Address;
@@ -20,7 +24,7 @@ use crate::settings::Problems;
 pub(crate) struct JoinArgs {
     /// Join the other servers that share this etcd: etcd://HOST:PORT[,HOST:PORT]; its
     /// endpoints are tried in turn. Without --join-ca the connection is not encrypted
-    #[arg(long, value_name = "ETCD", group = "several")]
+    #[arg(long, value_name = "ETCD", group = "several", value_parser = EndpointsParser)]
     join: Option<Endpoints>,
     /// Connect to the etcd over TLS; this authority must have issued its certificate
     #[arg(long, value_name = "FILE", requires = "join")]
@@ -37,6 +41,24 @@ pub(crate) struct JoinArgs {
     /// The name of the cluster: one etcd may serve several [default: default]
     #[arg(long, value_name = "NAME", requires = "join")]
     cluster: Option<ClusterName>,
+}
+
+/// Reads [`Endpoints`]. An error of clap repeats the value, so a value with a password is refused
+/// here.
+#[derive(Clone)]
+struct EndpointsParser;
+
+impl TypedValueParser for EndpointsParser {
+    type Value = Endpoints;
+
+    fn parse_ref(&self, cmd: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<Endpoints, clap::Error> {
+        if value.as_encoded_bytes().contains(&b'@') {
+            let why = "the value of --join must not hold a name and a password: --join-user-file names \
+                       a file for them\n";
+            return Err(clap::Error::raw(ErrorKind::ValueValidation, why).with_cmd(cmd));
+        }
+        Endpoints::from_str.parse_ref(cmd, arg, value)
+    }
 }
 
 /// A name that fits into a key of the engine.
@@ -56,12 +78,12 @@ impl FromStr for ClusterName {
 }
 
 impl JoinArgs {
-    /// Whether there is an engine to join.
+    /// True if `--join` is given.
     pub(crate) fn is_given(&self) -> bool {
         self.join.is_some()
     }
 
-    /// The engine, if there is one to join.
+    /// The etcd of `--join`; `None` without it. Does not connect.
     pub(crate) fn engine(&self) -> Result<Option<Etcd>, Failure> {
         let Some(endpoints) = self.join.clone() else {
             return Ok(None);
@@ -96,25 +118,26 @@ impl JoinArgs {
                 name: name.to_owned(),
                 password: password.to_owned(),
             })),
-            // The line is not shown: it may be the password alone.
+            // The error does not show the line, which may be the password alone.
             _ => Err(Failure::at(path, "its first line is not NAME:PASSWORD")),
         }
     }
 
-    /// Errors in the files that are named.
+    /// Adds the errors in the files that these flags name.
     pub(crate) fn problems(&self, problems: &mut Problems) {
         problems.of("join-ca", Some(self.tls()));
         problems.of("join-user-file", Some(self.user()));
     }
 }
 
-/// A membership for the pages, which do not keep it.
+/// A weak reference to the membership, so that the pages do not keep it alive. Empty if the
+/// daemon has joined no cluster.
 pub(crate) fn weak(membership: Option<&Arc<Membership>>) -> Weak<Membership> {
     membership.map(Arc::downgrade).unwrap_or_default()
 }
 
 /// Makes a server a member of the cluster of an engine, and dials all other members for as long
-/// as they are members. `advertise` is where they reach it.
+/// as they are members. `advertise` is the address at which they reach the server.
 pub(crate) fn link(
     server: &Server,
     engine: Etcd,
@@ -130,15 +153,15 @@ pub(crate) fn link(
         token: 0,
     };
     let join = Join { member, leads: false };
-    let told = move |view: &View| peers.follow(view);
-    Membership::start(Box::new(engine), join, told).map_err(|e| Failure::new(format!("--join: {e}")))
+    let follow = move |view: &View| peers.follow(view);
+    Membership::start(Box::new(engine), join, follow).map_err(|e| Failure::new(format!("--join: {e}")))
 }
 
-/// Where the others reach a server.
+/// The addresses at which the other members reach a server.
 pub(crate) fn addresses(listening: &[Address], advertise: Option<&Address>) -> Result<Vec<String>, Failure> {
     let reachable = Peers::reachable(advertise.map_or(listening, std::slice::from_ref));
     match advertise {
-        // A port that the system is to choose is known where the server listens, and nowhere else.
+        // A port that the system chooses is known only for the addresses of --listen.
         Some(address) if reachable.is_empty() || matches!(address, Address::Tcp { port: 0, .. }) => {
             Err(Failure::usage(format!(
                 "--advertise {address}: other servers cannot reach this address; HOST:PORT is needed"

@@ -1,21 +1,21 @@
-//! The log on the standard error. A thread that logs never waits for its reader.
+//! The log on the standard error. A thread that logs never blocks.
 //!
 //! ```text
 //!  any thread ─ log! ─▶ env_logger: filter, format ─▶ queue of 1,024 lines ─▶ thread ─▶ stderr
-//!                                                      │ full: counted, and said later
+//!                                                      │ full: dropped and counted
 //! ```
 //!
-//! Otherwise a standard error that is a pipe without a reader would stop every thread
-//! that logs, even a server's dispatcher.
+//! Otherwise a standard error that is a pipe without a reader would block every thread that logs,
+//! even a server's dispatcher.
 //!
 //! | `--log-format` | a line |
 //! |---|---|
 //! | `text` | `[2026-01-01T00:00:00Z WARN  target] message` |
-//! | `text`, into systemd's journal | `<4>target: message`: the journal has times of its own |
+//! | `text`, into systemd's journal | `<4>target: message`: the journal adds the time |
 //! | `json` | `{"time":"2026-01-01T00:00:00.000000Z","level":"warn","target":"…","thread":"…","message":"…"}` |
 //!
-//! In the last two formats a program reads the standard error, so notes to the user are
-//! log lines, too.
+//! In the last two formats a program reads the standard error, so notes to the user are log lines
+//! as well.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fs::File;
@@ -39,29 +39,30 @@ use ssntp_transport::{cut, printable, printable_json, threads};
 use crate::clock::{since_1970, wall_clock};
 use crate::failure::Failure;
 
-/// How many lines may wait: a burst of some hundred sessions that end at once.
+/// The most lines in the queue: a burst of some hundred sessions that end at once.
 const LINES: usize = 1024;
-/// The longest line in bytes, so that all of them take 4 MiB at most.
+/// The longest line, in bytes, so that the queue takes 4 MiB at most.
 const LINE: usize = 4096;
 /// The longest message of a panic in JSON, its backtrace included.
 const PANIC_LINE: usize = 32 << 10;
-/// How long the last lines may take when the program ends.
-// Short beside the 1.8 s that a program may take to end after a signal.
+/// The time in which the last lines are written when the program ends.
+// Short compared with the 1.8 s in which a program must end after a signal.
 const LAST_LINES: Duration = Duration::from_millis(500);
-/// How long a thread that panics waits for room: its message must not be dropped.
+/// The time for which a thread that panics waits for room in the queue, because its message must not
+/// be dropped.
 const PANIC: Duration = Duration::from_millis(100);
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
     /// For people, and for systemd's journal
     #[default]
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 
-/// The log of the process. Dropping it writes the last lines.
+/// The log of the process. Dropping it writes the last lines, which blocks for at most a second.
 #[derive(Debug)]
 pub(crate) struct Logging {
     lines: Option<Lines>,
@@ -69,10 +70,10 @@ pub(crate) struct Logging {
 }
 
 impl Logging {
-    /// Begins to log what the filter selects, else from this level on. Panics are logged,
-    /// too.
+    /// Starts the log, with the lines that `filter` selects, or without a filter from `level` on.
+    /// Panics are logged as well.
     pub(crate) fn start(level: &'static str, filter: Option<&str>, format: LogFormat) -> Self {
-        // A handle of its own: `io::stderr` has a lock, for which a panic waits.
+        // A separate handle: `io::stderr` has a lock, on which a panic would block.
         let stderr = io::stderr().as_fd().try_clone_to_owned().map(File::from);
         let in_journal = stderr.as_ref().is_ok_and(is_journal);
         let style = match format {
@@ -84,13 +85,13 @@ impl Logging {
         let started = stderr.and_then(|stderr| Lines::start(stderr, LINES, style));
         let this = match started {
             Ok((lines, thread)) => {
-                lines.clone().tell_panics();
+                lines.clone().log_panics();
                 Self {
                     lines: Some(lines),
                     thread: Some(thread),
                 }
             }
-            // A log that may block is better than none.
+            // A log that may block is better than no log.
             Err(_) => Self {
                 lines: None,
                 thread: None,
@@ -103,27 +104,26 @@ impl Logging {
             logger: Builder::new().build(),
         };
         *LOGGER.0.write().unwrap_or_else(PoisonError::into_inner) = Some(current);
-        // It is the first logger of this process, so this does not fail.
+        // This is the first logger of the process, so this does not fail.
         let _ = log::set_logger(&LOGGER);
         select(filter);
         this
     }
 
-    /// A way for lines to the user into the log; none if people read the standard
-    /// error, to which such lines go directly.
+    /// A function that logs notes to the user. `None` if people read the standard error; notes are
+    /// then written to it directly.
     pub(crate) fn notes(&self) -> Option<impl Fn(&str) + Send + Sync + use<>> {
         let lines = self.lines.clone().filter(|lines| lines.style != Style::Text)?;
-        // The log has the name of the program as the target already.
-        Some(move |line: &str| lines.say(Level::Info, "ssntp", line.trim_start_matches("ssntp: ")))
+        // The target is already the name of the program.
+        Some(move |line: &str| lines.log(Level::Info, "ssntp", line.trim_start_matches("ssntp: ")))
     }
 
-    /// Ends the log, and tells the user how the program failed, after everything
-    /// else.
-    pub(crate) fn last_word(self, failure: Failure) -> ExitCode {
+    /// Ends the log, and prints the failure of the program as the last line.
+    pub(crate) fn end_with(self, failure: Failure) -> ExitCode {
         let lines = self.lines.as_ref().filter(|lines| lines.style != Style::Text);
         match lines.zip(failure.plain()) {
             Some((lines, message)) => {
-                lines.say(Level::Error, "ssntp", message);
+                lines.log(Level::Error, "ssntp", message);
                 failure.code()
             }
             None => {
@@ -134,7 +134,7 @@ impl Logging {
     }
 }
 
-/// Logs what this filter selects from now on; without one, what the program logs by default.
+/// Applies another filter from now on; without one, the default level of the program.
 pub(crate) fn select(filter: Option<&str>) {
     let mut held = LOGGER.0.write().unwrap_or_else(PoisonError::into_inner);
     let Some(current) = held.as_mut() else { return };
@@ -142,8 +142,8 @@ pub(crate) fn select(filter: Option<&str>) {
     let mut builder = Builder::new();
     builder.parse_filters(filter.unwrap_or(current.level));
     builder.format(move |out, record| {
-        let said = record.args().to_string();
-        let line = style.line(record.level(), record.target(), &said, LINE);
+        let message = record.args().to_string();
+        let line = style.line(record.level(), record.target(), &message, LINE);
         out.write_all(line.as_bytes())
     });
     if let Some(lines) = &current.lines {
@@ -153,13 +153,13 @@ pub(crate) fn select(filter: Option<&str>) {
     log::set_max_level(current.logger.filter());
 }
 
-/// The logger of the process. A reload replaces the one inside.
+/// The logger of the process. A reload replaces the env_logger inside.
 static LOGGER: Replaceable = Replaceable(RwLock::new(None));
 
 struct Replaceable(RwLock<Option<Current>>);
 
 struct Current {
-    /// The level from which on lines are logged if there is no filter.
+    /// The lowest level that is logged if there is no filter.
     level: &'static str,
     style: Style,
     lines: Option<Lines>,
@@ -187,7 +187,7 @@ impl Log for Replaceable {
     fn flush(&self) {}
 }
 
-/// Whether a file is the stream that systemd has connected to its journal: JOURNAL_STREAM holds
+/// True if a file is the stream that systemd has connected to its journal: JOURNAL_STREAM holds
 /// the device and the inode of that stream.
 fn is_journal(file: &File) -> bool {
     let (Ok(named), Ok(metadata)) = (std::env::var("JOURNAL_STREAM"), file.metadata()) else {
@@ -196,40 +196,35 @@ fn is_journal(file: &File) -> bool {
     named == format!("{}:{}", metadata.dev(), metadata.ino())
 }
 
-/// The look of a line.
+/// The format of a line, with regard to its reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Style {
     Text,
     Journal,
     Json,
-    /// The journal takes the priority from before the object, and keeps the object alone.
+    /// The journal reads the priority in front of the object, and keeps only the object.
     JsonInJournal,
 }
 
 impl Style {
     /// A message as a line. The message, or the JSON object, has at most `most` bytes.
-    fn line(self, level: Level, target: &str, said: &str, most: usize) -> String {
-        let said = cut(said, most);
-        match self {
-            Self::Json => return json(level, target, said, most),
-            Self::JsonInJournal => {
-                return format!("<{}>{}", priority(level), json(level, target, said, most));
-            }
-            Self::Journal | Self::Text => {}
-        }
-        let shown = printable(said);
+    fn line(self, level: Level, target: &str, message: &str, most: usize) -> String {
+        let message = cut(message, most);
+        let shown = printable(message);
         let shown = cut(&shown, most);
         match self {
+            Self::Json => json(level, target, message, most),
+            Self::JsonInJournal => format!("<{}>{}", priority(level), json(level, target, message, most)),
             Self::Journal => format!("<{}>{target}: {shown}\n", priority(level)),
-            _ => {
-                let now = Duration::from_secs(since_1970(wall_clock()).as_secs());
-                let time = timestamp::format(u64::try_from(now.as_nanos()).unwrap_or(0));
+            Self::Text => {
+                let time =
+                    timestamp::format(since_1970(wall_clock()).as_secs().saturating_mul(1_000_000_000));
                 format!("[{time} {level:<5} {target}] {shown}\n")
             }
         }
     }
 
-    /// A text of one or several lines that is printable already, as lines of the log.
+    /// One or several lines of printable text, such as a panic, in the format of the log.
     fn lines(self, text: &str) -> String {
         match self {
             Self::Text => text.to_owned(),
@@ -239,13 +234,17 @@ impl Style {
         }
     }
 
-    /// The note about lines that were left out; empty if there were none.
-    fn told(self, left_out: u64) -> String {
-        let told = told(left_out);
+    /// The line about dropped lines; empty if there were none.
+    fn about_dropped(self, count: u64) -> String {
+        let lines = match count {
+            0 => return String::new(),
+            1 => "1 log line was dropped".to_owned(),
+            _ => format!("{} log lines were dropped", grouped(count)),
+        };
+        let text = format!("{lines}: standard error is not read fast enough");
         match self {
-            _ if told.is_empty() => told,
-            Self::Text => format!("ssntp: {told}\n"),
-            _ => self.line(Level::Warn, "ssntp", &told, LINE),
+            Self::Text => format!("ssntp: {text}\n"),
+            _ => self.line(Level::Warn, "ssntp", &text, LINE),
         }
     }
 }
@@ -260,9 +259,9 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// An object in one line of about `most` bytes: a message that does not fit is cut,
-/// between characters, and ends with `…`.
-fn json(level: Level, target: &str, said: &str, most: usize) -> String {
+/// An object in one line of at most `most` bytes. A message that does not fit is cut between
+/// characters, and then ends with `…`.
+fn json(level: Level, target: &str, message: &str, most: usize) -> String {
     let now = since_1970(wall_clock());
     let seconds = timestamp::format(now.as_secs().saturating_mul(1_000_000_000));
     let (seconds, micros) = (seconds.trim_end_matches('Z'), now.subsec_micros());
@@ -276,24 +275,22 @@ fn json(level: Level, target: &str, said: &str, most: usize) -> String {
         r#"{{"time":"{seconds}.{micros:06}Z","level":"{level}","target":{target}{thread},"message":"#
     );
     let room = most.saturating_sub(begin.len() + "…}\n".len());
-    let whole = quoted(said);
+    let whole = quoted(message);
     if whole.len() <= room {
         return format!("{begin}{whole}}}\n");
     }
-    let mut message = String::from('"');
-    for c in said.chars() {
-        let c = quoted(c.encode_utf8(&mut [0; 4]));
-        let c = c.trim_start_matches('"');
-        let c = &c[..c.len().saturating_sub(1)];
-        if message.len() + c.len() >= room {
-            break;
-        }
-        message.push_str(c);
-    }
-    format!("{begin}{message}…\"}}\n")
+    // Escaping makes a character up to twelve bytes long, so the lengths of the escaped characters
+    // are summed up.
+    let mut length = 2;
+    let fits = |c: &char| {
+        length += quoted(c.encode_utf8(&mut [0; 4])).len() - 2;
+        length < room
+    };
+    let begun: String = message.chars().take_while(fits).collect();
+    format!("{begin}{}}}\n", quoted(&(begun + "…")))
 }
 
-/// The most of a target's or a thread's name.
+/// The longest name of a target or a thread, in bytes.
 const NAME: usize = 64;
 
 fn quoted(text: &str) -> String {
@@ -302,7 +299,7 @@ fn quoted(text: &str) -> String {
 
 impl Drop for Logging {
     fn drop(&mut self) {
-        // A thread that still waits for a reader ends with the process.
+        // A thread that is still blocked by the reader ends with the process.
         if self.lines.take().is_some_and(|lines| lines.end(LAST_LINES))
             && let Some(thread) = self.thread.take()
         {
@@ -313,15 +310,15 @@ impl Drop for Logging {
 
 enum Message {
     Line(Vec<u8>),
-    /// The last one; dropped once everything before it is written.
-    End(#[expect(dead_code, reason = "its end is the signal")] Sender<()>),
+    /// The last message; dropped once everything before it is written.
+    End(#[expect(dead_code, reason = "dropping it is the signal")] Sender<()>),
 }
 
 /// The queue of log lines. A clone shares it.
 #[derive(Clone, Debug)]
 struct Lines {
-    queue: Sender<Message>,
-    left_out: Arc<AtomicU64>,
+    messages: Sender<Message>,
+    dropped: Arc<AtomicU64>,
     style: Style,
 }
 
@@ -331,60 +328,59 @@ impl Lines {
         room: usize,
         style: Style,
     ) -> io::Result<(Self, JoinHandle<()>)> {
-        let (queue, lines) = bounded(room);
-        let left_out = Arc::new(AtomicU64::new(0));
+        let (messages, lines) = bounded(room);
+        let dropped = Arc::new(AtomicU64::new(0));
         let this = Self {
-            queue,
-            left_out: Arc::clone(&left_out),
+            messages,
+            dropped: Arc::clone(&dropped),
             style,
         };
-        let thread = threads::spawn("ssntp-log", move || write_lines(&lines, &left_out, style, to))?;
+        let thread = threads::spawn("ssntp-log", move || write_lines(&lines, &dropped, style, to))?;
         Ok((this, thread))
     }
 
-    /// Queues a message whatever is logged.
-    fn say(&self, level: Level, target: &str, said: &str) {
-        self.put(self.style.line(level, target, said, LINE).as_bytes());
+    /// Queues a message, regardless of the filter.
+    fn log(&self, level: Level, target: &str, message: &str) {
+        self.queue(self.style.line(level, target, message, LINE).as_bytes());
     }
 
-    /// Queues a line, or counts it if there is no room.
-    fn put(&self, line: &[u8]) {
+    /// Queues a line, or drops and counts it if the queue is full.
+    fn queue(&self, line: &[u8]) {
         let mut before = 0;
-        if !self.queue.is_full() {
-            // The note about lines that were left out stands where those lines would have stood.
-            before = self.left_out.swap(0, Ordering::Relaxed);
-            let mut text = self.style.told(before).into_bytes();
+        if !self.messages.is_full() {
+            // The line about dropped lines stands at the place of those lines.
+            before = self.dropped.swap(0, Ordering::Relaxed);
+            let mut text = self.style.about_dropped(before).into_bytes();
             text.extend_from_slice(line);
-            if self.queue.try_send(Message::Line(text)).is_ok() {
+            if self.messages.try_send(Message::Line(text)).is_ok() {
                 return;
             }
         }
-        // The note found no room either, so the lines that it counts are counted again.
-        self.left_out.fetch_add(before + 1, Ordering::Relaxed);
+        // The line about them was not queued either, so these lines are counted again.
+        self.dropped.fetch_add(before + 1, Ordering::Relaxed);
     }
 
-    /// Writes what is queued, if that takes no longer than this. Nothing is
-    /// written afterwards.
+    /// Blocks until all queued lines are written, or until the limit; returns true if they are
+    /// written. Later lines are dropped.
     fn end(&self, limit: Duration) -> bool {
         let (end, ended) = bounded(0);
-        match self.queue.send_timeout(Message::End(end), limit) {
+        match self.messages.send_timeout(Message::End(end), limit) {
             Ok(()) => ended.recv_timeout(limit).is_err_and(|e| e.is_disconnected()),
             Err(SendTimeoutError::Timeout(_)) => false,
             Err(SendTimeoutError::Disconnected(_)) => true,
         }
     }
 
-    /// From here on, panics are told as lines are: the usual way waits until
-    /// the standard error takes them.
-    fn tell_panics(self) {
+    /// From here on, panics are logged. The usual hook would block while the standard error is not
+    /// read.
+    fn log_panics(self) {
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             let text = Message::Line(self.style.lines(&panic_text(panic)).into_bytes());
-            if let Err(SendTimeoutError::Disconnected(_)) = self.queue.send_timeout(text, PANIC) {
+            if let Err(SendTimeoutError::Disconnected(_)) = self.messages.send_timeout(text, PANIC) {
                 usual(panic);
             }
-            // The process ends when this hook returns, and the thread that writes the line ends
-            // with it.
+            // The process ends when this hook returns, and so does the thread that writes the line.
             if cfg!(panic = "abort") {
                 self.end(LAST_LINES);
             }
@@ -393,9 +389,9 @@ impl Lines {
 }
 
 impl Write for Lines {
-    /// A line each time: that is how env_logger writes.
+    /// env_logger calls this once for each line.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.put(line);
+        self.queue(line);
         Ok(line.len())
     }
 
@@ -404,16 +400,16 @@ impl Write for Lines {
     }
 }
 
-fn write_lines(lines: &Receiver<Message>, left_out: &AtomicU64, style: Style, mut to: impl Write) {
+fn write_lines(lines: &Receiver<Message>, dropped: &AtomicU64, style: Style, mut to: impl Write) {
     for message in lines {
-        // There is no other way to report that the log cannot be written.
+        // An error of the log cannot be reported anywhere else, so it is ignored.
         if let Message::Line(line) = &message {
             let _ = to.write_all(line);
         }
-        // The next line may come much later, so the lines that were left out are told now.
+        // The next line may come much later, so the dropped lines are reported now.
         if lines.is_empty() {
-            let told = style.told(left_out.swap(0, Ordering::Relaxed));
-            let _ = to.write_all(told.as_bytes());
+            let line = style.about_dropped(dropped.swap(0, Ordering::Relaxed));
+            let _ = to.write_all(line.as_bytes());
         }
         if let Message::End(_) = message {
             return;
@@ -421,18 +417,7 @@ fn write_lines(lines: &Receiver<Message>, left_out: &AtomicU64, style: Style, mu
     }
 }
 
-fn told(left_out: u64) -> String {
-    match left_out {
-        0 => String::new(),
-        1 => "1 log line was left out: standard error is not read fast enough".to_owned(),
-        _ => format!(
-            "{} log lines were left out: standard error is not read fast enough",
-            grouped(left_out)
-        ),
-    }
-}
-
-/// A number with a comma between each three digits.
+/// A number with commas between groups of three digits.
 fn grouped(number: u64) -> String {
     match number {
         0..1000 => number.to_string(),
@@ -458,9 +443,9 @@ fn panic_text(panic: &PanicHookInfo<'_>) -> String {
 mod tests {
     use super::*;
 
-    /// Shows each line, and then keeps the thread until it is let on.
+    /// Sends each line to the test, and then blocks until the test lets it continue.
     struct Slow {
-        let_through: Receiver<()>,
+        released: Receiver<()>,
         written: Sender<String>,
     }
 
@@ -468,7 +453,7 @@ mod tests {
         fn write(&mut self, line: &[u8]) -> io::Result<usize> {
             if !line.is_empty() {
                 let _ = self.written.send(String::from_utf8_lossy(line).into_owned());
-                let _ = self.let_through.recv();
+                let _ = self.released.recv();
             }
             Ok(line.len())
         }
@@ -479,54 +464,54 @@ mod tests {
     }
 
     fn slow(room: usize, style: Style) -> (Lines, JoinHandle<()>, Sender<()>, Receiver<String>) {
-        let (let_it, let_through) = bounded(0);
+        let (go_on, released) = bounded(0);
         let (written, lines) = crossbeam_channel::unbounded();
-        let slow = Slow { let_through, written };
+        let slow = Slow { released, written };
         let (queue, thread) = Lines::start(slow, room, style).unwrap();
-        (queue, thread, let_it, lines)
+        (queue, thread, go_on, lines)
     }
 
     #[test]
-    fn nobody_waits_for_a_reader_and_what_is_left_out_is_said_in_its_place() {
-        let (queue, thread, let_it, written) = slow(4, Style::Text);
-        queue.put(b"0\n");
+    fn a_slow_reader_blocks_no_thread_and_dropped_lines_are_reported_in_their_place() {
+        let (queue, thread, go_on, written) = slow(4, Style::Text);
+        queue.queue(b"0\n");
         assert_eq!(written.recv().unwrap(), "0\n");
-        // The thread has one in its hands now, and four find room.
+        // The thread holds one line now, and the queue has room for four.
         for n in 1..5000 {
-            queue.put(format!("{n}\n").as_bytes());
+            queue.queue(format!("{n}\n").as_bytes());
         }
         for n in 1..=4 {
-            let_it.send(()).unwrap();
+            go_on.send(()).unwrap();
             assert_eq!(written.recv().unwrap(), format!("{n}\n"));
         }
-        queue.put(b"later\n");
-        drop(let_it);
+        queue.queue(b"later\n");
+        drop(go_on);
         assert!(queue.end(Duration::from_secs(60)));
         thread.join().unwrap();
         let rest: String = written.try_iter().collect();
-        let told = "log lines were left out: standard error is not read fast enough";
+        let told = "log lines were dropped: standard error is not read fast enough";
         assert_eq!(rest, format!("ssntp: 4,995 {told}\nlater\n"));
     }
 
     #[test]
-    fn the_end_waits_for_the_last_lines_but_not_for_ever() {
-        let (queue, thread, let_it, written) = slow(8, Style::Text);
-        queue.put(b"last\n");
+    fn the_end_waits_for_the_last_lines_up_to_its_limit() {
+        let (queue, thread, go_on, written) = slow(8, Style::Text);
+        queue.queue(b"last\n");
         assert!(!queue.end(Duration::from_millis(1)), "nobody reads");
-        drop(let_it);
+        drop(go_on);
         thread.join().unwrap();
         assert_eq!(written.try_iter().collect::<Vec<_>>(), ["last\n"]);
         assert!(queue.end(Duration::from_secs(60)), "it has ended");
-        queue.put(b"too late\n");
+        queue.queue(b"too late\n");
         assert_eq!(written.try_iter().count(), 0);
     }
 
     #[test]
-    fn a_panic_is_told_as_a_line_is() {
-        let (queue, thread, let_it, written) = slow(8, Style::Text);
-        drop(let_it);
+    fn a_panic_is_logged_as_a_line() {
+        let (queue, thread, go_on, written) = slow(8, Style::Text);
+        drop(go_on);
         let usual = std::panic::take_hook();
-        queue.clone().tell_panics();
+        queue.clone().log_panics();
         let body = || panic!("two\nlines\u{202e}");
         let panicking = std::thread::Builder::new().name("worker".into()).spawn(body);
         assert!(panicking.unwrap().join().is_err());
@@ -548,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_one_object_a_line_that_hides_nothing_and_stays_valid_when_cut() {
+    fn json_is_one_valid_object_a_line_even_when_cut() {
         let texts = ["plain", "two\nlines \u{202e}\u{1b}[31m \"quoted\" \\ ü", ""].map(str::to_owned);
         let long = ["ü", "\u{e0001}", "\"", "\n", "x"].map(|c| c.repeat(2 * LINE));
         for text in texts.iter().chain(&long) {
@@ -586,15 +571,15 @@ mod tests {
             "{object}"
         );
         assert!(Style::JsonInJournal.lines("one\n").starts_with("<2>{"));
-        let told = Style::Journal.told(2);
+        let told = Style::Journal.about_dropped(2);
         assert_eq!(
             told,
-            "<4>ssntp: 2 log lines were left out: standard error is not read fast enough\n"
+            "<4>ssntp: 2 log lines were dropped: standard error is not read fast enough\n"
         );
     }
 
     #[test]
-    fn a_panic_is_one_object_where_lines_are() {
+    fn a_panic_is_one_object_in_json() {
         let text = Style::Json.lines("thread 'a' panicked\nwhy\n");
         let object: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(object["message"], "thread 'a' panicked\nwhy\n");

@@ -1,23 +1,26 @@
-//! The `ssntp` program: makes certificates, runs the entities of a cluster,
-//! and looks into what they say.
+//! The `ssntp` program: makes certificates, runs the daemons of a cluster, and sends and shows
+//! frames.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `allocator` | the C library's allocator, told to give memory back |
+//! | `allocator` | settings of the C library's allocator |
 //! | `admin` | pages about a daemon, over HTTP |
+//! | `application` | the flag for frames of an application |
 //! | `args` | the command line, one variant a subcommand |
-//! | `choice` | flags whose value is one word of a short list |
+//! | `choice` | flags with a value from a short list of words |
 //! | `clock` | the clocks |
 //! | `cmd` | the subcommands, one file each |
 //! | `connection` | the flags of subcommands that connect to a server |
 //! | `context` | the user's contexts, which give values for flags that are left out |
-//! | `credentials` | the files of certificates, and how long they count |
-//! | `daemon` | signals, reloads and notices, which every daemon has |
-//! | `failure` | how a subcommand fails: message and exit code |
+//! | `credentials` | the files of certificates, and their lifetimes |
+//! | `daemon` | the main loop of daemons: signals, reloads, notices |
+//! | `failure` | the failure of a subcommand: message and exit code |
 //! | `input` | files and the standard input |
+//! | `join` | the flags of a daemon that joins others through an etcd |
 //! | `logging` | the log on the standard error, which never blocks a thread that logs |
+//! | `networks` | the flags of tenants' networks |
 //! | `output` | the standard output, which may be closed at any time |
-//! | `receipt` | how a server tells a sender how many sessions received a frame |
+//! | `receipt` | the answer to a sender: how many sessions received a frame |
 //! | `seconds` | times on the command line |
 //! | `service_manager` | notices to systemd about a daemon |
 //! | `settings/` | the settings of daemons: flags, environment and file |
@@ -27,7 +30,10 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(feature = "full"),
-    allow(dead_code, reason = "the agent alone needs a part of what is here")
+    allow(
+        dead_code,
+        reason = "a build of the agent alone needs only a part of these files"
+    )
 )]
 
 #[cfg(feature = "full")]
@@ -66,13 +72,13 @@ use self::no_admin as admin;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // Before anything else: one supervisor runs for each instance, so it must stay small.
+    // This comes first: one supervisor runs for each instance, so it must stay small.
     if let Some(code) = ssntp_cluster::agent::driver::supervise() {
         return code;
     }
     let (args, settings) = args::Args::of_this_process();
-    // Before the first thread starts and the first file is opened, because this may replace the
-    // whole process.
+    // This comes before the first thread starts and the first file is opened, because it may replace
+    // the whole process.
     if args.command.serves_many() {
         allocator::give_back();
     }
@@ -82,6 +88,6 @@ fn main() -> ExitCode {
     }
     match args.command.run(settings) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => logging.last_word(failure),
+        Err(failure) => logging.end_with(failure),
     }
 }

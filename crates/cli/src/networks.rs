@@ -1,4 +1,4 @@
-//! The flags of tenants' networks, of agents and concentrators.
+//! The flags of agents and concentrators for tenants' networks.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -22,13 +22,13 @@ pub(crate) struct TunnelArgs {
     #[arg(long, value_name = "BYTES", env = "SSNTP_MTU",
         default_value_t = DEFAULT_MTU, value_parser = value_parser!(u16).range(576..))]
     mtu: u16,
-    /// The UDP port of tunnels, the same in the whole cluster
+    /// The UDP port of tunnels, which must be the same in the whole cluster
     #[arg(long, value_name = "PORT", env = "SSNTP_VXLAN_PORT",
         default_value_t = DEFAULT_PORT, value_parser = value_parser!(u16).range(1..))]
     vxlan_port: u16,
     /// A name server for the instances; may be given several times, or as SSNTP_NAME_SERVER,
-    /// joined with commas. Processes get that of their node, machines that of the concentrator
-    /// [default: none]
+    /// joined with commas. Processes use the name server of their node, virtual machines that
+    /// of the concentrator [default: none]
     #[arg(long, value_name = "IP", env = "SSNTP_NAME_SERVER", value_delimiter = ',')]
     name_server: Vec<IpAddr>,
 }
@@ -39,12 +39,12 @@ pub(crate) struct TunnelArgs {
 pub(crate) struct NetworkArgs {
     #[command(flatten)]
     tunnels: TunnelArgs,
-    /// The interface or the address of this node at which tunnels begin
+    /// The interface or the address of this node at which tunnels end
     /// [default: the interface of the default route]
     #[arg(long, value_name = "ADDR|IFACE")]
     underlay: Option<String>,
     /// The directory with the certificates and keys of the concentrators that this node
-    /// runs: UUID.pem for the concentrator with that UUID, which gets a copy
+    /// runs: UUID.pem for the concentrator with that UUID, which receives a copy
     #[arg(long, value_name = "DIR")]
     concentrator_certs: Option<PathBuf>,
 }
@@ -57,8 +57,8 @@ enum NetworkName {
 
 #[rustfmt::skip] // A table: one row a word.
 const WHICH: Choices<NetworkName> = &[
-    ("none", "Instances use the network of the host; a concentrator keeps tables only", NetworkName::None),
-    ("tenants", "Each tenant has a network of its own, which tunnels carry; see docs/networks.md", NetworkName::Tenants),
+    ("none", "Instances use the network of the host; a concentrator only keeps tables", NetworkName::None),
+    ("tenants", "Each tenant has its own network, carried by tunnels; see docs/networks.md", NetworkName::Tenants),
 ];
 
 impl TunnelArgs {
@@ -73,7 +73,7 @@ impl TunnelArgs {
 }
 
 impl NetworkArgs {
-    /// The networks of an agent, if it has any.
+    /// The networks of an agent; `None` without tenants' networks.
     pub(crate) fn config(
         &self,
         connection: &Connection,
@@ -82,8 +82,8 @@ impl NetworkArgs {
         let Some(tunnels) = self.tunnels.config() else {
             return Ok(None);
         };
-        // A concentrator runs as an instance and has no flags of this agent. It gets copies of the
-        // files and finds everything else through its environment.
+        // A concentrator runs as an instance and does not have the flags of this agent. It gets copies
+        // of the files, and all other values through its environment.
         let mut env = vec![
             ("SSNTP_MTU", tunnels.mtu.to_string()),
             ("SSNTP_VXLAN_PORT", tunnels.port.to_string()),
@@ -105,7 +105,7 @@ impl NetworkArgs {
             env.push(("SSNTP_CRL_STRICT", crl.crl_strict.to_string()));
             env.push(("SSNTP_CONNECT", joined(&reached.connect)));
         }
-        // A list variable that is empty would be a list of one empty entry.
+        // An empty variable would be read as a list of one empty entry.
         env.retain(|(_, value)| !value.is_empty());
         config.concentrator_env = env
             .into_iter()

@@ -1,5 +1,5 @@
-//! The place of `admin` in a program that is built without pages: no flags, and nothing
-//! is shown.
+//! Takes the place of `admin` in a program that is built without pages. It has no flags, and its
+//! functions do nothing.
 
 use std::sync::Arc;
 

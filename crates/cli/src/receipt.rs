@@ -1,5 +1,5 @@
-//! How `ssntp server` tells a sender who received a frame: an application's
-//! agreement on top of traces, which the protocol knows nothing of.
+//! Receipts: `ssntp server` reports to a sender how many sessions received a frame. This is an
+//! agreement between applications, by the labels of traces; the protocol does not define it.
 //!
 //! ```text
 //!  sender                                            server
@@ -7,15 +7,15 @@
 //!    │ ───────────────────────────────────────────────▶│
 //!    │ TraceReport  frames: [{label, …, receivers: 2}] │
 //!    │ ◀───────────────────────────────────────────────│
-//!    │ TraceReport, traced, label "who-is:controller"  │ forwards it to nobody
+//!    │ TraceReport, traced, label "who-is:controller"  │ does not forward it
 //!    │ ───────────────────────────────────────────────▶│
 //!    │ TraceReport  frames: [{label, …, receivers: 1}] │
 //!    │ ◀───────────────────────────────────────────────│
 //! ```
 //!
-//! The number counts the other sessions that the frame was handed to, or that have
-//! the role. The server does not tell which sessions these are. Answers come in the
-//! order of the questions. `docs/receipts.md` has the rules for implementers.
+//! The number counts the other sessions to which the frame was forwarded, or that have the role.
+//! The server does not report which sessions these are. Answers come in the order of the
+//! questions. `docs/receipts.md` has the rules for implementers.
 
 use serde::{Deserialize, Serialize};
 use ssntp::payload::yaml;
@@ -23,25 +23,24 @@ use ssntp::proto::{Event, Frame, FrameKind, Trace, TraceParent};
 use ssntp::{Bytes, Role};
 
 const RECEIVED: &str = "who-received";
-const IS_THERE: &str = "who-is:";
+const WHO_IS: &str = "who-is:";
 
-/// A question that a traced frame asks its server.
+/// A question to the server, in the label of a traced frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
-    /// How many sessions the frame was handed to. The answer repeats the number.
+    /// To how many sessions was the frame forwarded? The answer repeats the number of the question.
     Receivers(Option<u64>),
-    /// How many sessions have one of these roles. The frame is for the server
-    /// alone.
+    /// How many sessions have one of these roles? The server does not forward the frame.
     Sessions(Role),
 }
 
 impl Question {
-    /// The question of a frame, if it asks one.
+    /// The question in a frame, if there is one.
     pub(crate) fn of(frame: &Frame) -> Option<Self> {
         let label = frame.trace()?.label();
-        match label.strip_prefix(IS_THERE) {
+        match label.strip_prefix(WHO_IS) {
             Some(role) if frame.kind() == Event::TRACE_REPORT => role.parse().ok().map(Self::Sessions),
-            // If the frame is part of a trace, the label names that trace behind the word.
+            // If the frame is part of a trace, the label names that trace after the word.
             _ => {
                 let mut words = label.split_whitespace();
                 let is_asking = words.next() == Some(RECEIVED);
@@ -51,12 +50,12 @@ impl Question {
         }
     }
 
-    /// The frame that asks for sessions. It has no payload.
+    /// A frame with a question for sessions. It has no payload.
     pub(crate) fn sessions(role: Role) -> Frame {
-        Frame::new(Event::TRACE_REPORT).traced(Trace::new(&format!("{IS_THERE}{role}")))
+        Frame::new(Event::TRACE_REPORT).traced(Trace::new(&format!("{WHO_IS}{role}")))
     }
 
-    /// The frame, asking how many sessions received it; part of a trace if one is given.
+    /// Adds the question how many sessions received the frame; part of a trace if one is given.
     pub(crate) fn receivers(frame: Frame, parent: Option<&TraceParent>) -> Frame {
         frame.traced(match parent {
             Some(parent) => Trace::within(RECEIVED, parent),
@@ -64,16 +63,16 @@ impl Question {
         })
     }
 
-    /// The frame, asking the same, with a number that the answer repeats.
+    /// Adds the question how many sessions received the frame, with a number that the answer repeats.
     pub(crate) fn numbered(frame: Frame, number: u64) -> Frame {
         frame.traced(Trace::new(&format!("{RECEIVED} #{number}")))
     }
 
-    /// The answer to a frame of kind `of`; none if it cannot be encoded.
+    /// The answer to a question in a frame of kind `of`; `None` if it cannot be encoded.
     pub(crate) fn answer(self, of: FrameKind, receivers: usize) -> Option<Frame> {
         let label = match self {
             Self::Receivers(_) => RECEIVED.to_owned(),
-            Self::Sessions(role) => format!("{IS_THERE}{role}"),
+            Self::Sessions(role) => format!("{WHO_IS}{role}"),
         };
         let question = match self {
             Self::Receivers(number) => number,
@@ -91,15 +90,15 @@ impl Question {
     }
 }
 
-/// What a frame says that answers a question.
+/// The answer to a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answered {
-    /// The number of the question, if it had one and the server repeats it.
+    /// The number of the question, if it has one and the server repeats it.
     pub(crate) question: Option<u64>,
     pub(crate) receivers: u64,
 }
 
-/// The answer to a question; none in other frames.
+/// The answer in a frame; `None` for all other frames.
 pub(crate) fn answered(frame: &Frame) -> Option<Answered> {
     if frame.kind() != Event::TRACE_REPORT {
         return None;
@@ -108,13 +107,13 @@ pub(crate) fn answered(frame: &Frame) -> Option<Answered> {
     let [answer] = answers.frames.as_slice() else {
         return None;
     };
-    // A TraceReport may be about a trace of some other program.
-    let is_ours = answer.label == RECEIVED || answer.label.starts_with(IS_THERE);
+    // A TraceReport may be about a trace of another program.
+    let is_ours = answer.label == RECEIVED || answer.label.starts_with(WHO_IS);
     let (question, receivers) = (answer.question, answer.receivers.filter(|_| is_ours)?);
     Some(Answered { question, receivers })
 }
 
-/// The part of a TraceReport that answers questions.
+/// The part of a TraceReport that holds answers.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 struct Answers {
@@ -139,7 +138,7 @@ mod tests {
     use ssntp::Command;
 
     #[test]
-    fn a_question_is_answered_by_a_number_and_nothing_else_is_one() {
+    fn a_question_is_answered_by_a_number_and_other_frames_are_no_question() {
         let plain = Frame::new(Command::STATS);
         assert_eq!(Question::of(&plain), None);
         let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";

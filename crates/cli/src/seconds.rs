@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A positive number of seconds, with decimals: from a millisecond to a year.
+/// A number of seconds with decimals, from a millisecond to a year.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seconds(Duration);
 
@@ -12,12 +12,12 @@ impl FromStr for Seconds {
 
     fn from_str(text: &str) -> Result<Self, &'static str> {
         match text.parse::<f64>() {
-            // `from_secs_f64` panics for negative and very large numbers and for NaN. None of them
-            // is in this range.
+            // `from_secs_f64` panics for negative and very large numbers and for NaN, which are
+            // outside this range.
             Ok(seconds) if (0.001..=31_536_000.0).contains(&seconds) => {
                 Ok(Self(Duration::from_secs_f64(seconds)))
             }
-            _ => Err("it is not a number of seconds from 0.001 to a year"),
+            _ => Err("expected a number of seconds from 0.001 to a year"),
         }
     }
 }
@@ -28,7 +28,7 @@ impl From<Seconds> for Duration {
     }
 }
 
-/// A whole number with `s`, `m`, `h` or `d` behind it, or of seconds.
+/// A whole number with the unit `s`, `m`, `h` or `d`; seconds without a unit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Age(Duration);
 
@@ -45,7 +45,7 @@ impl FromStr for Age {
             _ => None,
         };
         let seconds = unit.and_then(|unit: u64| unit.checked_mul(digits.parse().ok()?));
-        let seconds = seconds.ok_or("it is not a time such as 90s, 30m, 12h or 7d")?;
+        let seconds = seconds.ok_or("expected a time such as 90s, 30m, 12h or 7d")?;
         Ok(Self(Duration::from_secs(seconds)))
     }
 }

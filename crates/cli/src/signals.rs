@@ -1,5 +1,5 @@
-//! SIGINT and SIGTERM end a program in order. A program that does not end in time, for
-//! example because it waits at a pipe, is ended by force.
+//! SIGINT and SIGTERM end a program in order. A program that does not end in time, for example
+//! because it is blocked by a pipe, is ended by force.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::failure::Failure;
 
 /// The signals that end a program.
 const ENDING: [c_int; 2] = [SIGINT, SIGTERM];
-/// How long a program may take to end in order. Service managers and shells that wait two
-/// seconds before they kill it see it end by itself.
+/// The time in which a program must end in order. It is shorter than the two seconds after which
+/// some service managers and shells kill a program.
 const PATIENCE: Duration = Duration::from_millis(1800);
 
 /// Waits for a signal on a thread of its own, which dropping this joins.
 #[derive(Debug)]
 pub(crate) struct Stop {
     stopped: Receiver<()>,
-    /// The signal that has come; 0 before.
+    /// The signal that has come; 0 until then.
     signal: Arc<AtomicU8>,
     handle: Handle,
-    /// Dropped to tell the thread that the program ends by itself.
+    /// Dropped when the program ends by itself, which ends the thread.
     ending: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -39,27 +39,27 @@ impl Stop {
         Ok(Self::start(&ENDING, [], Some(PATIENCE), false)?.0)
     }
 
-    /// As [`install`](Self::install), for a command: if it is ended by force, it has not
-    /// done its work, and the exit code says so.
+    /// As [`install`](Self::install), for a command. If it is ended by force, its work is not done,
+    /// and the exit code is a failure.
     pub(crate) fn install_for_commands() -> Result<Self, Failure> {
         Ok(Self::start(&ENDING, [], Some(PATIENCE), true)?.0)
     }
 
-    /// As [`install`](Self::install), for a program that must clean up before it ends,
-    /// without a time limit. SIGHUP ends it, too.
+    /// As [`install`](Self::install), for a program that must clean up before it ends, without a
+    /// time limit. SIGHUP ends the program as well.
     pub(crate) fn install_patiently() -> Result<Self, Failure> {
         Ok(Self::start(&[SIGINT, SIGTERM, SIGHUP], [], None, false)?.0)
     }
 
-    /// As [`install`](Self::install), with a channel for each of further signals. It has
-    /// a message after a signal; several signals may cause one message.
+    /// As [`install`](Self::install), with a channel for each of further signals. The channel has a
+    /// message after a signal; several signals may cause one message.
     pub(crate) fn install_with<const N: usize>(
         signals: [c_int; N],
     ) -> Result<(Self, [Receiver<()>; N]), Failure> {
         Self::start(&ENDING, signals, Some(PATIENCE), false)
     }
 
-    /// `is_command` says whether an end by force is a failure, in the exit code.
+    /// If `is_command`, the exit code after an end by force is a failure.
     fn start<const N: usize>(
         stopping: &[c_int],
         further: [c_int; N],
@@ -69,39 +69,36 @@ impl Stop {
         let signals = Signals::new(stopping.iter().copied().chain(further));
         let mut signals = signals.map_err(|e| Failure::new(format!("cannot handle signals: {e}")))?;
         let handle = signals.handle();
-        // No message goes through these two channels: their ends are dropped, which wakes every
-        // receiver.
+        // No message is sent through these two channels. Dropping their senders wakes every receiver.
         let (stop, stopped) = bounded(0);
         let (ending, ended) = bounded::<()>(0);
-        // One place is enough: a program that has not yet acted on a signal acts once for all of
-        // them.
+        // One place is enough: a program handles all signals that have come before once.
         let channels = further.map(|_| bounded(1));
         let arrived = channels.each_ref().map(|(_, arrived)| arrived.clone());
         let arrive = channels.map(|(arrive, _)| arrive);
         let signal = Arc::new(AtomicU8::new(0));
         let came = Arc::clone(&signal);
         let wait = move || {
-            let mut is_told = false;
+            let mut is_ending = false;
             for signal in signals.forever() {
                 if let Some(at) = further.iter().position(|further| *further == signal) {
-                    // If the channel is full, the message in it stands for this signal.
+                    // If the channel is full, the message in it stands for this signal as well.
                     let _ = arrive[at].try_send(());
                     continue;
                 }
-                is_told = true;
-                // Stored before the channel is closed, because a program that sees it closed asks
-                // for the number.
+                is_ending = true;
+                // Stored before the channel is disconnected, because the program then reads the
+                // number.
                 came.store(u8::try_from(signal).unwrap_or(0), Ordering::Release);
                 break;
             }
-            // The first signal closes the channel, which every receiver sees. A second one
-            // would find a program that is ending already.
+            // The first signal disconnects the channels for every receiver. Further signals have no
+            // effect, because the program is ending already.
             drop((stop, arrive));
-            if let Some(patience) = patience.filter(|_| is_told)
+            if let Some(patience) = patience.filter(|_| is_ending)
                 && ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout)
             {
-                // A daemon that was told to stop has done what it was for, so a service manager
-                // sees success.
+                // The end of a daemon by a signal is a success for its service manager.
                 let code = if is_command { exit_code(&came) } else { 0 };
                 std::process::exit(code.into());
             }
@@ -117,30 +114,30 @@ impl Stop {
         Ok((stop, arrived))
     }
 
-    /// Disconnected once a signal has come: for `select!`.
+    /// A channel that is disconnected once a signal has come: for `select!`.
     pub(crate) fn channel(&self) -> &Receiver<()> {
         &self.stopped
     }
 
-    /// Whether a signal has come.
+    /// True if a signal has come.
     pub(crate) fn requested(&self) -> bool {
         self.stopped.try_recv() == Err(TryRecvError::Disconnected)
     }
 
-    /// Asks `there` again and again until it gives something. `None` if `limit` has passed first.
-    /// The pause between two questions is `pause`; it is zero if `there` itself waits for a while.
+    /// Calls `look` until it returns something, and returns `None` if `limit` has passed first.
+    /// Sleeps for `pause` between two calls; `pause` is zero if `look` itself blocks for a while.
     ///
     /// # Errors
-    /// `there` failed, or a signal has come.
+    /// `look` failed, or a signal has come.
     pub(crate) fn poll<T>(
         &self,
         pause: Duration,
         limit: Duration,
-        mut there: impl FnMut() -> Result<Option<T>, Failure>,
+        mut look: impl FnMut() -> Result<Option<T>, Failure>,
     ) -> Result<Option<T>, Failure> {
         let deadline = now() + limit;
         loop {
-            if let Some(found) = there()? {
+            if let Some(found) = look()? {
                 return Ok(Some(found));
             }
             if self.stopped.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
@@ -165,8 +162,8 @@ fn exit_code(signal: &AtomicU8) -> u8 {
 
 impl Drop for Stop {
     fn drop(&mut self) {
-        // The thread waits for `ending` after a signal, and for the handle before one. Both end, so
-        // the join below does not wait.
+        // The thread waits for `ending` after a signal, and for the handle before a signal. Both waits
+        // end here, so the join below does not block.
         self.ending.take();
         self.handle.close();
         if let Some(thread) = self.thread.take() {

@@ -1,8 +1,7 @@
 //! Files that are read again when they change.
 //!
-//! Their metadata is looked at every two seconds. A change counts once two looks in a
-//! row have found the same state, so that a file is not read while it is being written
-//! or replaced.
+//! Their metadata is read every two seconds. A change counts once two checks in a row have found
+//! the same state, so that a file is not read while it is being written or replaced.
 
 use std::fs;
 use std::io;
@@ -10,10 +9,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The time between two looks. A changed file is in force within about two of these.
+/// The time between two checks. A changed file is in force within about two of these.
 pub(crate) const LOOK: Duration = Duration::from_secs(2);
 
-/// Files, with their state when they were read last and when they were looked at last.
+/// The most files of a directory that are watched. Each is checked every second or two, and a
+/// directory that was named by mistake may have many more.
+pub(crate) const FILES: usize = 10_000;
+
+/// Files, and directories whose files count, with their state when they were read last and at the
+/// last check.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Watched {
     paths: Vec<PathBuf>,
@@ -21,12 +25,12 @@ pub(crate) struct Watched {
     seen: Vec<Stamp>,
 }
 
-/// The state of a file: device, inode, size, and the times of its last changes. Links
-/// are followed, so a link that points to another file is another state. The time of
-/// the last change of owner or mode is included, since it may make a file readable.
+/// The state of a file: device, inode, size, and the times of its last changes. Links are
+/// followed, so a link that points to another file has another state. The time of the last
+/// change of owner or mode is included, because that change may make a file readable.
 // i128 holds inode numbers, which are unsigned, and times before 1970. Of an error only the kind is
 // kept, because errors cannot be compared.
-pub(crate) type Stamp = Result<[i128; 5], io::ErrorKind>;
+type Stamp = Result<[i128; 5], io::ErrorKind>;
 
 impl Watched {
     /// To be called before the files are read, so that a later change is noticed.
@@ -54,33 +58,43 @@ impl Watched {
         *self = Self::of(std::mem::take(&mut self.paths));
     }
 
-    /// Whether files have changed since they were read, but not since the last look. If so, they
-    /// count as read from here on.
+    /// True if files have changed since they were read, but not since the last check. The files
+    /// then count as read.
     pub(crate) fn have_changed(&mut self) -> bool {
         let now = stamps(&self.paths);
-        // A file that changes between two looks is still being written.
+        // A file that changes between two checks is still being written.
         let is_quiet = now == self.seen;
         self.seen = now;
         let have_changed = is_quiet && self.seen != self.read;
-        // This also holds for files that turn out to be unusable: they would be read every two
-        // seconds otherwise.
+        // This also holds for files that turn out to be unusable: they would be read at every check
+        // otherwise.
         if have_changed {
             self.read.clone_from(&self.seen);
         }
         have_changed
     }
+
+    /// The time at which one of these files was changed last before it was read, in nanoseconds
+    /// since 1970. `None` if no file could be checked.
+    pub(crate) fn modified(&self) -> Option<i128> {
+        self.read.iter().flatten().map(|[.., changed, _]| *changed).max()
+    }
 }
 
 fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
-    paths.iter().map(|path| stamp(path)).collect()
+    let stamps = paths.iter().flat_map(|path| match fs::read_dir(path) {
+        Ok(entries) => {
+            let mut files: Vec<_> = entries.flatten().take(FILES).map(|entry| entry.path()).collect();
+            // The system lists a directory in any order.
+            files.sort_unstable();
+            files.iter().map(|file| stamp(file)).collect()
+        }
+        Err(_) => vec![stamp(path)],
+    });
+    stamps.collect()
 }
 
-/// When these files were changed last, in nanoseconds since 1970. `None` if none could be looked at.
-pub(crate) fn modified<'a>(stamps: impl Iterator<Item = &'a Stamp>) -> Option<i128> {
-    stamps.flatten().map(|[.., changed, _]| *changed).max()
-}
-
-pub(crate) fn stamp(path: &Path) -> Stamp {
+fn stamp(path: &Path) -> Stamp {
     let found = fs::metadata(path).map_err(|e| e.kind())?;
     let nanoseconds = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
     Ok([
@@ -99,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_counts_once_it_was_seen_twice() {
+    fn a_change_counts_once_two_checks_have_found_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.pem");
         fs::write(&path, "one").unwrap();
@@ -108,9 +122,9 @@ mod tests {
         fs::write(&path, "half of").unwrap();
         assert!(!watched.have_changed(), "it may still be written");
         fs::write(&path, "half of it").unwrap();
-        assert!(!watched.have_changed(), "it was");
+        assert!(!watched.have_changed(), "it was still written");
         assert!(watched.have_changed());
-        assert!(!watched.have_changed(), "told once");
+        assert!(!watched.have_changed(), "a change is reported once");
     }
 
     #[test]
@@ -147,7 +161,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_by_order_has_not_changed() {
+    fn a_changed_file_of_a_watched_directory_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a.pem"), "one").unwrap();
+        let mut watched = Watched::of(vec![dir.path().to_owned()]);
+        assert!(!watched.have_changed());
+        // The directory itself does not change.
+        fs::write(dir.path().join("a.pem"), "other").unwrap();
+        assert!(!watched.have_changed() && watched.have_changed());
+        fs::remove_file(dir.path().join("a.pem")).unwrap();
+        assert!(!watched.have_changed() && watched.have_changed());
+    }
+
+    #[test]
+    fn files_that_were_read_on_demand_have_not_changed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.pem");
         let mut watched = Watched::of(vec![path.clone()]);

@@ -36,7 +36,7 @@ pub(crate) use self::notes::Notes;
 pub(crate) use self::opflex::of_opflex;
 use crate::clock::now;
 use crate::failure::Failure;
-use crate::output::say_either;
+use crate::output::print_either;
 use crate::watched::Watched;
 
 /// The address of the pages, and the clients that may see them.
@@ -157,7 +157,7 @@ impl Pages {
         let Some(admin) = &self.admin else { return };
         let urls = admin.urls();
         let text = format!("pages at {}", urls.join(", "));
-        let _ = say_either(as_json, json!({ "pages": urls }), text);
+        let _ = print_either(as_json, json!({ "pages": urls }), text);
     }
 
     /// The file of the pages' own authority, to be read again when it changes.

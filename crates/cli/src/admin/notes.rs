@@ -1,4 +1,4 @@
-//! Notes of the main thread for the pages: reloads, and how long certificates are valid.
+//! Notes of the main thread for the pages: reloads, and the lifetimes of certificates.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -15,38 +15,38 @@ pub(crate) struct Notes(Arc<Mutex<Noted>>);
 
 #[derive(Debug, Default)]
 struct Noted {
-    /// Reloads that succeeded, and that failed.
+    /// The number of reloads that succeeded, and of those that failed.
     reloads: [u64; 2],
-    /// When the last reload was, and why it failed if it did.
+    /// The time of the last reload, and the reason if it failed.
     last: Option<(SystemTime, Option<String>)>,
-    /// In the order of their ends.
+    /// Ordered by their ends.
     lifetimes: Vec<Lifetime>,
 }
 
 #[rustfmt::skip] // A table: one row a metric.
 const NOTED: &[Metric<Noted>] = &[
-    counter("ssntp_reloads_total", "How often files were read again, by outcome.",
+    counter("ssntp_reloads_total", "Reloads of the files, by outcome.",
         |noted| by("outcome", ["success", "failure"].into_iter().zip(noted.reloads))),
-    gauge("ssntp_last_reload_timestamp_seconds", "When files were last read again, in seconds since 1970.",
+    gauge("ssntp_last_reload_timestamp_seconds", "The time of the last reload, in seconds since 1970.",
         |noted| noted.last.iter().flat_map(|(at, _)| one(seconds(*at))).collect()),
-    gauge("ssntp_last_reload_success", "Whether the last reading worked: 1 or 0.",
+    gauge("ssntp_last_reload_success", "1 if the last reload succeeded, else 0.",
         |noted| noted.last.iter().flat_map(|(_, failure)| one(failure.is_none())).collect()),
     gauge("ssntp_certificate_expiry_timestamp_seconds",
-        "When a certificate, an authority or a revocation list ends, in seconds since 1970.", expiries),
+        "The time at which a certificate, an authority or a revocation list expires, in seconds since 1970.", expiries),
 ];
 
 impl Notes {
-    /// A reload has succeeded, or failed with this reason.
+    /// Notes a reload, with the reason if it failed.
     pub(crate) fn reloaded(&self, failure: Option<String>) {
         let mut noted = self.lock();
         noted.reloads[usize::from(failure.is_some())] += 1;
         noted.last = Some((wall_clock(), failure));
     }
 
-    /// How long the certificates that are in force now are valid.
+    /// Notes the lifetimes of the certificates that are in force now.
     pub(crate) fn lifetimes(&self, mut lifetimes: Vec<Lifetime>) {
-        // An old authority and its successor may have the same name. Of series with the
-        // same labels the first is shown: the one that ends first.
+        // An old authority and its successor may have the same name. Of series with the same labels
+        // the first is shown, which is then the one that expires first.
         lifetimes.sort_by_key(|lifetime| lifetime.end);
         self.lock().lifetimes = lifetimes;
     }
@@ -65,12 +65,12 @@ impl Notes {
             let Lifetime { what, of, file, .. } = lifetime;
             let left = lifetime.days_left(now);
             if left <= 0.0 {
-                let problem = format!("{file}: the {} of {of} has expired", what.name());
+                let problem = format!("{file}: the {what} of {of} has expired");
                 snapshot.degraded.push(problem);
             }
             #[expect(clippy::cast_possible_truncation, reason = "some thousand days")]
             let days = left.floor() as i64;
-            json!({ "what": what.name(), "of": of, "file": file, "days_left": days })
+            json!({ "what": what, "of": of, "file": file, "days_left": days })
         });
         let certificates: Vec<Value> = certificates.collect();
         snapshot.show("certificates", certificates);
@@ -83,10 +83,7 @@ impl Notes {
 
 fn expiries(noted: &Noted) -> Samples {
     let sample = |lifetime: &Lifetime| {
-        let labels = Labels::from([
-            ("what", lifetime.what.name().to_owned()),
-            ("of", lifetime.of.clone()),
-        ]);
+        let labels = Labels::from([("what", lifetime.what.to_owned()), ("of", lifetime.of.clone())]);
         (labels, seconds(lifetime.end).into())
     };
     noted.lifetimes.iter().map(sample).collect()

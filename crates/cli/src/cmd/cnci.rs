@@ -13,20 +13,20 @@ use uuid::Uuid;
 use super::table::{self, Columns};
 use crate::admin::{self, AdminArgs};
 use crate::choice::Given;
-use crate::connection::{Connection, closed};
-use crate::credentials::{CredentialFiles, FilesRead};
-use crate::daemon::{Daemon, Presence, Service, on};
+use crate::connection::{Connection, Renewal, closed};
+use crate::daemon::{Daemon, Presence, on};
 use crate::failure::Failure;
 use crate::networks::TunnelArgs;
-use crate::output::{Output, printable, say_json};
+use crate::output::{Output, print_json, printable};
 use crate::settings::{ConfigFile, Problems, Settings};
 
 /// Run the agent of a concentrator instance, or print its tables
 ///
-/// It keeps tables of the tunnels, peers and public addresses of a tenant. With --network
-/// tenants it makes tunnels and moves packets as the tables say, in the network namespace
-/// that it runs in; otherwise it moves none. SIGINT and SIGTERM end it. On SIGHUP, and when these files change, --ca,
-/// --cert and --crl are read again. With --state alone, it prints the tables there.
+/// The agent keeps tables of the tunnels, peers and public addresses of a tenant. With
+/// --network tenants it makes tunnels and forwards packets by these tables, in its own
+/// network namespace; otherwise it forwards none. SIGINT and SIGTERM end it. On SIGHUP, and
+/// when these files change, --ca, --cert and --crl are read again. With --state alone, it
+/// prints the tables there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -36,10 +36,10 @@ pub(crate) struct Args {
     /// The UUID of the tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
-    /// Its address in the cluster's network
+    /// The concentrator's address in the cluster's network
     #[arg(long, value_name = "IP")]
     ip: Option<IpAddr>,
-    /// The directory for its tables [default: they are not kept]
+    /// The directory for the tables [default: they are not kept]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
     /// Print the tables in --state and end, whether the concentrator runs or not
@@ -56,8 +56,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let connection = &args.connection;
-    let connects = connection.server.says_something() || connection.has_uuid();
-    // Any value that only a running concentrator needs shows that the user wants to run one. So
+    let connects = connection.server.is_given() || connection.has_uuid();
+    // Any value that only a running concentrator needs shows that the user wants to run one.
     // --state alone prints the tables.
     let runs = connects || args.tenant.is_some() || args.ip.is_some();
     match &args.state {
@@ -85,17 +85,18 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
     let connection = &args.connection;
     let (Some(tenant), Some(ip)) = (args.tenant, args.ip) else {
         return Err(Failure::usage(
-            "--uuid, --tenant and --ip are needed to run one, --state to print its tables",
+            "--uuid, --tenant and --ip are needed to run a concentrator, --state to print its tables",
         ));
     };
     let mut daemon = Daemon::install(settings)?;
-    // The cluster knows a concentrator by the UUID of its instance, so a random one would be of no use.
-    if !connection.settles_uuid(daemon.stop())? {
+    // The cluster knows a concentrator by the UUID of its instance, so a random UUID would be
+    // unknown to the cluster.
+    if !connection.has_fixed_uuid(daemon.stop())? {
         return Err(Failure::usage(
             "--uuid is needed: the UUID of the concentrator's instance",
         ));
     }
-    let (client, renewal) = connection.config_as(Role::CNCIAGENT, daemon.stop())?;
+    let (client, Renewal { files, read }) = connection.config_as(Role::CNCIAGENT, daemon.stop())?;
     let client = client.tracing(true);
     let mut config = CnciConfig::new(client, tenant, ip).given(args.state, CnciConfig::state);
     if let Some(tunnels) = args.tunnels.config() {
@@ -107,36 +108,18 @@ fn serve(args: Args, settings: Settings) -> Result<(), Failure> {
     let figures = admin::of_cnci(&cnci);
     let status = move || Some(client.upgrade()?.figures()?.client);
     let presence = Presence::of_client("cnci", cnci.uuid(), args.json, &args.admin, figures, status);
-    let mut running = Running {
-        cnci: &cnci,
-        files: renewal.files,
-    };
-    let arms = vec![on(cnci.ended().clone(), |_, why| {
+    let arms = vec![on(cnci.ended().clone(), |why| {
         Err(closed(why.unwrap_or(ClientError::Closed)))
     })];
-    daemon.run(presence, renewal.read, &mut running, arms)
-}
-
-/// The part of a concentrator that a reload changes.
-struct Running<'a> {
-    cnci: &'a Cnci,
-    files: CredentialFiles,
-}
-
-impl Service for Running<'_> {
-    type Args = Args;
-
-    fn reload(&mut self, _: Option<Args>) -> Result<FilesRead, Failure> {
-        self.files
-            .renew(|identity, trust| self.cnci.renew(identity, trust))
-    }
+    let reload = |_: Option<Args>| files.renew(|identity, trust| cnci.renew(identity, trust));
+    daemon.run(presence, read, reload, arms)
 }
 
 fn show(state: &Path, json: bool) -> Result<(), Failure> {
     let found = Tables::load(state).map_err(Failure::new)?;
     let found = found.ok_or_else(|| Failure::at(state, "it holds no tables of a concentrator"))?;
     if json {
-        return say_json(serde_json::to_string(&found)?);
+        return print_json(serde_json::to_string(&found)?);
     }
     let mut output = Output::new();
     let heads = [

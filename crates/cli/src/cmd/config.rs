@@ -11,7 +11,7 @@ use super::table::{Columns, list};
 use super::{cnci, controller, opflex, scheduler, server};
 use crate::agent;
 use crate::failure::Failure;
-use crate::output::{Output, printable, say, say_json, say_text};
+use crate::output::{Output, print_json, print_line, print_text, printable};
 use crate::settings::{
     self, Flags, Problem, Problems, Read, Refused, Setting, choices, is_repeated, is_switch,
 };
@@ -175,7 +175,7 @@ pub(crate) fn run(args: Args, command: &Command) -> Result<(), Failure> {
     match args {
         Args::Check(args) => check(command, &args),
         Args::Show(args) => show(command, &args),
-        Args::Example { daemon } => say_text(&example(command, daemon)?),
+        Args::Example { daemon } => print_text(&example(command, daemon)?),
     }
 }
 
@@ -230,13 +230,13 @@ fn show(command: &Command, args: &Show) -> Result<(), Failure> {
     let read = args.daemon.read(command, args.file.as_deref(), &args.more);
     let (_, settings) = read.map_err(|refused| refused.failure())?;
     if !args.json {
-        return say(list(SETTINGS, &(), settings.values().iter()));
+        return print_line(list(SETTINGS, &(), settings.values().iter()));
     }
     let values = settings.values().iter().map(|setting| {
         let value = json!({"values": setting.values, "origin": setting.origin.to_string()});
         (setting.key.clone(), value)
     });
-    say_json(Value::Object(values.collect()))
+    print_json(Value::Object(values.collect()))
 }
 
 #[rustfmt::skip] // A table: one row a column.

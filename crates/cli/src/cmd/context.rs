@@ -7,7 +7,7 @@ use super::table::{self, Columns};
 use crate::connection::ServerArgs;
 use crate::context::{self, Context, Contexts};
 use crate::failure::Failure;
-use crate::output::say;
+use crate::output::print_line;
 
 /// Name a server and how to reach it, so that commands need no options
 ///
@@ -77,7 +77,7 @@ fn add(args: &Add) -> Result<(), Failure> {
     // A mistake is better reported now than by the first command.
     let context = args.server.to_context()?;
     Contexts::change(|contexts| {
-        if contexts.has_none() || args.is_current {
+        if contexts.has_no_current() || args.is_current {
             contexts.current.clone_from(&args.name);
         }
         contexts.contexts.insert(args.name.clone(), context);
@@ -100,7 +100,9 @@ fn list(as_json: bool) -> Result<(), Failure> {
         })
     };
     match rows.is_empty() && !as_json {
-        true => say("there are no contexts: `ssntp context add` makes one, and so does `ssntp server --dev`"),
+        true => print_line(
+            "there are no contexts: `ssntp context add` makes one, and so does `ssntp server --dev`",
+        ),
         false => table::print(as_json, COLUMNS, &contexts, &rows, value),
     }
 }

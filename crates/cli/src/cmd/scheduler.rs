@@ -5,34 +5,34 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ssntp::Role;
-use ssntp::server::{Federation, Server, ServerConfig};
+use ssntp::server::{Federation, ServerConfig};
 use ssntp::transport::Address;
 use ssntp_cluster::scheduler::placement::Policy;
 use ssntp_cluster::scheduler::{ControllerMode, JoinedScheduler, Scheduler, SchedulerConfig};
 
 use crate::admin::{self, AdminArgs};
 use crate::choice::{Choices, Given, one_of};
-use crate::credentials::{CredentialFiles, FilesRead};
+use crate::credentials::CredentialFiles;
 use crate::daemon::server::{Admission, listening, load_configuration, sessions};
-use crate::daemon::{Daemon, Presence, Service, ended};
+use crate::daemon::{Daemon, Presence, ended};
 use crate::failure::Failure;
 use crate::join::{self, JoinArgs};
 use crate::seconds::Seconds;
 use crate::settings::{ConfigFile, Problems, Settings};
 
-/// How long a node may leave out of its STATS a workload that it was given.
+/// The time for which a node's STATS may omit a workload that the node was given.
 // Twice the interval at which agents send STATS by default.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// Run the scheduler of a cluster: it takes commands, chooses nodes, and forwards
-/// what the nodes report
+/// Run the scheduler of a cluster: it receives commands, chooses nodes, and forwards
+/// the reports of the nodes
 ///
 /// Prints one line with its address once it accepts clients. On SIGHUP, and when these
-/// files change, --ca, --cert, --crl and --config-file are read again. Sessions stay,
-/// except those whose certificate is not valid any more.
+/// files change, --ca, --cert, --crl and --config-file are read again. Sessions continue,
+/// except those whose certificate is no longer valid.
 ///
-/// With --join it is one of several schedulers: all take clients and link with each other,
-/// and one leads. The others pass on to it what their clients say.
+/// With --join it is one of several schedulers: all accept clients and link with each other,
+/// and one leads. The others forward the frames of their clients to the leader.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -43,33 +43,34 @@ pub(crate) struct Args {
     listen: Vec<Address>,
     #[command(flatten)]
     files: CredentialFiles,
-    /// The file of the cluster's configuration, which clients get (the scheduler's
-    /// own settings are in --config-file). The scheduler writes it when a
+    /// The file of the cluster's configuration, which clients receive (the scheduler's
+    /// own settings are in --config-file). The scheduler writes the file when a
     /// controller changes the configuration. If the file does not exist, the
-    /// cluster begins without a configuration
+    /// cluster starts without a configuration
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The directory in which the scheduler keeps which node has which instance: one that
-    /// has started again then starts no instance of an absent node a second time
+    /// The directory in which the scheduler keeps the list of instances of each node, so
+    /// that after a restart it starts no instance of an absent node a second time
     #[arg(long, value_name = "DIR", conflicts_with = "join")]
     state: Option<PathBuf>,
     #[command(flatten)]
     join: JoinArgs,
-    /// The address at which the other schedulers reach this one [default: where it listens]
+    /// The address at which the other schedulers reach this one [default: the addresses of
+    /// --listen]
     #[arg(long, value_name = "ADDR", requires = "join")]
     advertise: Option<Address>,
-    /// How many workloads a node gets for one READY
+    /// The number of workloads that a node gets for one READY
     #[arg(long, value_parser = one_of(PLACEMENTS), default_value = "strict")]
     placement: Policy,
     /// The controllers that may command
     #[arg(long, value_parser = one_of(CONTROLLERS), default_value = "any")]
     controllers: ControllerMode,
-    /// How long a workload may take to start, for example with a slow image; then
-    /// its start has failed, and it is deleted
+    /// The time in which a workload must start, for example with a slow image; after it,
+    /// the START has failed and the workload is deleted
     #[arg(long, value_name = "SECONDS", default_value = "900")]
     start_limit: Seconds,
     /// Also admit clients whose certificate is not bound to a UUID: such a client may
-    /// connect as any node, and speak for it
+    /// connect as any node
     #[arg(long)]
     allow_unbound: bool,
     #[command(flatten)]
@@ -83,13 +84,13 @@ pub(crate) struct Args {
 
 #[rustfmt::skip] // A table: one row a word.
 const PLACEMENTS: Choices<Policy> = &[
-    ("strict", "One; others wait for its next READY", Policy::Strict),
+    ("strict", "One; further workloads wait for the next READY", Policy::Strict),
     ("opportunistic", "As many as should fit", Policy::Opportunistic),
 ];
 #[rustfmt::skip] // A table: one row a word.
 const CONTROLLERS: Choices<ControllerMode> = &[
-    ("any", "All of them", ControllerMode::Any),
-    ("master", "The one that is connected longest", ControllerMode::Master),
+    ("any", "All controllers", ControllerMode::Any),
+    ("master", "The controller that has been connected longest", ControllerMode::Master),
 ];
 
 impl Args {
@@ -98,7 +99,7 @@ impl Args {
         let mut problems = Problems::default();
         let CredentialFiles { cert, key, ca, crl } = &self.files;
         problems.credentials(Some(cert), key.as_ref(), Some(ca), crl, Role::SCHEDULER);
-        // The scheduler makes the file if there is none.
+        // The scheduler creates the file if it does not exist.
         let config = self.config.as_deref().filter(|path| path.exists());
         problems.of("config", config.map(load_configuration));
         self.join.problems(&mut problems);
@@ -121,8 +122,8 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     let scheduler = Scheduler::new(config).map_err(|e| Failure::new(format!("--config or --state: {e}")))?;
     let (server, mut membership) = match args.join.engine()? {
         Some(engine) => {
-            // This only checks the flags. A port that the system chooses is known once the server
-            // listens, so `start_joined` finds the addresses itself.
+            // This call only checks the flags. A port that the system chooses is known once the
+            // server listens, so `start_joined` finds the addresses itself.
             join::addresses(&args.listen, args.advertise.as_ref())?;
             let named: Vec<_> = args.advertise.iter().map(Address::to_string).collect();
             let links = named.iter().fold(Federation::new(), Federation::advertise);
@@ -142,37 +143,22 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         admin: &args.admin,
         figures: admin::of_scheduler(server.handle(), join::weak(membership.as_ref())),
         status: Box::new(move || sessions(&handle)),
+        reloaded: &["ca", "cert", "crl", "crl-strict", "key"],
     };
-    let mut running = Running {
-        server: &server,
-        files: args.files,
+    let mut files = args.files;
+    // The scheduler itself writes the cluster's configuration, so that file is not read again.
+    let reload = |args: Option<Args>| {
+        let new = args.map_or_else(|| files.clone(), |args| args.files);
+        let read = new.renew(|identity, trust| server.renew(identity, trust).map(drop))?;
+        files = new;
+        Ok(read)
     };
-    let mut result = daemon.run(presence, read, &mut running, vec![ended(&server)]);
-    // First, so that another one leads while clients leave this one.
+    let mut result = daemon.run(presence, read, reload, vec![ended(&server)]);
+    // The lease is given back first, so that another scheduler leads while the clients leave.
     membership.take();
     if result.is_ok() {
         result = daemon.drain(&server, args.admission.drain());
     }
     server.stop();
     result
-}
-
-/// The part of a scheduler that a reload changes: its certificates. It writes the
-/// cluster's configuration itself, so that file is not read again.
-struct Running<'a> {
-    server: &'a Server,
-    files: CredentialFiles,
-}
-
-impl Service for Running<'_> {
-    type Args = Args;
-
-    const RELOADED: &'static [&'static str] = &["ca", "cert", "crl", "crl-strict", "key"];
-
-    fn reload(&mut self, args: Option<Args>) -> Result<FilesRead, Failure> {
-        let files = args.map_or_else(|| self.files.clone(), |args| args.files);
-        let read = files.renew(|identity, trust| self.server.renew(identity, trust).map(drop))?;
-        self.files = files;
-        Ok(read)
-    }
 }

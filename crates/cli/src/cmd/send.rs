@@ -19,7 +19,7 @@ use crate::clock::now;
 use crate::connection::{self, Connection, Waited, Watch};
 use crate::failure::Failure;
 use crate::input;
-use crate::output::{note, say_either, say_json};
+use crate::output::{note, print_either, print_json};
 use crate::receipt::{self, Question};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
@@ -469,7 +469,7 @@ impl Sending<'_> {
             as_json["lost_at_most"] = self.lost.into();
             let why = format!("{sent} {kind} were sent; up to {} of them are lost", self.lost);
             if self.args.json {
-                say_json(as_json)?;
+                print_json(as_json)?;
             }
             return Err(Failure::new(why));
         }
@@ -495,7 +495,7 @@ impl Sending<'_> {
             Some(n) => format!("{what}, and each went to {} or more", sessions(n)),
             None => format!("{what}; the server has not said to whom it went"),
         };
-        say_either(self.args.json, as_json, text)
+        print_either(self.args.json, as_json, text)
     }
 }
 

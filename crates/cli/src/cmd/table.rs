@@ -7,7 +7,7 @@ use comfy_table::{Row, Table, presets};
 use serde_json::Value;
 
 use crate::failure::Failure;
-use crate::output::{printable, say, say_json, say_lines};
+use crate::output::{print_json, print_json_lines, print_line, printable};
 
 /// The columns of a list of `T`: the heading of each, and its text in a row. `X` is what the
 /// texts need in addition to the row.
@@ -57,16 +57,16 @@ pub(crate) fn print<X, T>(
     value: impl Fn(&T) -> Value,
 ) -> Result<(), Failure> {
     match json {
-        true => say_json(rows.iter().map(value).collect::<Value>()),
-        false => say(list(columns, x, rows.iter())),
+        true => print_json(rows.iter().map(value).collect::<Value>()),
+        false => print_line(list(columns, x, rows.iter())),
     }
 }
 
 /// Prints rows that came as JSON: a line each for a program, a [`list`] for people.
 pub(crate) fn print_values(json: bool, columns: Columns<(), Value>, rows: &[Value]) -> Result<(), Failure> {
     match json {
-        true => say_lines(rows),
-        false => say(list(columns, &(), rows.iter())),
+        true => print_json_lines(rows),
+        false => print_line(list(columns, &(), rows.iter())),
     }
 }
 

@@ -1,37 +1,37 @@
-//! The channels that a daemon adds to the main loop, which all daemons share: an *arm* is one of
-//! them, with the code that handles its messages.
+//! The channels that a daemon adds to the main loop, which all daemons share: an *arm* is one
+//! channel, with the code that handles its messages.
 
-use crossbeam_channel::{Receiver, Select, SelectedOperation};
+use crossbeam_channel::{Receiver, Select, TryRecvError};
 
 use crate::failure::Failure;
 
-/// What the main loop does after a message.
+/// The action of the main loop after a message.
 pub(crate) enum Next {
     Continue,
-    /// The daemon ends.
+    /// The loop returns, and the daemon ends.
     End,
-    /// The daemon has read its files again; the error says which file it could not use.
+    /// The daemon has read its files again; the error names the file that it could not use.
     Reloaded(Result<(), String>),
-    /// The channel is closed, and is not waited for again.
+    /// The channel is disconnected, so the loop removes the arm.
     Closed,
 }
 
-/// A channel, and the code of a service that handles its messages.
-pub(crate) trait Arm<S> {
+/// A channel of any message type, and the code that handles its messages.
+pub(crate) trait Arm {
     fn register<'a>(&'a self, select: &mut Select<'a>);
 
-    /// Completes the operation of a channel that is ready.
-    fn receive(&self, ready: SelectedOperation<'_>, service: &mut S) -> Result<Next, Failure>;
+    /// Handles one message of a channel that is ready.
+    fn receive(&mut self) -> Result<Next, Failure>;
 }
 
-pub(crate) type Arms<'a, S> = Vec<Box<dyn Arm<S> + 'a>>;
+pub(crate) type Arms<'a> = Vec<Box<dyn Arm + 'a>>;
 
 /// An arm that calls `act` with each message, and once with `None` when the channel is
-/// closed.
-pub(crate) fn on<'a, T: 'a, S: 'a>(
+/// disconnected.
+pub(crate) fn on<'a, T: 'a>(
     channel: Receiver<T>,
-    act: impl Fn(&mut S, Option<T>) -> Result<Next, Failure> + 'a,
-) -> Box<dyn Arm<S> + 'a> {
+    act: impl FnMut(Option<T>) -> Result<Next, Failure> + 'a,
+) -> Box<dyn Arm + 'a> {
     Box::new(On { channel, act })
 }
 
@@ -40,16 +40,21 @@ struct On<T, F> {
     act: F,
 }
 
-impl<T, S, F: Fn(&mut S, Option<T>) -> Result<Next, Failure>> Arm<S> for On<T, F> {
+impl<T, F: FnMut(Option<T>) -> Result<Next, Failure>> Arm for On<T, F> {
     fn register<'a>(&'a self, select: &mut Select<'a>) {
         select.recv(&self.channel);
     }
 
-    fn receive(&self, ready: SelectedOperation<'_>, service: &mut S) -> Result<Next, Failure> {
-        let message = ready.recv(&self.channel).ok();
+    fn receive(&mut self) -> Result<Next, Failure> {
+        let message = match self.channel.try_recv() {
+            Ok(message) => Some(message),
+            Err(TryRecvError::Disconnected) => None,
+            // crossbeam may report a channel as ready although it is empty.
+            Err(TryRecvError::Empty) => return Ok(Next::Continue),
+        };
         let is_closed = message.is_none();
-        match (self.act)(service, message)? {
-            // A closed channel is always ready: the loop would never sleep again.
+        match (self.act)(message)? {
+            // A disconnected channel is always ready, so the loop would never sleep again.
             Next::Continue if is_closed => Ok(Next::Closed),
             next => Ok(next),
         }

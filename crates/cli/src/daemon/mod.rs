@@ -1,22 +1,22 @@
-//! The loop that all daemons share. It runs on the main thread: it prints where the daemon
-//! listens, reads the files again when they change, and ends the daemon in order.
+//! The main loop of every daemon. It runs on the main thread: it prints the daemon's addresses,
+//! reads the daemon's files again when they change, and ends the daemon in order.
 //!
 //! ```text
 //!  SIGINT, SIGTERM ─▶ Stop ─────────────────────▶ the end
-//!  SIGHUP ─────────▶ hang_ups ─▶ reload ─────────────────▶ Service::reload
-//!  every 2 seconds ─▶ looks ─▶ look ─ files changed? ──────┘
+//!  SIGHUP ─────────▶ hang_ups ─▶ reload ─────────────────▶ the daemon's reload function
+//!  every 2 seconds ─▶ looks ─▶ check ─ files changed? ─────┘
 //!                                 └─ about to expire? ─▶ a warning in the log
 //!  the daemon's own channels ─▶ Arm ─▶ the daemon
 //!  ready, reloaded, stopping ─▶ the service manager and the pages of --admin
 //! ```
 //!
-//! The loop waits for nothing but its channels and the disk. If a file system hangs, no
-//! file is read again, but the daemon's own threads go on.
+//! The loop blocks only on its channels and on the disk. If a file system hangs, no file is
+//! read again, but the daemon's own threads continue.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `arm` | a channel that a daemon adds to the loop |
-//! | `server` | flags and texts that the daemons share that are servers |
+//! | `server` | flags and texts that all daemons share that are servers |
 
 mod arm;
 pub(crate) mod server;
@@ -24,6 +24,7 @@ pub(crate) mod server;
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
+use clap::FromArgMatches;
 use crossbeam_channel::{Receiver, Select, tick};
 use serde_json::{Value, json};
 use signal_hook::consts::SIGHUP;
@@ -35,43 +36,32 @@ use uuid::Uuid;
 pub(crate) use self::arm::{Arm, Arms, Next, on};
 use crate::admin::{About, AdminArgs, Figures, Notes, Pages};
 use crate::clock::wall_clock;
-use crate::credentials::{Expiry, FilesRead};
+use crate::credentials::{Expiry, FilesRead, Lifetime};
 use crate::failure::Failure;
 use crate::logging;
-use crate::output::say_either;
+use crate::output::print_either;
 use crate::service_manager::ServiceManager;
 use crate::settings::{self, Settings};
 use crate::signals::Stop;
 use crate::watched::{LOOK, Watched};
 
-/// After a failed reload, files are read again after this many looks, which is a
-/// minute, even if they have not changed: the reason of the failure need not be in the
-/// files, for example a certificate that is not valid yet.
+/// After a failed reload, the files are read again after this number of checks, which is a
+/// minute, even if they have not changed. The reason for the failure need not be in the files:
+/// a certificate may not be valid yet.
 const LOOKS_TO_RETRY: u32 = 30;
 
-/// An arm that ends the daemon when its server stops by itself, as one that an operator drains.
-pub(crate) fn ended<'a, S: 'a>(server: &Server) -> Box<dyn Arm<S> + 'a> {
-    on(server.stopping().clone(), |_, _| Ok(Next::End))
+/// An arm that ends the daemon when its server stops by itself, for example because an operator
+/// drains it.
+pub(crate) fn ended<'a>(server: &Server) -> Box<dyn Arm + 'a> {
+    on(server.stopping().clone(), |_| Ok(Next::End))
 }
 
-/// The part of a daemon that reads files again.
-pub(crate) trait Service {
-    /// The daemon's flags, which the file of settings may change.
-    type Args: clap::FromArgMatches;
-
-    /// The settings that a reload puts in force. The others need a restart.
-    const RELOADED: &'static [&'static str] = &[];
-
-    /// Reads all files, and then puts what they hold in force. `args` is there if there
-    /// is a file of settings: the flags as the file is now.
-    ///
-    /// # Errors
-    /// A file cannot be used; everything is as it was before.
-    fn reload(&mut self, args: Option<Self::Args>) -> Result<FilesRead, Failure>;
-
-    /// Called every two seconds.
-    fn look(&mut self) {}
-}
+/// The function with which a daemon reads all its files and then applies what they hold. Its
+/// argument is the flags of a daemon that has a settings file, as that file is now.
+///
+/// # Errors
+/// A file cannot be used; the daemon has changed nothing.
+type Reload<'a, A> = dyn FnMut(Option<A>) -> Result<FilesRead, Failure> + 'a;
 
 /// The parts of a daemon that users, programs and the service manager see while it runs.
 pub(crate) struct Presence<'a> {
@@ -81,18 +71,20 @@ pub(crate) struct Presence<'a> {
     pub(crate) addresses: &'a [Address],
     /// The first lines of the output, each as text and as JSON.
     pub(crate) lines: Vec<(String, Value)>,
-    /// Whether the output is JSON.
+    /// True if the output is JSON.
     pub(crate) json: bool,
     pub(crate) admin: &'a AdminArgs,
     pub(crate) figures: Figures,
-    /// Gives the daemon's work in a few words, for the service manager. See
+    /// Returns the daemon's work in a few words, for the service manager. See
     /// [`ServiceManager::ready`].
     pub(crate) status: Box<dyn Fn() -> Option<String> + Send>,
+    /// The keys of the settings file that a reload applies. All other keys need a restart.
+    pub(crate) reloaded: &'static [&'static str],
 }
 
 impl<'a> Presence<'a> {
-    /// A daemon that is a client: its first line has its UUID, and its status is the server
-    /// that it is connected to. `client` gives `None` once its working thread has ended.
+    /// A daemon that is a client. Its first line has its UUID, and its status is the server that
+    /// it is connected to. `client` returns `None` once the daemon's working thread has ended.
     pub(crate) fn of_client(
         name: &'static str,
         uuid: Uuid,
@@ -115,44 +107,45 @@ impl<'a> Presence<'a> {
             admin,
             figures,
             status: Box::new(status),
+            reloaded: &[],
         }
     }
 }
 
-/// A process that runs until it is told to end.
+/// A process that runs until a signal or one of its arms ends it.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     manager: ServiceManager,
     pages: Pages,
     notes: Notes,
     settings: Settings,
+    reloaded: &'static [&'static str],
     stop: Stop,
     hang_ups: Receiver<()>,
     looks: Receiver<Instant>,
     watched: Watched,
     expiry: Expiry,
-    /// The result of the last reload.
-    last_reload: Option<Result<(), String>>,
-    /// Looks since a reload failed.
-    failing: Option<u32>,
+    /// The reason why the last reload failed, and the number of checks since then. `None` if the
+    /// last reload succeeded.
+    failing: Option<(String, u32)>,
 }
 
 impl Daemon {
-    /// From here on, SIGHUP does not kill the process, and SIGINT and SIGTERM end it in
-    /// order.
+    /// From here on, SIGHUP does not kill the process, and SIGINT and SIGTERM end it in order.
     pub(crate) fn install(settings: Settings) -> Result<Self, Failure> {
         let (stop, [hang_ups]) = Stop::install_with([SIGHUP])?;
         Ok(Self::new(settings, stop, hang_ups))
     }
 
-    /// The same with one more signal. The channel has a message when it arrives.
+    /// As [`install`](Self::install), with one more signal. The channel has a message when the
+    /// signal has arrived.
     pub(crate) fn install_with(settings: Settings, signal: c_int) -> Result<(Self, Receiver<()>), Failure> {
         let (stop, [hang_ups, arrivals]) = Stop::install_with([SIGHUP, signal])?;
         Ok((Self::new(settings, stop, hang_ups), arrivals))
     }
 
-    /// For a process that a user only tries: it has no files to read again, and SIGHUP,
-    /// which the end of its terminal sends, ends it.
+    /// For a process that a user only tries: it has no files to read again, and SIGHUP, which a
+    /// terminal sends when it is closed, ends the process.
     pub(crate) fn install_for_trying() -> Result<Self, Failure> {
         let never = crossbeam_channel::never();
         Ok(Self::new(Settings::default(), Stop::install()?, never))
@@ -164,50 +157,51 @@ impl Daemon {
             pages: Pages::default(),
             notes: Notes::default(),
             settings,
+            reloaded: &[],
             stop,
             hang_ups,
             looks: tick(LOOK),
             watched: Watched::default(),
             expiry: Expiry::default(),
-            last_reload: None,
             failing: None,
         }
     }
 
-    /// Tells whether the process is to end.
+    /// The signals that end the process.
     pub(crate) fn stop(&self) -> &Stop {
         &self.stop
     }
 
-    /// Runs a daemon that has started, until it is told to end: shows its pages, prints
-    /// its first lines, tells the service manager, and [serves](Self::serve). `read` is
-    /// what the daemon has read from its files.
+    /// Runs a daemon that has started until it ends: starts its pages, prints its first lines,
+    /// notifies the service manager, and [serves](Self::serve). `read` holds the files that the
+    /// daemon has read at its start.
     ///
     /// # Errors
-    /// The pages cannot be shown, or an arm failed.
-    pub(crate) fn run<S: Service>(
+    /// The pages cannot be started, or an arm failed.
+    pub(crate) fn run<A: FromArgMatches>(
         &mut self,
         presence: Presence<'_>,
         read: FilesRead,
-        service: &mut S,
-        arms: Arms<'_, S>,
+        reload: impl FnMut(Option<A>) -> Result<FilesRead, Failure>,
+        arms: Arms<'_>,
     ) -> Result<(), Failure> {
         let about = About {
             daemon: presence.name,
             listening: presence.addresses.iter().map(Address::to_string).collect(),
             notes: self.notes.clone(),
         };
+        self.reloaded = presence.reloaded;
         let credentials = read.credentials.clone();
         // The pages answer before the first line is printed, because a program that has read the
-        // line may ask them at once. The service manager comes last: it then starts what depends on
-        // this daemon.
+        // line may request them at once. The service manager comes last: it then starts the units
+        // that depend on this daemon.
         self.pages = presence.admin.start(about, credentials, presence.figures)?;
         for (text, value) in presence.lines {
-            say_either(presence.json, value, text)?;
+            print_either(presence.json, value, text)?;
         }
         self.pages.announce(presence.json);
         self.manager.ready(presence.status);
-        let served = self.serve(read, service, arms);
+        let served = self.serve(read, reload, arms);
         if let Err(Failure::Refused(why)) = &served {
             self.rest(why);
         }
@@ -217,14 +211,15 @@ impl Daemon {
         Ok(())
     }
 
-    /// Lets a client that no server takes wait before it ends, if a service manager would start
-    /// it again at once: until its files change, because the new ones may be taken, and for a
-    /// minute at most, because a server may have been wrong.
+    /// Delays the end of a client that every server refuses, because a service manager would
+    /// start it again at once. The delay ends when the client's files change, since a server may
+    /// admit the new certificate, and after a minute at most, since the server's files may have
+    /// been wrong.
     fn rest(&mut self, why: &str) {
         if !self.manager.is_there() {
             return;
         }
-        log::error!("{why}; this ends when its files change, or in a minute");
+        log::error!("{why}; this process ends when its files change, or in a minute");
         for _ in 0..LOOKS_TO_RETRY {
             self.manager.rests(why);
             crossbeam_channel::select! {
@@ -236,13 +231,14 @@ impl Daemon {
         }
     }
 
-    /// Lets the clients of a server leave before it stops; a further signal ends the wait.
+    /// Asks the clients of a server to leave before the server stops. Blocks until the clients
+    /// have left, until the server's limit for that has passed, or until a further signal.
     ///
     /// # Errors
     /// Signals cannot be handled.
     pub(crate) fn drain(&mut self, server: &Server, within: Duration) -> Result<(), Failure> {
         if !within.is_zero() && server.handle().drain(within).is_ok() {
-            // The signal that has come would end the program by force.
+            // The present `Stop` has received a signal, and would end the process by force.
             self.stop = Stop::install()?;
             self.manager.stops_within(within);
             crossbeam_channel::select! {
@@ -257,16 +253,15 @@ impl Daemon {
     ///
     /// # Errors
     /// An arm failed.
-    pub(crate) fn serve<S: Service>(
+    pub(crate) fn serve<A: FromArgMatches>(
         &mut self,
         read: FilesRead,
-        service: &mut S,
-        mut arms: Arms<'_, S>,
+        mut reload: impl FnMut(Option<A>) -> Result<FilesRead, Failure>,
+        mut arms: Arms<'_>,
     ) -> Result<(), Failure> {
         self.watched = read.watched.and(self.settings.file()).with(self.pages.watched());
         self.expect(read.lifetimes);
-        // Clones, because the selection borrows the channels while the loop calls methods that
-        // change `self`.
+        // Clones, because the selection borrows the channels while the loop changes `self`.
         let (hang_ups, looks) = (self.hang_ups.clone(), self.looks.clone());
         let stop = self.stop.channel().clone();
         loop {
@@ -274,59 +269,58 @@ impl Daemon {
             let mut select = Select::new();
             let (at_stop, at_hang_up, at_look) =
                 (select.recv(&stop), select.recv(&hang_ups), select.recv(&looks));
-            let first = at_look + 1;
             arms.iter().for_each(|arm| arm.register(&mut select));
-            let ready = select.select();
-            match ready.index() {
-                at if at == at_stop => {
-                    // crossbeam panics if an operation that was selected is not completed.
-                    let _ = ready.recv(&stop);
-                    return Ok(());
-                }
-                at if at == at_hang_up => match ready.recv(&hang_ups) {
-                    Ok(()) => self.hang_up(service),
-                    // The thread of the signals has ended.
-                    Err(_) => return Ok(()),
+            match select.ready() {
+                at if at == at_stop && self.stop.requested() => return Ok(()),
+                at if at == at_stop => {}
+                at if at == at_hang_up => match hang_ups.try_recv() {
+                    Ok(()) => self.hang_up(&mut reload),
+                    // The thread that receives the signals has ended, so no signal could end the
+                    // daemon any more.
+                    Err(e) if e.is_disconnected() => return Ok(()),
+                    Err(_) => {}
                 },
                 at if at == at_look => {
-                    let _ = ready.recv(&looks);
-                    self.look(service);
+                    if looks.try_recv().is_ok() {
+                        self.check(&mut reload);
+                    }
                 }
-                at => match arms[at - first].receive(ready, service)? {
-                    Next::Continue => {}
-                    Next::End => return Ok(()),
-                    Next::Reloaded(done) => self.note(done),
-                    Next::Closed => drop(arms.remove(at - first)),
-                },
+                at => {
+                    let arm = at - at_look - 1;
+                    match arms[arm].receive()? {
+                        Next::Continue => {}
+                        Next::End => return Ok(()),
+                        Next::Reloaded(done) => self.note(&done),
+                        Next::Closed => drop(arms.remove(arm)),
+                    }
+                }
             }
         }
     }
 
-    /// On SIGHUP, lets the service read its files. If that fails, the reason is logged, and the
-    /// service goes on as before.
-    fn hang_up(&mut self, service: &mut impl Service) {
-        // Otherwise the next look would find the change that made the user send the signal, and
-        // reload again.
+    /// Reloads on SIGHUP. If that fails, the reason is logged and the daemon continues with the
+    /// old files.
+    fn hang_up<A: FromArgMatches>(&mut self, reload: &mut Reload<'_, A>) {
+        // Otherwise the next check would find the change for which the user sent the signal, and
+        // reload a second time.
         self.watched.read_now();
-        if let Err(why) = self.reload(service) {
+        if let Err(why) = self.reload(reload) {
             log::warn!("SIGHUP: not reloaded: {why}");
         }
     }
 
-    /// Has the service read files that have changed, and warns of what expires soon.
-    fn look<S: Service>(&mut self, service: &mut S) {
-        service.look();
-        let failing = self.failing.as_mut().map(|looks| {
+    /// Reloads if files have changed, and warns of certificates that expire soon.
+    fn check<A: FromArgMatches>(&mut self, reload: &mut Reload<'_, A>) {
+        let is_due = self.failing.as_mut().is_some_and(|(_, looks)| {
             *looks += 1;
-            *looks
+            *looks >= LOOKS_TO_RETRY
         });
         let have_changed = self.watched.have_changed();
-        if have_changed || failing.is_some_and(|looks| looks >= LOOKS_TO_RETRY) {
-            // `reload` puts the new result in its place.
-            let before = self.last_reload.take();
-            if let Err(why) = self.reload(service) {
+        if have_changed || is_due {
+            let before = self.failing.take();
+            if let Err(why) = self.reload(reload) {
                 // The same reason for the same files is logged once.
-                let is_logged = before.is_some_and(|before| before.as_ref() == Err(&why));
+                let is_logged = before.is_some_and(|(before, _)| before == why);
                 if have_changed || !is_logged {
                     log::warn!("files have changed, but cannot be used: {why}");
                 }
@@ -335,11 +329,11 @@ impl Daemon {
         self.warn();
     }
 
-    fn reload<S: Service>(&mut self, service: &mut S) -> Result<(), String> {
+    fn reload<A: FromArgMatches>(&mut self, reload: &mut Reload<'_, A>) -> Result<(), String> {
         self.manager.reloading();
-        let done = self.read_again(service).map_err(|why| why.to_string());
-        self.failing = done.is_err().then_some(0);
-        self.note(done.clone());
+        let done = self.read_again(reload).map_err(|why| why.to_string());
+        self.failing = done.clone().err().map(|why| (why, 0));
+        self.note(&done);
         if done.is_ok() {
             // At warn, which is the level of a daemon by default: the operator who changed a file
             // waits for this line.
@@ -348,38 +342,37 @@ impl Daemon {
         done
     }
 
-    fn read_again<S: Service>(&mut self, service: &mut S) -> Result<(), Failure> {
-        // The state of the files is noted before they are read, so that a change meanwhile is seen
-        // at the next look.
+    fn read_again<A: FromArgMatches>(&mut self, reload: &mut Reload<'_, A>) -> Result<(), Failure> {
+        // The state of the files is noted before they are read, so that the next check finds a
+        // change that happens meanwhile.
         let others = self.pages.watched().and(self.settings.file());
-        // Whatever may fail comes first, so that a failure leaves the daemon as it was. The pages
-        // and the log change only after the service has taken the files.
+        // Every step that may fail comes first, so that a failure leaves the daemon unchanged. The
+        // pages and the log change only after the daemon has applied its files.
         let (args, settings) = self.settings.read_again()?.unzip();
-        let read = service.reload(args)?;
+        let read = reload(args)?;
         if let Some((identity, trust)) = &read.credentials {
             self.pages.renew(identity, trust);
         }
         if let Some(settings) = settings {
             logging::select(settings.value(settings::LOG));
-            self.settings.take(settings, S::RELOADED);
+            self.settings.take(settings, self.reloaded);
         }
         self.watched = read.watched.with(others);
         self.expect(read.lifetimes);
         Ok(())
     }
 
-    /// Shows the result of a reload to the service manager and on the pages.
-    fn note(&mut self, done: Result<(), String>) {
+    /// Reports the result of a reload to the service manager and on the pages.
+    fn note(&mut self, done: &Result<(), String>) {
         self.notes.reloaded(done.clone().err());
         let failure = done.as_ref().err().map(|why| format!("not reloaded: {why}"));
         self.manager.reloaded(failure.as_deref());
-        self.last_reload = Some(done);
     }
 
-    fn expect(&mut self, lifetimes: Vec<crate::credentials::Lifetime>) {
+    fn expect(&mut self, lifetimes: Vec<Lifetime>) {
         self.notes.lifetimes(lifetimes.clone());
-        // All warnings are due again after a reload, so a file that was not renewed is named once
-        // more.
+        // A reload makes all warnings due again, so a certificate that was not renewed is named
+        // once more.
         self.expiry = Expiry::of(lifetimes);
         self.warn();
     }
@@ -393,91 +386,70 @@ impl Daemon {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::fs;
-    use std::path::PathBuf;
 
     use super::*;
-
-    /// Counts its reloads, which fail if its file says so.
-    struct Counting {
-        path: PathBuf,
-        reloads: usize,
-    }
 
     #[derive(Debug, clap::Args)]
     struct NoArgs {}
 
-    impl Counting {
-        fn watched(&self) -> Watched {
-            Watched::of(vec![self.path.clone()])
-        }
-    }
-
-    impl Service for Counting {
-        type Args = NoArgs;
-
-        fn reload(&mut self, _: Option<NoArgs>) -> Result<FilesRead, Failure> {
-            self.reloads += 1;
-            let watched = self.watched();
-            match fs::read_to_string(&self.path).as_deref() {
-                Ok("bad") => Err(Failure::new("it is bad")),
-                Ok(_) => Ok(FilesRead {
-                    watched,
-                    ..FilesRead::default()
-                }),
-                Err(e) => Err(Failure::new(e)),
-            }
-        }
-    }
-
     #[test]
-    fn files_that_cannot_be_used_are_read_once_and_again_after_a_minute() {
+    fn unusable_files_are_read_once_and_again_after_a_minute() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.pem");
         fs::write(&path, "good").unwrap();
         let mut daemon = Daemon::install_for_trying().unwrap();
-        let mut service = Counting {
-            path: path.clone(),
-            reloads: 0,
+        let reloads = Cell::new(0);
+        let watched = || Watched::of(vec![path.clone()]);
+        // Counts its calls, and fails if the file says so.
+        let mut reload = |_: Option<NoArgs>| {
+            reloads.set(reloads.get() + 1);
+            let watched = watched();
+            match fs::read_to_string(&path)?.as_str() {
+                "bad" => Err(Failure::new("it is bad")),
+                _ => Ok(FilesRead {
+                    watched,
+                    ..FilesRead::default()
+                }),
+            }
         };
-        daemon.watched = service.watched();
+        daemon.watched = watched();
         fs::write(&path, "bad").unwrap();
-        (0..10).for_each(|_| daemon.look(&mut service));
-        assert_eq!(service.reloads, 1);
-        assert_eq!(daemon.last_reload, Some(Err("it is bad".to_owned())));
-        (0..LOOKS_TO_RETRY).for_each(|_| daemon.look(&mut service));
-        assert_eq!(service.reloads, 2);
+        (0..10).for_each(|_| daemon.check(&mut reload));
+        assert_eq!(reloads.get(), 1);
+        assert_eq!(daemon.failing.as_ref().unwrap().0, "it is bad");
+        (0..LOOKS_TO_RETRY).for_each(|_| daemon.check(&mut reload));
+        assert_eq!(reloads.get(), 2);
         fs::write(&path, "good again").unwrap();
-        (0..LOOKS_TO_RETRY * 2).for_each(|_| daemon.look(&mut service));
-        assert_eq!(service.reloads, 3);
-        assert_eq!(daemon.last_reload, Some(Ok(())));
-        daemon.hang_up(&mut service);
-        assert_eq!(service.reloads, 4, "a signal counts even if nothing has changed");
+        (0..LOOKS_TO_RETRY * 2).for_each(|_| daemon.check(&mut reload));
+        assert_eq!(reloads.get(), 3);
+        assert_eq!(daemon.failing, None);
+        daemon.hang_up(&mut reload);
+        assert_eq!(reloads.get(), 4, "a signal reloads even if no file has changed");
     }
 
     #[test]
     fn an_arm_is_served_until_its_channel_is_closed_and_may_end_the_daemon() {
         let mut daemon = Daemon::install_for_trying().unwrap();
-        let mut service = Counting {
-            path: PathBuf::new(),
-            reloads: 0,
-        };
+        let sum = Cell::new(0);
         let (numbers, received) = crossbeam_channel::unbounded();
         let (end, ended) = crossbeam_channel::bounded(1);
         numbers.send(1).unwrap();
         numbers.send(2).unwrap();
         drop(numbers);
-        let arms: Arms<'_, Counting> = vec![
-            on(received, |counting: &mut Counting, number| {
+        let arms: Arms<'_> = vec![
+            on(received, |number| {
                 match number {
-                    Some(number) => counting.reloads += number,
+                    Some(number) => sum.set(sum.get() + number),
                     None => end.send(()).unwrap(),
                 }
                 Ok(Next::Continue)
             }),
-            on(ended, |_, _| Ok(Next::End)),
+            on(ended, |_| Ok(Next::End)),
         ];
-        daemon.serve(FilesRead::default(), &mut service, arms).unwrap();
-        assert_eq!(service.reloads, 3);
+        let reload = |_: Option<NoArgs>| Ok(FilesRead::default());
+        daemon.serve(FilesRead::default(), reload, arms).unwrap();
+        assert_eq!(sum.get(), 3);
     }
 }

@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
 
 use super::file::{Entry, Scalar};
-use super::{CONFIG_FILE, Position, Problem};
+use super::{CONFIG_FILE, Position, Problem, first_paragraph};
 
 /// The flags of one daemon that a file may hold: all but hidden flags, those that ask
 /// for help, and the name of the file. Each of them has a long name, which is its key.
@@ -152,7 +152,8 @@ fn problem(arg: &Arg, value: &Scalar) -> Option<(Position, String)> {
         _ if value.is_nothing() || text.is_empty() => "a value is empty".to_owned(),
         (ErrorKind::InvalidValue, _) => format!("{text:?} is not one of {}", choices(arg).join(", ")),
         (_, Some(reason)) => format!("{text:?}: {reason}"),
-        (_, None) => format!("{text:?} is not a valid value"),
+        // The parser has made the whole text, which leaves out a value with a password.
+        (_, None) => first_paragraph(&error),
     };
     Some((value.at, what))
 }

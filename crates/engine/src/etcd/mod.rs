@@ -43,8 +43,10 @@ impl FromStr for Endpoints {
 
     fn from_str(text: &str) -> Result<Self, EndpointsError> {
         let bad = |why: String| EndpointsError(text.to_owned(), why);
-        if text.contains('@') {
-            return Err(bad("name and password are not part of an address".into()));
+        if let Some((_, address)) = text.rsplit_once('@') {
+            // The text before the address may be a password, so the error leaves it out.
+            let why = "name and password are not part of an address".to_owned();
+            return Err(EndpointsError(format!("etcd://…@{address}"), why));
         }
         let list = text
             .strip_prefix("etcd://")

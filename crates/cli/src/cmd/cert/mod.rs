@@ -22,7 +22,7 @@ use crate::choice::Given;
 use crate::clock::wall_clock;
 use crate::credentials::CrlArgs;
 use crate::failure::Failure;
-use crate::output::{Output, printable, say, say_json};
+use crate::output::{Output, print_json, print_line, printable};
 use crate::signals::Stop;
 
 /// Make, renew, revoke, show and check certificates
@@ -246,7 +246,7 @@ fn make(args: Ca) -> Result<(), Failure> {
             other => other.into(),
         })?;
     let info = authority.info();
-    say(made(&args.dir.join("ca.pem"), &info.subject, info))
+    print_line(made(&args.dir.join("ca.pem"), &info.subject, info))
 }
 
 /// The line about a new certificate.
@@ -272,8 +272,8 @@ fn issue(args: Issue) -> Result<(), Failure> {
 fn tell(path: &Path, info: &CertificateInfo) -> Result<(), Failure> {
     let made = made(path, &format!("for {}", info.roles), info);
     match info.uuid {
-        Some(uuid) => say(format_args!("{made}, bound to {uuid}")),
-        None => say(made),
+        Some(uuid) => print_line(format_args!("{made}, bound to {uuid}")),
+        None => print_line(made),
     }
 }
 
@@ -304,10 +304,10 @@ fn renew(args: &Renew) -> Result<(), Failure> {
     let renewed = authority.renew(&args.dir, &path, &request)?;
     let (before, info) = (&renewed.before, renewed.issued.info());
     let made = made(&path, &format!("renewed for {}", info.roles), info);
-    say(format_args!("{made}, serial {}", info.serial))?;
+    print_line(format_args!("{made}, serial {}", info.serial))?;
     if !args.revoke_old {
         let (until, serial) = (before.not_after_text(), &before.serial);
-        return say(format_args!(
+        return print_line(format_args!(
             "the old certificate is valid until {until}, serial {serial}"
         ));
     }
@@ -341,7 +341,7 @@ fn renew_authority(authority: &Authority, args: &Renew) -> Result<(), Failure> {
     let renewed = authority.renew_itself(&args.dir, args.days)?;
     let (info, path) = (renewed.info(), args.dir.join("ca.pem"));
     let made = made(&path, &format!("renewed {} with its old key", info.subject), info);
-    say(format_args!("{made}, serial {}", info.serial))
+    print_line(format_args!("{made}, serial {}", info.serial))
 }
 
 /// The days for which a list that a renewal signs is valid: the default of `cert revoke`.
@@ -378,7 +378,7 @@ fn tell_of_list(directory: &Path, list: &SignedRevocationList) -> Result<(), Fai
         info.len(),
         info.next_update_text().unwrap_or_default(),
     );
-    say(format_args!(
+    print_line(format_args!(
         "{path}: {count} revoked, to be signed anew before {next}"
     ))
 }
@@ -459,7 +459,7 @@ fn inspect(args: &Inspect) -> Result<(), Failure> {
     };
     let now = wall_clock();
     if args.json {
-        return say_json(json!({
+        return print_json(json!({
             "file": args.file.to_string_lossy(),
             "certificates": certificates.iter().map(|info| to_json(info, now)).collect::<Value>(),
             "revocation_lists": lists.iter().map(|list| list_to_json(list, now)).collect::<Value>(),
@@ -635,7 +635,7 @@ fn verify(args: &Verify) -> Result<(), Failure> {
     });
     let file = args.file.to_string_lossy();
     match checked {
-        Ok(info) if args.json => say_json(json!({
+        Ok(info) if args.json => print_json(json!({
             "file": file,
             "ok": true,
             "roles": role_names(info.roles),
@@ -646,11 +646,11 @@ fn verify(args: &Verify) -> Result<(), Failure> {
         })),
         Ok(info) => {
             let (roles, until) = (info.roles, info.not_after_text());
-            say(format_args!("{file}: good for {roles}, valid until {until}"))
+            print_line(format_args!("{file}: good for {roles}, valid until {until}"))
         }
         Err(fault) => {
             if args.json {
-                say_json(json!({ "file": file, "ok": false, "reason": fault.to_string() }))?;
+                print_json(json!({ "file": file, "ok": false, "reason": fault.to_string() }))?;
             }
             Err(Failure::at(&args.file, fault))
         }

@@ -9,7 +9,7 @@ use ssntp::pki::KeyKind;
 
 use super::{Holder, authority, file_name, stem, tell};
 use crate::failure::Failure;
-use crate::output::say;
+use crate::output::print_line;
 
 /// Make a key, and a request for a certificate that an authority is to sign: DIR/NAME.key
 /// and DIR/NAME.csr
@@ -56,7 +56,7 @@ pub(super) fn request(args: Request) -> Result<(), Failure> {
     let had_key = request.write_signing_request(&key, &to)?;
     let was = if had_key { "there already" } else { "new" };
     let (to, key, roles) = (to.display(), key.display(), request.roles);
-    say(format_args!(
+    print_line(format_args!(
         "{to}: a request for {roles}, by the key {key} ({was})"
     ))
 }

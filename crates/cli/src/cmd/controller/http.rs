@@ -11,7 +11,7 @@ use crate::admin::with_port;
 use crate::credentials::FilesRead;
 use crate::failure::Failure;
 
-/// The address of the pages and the API, and who may use them.
+/// The address of the pages and the API, and the clients that may use them.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct HttpArgs {
     /// Serve pages about the cluster, and the API, over HTTP, at HOST:PORT or unix:PATH.
@@ -30,7 +30,7 @@ pub(super) struct HttpArgs {
 }
 
 impl HttpArgs {
-    /// Starts the API, if it is asked for. Tokens are in the directory of the database.
+    /// Starts the API if `--http` is given. Tokens are in the directory of the database.
     pub(super) fn start(
         &self,
         store: &Path,
@@ -42,18 +42,18 @@ impl HttpArgs {
         };
         let mut config = ApiConfig::new(address.clone(), store).login(self.http_login);
         if let Some((identity, cluster)) = credentials {
-            config = config.tls(identity, cluster, self.look()?);
+            config = config.tls(identity, cluster, self.readers()?);
         }
         let api = Api::start(config, handle);
         api.map(Some).map_err(|e| Failure::new(format!("--http: {e}")))
     }
 
-    /// The authority whose certificates may read.
-    pub(super) fn look(&self) -> Result<Option<Trust>, Failure> {
+    /// The authority whose certificates may only read.
+    pub(super) fn readers(&self) -> Result<Option<Trust>, Failure> {
         Ok(self.http_ca.as_ref().map(Trust::load).transpose()?)
     }
 
-    /// The files that were read, and that of the authority.
+    /// The files that were read, and the file of `--http-ca`, all to be watched.
     pub(super) fn watched(&self, mut read: FilesRead) -> FilesRead {
         read.watched = read.watched.and(self.http_ca.clone());
         read

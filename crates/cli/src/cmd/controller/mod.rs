@@ -1,5 +1,5 @@
-//! `ssntp controller`: keeps what should run in a database, makes the cluster run it, and shows both
-//! over HTTP.
+//! `ssntp controller`: keeps the workloads that should run in a database, makes the cluster run
+//! them, and shows workloads and cluster over HTTP.
 //!
 //! | file | holds |
 //! |---|---|
@@ -16,22 +16,20 @@ use clap::value_parser;
 use serde_json::json;
 use ssntp::Role;
 use ssntp::client::UuidSource;
-use ssntp_controller::http::Api;
 use ssntp_controller::{Config, Daemon as Controller, Limits};
 
 use self::http::HttpArgs;
 use crate::admin::{self, AdminArgs};
-use crate::connection::Connection;
-use crate::credentials::{CredentialFiles, FilesRead};
-use crate::daemon::{Daemon, Presence, Service, on};
+use crate::connection::{Connection, Renewal};
+use crate::daemon::{Daemon, Presence, on};
 use crate::failure::Failure;
 use crate::settings::{ConfigFile, Problems, Settings};
 
-/// Keep what should run, make the cluster run it, and show both on pages
+/// Keep the workloads that should run, make the cluster run them, and show both on pages
 ///
 /// The database in --store holds the workloads that should run, and the history of the cluster.
 /// `ssntp ctl apply` changes the workloads through the API at --http. SIGINT and SIGTERM end the
-/// controller; instances go on. On SIGHUP, and when these files change, --ca, --cert, --crl and
+/// controller; instances keep running. On SIGHUP, and when these files change, --ca, --cert, --crl and
 /// --http-ca are read again.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -39,13 +37,13 @@ pub(crate) struct Args {
     config_file: ConfigFile,
     #[command(flatten)]
     connection: Connection,
-    /// The directory of the database, which is made if there is none
+    /// The directory of the database, which is created if it does not exist
     #[arg(long, value_name = "DIR", global = true)]
     store: Option<PathBuf>,
     /// How long a row of the history is kept
     #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = value_parser!(u32).range(1..=3650))]
     history_days: u32,
-    /// How large the database may be before the oldest rows of the history are deleted
+    /// The largest size of the database; beyond it, the oldest rows of the history are deleted
     #[arg(long, value_name = "MB", default_value_t = 256, value_parser = value_parser!(u32).range(16..=1_000_000))]
     history_mb: u32,
     #[command(flatten)]
@@ -66,7 +64,7 @@ enum Verb {
 }
 
 impl Args {
-    /// Whether it runs until it is stopped.
+    /// True if the command runs until it is stopped.
     pub(crate) fn serves(&self) -> bool {
         self.verb.is_none()
     }
@@ -96,8 +94,8 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
 fn serve(args: &Args, settings: Settings) -> Result<(), Failure> {
     let store = args.store()?;
     let mut daemon = Daemon::install(settings)?;
-    let (mut client, renewal) = args.connection.config_as(Role::CONTROLLER, daemon.stop())?;
-    // --uuid wins over the UUID that is kept in --store.
+    let (mut client, Renewal { files, read }) = args.connection.config_as(Role::CONTROLLER, daemon.stop())?;
+    // --uuid overrides the UUID that is kept in --store.
     if !args.connection.has_uuid() {
         client = client.uuid(UuidSource::Persistent(store.to_owned()));
     }
@@ -113,7 +111,7 @@ fn serve(args: &Args, settings: Settings) -> Result<(), Failure> {
     .map_err(Failure::new)?;
     let handle = controller.handle();
     let client = handle.controller().client();
-    let credentials = renewal.read.credentials.clone();
+    let credentials = read.credentials.clone();
     let api = args.http.start(store, credentials, handle.clone())?;
     let figures = admin::of_client(client.clone());
     let (uuid, status) = (client.uuid(), move || Some(client.figures()));
@@ -124,41 +122,21 @@ fn serve(args: &Args, settings: Settings) -> Result<(), Failure> {
             .lines
             .push((format!("page at {}", urls.join(", ")), json!({ "page": urls })));
     }
-    let mut running = Running {
-        controller: &controller,
-        api,
-        http: &args.http,
-        files: renewal.files,
-    };
-    let arms = vec![on(controller.ended().clone(), |_, _| {
+    let arms = vec![on(controller.ended().clone(), |_| {
         Err(Failure::new(
             "the controller has ended by itself; the log says why",
         ))
     })];
-    daemon.run(presence, args.http.watched(renewal.read), &mut running, arms)
-}
-
-/// The part of a controller that a reload changes.
-struct Running<'a> {
-    controller: &'a Controller,
-    api: Option<Api>,
-    http: &'a HttpArgs,
-    files: CredentialFiles,
-}
-
-impl Service for Running<'_> {
-    type Args = Args;
-
-    fn reload(&mut self, _: Option<Args>) -> Result<FilesRead, Failure> {
-        // The authority of those who may look comes first, so that a failure leaves all as it was.
-        let look = self.http.look()?;
-        let (controller, api) = (self.controller.handle().controller(), &self.api);
-        let read = self
-            .files
-            .renew(|identity, trust| controller.renew(identity, trust))?;
-        if let (Some(api), Some((identity, trust))) = (api, &read.credentials) {
-            api.renew(identity, trust.clone(), look).map_err(Failure::new)?;
+    let reload = |_: Option<Args>| {
+        // The authority of --http-ca is read first, so that a failure changes nothing.
+        let readers = args.http.readers()?;
+        let controller = controller.handle().controller();
+        let read = files.renew(|identity, trust| controller.renew(identity, trust))?;
+        if let (Some(api), Some((identity, trust))) = (&api, &read.credentials) {
+            api.renew(identity, trust.clone(), readers)
+                .map_err(Failure::new)?;
         }
-        Ok(self.http.watched(read))
-    }
+        Ok(args.http.watched(read))
+    };
+    daemon.run(presence, args.http.watched(read), reload, arms)
 }

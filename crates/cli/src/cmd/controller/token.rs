@@ -1,4 +1,4 @@
-//! `ssntp controller token`: who may use the API of a controller.
+//! `ssntp controller token`: the tokens for the API of a controller.
 
 use std::path::Path;
 
@@ -9,18 +9,18 @@ use ssntp_controller::http::{Right, Token, Tokens};
 use crate::clock::wall_clock;
 use crate::cmd::table::{Columns, print};
 use crate::failure::Failure;
-use crate::output::say_either;
+use crate::output::print_either;
 
-/// Make, list and remove tokens, with which browsers and programs may use the API
+/// Make, list and remove the tokens that browsers and programs use for the API
 ///
 /// A change takes effect at once, even while the controller runs.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Args {
-    /// Make a token and print it; it is not shown again
+    /// Make a token and print it; the token is not shown again
     Add {
         /// A name for the token
         name: String,
-        /// Let it change workloads, and not only read
+        /// Let the token change workloads as well as read
         #[arg(long)]
         write: bool,
     },
@@ -41,7 +41,7 @@ pub(super) fn run(args: &Args, store: &Path, json: bool) -> Result<(), Failure> 
             let secret = tokens.add(name, right, &rfc3339(wall_clock()));
             let secret = secret.map_err(Failure::new)?;
             let value = json!({ "name": name, "right": right, "token": secret });
-            say_either(json, value, secret)
+            print_either(json, value, secret)
         }
         Args::List => {
             let tokens = tokens.list().map_err(Failure::new)?;

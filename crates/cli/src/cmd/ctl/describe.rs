@@ -7,7 +7,7 @@ use super::session::Session;
 use super::{json, tables};
 use crate::cmd::table::{sheet, sheet_line};
 use crate::failure::Failure;
-use crate::output::say_either;
+use crate::output::print_either;
 use crate::signals::Stop;
 
 /// Show all that is known of an instance or a node
@@ -27,7 +27,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         })
     });
     let (value, text) = said?;
-    say_either(options.json, value, text.trim_end())
+    print_either(options.json, value, text.trim_end())
 }
 
 enum Found<'a> {

@@ -38,11 +38,11 @@ pub(super) fn follow(
         let first = crossbeam_channel::select! {
             recv(stop.channel()) -> _ => return Ok(()),
             recv(looks) -> _ => {
-                renewal.look(&controller.client());
+                renewal.check(&controller.client());
                 continue;
             }
             recv(pace) -> _ => {
-                complaint.tell(&controller.client());
+                complaint.note(&controller.client());
                 None
             }
             recv(changes) -> change => Some(change.map_err(|_| ended())?),

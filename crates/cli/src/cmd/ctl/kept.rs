@@ -13,7 +13,7 @@ use super::options::Options;
 use crate::cmd::table::{Columns, list, print_values, sheet};
 use crate::failure::Failure;
 use crate::input;
-use crate::output::{printable, say, say_either, say_json};
+use crate::output::{print_either, print_json, print_line, printable};
 use crate::signals::Stop;
 
 /// The most workloads of a file.
@@ -90,6 +90,10 @@ pub(super) struct RolloutArgs {
     /// Go on after --pause
     #[arg(long, group = "order")]
     resume: bool,
+    /// Do nothing if the workload has another revision than this one, which `get` has shown:
+    /// it was changed meanwhile
+    #[arg(long, value_name = "N", requires = "order")]
+    revision: Option<i64>,
 }
 
 /// Remove workloads, and delete their instances
@@ -99,6 +103,10 @@ pub(super) struct RemoveArgs {
     api: ApiArgs,
     #[arg(value_name = "WORKLOAD", required = true)]
     names: Vec<String>,
+    /// Do nothing if the one workload has another revision than this one, which `get` has
+    /// shown: it was changed meanwhile
+    #[arg(long, value_name = "N")]
+    revision: Option<i64>,
 }
 
 impl ApplyArgs {
@@ -146,21 +154,21 @@ impl ApplyArgs {
         for applied in rows(answer) {
             is_changed |= applied["change"] != json!(Changed::Unchanged);
             if options.json {
-                say_json(applied)?;
+                print_json(applied)?;
                 continue;
             }
             let name = text(&applied["name"]);
             let words = in_words(&applied);
             match dry_run {
-                true => say(format_args!(
+                true => print_line(format_args!(
                     "workload {name} would be {words}; its revision is {}",
                     applied["revision"]
                 ))?,
-                false => say(format_args!("workload {name} is {words}"))?,
+                false => print_line(format_args!("workload {name} is {words}"))?,
             }
             for one in applied["differences"].as_array().into_iter().flatten() {
                 let (path, before, after) = (text(&one["path"]), &one["before"], &one["after"]);
-                say(printable(&format!("  {path}: {before} -> {after}")))?;
+                print_line(printable(&format!("  {path}: {before} -> {after}")))?;
             }
         }
         Ok(is_changed)
@@ -198,12 +206,12 @@ pub(super) fn get(options: &Options, stop: &Stop, args: &GetArgs) -> Result<(), 
     let mut instances = rows(api.get(&format!("instances?workload={}", escaped(name)))?);
     instances.sort_by_key(|one| (one["slot"].as_u64(), one["since"].as_i64()));
     if options.json {
-        return say_json(json!({"workload": workload, "instances": instances}));
+        return print_json(json!({"workload": workload, "instances": instances}));
     }
-    say(shown(name, &workload))?;
+    print_line(shown(name, &workload))?;
     match instances.is_empty() {
         true => Ok(()),
-        false => say(format_args!("\n{}", list(INSTANCES, &(), instances.iter()))),
+        false => print_line(format_args!("\n{}", list(INSTANCES, &(), instances.iter()))),
     }
 }
 
@@ -236,10 +244,11 @@ pub(super) fn rollout(options: &Options, stop: &Stop, args: &RolloutArgs) -> Res
     };
     if let Some(order) = order {
         let body = json!({ "order": order });
-        api.ask("POST", &format!("{path}/rollout"), Some(&body))?;
+        let path = format!("{path}/rollout{}", query(args.revision));
+        api.ask("POST", &path, Some(&body))?;
     }
     let workload = api.get(&path)?;
-    say_either(options.json, &workload, shown(&args.workload, &workload))
+    print_either(options.json, &workload, shown(&args.workload, &workload))
 }
 
 fn shown(name: &str, workload: &Value) -> String {
@@ -248,11 +257,15 @@ fn shown(name: &str, workload: &Value) -> String {
 }
 
 pub(super) fn remove(options: &Options, stop: &Stop, args: &RemoveArgs) -> Result<(), Failure> {
+    if args.revision.is_some() && args.names.len() > 1 {
+        return Err(Failure::usage("--revision is for one workload"));
+    }
     let api = Api::new(&args.api, options, stop);
     for name in &args.names {
-        let removed = api.ask("DELETE", &format!("workloads/{}", escaped(name)), None)?;
+        let path = format!("workloads/{}{}", escaped(name), query(args.revision));
+        let removed = api.ask("DELETE", &path, None)?;
         let text = format_args!("workload {name} is being deleted");
-        say_either(options.json, removed, text)?;
+        print_either(options.json, removed, text)?;
     }
     Ok(())
 }
@@ -331,6 +344,11 @@ fn rows(value: Value) -> Vec<Value> {
         Value::Null => Vec::new(),
         one => vec![one],
     }
+}
+
+/// The part of a path that makes the controller compare revisions.
+fn query(revision: Option<i64>) -> String {
+    revision.map_or(String::new(), |revision| format!("?revision={revision}"))
 }
 
 /// A text as a part of an address.

@@ -13,7 +13,7 @@ use super::{json as shapes, tables};
 use crate::clock::wall_clock;
 use crate::cmd::table::print;
 use crate::failure::Failure;
-use crate::output::{note, printable, say_either};
+use crate::output::{note, print_either, printable};
 use crate::seconds::Age;
 use crate::signals::Stop;
 
@@ -73,7 +73,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         seconds => format!(", banned for {}", tables::span(seconds)),
     };
     let text = format_args!("{}: {sessions}{banned}", args.named.who);
-    say_either(options.json, kicked_json(&kicked), text)?;
+    print_either(options.json, kicked_json(&kicked), text)?;
     if !options.json && !kicked.detail.is_empty() {
         note(format_args!("ssntp: {}", kicked.detail));
     }
@@ -99,7 +99,7 @@ pub(super) fn unban(options: &Options, stop: &Stop, args: &UnbanArgs) -> Result<
     let lifted: Unbanned = operator.ask(&unban, |answer: &Unbanned| answer.id == unban.id)?;
     check(&lifted.reason, &lifted.detail)?;
     let text = format_args!("{}: it may come again", args.named.who);
-    say_either(options.json, json!({"uuid": unban.uuid.as_str()}), text)
+    print_either(options.json, json!({"uuid": unban.uuid.as_str()}), text)
 }
 
 impl Named {

@@ -14,7 +14,7 @@ use super::session::Session;
 use super::{json, tables};
 use crate::cmd::table::list;
 use crate::failure::Failure;
-use crate::output::{note, printable_json, say, say_text};
+use crate::output::{note, print_line, print_text, printable_json};
 use crate::signals::Stop;
 
 #[derive(Debug, clap::Args)]
@@ -61,7 +61,7 @@ pub(super) fn run(options: &Options, stop: &Stop, again: bool, what: &What) -> R
         let doubled = what.doubled(view);
         (what.text(view, options.json), doubled)
     });
-    say(text?)?;
+    print_line(text?)?;
     doubled.iter().for_each(note);
     Ok(())
 }
@@ -139,8 +139,8 @@ fn watch(options: &Options, stop: &Stop, what: &What) -> Result<(), Failure> {
         }
         shown.clone_from(&text);
         match over_itself {
-            true => say_text(&over(&text)),
-            false => say(text),
+            true => print_text(&over(&text)),
+            false => print_line(text),
         }
     })
 }

@@ -14,7 +14,7 @@ use super::session::Session;
 use super::verbs::find;
 use crate::choice::{Choices, one_of};
 use crate::failure::Failure;
-use crate::output::{Output, note, printable, reader_is_gone, say_json};
+use crate::output::{Output, note, print_json, printable, reader_is_gone};
 use crate::signals::Stop;
 
 /// How long the instance's node may take to answer, unless --timeout is given.
@@ -177,7 +177,7 @@ impl Printer {
                     write(output, printable(&String::from_utf8_lossy(held)).as_bytes())?;
                 }
                 Form::Lines(held, gap) if !held.is_empty() => {
-                    say_json(line_of(self.json, output, held, true, gap))?;
+                    print_json(line_of(self.json, output, held, true, gap))?;
                 }
                 _ => {}
             }

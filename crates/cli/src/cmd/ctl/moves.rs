@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::session::Session;
 use crate::failure::Failure;
-use crate::output::{printable, say_either};
+use crate::output::{print_either, printable};
 
 /// The time between two looks at the instances, in case no change is reported.
 const LOOK: Duration = Duration::from_millis(100);
@@ -100,7 +100,7 @@ fn tell(session: &Session<'_>, instance: Uuid, moved: Result<Uuid, &str>) -> Res
     };
     let value = json!({"instance": instance, member: told});
     let text = printable(&format!("instance {instance} was {text}"));
-    say_either(session.json, value, text)
+    print_either(session.json, value, text)
 }
 
 /// The reason that the scheduler gives, in words.

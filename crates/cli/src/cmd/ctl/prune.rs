@@ -12,7 +12,7 @@ use super::session::Session;
 use super::verbs::Waiting;
 use crate::clock::wall_clock;
 use crate::failure::Failure;
-use crate::output::say;
+use crate::output::print_line;
 use crate::seconds::Age;
 use crate::signals::Stop;
 
@@ -47,7 +47,7 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
         .map(|instance| session.controller.delete(instance));
     let orders: Vec<_> = orders.collect::<Result<_, _>>()?;
     if orders.is_empty() && !options.json {
-        return say("nothing to delete");
+        return print_line("nothing to delete");
     }
     session.finish(orders, args.waiting.wait())
 }

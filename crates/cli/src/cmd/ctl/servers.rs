@@ -12,7 +12,7 @@ use super::{json as shapes, tables};
 use crate::clock::wall_clock;
 use crate::cmd::table::list;
 use crate::failure::Failure;
-use crate::output::{note, printable, say, say_json};
+use crate::output::{note, print_json, print_line, printable};
 use crate::seconds::Age;
 use crate::signals::Stop;
 
@@ -51,12 +51,12 @@ pub(super) fn run(options: &Options, stop: &Stop, args: &Args) -> Result<(), Fai
     let servers = all(&operator)?;
     match &args.verb {
         Some(Verb::Drain(drain)) => drained(options, &operator, &servers.entries, drain),
-        None if options.json => say_json(shapes::servers(&servers, wall_clock())),
+        None if options.json => print_json(shapes::servers(&servers, wall_clock())),
         None => {
             let table = list(tables::SERVERS, &servers.leader, servers.entries.iter());
             match tables::cluster(&servers) {
-                Some(line) => say(format_args!("{line}\n{table}")),
-                None => say(table),
+                Some(line) => print_line(format_args!("{line}\n{table}")),
+                None => print_line(table),
             }
         }
     }
@@ -84,7 +84,7 @@ fn drained(
     servers: &[ServerEntry],
     args: &DrainArgs,
 ) -> Result<(), Failure> {
-    let server = find(servers, &args.name)?;
+    let server = find(servers, &args.name, operator.address().as_deref())?;
     let question = DrainServer {
         id: new_id(),
         uuid: server.uuid.clone(),
@@ -108,8 +108,8 @@ fn drained(
         ));
     }
     match options.json {
-        true => say_json(json!({"uuid": question.uuid.as_str(), "within_s": within})),
-        false => say(format_args!(
+        true => print_json(json!({"uuid": question.uuid.as_str(), "within_s": within})),
+        false => print_line(format_args!(
             "{name}: its clients leave within {}, then it stops",
             tables::span(within)
         )),
@@ -120,11 +120,20 @@ fn takes_clients(server: &ServerEntry) -> bool {
     !matches!(server.state, ServerState::Away | ServerState::Draining)
 }
 
-/// The server with this address, or whose UUID begins so.
-fn find<'a>(servers: &'a [ServerEntry], name: &str) -> Result<&'a ServerEntry, Failure> {
+/// The server with this address, or with a UUID that begins so. `reached` is the address at which
+/// this program has reached the server that sent the list.
+fn find<'a>(
+    servers: &'a [ServerEntry],
+    name: &str,
+    reached: Option<&str>,
+) -> Result<&'a ServerEntry, Failure> {
     let beginning = name.trim().to_ascii_lowercase();
     let is_meant = |entry: &&ServerEntry| {
-        entry.address == name || !beginning.is_empty() && entry.uuid.as_str().starts_with(&beginning)
+        // A server without --advertise does not know at which address others reach it.
+        let is_reached = matches!(entry.state, ServerState::Own | ServerState::Draining)
+            && reached.is_some_and(|reached| reached == name);
+        let has_uuid = !beginning.is_empty() && entry.uuid.as_str().starts_with(&beginning);
+        entry.address == name || is_reached || has_uuid
     };
     let meant: Vec<_> = servers.iter().filter(is_meant).collect();
     let name = printable(name);
@@ -134,9 +143,19 @@ fn find<'a>(servers: &'a [ServerEntry], name: &str) -> Result<&'a ServerEntry, F
             printable(&one.detail)
         ))),
         [one] => Ok(one),
-        [] => Err(Failure::new(format!(
-            "no server has the address {name} or a UUID that begins with that; `ssntp ctl servers` shows them"
-        ))),
+        [] => {
+            let known = servers
+                .iter()
+                .map(|entry| match (entry.uuid.as_str(), &*entry.address) {
+                    (uuid, "") => format!("{uuid} (no --advertise)"),
+                    ("", address) => address.to_owned(),
+                    (uuid, address) => format!("{uuid} ({address})"),
+                });
+            let known = printable(&known.collect::<Vec<_>>().join(", "));
+            Err(Failure::new(format!(
+                "no server has the address {name} or a UUID that begins with that; known are {known}"
+            )))
+        }
         several => Err(Failure::new(format!(
             "{} servers have that address or a UUID that begins with {name}",
             several.len()
@@ -158,7 +177,8 @@ mod tests {
         };
         let one = "0d9d0c5e-6f3a-4b7e-9c55-1a2b3c4d5e6f";
         let two = "0d9d0c5e-6f3a-4b7e-9c55-1a2b3c4d5e70";
-        let servers = [entry(one, "a:1"), entry(two, "b:1"), entry("", "c:1")];
+        let find = |servers: &[ServerEntry], name: &str| super::find(servers, name, Some("here:1")).cloned();
+        let mut servers = [entry(one, "a:1"), entry(two, "b:1"), entry("", "c:1")];
         for name in [one, "a:1", "0D9D0C5E-6F3A-4B7E-9C55-1A2B3C4D5E6"] {
             assert_eq!(find(&servers, name).unwrap().uuid.as_str(), one, "{name}");
         }
@@ -174,5 +194,14 @@ mod tests {
             let said = find(&servers, name).unwrap_err();
             assert!(said.plain().unwrap().starts_with(why), "{name}: {said:?}");
         }
+        // Two servers without --advertise: the error names both, and the one that answers is also
+        // found by the address at which it was reached.
+        servers[0].address.clear();
+        servers[1].address.clear();
+        let said = find(&servers, "here:1").unwrap_err();
+        let names = format!("known are {one} (no --advertise), {two} (no --advertise), c:1");
+        assert!(said.plain().unwrap().ends_with(&names), "{said:?}");
+        servers[1].state = ServerState::Own;
+        assert_eq!(find(&servers, "here:1").unwrap().uuid.as_str(), two);
     }
 }

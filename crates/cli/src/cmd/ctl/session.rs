@@ -15,7 +15,7 @@ use super::options::Options;
 use crate::clock::now;
 use crate::connection::{Complaint, closed, unanswered};
 use crate::failure::Failure;
-use crate::output::{Output, note, printable, say, say_json};
+use crate::output::{Output, note, print_json, print_line, printable};
 use crate::signals::Stop;
 
 /// How long a signal may go unnoticed in a wait that it cannot end.
@@ -45,7 +45,7 @@ pub(super) fn await_session(
     let connected = stop.poll(Duration::ZERO, limit, || {
         let connected = client.wait_connected(Some(LOOK.min(limit))).map_err(closed)?;
         if !connected {
-            complaint.tell(client);
+            complaint.note(client);
         }
         Ok(connected.then_some(()))
     })?;
@@ -229,8 +229,8 @@ impl<'a> Session<'a> {
     /// end, unless a program reads.
     fn report(&self, order: &Order, settled: &Result<Shown, OrderError>) -> Result<(), Failure> {
         match settled {
-            _ if self.json => say_json(json::settled(order.subject(), settled)),
-            Ok(shown) => say(printable(&shown.to_string())),
+            _ if self.json => print_json(json::settled(order.subject(), settled)),
+            Ok(shown) => print_line(printable(&shown.to_string())),
             Err(_) => Ok(()),
         }
     }

@@ -135,6 +135,11 @@ impl<'a> Operator<'a> {
         })
     }
 
+    /// The address at which this client has reached the server.
+    pub(super) fn address(&self) -> Option<String> {
+        Some(self.client.server()?.address().to_string())
+    }
+
     /// All bans.
     pub(super) fn bans(&self) -> Result<Vec<BanEntry>, Failure> {
         let id = new_id();

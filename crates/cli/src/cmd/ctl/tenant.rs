@@ -18,7 +18,7 @@ use super::sessions::{Operator, new_id};
 use super::tables;
 use crate::cmd::table;
 use crate::failure::Failure;
-use crate::output::{printable, say, say_either, say_json};
+use crate::output::{print_either, print_json, print_line, printable};
 use crate::signals::Stop;
 
 /// Make, show and remove the networks of tenants
@@ -115,7 +115,7 @@ fn add(options: &Options, stop: &Stop, args: &AddArgs) -> Result<(), Failure> {
     })?;
     let (key, uuid, ip) = (entry.key, &entry.concentrator_uuid, &entry.concentrator_ip);
     let text = format_args!("tenant {name}: key {key}, concentrator {uuid} at {ip}");
-    say_either(options.json, shown(&entry), text)
+    print_either(options.json, shown(&entry), text)
 }
 
 /// Starts the concentrator of a new tenant, and waits until it has announced itself.
@@ -198,7 +198,7 @@ fn show(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
     let entry = find(options, stop, name)?;
     let session = Session::open_told(options, stop)?;
     if !options.json {
-        return say(session.controller.look(|view| tables::tenant(view, &entry)));
+        return print_line(session.controller.look(|view| tables::tenant(view, &entry)));
     }
     let tunnel = |(node, tunnel): &(Uuid, TunnelStats)| {
         json!({
@@ -209,7 +209,7 @@ fn show(options: &Options, stop: &Stop, name: &str) -> Result<(), Failure> {
     let tunnels = session.controller.look(|view| tables::tunnels(view, &entry));
     let mut shown = shown(&entry);
     shown["tunnels"] = tunnels.iter().map(tunnel).collect();
-    say_json(shown)
+    print_json(shown)
 }
 
 /// Gives each of these instances the network of a tenant, and an address there: `ip`, or one that

@@ -16,7 +16,7 @@ use super::sessions::Operator;
 use crate::clock::{now, wall_clock};
 use crate::cmd::table::{Columns, list, terminal_size};
 use crate::failure::Failure;
-use crate::output::{reader_is_gone, say, say_json, say_text};
+use crate::output::{print_json, print_line, print_text, reader_is_gone};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
@@ -88,15 +88,15 @@ fn print(rows: &[Row], json: bool) -> Result<(), Failure> {
             });
             value
         };
-        return say_json(rows.iter().map(value).collect::<Value>());
+        return print_json(rows.iter().map(value).collect::<Value>());
     }
     let size = terminal_size().filter(|_| std::io::stdout().is_terminal());
     // A heading with the lines around it, and the line of the cursor.
     let most = size.map_or(usize::MAX, |(_, height)| height.saturating_sub(5).max(1));
     let text = list(COLUMNS, &(), rows.iter().take(most));
     match size {
-        None => say(format_args!("{text}\n")),
-        Some(_) => say_text(&over(&text)),
+        None => print_line(format_args!("{text}\n")),
+        Some(_) => print_text(&over(&text)),
     }
 }
 

@@ -13,7 +13,7 @@ use super::options::Options;
 use super::session::{LOOK, Progress, Session};
 use crate::clock::{now, wall_clock};
 use crate::failure::Failure;
-use crate::output::{printable, say_either};
+use crate::output::{print_either, printable};
 use crate::signals::Stop;
 
 /// The exit code if a workload has failed.
@@ -136,7 +136,7 @@ fn report(uuid: Uuid, outcome: &Outcome, json: bool) -> Result<(), Failure> {
         }
         Outcome::Gone => json!({"result": "gone", "subject": uuid, "text": text}),
     };
-    say_either(json, value, printable(&text))
+    print_either(json, value, printable(&text))
 }
 
 fn late(session: &Session<'_>, waiting: &[Uuid], what: What) -> Failure {

@@ -17,8 +17,7 @@ use super::local::{InspectorArgs, ServeArgs};
 use super::printing::{print_properties, print_with_note};
 use super::tls::ClientTls;
 use crate::connection::to_dial;
-use crate::credentials::FilesRead;
-use crate::daemon::{Daemon, Next, Service, on};
+use crate::daemon::{Daemon, Next, on};
 use crate::failure::Failure;
 use crate::output::{Output, printable};
 use crate::seconds::Seconds;
@@ -27,14 +26,14 @@ use crate::signals::Stop;
 
 /// Resolve policy, declare endpoints and report state
 ///
-/// Without --watch it waits until servers have answered everything, prints what was
-/// resolved, and ends. With --watch it keeps running and prints changes. While it keeps
+/// Without --watch it waits until servers have answered every request, prints the resolved
+/// objects, and ends. With --watch it keeps running and prints changes. While it keeps
 /// running, it reads the files of its certificates again when they change, and at SIGHUP.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     config_file: ConfigFile,
-    /// The servers to begin with: HOST:PORT, [IPV6]:PORT or unix:PATH
+    /// The servers to connect to first: HOST:PORT, [IPV6]:PORT or unix:PATH
     #[arg(long, value_name = "ADDR", value_parser = to_dial, required = true, num_args = 1..)]
     connect: Vec<Address>,
     /// The policy domain
@@ -82,13 +81,13 @@ pub(crate) struct Args {
     /// printing
     #[arg(long)]
     watch: bool,
-    /// For how long servers report changes; requests are repeated within half of it
+    /// The time for which servers report changes; requests are repeated within half of it
     #[arg(long, value_name = "SECONDS", default_value = "7200")]
     prr: Seconds,
-    /// How long to wait for all servers and answers, without --watch
+    /// The time to wait for all servers and answers, without --watch
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     timeout: Seconds,
-    /// Answer updates as the draft asks; a libopflex server then ends the connection
+    /// Answer updates as the draft requires; a libopflex server then ends the connection
     #[arg(long)]
     acknowledge: bool,
     #[command(flatten)]
@@ -105,7 +104,7 @@ pub(crate) struct Args {
 /// A policy or an endpoint to resolve.
 #[derive(Debug)]
 struct Wanted {
-    what: Store,
+    store: Store,
     subject: Name,
     target: Target,
 }
@@ -125,14 +124,14 @@ impl Args {
         problems
     }
 
-    /// Whether the program keeps running once every request is answered.
+    /// True if the program keeps running once every request is answered.
     pub(super) fn stays(&self) -> bool {
         self.watch || self.serve.is_given()
     }
 
     fn wanted(&self) -> Result<Vec<Wanted>, Failure> {
         let mut wanted = policies(&self.resolve)?;
-        for (flag, what, values) in [
+        for (flag, store, values) in [
             ("--resolve-ident", Store::Policy, self.resolve_ident.chunks(3)),
             (
                 "--resolve-endpoint",
@@ -146,7 +145,7 @@ impl Args {
             ),
         ] {
             for values in values {
-                wanted.push(wanted_by(flag, what, values)?);
+                wanted.push(wanted_by(flag, store, values)?);
             }
         }
         Ok(wanted)
@@ -172,19 +171,19 @@ fn uri(flag: &str, text: &str) -> Result<Uri, Failure> {
 }
 
 /// A class and a URI, or a class, a context and a name.
-fn wanted_by(flag: &str, what: Store, values: &[String]) -> Result<Wanted, Failure> {
+fn wanted_by(flag: &str, store: Store, values: &[String]) -> Result<Wanted, Failure> {
     let (subject, target) = match values {
         [subject, text] => (subject, uri(flag, text)?.into()),
         [subject, context, name] => {
             let (context, name) = (uri(flag, context)?, name.as_str().into());
             (subject, Ident { context, name }.into())
         }
-        // clap has counted them.
+        // clap has checked the number of values.
         _ => return Err(Failure::usage(format!("{flag}: wrong number of values"))),
     };
     let subject = subject.as_str().into();
     Ok(Wanted {
-        what,
+        store,
         subject,
         target,
     })
@@ -202,7 +201,7 @@ fn policies(arguments: &[String]) -> Result<Vec<Wanted>, Failure> {
         }
         let uri = uri("--resolve", argument)?;
         wanted.push(Wanted {
-            what: Store::Policy,
+            store: Store::Policy,
             subject: subject.take().unwrap_or_else(|| ElementHandle::class_of(&uri)),
             target: uri.into(),
         });
@@ -219,7 +218,7 @@ fn policies(arguments: &[String]) -> Result<Vec<Wanted>, Failure> {
 pub(super) fn run(args: Args) -> Result<(), Failure> {
     let stays = args.stays();
     let mut daemon = match stays {
-        // Without settings a reload reads the TLS files alone: no other flag of an element can
+        // No settings: a reload reads only the TLS files, since no other flag of an element can
         // change while it runs.
         true => Daemon::install(crate::settings::Settings::default())?,
         false => Daemon::install_for_trying()?,
@@ -251,7 +250,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     }
     let references = wanted.iter().map(|wanted| {
         let (subject, target) = (wanted.subject.clone(), wanted.target.clone());
-        match wanted.what {
+        match wanted.store {
             Store::Policy => element.resolve_policy(subject, target, args.follow),
             Store::Endpoints => element.resolve_endpoint(subject, target),
         }
@@ -259,29 +258,34 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     let references: Result<Vec<Reference>, _> = references.collect();
     let references = references.map_err(Failure::new)?;
     let result = if stays {
-        let (element, tls) = (&element, args.tls);
-        let mut running = Running { element, tls };
-        let events = on(element.events().clone(), |_, event: Option<ElementEvent>| {
+        let events = on(element.events().clone(), |event: Option<ElementEvent>| {
             let event = event.ok_or_else(|| Failure::new("the element has ended"))?;
             if args.watch {
                 print_event(&event, args.json)?;
             }
             Ok(Next::Continue)
         });
-        daemon.serve(read, &mut running, vec![events])
+        let reload = |_: Option<Args>| {
+            let (connector, read) = args.tls.read()?;
+            if let Some(connector) = connector {
+                element.renew(connector)?;
+            }
+            Ok(read)
+        };
+        daemon.serve(read, reload, vec![events])
     } else {
         resolve_once(&element, daemon.stop(), args.timeout.into()).and_then(|done| match done {
             true => show(&element, &wanted, args.follow, args.json),
             false => Ok(()),
         })
     };
-    // A reference that is dropped tells the element, so this comes before the element ends.
+    // Dropping a reference sends a message to the element, so the references go first.
     drop(references);
     element.stop();
     result
 }
 
-/// Prints an event, and flushes it: a reader at the other end of a pipe waits for it.
+/// Prints an event, and flushes it, because a reader at the other end of a pipe waits for it.
 fn print_event(event: &ElementEvent, as_json: bool) -> Result<(), Failure> {
     let mut output = Output::new();
     match as_json {
@@ -291,30 +295,11 @@ fn print_event(event: &ElementEvent, as_json: bool) -> Result<(), Failure> {
     output.flush()
 }
 
-/// The parts of a policy element that a reload needs: the element, and its TLS files.
-struct Running<'a> {
-    element: &'a PolicyElement,
-    tls: ClientTls,
-}
-
-impl Service for Running<'_> {
-    type Args = Args;
-
-    fn reload(&mut self, _: Option<Args>) -> Result<FilesRead, Failure> {
-        let (connector, read) = self.tls.read()?;
-        if let Some(connector) = connector {
-            self.element.renew(connector)?;
-        }
-        Ok(read)
-    }
-}
-
 /// Waits until every request is answered, and every server is connected or the time limit has
 /// passed. Returns false if a signal came first.
 fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result<bool, Failure> {
     let end = crossbeam_channel::after(limit);
-    // An answer to a declaration makes no event, so the count of what is unanswered is looked at
-    // again and again.
+    // An answer to a declaration makes no event, so the count of unanswered requests is polled.
     let look = crossbeam_channel::tick(Duration::from_millis(20));
     let mut last = None;
     loop {
@@ -328,8 +313,8 @@ fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result
             recv(stop.channel()) -> _ => return Ok(false),
             recv(look) -> _ => continue,
             recv(end) -> _ => {
-                // Some servers cannot be reached, but those that can have answered everything. More
-                // time would bring the missing servers only, so this is a success.
+                // Some servers cannot be reached, but the others have answered every request. More
+                // time would only bring the missing servers, so this is a success.
                 if unanswered == 0 && health != Health::Down {
                     return Ok(true);
                 }
@@ -351,12 +336,12 @@ fn resolve_once(element: &PolicyElement, stop: &Stop, limit: Duration) -> Result
     }
 }
 
-/// Prints the objects that were asked for; with `follow`, also the policies that they refer to.
+/// Prints the requested objects; with `follow`, also the policies that they refer to.
 fn show(element: &PolicyElement, wanted: &[Wanted], follow: bool, as_json: bool) -> Result<(), Failure> {
     let mut output = Output::new();
     let (mut missing, mut shown) = (Vec::new(), HashSet::new());
     for one in wanted {
-        let objects = element.found(one.what, one.subject.clone(), &one.target);
+        let objects = element.found(one.store, one.subject.clone(), &one.target);
         let objects = objects.map_err(Failure::new)?;
         if objects.is_empty() {
             missing.push(one.target.to_string());
@@ -396,7 +381,7 @@ fn print_once(
 /// Groups the objects of a file: each list begins with an object that is below none of the
 /// objects before it, and goes on with the objects below it. A declaration is one such list.
 fn subtrees(mut objects: Vec<ManagedObject>) -> Vec<Vec<ManagedObject>> {
-    // The file may have an object before the one that it is below.
+    // The file may have an object before the object that it is below.
     objects.sort_by(|one, other| one.uri.cmp(&other.uri));
     let mut trees: Vec<Vec<ManagedObject>> = Vec::new();
     for object in objects {
@@ -420,7 +405,7 @@ fn print(output: &mut Output, event: &ElementEvent) -> Result<(), Failure> {
     text(event).map_or(Ok(()), |text| output.line(printable(&text)))
 }
 
-/// An event in one line; `None` for one that people need not know.
+/// An event in one line; `None` for an event that is only for programs.
 fn text(event: &ElementEvent) -> Option<String> {
     Some(match event {
         ElementEvent::Health { health } => format!("health: {health:?}").to_lowercase(),
@@ -480,7 +465,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_is_declared_with_what_is_below_it_whatever_their_order_in_the_file() {
+    fn an_object_is_declared_with_all_objects_below_it_in_any_order_of_the_file() {
         let uris = ["/a/b/", "/c/", "/a.b/", "/a/", "/c/d/"];
         let object = |uri| serde_json::from_value(json!({"subject": "A", "uri": uri, "properties": []}));
         let objects = uris.map(|uri| object(uri).unwrap());

@@ -9,7 +9,7 @@ use ssntp_opflex::model::{Format, ManagedObject, Uri};
 use super::control::ControlArgs;
 use super::load_objects;
 use crate::failure::Failure;
-use crate::output::{printable_json, say_either, say_text};
+use crate::output::{print_either, print_text, printable_json};
 
 /// Change or show the policy of a running server
 ///
@@ -93,20 +93,20 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             let (revision, objects) = control.status().map_err(Failure::new)?;
             let text = format!("revision {revision}, {objects} objects");
             let as_json = json!({ "revision": revision, "objects": objects });
-            return say_either(args.control.json, as_json, text);
+            return print_either(args.control.json, as_json, text);
         }
         Command::Dump { uri, yaml } => {
             let objects = control.dump(&uri.unwrap_or_else(Uri::root));
             let objects = objects.map_err(Failure::new)?;
             let format = if yaml { Format::Yaml } else { Format::Json };
             let text = ManagedObject::write_all(&objects, format).map_err(Failure::new)?;
-            return say_text(&if yaml { text } else { printable_json(&text) });
+            return print_text(&if yaml { text } else { printable_json(&text) });
         }
     };
     let changed = changed.map_err(Failure::new)?;
     let objects = if changed == 1 { "object" } else { "objects" };
     let value = json!({ "changed": changed, "revision": control.revision() });
-    say_either(args.control.json, value, format!("{changed} {objects} changed"))
+    print_either(args.control.json, value, format!("{changed} {objects} changed"))
 }
 
 fn load_all(files: &[PathBuf]) -> Result<Vec<ManagedObject>, Failure> {

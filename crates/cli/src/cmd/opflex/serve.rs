@@ -1,5 +1,6 @@
 //! `ssntp opflex serve`: policy repository, endpoint registry, observer.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use clap::value_parser;
@@ -15,29 +16,28 @@ use super::local::InspectorArgs;
 use super::source::{LOOK, Source};
 use super::tls::ServerTls;
 use crate::admin::{self, AdminArgs};
-use crate::credentials::FilesRead;
 use crate::daemon::server::listening;
-use crate::daemon::{Arms, Daemon, Next, Presence, Service, on};
+use crate::daemon::{Daemon, Next, Presence, on};
 use crate::failure::Failure;
 use crate::join::{self, JoinArgs};
 use crate::settings::{ConfigFile, Problems, Settings};
-use crate::watched::{modified, stamp};
+use crate::watched::Watched;
 
 /// Serve policy, register endpoints and keep state reports
 ///
 /// Prints one line with its addresses once it accepts clients. When a policy file
 /// changes, it is read again and replaces all policy. When a file of --tls-cert, --tls-ca
-/// or --tls-crl changes, it is read again, and clients whose certificate is not valid any
-/// more are disconnected. A file that cannot be read changes nothing. SIGHUP makes the
-/// server read all files at once; policy files whose contents are the same do not undo
-/// what `ssntp opflex policy` has changed. With --join, several servers have the same
-/// policy, and each tells elements the addresses of all.
+/// or --tls-crl changes, it is read again, and clients whose certificate is no longer
+/// valid are disconnected. A file that cannot be read changes nothing. SIGHUP makes the
+/// server read all files at once; policy files whose contents are unchanged do not undo
+/// the changes of `ssntp opflex policy`. With --join, several servers have the same
+/// policy, and each sends elements the addresses of all servers.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     config_file: ConfigFile,
-    /// Where to listen: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; port 0
-    /// lets the system choose
+    /// The addresses to listen at: HOST:PORT, [IPV6]:PORT, :PORT or unix:PATH; with
+    /// port 0 the system chooses one
     #[arg(long, value_name = "ADDR", required = true, num_args = 1..)]
     listen: Vec<Address>,
     /// The policy: a JSON or YAML array of managed objects, as agent-ovs's
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE|DIR")]
     policy: Option<PathBuf>,
     /// The model: classes with their properties, types and containment (JSON or YAML);
-    /// policy that does not fit is refused [default: accept any class]
+    /// policy that does not fit it is refused [default: accept any class]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Identity")]
@@ -68,8 +68,8 @@ pub(crate) struct Args {
     advertise: Option<Address>,
     #[command(flatten)]
     inspector: InspectorArgs,
-    /// The most clients at a time; one host may always have 64, and beyond that no more than
-    /// it leaves free [default: what the system allows]
+    /// The most clients at a time; one host may always have 64 of them, and more only while
+    /// as many places stay free as it has clients [default: what the system allows]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
     #[command(flatten)]
@@ -109,14 +109,14 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     config.control = args.control;
     config.inspector = args.inspector.socket();
     config.max_connections = args.max_connections.map(|n| n as usize);
-    // The source checks the files against the same model as the server, because only the source can
+    // The source checks the files against the server's model as well, because only the source can
     // name the file in an error.
     let schema = config.schema.clone();
     let mut source = args.policy.map(|path| Source::new(path, schema));
     if let Some(source) = &mut source {
         config.policy = source.read()?.unwrap_or_default();
     }
-    // Looked up before the server starts, because a running server writes this file.
+    // Checked before the server starts, because a running server writes this file.
     let kept = config.keep.clone().filter(|path| path.exists());
     let is_joined = engine.is_some();
     let server = match engine {
@@ -135,10 +135,10 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
     }
     match (kept.as_deref(), &source) {
         (_, Some(source)) if is_joined => log::info!(
-            "the policy of the cluster is in force; {} counts once it changes, or if the cluster had none",
+            "the policy of the cluster is in force; {} is used once it changes, or if the cluster had no policy",
             source.path().display()
         ),
-        (Some(kept), Some(source)) => tell_of_kept(kept, source),
+        (Some(kept), Some(source)) => log_kept(kept, source),
         _ => {}
     }
     let presence = Presence {
@@ -152,52 +152,53 @@ pub(super) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
             let clients = handle.with(|cx| cx.core().session_count()).ok()?;
             Some(format!("{clients} clients"))
         }),
+        reloaded: &[],
     };
-    let mut arms: Arms<'_, Running<'_>> = vec![on(server.running().clone(), |_, _| {
+    let mut arms = vec![on(server.running().clone(), |_| {
         Err(Failure::new("the server has panicked; the log says why"))
     })];
-    if source.is_some() {
-        let look = |running: &mut Running<'_>, _| Ok(running.look().map_or(Next::Continue, Next::Reloaded));
-        arms.push(on(crossbeam_channel::tick(LOOK), look));
+    // True if the policy files are to be read at the next check, changed or not.
+    let is_due = Cell::new(false);
+    if let Some(source) = source {
+        // The kept policy, or the cluster's, is not that of the files, so replacing it loses
+        // something.
+        let is_from_files = kept.is_none() && !is_joined;
+        let mut policy = PolicyFiles {
+            server: &server,
+            source,
+            revision: is_from_files.then(|| revision(&server).ok()).flatten(),
+        };
+        let is_due = &is_due;
+        arms.push(on(crossbeam_channel::tick(LOOK), move |_| {
+            Ok(policy.check(is_due).map_or(Next::Continue, Next::Reloaded))
+        }));
     }
-    let mut running = Running {
-        server: &server,
-        source,
-        // The kept policy, or the cluster's, is not that of the files, so replacing it loses something.
-        revision: match kept.is_some() || is_joined {
-            true => None,
-            false => revision(&server).ok(),
-        },
-        is_due: false,
-        tls: args.tls,
+    let reload = |_: Option<Args>| {
+        let (acceptor, read) = args.tls.read()?;
+        if let Some(acceptor) = acceptor {
+            server.renew(acceptor)?;
+        }
+        // The policy is read at the next check and not here, because a fault in a policy file must
+        // not prevent the renewal of certificates.
+        is_due.set(true);
+        Ok(read)
     };
-    let done = daemon.run(presence, read, &mut running, arms);
+    let done = daemon.run(presence, read, reload, arms);
     match server.running().try_recv() {
-        // After a panic of the dispatcher its state is lost: there is nothing to shut down in order.
+        // After a panic of the dispatcher its state is lost, so the server cannot be stopped in order.
         Err(TryRecvError::Disconnected) => std::mem::forget(server),
         _ => server.stop(),
     }
     done
 }
 
-/// The parts of a server that a reload needs, and the state of its policy files.
-struct Running<'a> {
-    server: &'a Server,
-    source: Option<Source>,
-    /// The revision that policy got from the files, if it did.
-    revision: Option<u64>,
-    /// Whether the policy files are read at the next look, changed or not.
-    is_due: bool,
-    tls: ServerTls,
-}
-
 /// Logs that the kept policy is in force and not that of --policy. If the files of --policy are
-/// newer, this is a warning, because their author probably expects them in force.
-fn tell_of_kept(kept: &Path, source: &Source) {
-    // The latest changes may be in the file of edits beside it and not yet in the kept file itself.
+/// newer, the line is a warning, because their author probably expects their policy in force.
+fn log_kept(kept: &Path, source: &Source) {
+    // The latest changes may be only in the file of edits beside the kept file.
     let mut edits = kept.as_os_str().to_owned();
     edits.push(".edits");
-    let last = modified([kept, Path::new(&edits)].map(stamp).iter());
+    let last = Watched::of(vec![kept.to_owned(), edits.into()]).modified();
     let (kept, given) = (kept.display(), source.path().display());
     if last.is_some() && source.modified() > last {
         log::warn!(
@@ -213,31 +214,22 @@ fn revision(server: &Server) -> Result<u64, Failure> {
     revision.map_err(Failure::new)
 }
 
-impl Service for Running<'_> {
-    type Args = Args;
-
-    fn reload(&mut self, _: Option<Args>) -> Result<FilesRead, Failure> {
-        let (acceptor, read) = self.tls.read()?;
-        if let Some(acceptor) = acceptor {
-            self.server.renew(acceptor)?;
-        }
-        // The policy is read at the next look and not here, because a fault in a policy file must
-        // not stop the renewal of certificates.
-        self.is_due = true;
-        Ok(read)
-    }
+/// The policy files of a server, and the revision that the server's policy got from them.
+struct PolicyFiles<'a> {
+    server: &'a Server,
+    source: Source,
+    /// `None` if the policy in force is not that of the files.
+    revision: Option<u64>,
 }
 
-impl Running<'_> {
-    /// Reads the policy again if its files have changed, or after a reload. Returns the result,
-    /// or `None` if there was nothing to read.
-    fn look(&mut self) -> Option<Result<(), String>> {
-        let has_changed = self.source.as_mut()?.has_changed();
-        if !has_changed && !std::mem::take(&mut self.is_due) {
+impl PolicyFiles<'_> {
+    /// Reads the policy again if its files have changed, or if `is_due`, which this clears. Returns
+    /// the result, or `None` if there was nothing to read.
+    fn check(&mut self, is_due: &Cell<bool>) -> Option<Result<(), String>> {
+        if !self.source.has_changed() && !is_due.take() {
             return None;
         }
-        let done = self.read_policy();
-        Some(done.map_err(|failure| {
+        Some(self.read().map_err(|failure| {
             let why = failure.to_string();
             log::error!("{why}");
             why
@@ -246,18 +238,15 @@ impl Running<'_> {
 
     /// Replaces all policy by that of the files, if their contents have changed. Files that
     /// cannot be used change nothing.
-    fn read_policy(&mut self) -> Result<(), Failure> {
-        let Some(source) = &mut self.source else {
-            return Ok(());
-        };
-        let read = source.read();
-        let path = source.path().display();
+    fn read(&mut self) -> Result<(), Failure> {
+        let read = self.source.read();
+        let path = self.source.path().display();
         let Some(objects) = read.inspect_err(|_| log::error!("{path}: the policy stays as it was"))? else {
             log::info!("{path}: read again: its contents are the same");
             return Ok(());
         };
-        // The revision moves with each change, so another one means that the policy was changed
-        // through the control socket since the files were read. Those changes are lost now.
+        // Each change makes a new revision, so another one means that the policy was changed through
+        // the control socket since the files were read. Those changes are lost now.
         if self.revision != Some(revision(self.server)?) {
             log::warn!(
                 "{path}: has changed and replaces all policy, including changes made through the control socket"

@@ -10,7 +10,7 @@ use super::printing::print_with_note;
 use crate::clock::{since_1970, wall_clock};
 use crate::cmd::table::{Columns, print_values};
 use crate::failure::Failure;
-use crate::output::{Output, printable, say_lines};
+use crate::output::{Output, print_json_lines, printable};
 
 /// Print the endpoints that a running server knows
 #[derive(Debug, clap::Args)]
@@ -68,7 +68,7 @@ pub(super) fn reports(args: ReportArgs) -> Result<(), Failure> {
     let uri = args.uri.unwrap_or_else(Uri::root);
     let reports = args.control.connect()?.reports(&uri).map_err(Failure::new)?;
     if args.control.json {
-        return say_lines(reports);
+        return print_json_lines(reports);
     }
     let mut output = Output::new();
     let now = since_1970(wall_clock());

@@ -1,5 +1,5 @@
-//! The policy of a server in a file, or in the files of a directory, and whether these
-//! have changed.
+//! The policy of a server in a file, or in the files of a directory, and the check whether these
+//! files have changed.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,38 +12,29 @@ use ssntp_opflex::model::{ManagedObject, Schema};
 
 use super::load;
 use crate::failure::Failure;
-use crate::watched::{self, Stamp, stamp};
+use crate::watched::{FILES, Watched};
 
-/// How often the files are checked. After a change they are read only once two checks
-/// have found the same, because a program may still be writing.
+/// The time between two checks of the files.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
-/// The most files of a directory. All are looked at every second, and a directory that was named
-/// by mistake may have many more.
-const FILES: usize = 10_000;
-
-/// Policy in files, and their state when they were read last.
+/// Policy in files, and the state of the files when they were read last.
 #[derive(Debug)]
 pub(super) struct Source {
     path: PathBuf,
-    /// The model that objects have to fit. It is checked here, so that an error names the
+    /// The model that objects have to fit. The source checks it, so that an error names the
     /// file.
     schema: Option<Arc<Schema>>,
-    read: Stamps,
-    seen: Stamps,
+    watched: Watched,
     /// A checksum of the contents that are in force.
     digest: Option<u64>,
 }
-
-type Stamps = Result<Vec<(PathBuf, Stamp)>, io::ErrorKind>;
 
 impl Source {
     pub(super) fn new(path: PathBuf, schema: Option<Arc<Schema>>) -> Self {
         Self {
             path,
             schema,
-            read: Ok(Vec::new()),
-            seen: Ok(Vec::new()),
+            watched: Watched::default(),
             digest: None,
         }
     }
@@ -54,21 +45,18 @@ impl Source {
     }
 
     /// Reads all files. Returns `None` if their contents are those of the last call that
-    /// returned objects: a file that was only touched must not undo what was changed
-    /// otherwise.
+    /// returned objects: a file that was touched without a change must not undo changes that were
+    /// made through the control socket.
     ///
     /// # Errors
     /// A file cannot be used; the error names it.
     pub(super) fn read(&mut self) -> Result<Option<Vec<ManagedObject>>, Failure> {
-        let failed = |e: io::Error| Failure::new(format!("{}: {e}", self.path.display()));
         // The state of the files is noted before they are read, so that a file that is written
         // meanwhile counts as changed.
-        let files = stamps(&self.path);
-        self.read = files.as_ref().map(Vec::clone).map_err(io::Error::kind);
-        self.seen.clone_from(&self.read);
-        let files = files.map_err(failed)?;
+        self.watched = Watched::of(vec![self.path.clone()]);
+        let files = files(&self.path).map_err(|e| Failure::at(&self.path, e))?;
         if files.is_empty() {
-            // An empty directory is a valid policy, but more often it is the wrong one.
+            // An empty directory is a valid policy, but more often it is the wrong directory.
             log::warn!(
                 "{}: the directory has no policy file (*.json, *.yaml, *.yml)",
                 self.path.display()
@@ -76,51 +64,37 @@ impl Source {
         }
         let mut objects = Vec::new();
         let mut digest = DefaultHasher::new();
-        for (file, _) in files {
+        for file in files {
             let of_file = load(&file, |text, format| {
                 text.hash(&mut digest);
                 ManagedObject::read_all(text, format)
             })?;
             for object in &of_file {
-                let judged = object.check();
-                let judged = judged.and_then(|()| match &self.schema {
+                let checked = object.check();
+                let checked = checked.and_then(|()| match &self.schema {
                     Some(schema) => schema.check(object),
                     None => Ok(()),
                 });
-                judged.map_err(|e| Failure::new(format!("{}: {e}", file.display())))?;
+                checked.map_err(|e| Failure::at(&file, e))?;
             }
             objects.extend(of_file);
         }
-        // Only now, when every file was read and is right: until then the contents in force are the
-        // old ones.
+        // Set only now, when every file is valid: until then the old contents are in force.
         let digest = Some(digest.finish());
         let is_new = std::mem::replace(&mut self.digest, digest) != digest;
         Ok(is_new.then_some(objects))
     }
 
-    /// When the files that were read had changed last, in nanoseconds since 1970.
+    /// The time at which the files had changed last when they were read, in nanoseconds since 1970.
     pub(super) fn modified(&self) -> Option<i128> {
-        watched::modified(self.read.iter().flatten().map(|(_, stamp)| stamp))
+        self.watched.modified()
     }
 
-    /// Whether the files have changed since they were read, and not since the last call.
+    /// True if the files have changed since they were read, and not since the last call.
     /// To be called every [`LOOK`].
     pub(super) fn has_changed(&mut self) -> bool {
-        let now = stamps(&self.path).map_err(|e| e.kind());
-        // A file that has changed since the last look may still be written to.
-        let is_quiet = now == self.seen;
-        self.seen = now;
-        is_quiet && self.seen != self.read
+        self.watched.have_changed()
     }
-}
-
-/// The files at the path, each with its state.
-fn stamps(path: &Path) -> io::Result<Vec<(PathBuf, Stamp)>> {
-    let stamped = |path: PathBuf| {
-        let stamp = stamp(&path);
-        (path, stamp)
-    };
-    Ok(files(path)?.into_iter().map(stamped).collect())
 }
 
 /// The file, or the files of the directory whose names end with `.json`, `.yaml` or `.yml`, in
@@ -134,7 +108,7 @@ fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
         let name = entry?.file_name();
         let text = name.to_string_lossy();
         let is_policy = [".json", ".yaml", ".yml"].iter().any(|end| text.ends_with(end));
-        // Names with a dot are the temporary files of editors and of mounted volumes.
+        // Names that begin with a dot are temporary files of editors and of mounted volumes.
         if is_policy && !text.starts_with('.') {
             if files.len() == FILES {
                 return Err(io::Error::other(format!("more than {FILES} files")));

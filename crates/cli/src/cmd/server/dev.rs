@@ -1,5 +1,5 @@
-//! The files of `ssntp server --dev`: an authority to throw away, a certificate for the server,
-//! one for all clients, and the context that names them.
+//! The files of `ssntp server --dev`: a throw-away authority, a certificate for the server, one
+//! certificate for all clients, and the context that names these files.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -29,17 +29,18 @@ pub(super) struct Dev {
     pub(super) directory: PathBuf,
     identity: Identity,
     trust: Trust,
-    /// Whether they were made just now.
+    /// True if this start made the files.
     pub(super) is_new: bool,
 }
 
 impl Dev {
-    /// Takes the files of an earlier start, or makes them again if one is missing or no
-    /// longer valid.
+    /// Uses the files of an earlier start, or makes them again if a file is missing or no longer
+    /// valid.
     pub(super) fn prepare() -> Result<Self, Failure> {
         let base = context::user_directory("XDG_DATA_HOME", ".local/share");
-        let base = base
-            .ok_or_else(|| Failure::new("neither HOME nor XDG_DATA_HOME says where to keep certificates"))?;
+        let base = base.ok_or_else(|| {
+            Failure::new("certificates cannot be kept: neither HOME nor XDG_DATA_HOME is set")
+        })?;
         let directory = base.join("dev");
         let _lock = context::lock(&directory)?;
         // The user may have made the directory by hand, with another mode.
@@ -70,8 +71,8 @@ impl Dev {
         (self.identity.clone(), self.trust.clone(), read)
     }
 
-    /// Makes the context for a server at these addresses. Returns whether it is the current one
-    /// then.
+    /// Makes the context for a server at these addresses. Returns true if it is the current
+    /// context then.
     pub(super) fn name(&self, addresses: &[Address]) -> Result<bool, Failure> {
         let file = |name| self.directory.join(name).to_string_lossy().into_owned();
         let context = Context {
@@ -82,7 +83,7 @@ impl Dev {
         };
         let mut is_current = false;
         Contexts::change(|contexts| {
-            if contexts.has_none() {
+            if contexts.has_no_current() {
                 contexts.current = CONTEXT.into();
             }
             is_current = contexts.current == CONTEXT;
@@ -93,8 +94,8 @@ impl Dev {
     }
 }
 
-/// Refuses an address that other hosts could reach: everybody who can read the
-/// directory has all roles.
+/// Refuses an address that other hosts could reach, because every user who can read the
+/// directory has a certificate with all roles.
 pub(super) fn check_local(address: &Address) -> Result<(), Failure> {
     match address.is_local() {
         true => Ok(()),
@@ -104,7 +105,7 @@ pub(super) fn check_local(address: &Address) -> Result<(), Failure> {
     }
 }
 
-/// An address whose path is absolute, because a context is used from any directory.
+/// The address with an absolute path, because a context is used from any directory.
 fn absolute(address: &Address) -> String {
     match address {
         Address::Unix(path) => {
@@ -129,8 +130,8 @@ fn certificates(directory: &Path) -> Option<()> {
     Some(())
 }
 
-/// Makes the files. An authority that is still valid issues again, so that other certificates
-/// that a user has made with it stay valid.
+/// Makes the files. An authority that is still valid is used again, so that other certificates
+/// that a user has issued with it stay valid.
 fn make(directory: &Path) -> Result<(), Failure> {
     let issue = |authority: &Authority| {
         for (name, roles) in [("server.pem", Role::SERVER), ("client.pem", CLIENT)] {

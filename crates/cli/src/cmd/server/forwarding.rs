@@ -1,9 +1,9 @@
-//! The work of a server besides filtering and forwarding: it answers senders that ask how many
-//! sessions got a frame, and prints frames.
+//! The work of `ssntp server` besides filtering and forwarding: it answers senders that ask how
+//! many sessions received a frame, and prints frames.
 //!
 //! ```text
 //!  dispatcher ── Application ── Shown ─▶ 1,024 frames ─▶ main thread ─▶ standard output
-//!                                        │ full: left out and counted
+//!                                        │ full: dropped and counted
 //! ```
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -21,18 +21,18 @@ use crate::failure::Failure;
 use crate::output::{Output, note};
 use crate::receipt::Question;
 
-/// How many frames may wait to be printed. It bounds the memory of a server whose
-/// output is read slowly.
+/// The most frames that wait to be printed. It bounds the memory of a server whose output is
+/// read slowly.
 pub(super) const SHOWN: usize = 1024;
 
-/// The application of `ssntp server`. It runs on the dispatcher, so it never waits.
+/// The handler of `ssntp server`. It runs on the dispatcher, so it never blocks.
 pub(super) struct Application {
-    /// Locked for a look-up, and by a reload that also runs on the dispatcher.
+    /// Never contended: a reload changes it on the dispatcher as well.
     pub(super) receivers: Arc<Mutex<Receivers>>,
     pub(super) show: Option<Sender<Shown>>,
-    /// Frames that found no room since the last one that did.
+    /// The number of frames that were dropped since the last frame that was queued.
     pub(super) missed: u64,
-    /// The cluster, once the server has joined one.
+    /// The membership of the cluster, once the server has joined one.
     pub(super) cluster: Arc<OnceLock<Weak<Membership>>>,
 }
 
@@ -46,7 +46,7 @@ pub(super) fn receivers(rules: &Rules, operands: &Operands) -> Receivers {
         .collect()
 }
 
-/// The rules, with one exception: questions to the server are not forwarded.
+/// The forwarding rules, with one exception: questions to the server are not forwarded.
 pub(super) fn forwarding(receivers: &Receivers) -> Rules {
     let mut rules = Rules::new();
     for (kind, to) in receivers.iter().copied() {
@@ -64,7 +64,7 @@ pub(super) fn forwarding(receivers: &Receivers) -> Rules {
     rules
 }
 
-/// The table is only ever replaced as a whole, so it is valid even after a panic.
+/// Locks the table. It is only ever replaced as a whole, so it is valid even after a panic.
 pub(super) fn lock(receivers: &Mutex<Receivers>) -> MutexGuard<'_, Receivers> {
     receivers.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -85,8 +85,8 @@ impl Handler for Application {
     }
 
     fn run(&mut self, cx: &mut Context<'_>, from: &SessionInfo, run: &Run) {
-        // A frame with a question has a trace, and frames with a trace come alone,
-        // through `frame`.
+        // A frame with a question has a trace, and frames with a trace come one by one, through
+        // `frame`.
         if self.show.is_some() {
             run.frames().for_each(|frame| self.frame(cx, from, frame));
         }
@@ -106,7 +106,7 @@ impl Handler for Application {
         let others = directory.with_role(role);
         let others = others.filter(|other| other.uuid() != from.uuid()).count();
         if let Some(answer) = question.and_then(|question| question.answer(frame.kind(), others)) {
-            // If the sender has gone meanwhile, nobody waits for the answer.
+            // The sender may have disconnected meanwhile; its answer is lost then.
             let _ = cx.send(from.uuid(), &answer);
         }
         if let Some(show) = self.show.as_ref().filter(|_| !is_for_server) {
@@ -124,12 +124,12 @@ impl Handler for Application {
     }
 }
 
-/// A frame that is to be printed.
+/// A frame to be printed.
 pub(super) struct Shown {
     from: SessionInfo,
     frame: Frame,
     receivers: usize,
-    /// How many frames before it were left out.
+    /// The number of frames before this one that were dropped.
     missed: u64,
 }
 

@@ -3,7 +3,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `forwarding` | the answers to questions of senders, and the printing of frames |
-//! | `dev` | what `--dev` makes: certificates and a context |
+//! | `dev` | the certificates and the context that `--dev` makes |
 
 mod dev;
 mod forwarding;
@@ -28,7 +28,7 @@ use crate::choice::{Choices, Given, one_of};
 use crate::connection::to_dial;
 use crate::credentials::{CredentialFiles, CrlArgs, FilesRead};
 use crate::daemon::server::{Admission, check_configuration, listening, load_configuration, sessions};
-use crate::daemon::{Daemon, Next, Presence, Service, ended, on};
+use crate::daemon::{Daemon, Next, Presence, ended, on};
 use crate::failure::Failure;
 use crate::input;
 use crate::join::{self, JoinArgs};
@@ -39,15 +39,15 @@ use crate::watched::Watched;
 /// Run a server that checks roles, filters and routes
 ///
 /// Prints one line with its address once it accepts clients. With --dev it needs no
-/// other flags: it makes a throw-away authority and a context that names it, listens on
+/// other flags: it makes a throw-away authority and a context for its clients, listens on
 /// this host only, forwards and filters as `ssntp operands` shows, and prints the
 /// frames that it forwards.
 ///
 /// On SIGHUP, and when these files change, --ca, --cert, --crl, --config and
-/// --config-file are read again, except with --dev. Sessions stay, except those whose
-/// certificate is not valid any more, and clients get a CONFIGURE if --config has
-/// changed. Of --config-file, the keys allow, forward, filter and filter-action are put in
-/// force; the others need a restart.
+/// --config-file are read again, except with --dev. Sessions continue, except those whose
+/// certificate is no longer valid, and clients receive a CONFIGURE if --config has
+/// changed. Of --config-file, the keys allow, forward, filter and filter-action are
+/// applied; all other keys need a restart.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -88,23 +88,23 @@ pub(crate) struct Args {
     forwards: Vec<OperandRole>,
     #[command(flatten)]
     applications: Applications,
-    /// The file of the cluster's configuration, which clients get (the server's
+    /// The file of the cluster's configuration, which clients receive (the server's
     /// own settings are in --config-file)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The frames that each role may send [default: allow-all, with --dev spec]
     #[arg(long, value_parser = one_of(FILTERS))]
     filter: Option<fn() -> Filter>,
-    /// Let only these roles send an operand, whatever --filter says of it, as in
+    /// Let only these roles send an operand, in place of the rule of --filter, as in
     /// Scaled=agent for an operand of --application; may be given several times
     #[arg(long = "allow", value_name = "OPERAND=ROLE")]
     allows: Vec<OperandRole>,
     /// Print each frame that passes the filter, and the number of sessions that
-    /// get it [default: with --dev]; frames that a slow reader cannot take are
-    /// left out and counted
+    /// receive it [default: with --dev]; frames that a slow reader cannot take are
+    /// dropped and counted
     #[arg(long)]
     show: bool,
-    /// How the server handles a frame that its sender may not send
+    /// The action on a frame that its sender may not send
     #[arg(long, value_parser = one_of(ACTIONS), default_value = "reject")]
     filter_action: FilterAction,
     /// Admit only clients whose certificate is bound to their UUID
@@ -115,24 +115,25 @@ pub(crate) struct Args {
     /// The longest payload that is accepted
     #[arg(long, value_name = "BYTES", default_value_t = ssntp::proto::DEFAULT_MAX_PAYLOAD)]
     max_payload: u32,
-    /// How long TLS and CONNECT together may take
+    /// The time limit for TLS and CONNECT together
     #[arg(long, value_name = "SECONDS", default_value = "10")]
     handshake_timeout: Seconds,
-    /// How the server handles a session whose queue is full
+    /// The action on a session whose queue is full
     #[arg(long, value_parser = one_of(SLOW_CONSUMERS), default_value = "disconnect")]
     slow_consumer: SlowConsumer,
     #[command(flatten)]
     admin: AdminArgs,
-    /// Link with the servers at these addresses, and act as one with them: frames go to
-    /// their sessions as well. This server's own address may be among them
+    /// Link with the servers at these addresses, and act as one with them: frames are
+    /// forwarded to their sessions as well. This server's own address may be in the list
     #[arg(long, value_name = "ADDR", value_parser = to_dial, value_delimiter = ',', num_args = 1.., group = "several")]
     peers: Vec<Address>,
     #[command(flatten)]
     join: JoinArgs,
-    /// The address at which other servers reach this one [default: where it listens]
+    /// The address at which other servers reach this one [default: the addresses of
+    /// --listen]
     #[arg(long, value_name = "ADDR", requires = "several")]
     advertise: Option<Address>,
-    /// End with the standard input, for a program that starts it as a child
+    /// End when the standard input ends, for a program that starts this one as a child
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
     /// Print JSON
@@ -147,17 +148,17 @@ const FILTERS: Choices<fn() -> Filter> = &[
 ];
 #[rustfmt::skip] // A table: one row a word.
 const ACTIONS: Choices<FilterAction> = &[
-    ("reject", "Drop it and tell its sender", FilterAction::Reject),
+    ("reject", "Drop it, and send its sender an error", FilterAction::Reject),
     ("drop", "Drop it", FilterAction::Drop),
 ];
 #[rustfmt::skip] // A table: one row a word.
 const SLOW_CONSUMERS: Choices<SlowConsumer> = &[
-    ("disconnect", "End that session", SlowConsumer::Disconnect),
+    ("disconnect", "End the session", SlowConsumer::Disconnect),
     ("drop-newest", "Drop frames that do not fit", SlowConsumer::DropNewest),
     ("drop-oldest", "Drop the frames that have waited longest", SlowConsumer::DropOldest),
 ];
 
-/// An operand by its name, which --application may give it, and roles.
+/// The name of an operand, of the protocol or of --application, and roles.
 #[derive(Clone, Debug)]
 struct OperandRole(String, Role);
 
@@ -172,9 +173,9 @@ impl FromStr for OperandRole {
 }
 
 impl OperandRole {
-    fn kinds(these: &[Self], operands: &Operands) -> Result<Vec<(FrameKind, Role)>, Failure> {
+    fn kinds(given: &[Self], operands: &Operands) -> Result<Vec<(FrameKind, Role)>, Failure> {
         let kind = |Self(operand, role): &Self| Ok((operands::kind(operands, operand)?, *role));
-        these.iter().map(kind).collect()
+        given.iter().map(kind).collect()
     }
 }
 
@@ -205,13 +206,12 @@ impl Args {
         let filter = allows
             .into_iter()
             .fold(filter, |filter, (kind, role)| filter.allow(kind, role));
-        // The user registered the operand to have it sent, so a filter that lets nobody send it is
-        // a mistake.
+        // The user registered the operand so that it can be sent, so a filter that allows no role
+        // to send it is a mistake.
         let mut own = operands.applications();
         if let Some((_, name)) = own.find(|(kind, _)| senders(&filter, *kind).is_empty()) {
             return Err(Failure::usage(format!(
-                "--filter lets nobody send {name}, which --application registers: --allow {name}=ROLE \
-                 names those who may"
+                "--filter allows no role to send {name}, which --application registers; give --allow {name}=ROLE"
             )));
         }
         Ok(filter.action(self.filter_action))
@@ -238,14 +238,14 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         true => Daemon::install_for_trying()?,
         false => Daemon::install(settings)?,
     };
-    // Before the server listens and before any file is made.
+    // Checked before the server listens and before any file is made.
     for address in args.listen.iter().filter(|_| args.dev) {
         dev::check_local(address)?;
     }
     let rules = args.rules()?;
     let dev = args.dev.then(Dev::prepare).transpose()?;
-    // The state of the file is noted before the configuration is read, so that a change meanwhile
-    // is noticed.
+    // The state of the file is noted before the configuration is read, so that a change that
+    // happens meanwhile is noticed.
     let configuration_file = args.watched();
     let (identity, trust, mut read) = match (&dev, args.files()) {
         (Some(dev), _) => dev.read(),
@@ -285,7 +285,7 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         .given(args.federation(), ServerConfig::federate);
     let engine = args.join.engine()?;
     let server = Server::start(config, application)?;
-    // Dropped before the server, so that the members know at once that it leaves.
+    // Dropped before the server, so that the other members know at once that it leaves.
     let membership = engine.map(|engine| join::link(&server, engine, args.advertise.as_ref()));
     let membership = membership.transpose()?.map(Arc::new);
     let _ = cluster.set(join::weak(membership.as_ref()));
@@ -303,40 +303,51 @@ pub(crate) fn run(args: Args, settings: Settings) -> Result<(), Failure> {
         admin: &args.admin,
         figures: admin::of_server(server.handle(), join::weak(membership.as_ref())),
         status: Box::new(move || sessions(&handle)),
+        // `show` is not among them: frames of a new rule are printed if frames were printed from
+        // the start.
+        reloaded: &[
+            "allow",
+            "ca",
+            "cert",
+            "config",
+            "crl",
+            "crl-strict",
+            "filter",
+            "filter-action",
+            "forward",
+            "key",
+        ],
     };
-    let mut running = Running {
+    let running = Running {
         server: &server,
         args: &args,
         operands,
         receivers,
-        is_read: true,
     };
+    let mut is_read = true;
     let mut arms = vec![
         ended(&server),
-        on(
-            show,
-            |running: &mut Running<'_>, frame: Option<forwarding::Shown>| {
-                // If the reader of the output has gone, the server goes on without printing.
-                if let Some(frame) = frame.filter(|_| running.is_read) {
-                    running.is_read = frame.print(&running.operands, running.args.json).is_ok();
-                }
-                Ok(Next::Continue)
-            },
-        ),
+        on(show, |frame: Option<forwarding::Shown>| {
+            // If the reader of the output is gone, the server continues without printing.
+            if let Some(frame) = frame.filter(|_| is_read) {
+                is_read = frame.print(&running.operands, args.json).is_ok();
+            }
+            Ok(Next::Continue)
+        }),
     ];
     if args.until_stdin_ends {
         let ended = input::on_a_thread(|_: &Sender<()>| {
             let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         })?;
-        arms.push(on(ended, |_, _| Ok(Next::End)));
+        arms.push(on(ended, |_| Ok(Next::End)));
     }
-    daemon.run(presence, read, &mut running, arms)?;
+    daemon.run(presence, read, |new| running.reload(new), arms)?;
     daemon.drain(&server, args.admission.drain())?;
     server.stop();
     Ok(())
 }
 
-/// The line that tells what was made, and what to type next.
+/// The line that names the files that `--dev` has made, and commands to try.
 fn introduction(dev: &Dev, is_current: bool) -> (String, Value) {
     let directory = dev.directory.display();
     let made = if dev.is_new { "made" } else { "found" };
@@ -363,8 +374,8 @@ impl Args {
         })
     }
 
-    /// The cluster's configuration, if there is a file of it. It must fit into a frame
-    /// that clients of this server take.
+    /// The content of --config, if it is given. It must fit into a frame that clients of this
+    /// server accept.
     fn configuration(&self) -> Result<Option<Vec<u8>>, Failure> {
         let Some(path) = &self.config else { return Ok(None) };
         let yaml = load_configuration(path)?;
@@ -386,41 +397,23 @@ impl Args {
             .then(|| federation.given(advertise, Federation::advertise))
     }
 
-    /// The file of the configuration, to be read again when it changes; not with --dev.
+    /// The file of --config, to be read again when it changes; none with --dev.
     fn watched(&self) -> Watched {
         Watched::default().and(self.config.clone().filter(|_| !self.dev))
     }
 }
 
-/// The part of a server that a reload changes.
+/// The parts of a running server that a reload needs.
 struct Running<'a> {
     server: &'a Server,
     args: &'a Args,
     operands: Operands,
     receivers: Arc<Mutex<Receivers>>,
-    /// Whether the standard output is read.
-    is_read: bool,
 }
 
-impl Service for Running<'_> {
-    type Args = Args;
-
-    /// `show` is not reloaded: frames of a new rule are printed as the start decided.
-    const RELOADED: &'static [&'static str] = &[
-        "allow",
-        "ca",
-        "cert",
-        "config",
-        "crl",
-        "crl-strict",
-        "filter",
-        "filter-action",
-        "forward",
-        "key",
-    ];
-
-    fn reload(&mut self, new: Option<Args>) -> Result<FilesRead, Failure> {
-        // All files are read before anything is changed.
+impl Running<'_> {
+    fn reload(&self, new: Option<Args>) -> Result<FilesRead, Failure> {
+        // All files are read before the server is changed.
         let args = new.as_ref().unwrap_or(self.args);
         let configuration_file = args.watched();
         let configuration = args.configuration()?;
@@ -446,9 +439,7 @@ impl Service for Running<'_> {
         }
         Ok(read)
     }
-}
 
-impl Running<'_> {
     fn take_rules(&self, rules: &Rules, filter: Filter) -> Result<(), Failure> {
         let shared = Arc::clone(&self.receivers);
         let receivers = receivers(rules, &self.operands);
@@ -465,7 +456,8 @@ impl Running<'_> {
     /// protocol configures.
     fn take_configuration(&self, yaml: Vec<u8>) -> Result<(), Failure> {
         self.server.handle().with(move |cx| {
-            // A file that was only touched must not make every client configure itself again.
+            // A file that was touched without a change must not make every client configure itself
+            // again.
             if *cx.configuration() == yaml {
                 return Ok(0);
             }

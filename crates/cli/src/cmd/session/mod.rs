@@ -36,7 +36,7 @@ use self::receipts::Receipts;
 use crate::application::Applications;
 use crate::connection::{self, Complaint, Connection, Renewal, closed};
 use crate::failure::Failure;
-use crate::output::{reader_is_gone, say_json};
+use crate::output::{print_json, reader_is_gone};
 use crate::seconds::Seconds;
 use crate::signals::Stop;
 
@@ -133,7 +133,7 @@ impl Session<'_> {
                     }
                     break;
                 }
-                recv(looks) -> _ => self.renewal.look(&self.client.handle()),
+                recv(looks) -> _ => self.renewal.check(&self.client.handle()),
                 recv(moments) -> _ => {
                     if reader_is_gone() {
                         return Ok(());
@@ -201,7 +201,7 @@ impl Session<'_> {
         if self.client.is_connected() {
             return Ok(());
         }
-        match self.complaint.news(&self.client.handle()) {
+        match self.complaint.new_reason(&self.client.handle()) {
             Some(why) => write(&json!({ "event": "unreachable", "reason": why })),
             None => Ok(()),
         }
@@ -210,5 +210,5 @@ impl Session<'_> {
 
 /// Writes one line, whole, and waits until the pipe has it.
 fn write(line: &Value) -> Result<(), Failure> {
-    say_json(line)
+    print_json(line)
 }

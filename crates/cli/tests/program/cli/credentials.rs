@@ -70,11 +70,25 @@ fn a_daemon_with_the_certificate_of_another_role_names_the_file_and_the_role() {
 }
 
 #[test]
+fn a_reload_that_finds_the_certificate_of_another_role_names_the_file() {
+    let user = operator(&["server", "agent-1"]);
+    let (server, _) = server(&user);
+    fs::copy(user.path("pki/agent-1.pem"), user.path("pki/server.pem")).unwrap();
+    server.signal(Signal::HUP);
+    let line = server.error_with("not reloaded");
+    assert!(
+        line.contains("not reloaded: pki/server.pem: ") && line.contains("agent"),
+        "{line}"
+    );
+    server.signal(Signal::TERM);
+}
+
+#[test]
 fn port_0_is_no_port_to_connect_to() {
     let user = User::new();
     for command in ["listen --connect host:0", "server --dev --peers host:0"] {
         let said = user.fails(&words(command), 2);
-        assert!(said.contains("nobody listens at port 0"), "{said}");
+        assert!(said.contains("no server listens at port 0"), "{said}");
     }
 }
 

@@ -110,9 +110,9 @@ fn a_server_that_cannot_join_says_why() {
             "--advertise here:0: other servers cannot reach this address",
         ),
         (
-            "--listen 127.0.0.1:0 --join etcd://user:word@127.0.0.1:1",
+            "--listen 127.0.0.1:0 --join etcd://user:secret@127.0.0.1:1",
             2,
-            "name and password are not part of an address",
+            "must not hold a name and a password: --join-user-file",
         ),
         (
             "--listen 127.0.0.1:0 --join http://127.0.0.1:1",

@@ -450,7 +450,7 @@ fn own_operands_are_sent_by_name_and_a_filter_says_who_may() {
     let flags = format!("server --listen 127.0.0.1:0 --ca ca.pem --cert server.pem --filter spec {own}");
     let why = place.fail(&flags, 2);
     assert!(
-        why.contains("--filter lets nobody send Scaled") && why.contains("--allow Scaled=ROLE"),
+        why.contains("--filter allows no role to send Scaled") && why.contains("--allow Scaled=ROLE"),
         "{why}"
     );
     std::fs::write(
@@ -464,7 +464,7 @@ fn own_operands_are_sent_by_name_and_a_filter_says_who_may() {
         .end();
     assert_eq!(ended.code, Some(1));
     assert!(
-        ended.out[0].contains("--filter lets nobody send Scaled"),
+        ended.out[0].contains("--filter allows no role to send Scaled"),
         "{:?}",
         ended.out
     );

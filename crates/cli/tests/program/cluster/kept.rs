@@ -263,7 +263,7 @@ fn a_version_that_fails_goes_back_by_itself() {
 }
 
 #[test]
-fn of_two_who_change_a_workload_the_second_one_is_told() {
+fn a_change_with_an_old_revision_is_refused() {
     let kept = Kept::new(0);
     let apply = |count: usize, more: &str| {
         let text = format!("name: web\ncount: {count}\nstart: {{command: [sleep, \"9\"]}}\n");
@@ -304,6 +304,18 @@ fn of_two_who_change_a_workload_the_second_one_is_told() {
         "{}",
         two.stderr
     );
+    let old = format!("--revision {revision} web");
+    for order in ["rollout --pause", "remove"] {
+        let late = kept.words(&words(&format!("ctl {order} {old}")));
+        let why = format!("{order}: {}", late.stderr);
+        assert_eq!(late.code, Some(1), "{why}");
+        assert!(late.stderr.contains("by now; read it again"), "{why}");
+    }
+    let refused = kept.words(&words(&format!("ctl remove {old} other")));
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    let web = kept.done("get web").remove(0);
+    assert_ne!(web["workload"]["deleting"], true, "{web}");
+    kept.done(&format!("remove --revision {} web", web["workload"]["revision"]));
 }
 
 #[test]
