@@ -430,11 +430,7 @@ impl Entry {
     pub fn memory(&self, admitted: &Admitted<Grant>) -> Budget {
         let whole = admitted.credit.budget();
         match &self.kind {
-            // Certificates without a fingerprint share one part.
-            Kind::Client { .. } => {
-                let owner = self.facts.certificate.fingerprint.as_deref().unwrap_or_default();
-                whole.of(owner.as_bytes())
-            }
+            Kind::Client { .. } => whole.of(self.facts.certificate.fingerprint.as_bytes()),
             Kind::Server(_) => whole.clone(),
         }
     }

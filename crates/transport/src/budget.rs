@@ -1,35 +1,35 @@
-//! Memory that many parts of a server take together: how much of it each may have, and who
-//! is next where it is short.
+//! Memory that many parts of a server take together: the share of each, and the order of waiting if it
+//! is short.
 //!
-//! A [`Budget`] is a bound for many. [`Budget::of`] is the part of it that belongs to one
-//! owner, such as a certificate: what that owner takes counts in both. [`Reserved`] is
-//! memory that its holder has, and gives back when it is dropped.
+//! A [`Budget`] is a bound for all of them. [`Budget::of`] is the part of one owner, such as a
+//! certificate: the memory of that owner counts in both. [`Reserved`] is reserved memory, which is given
+//! back when it is dropped.
 //!
-//! Who reserves more than is free waits in one line, in the order of arrival:
+//! A reservation of more than is free waits in one line, in the order of arrival:
 //!
 //! ```text
 //!  Reserved::ask ─▶ line ─┬─ it fits, in the whole and in its owner's part ──▶ counted
-//!                         └─ nobody is ahead of the line: the next one ──────▶ beside the bound
+//!                         └─ no reservation is ahead: the next one ───────────▶ beside the bound
 //! ```
 //!
-//! So one reservation at a time may exceed the bound, and the line moves on however much
-//! others hold and keep. An owner that has more than its part waits behind the others.
+//! So one reservation at a time may exceed the bound, and the line moves on however long others keep
+//! their memory. An owner that exceeds its part waits behind the other owners.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// How much every queue may take, however much the others have.
+/// The share that every queue may take, however much the others have.
 const LEAST_SHARE: u64 = 64 * 1024;
 
-/// A bound for many queues together, with a fair share for each: no queue grows beyond the
-/// free part. So one greedy queue gets half of the budget, and `n` greedy ones get an
-/// `n + 1`th each; the last part stays free for queues that have nothing yet.
+/// A bound for many queues together, with a fair share for each: no queue grows beyond the free part.
+/// So one greedy queue gets half of the budget, and `n` greedy ones get an `n + 1`th each; the last part
+/// stays free for empty queues.
 ///
-/// [`share`](Self::share) and [`take`](Self::take) are a measure for decisions and no lock:
-/// two queues that look at the same time may exceed the share by an item each. A
-/// [`reserve`](Self::reserve)d amount is exact. A clone counts in the same budget.
+/// [`share`](Self::share) and [`take`](Self::take) are not atomic together: two queues at the same time
+/// may exceed the share by an item each. A [`reserve`](Self::reserve)d amount is exact. A clone counts in
+/// the same budget.
 #[derive(Clone)]
 pub struct Budget(Arc<Counted>);
 
@@ -38,23 +38,22 @@ struct Counted {
     /// The most that one reservation may have.
     longest: u64,
     used: AtomicU64,
-    /// The budget that this is a part of.
+    /// The budget of which this is a part.
     whole: Option<Budget>,
-    /// How many reservations wait.
+    /// The number of waiting reservations.
     waiting: AtomicUsize,
-    /// How many were refused because they could never fit.
+    /// The number of reservations that were refused because they could never fit.
     refused: AtomicU64,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The parts of owners. Those that nobody holds any more are removed once there are
-    /// more than `most_parts`.
+    /// The parts of owners. Those without a handle are removed once there are more than `most_parts`.
     parts: HashMap<Box<[u8]>, Weak<Counted>>,
     most_parts: usize,
     line: VecDeque<Waiter>,
-    /// What one reservation has beside the bound, because it was its turn.
+    /// The memory beside the bound of the one reservation that is ahead.
     ahead: u64,
 }
 
@@ -64,13 +63,13 @@ struct Waiter {
     wake: Box<dyn Fn() + Send>,
 }
 
-/// What a reservation has.
+/// The memory of a reservation.
 #[derive(Debug, Default)]
 struct Claim {
     counted: AtomicU64,
-    /// What it has beside the bound.
+    /// The memory that it has beside the bound.
     ahead: AtomicU64,
-    /// How much more it waits for.
+    /// The further memory for which it waits.
     asks: AtomicU64,
 }
 
@@ -98,10 +97,9 @@ impl Budget {
         }))
     }
 
-    /// The two budgets of a server that may take so many bytes: three quarters for frames
-    /// that wait to be sent, and a quarter for received frames that are not dealt with. So
-    /// a thousand senders that are far ahead leave room for their receiver's queue. One
-    /// received frame may take as much as both.
+    /// The two budgets of a server with `limit` bytes: three quarters for frames that wait to be sent, and
+    /// a quarter for received frames that are not handled yet. So a thousand senders that are far ahead
+    /// leave room for their receiver's queue. One received frame may take as much as both budgets.
     pub fn for_queues_and_received(limit: u64) -> (Self, Self) {
         let received = Self::with(limit / 4, limit.max(LEAST_SHARE), None);
         (Self::new(limit - limit / 4), received)
@@ -112,27 +110,27 @@ impl Budget {
         Self::new(u64::MAX)
     }
 
-    /// The part of one owner: half of the bound at most. What it takes counts in the whole
-    /// as well. Everybody who asks for the same owner gets the same part.
+    /// The part of one owner: at most half of the bound. Its memory counts in the whole as well. All
+    /// handles for the same owner share one part.
     #[must_use]
     pub fn of(&self, owner: &[u8]) -> Self {
         let mut state = self.lock();
         if let Some(part) = state.parts.get(owner).and_then(Weak::upgrade) {
             return Self(part);
         }
-        // Looked through when the table has doubled, so each owner costs the same on average.
+        // Unused parts are removed when the table has doubled, so the average cost is constant.
         if state.parts.len() >= state.most_parts {
             state.parts.retain(|_, part| part.strong_count() > 0);
             state.most_parts = 2 * state.parts.len() + 16;
         }
-        // Half: one owner alone, which is the common case, still has most of it, and two who are
-        // greedy do not starve a third.
+        // Half: one owner alone, which is the common case, still has most of it, and two greedy owners
+        // do not starve a third.
         let part = Self::with(self.0.limit / 2, self.0.longest, Some(self.clone()));
         state.parts.insert(owner.into(), Arc::downgrade(&part.0));
         part
     }
 
-    /// A reservation of nothing yet.
+    /// An empty reservation.
     pub fn reserve(&self) -> Reserved {
         Reserved {
             part: self.clone(),
@@ -140,15 +138,15 @@ impl Budget {
         }
     }
 
-    /// The most bytes that one reservation may ever have.
+    /// The longest reservation, in bytes.
     pub fn longest(&self) -> u64 {
         self.0.longest
     }
 
     /// The bytes in use.
     pub fn used(&self) -> u64 {
-        // SeqCst, here and below: whoever gives looks at `waiting` afterwards, and whoever
-        // waits looks at `used` afterwards. One of the two has to see the other.
+        // SeqCst, here and below: a thread that gives reads `waiting` afterwards, and a thread that waits
+        // reads `used` afterwards. One of the two has to see the other's change.
         self.0.used.load(Ordering::SeqCst)
     }
 
@@ -162,7 +160,7 @@ impl Budget {
         }
     }
 
-    /// How far one queue may grow now, in bytes.
+    /// The bytes to which one queue may grow now.
     pub fn share(&self) -> u64 {
         self.free().min(self.whole().free()).max(LEAST_SHARE)
     }
@@ -181,8 +179,8 @@ impl Budget {
             return;
         }
         let given = |used: u64| {
-            // In a release it stops at 0: a number that wraps would leave everybody the least
-            // share for good.
+            // In a release it stops at 0: a number that wraps would leave all queues the least share for
+            // good.
             debug_assert!(used >= bytes, "more is given back than was taken");
             Some(used.saturating_sub(bytes))
         };
@@ -211,8 +209,8 @@ impl Budget {
         self.used().saturating_add(bytes) <= self.0.limit
     }
 
-    /// Lets those in who fit, in order. Whoever has more than its part is passed over, and
-    /// nobody else, so that a long reservation does not wait for ever for short ones.
+    /// Grants reservations that fit, in order. Owners that exceed their part are passed over. No other is,
+    /// so that a long reservation does not wait forever for short ones.
     fn serve(&self, mut state: MutexGuard<'_, State>) {
         let (mut at, mut served) = (0, Vec::new());
         while let Some(waiter) = state.line.get(at) {
@@ -228,10 +226,10 @@ impl Budget {
                 at += 1;
             }
         }
-        // Without this, owners that each hold a part of a frame could wait for each other for
-        // ever. The one at the front gets all it asks for, beside the bound, and ends.
+        // Otherwise owners that each hold a part of a frame could wait for each other forever. The first
+        // reservation gets all of its memory, beside the bound, and will end.
         if state.ahead == 0 {
-            // Whoever has used up its part comes after those who have not.
+            // An owner that has used up its part comes after those that have not.
             let modest = |waiter: &Waiter| waiter.part.has_room(waiter.asks());
             let next = state.line.iter().position(modest).unwrap_or(0);
             if let Some(waiter) = state.line.remove(next) {
@@ -242,7 +240,7 @@ impl Budget {
             }
         }
         self.0.waiting.fetch_sub(served.len(), Ordering::SeqCst);
-        // Who is woken may give memory back, which takes the lock.
+        // After the lock, because a waker may give memory back, which takes the lock.
         drop(state);
         for waiter in served {
             (waiter.wake)();
@@ -256,7 +254,7 @@ impl Waiter {
     }
 }
 
-/// Memory that its holder has reserved. Dropping it gives the memory back.
+/// Reserved memory. Dropping it gives the memory back.
 #[derive(Debug)]
 pub struct Reserved {
     part: Budget,
@@ -266,17 +264,16 @@ pub struct Reserved {
 /// The answer to [`Reserved::ask`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// The memory is there.
+    /// The memory is granted.
     Granted,
-    /// It is not there yet.
+    /// The memory is not granted yet.
     Waits,
-    /// It will never be there: no reservation may have more than so many bytes.
+    /// The memory can never be granted: the longest reservation has so many bytes.
     Never(u64),
 }
 
 impl Reserved {
-    /// Reserves at least so many bytes at once, also where they are not free, for memory
-    /// that is in use already.
+    /// Counts at least so many bytes at once, also beyond the bound, for memory that is in use already.
     pub fn at_least(&self, bytes: u64) {
         let more = bytes.saturating_sub(self.has());
         if more > 0 {
@@ -285,8 +282,8 @@ impl Reserved {
         }
     }
 
-    /// Asks for so many bytes in all. Does not wait: if the memory is not there, `wake` is
-    /// called once it is, and this is to be called again with the same number.
+    /// Reserves so many bytes in all. Does not block: if the memory is not free, `wake` is called once it is
+    /// granted, and this has to be called again with the same number.
     pub fn ask(&self, bytes: u64, wake: impl Fn() + Send + 'static) -> Asked {
         if !self.is_granted() {
             return Asked::Waits;
@@ -302,7 +299,7 @@ impl Reserved {
         }
         let mut state = whole.lock();
         if self.claim.ahead.load(Ordering::Relaxed) > 0 {
-            // Nobody else can be ahead, so waiting for more would have no end.
+            // No other reservation can be ahead, so waiting for more would have no end.
             self.claim.ahead.fetch_add(more, Ordering::Relaxed);
             state.ahead += more;
             return Asked::Granted;
@@ -321,23 +318,23 @@ impl Reserved {
         }
     }
 
-    /// Whether what was asked for is there.
+    /// True if no reservation waits here.
     pub fn is_granted(&self) -> bool {
         self.claim.asks.load(Ordering::Acquire) == 0
     }
 
-    /// Whether three quarters of the budget are used, or somebody waits for memory.
+    /// True if three quarters of the budget are used, or a reservation waits.
     pub fn is_short(&self) -> bool {
         let whole = self.part.whole();
         self.is_wanted() || whole.used() >= whole.0.limit / 4 * 3
     }
 
-    /// Whether somebody waits for memory.
+    /// True if a reservation waits for memory.
     pub fn is_wanted(&self) -> bool {
         self.part.whole().0.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Gives everything back, and waits for nothing more.
+    /// Gives all memory back, and stops waiting.
     pub fn clear(&self) {
         let Claim { counted, ahead, asks } = &*self.claim;
         if ahead.load(Ordering::Relaxed) + asks.load(Ordering::Acquire) > 0 {
@@ -345,7 +342,7 @@ impl Reserved {
             let mut state = whole.lock();
             let is_own = |waiter: &Waiter| Arc::ptr_eq(&waiter.claim, &self.claim);
             let place = state.line.iter().position(is_own);
-            // Kept until the lock is free, as in `serve`.
+            // Dropped after the lock is released, as in `serve`.
             let own = place.and_then(|at| state.line.remove(at));
             whole
                 .0
@@ -371,7 +368,7 @@ impl Drop for Reserved {
     }
 }
 
-/// A bound for the memory of many queues together, in bytes.
+/// The figures of a [`Budget`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BudgetFigures {
@@ -379,9 +376,9 @@ pub struct BudgetFigures {
     pub used: u64,
     /// The bound.
     pub limit: u64,
-    /// How many frames wait for memory.
+    /// The number of frames that wait for memory.
     pub waiting: usize,
-    /// How many frames were refused because they could never fit.
+    /// The number of frames that were refused because they could never fit.
     pub refused: u64,
 }
 

@@ -1,16 +1,14 @@
-//! Durations, counted by how long they were.
+//! A histogram of durations.
 
 use std::time::Duration;
 
-/// How many buckets have an upper bound: from 1 µs to 2^29 µs, which are nine
-/// minutes.
+/// The number of buckets with an upper bound: from 1 µs to 2^29 µs, which are nine minutes.
 const BOUNDS: usize = 30;
 
-/// How often something took how long. A bucket is twice as wide as the one
-/// before: up to 1 µs, 2 µs, 4 µs …, 9 minutes, and longer.
+/// A histogram of durations. Each bucket is twice as wide as the one before: up to 1 µs, 2 µs, 4 µs …,
+/// 9 minutes, and longer.
 ///
-/// Plain numbers without a lock: it belongs to one thread, and a copy of it is
-/// handed out.
+/// It is plain data without a lock: one thread records, and others get a copy.
 ///
 /// ```
 /// use std::time::Duration;
@@ -25,34 +23,34 @@ const BOUNDS: usize = 30;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
-    /// The last one counts durations beyond every bound.
+    /// The last bucket counts durations beyond every bound.
     counts: [u64; BOUNDS + 1],
     sum: Duration,
 }
 
 impl Histogram {
-    /// Counts one.
+    /// Counts one duration.
     pub fn record(&mut self, took: Duration) {
         let micros = took.as_secs().saturating_mul(1_000_000);
         let micros = micros.saturating_add(took.subsec_nanos().div_ceil(1000).into());
-        // The least power of two that is not below it.
+        // The least power of two that is not below the duration.
         let bits = u64::BITS - micros.saturating_sub(1).leading_zeros();
         self.counts[(bits as usize).min(BOUNDS)] += 1;
         self.sum = self.sum.saturating_add(took);
     }
 
-    /// How many were counted.
+    /// The number of durations.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// How long they took together.
+    /// The sum of the durations.
     pub fn sum(&self) -> Duration {
         self.sum
     }
 
-    /// Each bucket's upper bound, which belongs to it, none for the last one; and
-    /// how many are in that bucket alone.
+    /// Each bucket's upper bound, inclusive and `None` for the last one, and the number of durations in
+    /// that bucket alone.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> + '_ {
         self.counts.iter().enumerate().map(|(at, count)| {
             let bound = (at < BOUNDS).then(|| Duration::from_micros(1 << at));
@@ -60,8 +58,8 @@ impl Histogram {
         })
     }
 
-    /// The bound of the bucket below which so large a part of them is, of 0 to 1:
-    /// 0.5 is the median. `None` if there is no duration, or it is beyond all bounds.
+    /// The upper bound of the bucket that holds the quantile `part`, from 0 to 1: 0.5 is the median. `None`
+    /// if there is no duration, or the quantile is beyond all bounds.
     pub fn quantile(&self, part: f64) -> Option<Duration> {
         let count = self.count();
         #[expect(clippy::cast_precision_loss, reason = "a part of a count")]

@@ -1,5 +1,5 @@
-//! Byte streams, the two threads that serve each of them, and the dispatcher that serves
-//! all. This crate knows no protocol; SSNTP and OpFlex are built on it.
+//! Byte streams, the two threads that serve each of them, and the dispatcher that serves all
+//! connections. This crate knows no protocol; SSNTP and OpFlex are built on it.
 //!
 //! ```text
 //!             ┌────────────── link ──────────────────────────────────────────────┐
@@ -14,11 +14,11 @@
 //! | module | holds |
 //! |---|---|
 //! | [`dispatch`] | the dispatcher, and the life of a connection |
-//! | [`flow`] | flow control: which connections may go on, and which wait |
+//! | [`flow`] | flow control: which connections may go on, and which are held |
 //! | `link` | the reader thread and the writer thread of a connection |
-//! | [`outbox`] | the way out of a connection |
+//! | [`outbox`] | the queue of a connection and its end |
 //! | [`tls`], `newcomers` | both directions as TLS; accept threads and handshake threads |
-//! | `stream` | both directions in clear; buffers, and from bytes to items |
+//! | `stream` | both directions in clear; buffers, and decoding |
 //! | [`pki`] | certificates: who a peer is and which roles it has |
 //! | `socket` | addresses, the system's sockets, and streams in memory |
 //! | `host` | the system's limits, this process, threads and deadlines |

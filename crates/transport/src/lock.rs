@@ -1,32 +1,40 @@
-//! A lock on a directory or file that one process at a time may use.
+//! A lock on a directory or file that one process at a time may have.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
+use crate::host::{deadline, left};
 
-/// How long another user of the file may take to end: a former process that is being stopped,
-/// or a child between its fork and its exec, which holds what its parent had open.
+/// The time that another user of the file has to end: a former process that is being stopped, or a
+/// child between its fork and its exec, which holds the open files of its parent.
 const ENDING: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Locks an open directory or file for this process, or says that another user, such as
-/// "another agent", has it. The lock ends when the file is closed, so a process that is
-/// killed leaves none behind. Blocks for at most two seconds.
+/// Locks an open directory or file for this process. The lock ends when the file is closed, so a
+/// killed process leaves none. Blocks for at most two seconds.
 ///
 /// # Errors
-/// Somebody else has the lock; or the file system has no locks.
+/// Another user has the lock, which the text calls `other`, such as "another agent"; or the file system
+/// has no locks.
 pub fn lock(file: &File, other: &str) -> io::Result<()> {
-    for _ in 0..ENDING.as_millis() / PAUSE.as_millis() {
-        match flock(file, FlockOperation::NonBlockingLockExclusive).map_err(io::Error::from) {
-            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+    lock_within(file, other, ENDING)
+}
+
+/// As [`lock`], but blocks for at most `limit`.
+pub(crate) fn lock_within(file: &File, other: &str, limit: Duration) -> io::Result<()> {
+    let end = deadline(limit);
+    loop {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) if left(end).is_ok() => {
                 let _ = crossbeam_channel::after(PAUSE).recv();
             }
-            result => return result,
+            Err(TryLockError::WouldBlock) => break,
+            Err(TryLockError::Error(error)) => return Err(error),
+            Ok(()) => return Ok(()),
         }
     }
-    let text = format!("{other} uses it, also after {} s", ENDING.as_secs());
+    let text = format!("{other} uses it, also after {} s", limit.as_secs());
     Err(io::Error::new(ErrorKind::WouldBlock, text))
 }
 

@@ -1,10 +1,10 @@
-//! Limits the log lines that peers can cause, where they are caused.
+//! Limits the log lines that peers can cause.
 //!
-//! A peer that may send one frame may send a million. So for each kind of line that
-//! a peer can cause, each peer has an allowance: the first few lines, then one a minute,
-//! which says how many were left out. Peers may connect under any number of names, so
-//! the table is bounded. Where it is full, an owner of names, such as a certificate, has one
-//! allowance for all its other names; who has no owner shares one with everybody else.
+//! A peer that may send one frame may send a million. So each peer has an allowance for each kind of
+//! line that peers can cause: five lines at once, then one a minute, which states the number of omitted
+//! lines. Peers may connect under any number of names, so the table is bounded. If it is full, an owner
+//! of names, such as a certificate, has one allowance for all its further names, and peers without an
+//! owner share one allowance.
 //!
 //! ```text
 //! if let Some(more) = self.log.admit(from.uuid(), "READY refused", now) {
@@ -17,12 +17,12 @@ use std::fmt;
 use std::hash::{BuildHasher, Hash};
 use std::time::{Duration, Instant};
 
-/// How many lines a peer may cause at once: enough to see what is wrong.
+/// The number of lines that a peer may cause at once: enough to see the fault.
 const FIRST: u32 = 5;
-/// How often it may then cause another line.
+/// The time after which it may cause another line.
 const PERIOD: Duration = Duration::from_secs(60);
-/// How many peers have their own allowance for each kind. An entry has some 50 bytes, so a
-/// kind takes a few KiB, and at worst there are four lines a second.
+/// The number of peers with their own allowance for each kind. An entry has some 50 bytes, so a kind takes
+/// a few KiB, and there are at most four lines a second.
 const PEERS: usize = 256;
 
 /// The allowances of peers with names of type `K`, for each kind of line.
@@ -42,13 +42,12 @@ impl<K> Default for LogLimit<K> {
 }
 
 impl<K: Eq + Hash> LogLimit<K> {
-    /// If `peer` may cause a line of this kind: the text to write at its end.
+    /// The text for the end of the line, if `peer` may cause a line of this kind. `None` otherwise.
     pub fn admit(&mut self, peer: K, kind: &'static str, now: Instant) -> Option<More> {
         self.lines(kind, now).allowance(peer, None::<&()>, now).take(now)
     }
 
-    /// As [`admit`](Self::admit), for a peer that may have other names, too: they are all
-    /// `owner`'s.
+    /// As [`admit`](Self::admit), for a peer that may have further names, all of the same `owner`.
     pub fn admit_of(&mut self, peer: K, owner: &impl Hash, kind: &'static str, now: Instant) -> Option<More> {
         self.lines(kind, now).allowance(peer, Some(owner), now).take(now)
     }
@@ -65,8 +64,8 @@ impl<K: Eq + Hash> LogLimit<K> {
     }
 }
 
-/// How many lines of this kind were left out since the last one that was written. An
-/// empty text if there were none.
+/// The number of lines of this kind that were omitted since the last one. Prints as an empty text if there
+/// were none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the line is to say it"]
 pub struct More(u64);
@@ -95,12 +94,12 @@ impl fmt::Display for Grouped {
 #[derive(Debug)]
 struct Peers<K> {
     known: HashMap<K, Allowance>,
-    /// The allowances of owners some of whose names found the table full, by their hashes.
+    /// The allowances of owners with names that found the table full, by their hashes.
     owners: HashMap<u64, Allowance>,
     /// The allowance of all peers that found both tables full, or have no owner.
     others: Allowance,
-    /// Before this time no entry can be forgotten, so that the table is not searched
-    /// for each line of a flood.
+    /// The time before which no entry can be removed, so that the table is not searched for each line of
+    /// a flood.
     full_until: Instant,
 }
 
@@ -124,15 +123,15 @@ impl<K: Eq + Hash> Peers<K> {
         }
         let owner = owner.map(|owner| self.known.hasher().hash_one(owner));
         match owner.filter(|owner| self.owners.len() < PEERS || self.owners.contains_key(owner)) {
-            // One owner with many names, as a certificate that is bound to no UUID, shares one
-            // allowance, so it silences nobody else.
+            // An owner with many names, such as a certificate that is bound to no UUID, shares one
+            // allowance, so it silences no other owner.
             Some(owner) => self.owners.entry(owner).or_insert_with(|| Allowance::new(now)),
             None => &mut self.others,
         }
     }
 
-    /// Forgets the peers that have their whole allowance again, since a new entry would
-    /// have the same. Their count of left-out lines goes to the shared allowance.
+    /// Removes the peers that have their whole allowance again, because a new entry would be equal. Their
+    /// number of omitted lines is added to the shared allowance.
     fn forget(&mut self, now: Instant) {
         let others = &mut self.others;
         let mut is_used = |allowance: &Allowance| {
@@ -152,7 +151,7 @@ impl<K: Eq + Hash> Peers<K> {
 /// [`FIRST`] lines, of which one comes back in each [`PERIOD`].
 #[derive(Debug)]
 struct Allowance {
-    /// When the whole allowance is free again. Each line moves this by a period.
+    /// The time at which the whole allowance is free again. Each line moves it by a period.
     whole_at: Instant,
     left_out: u64,
 }

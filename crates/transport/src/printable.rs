@@ -1,9 +1,9 @@
-//! Makes texts of peers and certificates safe for terminals, logs and programs: no
-//! character moves the cursor, ends a line, changes the writing direction or hides.
+//! Escapes hidden characters in texts of peers and certificates, for terminals, logs and programs: none
+//! moves the cursor, ends a line or changes the writing direction.
 
 use std::fmt::{self, Display, Write};
 
-/// How much of a peer's text a log line repeats, in characters.
+/// The number of characters of a peer's text that a log line repeats.
 const EXCERPT: usize = 200;
 
 /// The text in one line, with hidden characters escaped as in `\u{202e}`.
@@ -11,8 +11,8 @@ pub fn printable(text: &str) -> String {
     escaped(text, does_not_show, |c, out| out.extend(c.escape_default()))
 }
 
-/// The JSON text with hidden characters escaped as in `\u202e`. Line ends stay: in JSON
-/// they can only be between values.
+/// The JSON text with hidden characters escaped, such as `\u202e`. Line ends stay, because in JSON they
+/// can only be between values.
 pub fn printable_json(json: &str) -> String {
     escaped(
         json,
@@ -26,19 +26,19 @@ pub fn printable_json(json: &str) -> String {
     )
 }
 
-/// The beginning of a peer's text, in one line of bounded length.
+/// The first 200 characters of a peer's text, in one line.
 pub fn excerpt<T: Display>(said: T) -> Excerpt<T> {
     Excerpt(said)
 }
 
 /// As [`excerpt`], for bytes that may not be text.
 pub fn excerpt_bytes(said: &[u8]) -> Excerpt<std::borrow::Cow<'_, str>> {
-    // No character has more than four bytes, so the bytes cut here are not shown.
+    // A character has at most four bytes, so the bytes that are cut here would not be shown.
     let most = said.len().min(4 * (EXCERPT + 1));
     Excerpt(String::from_utf8_lossy(&said[..most]))
 }
 
-/// The beginning of a text: at most `most` bytes, without a part of a character.
+/// The beginning of a text: at most `most` bytes, cut between characters.
 pub fn cut(text: &str, most: usize) -> &str {
     let mut end = text.len().min(most);
     while !text.is_char_boundary(end) {
@@ -99,9 +99,9 @@ fn escaped(text: &str, which: impl Fn(char) -> bool, escape: impl Fn(char, &mut 
     out
 }
 
-/// Controls, line and paragraph separators, and what Unicode lists as
-/// Default_Ignorable_Code_Point: the marks of direction, joiners, fillers,
-/// selectors and tags, which change what is shown without being shown.
+/// Controls, line and paragraph separators, and the characters that Unicode lists as
+/// Default_Ignorable_Code_Point: marks of direction, joiners, fillers, selectors and tags, which change
+/// the shown text without being visible.
 fn does_not_show(c: char) -> bool {
     matches!(c,
         '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{ad}' | '\u{34f}' | '\u{61c}'

@@ -1,4 +1,4 @@
-//! Files that are replaced in one step, so that a reader never sees a part.
+//! Files that are replaced in one step, so that a reader never finds a part of the content.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
@@ -6,14 +6,14 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-/// Replaces the content of the file at `path` in one step. It is on the disk when this
-/// returns: a reader, even after a crash, finds the old content or the new one. An existing
-/// file keeps its mode, and its owner if this process may set it. A new file is readable to
-/// its owner only, since it may hold secrets. Blocks on the disk.
+/// Replaces the content of the file at `path` in one step. The new content is on the disk when this
+/// returns: a reader, even after a crash, finds the old content or the new one. An existing file keeps
+/// its mode, and its owner if this process may set it. A new file is readable to its owner only,
+/// because it may hold secrets. Blocks on the disk.
 ///
 /// # Errors
-/// The file is unchanged, unless the very last step fails: then it is replaced, but a crash
-/// may undo that.
+/// The file is unchanged, unless only the last step fails: then it is replaced, but a crash may undo
+/// that.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fill_and_rename(path, bytes, None)
 }
@@ -21,7 +21,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// As [`replace`], and the file has this mode afterwards.
 ///
 /// # Errors
-/// As there.
+/// As [`replace`].
 #[cfg(feature = "issue")]
 pub(crate) fn replace_with_mode(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     fill_and_rename(path, bytes, Some(mode))
@@ -34,8 +34,8 @@ fn fill_and_rename(path: &Path, bytes: &[u8], mode: Option<u32>) -> io::Result<(
         if let Some(mode) = mode {
             file.set_permissions(Permissions::from_mode(mode))?;
         } else if let Ok(metadata) = fs::metadata(path) {
-            // Before the mode, which this call may change. Without the right to change
-            // the owner, the file belongs to this process's user.
+            // Before the mode, which this call may change. Without the right to change the owner, the
+            // file belongs to this process's user.
             let _ = fchown(&file, Some(metadata.uid()), Some(metadata.gid()));
             file.set_permissions(metadata.permissions())?;
         }
@@ -44,17 +44,16 @@ fn fill_and_rename(path: &Path, bytes: &[u8], mode: Option<u32>) -> io::Result<(
         fs::rename(&beside, path)
     };
     fill().inspect_err(|_| {
-        // The first error is reported, not that of the clean-up.
+        // An error of the clean-up is not reported.
         let _ = fs::remove_file(&beside);
     })?;
     File::open(directory(path))?.sync_all()
 }
 
-/// Creates a file that only its owner may read, in place of one that a crash left from an
-/// earlier attempt. `create_new` follows no link and opens no existing file, so in a
-/// directory that other users may write, the file is never one of theirs. A pipe of our own
-/// user was not left by a crash, but put there to see the bytes. It is opened for writing;
-/// the replacement then fails, because a pipe cannot be synced.
+/// Creates a file that only its owner may read, instead of a file that an earlier attempt left at a
+/// crash. `create_new` follows no link and opens no existing file, so in a directory that other users
+/// may write, the file is never one of theirs. A pipe of our own user is opened for writing: tests put
+/// one there to block the write. The replacement then fails, because a pipe cannot be synced.
 fn create(path: &Path) -> io::Result<File> {
     let is_our_pipe = |found: &fs::Metadata| {
         found.file_type().is_fifo() && found.uid() == rustix::process::geteuid().as_raw()
@@ -82,7 +81,7 @@ fn create(path: &Path) -> io::Result<File> {
     }
 }
 
-/// The directory a file is in.
+/// The directory of a file.
 pub fn directory(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -121,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_where_the_new_file_is_filled_is_neither_followed_nor_kept() {
+    fn a_file_or_link_with_the_name_of_the_new_file_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let [path, beside, victim] =
             ["kept.yaml", ".kept.yaml.new", "victim"].map(|name| dir.path().join(name));

@@ -7,10 +7,8 @@ use std::str::FromStr;
 
 /// A set of roles. One entity may hold several.
 ///
-/// On the wire it is the 32-bit mask of CONNECT and CONNECTED; in a
-/// certificate each role is one extended key usage object identifier. Bits
-/// that have no name survive, so that a mask can be shown and refused rather
-/// than silently narrowed.
+/// On the wire it is the 32-bit mask of CONNECT and CONNECTED; in a certificate each role is one extended
+/// key usage. Bits without a name are kept, so that a mask can be shown and refused.
 ///
 /// ```
 /// use ssntp_transport::Role;
@@ -24,7 +22,7 @@ use std::str::FromStr;
 pub struct Role(u32);
 
 impl Role {
-    /// No role at all; never valid in a handshake.
+    /// No role; never valid in a handshake.
     pub const NONE: Self = Self(0);
     /// A generic SSNTP server.
     pub const SERVER: Self = Self(0x01);
@@ -52,7 +50,7 @@ impl Role {
         (Self::CNCIAGENT, "cnciagent", 6),
     ];
 
-    /// The role set of a wire mask; unknown bits are kept.
+    /// The role set of a wire mask. Unknown bits are kept.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
@@ -62,17 +60,17 @@ impl Role {
         self.0
     }
 
-    /// Whether no bit is set.
+    /// True if no bit is set.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether every bit of `other` is set here.
+    /// True if every bit of `other` is set here.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Whether at least one bit is set in both.
+    /// True if at least one bit is set in both.
     pub const fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
@@ -82,8 +80,8 @@ impl Role {
         self.0 & !Self::ALL.0
     }
 
-    /// Whether an entity whose certificate holds `certified` may advertise
-    /// these roles: not empty, no unknown bit, and each one certified.
+    /// True if a client or server whose certificate holds `certified` may advertise these roles: there is
+    /// one, no bit is unknown, and each role is certified.
     pub const fn may_be_advertised_with(self, certified: Self) -> bool {
         !self.is_empty() && self.unknown_bits() == 0 && certified.contains(self)
     }
@@ -146,8 +144,8 @@ impl fmt::Debug for Role {
 impl FromStr for Role {
     type Err = ParseRoleError;
 
-    /// Reads names joined with commas, in any case, blanks around them
-    /// allowed. An empty list and a name that is not a role are errors.
+    /// Reads names joined with commas, in any case, with blanks around them. An empty list and a name that
+    /// is not a role are errors.
     fn from_str(text: &str) -> Result<Self, ParseRoleError> {
         let mut roles = Self::NONE;
         for name in text.split(',').map(str::trim) {
@@ -163,8 +161,7 @@ impl FromStr for Role {
     }
 }
 
-/// The text names no role. Names are `server`, `controller`, `agent`,
-/// `scheduler`, `netagent` and `cnciagent`.
+/// The text is not a list of roles.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a role (server, controller, agent, scheduler, netagent, cnciagent)")]
 pub struct ParseRoleError(String);

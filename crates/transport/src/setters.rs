@@ -1,7 +1,7 @@
 //! Setters of options, for configurations with many of them.
 
-/// Chained setters that only replace a field. Each is one documented line,
-/// `field: type of the argument`.
+/// Chained setters that only replace a field. Each is one documented line: `field: type of the
+/// argument`.
 #[macro_export]
 macro_rules! setters {
     ($($(#[$doc:meta])* $field:ident: $from:ty;)*) => {$(

@@ -1,16 +1,16 @@
-//! Numbers of connections, and tables with one entry for each connection.
+//! Numbers of connections, and tables with an entry for each connection.
 
 use std::fmt;
 
 /// The number of one connection of a dispatcher. No number is used twice.
 ///
-/// The lower bits are the connection's slot in the tables, so that a look-up is one
-/// comparison. The upper bits grow with each connection.
+/// The lower bits are the connection's slot in the tables, so that a look-up is one comparison. The upper
+/// bits grow with each connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
 
-/// Each connection has two threads, and Linux allows at most 2^22 threads, so there are
-/// always enough slots.
+/// The number of bits for slots. Each connection has two threads, and Linux allows at most 2^22 threads,
+/// so there are always enough slots.
 const SLOT_BITS: u32 = 24;
 const SLOTS: u64 = 1 << SLOT_BITS;
 
@@ -19,7 +19,7 @@ impl ConnectionId {
         Self(sequence << SLOT_BITS | slot as u64)
     }
 
-    /// How many connections there were before it.
+    /// The number of connections before this one.
     pub fn sequence(self) -> u64 {
         self.0 >> SLOT_BITS
     }
@@ -35,8 +35,8 @@ impl fmt::Display for ConnectionId {
     }
 }
 
-/// Gives numbers to connections. A slot is used again after its connection has ended; a
-/// number is not.
+/// Allocates numbers for connections. A slot is used again after its connection has ended; a number is
+/// not.
 #[derive(Debug, Default)]
 pub struct Numbers {
     sequence: u64,
@@ -45,7 +45,7 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// A number for a new connection.
+    /// Allocates a number for a new connection.
     pub fn take(&mut self) -> ConnectionId {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots += 1;
@@ -56,13 +56,13 @@ impl Numbers {
         ConnectionId::new(self.sequence, slot)
     }
 
-    /// Takes back the slot of a connection that has ended and is in no table.
+    /// Frees the slot of a connection that has ended and is in no table.
     pub fn give(&mut self, id: ConnectionId) {
         self.free.push(id.slot());
     }
 }
 
-/// One entry for each connection.
+/// A table with one entry for each connection.
 #[derive(Debug)]
 pub struct Table<T> {
     // Boxed, because a table never shrinks: an empty slot should be small.
@@ -91,7 +91,7 @@ impl<T> Table<T> {
         self.len += usize::from(before.is_none());
     }
 
-    /// Takes the entry of a connection out.
+    /// Removes the entry of a connection.
     pub fn remove(&mut self, id: ConnectionId) -> Option<T> {
         let slot = self.slots.get_mut(id.slot())?;
         let entry = slot.take_if(|entry| entry.0 == id)?;
@@ -111,17 +111,17 @@ impl<T> Table<T> {
         (entry.0 == id).then_some(&mut entry.1)
     }
 
-    /// Whether a connection has an entry.
+    /// True if a connection has an entry.
     pub fn contains(&self, id: ConnectionId) -> bool {
         self.get(id).is_some()
     }
 
-    /// How many entries there are.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no entry.
+    /// True if there is no entry.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

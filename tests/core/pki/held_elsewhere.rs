@@ -25,7 +25,7 @@ struct Session {
 
 impl Module {
     fn of(issued: &Issued, tells: bool) -> Arc<Self> {
-        let provider = ssntp::pki::provider().unwrap();
+        let provider = ssntp::pki::provider();
         let key = provider.key_provider.load_private_key(private_key(issued));
         Arc::new(Self {
             key: key.unwrap(),

@@ -143,7 +143,7 @@ fn both_sides_of_a_handshake_hold_the_other_to_its_limits() {
     const SERVER: u64 = 5;
     let (accepted, connected) = handshake(&trust, &direct(SERVER), &direct(AGENT));
     assert!(accepted.is_ok() && connected.is_ok());
-    let why = "more authorities in between than the trusted one allows";
+    let why = "there are more intermediate authorities than the trusted authority allows";
     let (accepted, _) = handshake(&trust, &direct(SERVER), &beyond(AGENT));
     assert!(accepted.unwrap_err().to_string().contains(why));
     let (_, connected) = handshake(&trust, &beyond(SERVER), &direct(AGENT));

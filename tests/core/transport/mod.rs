@@ -307,7 +307,7 @@ impl Raw {
 
     fn client(stream: Stream, versions: &[&'static SupportedProtocolVersion]) -> Self {
         let identity = identity(Role::AGENT);
-        let config = rustls::ClientConfig::builder_with_provider(pki::provider().unwrap())
+        let config = rustls::ClientConfig::builder_with_provider(pki::provider())
             .with_protocol_versions(versions)
             .unwrap()
             .with_root_certificates(Arc::clone(trust().roots()))
@@ -320,7 +320,7 @@ impl Raw {
     fn server(stream: Stream) -> Self {
         let identity = identity(Role::SERVER);
         let roots = Arc::clone(trust().roots());
-        let provider = pki::provider().unwrap();
+        let provider = pki::provider();
         let verifier =
             rustls::server::WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider));
         let config = rustls::ServerConfig::builder_with_provider(provider)

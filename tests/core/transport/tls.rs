@@ -258,7 +258,7 @@ fn a_server_names_the_authorities_that_it_trusts() {
     let deadline = Instant::now() + LIMIT;
     let accepting = std::thread::spawn(move || acceptor().accept(server, &BufferPool::new(), deadline));
     let (told, hints) = channel();
-    let config = rustls::ClientConfig::builder_with_provider(pki::provider().unwrap())
+    let config = rustls::ClientConfig::builder_with_provider(pki::provider())
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(Arc::clone(trust().roots()))

@@ -75,7 +75,7 @@ fn a_client_of_version_1_is_taken_where_an_authority_issued_it() {
 fn version_1_proves_itself_in_tls_1_2_too() {
     let trust = trust();
     for name in ["v1.pem", "rsa.pem"] {
-        let config = ServerConfig::builder_with_provider(ssntp_transport::pki::provider().unwrap())
+        let config = ServerConfig::builder_with_provider(ssntp_transport::pki::provider())
             .with_protocol_versions(&[&TLS12])
             .unwrap()
             .with_no_client_auth()

@@ -5,15 +5,13 @@
 //!       └ asleep? ──▶ unpark ─────────────────▶ parked while it is empty
 //! ```
 //!
-//! The channel's own wait spins and yields for a while before it sleeps. A thread
-//! that yields counts as running: the system leaves it in line behind a reader on
-//! the same core although another core is idle, which costs 7 to 14 % of the
-//! throughput on two cores. A sleeping thread is woken on an idle core. So the
-//! dispatcher sleeps at once, and senders wake it, which takes a system call only
-//! if it does sleep.
+//! The channel's own wait spins and yields before it sleeps. A thread that yields counts as
+//! running: the system queues it behind a reader on the same core although another core is
+//! idle, which costs 7 to 14 % of the throughput on two cores. A sleeping thread is woken on an
+//! idle core. So the dispatcher sleeps at once, and a sender wakes it with a system call only if
+//! it sleeps.
 //!
-//! Each event carries the time at which it was sent, so that the dispatcher knows how long
-//! it has waited.
+//! Each event carries the time at which it was sent, to measure how long it waited.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -47,18 +45,16 @@ pub fn channel<T>(capacity: usize) -> (Events<T>, Queue<T>) {
 
 #[derive(Debug, Default)]
 struct Bell {
-    /// The dispatcher sleeps, or is about to.
+    /// True while the dispatcher sleeps or is about to.
     asleep: AtomicBool,
     dispatcher: OnceLock<Thread>,
 }
 
 impl Bell {
     fn ring(&self) {
-        // This fence and the one in `next` pair up. Here an event was sent before
-        // the fence and `asleep` is read after it; there `asleep` is set before
-        // the fence and the channel is read after it. Of two such pairs at least
-        // one sees what the other wrote: either the dispatcher finds the event,
-        // or it is found asleep here. So no event is slept over.
+        // This fence pairs with the one in `next`. Here the event was sent before the fence, and
+        // `asleep` is read after it. There `asleep` is set before the fence, and the channel is
+        // read after it. So either the dispatcher finds the event, or `asleep` is seen here.
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst)
             && self.asleep.swap(false, Ordering::SeqCst)
@@ -79,7 +75,7 @@ impl Drop for Ring {
     }
 }
 
-/// The sending end of the channel. A clone is another producer.
+/// The sending end of the channel. Each clone is a further producer.
 #[derive(Debug)]
 pub struct Events<T> {
     // Dropped before the bell rings.
@@ -99,7 +95,7 @@ impl<T> Clone for Events<T> {
 }
 
 impl<T> Events<T> {
-    /// Sends an event; blocks while the channel is full.
+    /// Sends an event. Blocks while the channel is full.
     pub fn send(&self, event: T) -> Result<(), SendError<T>> {
         let sent = self.channel.send((event, now()));
         sent.map_err(|SendError(sent)| SendError(sent.0))?;
@@ -107,9 +103,9 @@ impl<T> Events<T> {
         Ok(())
     }
 
-    /// Waits for the answer to an event. `None` if the dispatcher ends first. An event
-    /// that is in the channel when the dispatcher ends stays there together with the
-    /// sender of its answer, so waiting for the answer alone would never end.
+    /// Waits for the answer to an event. `None` if the dispatcher ends first. An event that is in
+    /// the channel at that time stays there together with the sender of its answer, so waiting
+    /// for the answer alone would never end.
     pub fn answer<A>(&self, answer: &Receiver<A>) -> Option<A> {
         crossbeam_channel::select! {
             recv(answer) -> answer => answer.ok(),
@@ -117,12 +113,12 @@ impl<T> Events<T> {
         }
     }
 
-    /// A channel that is closed once the dispatcher has ended.
+    /// A channel that is disconnected once the dispatcher has ended.
     pub fn life(&self) -> &Receiver<Infallible> {
         &self.life
     }
 
-    /// Sends an event if there is room; never blocks.
+    /// Sends an event if the channel has room. Never blocks.
     pub fn try_send(&self, event: T) -> Result<(), TrySendError<T>> {
         let sent = self.channel.try_send((event, now()));
         sent.map_err(|e| match e {
@@ -133,7 +129,7 @@ impl<T> Events<T> {
         Ok(())
     }
 
-    /// How many events wait.
+    /// The number of events in the channel.
     pub(super) fn len(&self) -> usize {
         self.channel.len()
     }
@@ -149,10 +145,10 @@ pub struct Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// The oldest event and when it was sent. Blocks until there is one, until the deadline, or until the last
-    /// producer is dropped.
+    /// The oldest event and the time at which it was sent. Blocks until there is an event, until the
+    /// deadline, or until the last producer is dropped.
     pub fn next(&self, deadline: Option<Instant>) -> Result<(T, Instant), RecvTimeoutError> {
-        let mut is_said = false;
+        let mut is_announced = false;
         loop {
             match self.channel.try_recv() {
                 Ok(sent) => return Ok(sent),
@@ -161,7 +157,7 @@ impl<T> Queue<T> {
             }
             let left = deadline.map(left).transpose();
             let left = left.map_err(|_| RecvTimeoutError::Timeout)?;
-            if is_said {
+            if is_announced {
                 match left {
                     Some(left) => std::thread::park_timeout(left),
                     None => std::thread::park(),
@@ -171,34 +167,34 @@ impl<T> Queue<T> {
                 self.bell.asleep.store(true, Ordering::SeqCst);
                 fence(Ordering::SeqCst);
             }
-            // A sender before the fence did not ring, so its event is looked for once more, and so
-            // is the end of the last producer. A sender that rings for nobody does no harm.
-            is_said = !is_said;
+            // A sender that was before this fence saw no sleeper and did not ring, so the channel is
+            // read once more before the sleep.
+            is_announced = !is_announced;
         }
     }
 
-    /// The oldest event, if there is one, and when it was sent.
+    /// The oldest event and the time at which it was sent, if there is an event.
     pub fn try_next(&self) -> Option<(T, Instant)> {
         self.channel.try_recv().ok()
     }
 
-    /// A handle that sees whether events wait.
+    /// A handle that shows whether events wait.
     pub fn watch(&self) -> Watch<T> {
         Watch(self.channel.clone())
     }
 }
 
-/// Sees whether events wait.
+/// Shows whether events wait in a channel.
 #[derive(Debug)]
 pub struct Watch<T>(Receiver<(T, Instant)>);
 
 impl<T> Watch<T> {
-    /// Whether no event waits.
+    /// True if no event waits.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether a producer would wait.
+    /// True if the channel is full, so that a producer would block.
     pub fn is_full(&self) -> bool {
         self.0.is_full()
     }

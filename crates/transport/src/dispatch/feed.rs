@@ -1,6 +1,5 @@
 //! Connects a reader to the dispatcher.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +11,9 @@ use crate::link::Sink;
 use crate::outbox::Outbox;
 use crate::table::ConnectionId;
 
-/// Hands the items of a reader to the dispatcher, as far ahead as the reader's credit
+/// Sends the items of a reader to the dispatcher, as far ahead as the reader's credit
 /// allows.
+#[derive(Debug)]
 pub struct Feed<C: Core> {
     id: ConnectionId,
     events: Events<DispatchEvent<C>>,
@@ -23,8 +23,8 @@ pub struct Feed<C: Core> {
 }
 
 impl<C: Core> Feed<C> {
-    /// For a connection that was just admitted. What it holds of unfinished items counts in
-    /// `memory`: the budget of its credit, or the part of its certificate there.
+    /// For a connection that was just admitted. Its unfinished items count in `memory`: the budget
+    /// of its credit, or its certificate's part of that.
     pub fn new(admitted: &Admitted<C::Grant>, events: Events<DispatchEvent<C>>, memory: &Budget) -> Self {
         Self {
             id: admitted.id,
@@ -36,21 +36,15 @@ impl<C: Core> Feed<C> {
     }
 }
 
-impl<C: Core> fmt::Debug for Feed<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Feed").field(&self.id).finish()
-    }
-}
-
 impl<C: Core> Sink<C::Item> for Feed<C> {
     fn items(&mut self, items: &mut Vec<C::Item>, bytes: usize) -> bool {
         let bytes = bytes as u64;
-        // Their memory is counted with the credit now.
+        // The credit counts their memory from here on.
         self.unfinished.done();
         self.credit
             .spend(Credit::memory_of::<C::Item>(items.len(), bytes));
         let event = DispatchEvent::Items(self.id, std::mem::take(items), bytes);
-        // The batch first: the reader may always have one under way.
+        // Sent before the wait: one batch may always be under way.
         self.events.send(event).is_ok() && self.credit.wait()
     }
 
@@ -70,10 +64,10 @@ impl<C: Core> Sink<C::Item> for Feed<C> {
     }
 
     fn ended(&mut self, reason: EndReason) {
-        // Input from before the peer's end may still wait for its turn and be answered.
-        // So the link ends only after the dispatcher has dealt with all of it and closed
-        // the queue. This needs no time limit: the dispatcher gets to it, or it ends the
-        // connection, or its own end aborts all connections.
+        // Input that arrived before the end may still wait for its turn and be answered. So this
+        // waits until the dispatcher has handled all of it and closed the queue. No time limit is
+        // needed: the dispatcher handles the end, ends the connection, or aborts all connections
+        // when it ends itself.
         if self.events.send(DispatchEvent::Ended(self.id, reason)).is_ok() {
             self.outbox.wait_until_closed(Duration::MAX);
         }

@@ -1,25 +1,25 @@
-//! How busy a dispatcher is.
+//! Figures of a dispatcher's load.
 
 use std::time::Duration;
 
 use crate::histogram::Histogram;
 
-/// How busy a server's dispatcher is.
+/// The load of a server's dispatcher.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct DispatcherFigures {
-    /// Events that wait for it.
+    /// The number of events that wait in its channel.
     pub events: usize,
     /// The capacity of the channel. When it is full, readers wait.
     pub max_events: usize,
-    /// Connections whose input waits for a turn.
+    /// The number of connections that wait for a turn.
     pub with_input: usize,
-    /// How long events have waited until the dispatcher took them.
+    /// How long events waited in the channel.
     pub waits: Histogram,
-    /// How long the request for these figures waited.
+    /// How long the request for these figures waited in the channel.
     pub waited: Duration,
-    /// The processor time of its turns, without the sending of what they cause. A turn is the
-    /// input of one connection that it deals with before the next connection's; it should take
-    /// a millisecond at most.
+    /// The processor time of its turns, without the sending that they cause. A turn is the input
+    /// of one connection that is handled before another connection's; it should take a millisecond
+    /// at most.
     pub turns: Histogram,
 }

@@ -1,7 +1,6 @@
 //! One connection in its runner's table.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::sync::Arc;
@@ -15,16 +14,16 @@ use crate::outbox::Outbox;
 use crate::socket::Duplex;
 use crate::table::{ConnectionId, Table};
 
-/// While there are no more connections, the system may keep [`UNSENT_OF_FEW`] bytes for each that
-/// it cannot send yet. An accepted one beyond them has a quarter of that, because the memory of all
-/// sockets together is bounded.
+/// Each of the first `FEW` connections may have [`UNSENT_OF_FEW`] bytes in the system that are not
+/// sent yet. A later accepted connection has a quarter of that, because the system bounds the
+/// memory of all sockets together.
 const FEW: usize = 128;
-/// With more of them a writer wakes less often: 1 to 100 is a tenth faster.
+/// With more unsent bytes a writer wakes less often: forwarding from 1 to 100 is a tenth faster.
 const UNSENT_OF_FEW: u32 = 1024 * 1024;
 
-/// The threads of one connection, as their owner sees them.
+/// The threads of one connection. Tests have connections without threads.
 pub trait Threads: Send + 'static {
-    /// Waits for both, which have said that they are about to end.
+    /// Waits for both threads, which have reported that they are about to end.
     fn join(self);
 }
 
@@ -38,16 +37,16 @@ impl Threads for Link {
 #[derive(Debug)]
 pub(super) struct Life<T> {
     pub(super) outbox: Outbox,
-    /// Shut down to end the connection at once, also while a newcomer is still being told.
+    /// Shut down to end the connection at once, also while its handshake thread sends the answer.
     stream: Arc<dyn Duplex>,
     credit: Arc<Credit>,
     /// `None` until the threads have been started.
     threads: Option<T>,
-    /// It sends its queue and then ends.
+    /// True once the connection has begun to end: it sends its queue first.
     ending: bool,
-    /// Its threads are about to end.
+    /// True once its threads have reported that they are about to end.
     finished: bool,
-    /// The step in which the dispatcher last sent in place of its writer.
+    /// The step in which the dispatcher last sent in place of the connection's writer.
     pub(super) sent_in_step: u64,
 }
 
@@ -55,9 +54,9 @@ pub(super) struct Life<T> {
 #[derive(Debug)]
 pub(super) struct Lives<T> {
     table: Table<Life<T>>,
-    /// How long an ending connection may take to send its queue.
+    /// The time that an ending connection has to send its queue.
     parting: Duration,
-    /// When ending connections are cut off, in the order of time.
+    /// The times at which ending connections are aborted, earliest first.
     cut_off: VecDeque<(Instant, ConnectionId)>,
 }
 
@@ -82,14 +81,14 @@ impl<T: Threads> Lives<T> {
         self.table.get_mut(id)
     }
 
-    /// Whether a connection exists and has not begun to end.
+    /// True if a connection exists and has not begun to end.
     pub(super) fn is_open(&self, id: ConnectionId) -> bool {
         self.table.get(id).is_some_and(|life| !life.ending)
     }
 
     pub(super) fn admit<G>(&mut self, admitted: &Admitted<G>, stream: Arc<dyn Duplex>) {
         if self.table.len() < FEW {
-            // A stream that has failed tells its reader so.
+            // An error is ignored here: the reader of a broken stream finds it as well.
             let _ = stream.set_unsent(UNSENT_OF_FEW);
         }
         self.table.insert(
@@ -106,16 +105,16 @@ impl<T: Threads> Lives<T> {
         );
     }
 
-    /// Lets a connection send what waits and end, or ends it at once. Its way out is closed by
-    /// the flow.
+    /// Ends a connection after its queue is sent, or at once if `abort` is set. The caller closes
+    /// its queue in the flow.
     pub(super) fn end(&mut self, id: ConnectionId, abort: bool, now: Instant) {
         let Some(life) = self.table.get_mut(id) else {
             return;
         };
-        // The time runs from the first end. A peer could put its end off if each further one began
-        // anew.
+        // The time runs from the first end. Otherwise a peer could postpone its end with each
+        // further cause of an end.
         if !std::mem::replace(&mut life.ending, true) {
-            // All have the same time, so the list stays sorted.
+            // All have the same time limit, so the list stays sorted.
             self.cut_off.push_back((after(now, self.parting), id));
         }
         if abort {
@@ -123,8 +122,8 @@ impl<T: Threads> Lives<T> {
         }
     }
 
-    /// Notes that the threads run. A connection that has ended meanwhile is joined. True
-    /// if the connection is removed now.
+    /// Notes that the threads of a connection run. True if that connection has ended and is
+    /// removed now.
     pub(super) fn started(&mut self, id: ConnectionId, threads: T) -> bool {
         let Some(life) = self.table.get_mut(id) else {
             return false;
@@ -143,20 +142,20 @@ impl<T: Threads> Lives<T> {
 
     /// Removes a connection whose threads never ran.
     pub(super) fn never_started(&mut self, id: ConnectionId) -> bool {
-        // No writer will count what waits as lost. The stream and the queue are closed by the drop.
+        // There is no writer that would count the queue as lost. The drop closes the stream.
         let life = self.remove(id);
         life.inspect(|life| life.outbox.discard()).is_some()
     }
 
-    /// Joins the threads of a connection that has ended, if they are about to end. True if
-    /// the connection is removed now.
+    /// Joins the threads of a connection that has ended, if they are about to end. True if the
+    /// connection is removed now.
     pub(super) fn reap(&mut self, id: ConnectionId) -> bool {
         let over = self
             .table
             .get(id)
             .is_some_and(|life| life.ending && life.finished && life.threads.is_some());
         if over && let Some(threads) = self.remove(id).and_then(|mut life| life.threads.take()) {
-            // It does not block: both threads have said that they do nothing more.
+            // This does not block: both threads have reported that they do nothing more.
             threads.join();
         }
         over
@@ -164,8 +163,8 @@ impl<T: Threads> Lives<T> {
 
     fn remove(&mut self, id: ConnectionId) -> Option<Life<T>> {
         let life = self.table.remove(id)?;
-        // Only from the front, which is enough to bound the list by the connections that still
-        // end. A search for the one in the middle would cost more than it frees.
+        // Removing from the front is enough to bound the list by the number of connections. A
+        // search for an entry in the middle would cost more than it frees.
         while let Some((_, id)) = self.cut_off.front()
             && !self.table.contains(*id)
         {
@@ -174,13 +173,13 @@ impl<T: Threads> Lives<T> {
         Some(life)
     }
 
-    /// When the next ending connection is cut off.
+    /// The time at which the next ending connection is aborted.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.cut_off.front().map(|(at, _)| *at)
     }
 
-    /// Cuts off connections whose time to send their queue is over. Without that, a peer
-    /// that takes a byte now and then would keep its connection forever.
+    /// Aborts connections that have not sent their queue in time. Otherwise a peer that takes a
+    /// byte now and then would keep its connection forever.
     pub(super) fn tick(&mut self, now: Instant) {
         while let Some((at, id)) = self.cut_off.front().copied()
             && at <= now
@@ -204,22 +203,23 @@ impl<T: Threads> Lives<T> {
 impl<T> Life<T> {
     fn abort(&self) {
         self.outbox.abort();
-        // It wakes the reader, and the writer if it is in the middle of a write.
+        // The shutdown wakes the reader, and the writer if it is in a write.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
 impl<T> Drop for Life<T> {
-    /// If the dispatcher has panicked, nobody else ends the threads of its connections.
+    /// Ends the threads of the connection, also if the dispatcher panics.
     fn drop(&mut self) {
         self.abort();
         self.credit.end();
     }
 }
 
-/// Tells the dispatcher that the threads of an admitted connection run, or that they never
-/// will. Dropping it tells that in any case, also after a panic, so no connection stays in
-/// the table without threads.
+/// Reports to the dispatcher, when it is dropped, whether the threads of an admitted connection
+/// run. The report is sent also after a panic, so no connection stays in the table without
+/// threads.
+#[derive(Debug)]
 pub struct Admission<C: Core, T: Send + 'static = Link> {
     id: ConnectionId,
     events: Events<DispatchEvent<C, T>>,
@@ -236,15 +236,9 @@ impl<C: Core, T: Send + 'static> Admission<C, T> {
         }
     }
 
-    /// Notes the threads, or why they could not be started.
+    /// Notes the threads, or the error with which they could not be started.
     pub fn started(&mut self, threads: io::Result<T>) {
         self.threads = Some(threads);
-    }
-}
-
-impl<C: Core, T: Send + 'static> fmt::Debug for Admission<C, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Admission").field(&self.id).finish()
     }
 }
 

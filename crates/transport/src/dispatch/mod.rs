@@ -15,10 +15,10 @@
 //! * A [`Core`] is a protocol's state without sockets, threads or clock. SSNTP's
 //!   and OpFlex's servers are one each.
 //! * The [`Runner`] runs a core: it keeps the connections, lets them take turns
-//!   (see [`flow`](super::flow)), carries out the core's actions, and watches time
-//!   limits. It has no thread and no clock either, so a simulation runs the same
-//!   code step by step.
-//! * [`run`] is the thread: it takes events and tells the runner the time.
+//! * The [`Runner`] runs a core: it keeps the connections, gives them turns (see
+//!   [`flow`](super::flow)), carries out the core's actions, and enforces time limits. It has no
+//!   thread and no clock, so a simulation runs the same code step by step.
+//! * [`run`] is the body of the dispatcher's thread: it receives events and passes the time in.
 //! * [`events`] is the only way in. Readers use it through a [`Feed`].
 //!
 //! The life of a connection, from its admission to the end of its threads:
@@ -28,13 +28,12 @@
 //!                            │  │                       │ end(): by the core, by its
 //!            Started(Err) ───┘  └────────▶ Ending ◀─────┘ reader's end, or by a stop
 //!                 │                          │  its line and its queue are sent, for
-//!                 ▼                          │  as long as `parting`; then it is cut off
+//!                 ▼                          │  as long as `parting`; then it is aborted
 //!               gone ◀─ joined ─ Finished ───┘
 //! ```
 //!
-//! A connection is in the runner's table from its admission until its threads
-//! are joined. Limits are compared with the length of that table; there is no
-//! second count that could differ from it.
+//! A connection is in the runner's table from its admission until its threads are joined. Limits
+//! are compared with the length of that table; there is no second count.
 
 pub mod events;
 mod feed;
@@ -67,38 +66,38 @@ use crate::socket::Duplex;
 use crate::stream::{Load, Outgoing};
 use crate::table::ConnectionId;
 
-/// The capacity of the channel of events. It is large enough that a burst of readers does
-/// not wait, and small enough that the events are mostly one batch of each reader.
+/// The capacity of the channel of events: large enough that a burst of readers does not wait,
+/// and small enough that each reader has mostly one batch in it.
 pub const EVENTS: usize = 256;
 
 /// The state of a protocol's server: input and the time go in, actions come out.
 ///
-/// Every call appends to `actions`. No call waits.
+/// Each method appends to `actions`. None blocks.
 pub trait Core: Send + Sized + 'static {
     /// A decoded piece of a peer's input.
     type Item: Send + 'static;
-    /// A newcomer's request to be admitted.
+    /// A newcomer's request for admission.
     type Request: Send + 'static;
     /// The answer to an admitted newcomer.
     type Grant: Send + 'static;
-    /// The reason why a newcomer is not admitted.
+    /// The reason for a refusal.
     type Refusal: Send + 'static;
 
-    /// To whom the memory of a newcomer's queue is charged, such as its certificate. All
-    /// connections of one owner together may take half of what there is.
+    /// The owner to which the memory of a newcomer's queue is charged, such as its certificate.
+    /// All connections of one owner together may take half of the budget. Default: none.
     fn owner(request: &Self::Request) -> Option<&[u8]> {
         let _ = request;
         None
     }
 
-    /// How much may wait for a newcomer. Default: as much as for every other one.
+    /// The limits of a newcomer's queue. Default: `default`.
     fn limits(request: &Self::Request, default: Limits) -> Limits {
         let _ = request;
         default
     }
 
-    /// Decides about a newcomer, which gets the number `id` if it is admitted. There are
-    /// `standing` connections already, including those that are ending.
+    /// Decides whether to admit a newcomer, whose number is `id`. There are `standing`
+    /// connections already, including those that are ending.
     fn admit(
         &mut self,
         id: ConnectionId,
@@ -109,15 +108,16 @@ pub trait Core: Send + Sized + 'static {
         actions: &mut Vec<Action>,
     ) -> Result<Self::Grant, Self::Refusal>;
 
-    /// Called after an admission: the newcomer was `told`, or it is gone already.
+    /// Called after an admission. `told` is true if the newcomer has got the answer, and false if
+    /// it has left.
     fn admitted(&mut self, id: ConnectionId, told: bool, now: Instant, actions: &mut Vec<Action>) {
         if !told {
             self.ended(id, EndReason::Local, now, actions);
         }
     }
 
-    /// Deals with about `most` frames of an item, at most. Returns how many they were, and
-    /// the rest of the item.
+    /// Handles about `most` frames of an item. Returns the number of handled frames, and the rest
+    /// of the item.
     fn item(
         &mut self,
         id: ConnectionId,
@@ -127,19 +127,19 @@ pub trait Core: Send + Sized + 'static {
         actions: &mut Vec<Action>,
     ) -> (u32, Option<Self::Item>);
 
-    /// Counts the bytes of a connection's next items.
+    /// Called with the length in bytes of a connection's next items.
     fn received(&mut self, id: ConnectionId, bytes: u64, now: Instant);
 
-    /// Called when a connection has ended by itself. Its way out is being closed.
+    /// Called when a connection has ended by itself. Its queue is being closed.
     fn ended(&mut self, id: ConnectionId, reason: EndReason, now: Instant, actions: &mut Vec<Action>);
 
-    /// Called when a connection that was admitted is out of the table: its threads are joined,
-    /// or were never started.
+    /// Called when an admitted connection is out of the table: its threads are joined, or were
+    /// never started.
     fn gone(&mut self, id: ConnectionId) {
         let _ = id;
     }
 
-    /// Tells the time of day, which may jump. Called before events, and before each turn.
+    /// Sets the time of day, which may jump. Called before events, and before each turn.
     fn time_of_day(&mut self, wall: SystemTime) {
         let _ = wall;
     }
@@ -147,24 +147,24 @@ pub trait Core: Send + Sized + 'static {
     /// Called with the items of a connection that ended before its turn.
     fn left(&mut self, id: ConnectionId, items: Vec<Self::Item>);
 
-    /// Called if more waits for a connection than it may have, with the `newest` item that
-    /// nobody waits with. Returns which item is dropped. Called again for the next one, unless
-    /// an action ends the connection.
+    /// Called if the line of a connection exceeds its limit, with the `newest` item that holds no
+    /// origin. Returns which such item is dropped. Called again until the line fits, unless an
+    /// action ends the connection.
     fn full(&mut self, to: ConnectionId, newest: Load, now: Instant, actions: &mut Vec<Action>) -> Drops;
 
-    /// Called when an origin at another dispatcher has to wait, or may go on: see
+    /// Called when an origin at another dispatcher is to be held or released: see
     /// [`Origin::Distant`].
     fn distant(&mut self, change: DistantChange, now: Instant, actions: &mut Vec<Action>) {
         let _ = (change, now, actions);
     }
 
-    /// Called after each step, so that an application can be told of the results. Called
-    /// again until it appends no action.
+    /// Called after each step, for callbacks of the application. Called again until it appends
+    /// no action.
     fn settle(&mut self, now: Instant, actions: &mut Vec<Action>) {
         let _ = (now, actions);
     }
 
-    /// When [`tick`](Self::tick) is to be called next.
+    /// The time at which [`tick`](Self::tick) is due.
     fn next_deadline(&mut self) -> Option<Instant>;
 
     /// Does the work that is due at that time.
@@ -174,13 +174,13 @@ pub trait Core: Send + Sized + 'static {
     fn stop(&mut self, now: Instant, actions: &mut Vec<Action>);
 }
 
-/// An action that a core wants done.
+/// An action that a core asks the runner for.
 #[derive(Debug)]
 pub enum Action {
-    /// Send an item. If the receiver has no room, the item waits in the receiver's line, and
-    /// its origin with it.
+    /// Send an item. If the receiver's queue has no room, the item joins the receiver's line and
+    /// holds its origin.
     Send {
-        /// Who caused it.
+        /// The cause of the item.
         origin: Origin,
         /// The receiver.
         to: ConnectionId,
@@ -191,27 +191,26 @@ pub enum Action {
     End {
         /// The connection.
         id: ConnectionId,
-        /// Whether it ends at once. Otherwise everything that waits for it is sent first.
+        /// True to end at once; false to send the connection's line and queue first.
         abort: bool,
     },
-    /// Hold a connection back, or let it go on, for another dispatcher's sake. Each hold is let
-    /// go once.
+    /// Hold or release a connection, as another dispatcher demands. Each hold has one release.
     Hold {
         /// The connection.
         id: ConnectionId,
-        /// Whether it is held.
+        /// True to hold it, false to release it.
         held: bool,
     },
     /// End all connections, as a stop by the owner does.
     Stop,
 }
 
-/// What a receiver loses that has no room.
+/// The item that a receiver without room loses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drops {
-    /// The newest item that nobody waits with.
+    /// The newest item that holds no origin.
     Newest,
-    /// The oldest item that nobody waits with.
+    /// The oldest item that holds no origin.
     Oldest,
 }
 
@@ -220,7 +219,7 @@ pub enum Drops {
 pub struct Admitted<G> {
     /// Its number.
     pub id: ConnectionId,
-    /// Its way out.
+    /// Its queue.
     pub outbox: Outbox,
     /// The credit of its reader.
     pub credit: Arc<Credit>,
@@ -234,10 +233,11 @@ pub type Verdict<C> = Result<Admitted<<C as Core>::Grant>, <C as Core>::Refusal>
 /// A function that changes the core on the dispatcher's thread.
 pub type Call<C> = dyn FnOnce(&mut C, Instant, &mut Vec<Action>) + Send;
 
-/// A function that looks at the core on the dispatcher's thread and changes nothing.
+/// A function that reads the core on the dispatcher's thread.
 pub type Look<C> = dyn FnOnce(&C, &View<'_, <C as Core>::Item>) + Send;
 
 /// The state of a runner, for a [`Look`].
+#[derive(Debug)]
 pub struct View<'a, I> {
     /// The time of the look.
     pub now: Instant,
@@ -245,7 +245,7 @@ pub struct View<'a, I> {
     pub flow: &'a Flow<I>,
     /// Connections from their admission until their threads are joined.
     pub connections: usize,
-    /// The dispatcher's figures, except for those that only the asking thread knows.
+    /// The dispatcher's figures, without those that [`Events::look`] adds.
     pub dispatcher: DispatcherFigures,
     /// The budget of frames that wait to be sent.
     pub queues: BudgetFigures,
@@ -253,36 +253,27 @@ pub struct View<'a, I> {
     pub received: BudgetFigures,
 }
 
-impl<I> fmt::Debug for View<'_, I> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("View")
-            .field("connections", &self.connections)
-            .field("dispatcher", &self.dispatcher)
-            .finish_non_exhaustive()
-    }
-}
-
-/// The only way into the dispatcher.
+/// An event for the dispatcher; events are the only way in.
 pub enum DispatchEvent<C: Core, T = Link> {
-    /// A newcomer asks to be admitted. From then on its stream can be shut down.
+    /// A newcomer requests admission. From then on the runner can shut its stream down.
     Admit(Box<C::Request>, Arc<dyn Duplex>, Sender<Verdict<C>>),
     /// The threads of an admitted connection run, or could not be started.
     Started(ConnectionId, std::io::Result<T>),
     /// A reader found items in so many bytes.
     Items(ConnectionId, Vec<C::Item>, u64),
-    /// A queue has room again, as its writer was asked to tell.
+    /// A writer reports that its queue has room, as it was requested to.
     Room(ConnectionId),
-    /// A reader has come to an end.
+    /// A reader has ended.
     Ended(ConnectionId, EndReason),
     /// The threads of a connection are about to end.
     Finished(ConnectionId),
     /// Another thread changes the core.
     Call(Box<Call<C>>),
-    /// Another thread looks at the core.
+    /// Another thread reads the core.
     Look(Box<Look<C>>),
     /// End every connection, and admit no newcomers.
     Stop,
-    /// From now on only readers and writers send events.
+    /// The owner is done: from now on only readers and writers send events.
     Exit,
 }
 
@@ -293,8 +284,8 @@ impl<C: Core, T> fmt::Debug for DispatchEvent<C, T> {
 }
 
 impl<C: Core> Events<DispatchEvent<C>> {
-    /// Asks the dispatcher to admit a newcomer and waits for the answer. `None` if the
-    /// dispatcher has ended. It answers every request, even while it stops.
+    /// Requests the admission of a newcomer and waits for the answer. `None` if the dispatcher
+    /// has ended. Every request is answered, also during a stop.
     pub fn admit(&self, request: C::Request, stream: Arc<dyn Duplex>) -> Option<Verdict<C>> {
         let (reply, verdict) = crossbeam_channel::bounded(1);
         self.send(DispatchEvent::Admit(Box::new(request), stream, reply))
@@ -302,8 +293,8 @@ impl<C: Core> Events<DispatchEvent<C>> {
         self.answer(&verdict)
     }
 
-    /// Runs `look` on the dispatcher's thread. Returns its result, and how busy the
-    /// dispatcher is. `None` if the dispatcher has ended.
+    /// Runs `look` on the dispatcher's thread. Returns its result and the dispatcher's figures.
+    /// `None` if the dispatcher has ended.
     pub fn look<T: Send + 'static>(
         &self,
         look: impl FnOnce(&C, &View<'_, C::Item>) -> T + Send + 'static,
@@ -327,8 +318,8 @@ thread_local! {
     static IS_DISPATCHER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is the dispatcher of any server. A dispatcher must not wait for
-/// another one, which may be waiting for it.
+/// True if this thread is the dispatcher of any server. A dispatcher must not wait for another
+/// one, which may be waiting for it.
 pub fn is_dispatcher() -> bool {
     IS_DISPATCHER.get()
 }
@@ -349,8 +340,8 @@ pub fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Dispatc
         }
         let now = clock();
         runner.core_mut().time_of_day(wall_clock());
-        // All events that have come are handled before the next turn, so that the turn
-        // goes to the connection that has waited longest, not to the busiest one.
+        // All events that have arrived are handled before the next turn, so that the turn goes to
+        // the connection that has waited longest, not to the busiest one.
         for _ in 0..EVENTS {
             let Some((event, sent)) = first.take().or_else(|| events.try_next()) else {
                 break;
@@ -358,7 +349,7 @@ pub fn run<C: Core, T: Threads>(mut runner: Runner<C, T>, events: &Queue<Dispatc
             runner.waited(now.saturating_duration_since(sent));
             runner.handle(event, now);
         }
-        // Again, so that no frame leaves before it has come.
+        // Set again, so that no frame of the turn leaves before its time of arrival.
         runner.core_mut().time_of_day(wall_clock());
         runner.turn(now, processor_time);
         runner.tick(now);
@@ -378,8 +369,8 @@ fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
-/// The processor time of this thread. Turns are measured by it, so that a turn does not
-/// count as longer because the system ran other threads meanwhile.
+/// The processor time of this thread. Turns are measured by it, so that a turn does not count as
+/// longer because the system ran other threads meanwhile.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()

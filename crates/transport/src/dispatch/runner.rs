@@ -1,7 +1,6 @@
 //! Runs a core, step by step.
 
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,13 +23,13 @@ pub struct Settings {
     pub queue: Limits,
     /// The memory of all queues together.
     pub budget: Budget,
-    /// The memory of received items that are not dealt with, of all connections together.
+    /// The memory of received items that are not handled yet, of all connections together.
     pub received: Budget,
-    /// How long others wait for a receiver that does not keep the pace.
+    /// The time for which a receiver below the pace may hold others.
     pub patience: Duration,
-    /// How long a connection that ends may take to send its queue.
+    /// The time that an ending connection has to send its queue.
     pub parting: Duration,
-    /// As `parting`, at a stop.
+    /// The time that all connections together have for that at a stop.
     pub grace: Duration,
 }
 
@@ -42,17 +41,16 @@ pub struct Runner<C: Core, T: Threads = Link> {
     lives: Lives<T>,
     numbers: Numbers,
     actions: Vec<Action>,
-    /// An empty list, for the actions that follow from those that are being carried out.
+    /// An empty list, for actions that follow from those that are being carried out.
     spare: Vec<Action>,
-    /// Whether no event waits. Then the dispatcher may send in place of writers.
+    /// True if no event waits. Only then the dispatcher may send in place of writers.
     quiet: Box<dyn Fn() -> bool + Send>,
-    /// Counts the items that are dealt with. For each item the dispatcher sends at most
-    /// once to a connection by itself. The writer sends the rest, in as few writes as
-    /// possible.
+    /// Counts the items that were handled. For each item the dispatcher itself sends at most once
+    /// to a connection. The writer sends the rest, in as few writes as possible.
     step: u64,
-    /// Whether there is nothing else to do after the present item.
+    /// True if there is nothing else to do after the present item.
     last: bool,
-    /// When a stop cuts off the remaining connections.
+    /// The time at which a stop aborts the remaining connections.
     stopping: Option<Instant>,
     exiting: bool,
     due: Option<Instant>,
@@ -71,7 +69,7 @@ impl<C: Core + fmt::Debug, T: Threads> fmt::Debug for Runner<C, T> {
 }
 
 impl<C: Core, T: Threads> Runner<C, T> {
-    /// A runner without connections. `quiet` tells whether no event waits.
+    /// A runner without connections. `quiet` is true if no event waits.
     pub fn new(core: C, settings: Settings, quiet: impl Fn() -> bool + Send + 'static) -> Self {
         Self {
             core,
@@ -107,17 +105,17 @@ impl<C: Core, T: Threads> Runner<C, T> {
         &self.flow
     }
 
-    /// Whether [`DispatchEvent::Exit`] has come and every connection has ended.
+    /// True if [`DispatchEvent::Exit`] has come and every connection has ended.
     pub fn is_over(&self) -> bool {
         self.exiting && self.lives.is_empty()
     }
 
-    /// Whether no connection has input for a turn.
+    /// True if no connection has input for a turn.
     pub fn is_idle(&self) -> bool {
         self.flow.is_idle()
     }
 
-    /// When [`tick`](Self::tick) is to be called next.
+    /// The time at which [`tick`](Self::tick) is due.
     pub fn next_deadline(&mut self) -> Option<Instant> {
         self.due = [
             self.core.next_deadline(),
@@ -131,7 +129,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         self.due
     }
 
-    /// Counts how long the next event has waited.
+    /// Records how long the next event has waited.
     pub fn waited(&mut self, wait: Duration) {
         self.waits.record(wait);
     }
@@ -141,7 +139,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         self.begin_step(self.flow.is_idle());
         match event {
             DispatchEvent::Items(id, items, bytes) => {
-                // Before its turn: a connection that is held has been heard from all the same.
+                // Before its turn, because also a held connection counts as alive when it sends.
                 self.core.received(id, bytes, now);
                 let credit = Credit::memory_of::<C::Item>(items.len(), bytes);
                 let late = self.flow.arrived(id, items, credit);
@@ -151,15 +149,15 @@ impl<C: Core, T: Threads> Runner<C, T> {
             DispatchEvent::Admit(request, stream, reply) => {
                 let verdict = self.admit(*request, stream, now);
                 let id = verdict.as_ref().ok().map(|admitted| admitted.id);
-                // A connection that is replaced leaves before the newcomer is told.
+                // A connection that is replaced ends before the newcomer gets the answer.
                 self.perform(now);
-                // It does not block: a newcomer waits for this, or its end of the channel is gone.
+                // This does not block: the newcomer waits for it, or has dropped the channel.
                 let told = reply.send(verdict).is_ok();
                 if let Some(id) = id {
                     self.core.admitted(id, told, now, &mut self.actions);
                     if !told {
-                        // A newcomer that was cut has stopped waiting: its
-                        // connection ends before it begins.
+                        // A newcomer that was cut has stopped waiting, so its connection ends before
+                        // its threads are started.
                         self.never_started(id);
                     }
                 }
@@ -176,14 +174,14 @@ impl<C: Core, T: Threads> Runner<C, T> {
                 self.never_started(id);
             }
             DispatchEvent::Ended(id, reason) => return self.flow.ended(id, reason),
-            // Input from before the peer's end may still wait for turns. Then the
-            // connection ends after those turns.
+            // Input that arrived before the end may still wait for turns. Then the connection
+            // ends after those turns.
             DispatchEvent::Finished(id) => {
                 if !self.flow.has_end(id) {
                     self.end_of(id, EndReason::Local, now);
                 }
                 if !self.lives.is_open(id) {
-                    // Without a writer its line cannot be sent.
+                    // The line cannot be sent, because the writer has ended.
                     self.flow.remove(id);
                 }
                 if self.lives.finished(id) {
@@ -200,8 +198,8 @@ impl<C: Core, T: Threads> Runner<C, T> {
         self.perform(now);
     }
 
-    /// Lets the next connection take its turn. `clock` measures the core's work on each run of
-    /// frames. The actions that follow are counted.
+    /// Gives the next connection its turn. `clock` measures the core's work on each run of frames;
+    /// the actions that follow are counted, not measured.
     pub fn turn(&mut self, now: Instant, clock: impl Fn() -> Duration) {
         let Some(id) = self.flow.next_turn() else {
             return;
@@ -252,8 +250,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         }
     }
 
-    /// Does the work of the last [`next_deadline`](Self::next_deadline), if that time has
-    /// come.
+    /// Does the work of the last [`next_deadline`](Self::next_deadline), if that time has come.
     pub fn tick(&mut self, now: Instant) {
         if self.due.is_none_or(|due| due > now) {
             return;
@@ -261,11 +258,11 @@ impl<C: Core, T: Threads> Runner<C, T> {
         self.begin_step(self.flow.is_idle());
         self.lives.tick(now);
         if self.stopping.is_some_and(|end| end <= now) {
-            // So that this happens once.
+            // A time that never comes, so that the connections are aborted once.
             self.stopping = Some(after(now, Duration::MAX));
             self.lives.abort_all();
         }
-        // Before the core's own timers, which may send more to them.
+        // Before the core's own timers, which may send more to slow receivers.
         for slow in self.flow.tick(now) {
             self.overflow(slow, now);
         }
@@ -325,9 +322,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
     /// Handles the end of a connection that has ended by itself.
     fn end_of(&mut self, id: ConnectionId, reason: EndReason, now: Instant) {
         if self.lives.is_open(id) {
-            // If TLS refused a record, there is an alert to send; otherwise nothing can be
-            // sent any more.
-            let is_lost = matches!(&reason, EndReason::Io(e) if e.kind() != io::ErrorKind::InvalidData);
+            let is_lost = reason.is_loss();
             self.core.ended(id, reason, now, &mut self.actions);
             self.end(id, is_lost, now);
         }
@@ -358,8 +353,8 @@ impl<C: Core, T: Threads> Runner<C, T> {
         }
     }
 
-    /// Asks the core what to drop, until no more waits for a receiver than it may have. The
-    /// core's actions are carried out at once, so that they come before those that follow.
+    /// Has the core drop items until the line of a receiver is within its limit. The core's actions
+    /// are carried out at once, so that they precede later ones.
     fn overflow(&mut self, to: ConnectionId, now: Instant) {
         while let Some(newest) = self.flow.overflow(to) {
             let before = self.actions.len();
@@ -371,7 +366,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         }
     }
 
-    /// Carries out the core's actions, and those that follow from them. Returns how many.
+    /// Carries out the core's actions, and those that follow from them. Returns their number.
     fn perform(&mut self, now: Instant) -> u64 {
         let mut count = 0;
         loop {
@@ -418,8 +413,8 @@ impl<C: Core, T: Threads> Runner<C, T> {
         }
     }
 
-    /// Waking a writer takes longer than sealing and writing a short item, so
-    /// the dispatcher does that itself while it has nothing else to do.
+    /// True if the dispatcher itself may send the next item: it has nothing else to do, and waking
+    /// a writer takes longer than sealing and writing a short item.
     fn may_send_at_once(&mut self, to: ConnectionId) -> bool {
         if !self.last || !(self.quiet)() {
             return false;

@@ -1,4 +1,4 @@
-//! How far a reader may be ahead of the dispatcher.
+//! Bounds how far a reader may be ahead of the dispatcher.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -6,22 +6,21 @@ use std::time::Instant;
 use crate::budget::Budget;
 use crate::host::now;
 
-/// How many bytes a reader may have handed over that the dispatcher has not dealt with. A
-/// mebibyte keeps both busy. With a quarter of it, throughput was measured 10 % lower.
-const AHEAD: u64 = 1 << 20;
+/// The bytes that a reader may be ahead of the dispatcher. A mebibyte keeps both threads busy;
+/// with a quarter of it the measured throughput was 10 % lower.
+const MAX_AHEAD: u64 = 1 << 20;
 
-/// How far all readers together may be ahead before each of them waits until its batch is
-/// dealt with. A thousand readers that take each record as it arrives would keep the
-/// dispatcher from the processors. A reader that waits finds several records the next
-/// time.
-const ALL_AHEAD: u64 = 32 << 20;
+/// If all readers together are further ahead than this, each of them may be ahead by one batch
+/// only. A thousand readers that take each record as it arrives would keep the dispatcher from
+/// the processors; a reader that waits finds several records at its next read.
+const MAX_ALL_AHEAD: u64 = 32 << 20;
 
-/// The credit of one connection's reader. The reader spends it with each batch
-/// that it hands to the dispatcher. When the credit is used up, the reader waits, so the
-/// peer's socket fills and holds the peer back. The dispatcher gives the credit back.
+/// The credit of one connection's reader. The reader spends it for each batch, and the dispatcher
+/// grants it again when the batch is handled. A reader without credit waits, so the peer's socket
+/// fills and the peer has to wait.
 ///
-/// One batch may always be under way, however long it is. While the connection is held,
-/// because a receiver of its frames has no room, there is only that one batch.
+/// One batch may always be under way, however long it is. While the connection is held, no more
+/// than that one batch is.
 #[derive(Debug)]
 pub struct Credit {
     state: Mutex<State>,
@@ -35,14 +34,12 @@ struct State {
     in_flight: u64,
     held: bool,
     over: bool,
-    /// The reader waits.
-    waiting: bool,
-    /// Since when the reader waits.
-    since: Option<Instant>,
+    /// The time since which the reader waits, if it waits.
+    waits_since: Option<Instant>,
 }
 
 impl Credit {
-    /// Credit whose use counts in a budget.
+    /// Credit that counts in a budget.
     pub fn new(budget: Budget) -> Self {
         Self {
             state: Mutex::default(),
@@ -56,29 +53,29 @@ impl Credit {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The budget in which its use counts.
+    /// The budget in which this credit counts.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
 
-    /// The memory of items that came in so many bytes. Many short items take much more
+    /// The memory of `items` items that arrived in `bytes` bytes. Many short items take much more
     /// memory than their bytes.
     pub fn memory_of<I>(items: usize, bytes: u64) -> u64 {
         bytes + (items * std::mem::size_of::<I>()) as u64
     }
 
-    /// Spends credit for bytes that the reader is about to hand over.
+    /// Spends credit for bytes that the reader is about to send to the dispatcher.
     pub fn spend(&self, bytes: u64) {
         self.state().in_flight += bytes;
         self.budget.take(bytes);
     }
 
-    /// Gives back the credit of bytes that the dispatcher has dealt with. Wakes the
-    /// reader when half of its credit is free, and not for each batch.
+    /// Grants the credit of bytes that the dispatcher has handled. Wakes a waiting reader only
+    /// when half of its credit is free, because a wake-up for each batch is a system call each.
     pub fn grant(&self, bytes: u64) {
         let mut state = self.state();
         state.in_flight -= bytes;
-        let wake = state.waiting && state.in_flight <= self.allowance(&state) / 2;
+        let wake = state.waits_since.is_some() && state.in_flight <= self.allowance(&state) / 2;
         drop(state);
         self.budget.give(bytes);
         if wake {
@@ -90,28 +87,28 @@ impl Credit {
     pub fn hold(&self, held: bool) {
         let mut state = self.state();
         state.held = held;
-        if state.waiting && !held {
+        if state.waits_since.is_some() && !held {
             drop(state);
             self.wake();
         }
     }
 
-    /// Ends the credit: the dispatcher takes no further items from the reader.
+    /// Ends the credit and wakes the reader: the dispatcher takes no further items from it.
     pub fn end(&self) {
         self.state().over = true;
         self.wake();
     }
 
-    /// As [`wait`](Self::wait), but does not wait: whether the reader may read on, or
-    /// `None` if it has to wait until it is woken. Also returns how often it has been
-    /// woken.
+    /// As [`wait`](Self::wait), but does not block: true if the reader may read on, false if the
+    /// connection has ended, `None` if the reader has to wait. Also returns
+    /// [`woken`](Self::woken).
     pub fn try_wait(&self) -> (Option<bool>, u64) {
         let mut state = self.state();
-        state.waiting = !state.over && state.in_flight > self.allowance(&state);
-        ((!state.waiting).then_some(!state.over), self.woken())
+        let waits = self.has_to_wait(&mut state);
+        ((!waits).then_some(!state.over), self.woken())
     }
 
-    /// How often the reader has been woken.
+    /// The number of times that the reader has been woken.
     pub fn woken(&self) -> u64 {
         self.woken.load(std::sync::atomic::Ordering::Relaxed)
     }
@@ -121,30 +118,31 @@ impl Credit {
         self.granted.notify_one();
     }
 
-    /// Waits until the reader may read on. False if the connection has ended.
+    /// Blocks until the reader may read on. False if the connection has ended.
     ///
     /// This needs no time limit: the dispatcher never waits for a peer, the patience and
     /// the write timeout limit the time that items spend in lines, and the end of the
     /// connection ends this wait.
     pub fn wait(&self) -> bool {
-        let mut state = self.state();
-        while !state.over && state.in_flight > self.allowance(&state) {
-            state.waiting = true;
-            state.since.get_or_insert_with(now);
-            state = self.granted.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        state.waiting = false;
-        state.since = None;
-        !state.over
+        let has_to_wait = |state: &mut State| self.has_to_wait(state);
+        let waited = self.granted.wait_while(self.state(), has_to_wait);
+        !waited.unwrap_or_else(PoisonError::into_inner).over
     }
 
-    /// Since when the reader waits, if it waits.
+    /// Decides whether the reader has to wait, and notes since when it does.
+    fn has_to_wait(&self, state: &mut State) -> bool {
+        let waits = !state.over && state.in_flight > self.allowance(state);
+        state.waits_since = waits.then(|| state.waits_since.unwrap_or_else(now));
+        waits
+    }
+
+    /// The time since which the reader waits, if it waits.
     pub(crate) fn waits_since(&self) -> Option<Instant> {
-        self.state().since
+        self.state().waits_since
     }
 
-    /// Waits until something else than credit is there, which [`nudge`](Self::nudge) tells.
-    /// False at once if the connection has ended.
+    /// Blocks until `is_there` is true; [`nudge`](Self::nudge) has it evaluated again. False at
+    /// once if the connection has ended.
     pub(crate) fn wait_for(&self, mut is_there: impl FnMut() -> bool) -> bool {
         let waited = self
             .granted
@@ -152,24 +150,24 @@ impl Credit {
         !waited.unwrap_or_else(PoisonError::into_inner).over
     }
 
-    /// Wakes the reader to look again.
+    /// Wakes the reader, which then evaluates its condition again.
     pub(crate) fn nudge(&self) {
-        // With the lock, so that a reader that is about to sleep has looked before.
+        // The lock is taken so that a reader is not between its evaluation and its sleep.
         drop(self.state());
         self.wake();
     }
 
     fn allowance(&self, state: &State) -> u64 {
-        if state.held || self.budget.used() > ALL_AHEAD {
+        if state.held || self.budget.used() > MAX_ALL_AHEAD {
             0
         } else {
-            AHEAD.min(self.budget.share() / 4)
+            MAX_AHEAD.min(self.budget.share() / 4)
         }
     }
 }
 
 impl Drop for Credit {
-    /// Bytes of a connection that has ended are never dealt with.
+    /// Returns the bytes that a connection that has ended left unhandled.
     fn drop(&mut self) {
         let left = self
             .state
@@ -192,7 +190,7 @@ mod tests {
     fn asleep(credit: &Arc<Credit>) -> std::thread::JoinHandle<bool> {
         let reader = Arc::clone(credit);
         let thread = threads::spawn("reader", move || reader.wait()).unwrap();
-        while !credit.state().waiting {
+        while credit.waits_since().is_none() {
             std::thread::yield_now();
         }
         thread
@@ -201,17 +199,17 @@ mod tests {
     #[test]
     fn a_reader_waits_beyond_its_credit_and_until_half_of_it_is_back() {
         let credit = Arc::new(Credit::new(Budget::unlimited()));
-        credit.spend(AHEAD);
+        credit.spend(MAX_AHEAD);
         assert!(credit.wait(), "up to its credit it goes on");
         credit.spend(10);
         let reader = asleep(&credit);
         credit.grant(10);
         assert_eq!(credit.woken(), 0, "it is not woken for each batch");
         assert!(credit.waits_since().is_some());
-        credit.grant(AHEAD / 2);
+        credit.grant(MAX_AHEAD / 2);
         assert!(reader.join().unwrap());
-        assert!(!credit.state().waiting && credit.waits_since().is_none());
-        credit.grant(AHEAD / 2);
+        assert!(credit.waits_since().is_none());
+        credit.grant(MAX_AHEAD / 2);
         assert_eq!(credit.woken(), 1, "nor without need");
     }
 
@@ -275,14 +273,14 @@ mod tests {
     fn readers_that_are_far_ahead_together_have_a_batch_each() {
         let budget = Budget::new(1 << 40);
         let credit = Credit::new(budget.clone());
-        budget.take(ALL_AHEAD - 1);
+        budget.take(MAX_ALL_AHEAD - 1);
         credit.spend(1);
         assert_eq!(credit.try_wait().0, Some(true));
         budget.take(1);
         assert_eq!(credit.try_wait().0, None);
         credit.grant(1);
         assert_eq!(credit.try_wait().0, Some(true), "nothing of it is under way");
-        budget.give(ALL_AHEAD);
+        budget.give(MAX_ALL_AHEAD);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The line of one receiver: everything for it that its queue has no room for yet.
+//! The line of one receiver: items for which its queue has no room yet.
 
 use std::collections::VecDeque;
 
@@ -11,19 +11,18 @@ use crate::table::ConnectionId;
 pub(super) struct Waiting {
     pub(super) item: Outgoing,
     pub(super) origin: Origin,
-    /// Whether its origin waits with it. If not, the item counts against the receiver's
-    /// limit.
+    /// True if the item holds its origin. If not, it counts against the receiver's limit.
     pub(super) holds: bool,
 }
 
-/// What waits for one receiver, oldest first.
+/// The items that wait for one receiver, oldest first.
 #[derive(Debug)]
 pub(super) struct Line {
     receiver: ConnectionId,
     items: VecDeque<Waiting>,
-    /// How many of the items are answers to the receiver.
+    /// The number of items that are answers to the receiver's own frames.
     own: usize,
-    /// The items that hold nobody.
+    /// The items that hold no origin.
     loose: Load,
     /// All items.
     all: Load,
@@ -44,7 +43,7 @@ impl Line {
         self.items.is_empty()
     }
 
-    /// Whether somebody else than the receiver has sent some of it.
+    /// True if some items are not the receiver's own answers.
     pub(super) fn has_others(&self) -> bool {
         self.items.len() > self.own
     }
@@ -76,13 +75,13 @@ impl Line {
         self.remove(0)
     }
 
-    /// The newest of the items that hold nobody.
+    /// The newest item that holds no origin.
     pub(super) fn newest_loose(&self) -> Option<Load> {
         let newest = self.items.iter().rev().find(|waiting| !waiting.holds)?;
         Some(newest.item.load())
     }
 
-    /// Takes out the oldest or the newest of the items that hold nobody.
+    /// Removes the oldest or the newest item that holds no origin.
     pub(super) fn drop_loose(&mut self, oldest: bool) -> Option<Load> {
         let is_loose = |waiting: &Waiting| !waiting.holds;
         let at = match oldest {
@@ -92,9 +91,9 @@ impl Line {
         self.remove(at?).map(|waiting| waiting.item.load())
     }
 
-    /// Lets those go on whose items wait here, except for the receiver unless it is
-    /// `with_own`. Returns an origin for each of these items.
-    pub(super) fn let_go(&mut self, with_own: bool) -> Vec<Origin> {
+    /// Makes all items hold no origin, except for the receiver's own answers unless `with_own` is
+    /// set. Returns the origin of each item that held one.
+    pub(super) fn release(&mut self, with_own: bool) -> Vec<Origin> {
         let mut gone = Vec::new();
         for waiting in &mut self.items {
             let is_own = waiting.origin == Origin::Connection(self.receiver);

@@ -1,11 +1,9 @@
-//! Flow control: who may send to whom, and who has to wait.
+//! Flow control: which connection may send to which, and which has to wait.
 //!
-//! Everything that goes to a receiver joins that receiver's one line, whatever caused it:
-//! forwarded frames, answers, and what the application sends from a frame, a timer or a
-//! call. The queue of the receiver's writer is filled from the front of the line, and only
-//! while the queue is below its mark. So what is sent to a receiver leaves in the order in
-//! which it was sent.
-//!
+//! Every item for a receiver joins that receiver's one line, whatever caused the item:
+//! forwarded frames, answers, and what the application sends from a frame, a timer or a call.
+//! The line fills the queue of the receiver's writer, and only while that queue is below its
+//! mark. So items leave for a receiver in the order in which they were sent.
 //! ```text
 //!  reader ── Credit ──▶ input of its connection ── a turn ──▶ core
 //!                            ▲                                 │ Action::Send
@@ -16,53 +14,53 @@
 //!                                               queue (Outbox) ──▶ writer ──▶ socket
 //! ```
 //!
-//! # Who owns what
+//! # Owners of the parts
 //!
 //! | part | owner | what it decides |
 //! |---|---|---|
 //! | [`Credit`] | shared by a reader and the flow | how far the reader may be ahead |
-//! | `turns` | the dispatcher | whose input is dealt with next, and how much of it |
-//! | `line` | the dispatcher | what waits for a receiver, and who waits with it |
+//! | `turns` | the dispatcher | which connection's input is next, and how much of it |
+//! | `line` | the dispatcher | which items wait for a receiver, and which origins they hold |
 //! | [`Outbox`] | shared by the dispatcher and a writer | what the writer sends; only the writer takes items out |
 //!
 //! # Origins
 //!
-//! An [`Origin`] is who caused an item. While an item waits in a line, its origin waits with
-//! it: a connection gets no turn and is not read beyond a batch. It goes on when none of its
-//! items wait in any line. Nobody waits for a receiver whose queue is below its mark, except
-//! for the moment until the writer has told the dispatcher so.
+//! The [`Origin`] of an item is the connection or application that caused it. An item in a line
+//! holds its origin: a held connection gets no turn and its reader stops after one batch. The
+//! origin is released when none of its items is in a line. A receiver whose queue is below its
+//! mark holds no origin, except for the moment until its writer has reported room.
 //!
-//! The application cannot wait. What it sends may take half of the receiver's limit while it
-//! waits in the line, and beyond that the core's policy decides: it ends the receiver, or has
-//! items dropped. What others wait with does not count, so no receiver meets the policy for
-//! what they hoard. Only items in the line are dropped, so the writer needs no notice.
+//! The application cannot be held. Its items may take half of the receiver's limit in the line;
+//! beyond that the core's policy ends the receiver or drops items. Items that hold an origin do
+//! not count for that, so a receiver never meets the policy because of other connections. Only
+//! items in the line are dropped, so the writer needs no notice.
 //!
-//! Answers to a receiver itself are its own affair: beyond 1 MiB in its queue it is not
-//! read until it has taken half of them. They do not hold others.
+//! Answers to a receiver's own frames hold only the receiver: if more than 1 MiB of them is in its
+//! queue, it is not read until half of them has left.
 //!
 //! # Slow receivers
 //!
-//! A receiver that takes at least 4 MiB or 20,000 frames a second while others wait for it
-//! may take as long as it needs. If the system has accepted only a part of a frame, the
-//! bytes of that part count. A receiver that takes less for as long as the *patience* is
-//! slow: nobody waits for it any more, and what its line holds counts against its limit. So
-//! one stuck peer delays its senders once, by the patience, and no other connection. It
-//! stays slow until it has kept the pace for as long, or has taken everything.
+//! A receiver that takes at least 4 MiB or 20,000 frames a second while it holds others may hold
+//! them without limit. Bytes of a frame that the system has accepted in part count. A receiver
+//! that takes less for the *patience* is slow: it releases the origins in its line and holds no
+//! more, and its line counts against its limit. So a stuck peer delays its senders once, by the
+//! patience. A receiver stops being slow when it has kept the pace for the patience, or has taken
+//! everything.
 //!
 //! # Ends
 //!
-//! A connection that ends with grace gets what waits in its line before its queue is closed,
-//! and nobody waits for it any more. One that ends at once loses its line.
+//! A connection that ends with grace holds no origin any more, and its line is sent before its
+//! queue is closed. A connection that ends at once loses its line.
 //!
-//! | bound | how much | when full |
+//! | bound | limit | when full |
 //! |---|---|---|
-//! | input of a connection | its credit: 1 MiB, less if memory is short, but always one batch | its reader waits, and with it its peer |
-//! | an unfinished item | 16 KiB of each connection's own; its announced length beyond that is reserved in the budget of received bytes, half of it for each certificate | the connection is not read until there is memory, in the order of arrival. The first in line always gets it. Whoever has memory that others wait for is ended if it does not go on |
+//! | input of a connection | its credit: 1 MiB, less if memory is short, but always one batch | its reader waits, so its peer has to wait |
+//! | an unfinished item | 16 KiB of each connection's own; more is reserved in the budget of received bytes, half of it for each certificate | the connection is not read until the memory is granted, in order of arrival; the first in line always gets it. While others wait, a connection that holds a reservation and makes no progress is ended |
 //! | a receiver's queue | its mark: half of the receiver's limit, or its share of the budget, and one item | items join the line |
 //! | answers to itself in a receiver's queue | 1 MiB, or half of the mark | the connection is not read |
-//! | what others wait with in a line | one turn of each connection; of all distant origins 16 MiB, or the receiver's limit if that is more | those connections wait; beyond it nobody waits with what comes late |
-//! | what nobody waits with in a line: of the application, or for a slow receiver | the other half of the receiver's limit, or its share of the budget; one item may always wait | the core's policy |
-
+//! | items in a line that hold their origin | one turn of each connection; of all distant origins 16 MiB, or the receiver's limit if that is more | the origins are held; later items of distant origins do not hold |
+//! | items in a line that hold no origin: of the application, or for a slow receiver | the other half of the receiver's limit, or its share of the budget; one item may always wait | the core's policy |
+mod connection;
 mod credit;
 mod line;
 mod state;
@@ -70,128 +68,126 @@ mod state;
 mod tests;
 mod turns;
 mod unfinished;
-mod way;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use self::connection::{Batch, FlowConnection, Pace};
 pub use self::credit::Credit;
 use self::line::Waiting;
 pub use self::state::FlowState;
 use self::turns::Turns;
-pub(crate) use self::unfinished::OWN;
+pub(crate) use self::unfinished::UNRESERVED;
 pub use self::unfinished::{Look, Unfinished};
-use self::way::{Batch, Pace, Way};
 use crate::end::EndReason;
 use crate::host::after;
 use crate::outbox::{Limits, Outbox, PushError};
 use crate::stream::{Load, Outgoing};
 use crate::table::{ConnectionId, Table};
 
-/// How long others wait for a receiver that does not keep the pace, by default. A healthy
-/// process on a busy machine gets a processor sooner than that.
+/// The default patience: the time for which a receiver below the pace may hold others. A healthy
+/// process on a busy machine gets a processor sooner.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The pace, for each second, at which a receiver is worth waiting for. One of the two is
-/// enough.
+/// The pace that a receiver has to keep while it holds others: so many bytes, or so many frames,
+/// in each second.
 const PACE_BYTES: f64 = (4 << 20) as f64;
 const PACE_FRAMES: f64 = 20_000.0;
-/// How often, at most, the pace of a slow receiver is looked at.
-const LOOK: Duration = Duration::from_millis(100);
+/// The shortest time between two checks of a slow receiver's pace.
+const PACE_CHECK: Duration = Duration::from_millis(100);
 
-/// How many bytes of its own answers may wait for a connection that is still read.
-const ANSWERS: u64 = 1 << 20;
+/// The bytes of its own answers that may wait for a connection before it is held.
+const MOST_ANSWERS: u64 = 1 << 20;
 
-/// What a distant origin has under way when it is told to wait still arrives. A line takes as
-/// much of that as the receiver may have in all, but at least what may be on a link: its queue
-/// at the other dispatcher, 8 MiB there, what the sockets hold, and what its reader is ahead.
-/// A receiver with a small limit would otherwise be ended for what others had sent already.
-const UNDER_WAY: u64 = 16 << 20;
+/// Items of a distant origin that are on their way when the HOLD is sent still arrive. A line
+/// takes as much of them as the receiver's limit, but at least this, which is the most that can
+/// be on a link: 8 MiB in its queue, the socket buffers, and what its reader is ahead. Otherwise
+/// a receiver with a small limit would be ended for frames that were sent before the HOLD.
+const IN_TRANSIT: u64 = 16 << 20;
 
-/// How far a queue drains below its mark before its line moves on: several batches of its
-/// writer. So the dispatcher is not told for every batch, and a thousand senders in line
-/// wake up by the dozen, not all at once.
-const STEP: u64 = 1 << 20;
+/// How far a queue drains below its mark before its line moves: several batches of its writer.
+/// So the dispatcher gets one event for several batches, and a thousand held senders are released
+/// in groups.
+const ROOM_STEP: u64 = 1 << 20;
 
-/// How long the core should take for one run of frames. Turns are looked at between runs.
-const RUN: Duration = Duration::from_millis(1);
-/// What each received byte costs of a connection's share, in nanoseconds. The dispatcher
-/// spends no such time on it, but other threads receive, decrypt, encrypt and send the byte
-/// on the same processors.
-const BYTE: u64 = 4;
-/// What each action of a run costs beyond the first, in nanoseconds: to put an item into a
-/// queue, and perhaps to wake its writer. The first is free and none is measured, because to
-/// wake a writer takes as long for a lone frame as for a batch of thousands. A connection that
-/// sends a thousand single frames a second would have used up its share with that alone.
-const ACTION: u64 = 1_000;
-/// The frames of a connection's first run. Frames that take a third of a millisecond each
-/// are a first run of a few milliseconds.
+/// The time that the core should take for one run of frames. A turn can end only between runs.
+const RUN_TARGET: Duration = Duration::from_millis(1);
+/// The nanoseconds that each received byte takes of a connection's share. The dispatcher
+/// spends no time on a byte, but other threads receive, decrypt, encrypt and send it on the
+/// same processors.
+const BYTE_COST: u64 = 4;
+/// The nanoseconds that each action of a run takes of the share, after the first: putting an item
+/// into a queue, and perhaps waking its writer. The first action is free, because waking a writer
+/// takes as long for a lone frame as for a batch of thousands. Otherwise a connection that
+/// sends a thousand single frames a second would use up its share with that alone.
+const ACTION_COST: u64 = 1_000;
+/// The number of frames in a connection's first run. If each takes a third of a millisecond, the
+/// run takes a few milliseconds.
 const FIRST_RUN: u32 = 8;
 /// The most frames of a run: a batch of frames without payload.
 const LONGEST_RUN: u32 = 1 << 20;
 
-/// Who causes an item. What holds an item back holds its origin back.
+/// The cause of an item. An item that waits in a line holds its origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Origin {
     /// The frames of a connection.
     Connection(ConnectionId),
-    /// The frames of a connection of another dispatcher, which came through this one's
-    /// connection `link`. That dispatcher is told to hold its connection, see
-    /// [`Flow::take_distant`]; everything else of the link goes on.
+    /// The frames of a connection of another dispatcher, which arrived through this dispatcher's
+    /// connection `link`. To hold it, a HOLD is sent to that dispatcher, see
+    /// [`Flow::take_distant`]; the link itself is not held.
     Distant {
         /// The connection between the two dispatchers.
         link: ConnectionId,
         /// The number of the origin at the other dispatcher.
         number: u64,
     },
-    /// The application by itself: a timer, a call of another thread. It cannot wait.
+    /// The application by itself: a timer, or a call of another thread. It is never held.
     #[default]
     Application,
 }
-
 /// The result of [`Flow::deliver`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// The item is in the receiver's queue, or waits in its line.
+    /// The item is in the receiver's queue or in its line.
     Taken,
-    /// As `Taken`, but more waits than the receiver may have: see [`Flow::overflow`].
+    /// As `Taken`, but the line exceeds the receiver's limit: see [`Flow::overflow`].
     Overflows,
-    /// The receiver is closed or gone, and the item is dropped.
+    /// The receiver is closed or unknown, and the item is dropped.
     Gone,
 }
 
 /// The next input of a connection.
 #[derive(Debug)]
 pub enum Input<I> {
-    /// An item that the reader found, of which this many frames should be dealt with.
+    /// An item, of which the core should handle at most this many frames.
     Item(I, u32),
-    /// The reader has come to an end, and all items before it are dealt with.
+    /// The reader has ended, and all items before its end are handled.
     End(EndReason),
 }
 
-/// The flow between all connections of one dispatcher. Readers find items of type `I`.
+/// The flow between all connections of one dispatcher. `I` is the type of received items.
 #[derive(Debug)]
 pub struct Flow<I> {
-    ways: Table<Way<I>>,
+    connections: Table<FlowConnection<I>>,
     patience: Duration,
     turns: Turns,
-    /// When the pace of which receiver is looked at, in the order of time.
-    looks: BTreeSet<(Instant, ConnectionId)>,
-    /// How many items of each distant origin wait in lines, and hold it.
+    /// The times at which the pace of receivers is checked, earliest first.
+    pace_checks: BTreeSet<(Instant, ConnectionId)>,
+    /// The number of items in lines that hold each distant origin.
     distant: HashMap<(ConnectionId, u64), usize>,
-    /// The distant origins that have begun to wait, or may go on, in order.
+    /// The distant origins to hold or release, in order.
     distant_changes: Vec<DistantChange>,
 }
 
-/// A distant origin has to wait now, or may go on.
+/// A distant origin is to be held, or released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DistantChange {
-    /// The connection through which its frames come.
+    /// The connection through which its frames arrive.
     pub link: ConnectionId,
     /// Its number at the other dispatcher.
     pub number: u64,
-    /// Whether it has to wait.
+    /// True to hold it, false to release it.
     pub waits: bool,
 }
 
@@ -199,81 +195,85 @@ impl<I> Flow<I> {
     /// A flow without connections.
     pub fn new(patience: Duration) -> Self {
         Self {
-            ways: Table::default(),
+            connections: Table::default(),
             patience,
             turns: Turns::default(),
-            looks: BTreeSet::new(),
+            pace_checks: BTreeSet::new(),
             distant: HashMap::new(),
             distant_changes: Vec::new(),
         }
     }
 
-    /// A connection begins. `limits` are for what may wait for it. Its line counts in the budget
-    /// of its queue.
+    /// Adds a connection. `limits` bound its queue and its line. Both count in the budget of
+    /// `outbox`.
     pub fn insert(&mut self, id: ConnectionId, outbox: Outbox, limits: Limits, credit: Arc<Credit>) {
-        let way = Way::new(id, outbox, limits, credit);
-        self.ways.insert(id, way);
+        let connection = FlowConnection::new(id, outbox, limits, credit);
+        self.connections.insert(id, connection);
     }
 
-    /// How many connections wait for a turn.
+    /// The number of connections that wait for a turn.
     pub fn with_input(&self) -> usize {
         self.turns.len()
     }
 
-    /// Ends a connection with grace: what waits in its line is sent before its queue is
-    /// closed, and nobody waits for that. Returns its input that was not dealt with. Its
-    /// items in the lines of others are still delivered.
+    /// Ends a connection with grace: its line holds no origin any more, and is sent before its
+    /// queue is closed. Returns its input that was not handled. Its items in the lines of other
+    /// connections are still delivered.
     pub fn end(&mut self, id: ConnectionId, now: Instant) -> Vec<I> {
         let rest = self.end_input(id);
-        if let Some(way) = self.ways.get_mut(id) {
-            way.is_ending = true;
-            let held = way.line.let_go(true);
-            self.let_go(held);
+        if let Some(connection) = self.connections.get_mut(id) {
+            connection.is_ending = true;
+            let held = connection.line.release(true);
+            self.release(held);
             self.move_line(id);
-            self.mind_pace(id, now);
+            self.update_pace_check(id, now);
         }
         rest
     }
 
-    /// Removes a connection at once, and drops what waits in its line. Otherwise as
-    /// [`end`](Self::end).
+    /// Removes a connection at once and drops its line. Otherwise as [`end`](Self::end).
     pub fn remove(&mut self, id: ConnectionId) -> Vec<I> {
         let rest = self.end_input(id);
-        let Some(mut way) = self.ways.remove(id) else {
+        let Some(mut connection) = self.connections.remove(id) else {
             return rest;
         };
-        if let Some(pace) = way.pace {
-            self.looks.remove(&(pace.look, id));
+        if let Some(pace) = connection.pace {
+            self.pace_checks.remove(&(pace.check_at, id));
         }
-        let held = way.line.let_go(true);
-        for waiting in way.line.iter() {
-            way.outbox.count_late(waiting.item.load());
+        let held = connection.line.release(true);
+        for waiting in connection.line.iter() {
+            connection.outbox.count_late(waiting.item.load());
         }
-        way.outbox.close();
-        self.let_go(held);
+        connection.outbox.close();
+        self.release(held);
         rest
     }
 
     fn end_input(&mut self, id: ConnectionId) -> Vec<I> {
-        let Some(way) = self.ways.get_mut(id) else {
+        let Some(connection) = self.connections.get_mut(id) else {
             return Vec::new();
         };
-        way.end = None;
+        connection.end = None;
         let mut rest = Vec::new();
-        for batch in way.input.drain(..) {
-            way.credit.grant(batch.bytes);
+        for batch in connection.input.drain(..) {
+            connection.credit.grant(batch.bytes);
             rest.extend(batch.items);
         }
-        way.credit.end();
+        connection.credit.end();
         rest
     }
 
-    /// Adds items that a reader found, and for which it spent so much credit. Returns them
-    /// if the connection has ended.
+    /// Adds items for which a reader spent `credit` bytes of credit. Returns the items if the
+    /// connection has ended.
     pub fn arrived(&mut self, id: ConnectionId, items: Vec<I>, credit: u64) -> Vec<I> {
-        let way = self.ways.get_mut(id).filter(|way| !way.is_ending);
-        let Some(way) = way else { return items };
-        way.input.push_back(Batch {
+        let connection = self
+            .connections
+            .get_mut(id)
+            .filter(|connection| !connection.is_ending);
+        let Some(connection) = connection else {
+            return items;
+        };
+        connection.input.push_back(Batch {
             bytes: credit,
             items: items.into(),
         });
@@ -281,106 +281,123 @@ impl<I> Flow<I> {
         Vec::new()
     }
 
-    /// Notes that a reader has come to an end. Its earlier items come first.
+    /// Notes that a reader has ended. Its earlier items are handled first.
     pub fn ended(&mut self, id: ConnectionId, reason: EndReason) {
-        if let Some(way) = self.ways.get_mut(id).filter(|way| !way.is_ending) {
-            way.end = Some(reason);
+        if let Some(connection) = self
+            .connections
+            .get_mut(id)
+            .filter(|connection| !connection.is_ending)
+        {
+            connection.end = Some(reason);
             self.list(id);
         }
     }
 
     /// Lists a connection for a turn, if it may take one.
     fn list(&mut self, id: ConnectionId) {
-        if let Some(way) = self.ways.get_mut(id)
-            && !way.is_held()
-            && way.has_input()
+        if let Some(connection) = self.connections.get_mut(id)
+            && !connection.is_held()
+            && connection.has_input()
         {
-            self.turns.list(id, &mut way.turn);
+            self.turns.list(id, &mut connection.turn);
         }
     }
 
-    /// Whether no connection can take a turn.
+    /// True if no connection can take a turn.
     pub fn is_idle(&self) -> bool {
         self.turns.is_empty()
     }
 
-    /// The connection that takes the next turn.
+    /// Begins the next turn, and returns its connection.
     pub fn next_turn(&mut self) -> Option<ConnectionId> {
-        self.turns.next(&mut self.ways)
+        self.turns.next(&mut self.connections)
     }
 
-    /// The next input of the connection that takes a turn. `None` if its turn is over: it has
-    /// no input, has used up its share, has to wait for a receiver, or has left.
+    /// The next input of the connection that has the turn. `None` if the turn is over: there is no
+    /// input, the share is used up, or the connection is held or has ended.
     pub fn take(&mut self, id: ConnectionId) -> Option<Input<I>> {
-        let way = self.ways.get_mut(id)?;
-        if way.is_held() || !way.turn.has_share() {
+        let connection = self.connections.get_mut(id)?;
+        if connection.is_held() || !connection.turn.has_share() {
             return None;
         }
-        while let Some(batch) = way.input.front_mut() {
+        while let Some(batch) = connection.input.front_mut() {
             if let Some(item) = batch.items.pop_front() {
-                return Some(Input::Item(item, way.run));
+                return Some(Input::Item(item, connection.run));
             }
-            way.finish_batch();
+            connection.finish_batch();
         }
-        way.end.take().map(Input::End)
+        connection.end.take().map(Input::End)
     }
 
-    /// Whether the end of a connection's reader still waits for its turn.
+    /// True if the end of a connection's reader waits for a turn.
     pub fn has_end(&self, id: ConnectionId) -> bool {
-        self.ways.get(id).is_some_and(|way| way.end.is_some())
+        self.connections
+            .get(id)
+            .is_some_and(|connection| connection.end.is_some())
     }
 
-    /// Whether a connection has input left.
+    /// True if a connection has input left.
     pub fn has_input(&self, id: ConnectionId) -> bool {
-        let Some(way) = self.ways.get(id) else {
+        let Some(connection) = self.connections.get(id) else {
             return false;
         };
-        way.end.is_some() || way.input.iter().any(|batch| !batch.items.is_empty())
+        connection.end.is_some() || connection.input.iter().any(|batch| !batch.items.is_empty())
     }
 
-    /// Puts back the rest of an item, which needs another run.
+    /// Puts back the rest of an item, for a further run.
     pub fn put_back(&mut self, id: ConnectionId, rest: I) {
-        if let Some(batch) = self.ways.get_mut(id).and_then(|way| way.input.front_mut()) {
+        if let Some(batch) = self
+            .connections
+            .get_mut(id)
+            .and_then(|connection| connection.input.front_mut())
+        {
             batch.items.push_front(rest);
         }
     }
 
-    /// Charges a connection for a run of so many frames: the core took `dealing` for them, and
-    /// they caused so many actions.
+    /// Charges a connection for a run of `frames` frames, for which the core took `dealing` and
+    /// caused `actions` actions.
     pub fn charge(&mut self, id: ConnectionId, frames: u32, dealing: Duration, actions: u64) {
-        let Some(way) = self.ways.get_mut(id) else { return };
-        // The actions of a run cost the same however many frames it has, so shorter runs
-        // would only repeat them.
-        if dealing > RUN && frames > 1 {
-            let fits = f64::from(frames) * RUN.as_secs_f64() / dealing.as_secs_f64();
+        let Some(connection) = self.connections.get_mut(id) else {
+            return;
+        };
+        // A run with one action costs the same however few frames it has, so runs that are
+        // shorter than necessary would only repeat that cost.
+        if dealing > RUN_TARGET && frames > 1 {
+            let fits = f64::from(frames) * RUN_TARGET.as_secs_f64() / dealing.as_secs_f64();
             // It is between 0 and `frames`.
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             let fits = fits as u32;
-            way.run = fits.max(1);
-        } else if frames >= way.run && dealing < RUN / 4 {
-            way.run = way.run.saturating_mul(2).min(LONGEST_RUN);
+            connection.run = fits.max(1);
+        } else if frames >= connection.run && dealing < RUN_TARGET / 4 {
+            connection.run = connection.run.saturating_mul(2).min(LONGEST_RUN);
         }
-        way.runs += 1;
+        connection.runs += 1;
         let took = u64::try_from(dealing.as_nanos()).unwrap_or(u64::MAX);
-        let further = actions.saturating_sub(1).saturating_mul(ACTION);
+        let further = actions.saturating_sub(1).saturating_mul(ACTION_COST);
         let used = took.saturating_add(further).saturating_add(frames.into());
-        way.turn.charge(used);
+        connection.turn.charge(used);
     }
 
     /// Ends a turn.
     pub fn end_turn(&mut self, id: ConnectionId) {
-        let Some(way) = self.ways.get_mut(id) else { return };
-        // Empty batches are dealt with: their credit goes back now, not with the next
-        // turn.
-        while way.input.front().is_some_and(|batch| batch.items.is_empty()) {
-            way.finish_batch();
+        let Some(connection) = self.connections.get_mut(id) else {
+            return;
+        };
+        // A batch without items is handled: its credit is granted now, not in the next turn.
+        while connection
+            .input
+            .front()
+            .is_some_and(|batch| batch.items.is_empty())
+        {
+            connection.finish_batch();
         }
-        let goes_on = way.has_input() && !way.is_held();
-        self.turns.end(id, &mut way.turn, goes_on);
+        let goes_on = connection.has_input() && !connection.is_held();
+        self.turns.end(id, &mut connection.turn, goes_on);
     }
 
-    /// Sends an item: into the receiver's queue, or into its line, where `origin` waits with
-    /// it. With `at_once` this thread itself sends the item if the queue is empty.
+    /// Sends an item: into the receiver's queue, or into its line, where the item holds `origin`.
+    /// If `at_once` is set and the queue is empty, this thread itself writes to the socket.
     pub fn deliver(
         &mut self,
         origin: Origin,
@@ -389,15 +406,20 @@ impl<I> Flow<I> {
         at_once: bool,
         now: Instant,
     ) -> Delivery {
-        let way = self.ways.get_mut(to).filter(|way| !way.is_ending);
-        let Some(way) = way else { return Delivery::Gone };
-        way.last_item_at = Some(now);
+        let connection = self
+            .connections
+            .get_mut(to)
+            .filter(|connection| !connection.is_ending);
+        let Some(connection) = connection else {
+            return Delivery::Gone;
+        };
+        connection.last_item_at = Some(now);
         let is_own = origin == Origin::Connection(to);
-        let item = match way.line.is_empty() {
-            true => match way.push(item, is_own, at_once) {
+        let item = match connection.line.is_empty() {
+            true => match connection.push(item, is_own, at_once) {
                 Ok(()) => {
                     if is_own {
-                        self.mind_answers(to, now);
+                        self.hold_for_answers(to, now);
                     }
                     return Delivery::Taken;
                 }
@@ -406,12 +428,12 @@ impl<I> Flow<I> {
             },
             false => item,
         };
-        way.outbox.budget().take(item.load().memory());
-        let most_late = way.limits.bytes.max(UNDER_WAY);
-        let is_bounded = !matches!(origin, Origin::Distant { .. }) || way.line.memory() <= most_late;
-        let holds = origin != Origin::Application && (is_own || !way.is_slow) && is_bounded;
-        let is_first = way.line.is_empty();
-        way.line.push_back(Waiting { item, origin, holds });
+        connection.outbox.budget().take(item.load().memory());
+        let most_late = connection.limits.bytes.max(IN_TRANSIT);
+        let is_bounded = !matches!(origin, Origin::Distant { .. }) || connection.line.memory() <= most_late;
+        let holds = origin != Origin::Application && (is_own || !connection.is_slow) && is_bounded;
+        let is_first = connection.line.is_empty();
+        connection.line.push_back(Waiting { item, origin, holds });
         if holds {
             self.hold(origin, now);
         }
@@ -419,33 +441,35 @@ impl<I> Flow<I> {
             // The writer may have sent the whole queue since it was full.
             self.move_line(to);
         }
-        self.mind_pace(to, now);
+        self.update_pace_check(to, now);
         match self.overflow(to) {
             Some(_) => Delivery::Overflows,
             None => Delivery::Taken,
         }
     }
 
-    /// Holds a connection if too many of its own answers are in its queue.
-    fn mind_answers(&mut self, id: ConnectionId, now: Instant) {
-        let Some(way) = self.ways.get_mut(id) else { return };
-        let most = way.most_answers();
-        if way.answers > most && way.answers() > most {
-            way.is_behind = true;
-            way.held_since.get_or_insert(now);
-            way.credit.hold(true);
+    /// Holds a connection that has too many of its own answers in its queue.
+    fn hold_for_answers(&mut self, id: ConnectionId, now: Instant) {
+        let Some(connection) = self.connections.get_mut(id) else {
+            return;
+        };
+        let most = connection.most_answers();
+        if connection.answers > most && connection.answers() > most {
+            connection.is_behind = true;
+            connection.held_since.get_or_insert(now);
+            connection.credit.hold(true);
             self.move_line(id);
         }
     }
 
-    /// Has an origin wait with one more item.
+    /// Counts one more item in a line that holds this origin.
     fn hold(&mut self, origin: Origin, now: Instant) {
         match origin {
             Origin::Connection(id) => {
-                if let Some(way) = self.ways.get_mut(id) {
-                    way.waiting += 1;
-                    way.held_since.get_or_insert(now);
-                    way.credit.hold(true);
+                if let Some(connection) = self.connections.get_mut(id) {
+                    connection.waiting += 1;
+                    connection.held_since.get_or_insert(now);
+                    connection.credit.hold(true);
                 }
             }
             Origin::Distant { link, number } => {
@@ -460,37 +484,39 @@ impl<I> Flow<I> {
         }
     }
 
-    /// Holds a connection, or lets it go on, because another dispatcher says so. Each hold is
-    /// let go once.
+    /// Holds a connection, or releases it, as another dispatcher demands. Each hold has one
+    /// release.
     pub fn hold_for_another(&mut self, id: ConnectionId, held: bool, now: Instant) {
-        let Some(way) = self.ways.get_mut(id) else { return };
+        let Some(connection) = self.connections.get_mut(id) else {
+            return;
+        };
         match held {
             true => {
-                way.held_elsewhere += 1;
+                connection.held_elsewhere += 1;
                 self.hold(Origin::Connection(id), now);
             }
-            false if way.held_elsewhere > 0 => {
-                way.held_elsewhere -= 1;
-                self.let_go(vec![Origin::Connection(id)]);
+            false if connection.held_elsewhere > 0 => {
+                connection.held_elsewhere -= 1;
+                self.release(vec![Origin::Connection(id)]);
             }
             false => {}
         }
     }
 
-    /// The changes of distant origins since the last call, in order.
+    /// The distant origins to hold or release since the last call, in order.
     pub fn take_distant(&mut self) -> Vec<DistantChange> {
         std::mem::take(&mut self.distant_changes)
     }
 
-    /// Notes that these items wait no more, or hold nobody any more. Origins without other
-    /// items that wait go on.
-    fn let_go(&mut self, held: Vec<Origin>) {
+    /// Counts that for each of these origins one item holds it no longer. An origin that no
+    /// item holds goes on.
+    fn release(&mut self, held: Vec<Origin>) {
         for origin in held {
             match origin {
                 Origin::Connection(id) => {
-                    if let Some(way) = self.ways.get_mut(id) {
-                        way.waiting = way.waiting.saturating_sub(1);
-                        self.go_on(id);
+                    if let Some(connection) = self.connections.get_mut(id) {
+                        connection.waiting = connection.waiting.saturating_sub(1);
+                        self.resume(id);
                     }
                 }
                 Origin::Distant { link, number } => {
@@ -508,117 +534,126 @@ impl<I> Flow<I> {
         }
     }
 
-    fn go_on(&mut self, id: ConnectionId) {
-        if let Some(way) = self.ways.get_mut(id)
-            && !way.is_held()
+    fn resume(&mut self, id: ConnectionId) {
+        if let Some(connection) = self.connections.get_mut(id)
+            && !connection.is_held()
         {
-            way.held_since = None;
-            way.credit.hold(false);
+            connection.held_since = None;
+            connection.credit.hold(false);
             self.list(id);
         }
     }
 
-    /// Notes that a receiver's writer has sent something.
+    /// Handles the report of a receiver's writer that the queue has room.
     pub fn room(&mut self, to: ConnectionId, now: Instant) {
         self.move_line(to);
-        self.mind_pace(to, now);
+        self.update_pace_check(to, now);
     }
 
-    /// Fills a receiver's queue from its line, and does what else was waited for.
+    /// Fills a receiver's queue from its line, and updates all that depends on its queue.
     fn move_line(&mut self, to: ConnectionId) {
         loop {
-            while let Some(way) = self.ways.get_mut(to)
-                && let Some(Waiting { item, origin, holds }) = way.line.pop_front()
+            while let Some(connection) = self.connections.get_mut(to)
+                && let Some(Waiting { item, origin, holds }) = connection.line.pop_front()
             {
                 let load = item.load();
                 let is_own = origin == Origin::Connection(to);
-                match way.push(item, is_own, false) {
+                match connection.push(item, is_own, false) {
                     Ok(()) => {}
                     Err(PushError::Full(item)) => {
-                        way.line.push_front(Waiting { item, origin, holds });
+                        connection.line.push_front(Waiting { item, origin, holds });
                         break;
                     }
-                    Err(PushError::Closed(_)) => way.outbox.count_late(load),
+                    Err(PushError::Closed(_)) => connection.outbox.count_late(load),
                 }
-                way.outbox.budget().give(load.memory());
+                connection.outbox.budget().give(load.memory());
                 if holds {
-                    self.let_go(vec![origin]);
+                    self.release(vec![origin]);
                 }
             }
-            let Some(way) = self.ways.get_mut(to) else { return };
-            if way.is_ending && way.line.is_empty() {
+            let Some(connection) = self.connections.get_mut(to) else {
+                return;
+            };
+            if connection.is_ending && connection.line.is_empty() {
                 self.remove(to);
                 return;
             }
-            if way.line.is_empty() && way.outbox.waiting().items == 0 {
-                way.is_slow = false;
+            if connection.line.is_empty() && connection.outbox.waiting().items == 0 {
+                connection.is_slow = false;
             }
-            let low = way.most_answers() / 2;
-            if way.is_behind && (way.answers() <= low || way.outbox.is_closed()) {
-                way.is_behind = false;
-                self.go_on(to);
+            let low = connection.most_answers() / 2;
+            if connection.is_behind && (connection.answers() <= low || connection.outbox.is_closed()) {
+                connection.is_behind = false;
+                self.resume(to);
             }
-            // If the writer has got on meanwhile, some of this is to be done again.
-            if self.ways.get(to).is_none_or(|way| way.ask()) {
+            // Repeats if the writer has sent so much meanwhile that it will not report it.
+            if self
+                .connections
+                .get(to)
+                .is_none_or(|connection| connection.request_room())
+            {
                 return;
             }
         }
     }
 
-    /// Begins or ends the measure of a receiver's pace.
-    fn mind_pace(&mut self, to: ConnectionId, now: Instant) {
-        let Some(way) = self.ways.get_mut(to) else { return };
-        match (way.is_awaited(), way.pace) {
+    /// Begins or ends the measurement of a receiver's pace.
+    fn update_pace_check(&mut self, to: ConnectionId, now: Instant) {
+        let Some(connection) = self.connections.get_mut(to) else {
+            return;
+        };
+        match (connection.needs_pace_check(), connection.pace) {
             (true, None) => {
-                // A slow receiver is looked at again and again, so not without a pause.
-                let least = if way.is_slow {
-                    LOOK
+                // The pause keeps the dispatcher from checking a slow receiver all the time.
+                let least = if connection.is_slow {
+                    PACE_CHECK
                 } else {
                     Duration::from_millis(1)
                 };
-                let look = after(now, self.patience.max(least));
-                way.pace = Some(Pace {
+                let check_at = after(now, self.patience.max(least));
+                connection.pace = Some(Pace {
                     since: now,
-                    before: way.outbox.progress(),
-                    look,
+                    before: connection.outbox.progress(),
+                    check_at,
                 });
-                self.looks.insert((look, to));
+                self.pace_checks.insert((check_at, to));
             }
             (false, Some(pace)) => {
-                way.pace = None;
-                self.looks.remove(&(pace.look, to));
+                connection.pace = None;
+                self.pace_checks.remove(&(pace.check_at, to));
             }
             _ => {}
         }
     }
 
-    /// When [`tick`](Self::tick) is to be called next.
+    /// The time at which [`tick`](Self::tick) is due.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.looks.first().map(|(at, _)| *at)
+        self.pace_checks.first().map(|(at, _)| *at)
     }
 
-    /// Looks at the pace of receivers that have been waited for as long as the patience.
-    /// Returns those that are slow: more may wait for them than they may have, see
-    /// [`overflow`](Self::overflow).
+    /// Checks the pace of receivers that have held others for the patience. Returns the slow
+    /// ones: their lines may exceed their limits now, see [`overflow`](Self::overflow).
     pub fn tick(&mut self, now: Instant) -> Vec<ConnectionId> {
         let mut slow = Vec::new();
-        let mut due = std::mem::take(&mut self.looks);
-        self.looks = due.split_off(&(now, ConnectionId(u64::MAX)));
+        let mut due = std::mem::take(&mut self.pace_checks);
+        self.pace_checks = due.split_off(&(now, ConnectionId(u64::MAX)));
         for (_, to) in due {
-            let Some(way) = self.ways.get_mut(to) else {
+            let Some(connection) = self.connections.get_mut(to) else {
                 continue;
             };
-            let Some(pace) = way.pace.take() else { continue };
+            let Some(pace) = connection.pace.take() else {
+                continue;
+            };
             let seconds = now.saturating_duration_since(pace.since).as_secs_f64();
-            let mut done = way.outbox.progress();
+            let mut done = connection.outbox.progress();
             done -= pace.before;
             #[expect(clippy::cast_precision_loss, reason = "a pace")]
             let kept_up =
                 done.bytes as f64 >= PACE_BYTES * seconds || done.frames as f64 >= PACE_FRAMES * seconds;
-            way.is_slow = !kept_up;
+            connection.is_slow = !kept_up;
             if !kept_up {
-                let held = way.line.let_go(false);
-                self.let_go(held);
+                let held = connection.line.release(false);
+                self.release(held);
                 slow.push(to);
             }
             self.room(to, now);
@@ -626,22 +661,25 @@ impl<I> Flow<I> {
         slow
     }
 
-    /// The newest item for a receiver that nobody waits with, if they take more than the
-    /// receiver's line may: the other half of its limit. One such item may always wait.
+    /// The newest item for a receiver that holds no origin, if such items take more than the other
+    /// half of the receiver's limit. One such item may always wait.
     pub fn overflow(&self, to: ConnectionId) -> Option<Load> {
-        let way = self.ways.get(to)?;
-        let loose = way.line.loose();
-        let is_over = loose.memory() > way.mark() || loose.frames > way.limits.frames / 2;
-        way.line.newest_loose().filter(|_| is_over && loose.items > 1)
+        let connection = self.connections.get(to)?;
+        let loose = connection.line.loose();
+        let is_over = loose.memory() > connection.mark() || loose.frames > connection.limits.frames / 2;
+        connection
+            .line
+            .newest_loose()
+            .filter(|_| is_over && loose.items > 1)
     }
 
-    /// Drops the oldest or the newest item in a receiver's line that nobody waits with.
+    /// Drops the oldest or the newest item of a receiver's line that holds no origin.
     pub fn drop_one(&mut self, to: ConnectionId, oldest: bool) {
-        if let Some(way) = self.ways.get_mut(to)
-            && let Some(load) = way.line.drop_loose(oldest)
+        if let Some(connection) = self.connections.get_mut(to)
+            && let Some(load) = connection.line.drop_loose(oldest)
         {
-            way.outbox.budget().give(load.memory());
-            way.outbox.count_refused(load);
+            connection.outbox.budget().give(load.memory());
+            connection.outbox.count_refused(load);
         }
     }
 }

@@ -1,52 +1,55 @@
-//! What others see of the flow: figures, and what simulations check.
+//! The state of a connection in the flow, for figures and for the checks of simulations.
 
 use std::time::Instant;
 
+use super::connection::FlowConnection;
 use super::line::Waiting;
-use super::way::Way;
-use super::{Flow, Origin, STEP};
+use super::{Flow, Origin, ROOM_STEP};
 use crate::table::ConnectionId;
 
-/// How one connection fares, as a sender and as a receiver.
+/// The state of one connection, as a sender and as a receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowState {
-    /// Since when it waits for room in the queues of others, or for itself.
+    /// The time since which the connection is held.
     pub held_since: Option<Instant>,
-    /// Since when its reader waits until the dispatcher has dealt with its items.
+    /// The time since which its reader waits for credit.
     pub without_credit_since: Option<Instant>,
-    /// Since when others wait for it, or since it was last seen to keep the pace.
+    /// The time since which it holds others, or since its pace was last found sufficient.
     pub awaited_since: Option<Instant>,
-    /// It is slow, so nobody waits for it.
+    /// True if it is slow, so that it holds no other connection.
     pub is_slow: bool,
-    /// When the last item for it came.
+    /// The time of the last item for it.
     pub last_item_at: Option<Instant>,
 }
 
 impl<I> Flow<I> {
-    /// The state of one connection. A connection that has left counts as idle.
+    /// The state of one connection. The default if the connection is unknown.
     pub fn state(&self, id: ConnectionId) -> FlowState {
-        self.ways
+        self.connections
             .get(id)
-            .map_or_else(FlowState::default, |way| FlowState {
-                held_since: way.held_since,
-                without_credit_since: way.credit.waits_since(),
-                awaited_since: way.pace.map(|pace| pace.since),
-                is_slow: way.is_slow,
-                last_item_at: way.last_item_at,
+            .map_or_else(FlowState::default, |connection| FlowState {
+                held_since: connection.held_since,
+                without_credit_since: connection.credit.waits_since(),
+                awaited_since: connection.pace.map(|pace| pace.since),
+                is_slow: connection.is_slow,
+                last_item_at: connection.last_item_at,
             })
     }
 
-    /// How many connections take part.
+    /// The number of connections.
     pub fn connections(&self) -> usize {
-        self.ways.len()
+        self.connections.len()
     }
 
-    /// A fault in the books, for tests and simulations: an origin that is held by more or
-    /// fewer items than wait, or a receiver that others wait for although its queue is below its
-    /// mark.
+    /// A fault in the bookkeeping, for tests and simulations: an origin that is held by more or
+    /// fewer items than wait, or a receiver with items in its line although its queue is below
+    /// its mark.
     pub fn fault(&self) -> Option<String> {
         let held = |origin| {
-            let waiting = self.ways.iter().flat_map(|(_, way)| way.line.iter());
+            let waiting = self
+                .connections
+                .iter()
+                .flat_map(|(_, connection)| connection.line.iter());
             let holds = |waiting: &&Waiting| waiting.holds && waiting.origin == origin;
             waiting.filter(holds).count()
         };
@@ -58,38 +61,43 @@ impl<I> Flow<I> {
                 ));
             }
         }
-        self.ways.iter().find_map(|(id, way)| {
-            if way.waiting != held(Origin::Connection(id)) + way.held_elsewhere {
-                return Some(format!("{id} believes that {} of its items wait", way.waiting));
+        self.connections.iter().find_map(|(id, connection)| {
+            if connection.waiting != held(Origin::Connection(id)) + connection.held_elsewhere {
+                return Some(format!(
+                    "{id} believes that {} of its items wait",
+                    connection.waiting
+                ));
             }
-            let mark = way.mark();
-            let waiting = way.outbox.waiting();
-            let is_low =
-                waiting.memory() <= mark - STEP.min(mark / 2) && waiting.frames <= way.limits.frames / 4;
-            (is_low && !way.line.is_empty() && !way.outbox.is_closed())
+            let mark = connection.mark();
+            let waiting = connection.outbox.waiting();
+            let is_low = waiting.memory() <= mark - ROOM_STEP.min(mark / 2)
+                && waiting.frames <= connection.limits.frames / 4;
+            (is_low && !connection.line.is_empty() && !connection.outbox.is_closed())
                 .then(|| format!("others wait for {id}, whose queue is below its mark: {waiting:?}"))
         })
     }
 
-    /// Whether items wait in the line of a receiver.
+    /// True if items wait in the line of a receiver.
     pub fn is_waited_for(&self, to: ConnectionId) -> bool {
-        self.ways.get(to).is_some_and(|way| !way.line.is_empty())
+        self.connections
+            .get(to)
+            .is_some_and(|connection| !connection.line.is_empty())
     }
 
-    /// Whether a connection is held, by its items in lines or by its own answers.
+    /// True if a connection is held, by its items in lines or by its own answers.
     pub fn is_held(&self, id: ConnectionId) -> bool {
-        self.ways.get(id).is_some_and(Way::is_held)
+        self.connections.get(id).is_some_and(FlowConnection::is_held)
     }
 
-    /// How many runs of a connection have been dealt with.
+    /// The number of runs of a connection that were handled.
     pub fn dealt_with(&self, id: ConnectionId) -> u64 {
-        self.ways.get(id).map_or(0, |way| way.runs)
+        self.connections.get(id).map_or(0, |connection| connection.runs)
     }
 
-    /// Whether a connection has input and is not held.
+    /// True if a connection has input and is not held.
     pub fn may_take_a_turn(&self, id: ConnectionId) -> bool {
-        self.ways
+        self.connections
             .get(id)
-            .is_some_and(|way| way.has_input() && !way.is_held())
+            .is_some_and(|connection| connection.has_input() && !connection.is_held())
     }
 }

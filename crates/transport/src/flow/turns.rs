@@ -1,64 +1,65 @@
-//! Who takes the next turn: whoever has had least of the server, by start-time fair queueing.
+//! Turns: the next one goes to the connection that has used least, by start-time fair queueing.
 //!
 //! ```text
-//!  begins to send ─▶ at most a share behind the others ─▶ list, by what it has had ─▶ turn ─┐
-//!                                                            ▲   with input left            │
-//!                                                            └── a share more ◀─────────────┘
+//!  begins to send ─▶ at most a share behind the others ─▶ list, by its use ─▶ turn ─┐
+//!                                                            ▲   with input left    │
+//!                                                            └── a share more ◀─────┘
 //! ```
 //!
-//! What a connection has had is counted in nanoseconds of the dispatcher, from which bytes and
-//! frames take their part. A turn ends after one share, or when the input is used up. So
-//! whoever sends less than its fair part is never further on than the busy ones, and a lone
-//! frame of it waits for one turn of another, however many are busy.
+//! A connection's use is counted in nanoseconds of the dispatcher; bytes and frames add to it.
+//! A turn ends after one share, or when the input is used up. So a connection that sends less
+//! than its fair part is never ahead of the busy ones, and its lone frame waits for one turn of
+//! another connection, however many are busy.
 //!
-//! A connection that was quiet begins one share behind the turn that was last, and no
-//! further: many that begin to send delay the busy ones by two shares each, however often
-//! they stop and begin. What was had last never decreases, so nobody begins still further
-//! behind because others have begun.
+//! A connection that was quiet begins one share behind the last turn, and no further: connections
+//! that begin to send delay the busy ones by two shares each, however often they stop and begin.
+//! `served` never decreases, so other beginners do not let a connection begin still further
+//! behind.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::way::Way;
+use super::connection::FlowConnection;
 use crate::table::{ConnectionId, Table};
 
-/// The length of a turn, in nanoseconds of the dispatcher. Busy connections differ by at most
-/// so much, and by one run, in what they have had.
+/// The length of a turn, in nanoseconds of the dispatcher. The use of busy connections differs by
+/// at most this and one run.
 pub(super) const SHARE: u64 = 1_000_000;
 
-/// One connection's part in the turns.
+/// The turns of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// What it has had, in nanoseconds, or as much as if it had not been quiet.
+    /// The connection's use in nanoseconds; raised after a quiet time to that of the others.
     had: u64,
-    /// Where its turn ends.
+    /// The use at which its turn ends.
     until: u64,
-    /// Whether it is in the list, or has its turn.
+    /// True if it is in the list or has the turn.
     is_listed: bool,
 }
 
 impl Turn {
-    /// Whether it may go on with its turn.
+    /// True if the share of its turn is not used up.
     pub(super) fn has_share(&self) -> bool {
         self.had < self.until
     }
 
-    /// Counts what it has had, in nanoseconds.
+    /// Adds nanoseconds to its use.
     pub(super) fn charge(&mut self, used: u64) {
         self.had = self.had.saturating_add(used);
     }
 }
 
-/// The list. A connection that has left stays in it until its turn would come.
+/// The list of connections that wait for a turn. A connection that has ended remains in it until
+/// its turn would come.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     list: BinaryHeap<Reverse<(u64, ConnectionId)>>,
-    /// The most that a connection had had when its turn came.
+    /// The highest use with which a connection began its turn.
     served: u64,
 }
 
 impl Turns {
-    /// How many connections wait for a turn.
+    /// The number of connections that wait for a turn.
     pub(super) fn len(&self) -> usize {
         self.list.len()
     }
@@ -67,7 +68,7 @@ impl Turns {
         self.list.is_empty()
     }
 
-    /// Puts a connection that has input into the list, if it is not there.
+    /// Puts a connection that has input into the list, unless it is there already.
     pub(super) fn list(&mut self, id: ConnectionId, turn: &mut Turn) {
         if !std::mem::replace(&mut turn.is_listed, true) {
             turn.had = turn.had.max(self.served.saturating_sub(SHARE));
@@ -75,13 +76,13 @@ impl Turns {
         }
     }
 
-    /// Takes the connection out of the list whose turn it is.
-    pub(super) fn next<I>(&mut self, ways: &mut Table<Way<I>>) -> Option<ConnectionId> {
+    /// Removes the connection that has the next turn from the list.
+    pub(super) fn next<I>(&mut self, connections: &mut Table<FlowConnection<I>>) -> Option<ConnectionId> {
         loop {
             let Reverse((had, id)) = self.list.pop()?;
-            if let Some(way) = ways.get_mut(id) {
+            if let Some(connection) = connections.get_mut(id) {
                 self.served = self.served.max(had);
-                way.turn.until = had.saturating_add(SHARE);
+                connection.turn.until = had.saturating_add(SHARE);
                 return Some(id);
             }
         }

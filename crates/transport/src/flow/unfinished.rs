@@ -1,48 +1,47 @@
-//! The memory of items that have begun to arrive.
+//! The memory of items that have arrived in part.
 
 use std::time::{Duration, Instant};
 
 use crate::budget::{Asked, Budget, Reserved};
 
-/// What each connection may hold of an item without asking: one TLS record. It is a part of
-/// the memory that the server plans for a connection, so short frames never wait.
-pub(crate) const OWN: usize = 16 * 1024;
+/// The memory of an item that each connection may hold without a reservation: one TLS record. The
+/// memory that the server plans for a connection includes it, so short frames never wait.
+pub(crate) const UNRESERVED: usize = 16 * 1024;
 
-/// How much a read may bring while memory is short and nothing is reserved for it. With the
-/// rest of a record before it, it makes one record complete at most.
-const LITTLE: usize = OWN / 4;
+/// The most bytes of a read while memory is short and nothing is reserved for it. Together with
+/// the rest of a record before it, it completes one record at most.
+const SHORT_READ: usize = UNRESERVED / 4;
 
-/// How long an item may take while others wait for memory: so long, and a second for each
-/// [`PACE`] bytes of it.
-const GRACE: Duration = Duration::from_secs(1);
-/// A fourth of the pace that a receiver has to keep: senders may be far away.
+/// While others wait for memory, an item may take this time, and a second for each [`PACE`] bytes.
+const TIME_LIMIT: Duration = Duration::from_secs(1);
+/// A fourth of the pace that a receiver has to keep, because senders may be far away.
 const PACE: u64 = 1 << 20;
 
-/// The memory that one connection holds for an item that is not complete yet.
+/// The memory that one connection reserves for an item that is not complete.
 ///
-/// The announced length is reserved before more of the item is read. Who does not get it
-/// waits in the order of arrival, and is not ended for that. Who has it has to go on while
-/// others wait for it, and is ended otherwise.
+/// The announced length is reserved before more of the item is read. A connection that waits for
+/// memory is served in the order of arrival, and never ended for waiting. A connection that holds
+/// memory while others wait is ended if its item takes too long.
 #[derive(Debug)]
 pub struct Unfinished {
     reserved: Reserved,
-    /// Since when the memory is there.
+    /// The time at which the memory was granted.
     since: Option<Instant>,
 }
 
-/// What a connection may do about an item that is not complete.
+/// The next step of a connection with an item that is not complete.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Look {
-    /// Read on, so many bytes at most.
+    /// Read at most so many bytes.
     Read(usize),
-    /// Wait until the memory is there.
+    /// Wait until the memory is granted.
     Wait,
-    /// End, for this reason.
+    /// End the connection, for this reason.
     End(String),
 }
 
 impl Unfinished {
-    /// For one connection.
+    /// For one connection, without a reservation.
     pub fn new(budget: &Budget) -> Self {
         Self {
             reserved: budget.reserve(),
@@ -50,15 +49,15 @@ impl Unfinished {
         }
     }
 
-    /// The item is complete, and its memory is counted elsewhere now.
+    /// Ends the reservation: the item is complete, and its memory is counted elsewhere.
     pub fn done(&mut self) {
         self.since = None;
         self.reserved.clear();
     }
 
-    /// Decides how an item goes on of which `held` bytes are here, and which has `wanted`
-    /// bytes in all, or 0 if that is not known. `wake` is called when the memory is there
-    /// for which it has to wait.
+    /// Decides the next step for an item of which `held` bytes have arrived. `wanted` is its whole
+    /// length, or 0 if that is unknown. If the answer is `Wait`, `wake` is called once the memory
+    /// is granted.
     pub fn look(
         &mut self,
         held: usize,
@@ -67,16 +66,16 @@ impl Unfinished {
         wake: impl Fn() + Send + 'static,
     ) -> Look {
         let needed = held.max(wanted);
-        if needed <= OWN {
+        if needed <= UNRESERVED {
             self.done();
             let most = match self.reserved.is_short() {
-                true => LITTLE,
+                true => SHORT_READ,
                 false => usize::MAX,
             };
             return Look::Read(most);
         }
-        self.reserved.at_least((held.saturating_sub(OWN)) as u64);
-        match self.reserved.ask((needed - OWN) as u64, wake) {
+        self.reserved.at_least((held.saturating_sub(UNRESERVED)) as u64);
+        match self.reserved.ask((needed - UNRESERVED) as u64, wake) {
             Asked::Never(limit) => Look::End(format!(
                 "its frame of {needed} bytes is longer than this server has memory for, {limit} bytes"
             )),
@@ -84,16 +83,16 @@ impl Unfinished {
                 self.since = None;
                 Look::Wait
             }
-            Asked::Granted => self.go_on(held, needed, clock),
+            Asked::Granted => self.check_progress(held, needed, clock),
         }
     }
 
-    fn go_on(&mut self, held: usize, needed: usize, clock: impl FnOnce() -> Instant) -> Look {
+    fn check_progress(&mut self, held: usize, needed: usize, clock: impl FnOnce() -> Instant) -> Look {
         match self.since {
             None => self.since = Some(clock()),
             Some(since) if self.reserved.is_wanted() => {
                 let took = clock().saturating_duration_since(since);
-                if took > GRACE + Duration::from_secs(needed as u64 / PACE) {
+                if took > TIME_LIMIT + Duration::from_secs(needed as u64 / PACE) {
                     return Look::End(format!(
                         "others wait for memory, and after {} s only {held} of the {needed} bytes of its \
                          frame are here",
@@ -106,7 +105,7 @@ impl Unfinished {
         Look::Read(usize::MAX)
     }
 
-    /// Whether the memory is there for which it had to wait.
+    /// True if no reservation is waiting.
     pub fn is_granted(&self) -> bool {
         self.reserved.is_granted()
     }
@@ -134,18 +133,18 @@ mod tests {
         let now = start();
         for (held, wanted, used) in [
             (8, 0, 0),
-            (8, OWN, 0),
-            (8, 300_000, 300_000 - OWN),
-            (200_000, 0, 300_000 - OWN),
+            (8, UNRESERVED, 0),
+            (8, 300_000, 300_000 - UNRESERVED),
+            (200_000, 0, 300_000 - UNRESERVED),
         ] {
             assert_eq!(look(&mut unfinished, held, wanted, now), ALL);
             assert_eq!(budget.used(), used as u64);
         }
         unfinished.done();
         assert_eq!(budget.used(), 0);
-        // Where nobody announces a length, what is here counts.
+        // If no length is announced, the bytes that have arrived count.
         assert_eq!(look(&mut unfinished, 50_000, 0, now), ALL);
-        assert_eq!(budget.used(), 50_000 - OWN as u64);
+        assert_eq!(budget.used(), 50_000 - UNRESERVED as u64);
         assert_eq!(look(&mut unfinished, 100, 0, now), ALL);
         assert_eq!(budget.used(), 0, "the next one is short");
     }
@@ -156,15 +155,15 @@ mod tests {
         let now = start();
         let part = budget.of(b"one certificate");
         let mut all: Vec<_> = (0..500).map(|_| Unfinished::new(&part)).collect();
-        let looks = all.iter_mut().map(|one| look(one, OWN, 15 << 20, now));
+        let looks = all.iter_mut().map(|one| look(one, UNRESERVED, 15 << 20, now));
         let granted = looks.filter(|look| *look == ALL);
         assert_eq!(granted.count(), 1, "it is ahead of the others");
         let used = budget.figures().used;
         assert!(used <= 15 << 20, "{used}");
         // Others are not stopped by that, and read little at a time.
         let mut other = Unfinished::new(&budget.of(b"another one"));
-        assert_eq!(look(&mut other, OWN, 1 << 20, now), ALL);
-        assert_eq!(look(&mut other, 100, 0, now), Look::Read(LITTLE));
+        assert_eq!(look(&mut other, UNRESERVED, 1 << 20, now), ALL);
+        assert_eq!(look(&mut other, 100, 0, now), Look::Read(SHORT_READ));
     }
 
     #[test]
@@ -173,23 +172,23 @@ mod tests {
         let now = start();
         let mut holders: Vec<_> = (0..3u8).map(|n| Unfinished::new(&budget.of(&[n]))).collect();
         for holder in &mut holders {
-            assert_eq!(look(holder, OWN, 500_000, now), ALL);
+            assert_eq!(look(holder, UNRESERVED, 500_000, now), ALL);
         }
-        let late = now + GRACE * 2;
+        let late = now + TIME_LIMIT * 2;
         assert_eq!(look(&mut holders[0], 499_999, 500_000, late), ALL, "nobody waits");
         let mut victim = Unfinished::new(&budget.of(b"victim"));
         let used = budget.used();
-        assert_eq!(look(&mut victim, 3 * OWN, 400_000, late), Look::Wait);
-        assert_eq!(budget.used(), used + 2 * OWN as u64, "what is here counts");
+        assert_eq!(look(&mut victim, 3 * UNRESERVED, 400_000, late), Look::Wait);
+        assert_eq!(budget.used(), used + 2 * UNRESERVED as u64, "what is here counts");
         assert!(!victim.is_granted());
-        assert_eq!(look(&mut holders[1], OWN, 500_000, now + GRACE), ALL);
+        assert_eq!(look(&mut holders[1], UNRESERVED, 500_000, now + TIME_LIMIT), ALL);
         let Look::End(why) = look(&mut holders[0], 499_999, 500_000, late) else {
             panic!("it may keep the memory");
         };
         assert!(why.contains("only 499999 of the 500000 bytes"), "{why}");
         holders.remove(0);
         assert!(victim.is_granted());
-        assert_eq!(look(&mut victim, 3 * OWN, 400_000, late), ALL);
+        assert_eq!(look(&mut victim, 3 * UNRESERVED, 400_000, late), ALL);
     }
 
     #[test]
@@ -197,11 +196,14 @@ mod tests {
         let budget = Budget::new(4 << 20);
         let begin = start();
         let mut all: Vec<_> = (0..3u8).map(|n| Unfinished::new(&budget.of(&[n]))).collect();
-        let looks = all.iter_mut().map(|one| look(one, OWN, 3 << 20, begin));
+        let looks = all.iter_mut().map(|one| look(one, UNRESERVED, 3 << 20, begin));
         assert_eq!(looks.collect::<Vec<_>>(), [ALL, Look::Wait, Look::Wait]);
         let after = |seconds| begin + Duration::from_secs(seconds);
-        assert_eq!(look(&mut all[0], OWN, 3 << 20, after(4)), ALL);
-        assert!(matches!(look(&mut all[0], OWN, 3 << 20, after(5)), Look::End(_)));
+        assert_eq!(look(&mut all[0], UNRESERVED, 3 << 20, after(4)), ALL);
+        assert!(matches!(
+            look(&mut all[0], UNRESERVED, 3 << 20, after(5)),
+            Look::End(_)
+        ));
     }
 
     #[test]
@@ -217,7 +219,7 @@ mod tests {
             "{why}"
         );
         budget.take(1 << 20);
-        for held in (OWN * 2..1 << 20).step_by(OWN) {
+        for held in (UNRESERVED * 2..1 << 20).step_by(UNRESERVED) {
             assert_eq!(
                 look(&mut unfinished, held, 2 * held.min(500_000), now),
                 ALL,

@@ -1,4 +1,4 @@
-//! How much memory this process may have, and how much of it is for queues.
+//! The memory that this process may have, and the part of it for queues.
 
 use std::fs;
 use std::path::Path;
@@ -19,15 +19,14 @@ pub(crate) fn available_memory() -> u64 {
     memory(Path::new("/"), address_space)
 }
 
-/// The other three quarters, in KiB, for the memory of sessions beside their queues. The
-/// address space has a limit of its own, so it does not count here.
+/// The other three quarters, in KiB, for the memory of sessions beside their queues. The limit of the
+/// address space is checked elsewhere, so it does not count here.
 pub(crate) fn memory_beside_queues() -> Option<u64> {
     Some(memory(Path::new("/"), None) / 1024 / 4 * 3)
 }
 
-/// The smallest of physical memory, the limits of the process's control groups, and its
-/// limit of address space. If none is known it is 1 GiB, which a host that runs a server
-/// has.
+/// The smallest of physical memory, the limits of the process's control groups, and its limit of address
+/// space. If none is known it is 1 GiB, which a host that runs a server has.
 fn memory(root: &Path, address_space: Option<u64>) -> u64 {
     let v1 = ["memory.limit_in_bytes"];
     let files = ["memory.max", "memory.high"].into_iter().chain(v1);

@@ -1,14 +1,12 @@
-//! How many sessions the system allows.
+//! The number of sessions that the system allows.
 //!
-//! A session takes two threads and one descriptor; so does a handshake, of
-//! which one is a thread. A thread takes a task id and four memory mappings:
-//! its stack, the signal stack by which the standard library tells a stack
-//! overflow from other faults, and a guard page before each. Beyond
-//! `vm.max_map_count` a new thread does not fail: the process aborts. So the
-//! server counts before it starts.
+//! A session takes two threads and one descriptor; a handshake takes one of each. A thread takes a task
+//! id and four memory mappings: its stack, the signal stack with which the standard library recognizes a
+//! stack overflow, and a guard page before each. Beyond `vm.max_map_count` the start of a thread does not
+//! fail: the process aborts. So the server counts before it starts.
 //!
-//! A process that was started with SIGSEGV and SIGBUS ignored has no signal
-//! stacks, and takes two mappings a thread.
+//! A process that was started with SIGSEGV and SIGBUS ignored has no signal stacks, and takes two
+//! mappings for each thread.
 
 use std::env;
 use std::fs;
@@ -22,27 +20,25 @@ use super::available_memory::memory_beside_queues;
 use super::procfs::{directories, field, number, number_field};
 
 const THREADS_PER_SESSION: u64 = 2;
-/// Room for fewer sessions than this is worth a warning, unless a number was asked for: a
-/// system for servers has room for thousands.
+/// Room for fewer sessions than this causes a warning, unless a number was requested: a system for
+/// servers has room for thousands.
 const FEW: usize = 100;
-/// Handshakes may use a quarter of a limit at most. If the limit is tight, most of it is
-/// for sessions.
+/// Handshakes may use a quarter of a limit at most. If the limit is tight, most of it is for sessions.
 const HANDSHAKES_SHARE: u64 = 4;
-/// A sixteenth of a limit is kept free, but at most [`Cost::most_spare`], because other
-/// processes may use more of it while the server runs.
+/// A sixteenth of a limit is kept free, but at most [`Cost::most_spare`], because other processes may use
+/// more of it while the server runs.
 const SPARE_SHARE: u64 = 16;
-
-/// How much sessions and handshakes use of one kind of limit.
+/// The cost of sessions and handshakes in one kind of limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cost {
     session: u64,
     handshake: u64,
-    /// How much the rest of the server uses: its threads, listeners with one newcomer each,
-    /// files, libraries and heap arenas.
+    /// The cost of the rest of the server: its threads, listeners with one newcomer each, files, libraries
+    /// and heap arenas.
     fixed: u64,
     most_spare: u64,
-    /// How much the allocator reserves as threads are started, if there is enough for
-    /// another arena.
+    /// The address space that the allocator reserves as threads are started, if there is enough for a
+    /// further arena.
     reserved: u64,
 }
 
@@ -62,8 +58,8 @@ const TASKS: Cost = Cost {
     reserved: 0,
 };
 
-/// Memory mappings, of which each thread takes `per_thread`. The limit is the process's
-/// own. The fixed part is for 16 heap arenas and large buffers.
+/// Memory mappings, of which each thread takes `per_thread`. The limit is the process's own. The fixed
+/// part is for 16 heap arenas and large buffers.
 const fn mappings(per_thread: u64) -> Cost {
     Cost {
         session: per_thread * THREADS_PER_SESSION,
@@ -89,8 +85,7 @@ impl Cost {
 /// An arena of the C library's allocator, in KiB of address space.
 const ARENA: u64 = 64 * 1024;
 
-/// How many arenas the C library makes at most: eight for each core, or the number in the
-/// environment.
+/// The most arenas that the C library makes: eight for each core, or MALLOC_ARENA_MAX of the environment.
 fn arenas() -> u64 {
     let told = env::var("MALLOC_ARENA_MAX")
         .ok()
@@ -99,9 +94,9 @@ fn arenas() -> u64 {
     told.filter(|told| *told > 0).unwrap_or(cores.saturating_mul(8))
 }
 
-/// Address space in KiB. If it is used up, not the start of a thread fails but a small
-/// allocation, and the process aborts. A handshake has a stack of 2 MiB and a session two
-/// of 128 KiB, each with a signal stack and guard pages, and some memory beside.
+/// Address space in KiB. If it is used up, a small allocation fails instead of the start of a thread, and
+/// the process aborts. A handshake has a stack of 2 MiB and a session two of 128 KiB, each with a signal
+/// stack, guard pages and some memory.
 fn address_space() -> Cost {
     Cost {
         session: 400,
@@ -112,10 +107,9 @@ fn address_space() -> Cost {
     }
 }
 
-/// Memory in KiB, beside the queues. An idle session takes 26 KiB, and 33 more while it holds
-/// a part of a TLS record and of a frame, of which it may hold a record without asking
-/// (`flow::OWN`). A handshake has a stack and the state of TLS. A server without sessions
-/// takes 8 MiB beside its program.
+/// Memory in KiB, beside the queues. An idle session takes 26 KiB, and 33 more while it holds a part of a
+/// TLS record and of a frame, of which it may hold a record without a reservation (`flow::UNRESERVED`). A
+/// handshake has a stack and the state of TLS. A server without sessions takes 8 MiB beside its program.
 const MEMORY: Cost = Cost {
     session: 64,
     handshake: 128,
@@ -129,13 +123,13 @@ const MEMORY: Cost = Cost {
 struct Limit {
     name: &'static str,
     value: u64,
-    /// How much is in use, by this process or by all processes that share the limit.
+    /// The used amount, by this process or by all processes that share the limit.
     used: u64,
     cost: Cost,
 }
 
 impl Limit {
-    /// How many sessions it has room for, and how many of the wanted handshakes.
+    /// The number of sessions for which there is room, and of the wanted handshakes.
     fn room(&self, handshakes: usize) -> (usize, usize) {
         let taken = self.used.saturating_add(self.cost.fixed);
         let room = self.value.saturating_sub(taken);
@@ -152,8 +146,8 @@ impl Limit {
         (sessions, handshakes)
     }
 
-    /// The warning if not all arenas fit. Then arenas may use up the memory for small
-    /// allocations, and a lower number of sessions does not prevent that.
+    /// The warning if not all arenas fit. Then arenas may use up the memory for small allocations, which a
+    /// lower number of sessions does not prevent.
     fn crowded(&self) -> Option<String> {
         let beside = self.used.saturating_add(self.cost.fixed);
         let fits = self.value >= beside.saturating_add(self.cost.reserved);
@@ -170,8 +164,8 @@ impl Limit {
     /// The smallest value with room for so many sessions.
     fn needed(&self, sessions: usize, handshakes: usize) -> u64 {
         let (mut too_few, mut enough) = (0, u64::MAX);
-        // By halves: the room is not linear in the limit, because spare and handshakes grow with
-        // it up to a bound.
+        // By bisection: the room is not linear in the limit, because spare and handshakes grow with it up
+        // to a bound.
         while enough - too_few > 1 {
             let value = too_few + (enough - too_few) / 2;
             let limit = Self { value, ..*self };
@@ -191,27 +185,26 @@ impl Limit {
     }
 }
 
-/// How many sessions and handshakes the system's tightest limit has room for.
+/// The number of sessions and handshakes for which the system's tightest limit has room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// How many sessions there is room for.
+    /// The number of sessions.
     pub sessions: usize,
-    /// How many handshakes at a time: the wanted number, or fewer if limits are tight.
+    /// The number of handshakes at a time: the wanted number, or fewer if limits are tight.
     pub handshakes: usize,
-    /// How many handshakes are wanted.
+    /// The wanted number of handshakes.
     wanted: usize,
     tightest: Option<Limit>,
 }
 
 impl Room {
-    /// Raises the soft limits of open files and processes to the hard ones,
-    /// and decides how many sessions a server admits: the number that was asked for, or
-    /// as many as the system has room for. Warns in the log under `target` if these are
-    /// few.
+    /// Raises the soft limits of open files and processes to the hard ones, and decides the number of
+    /// sessions of a server: `asked`, or as many as the system has room for. Warns in the log under
+    /// `target` if these are few.
     ///
     /// # Errors
-    /// There is no room for the number that was asked for, or for a single session. The
-    /// text names the setting, its value, and the value that is needed.
+    /// There is no room for `asked` sessions, or for a single one. The text names the setting, its value,
+    /// and the value that is needed.
     pub fn claim(handshakes: usize, asked: Option<usize>, target: &str) -> Result<Self, String> {
         let room = Self::of_this_system(handshakes, |resource| match resource {
             // A soft limit of the address space is set on purpose, so it is not raised.
@@ -229,8 +222,8 @@ impl Room {
         Ok(Self { sessions, ..room })
     }
 
-    /// Reads the system's limits, for so many handshakes beside the sessions. `limit` reads
-    /// the limits of the process.
+    /// Reads the system's limits, for so many handshakes beside the sessions. `limit` reads the limits of
+    /// the process.
     fn of_this_system(handshakes: usize, limit: fn(Resource) -> Option<u64>) -> Self {
         Self::of(limits(mappings_per_thread(), limit), handshakes.max(1))
     }
@@ -247,7 +240,7 @@ impl Room {
         }
     }
 
-    /// How many sessions the server admits if it was asked for that number.
+    /// The number of sessions that the server admits.
     fn admit(&self, asked: Option<usize>) -> Result<usize, String> {
         let sessions = asked.unwrap_or(self.sessions);
         if sessions == 0 && asked.is_none() {
@@ -269,7 +262,7 @@ impl Room {
         Ok(sessions)
     }
 
-    /// The warning if no number was asked for, and the room is small.
+    /// The warning if no number was requested and the room is small.
     fn few(&self, asked: Option<usize>) -> Option<String> {
         (asked.is_none() && self.sessions < FEW).then(|| {
             format!(
@@ -298,8 +291,8 @@ fn limits(per_thread: u64, limit: fn(Resource) -> Option<u64>) -> Vec<Limit> {
     let sysctl = |name| number(&Path::new("/proc/sys").join(name));
     let (files, open) = (limit(Resource::Nofile), entries("/proc/self/fd"));
     let (space, mapped) = (limit(Resource::As).map(|bytes| bytes / 1024), mapped());
-    // The number of mappings changes all the time. It is rounded up, so that two counts
-    // shortly after each other are the same.
+    // The number of mappings changes all the time. It is rounded up, so that two counts in a short time
+    // are equal.
     let maps = lines("/proc/self/maps").next_multiple_of(256);
     let (tasks, own) = (all_tasks(), tasks_of_this_user());
     let processes = limit(Resource::Nproc);
@@ -334,14 +327,14 @@ fn entries(path: &str) -> u64 {
     fs::read_dir(path).map_or(0, |entries| entries.count() as u64)
 }
 
-/// The threads of the whole system.
+/// The number of threads of the whole system.
 fn all_tasks() -> u64 {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let tasks = load.split(' ').find_map(|field| field.split_once('/'));
     tasks.and_then(|(_, all)| all.parse().ok()).unwrap_or(0)
 }
 
-/// The threads of this user, as far as they are visible.
+/// The number of threads of this user, as far as they are visible.
 fn tasks_of_this_user() -> u64 {
     let user = getuid().as_raw().to_string();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -353,8 +346,7 @@ fn tasks_of_this_user() -> u64 {
     tasks.sum()
 }
 
-/// The limit of the process's control groups that leaves the least, and how much of it is
-/// in use.
+/// The limit of the process's control groups that leaves the least, and the used amount of it.
 fn pids(root: &Path) -> Option<(u64, u64)> {
     let groups = directories(root, "pids").into_iter();
     let bounds = groups.filter_map(|group| {
@@ -364,9 +356,9 @@ fn pids(root: &Path) -> Option<(u64, u64)> {
     bounds.min_by_key(|(max, used)| max.saturating_sub(*used))
 }
 
-/// Memory mappings of a thread: its stack and a guard page, and as many again if it has
-/// a signal stack. The standard library makes signal stacks if SIGSEGV or SIGBUS was at
-/// its default when the process started, and then catches that signal.
+/// The number of memory mappings of a thread: its stack and a guard page, and as many again if it has a
+/// signal stack. The standard library makes signal stacks if SIGSEGV or SIGBUS was at its default when the
+/// process started, and then catches that signal.
 fn mappings_per_thread() -> u64 {
     const SIGBUS: u32 = 7;
     const SIGSEGV: u32 = 11;
@@ -379,13 +371,12 @@ fn mappings_per_thread() -> u64 {
     }
 }
 
-/// Raises the soft limit of open files to the hard one, and returns it. `None` if there is
-/// no limit.
+/// Raises the soft limit of open files to the hard one, and returns it. `None` if there is no limit.
 pub fn descriptors() -> Option<u64> {
     raise(Resource::Nofile)
 }
 
-/// The limit, its soft part raised to the hard one.
+/// The limit, with its soft part raised to the hard one.
 fn raise(resource: Resource) -> Option<u64> {
     let before = getrlimit(resource);
     let raised = Rlimit {

@@ -1,5 +1,4 @@
-//! Deadlines of time limits. `Duration::MAX` means "never", and adding it to an `Instant`
-//! would panic.
+//! Deadlines of time limits. `Duration::MAX` is no limit, and adding it to an `Instant` would panic.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +27,7 @@ pub fn left(deadline: Instant) -> std::io::Result<Duration> {
     }
 }
 
-/// The time, for the parts of the transport that wait.
+/// The present time, for the parts of the transport that wait.
 #[expect(clippy::disallowed_methods, reason = "a time limit needs the clock")]
 pub(crate) fn now() -> Instant {
     Instant::now()

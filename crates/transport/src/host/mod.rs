@@ -1,13 +1,13 @@
-//! This host: what it allows, what this process uses of it, its threads and its clock.
+//! This host: its limits, the resources of this process, threads and the clock.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `capacity` | [`Room`]: how many sessions the system's limits allow |
-//! | `available_memory` | how much memory the process may have |
+//! | `capacity` | [`Room`]: the number of sessions that the system's limits allow |
+//! | `available_memory` | the memory that the process may have |
 //! | `procfs` | reading `/proc`, `/sys` and control groups |
-//! | `process` | [`ProcessFigures`]: what the process uses |
+//! | `process` | [`ProcessFigures`]: the resources of the process |
 //! | `threads` | named threads with the right stack |
-//! | `deadline` | when a time limit ends |
+//! | `deadline` | the end of a time limit |
 
 mod available_memory;
 mod capacity;

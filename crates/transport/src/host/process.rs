@@ -11,42 +11,41 @@ use rustix::time::{ClockId, clock_gettime};
 use super::available_memory::available_memory;
 use super::procfs::number_field;
 
-/// The resources that this process uses, and their limits. A figure that cannot be read is
-/// `None`.
+/// The resources that this process uses, and their limits. A figure that cannot be read is `None`.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ProcessFigures {
-    /// When it began, by the present wall clock, exact to 10 ms.
+    /// The time of its start, by the present wall clock, exact to 10 ms.
     pub started: Option<SystemTime>,
-    /// How long ago that was, including time in which the host slept.
+    /// The time since its start, including time in which the host slept.
     pub uptime: Option<Duration>,
     /// The processor time of all its threads.
     pub processor_time: Duration,
-    /// How many threads it has.
+    /// The number of its threads.
     pub threads: Option<u64>,
-    /// How many descriptors are open.
+    /// The number of open descriptors.
     pub descriptors: Option<u64>,
-    /// How many descriptors may be open, if there is a limit.
+    /// The limit of open descriptors, if there is one.
     pub max_descriptors: Option<u64>,
     /// Its memory in RAM, in bytes.
     pub resident: Option<u64>,
     /// Its address space, in bytes.
     pub virtual_memory: Option<u64>,
-    /// The memory that it may have, in bytes: the smallest of the physical memory, the
-    /// limits of its control groups, and the limit of its address space.
+    /// The memory that it may have, in bytes: the smallest of the physical memory, the limits of its
+    /// control groups, and the limit of its address space.
     pub memory_limit: u64,
     /// The version of this crate.
     pub version: &'static str,
 }
 
 impl ProcessFigures {
-    /// Reads them, from some files of `/proc`: about a tenth of a millisecond.
+    /// Reads the figures from some files of `/proc`, which takes about a tenth of a millisecond.
     pub fn read() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let bytes = |name| number_field(&status, name).map(|kib| kib * 1024);
         let uptime = uptime(Path::new("/proc"));
-        // Computed once: two readings of two clocks always differ a little, and a
-        // monitoring system takes any change for a restart.
+        // Computed once: two readings of two clocks always differ a little, and a monitoring system takes
+        // any change for a restart.
         static STARTED: OnceLock<Option<SystemTime>> = OnceLock::new();
         let started = *STARTED.get_or_init(|| wall_clock().checked_sub(uptime?));
         Self {
@@ -58,7 +57,7 @@ impl ProcessFigures {
             threads: number_field(&status, "Threads"),
             descriptors: fs::read_dir("/proc/self/fd")
                 .ok()
-                // The directory itself is open meanwhile.
+                // Without the directory itself, which is open meanwhile.
                 .map(|entries| (entries.count() as u64).saturating_sub(1)),
             max_descriptors: getrlimit(Resource::Nofile).current,
             resident: bytes("VmRSS"),
@@ -69,14 +68,14 @@ impl ProcessFigures {
     }
 }
 
-/// How long this process has been running.
+/// The time since the start of this process.
 fn uptime(proc: &Path) -> Option<Duration> {
     let stat = fs::read_to_string(proc.join("self/stat")).ok()?;
     // The name of the program is in parentheses, and may hold any characters.
     let fields = stat.rsplit_once(')')?.1;
     let ticks: u64 = fields.split_whitespace().nth(19)?.parse().ok()?;
     let began = Duration::from_millis(ticks.checked_mul(10)?);
-    // Both count from the boot, time in which the host slept included.
+    // Both count from the boot, including time in which the host slept.
     Duration::try_from(clock_gettime(ClockId::Boottime))
         .ok()?
         .checked_sub(began)

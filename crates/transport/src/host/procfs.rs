@@ -3,12 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The directories that may hold a controller's files: those of the process's group and of
-/// each group above it, because the limits of all of them apply. They are listed for
-/// version 2 alone, for version 2 beside version 1 (`unified`), and for version 1 (a
-/// directory for each controller). Inside a container the path of the group may be that of
-/// the host while its files are at the top, so the top is always included. Not every
-/// directory exists.
+/// The directories that may hold the files of a controller: those of the process's control group and of
+/// each group above it, because the limits of all of them apply. They are listed for version 2 alone, for
+/// version 2 beside version 1 (`unified`), and for version 1 (a directory for each controller). Inside a
+/// container the path of the group may be that of the host while its files are at the top, so the top is
+/// always included. Some directories may not exist.
 pub(crate) fn directories(root: &Path, controller: &str) -> Vec<PathBuf> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut directories = Vec::new();
@@ -24,8 +23,8 @@ pub(crate) fn directories(root: &Path, controller: &str) -> Vec<PathBuf> {
             }
             _ => continue,
         };
-        // The path begins with ".." if the group is outside of this namespace; then only
-        // the top can be read.
+        // The path begins with ".." if the group is outside of this namespace; then only the top can be
+        // read.
         let path = path.trim_start_matches('/');
         let path = Path::new(if path.starts_with("..") { "" } else { path });
         for top in tops {
@@ -35,7 +34,7 @@ pub(crate) fn directories(root: &Path, controller: &str) -> Vec<PathBuf> {
     directories
 }
 
-/// The number in a file. `None` if the file says `max`, or does not exist.
+/// The number in a file. `None` if the file holds `max`, or does not exist.
 pub(crate) fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }

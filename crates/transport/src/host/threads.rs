@@ -1,4 +1,4 @@
-//! Names and stacks of the crate's threads.
+//! The names and stacks of the crate's threads.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};
@@ -17,20 +17,22 @@ pub fn spawn<T: Send + 'static>(
     name: impl Into<String>,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
-    Builder::new()
-        .name(name.into())
-        .stack_size(FULL_STACK)
-        .spawn(body)
+    start(name, FULL_STACK, body)
 }
 
-/// A thread that is waited for when this is dropped. The fields of its owner are dropped in their
-/// order, so what ends the thread, such as the sender of its jobs, stands before this one.
+/// A thread that is joined when this is dropped. The fields of a struct are dropped in their
+/// order, so the field that ends the thread, such as the sender of its jobs, has to precede this.
 #[derive(Debug, Default)]
 pub struct Joined(Option<JoinHandle<()>>);
 
-/// Starts a thread as [`spawn`] does. Dropping what this gives waits for its end.
+/// Starts a thread as [`spawn`] does. Dropping the result blocks until the thread has ended.
 pub fn joined(name: impl Into<String>, body: impl FnOnce() + Send + 'static) -> io::Result<Joined> {
     Ok(Joined(Some(spawn(name, body)?)))
+}
+
+/// As [`joined`], with a small stack.
+pub(crate) fn joined_small(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<Joined> {
+    Ok(Joined(Some(spawn_small(name, body)?)))
 }
 
 impl Drop for Joined {
@@ -43,14 +45,16 @@ impl Drop for Joined {
 }
 
 /// Starts a thread with a small stack, for one direction of a link.
-pub(crate) fn spawn_small<T: Send + 'static>(
+pub(crate) fn spawn_small(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    start(name, SMALL_STACK, body)
+}
+
+fn start<T: Send + 'static>(
     name: impl Into<String>,
+    stack: usize,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
-    Builder::new()
-        .name(name.into())
-        .stack_size(SMALL_STACK)
-        .spawn(body)
+    Builder::new().name(name.into()).stack_size(stack).spawn(body)
 }
 
 #[cfg(test)]
@@ -65,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_is_dropped_has_waited_for_its_thread() {
+    fn dropping_an_owner_joins_its_thread() {
         let (jobs, given) = channel();
         let (ending, ended) = channel();
         let body = move || {

@@ -1,51 +1,51 @@
-//! The decisions of a link, without threads, streams or a clock: what comes next of what has
-//! arrived, why the link ends, and how long its last bytes may take. The link's threads
-//! carry them out, and a simulation does the same in virtual time.
+//! The decisions of a link, without threads, streams or a clock: the next step with received
+//! bytes, the reason for the end, and the time limit of the last bytes. The link's threads carry
+//! them out; a simulation does so in virtual time.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use crate::end::EndReason;
-use crate::flow::OWN;
+use crate::flow::UNRESERVED;
 use crate::outbox::Outbox;
 use crate::socket::is_timeout;
 use crate::stream::{Decode, Inbox, Load, Receive};
 
-/// How often an unfinished item is looked at while its peer is silent.
+/// The interval at which an unfinished item is checked while its peer is silent.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long a write may wait without progress once the peer has ended its side or broken
-/// the protocol. A write that is under way keeps its own limit.
+/// The time that a write may wait without progress once the peer has ended its side or broken the
+/// protocol. A write that is under way keeps its own limit.
 pub(super) const LAST_WRITE: Duration = Duration::from_secs(1);
 
-/// What has arrived at a link and is not dealt with.
+/// The received bytes of a link that are not decoded yet.
 #[derive(Debug)]
 pub struct Incoming<D: Decode> {
     decoder: D,
     inbox: Inbox,
-    /// Bytes that have not been handed over.
+    /// The number of received bytes that were not reported with items yet.
     counted: usize,
-    /// How long the peer may be silent in the middle of a long item.
+    /// The time that the peer may be silent in the middle of a long item.
     silence: Option<Duration>,
     silent: Duration,
-    /// Whether more of an item is awaited than each connection has memory for.
+    /// True while an item is incomplete that is longer than each connection has memory for.
     is_long: bool,
     fault: Option<D::Error>,
-    /// How the stream ended.
+    /// The end of the stream, or its error.
     end: Option<io::Result<()>>,
 }
 
-/// What a reader does next.
+/// The next step of a reader.
 #[derive(Debug)]
 pub enum Next {
-    /// Hand the items over, which were found in so many bytes.
+    /// Pass the items on, which were decoded from so many bytes.
     Hand(usize),
-    /// Receive more of an item of which `held` bytes are here, and that has `wanted` in all,
-    /// or 0 if that is not known. Before that there has to be memory for it.
+    /// Receive more of an item of which `held` bytes have arrived. `wanted` is its whole length, or
+    /// 0 if that is unknown. Memory for it has to be reserved first.
     Receive {
-        /// The bytes that are here.
+        /// The number of bytes that have arrived.
         held: usize,
-        /// The bytes of the whole item.
+        /// The length of the whole item.
         wanted: usize,
     },
     /// End the link.
@@ -53,8 +53,8 @@ pub enum Next {
 }
 
 impl<D: Decode> Incoming<D> {
-    /// What is in `inbox` comes first. In the middle of a long item the peer may be silent
-    /// for `silence`.
+    /// The bytes in `inbox` come first. In the middle of a long item the peer may be silent for
+    /// `silence`, or without limit if that is `None`.
     pub fn new(decoder: D, inbox: Inbox, silence: Option<Duration>) -> Self {
         Self {
             decoder,
@@ -68,14 +68,14 @@ impl<D: Decode> Incoming<D> {
         }
     }
 
-    /// Decodes what is here, and tells what comes next. Everything that came before a fault
-    /// or the end is handed over first.
+    /// Decodes the received bytes, and returns the next step. Items that precede a fault or the end
+    /// are passed on first.
     pub fn next(&mut self, items: &mut Vec<D::Item>) -> Next {
         // After a fault the rest of the input has no meaning.
         if self.fault.is_none() {
             let before = self.inbox.bytes.len();
             self.fault = self.decoder.decode(&mut self.inbox.bytes, items).err();
-            // Bytes of a frame that is skipped are handed over too: the peer is alive.
+            // Also without items, if bytes of a frame were skipped: they show that the peer is alive.
             if !items.is_empty() || before > self.inbox.bytes.len() {
                 return Next::Hand(std::mem::take(&mut self.counted));
             }
@@ -101,13 +101,13 @@ impl<D: Decode> Incoming<D> {
         })
     }
 
-    /// Allows the next read to bring so many bytes: the memory for what comes next is
-    /// reserved. Returns the stream's new read timeout if that changes: short items have no
-    /// limit, because they hold little memory.
+    /// Allows the next read to bring `most` bytes, for which memory is reserved. Returns the new
+    /// read timeout of the stream if that changes: short items have none, because they hold little
+    /// memory.
     pub fn allow(&mut self, most: usize) -> Option<Option<Duration>> {
         self.inbox.wanted = self.decoder.wanted();
         self.inbox.most = most.min(self.inbox.room());
-        let is_long = self.inbox.bytes.len().max(self.inbox.wanted) > OWN;
+        let is_long = self.inbox.bytes.len().max(self.inbox.wanted) > UNRESERVED;
         let changes = std::mem::replace(&mut self.is_long, is_long) != is_long;
         changes.then(|| is_long.then(|| self.look()))
     }
@@ -116,7 +116,7 @@ impl<D: Decode> Incoming<D> {
         self.silence.map_or(LOOK, |limit| limit.min(LOOK))
     }
 
-    /// Receives once. True if the sending side has bytes to flush.
+    /// Receives once. True if the sending direction has bytes to flush.
     pub fn receive(&mut self, stream: &mut dyn Receive) -> bool {
         let held = self.inbox.bytes.len();
         let received = stream.receive(&mut self.inbox);
@@ -127,8 +127,8 @@ impl<D: Decode> Incoming<D> {
                 self.end = received.end.then_some(Ok(()));
                 received.flush
             }
-            // The time limit of the socket is short, so that the sum of its waits is looked at
-            // here: other connections may want the memory meanwhile.
+            // The read timeout is shorter than the limit and its occurrences are counted here, because
+            // other connections may need the memory meanwhile.
             Err(e) if self.is_long && is_timeout(&e) => {
                 self.silent += self.look();
                 false
@@ -141,11 +141,11 @@ impl<D: Decode> Incoming<D> {
     }
 }
 
-/// Why a link ends whose reader has found this.
+/// The reason for the end of a link whose reader has found `found`.
 pub fn end_reason(outbox: &Outbox, found: EndReason) -> EndReason {
     match (outbox.failure(), found) {
-        // A reader finds an end of the stream when the writer has failed, so the writer knows
-        // more.
+        // The reader finds an end of the stream when the writer has failed, so the writer's error
+        // is the cause.
         (Some(error), _) => EndReason::Io(error),
         (None, found @ (EndReason::Protocol(_) | EndReason::Memory(_))) => found,
         (None, _) if outbox.is_closed() => EndReason::Local,
@@ -153,8 +153,8 @@ pub fn end_reason(outbox: &Outbox, found: EndReason) -> EndReason {
     }
 }
 
-/// How long a link that ends waits for its writer: as long as that makes progress, since a
-/// peer that has ended its side may still receive.
+/// Bounds the wait of an ending link for its writer: it waits as long as the writer makes progress,
+/// because a peer that has ended its side may still receive.
 #[derive(Debug)]
 pub struct LastWrites {
     before: Load,
@@ -162,7 +162,7 @@ pub struct LastWrites {
 }
 
 impl LastWrites {
-    /// From now on.
+    /// Begins the wait.
     pub fn begin(outbox: &Outbox, now: Instant) -> Self {
         Self {
             before: outbox.progress(),
@@ -170,15 +170,15 @@ impl LastWrites {
         }
     }
 
-    /// When to look again. `None` if everything is sent, or the writer makes no progress.
+    /// The time of the next check. `None` if everything is sent, or the writer makes no progress.
     pub fn look(&mut self, outbox: &Outbox, now: Instant) -> Option<Instant> {
         if outbox.wait_until_drained(Duration::ZERO) {
             return None;
         }
         if now >= self.until {
             let progress = outbox.progress();
-            // By bytes and not by items, so that a peer that takes one long item slowly is not cut
-            // off.
+            // Compared with the bytes of an item that was written in part, so that a peer that takes
+            // one long item slowly is not cut off.
             if progress == self.before {
                 return None;
             }
@@ -203,7 +203,7 @@ mod tests {
     use crate::socket::{Duplex, memory};
     use crate::stream::{BufferPool, Outgoing, Received, Transmit, plain};
 
-    /// Items of as many bytes as their first byte says, in units of 10,000 bytes; 255 is a
+    /// Items of as many bytes as their first byte tells, in units of 10,000 bytes; 255 is a
     /// fault, and 254 is skipped.
     #[derive(Debug, Default)]
     struct Lengths {
@@ -312,7 +312,7 @@ mod tests {
         assert!(matches!(next, Next::End(EndReason::PeerClosed)));
     }
 
-    /// Receives what it is told to.
+    /// Receives what the test has set.
     #[derive(Debug)]
     struct Told(std::vec::IntoIter<Result<u8, io::ErrorKind>>);
 

@@ -11,15 +11,14 @@
 //!                                                  finished(): both threads end
 //! ```
 //!
-//! The reader owns the writer's handle and joins it; the owner of the [`Link`] joins the
-//! reader. Once the writer has sent its last byte it lingers for a moment so that the peer
-//! can read it: closing a socket that holds unread input would destroy data that is still
-//! on its way.
+//! The reader owns the writer thread and joins it; the owner of the [`Link`] joins the reader.
+//! After its last byte the writer lingers until the peer has ended its side: closing a socket
+//! that holds unread input would destroy data that is still on its way to the peer.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `incoming` | what the reader decides, which a simulation uses as well |
-//! | `reader` | the reader thread, and [`Sink`], which it tells |
+//! | `incoming` | the reader's decisions, which a simulation uses as well |
+//! | `reader` | the reader thread, and [`Sink`], which receives its items and events |
 //! | `writer` | the writer thread, and its steps, which a simulation uses as well |
 
 mod incoming;
@@ -37,23 +36,22 @@ use std::time::Duration;
 pub use self::incoming::{Incoming, LastWrites, Next, end_reason};
 use self::reader::Reader;
 pub use self::reader::Sink;
-use self::writer::{WriterHandle, join, lock, write};
+use self::writer::Writer;
 pub use self::writer::{Writing, Wrote, silent_peer};
 use crate::host::threads;
 use crate::outbox::Outbox;
 use crate::socket::Duplex;
 use crate::stream::{Decode, Halves};
 
-/// The name and the time limits of a link.
+/// The thread names and the time limits of a link.
 #[derive(Clone, Debug)]
 pub struct LinkConfig {
     /// Names its threads: `NAME.r` and `NAME.w`.
     pub name: String,
-    /// How long a write may wait without progress before the peer counts as dead.
-    /// Default: 30 s.
+    /// The time that a write may wait without progress before the peer counts as dead. `None` for
+    /// no limit. Default: 30 s.
     pub write_timeout: Option<Duration>,
-    /// How long the peer may take to end its side after the last byte was sent.
-    /// Default: 1 s.
+    /// The time that the peer has to end its side after the last byte was sent. Default: 1 s.
     pub linger: Duration,
 }
 
@@ -70,8 +68,8 @@ impl Default for LinkConfig {
 /// A running link.
 ///
 /// # Threads
-/// Any thread may [`close`](Self::close) or [`abort`](Self::abort) it; the
-/// owner [`join`](Self::join)s it. Dropping it aborts it and joins nobody.
+/// Any thread may [`close`](Self::close) or [`abort`](Self::abort) it; the owner
+/// [`join`](Self::join)s it. Dropping it aborts it without waiting for its threads.
 #[derive(Debug)]
 pub struct Link {
     outbox: Outbox,
@@ -80,11 +78,11 @@ pub struct Link {
 }
 
 impl Link {
-    /// Starts both threads. Items that are in `outbox` already are sent first. Bytes that
-    /// are in `halves.inbox` are decoded before the first read. Does not block.
+    /// Starts both threads. Items that are already in `outbox` are sent first. Bytes that are in
+    /// `halves.inbox` are decoded before the first read. Does not block.
     ///
     /// # Errors
-    /// The system has no more threads. Then the stream is shut down.
+    /// The system cannot start a thread. The stream is shut down then.
     pub fn start<D: Decode>(
         halves: Halves,
         decoder: D,
@@ -93,12 +91,11 @@ impl Link {
         config: LinkConfig,
     ) -> io::Result<Self> {
         let stream = Arc::clone(&halves.stream);
-        let writer = WriterHandle::default();
-        let started = start(halves, decoder, outbox.clone(), sink, config, &writer);
+        let started = start(halves, decoder, outbox.clone(), sink, config);
         if started.is_err() {
+            // The writer, if it was started, has ended: it is dropped with the reader.
             outbox.abort();
             let _ = stream.shutdown(Shutdown::Both);
-            join(&writer);
             outbox.shut();
             outbox.discard();
         }
@@ -109,18 +106,18 @@ impl Link {
         })
     }
 
-    /// Sends the queue, tells the peer, and ends. Does not wait for that.
+    /// Sends the queue, tells the peer of the end, and ends. Does not block.
     pub fn close(&self) {
         self.outbox.close();
     }
 
-    /// Ends at once; the queue is lost. Does not wait for the threads.
+    /// Ends at once; the queue is lost. Does not block.
     pub fn abort(&self) {
         self.outbox.abort();
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
-    /// Waits for both threads.
+    /// Waits until both threads have ended.
     pub fn join(mut self) {
         if let Some(reader) = self.reader.take() {
             // A panic has been logged by the panic hook; the link is over.
@@ -141,7 +138,6 @@ fn start<D: Decode>(
     outbox: Outbox,
     sink: impl Sink<D::Item>,
     config: LinkConfig,
-    joins: &WriterHandle,
 ) -> io::Result<JoinHandle<()>> {
     let Halves {
         stream,
@@ -152,22 +148,22 @@ fn start<D: Decode>(
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(config.write_timeout)?;
     outbox.open(transmit);
-    let writer = {
-        let (outbox, stream, linger) = (outbox.clone(), Arc::clone(&stream), config.linger);
-        let room = sink.room();
-        threads::spawn_small(format!("{}.w", config.name), move || {
-            write(&outbox, &*stream, linger, &*room);
-        })?
-    };
-    *lock(joins) = Some(writer);
-    let joins = Arc::clone(joins);
-    // Boxed, so that the thread's own frames hold a pointer each.
+    let name = format!("{}.w", config.name);
+    let writer = Writer::start(
+        name,
+        outbox.clone(),
+        Arc::clone(&stream),
+        config.linger,
+        sink.room(),
+    )?;
+    // Boxed, so that each stack frame of the thread holds a pointer only.
     let mut reader = Box::new(Reader {
         stream,
         receive,
         incoming: Incoming::new(decoder, inbox, config.write_timeout),
         outbox,
         sink,
+        writer: Some(writer),
     });
-    threads::spawn_small(format!("{}.r", config.name), move || reader.run(&joins))
+    threads::spawn_small(format!("{}.r", config.name), move || reader.run())
 }

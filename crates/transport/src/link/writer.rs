@@ -3,33 +3,52 @@
 use std::io;
 use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::host::threads::{Joined, joined_small};
 use crate::host::{after, now};
 use crate::outbox::{Due, Outbox};
 use crate::socket::{Duplex, is_timeout};
 use crate::stream::Outgoing;
 
-/// The writer's handle, which the reader takes at its end. If no reader could be started,
-/// the thread that tried to start it takes the handle.
-pub(super) type WriterHandle = Arc<Mutex<Option<JoinHandle<()>>>>;
-
-pub(super) fn lock(writer: &WriterHandle) -> MutexGuard<'_, Option<JoinHandle<()>>> {
-    writer.lock().unwrap_or_else(PoisonError::into_inner)
+/// The writer thread. Dropping it ends the link and waits for the thread, also if the thread
+/// of the reader, which owns it, could not be started.
+#[derive(Debug)]
+pub(super) struct Writer {
+    outbox: Outbox,
+    stream: Arc<dyn Duplex>,
+    _thread: Joined,
 }
 
-pub(super) fn join(writer: &WriterHandle) {
-    let handle = lock(writer).take();
-    if let Some(handle) = handle {
-        // A panic has been logged by the panic hook.
-        let _ = handle.join();
+impl Writer {
+    pub(super) fn start(
+        name: String,
+        outbox: Outbox,
+        stream: Arc<dyn Duplex>,
+        linger: Duration,
+        room: Box<dyn Fn() + Send>,
+    ) -> io::Result<Self> {
+        let (queue, sink) = (outbox.clone(), Arc::clone(&stream));
+        let thread = joined_small(name, move || write(&queue, &*sink, linger, &*room))?;
+        Ok(Self {
+            outbox,
+            stream,
+            _thread: thread,
+        })
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // These end the thread, which is joined when the fields are dropped afterwards.
+        self.outbox.abort();
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
 /// Sends until the link is over, and then shuts the stream down.
-pub(super) fn write(outbox: &Outbox, stream: &dyn Duplex, linger: Duration, room: &dyn Fn()) {
+fn write(outbox: &Outbox, stream: &dyn Duplex, linger: Duration, room: &dyn Fn()) {
     let mut writing = Writing::new(outbox.clone(), linger);
     loop {
         let wrote = catch_unwind(AssertUnwindSafe(|| writing.step(room, now)));
@@ -45,19 +64,19 @@ pub(super) fn write(outbox: &Outbox, stream: &dyn Duplex, linger: Duration, room
     let _ = stream.shutdown(Shutdown::Both);
 }
 
-/// The error of a writer whose peer has taken nothing for as long as a write may take.
+/// The error if the peer has taken no byte for the write timeout.
 pub fn silent_peer() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the peer takes no data")
 }
 
-/// What a writer does, step by step: on its thread, or in virtual time.
+/// The work of a writer, step by step: on its thread, or in virtual time.
 #[derive(Debug)]
 pub struct Writing {
     outbox: Outbox,
     batch: Vec<Outgoing>,
     due: Option<Due>,
     linger: Duration,
-    /// Everything is sent, and the peer has so long to end its side.
+    /// After everything is sent: the time until which the peer may end its side.
     lingers: Option<Instant>,
     over: bool,
 }
@@ -65,20 +84,20 @@ pub struct Writing {
 /// The result of a step of a writer.
 #[derive(Debug)]
 pub enum Wrote {
-    /// It goes on.
+    /// There is a next step.
     Again,
     /// There is nothing to send.
     Idle,
     /// The stream takes no bytes at present.
     Blocked,
-    /// It waits for the end of the link until then.
+    /// It waits for the end of the link until this time.
     Lingers(Instant),
     /// It has ended.
     Over,
 }
 
 impl Writing {
-    /// Of what is in `outbox`. After its last byte the peer has `linger` to end its side.
+    /// A writer of `outbox`. After the last byte the peer has `linger` to end its side.
     pub fn new(outbox: Outbox, linger: Duration) -> Self {
         Self {
             outbox,
@@ -90,8 +109,8 @@ impl Writing {
         }
     }
 
-    /// Sends what is due. Calls `room` if the dispatcher asked to be told of room, and when
-    /// writing fails. Not inlined, so that an idle thread uses little stack.
+    /// Sends one batch. Calls `room` if a requested report of room is due, and when writing fails.
+    /// Not inlined, so that an idle thread uses little stack.
     #[inline(never)]
     pub fn step(&mut self, room: &dyn Fn(), now: impl Fn() -> Instant) -> Wrote {
         if let Some(until) = self.lingers {
@@ -134,7 +153,7 @@ impl Writing {
         self.due = Some(self.outbox.next(&mut self.batch));
     }
 
-    /// Ends it, because writing failed.
+    /// Ends the writer, because writing failed.
     pub fn fail(&mut self, error: io::Error, room: &dyn Fn()) {
         self.over = true;
         self.outbox.fail(error);
@@ -142,10 +161,10 @@ impl Writing {
         room();
     }
 
-    /// Gives buffers and keys back.
+    /// Drops the sending direction.
     fn end(&self) {
         self.outbox.shut();
-        // After a failure nothing is drained, and this changes nothing.
+        // After a failure this changes nothing.
         self.outbox.drained();
     }
 }

@@ -1,5 +1,5 @@
-//! Newcomers: one thread for each listener accepts them, and each has a thread of its own
-//! for its handshake, which may take a while.
+//! Newcomers: each listener has a thread that accepts them, and each newcomer has a thread for its
+//! handshake, which may take a while.
 //!
 //! ```text
 //!  backlog ─▶ accept thread ─▶ takes a slot ─▶ handshake thread: serve(newcomer)
@@ -9,18 +9,17 @@
 //!                  └────────── the slot is given back ◀──────┘
 //! ```
 //!
-//! The slots in use are the entries of one table. A [`Slot`] removes its entry when it
-//! is dropped, whether its thread served, panicked or was never started, so there is no
-//! separate count that could become wrong. If a thread cannot be started, only that
-//! newcomer loses its connection.
+//! The used slots are the entries of one table. A [`Slot`] removes its entry when it is dropped,
+//! whether its thread served, panicked or was never started, so there is no separate count. If a
+//! thread cannot be started, only that newcomer loses its connection.
 //!
-//! A thread that has served waits a moment for another newcomer, because the first
-//! handshake of a thread costs half as much again: the cryptography library sets up
-//! state in each thread. A slot goes to such a thread through a channel without
-//! capacity, so only if a thread waits for it at that moment.
+//! A thread that has served waits a moment for another newcomer, because the first handshake of a
+//! thread costs half as much again: the cryptography library sets up state in each thread. A slot
+//! goes to such a thread through a channel without capacity, so only if a thread waits for it at
+//! that moment.
 //!
-//! While all slots are taken, each listener has one newcomer at hand, and the
-//! others wait in the kernel's backlog.
+//! While all slots are used, each listener has one accepted newcomer, and the others wait in the
+//! kernel's backlog.
 
 pub mod slots;
 #[cfg(test)]
@@ -44,30 +43,28 @@ use crate::socket::{Cancel, Duplex, Listener, PeerAddress};
 
 use self::slots::{BRIEF, Fate, LOOK, PATIENCE, Patience, Slots, Wait};
 
-/// How long a thread that has served waits for another newcomer.
+/// The time that a thread that has served waits for another newcomer.
 const IDLE: Duration = Duration::from_secs(2);
 /// The pause of an accept thread after an error, such as too few descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How many handshakes a server has under way at a time, by default: 64 for each core, and
-/// 512 at most.
+/// The default number of handshakes at a time: 64 for each core, and 512 at most.
 ///
-/// A handshake takes about a millisecond of a core and several round trips.
-/// With 64 of them a core is busy at round trips of up to some 20 ms, and still serves
-/// each within a tenth of a second if all become ready at once: far below any time limit.
-/// On a small host more handshakes would only wait for each other. Further newcomers wait
-/// in the kernel's backlog.
+/// A handshake takes about a millisecond of a core and several round trips. With 64 of them a core
+/// is busy at round trips of up to some 20 ms, and still serves each within a tenth of a second if
+/// all become ready at once, which is far below any time limit. On a small host more handshakes
+/// would only wait for each other. Further newcomers wait in the kernel's backlog.
 pub fn default_max_handshakes() -> usize {
     let cores = available_parallelism().map_or(1, usize::from);
     cores.saturating_mul(64).min(512)
 }
 
-/// Makes the handshake of one newcomer, and blocks until it is admitted or refused.
+/// Makes the handshake of one newcomer. Blocks until it is admitted or refused.
 pub(crate) type Serve = dyn Fn(&Arc<Newcomer>) + Send + Sync;
 
 /// The function that a handshake thread runs.
 type Body = Box<dyn FnOnce() + Send>;
-/// Starts a handshake thread; tests make it fail.
+/// Starts a handshake thread; a test may make it fail.
 type Spawn = dyn Fn(String, Body) -> io::Result<JoinHandle<()>> + Send + Sync;
 
 /// Listeners, accept threads and handshakes of a server.
@@ -79,9 +76,9 @@ pub struct Acceptance {
 }
 
 impl Acceptance {
-    /// Starts to accept. `serve` makes the handshake of one newcomer on a thread of its
-    /// own; at most `max` run at a time. Threads are named `NAME-accept` and
-    /// `NAME-shake`; `target` is the target of their log lines.
+    /// Starts to accept. `serve` makes the handshake of one newcomer on a thread of its own; at most
+    /// `max` run at a time. Threads are named `NAME-accept` and `NAME-shake`; `target` is the target
+    /// of their log lines.
     pub fn start(
         listeners: Vec<Listener>,
         name: &'static str,
@@ -92,8 +89,8 @@ impl Acceptance {
         Self::start_with(listeners, Handshakes::new(name, target, max, PATIENCE, serve))
     }
 
-    /// As [`start`](Self::start), for brief exchanges: while all slots are taken, a client that
-    /// has sent nothing for 20 ms is cut to make room.
+    /// As [`start`](Self::start), for short exchanges: while all slots are used, a client that has
+    /// sent no byte for 20 ms is cut to make room.
     pub fn start_brief(
         listeners: Vec<Listener>,
         name: &'static str,
@@ -126,13 +123,13 @@ impl Acceptance {
         Ok(acceptance)
     }
 
-    /// A handle that tells how many handshakes are under way.
+    /// The number of handshakes, for figures.
     pub fn occupancy(&self) -> Arc<Occupancy> {
         Arc::clone(&self.handshakes.occupancy)
     }
 
-    /// Stops accepting, ends the input of the handshakes under way, and joins every
-    /// thread. Each accept thread joins the handshake threads that it started.
+    /// Stops accepting, ends the input of the present handshakes, and joins every thread. Blocks for
+    /// that. Each accept thread joins the handshake threads that it started.
     pub fn stop(self) {
         self.handshakes.close();
         for listener in &self.listeners {
@@ -144,7 +141,7 @@ impl Acceptance {
     }
 }
 
-/// Accepts at one listener, and owns the handshake threads of its newcomers.
+/// Accepts at one listener, and joins the handshake threads of its newcomers.
 fn accept(index: usize, listener: &Listener, handshakes: &Arc<Handshakes>) {
     let mut threads = Vec::new();
     loop {
@@ -163,7 +160,7 @@ fn accept(index: usize, listener: &Listener, handshakes: &Arc<Handshakes>) {
     }
 }
 
-/// How many handshakes are under way, for figures.
+/// The number of handshakes, for figures.
 #[derive(Debug)]
 pub struct Occupancy {
     running: AtomicUsize,
@@ -173,35 +170,35 @@ pub struct Occupancy {
 
 // Relaxed: these are only figures, and no decision depends on them.
 impl Occupancy {
-    /// How many handshakes are under way.
+    /// The number of present handshakes.
     pub fn running(&self) -> usize {
         self.running.load(Ordering::Relaxed)
     }
 
-    /// How many may be under way at a time.
+    /// The maximum number of handshakes.
     pub fn max(&self) -> usize {
         self.max
     }
 
-    /// Newcomers for whom no thread could be started.
+    /// The number of newcomers for which no thread could be started.
     pub fn without_thread(&self) -> u64 {
         self.without_thread.load(Ordering::Relaxed)
     }
 }
 
-/// The handshakes under way.
+/// The present handshakes.
 struct Handshakes {
     name: &'static str,
     target: &'static str,
     occupancy: Arc<Occupancy>,
     serve: Box<Serve>,
     spawn: Box<Spawn>,
-    /// How long a thread that has served waits for another newcomer.
+    /// The time that a thread that has served waits for another newcomer.
     idle: Duration,
-    /// Threads that serve or wait, never more than there are slots.
+    /// The number of handshake threads, at most the number of slots.
     threads: AtomicUsize,
     state: Arc<Shared>,
-    /// Notified when a slot is given back, and at the end.
+    /// Notified when a slot is given back, and when this is closed.
     changed: Condvar,
     closed: Cancel,
     /// From an accept thread to a handshake thread that has served.
@@ -209,12 +206,12 @@ struct Handshakes {
     handed_over: Receiver<Slot>,
 }
 
-/// What accept threads, handshake threads and newcomers share.
+/// The state shared by accept threads, handshake threads and newcomers.
 #[derive(Debug)]
 struct State {
     slots: Slots<Arc<dyn Duplex>>,
-    /// The log lines that newcomers may cause. They share one allowance, because they
-    /// have not proved any identity yet.
+    /// The log lines that newcomers may cause. They share one allowance, because they have not proved
+    /// an identity yet.
     log: LogLimit<()>,
 }
 
@@ -272,14 +269,13 @@ impl Handshakes {
         self.state.lock()
     }
 
-    /// Gives a newcomer to a thread once there is a slot for it. Returns the thread if it
-    /// is a new one.
+    /// Gives a newcomer to a thread once there is a slot for it. Returns the thread if it is new.
     fn begin(self: &Arc<Self>, listener: usize, stream: Arc<dyn Duplex>) -> Option<JoinHandle<()>> {
         let slot = self.take_slot(listener, stream)?;
         let (slot, permit) = self.hand_over(slot)?;
         let peer = slot.newcomer.peer();
-        // If no thread can be started, the slot is dropped with the closure, and the
-        // socket with the slot.
+        // If the thread cannot be started, the slot is dropped with the closure, and the socket with
+        // the slot.
         match (self.spawn)(
             format!("{}-shake", self.name),
             Box::new(move || work(slot, &permit)),
@@ -295,14 +291,14 @@ impl Handshakes {
         }
     }
 
-    /// Gives a slot to a thread that has served. If none waits, the slot comes back with
-    /// the permission to start another thread. If there are as many threads as slots, one
-    /// of them is about to wait for a slot or to end, so this does not wait for long.
+    /// Gives a slot to a thread that has served. If none waits, returns the slot with the permit to
+    /// start another thread. If there are as many threads as slots, one of them is about to wait for
+    /// a slot or to end, so this does not block for long.
     fn hand_over(self: &Arc<Self>, slot: Slot) -> Option<(Slot, Permit)> {
         let mut slot = self.hand_over.try_send(slot).err()?.into_inner();
         loop {
-            // Counted before the thread is started, so that two accept threads together
-            // do not exceed the maximum.
+            // Counted before the thread is started, so that two accept threads together do not exceed
+            // the maximum.
             if self.threads.fetch_add(1, Ordering::Relaxed) < self.occupancy.max {
                 return Some((slot, Permit(Arc::clone(self))));
             }
@@ -314,14 +310,13 @@ impl Handshakes {
         }
     }
 
-    /// Waits for a slot, and meanwhile cuts handshakes with slow peers. `None` once this
-    /// is closed.
+    /// Waits for a slot, and meanwhile cuts handshakes with slow peers. `None` once this is closed.
     fn take_slot(self: &Arc<Self>, listener: usize, stream: Arc<dyn Duplex>) -> Option<Slot> {
         let mut state = self.lock();
         while state.slots.is_full() && !state.slots.is_closed() {
             self.cut_slowest(&mut state, now());
-            // The thread of the handshake that was cut wakes, fails and gives its slot
-            // back, which ends this wait.
+            // The thread of the handshake that was cut wakes, fails and gives its slot back, which
+            // ends this wait.
             state = self
                 .changed
                 .wait_timeout(state, LOOK)
@@ -346,9 +341,9 @@ impl Handshakes {
         })
     }
 
-    /// Cuts the handshake that has waited longest for its peer, if one has waited too long.
-    /// This is decided under the lock that [`Newcomer::admitted`] takes, so an admitted
-    /// newcomer is never cut.
+    /// Cuts the handshake that has waited longest for its peer, if it has waited too long. This is
+    /// decided under the lock that [`Newcomer::admitted`] takes, so an admitted newcomer is never
+    /// cut.
     fn cut_slowest(&self, state: &mut State, now: Instant) {
         let Some(cut) = state.slots.cut(now, |stream| stream.is_readable()) else {
             return;
@@ -356,7 +351,7 @@ impl Handshakes {
         let _ = cut.shutdown(Shutdown::Both);
         if let Some(more) = state.log.admit((), "cut", now) {
             warn!(target: self.target,
-                "{}: cut: {} handshakes are under way, and it is slow{more}",
+                "{}: cut: it is slow, and all {} handshakes are in use{more}",
                 cut.peer(), self.occupancy.max
             );
         }
@@ -366,7 +361,7 @@ impl Handshakes {
     fn cannot_accept(&self, error: &io::Error) -> bool {
         use io::ErrorKind::{ConnectionAborted, Interrupted};
 
-        // Only that newcomer is gone; the system does not lack resources.
+        // Only this newcomer has left; the system does not lack resources.
         if matches!(error.kind(), ConnectionAborted | Interrupted) {
             return false;
         }
@@ -401,7 +396,7 @@ fn work(first: Slot, permit: &Permit) {
     }
 }
 
-/// The permission to run one of the handshake threads. Dropping it gives it back.
+/// The permit to run one handshake thread. Dropping it gives it back.
 struct Permit(Arc<Handshakes>);
 
 impl Drop for Permit {
@@ -410,7 +405,7 @@ impl Drop for Permit {
     }
 }
 
-/// The slot of one handshake under way. Dropping it gives it back.
+/// The slot of one handshake. Dropping it gives it back.
 struct Slot {
     handshakes: Arc<Handshakes>,
     newcomer: Arc<Newcomer>,
@@ -438,16 +433,16 @@ impl Drop for Slot {
     }
 }
 
-/// A peer that has just connected: a stream that measures how long the handshake waits for
-/// the peer. The handshake, and then the session, read through it.
+/// A peer that has just connected: a stream that measures how long the handshake waits for the peer.
+/// The handshake, and then the session, read through it.
 #[derive(Debug)]
 pub struct Newcomer {
     listener: usize,
     accepted: Instant,
     slot: u64,
     state: Arc<Shared>,
-    /// Set with [`Fate::Admitted`], so that a session's reads take no lock. A thread that
-    /// sees it late does no harm, because the fate decides.
+    /// Set with [`Fate::Admitted`], so that a session's reads take no lock. A thread may see it late
+    /// without harm, because the fate decides.
     unwatched: AtomicBool,
     stream: Arc<dyn Duplex>,
 }
@@ -458,7 +453,7 @@ impl Newcomer {
         self.listener
     }
 
-    /// When its handshake began. Time in the backlog does not count.
+    /// The time at which its handshake began. Time in the backlog does not count.
     pub fn accepted(&self) -> Instant {
         self.accepted
     }
@@ -468,25 +463,25 @@ impl Newcomer {
         Arc::clone(self) as Arc<dyn Duplex>
     }
 
-    /// Whether the server stops, which ends the newcomer's input.
+    /// True if the server stops, which ends the newcomer's input.
     pub fn is_stopping(&self) -> bool {
         self.state.lock().slots.fate(self.slot) == Some(Fate::Stopping)
     }
 
-    /// Whether it was cut to make room for another newcomer.
+    /// True if it was cut to make room for another newcomer.
     pub fn was_cut(&self) -> bool {
         self.state.lock().slots.fate(self.slot) == Some(Fate::Cut)
     }
 
-    /// Notes that all input of the handshake was received. From now on there may be a
-    /// session to which others send, so a stop ends that session and not this input.
-    /// False if it was cut or stopped before.
+    /// Notes that all input of the handshake was received. From now on there may be a session to
+    /// which others send, so a stop ends that session instead of this input. False if it was cut or
+    /// stopped before.
     pub fn heard(&self) -> bool {
         self.state.lock().slots.heard(self.slot)
     }
 
-    /// Notes that the handshake is over. From now on reads may wait, and it is neither cut
-    /// nor stopped. False if it was cut or stopped before.
+    /// Notes that the handshake is over. From now on it is neither cut nor stopped, and reads may
+    /// wait. False if it was cut or stopped before.
     pub fn admitted(&self) -> bool {
         let admitted = self.state.lock().slots.admitted(self.slot);
         self.unwatched.store(true, Ordering::Relaxed);

@@ -1,14 +1,11 @@
-//! Slots for handshakes: which newcomers have one, how far each handshake is, and which
-//! handshake is cut to make room for another newcomer.
-//!
-//! This module decides, without a clock, a lock or a thread. The accept threads and handshake
-//! threads of [`Acceptance`](super::Acceptance) carry the decisions out. It is public for
-//! simulations, which do so in virtual time.
+//! The slots of handshakes: the progress of each newcomer, and which of them is cut to make room.
+//! These decisions use no clock, lock or thread. Accept and handshake threads carry them out; a
+//! simulation does so in virtual time; the module is public for simulations.
 //!
 //! ```text
 //!  take ─▶ Computes ─ waits ▶ Waits ─ goes_on ▶ Computes … ─ heard ─▶ … ─ admitted ─▶
 //!                               │                                          give_back
-//!                               └─ too long, and all slots are taken: cut ─▶
+//!                               └─ too long, and all slots are used: cut ─▶
 //! ```
 
 #[cfg(test)]
@@ -18,45 +15,43 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long a handshake may wait for its peer before it may be cut to make room for a
-/// newcomer. Only time in which the peer has to act counts, so a slow server never makes
-/// an honest peer look slow.
+/// The time that a handshake may wait for its peer before it may be cut to make room. Only time in
+/// which the peer has to act counts, so a slow server never makes an honest peer look slow.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// Before its first byte.
+    /// Before the peer's first byte.
     pub first: Duration,
     /// In one later wait, without a byte.
     pub silent: Duration,
-    /// In all its waits together, so that a peer gains nothing by sending single bytes.
+    /// In all waits together, so that a peer gains no time by sending single bytes.
     pub in_sum: Duration,
 }
 
-/// An honest peer answers within a round trip and some milliseconds, three
-/// times in a handshake. Its first bytes follow its connection at once, and while all slots
-/// are taken it has waited in the backlog meanwhile. So a client that sends nothing at all is
-/// passed sooner: at three slots a thousand of them take some seconds.
+/// An honest peer answers within a round trip and some milliseconds, three times in a handshake. Its
+/// first bytes follow its connection at once, and while all slots are used they arrive while it is in
+/// the backlog. So a client that sends no byte is cut sooner: with three slots, a thousand such
+/// clients take some seconds.
 pub const PATIENCE: Patience = Patience {
     first: Duration::from_millis(10),
     silent: Duration::from_millis(250),
     in_sum: Duration::from_secs(2),
 };
-/// That of a client whose whole request fits into a packet and comes with the connection. A
-/// thousand clients that say nothing are so passed in about a second.
+/// For clients whose whole request fits into a packet and arrives with the connection. A thousand
+/// silent clients then take about a second.
 pub const BRIEF: Patience = Patience {
     first: Duration::from_millis(20),
     silent: Duration::from_millis(20),
     in_sum: Duration::from_millis(200),
 };
-/// How often an accept thread looks for a handshake that may be cut, while all slots are
-/// taken.
+/// The interval at which an accept thread checks for a handshake to cut, while all slots are used.
 pub const LOOK: Duration = Duration::from_millis(5);
 
-/// What a handshake waits for its peer to do.
+/// The kind of a wait for the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// To send.
+    /// The peer has to send.
     Read,
-    /// To take what is sent to it.
+    /// The peer has to receive.
     Write,
 }
 
@@ -66,9 +61,9 @@ pub enum Fate {
     /// Its peer has to send or to receive something, or its thread computes.
     #[default]
     UnderWay,
-    /// Its input has ended because the server stops. The peer is told.
+    /// Its input has ended because the server stops. The peer gets the reason.
     Stopping,
-    /// All of its input was received, and the answer is on its way.
+    /// All of its input was received, and the answer is being sent.
     Heard,
     /// It was ended to make room for another newcomer.
     Cut,
@@ -82,20 +77,20 @@ impl Fate {
     }
 }
 
-/// How far a handshake is, and how long it has waited for its peer.
+/// The progress of a handshake, and the time that it has waited for its peer.
 #[derive(Debug, Default)]
 struct Progress {
     fate: Fate,
-    /// Whether it has sent something.
+    /// True if the peer has sent a byte.
     has_spoken: bool,
-    /// Since when a read and a write wait for the peer.
+    /// The times since which a read and a write wait for the peer.
     since: [Option<Instant>; 2],
-    /// The sum of all waits that are over.
+    /// The sum of all waits that have ended.
     waited: Duration,
 }
 
 impl Progress {
-    /// The sum of all its waits, if it waits now and has waited too long.
+    /// The sum of all its waits, if it waits now and for too long.
     fn waited_too_long(&self, now: Instant, patience: Patience) -> Option<Duration> {
         if !self.fate.is_under_way() {
             return None;
@@ -111,7 +106,7 @@ impl Progress {
     }
 }
 
-/// The slots of a server, each with the peer whose handshake has it.
+/// The slots of a server. A used slot has the peer and the progress of its handshake.
 #[derive(Debug)]
 pub struct Slots<P> {
     max: usize,
@@ -148,12 +143,12 @@ impl<P> Slots<P> {
         self.is_closed
     }
 
-    /// Whether a newcomer has to wait for a slot.
+    /// True if a newcomer has to wait for a slot.
     pub fn is_full(&self) -> bool {
         self.taken.len() >= self.max
     }
 
-    /// A slot for a peer, unless all are taken or this is closed.
+    /// A slot for a peer. `None` if all are used or this is closed.
     pub fn take(&mut self, peer: P) -> Option<u64> {
         if self.is_full() || self.is_closed {
             return None;
@@ -163,13 +158,13 @@ impl<P> Slots<P> {
         Some(self.last)
     }
 
-    /// The slot is free again, whatever has become of its handshake.
+    /// Frees a slot.
     pub fn give_back(&mut self, slot: u64) {
         self.taken.remove(&slot);
     }
 
-    /// Notes that the handshake waits for its peer. A slot that was given back is not looked
-    /// at any more, so that what follows a handshake may call this as well.
+    /// Notes that the handshake waits for its peer. A slot that was given back is ignored, so that
+    /// also a session may call this.
     pub fn waits(&mut self, slot: u64, wait: Wait, now: Instant) {
         if let Some((_, progress)) = self.taken.get_mut(&slot) {
             progress.since[wait as usize] = Some(now);
@@ -186,34 +181,34 @@ impl<P> Slots<P> {
         }
     }
 
-    /// Notes that the peer has sent something before anybody waited for it.
+    /// Notes that the peer has sent bytes before the handshake waited for them.
     pub fn spoke(&mut self, slot: u64) {
         if let Some((_, progress)) = self.taken.get_mut(&slot) {
             progress.has_spoken = true;
         }
     }
 
-    /// How many handshakes wait for their peers like this.
+    /// The number of handshakes that wait for their peers in this way.
     #[cfg(test)]
     pub fn waiting(&self, wait: Wait) -> usize {
         let since = |(_, progress): &(P, Progress)| progress.since[wait as usize];
         self.taken.values().filter_map(since).count()
     }
 
-    /// What has become of the handshake; `None` once its slot was given back.
+    /// The fate of the handshake. `None` once its slot was given back.
     pub fn fate(&self, slot: u64) -> Option<Fate> {
         self.taken.get(&slot).map(|(_, progress)| progress.fate)
     }
 
-    /// Notes that all input of the handshake was received. From now on there may be a
-    /// session to which others send, so a stop ends that session and not this input.
-    /// False if it was cut or stopped before.
+    /// Notes that all input of the handshake was received. From now on there may be a session to
+    /// which others send, so a stop ends that session instead of this input. False if it was cut or
+    /// stopped before.
     pub fn heard(&mut self, slot: u64) -> bool {
         self.advance(slot, Fate::UnderWay, Fate::Heard) == Some(Fate::Heard)
     }
 
-    /// Notes that the handshake is over. From now on reads may wait, and it is neither cut
-    /// nor stopped. False if it was cut or stopped before.
+    /// Notes that the handshake is over. From now on it is neither cut nor stopped, and reads may
+    /// wait. False if it was cut or stopped before.
     pub fn admitted(&mut self, slot: u64) -> bool {
         self.advance(slot, Fate::UnderWay, Fate::Heard);
         self.advance(slot, Fate::Heard, Fate::Admitted) == Some(Fate::Admitted)
@@ -227,10 +222,9 @@ impl<P> Slots<P> {
         Some(progress.fate)
     }
 
-    /// Of the handshakes that have waited too long for their peers, cuts the one with the
-    /// longest wait in all, and returns its peer. Where `has_input` tells that bytes have
-    /// arrived, its thread waits for a processor of this host and not for the peer; that does
-    /// not matter while it writes. Nobody is cut while a slot is free.
+    /// Cuts the handshake with the longest wait in all, of those that have waited too long, and
+    /// returns its peer. If `has_input`, bytes have arrived and its thread waits for a processor of
+    /// this host, so it is not cut, unless it waits in a write. None is cut while a slot is free.
     pub fn cut(&mut self, now: Instant, has_input: impl Fn(&P) -> bool) -> Option<&P> {
         if !self.is_full() {
             return None;
@@ -246,8 +240,8 @@ impl<P> Slots<P> {
         Some(peer)
     }
 
-    /// No slot is given from now on. Returns the peers whose input is to end: of those that
-    /// were heard the session ends instead. All can still be told why.
+    /// Closes all slots. Returns the peers whose input is to end. If all input of a handshake was
+    /// received, its session ends instead. All peers can still get the reason.
     pub fn close(&mut self) -> impl Iterator<Item = &P> {
         self.is_closed = true;
         self.taken.values_mut().filter_map(|(peer, progress)| {

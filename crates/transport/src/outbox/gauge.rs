@@ -1,10 +1,10 @@
-//! What a way out has carried, for those who do not send.
+//! The figures of an outbox, for code that does not send.
 
 use super::Outbox;
 use crate::stream::Load;
 
-/// A handle that shows the figures of a way out. A core decides by these figures, but
-/// cannot send with this handle.
+/// A handle that shows the figures of an outbox. A core decides by these figures, but cannot send
+/// with this handle.
 #[derive(Clone, Debug)]
 pub struct Gauge(pub(super) Outbox);
 
@@ -20,27 +20,26 @@ impl Gauge {
         }
     }
 
-    /// Frames that will never be sent because the connection has ended, see [`Books`].
-    /// Final once the threads are joined.
+    /// The number of frames that will never be sent because the connection has ended, see
+    /// [`Books`]. Final once the threads are joined.
     pub fn lost(&self) -> u64 {
         self.0.lost()
     }
 }
 
-/// What a [`Gauge`] shows. Each item ends in one of three counts:
+/// The counters of a [`Gauge`]. Each item ends in one of three counts:
 ///
-/// * `sent`: the system has all of it.
+/// * `sent`: the system has taken all of it.
 /// * `dropped`: there was no room for it.
-/// * `lost`: the connection was over. Either it was late, which means that it came after the
-///   close, or it still waited when the connection ended.
+/// * `lost`: it came after the close, or still waited when the connection ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Books {
     /// The items that were written to the system.
     pub sent: Load,
     /// The items that were accepted and are not completely written yet.
     pub waiting: Load,
-    /// Frames that were dropped for lack of room.
+    /// The number of frames that were dropped for lack of room.
     pub dropped: u64,
-    /// Frames that will never be sent because the connection has ended.
+    /// The number of frames that will never be sent because the connection has ended.
     pub lost: u64,
 }

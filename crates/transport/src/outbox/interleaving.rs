@@ -1,4 +1,4 @@
-//! Lets a simulation run the actions of other threads between two looks at a ledger.
+//! Lets a simulation run the actions of other threads between two accesses to a ledger.
 
 use std::cell::RefCell;
 

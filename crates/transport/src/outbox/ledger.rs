@@ -1,31 +1,29 @@
-//! The books of one way out: what waits, what has left, and whether it is
-//! still open. Plain data without locks or clocks.
+//! The counters of one outbox: items that wait, and items that have left; and its phase. Plain
+//! data without locks or clocks.
 //!
 //! ```text
 //!            close()               drained()
 //!   Open ───────────────▶ Closing ───────────▶ Drained
-//!     │                      │                    │
-//!     ├── fail(error) ───────┼──▶ Failed          │   nothing leaves any more
+//!     ├── fail(error) ───────┼──▶ Failed          │   no more is sent
 //!     └── abort() ───────────┴──▶ Closed ◀────────┘
 //! ```
 //!
-//! | phase | items are taken | the writer |
+//! | phase | accepts items | the writer |
 //! |---|---|---|
 //! | Open | yes | sends |
-//! | Closing | no | sends what waits, then tells the peer |
+//! | Closing | no | sends the waiting items, then tells the peer of the end |
 //! | Drained | no | has told the peer, and waits until the peer ends its side |
 //! | Closed, Failed | no | ends |
 //!
-//! An item counts as waiting from the moment it is taken until the system has
-//! all of it, it is dropped, or the connection ends. Then it counts as either
-//! sent, dropped or lost.
-
+//! An item waits from its acceptance until the system has taken all of it, it is dropped, or the
+//! connection ends. Then it counts as sent, dropped or lost.
+//!
 use std::io;
 
 use super::Limits;
 use crate::stream::Load;
 
-/// The phase in the life of a way out.
+/// The phase of an outbox.
 #[derive(Debug, Default)]
 pub(super) enum Phase {
     #[default]
@@ -37,20 +35,20 @@ pub(super) enum Phase {
     Failed(io::Error),
 }
 
-/// Why an item is not taken.
+/// The reason for not accepting an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
     Full,
     Closed,
 }
 
-/// Who has to be told of a change of the ledger.
+/// The threads that have to be notified of a change of the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub(super) struct Tell {
-    /// Threads that wait for room or for the end.
+    /// Threads that sleep until there is room or until the end.
     pub sleepers: bool,
-    /// The dispatcher, which asked by [`Ledger::ask`].
+    /// The dispatcher, by the report of [`Ledger::request_room`].
     pub dispatcher: bool,
     /// The writer, which now has to tell the peer of the end.
     pub writer: bool,
@@ -64,15 +62,15 @@ pub(super) struct Ledger {
     sent: Load,
     dropped: u64,
     lost: u64,
-    /// How many threads wait for a change of the ledger.
+    /// The number of threads that sleep until the ledger changes.
     pub(super) sleepers: u32,
-    /// The memory of all items that do not wait any more.
+    /// The memory of all items that were accepted and wait no more.
     left: u64,
-    /// The dispatcher is told when `left` has come so far, or nothing waits.
+    /// The value of `left` at which the dispatcher gets a report; also due when no item waits.
     tell_at: Option<u64>,
-    /// The reader has left bytes for the socket.
+    /// True if the reader has left bytes for the socket.
     flush: bool,
-    /// A nudge is on its way to the writer. One nudge is enough.
+    /// True if a nudge is in the channel. One nudge is enough.
     nudged: bool,
 }
 
@@ -88,7 +86,7 @@ impl Ledger {
         &self.phase
     }
 
-    /// The items that were taken and are not sent, dropped or lost.
+    /// The items that were accepted and are not sent, dropped or lost.
     pub(super) fn waiting(&self) -> Load {
         self.waiting
     }
@@ -98,12 +96,12 @@ impl Ledger {
         self.sent
     }
 
-    /// Frames that were dropped for lack of room.
+    /// The number of frames that were dropped for lack of room.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Frames that were taken and will never be sent. Final at the end.
+    /// The number of accepted frames that will never be sent. Final at the end.
     pub(super) fn lost(&self) -> u64 {
         self.lost
     }
@@ -112,21 +110,20 @@ impl Ledger {
         matches!(self.phase, Phase::Open)
     }
 
-    /// Whether no further item will be sent.
+    /// True if no further item will be sent.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Closed | Phase::Failed(_))
     }
 
-    /// Whether the way out is closing and everything that it accepted has been sent, so that
-    /// the peer can be told of the end now. After that the phase is Drained, and this is
-    /// false.
+    /// True if the outbox is closing and all accepted items are sent, so that the peer can be told
+    /// of the end. Afterwards the phase is Drained, and this is false.
     pub(super) fn may_finish(&self) -> bool {
         matches!(self.phase, Phase::Closing) && self.waiting.items == 0
     }
 
-    /// Whether an item fits. A single item always fits, however long it is.
+    /// True if an item fits. A single item always fits, because otherwise an item that is longer
+    /// than the limit could never be sent.
     pub(super) fn fits(&self, item: Load) -> bool {
-        // Otherwise an item that is longer than the limit could never be sent.
         self.waiting.items == 0 || self.fits_more(item)
     }
 
@@ -136,21 +133,21 @@ impl Ledger {
         all.frames <= self.limits.frames && all.memory() <= self.limits.bytes
     }
 
-    /// Whether at most half of each limit is used.
+    /// True if at most half of each limit is used.
     pub(super) fn is_roomy(&self) -> bool {
         self.waiting.items == 0
             || (self.waiting.frames <= self.limits.frames / 2
                 && self.waiting.memory() <= self.limits.bytes / 2)
     }
 
-    /// The memory of all items that were taken and do not wait any more.
+    /// The memory of all items that were accepted and wait no more.
     pub(super) fn left(&self) -> u64 {
         self.left
     }
 
-    /// Takes an item if less than `mark` bytes of memory wait, and less than half of the
-    /// allowed frames. So one item may exceed the mark, however long it is, and a long one
-    /// needs no more room than a short one. True if no item waited before it.
+    /// Accepts an item if less than `mark` bytes of memory wait and less than half of the allowed
+    /// frames. So one item may exceed the mark, and a long one needs no more room than a short one.
+    /// True if no item waited before it.
     pub(super) fn take_below(&mut self, item: Load, mark: u64) -> Result<bool, Refused> {
         let first = self.waiting.items == 0;
         let is_below = self.waiting.memory() < mark && self.waiting.frames < (self.limits.frames / 2).max(1);
@@ -164,7 +161,7 @@ impl Ledger {
         Ok(first)
     }
 
-    /// Takes an item. True if no item waited before it.
+    /// Accepts an item. True if no item waited before it.
     pub(super) fn take(&mut self, item: Load) -> Result<bool, Refused> {
         if !self.is_open() {
             return Err(Refused::Closed);
@@ -183,12 +180,12 @@ impl Ledger {
         self.leave(items)
     }
 
-    /// Counts an item that was not taken because there was no room for it.
+    /// Counts an item that was dropped because there was no room for it.
     pub(super) fn count_refused(&mut self, item: Load) {
         self.dropped += item.frames;
     }
 
-    /// Counts an item that came after the way out was closed.
+    /// Counts an item that came after the close.
     pub(super) fn count_late(&mut self, item: Load) {
         self.lost += item.frames;
     }
@@ -199,11 +196,10 @@ impl Ledger {
         self.leave(items)
     }
 
-    /// Takes items out of the count of waiting ones. Sleepers are told when the queue
-    /// drains to half of its limits and when it becomes empty, not for every batch.
+    /// Removes items from the waiting ones. Sleepers are notified when the queue drains to half of
+    /// its limits and when it becomes empty: a wake-up for each batch would cost a system call each,
+    /// and the woken thread would find room for one item.
     fn leave(&mut self, items: Load) -> Tell {
-        // To wake for each batch would cost a system call each, and the woken one would find room
-        // for one item.
         let was_roomy = self.is_roomy();
         self.waiting -= items;
         self.left += items.memory();
@@ -216,15 +212,15 @@ impl Ledger {
         }
     }
 
-    /// Asks that the dispatcher is told once, when so much memory in all has left or nothing
-    /// waits. Only the last such request counts. False if that is so already.
-    pub(super) fn ask(&mut self, at: u64) -> bool {
+    /// Requests one report to the dispatcher, when so much memory in all has left or no item waits.
+    /// Only the last request counts. False if that is so already.
+    pub(super) fn request_room(&mut self, at: u64) -> bool {
         let waits = self.waiting.items > 0 && self.left < at;
         self.tell_at = waits.then_some(at);
         waits
     }
 
-    /// Takes no further items.
+    /// Accepts no further items.
     pub(super) fn close(&mut self) {
         if self.is_open() {
             self.phase = Phase::Closing;
@@ -240,7 +236,7 @@ impl Ledger {
 
     /// Ends everything at once.
     pub(super) fn abort(&mut self) {
-        // The error says why the connection is over, so it stays for who asks.
+        // An error says why the connection is over, so it stays.
         if !matches!(self.phase, Phase::Failed(_)) {
             self.phase = Phase::Closed;
         }
@@ -253,24 +249,23 @@ impl Ledger {
         }
     }
 
-    /// Notes that the writer has bytes of the reader to send. True if the writer has
-    /// to be nudged for that.
+    /// Notes that the reader has left bytes for the socket. True if the writer has to be nudged.
     pub(super) fn ask_to_flush(&mut self) -> bool {
         self.flush = true;
         self.nudge()
     }
 
-    /// True if no nudge is on its way to the writer yet.
+    /// True if no nudge is in the channel yet.
     pub(super) fn nudge(&mut self) -> bool {
         !std::mem::replace(&mut self.nudged, true)
     }
 
-    /// A nudge has arrived.
-    pub(super) fn heard_nudge(&mut self) {
+    /// Notes that the writer reads the ledger.
+    pub(super) fn reset_nudge(&mut self) {
         self.nudged = false;
     }
 
-    /// Whether the reader left bytes for the socket since the last call.
+    /// True if the reader has left bytes for the socket since the last call.
     pub(super) fn take_flush(&mut self) -> bool {
         std::mem::take(&mut self.flush)
     }
@@ -380,7 +375,7 @@ mod tests {
         let mut books = ledger(1, 1);
         assert!(books.ask_to_flush());
         assert!(!books.nudge());
-        books.heard_nudge();
+        books.reset_nudge();
         assert!(books.take_flush() && !books.take_flush());
         assert!(books.nudge());
     }

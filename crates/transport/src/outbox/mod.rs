@@ -1,4 +1,5 @@
-//! The way out of one connection: what waits, who sends it, and when it ends.
+//! The outbox of one connection: items that wait to be sent, the thread that sends them, and the
+//! end of sending.
 //!
 //! ```text
 //!  push ──▶ Ledger: accepted, or Full, or Closed
@@ -8,30 +9,27 @@
 //!             └ at once: nothing waited before it ──▶ Sending (Transmit) ──▶ socket
 //! ```
 //!
-//! Three parts, each with one job:
+//! It has three parts:
 //!
-//! * The `Ledger`, under a lock, counts exactly what waits and knows the phase
-//!   of the way out. Every item passes it twice: when the queue accepts it, and
-//!   when it is written to the system (or is dropped, or lost).
-//! * A channel carries items from the senders to the writer thread. Its entries
-//!   are pointers, so that the block of entries that an empty channel keeps
-//!   takes half a kibibyte at most. The channel
-//!   is unbounded, because the ledger refuses items beyond the limits. An empty
-//!   entry (`None`) is a nudge: the writer looks at the ledger.
-//! * `Sending`, under a second lock, puts bytes on the socket. The writer holds
-//!   the lock while it writes, which may block. Other threads only try the lock.
+//! * The `Ledger`, under a lock, counts exactly the items that wait, and has the phase of the
+//!   outbox. Every item passes it twice: when the queue accepts it, and when it is written to the
+//!   system (or dropped, or lost).
+//! * A channel carries items from the senders to the writer thread. Its entries are pointers, so
+//!   an empty channel keeps half a kibibyte at most. It is unbounded, because the ledger refuses
+//!   items beyond the limits. An empty entry (`None`) is a nudge: the writer reads the ledger.
+//! * `Sending`, under a second lock, writes to the socket. The writer holds the lock while it
+//!   writes, which may block. Other threads only try the lock.
 //!
 //! # Why order holds
 //!
 //! The items of one thread leave in the order in which it pushed them:
 //!
 //! 1. Items in the channel are sent by one thread, the writer, in order.
-//! 2. An item bypasses the channel only if the ledger counted nothing as
-//!    waiting when it accepted the item. All earlier items of the same thread have
-//!    then left the count, so the system has all of them.
-//! 3. If the system takes only a part of such an item, its rest stays with
-//!    `Sending`, and the item stays in the count. So later items go through
-//!    the channel, and the writer sends a rest before anything else.
+//! 2. An item bypasses the channel only if the ledger counted no waiting item when it accepted
+//!    it. The system has then taken all earlier items of the same thread.
+//! 3. If the system takes only a part of such an item, `Sending` keeps the rest, and the item
+//!    still counts as waiting. So later items go through the channel, and the writer sends the
+//!    rest before them.
 //!
 //! The order of items that two threads push at the same time is not defined.
 //!
@@ -47,12 +45,10 @@ mod ledger;
 pub(super) mod tests;
 mod waits;
 
-use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 
@@ -61,10 +57,10 @@ use self::ledger::{Ledger, Phase, Refused, Tell};
 use crate::budget::Budget;
 use crate::stream::{Load, Outgoing, Transmit, Tried};
 
-/// How much may wait for one connection.
+/// The limits of one connection's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Frames. Default: 8,388,608, which is 64 MiB of frames without payload.
+    /// The number of frames. Default: 8,388,608, which is 64 MiB of frames without payload.
     pub frames: u64,
     /// Bytes of memory: the length of the frames, and 128 more for each item in the
     /// queue, which is one frame or several that were sent together. Default: 64 MiB.
@@ -81,7 +77,7 @@ impl Default for Limits {
     }
 }
 
-/// Why [`Outbox::push`] refused an item. The item comes back.
+/// The reason why [`Outbox::push`] refused an item, with that item.
 #[derive(Debug, thiserror::Error)]
 pub enum PushError {
     /// A limit is reached.
@@ -92,31 +88,31 @@ pub enum PushError {
     Closed(Outgoing),
 }
 
-/// A batch ends once it holds so many bytes: some sixteen TLS records, which
-/// go to the system four at a time, with no short ones between.
+/// A batch ends at this many bytes: some sixteen TLS records, which are written four at a time.
 const BATCH_BYTES: u64 = 256 * 1024;
-/// And so many items, which bounds the memory of batches of tiny frames.
+/// A batch ends at this many items, which bounds its memory if the frames are tiny.
 const BATCH_ITEMS: usize = 2048;
 
-/// The way out of one connection.
+/// The outbox of one connection.
 ///
 /// # Threads
-/// A clone is another handle. `push` never blocks and may be called from any
-/// thread; what one thread pushes keeps its order.
-#[derive(Clone)]
+/// A clone is another handle. `push` never blocks and may be called from any thread; the items
+/// of one thread keep their order.
+#[derive(Clone, Debug)]
 pub struct Outbox {
     shared: Arc<OutboxState>,
 }
 
+#[derive(Debug)]
 struct OutboxState {
     ledger: Mutex<Ledger>,
-    /// Rung for the ledger's sleepers.
+    /// Notified when the ledger changes, if a thread sleeps on it.
     changed: Condvar,
     entrance: Sender<Place>,
     exit: Receiver<Place>,
     sending: Mutex<Option<Sending>>,
-    /// How many bytes were written to the system, including those of an item of which only
-    /// a part was written.
+    /// The bytes that were written to the system, including those of an item that was written in
+    /// part.
     written: Arc<AtomicU64>,
     budget: Budget,
 }
@@ -124,39 +120,32 @@ struct OutboxState {
 /// An entry of the channel: an item, or a nudge.
 type Place = Option<Box<Outgoing>>;
 
-/// The sending direction, which puts bytes on the socket.
+/// The sending direction, which writes to the socket.
 #[derive(Debug)]
 struct Sending {
     transmit: Box<dyn Transmit>,
-    /// An item of which only a part was written; `transmit` keeps the rest.
+    /// An item that was written in part; `transmit` keeps the rest.
     begun: Option<Load>,
 }
 
-/// What the writer has to do next.
+/// The next work of the writer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Due {
     /// The size of the batch.
     pub(super) batch: Load,
-    /// The reader has produced bytes that the peer must get, such as answers of TLS. They
-    /// are to be written to the socket.
+    /// The reader has left bytes, such as answers of TLS, that are to be written to the socket.
     pub(super) flush: bool,
-    /// The way out was aborted or has failed, so the writer ends at once.
+    /// The outbox was aborted or has failed, so the writer ends at once.
     pub over: bool,
 }
 
-impl fmt::Debug for Outbox {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outbox").field("ledger", &*self.ledger()).finish()
-    }
-}
-
 impl Outbox {
-    /// An empty way out with a limit of its own.
+    /// An empty outbox with a limit of its own.
     pub fn new(limits: Limits) -> Self {
         Self::within(limits, Budget::unlimited())
     }
 
-    /// An empty way out whose memory counts in a budget.
+    /// An empty outbox whose memory counts in a budget.
     pub fn within(limits: Limits, budget: Budget) -> Self {
         let (entrance, exit) = crossbeam_channel::unbounded();
         Self {
@@ -175,8 +164,7 @@ impl Outbox {
     /// Queues an item. Never blocks.
     ///
     /// # Errors
-    /// [`PushError`] with the item when a limit is reached or the connection
-    /// ends.
+    /// [`PushError`] with the item if a limit is reached or the connection ends.
     pub fn push(&self, item: Outgoing) -> Result<(), PushError> {
         match self.take(&item, Ledger::take) {
             Ok(_) => {
@@ -187,26 +175,26 @@ impl Outbox {
         }
     }
 
-    /// As [`push`](Self::push), but takes the item only if less than `mark` bytes of memory
+    /// As [`push`](Self::push), but accepts the item only if less than `mark` bytes of memory
     /// wait and less than half of the allowed frames. One item may exceed the mark.
     ///
-    /// With `at_once`, and if nothing waits, this thread itself sends as much as the system
-    /// takes without blocking, and wakes the writer only for the rest. Waking a thread takes
-    /// longer than sealing and writing a short item, so this is for callers that have nothing
-    /// else to do. Long items are queued.
+    /// If `at_once` is set and no item waits, this thread itself writes as much of a short item as
+    /// the system takes without blocking, and wakes the writer only for the rest. Waking a thread
+    /// takes longer than sealing and writing a short item, so this is for callers that have
+    /// nothing else to do.
     ///
     /// # Errors
     /// As [`push`](Self::push).
     pub fn push_below(&self, item: Outgoing, mark: u64, at_once: bool) -> Result<(), PushError> {
         match self.take(&item, |ledger, load| ledger.take_below(load, mark)) {
-            Ok(is_first) if at_once => self.send_now(item, is_first),
+            Ok(is_first) if at_once => self.send_at_once(item, is_first),
             Ok(_) => self.enqueue(item),
             Err(refused) => return Err(refused.with(item)),
         }
         Ok(())
     }
 
-    fn send_now(&self, item: Outgoing, is_first: bool) {
+    fn send_at_once(&self, item: Outgoing, is_first: bool) {
         // Rule 2 of the module: only if nothing waited.
         let tried = if is_first {
             self.try_send(&item)
@@ -232,8 +220,8 @@ impl Outbox {
         let load = item.load();
         let mut ledger = self.ledger();
         let first = take(&mut ledger, load)?;
-        // Under the ledger's lock, so that the budget is never given back before it
-        // was taken.
+        // Under the ledger's lock, so that the bytes are taken from the budget before another
+        // thread can give them back.
         self.shared.budget.take(load.memory());
         Ok(first)
     }
@@ -249,12 +237,12 @@ impl Outbox {
         }
     }
 
-    /// Sends as much as possible without blocking.
+    /// Writes as much of the item as possible without blocking.
     fn try_send(&self, item: &Outgoing) -> Tried {
         let mut sending = match self.shared.sending.try_lock() {
             Ok(sending) => sending,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // The writer is just sending.
+            // The writer is sending.
             Err(TryLockError::WouldBlock) => return Tried::Not,
         };
         let Some(Sending {
@@ -264,14 +252,13 @@ impl Outbox {
         else {
             return Tried::Not;
         };
-        // A fault in one connection must not end the thread that serves all.
+        // A panic in one connection must not end the dispatcher, which serves all.
         let tried = catch_unwind(AssertUnwindSafe(|| transmit.try_transmit(item)));
         match tried {
             Ok(Tried::Begun) => *begun = Some(item.load()),
-            // Counted before the lock is released: the end of a connection first
-            // takes `sending` away and then counts the remaining items as lost, so
-            // no item is counted twice. Nothing waited, so no caller has asked to be
-            // told of room.
+            // Counted before the lock is released: at the end of a connection `sending` is taken
+            // away before the remaining items are counted as lost, so no item is counted twice.
+            // No item waited, so no report of room can be due.
             Ok(Tried::Sent) => {
                 self.count_sent(item.load());
             }
@@ -281,37 +268,36 @@ impl Outbox {
         tried.unwrap_or(Tried::Failed)
     }
 
-    /// Asks the writer to tell the dispatcher once, by the `room` of [`send`](Self::send),
-    /// when so much memory in all has [`left`](Self::left) the queue, or nothing waits. Only
-    /// the last request counts. Returns false if that is so already: then nothing is told.
-    pub fn ask(&self, left: u64) -> bool {
+    /// Has the writer report room once, by the `room` of [`send`](Self::send), when so much memory
+    /// in all has [`left`](Self::left) the queue, or no item waits. Only the last request counts.
+    /// False if that is so already; then there is no report.
+    pub fn request_room(&self, left: u64) -> bool {
         interleave();
-        self.ledger().ask(left)
+        self.ledger().request_room(left)
     }
 
-    /// The budget in which its memory counts.
+    /// The budget in which the queue's memory counts.
     pub(super) fn budget(&self) -> &Budget {
         &self.shared.budget
     }
 
-    /// The memory of all items that were accepted and do not wait any more, and the items
-    /// that wait.
+    /// The memory of all items that were accepted and wait no more, and the items that wait.
     pub fn left(&self) -> (u64, Load) {
         let ledger = self.ledger();
         (ledger.left(), ledger.waiting())
     }
 
-    /// Counts an item that was not accepted for lack of room as dropped, see [`Books`].
+    /// Counts an item that was dropped for lack of room, see [`Books`].
     pub fn count_refused(&self, item: Load) {
         self.ledger().count_refused(item);
     }
 
-    /// Counts an item that came after the connection was closed as lost, see [`Books`].
+    /// Counts an item that is lost because it came after the close, see [`Books`].
     pub fn count_late(&self, item: Load) {
         self.ledger().count_late(item);
     }
 
-    /// A handle for a core that shows the figures of this way out.
+    /// A handle for a core that shows the figures of this outbox.
     pub fn gauge(&self) -> Gauge {
         Gauge(self.clone())
     }
@@ -326,8 +312,7 @@ impl Outbox {
         self.ledger().sent()
     }
 
-    /// As [`sent`](Self::sent), but the bytes include those of an item of
-    /// which only a part was written.
+    /// As [`sent`](Self::sent), but with the bytes of an item that was written in part.
     pub fn progress(&self) -> Load {
         let sent = self.sent();
         Load {
@@ -336,19 +321,18 @@ impl Outbox {
         }
     }
 
-    /// Frames that will never be sent because the connection has ended, see [`Books`].
-    /// Final once the connection has ended. Dropped frames are not included.
+    /// The number of frames that will never be sent because the connection has ended, see
+    /// [`Books`]. Final once the connection has ended. Dropped frames are not included.
     pub fn lost(&self) -> u64 {
         self.ledger().lost()
     }
 
-    /// Makes the writer send all waiting items and then end the stream. Later pushes
-    /// are refused.
+    /// Makes the writer send all waiting items and then end the stream. Later pushes are refused.
     pub fn close(&self) {
         self.change(Ledger::close);
     }
 
-    /// Whether it is closed or closing.
+    /// True if it is closed or closing.
     pub fn is_closed(&self) -> bool {
         !self.ledger().is_open()
     }
@@ -358,12 +342,12 @@ impl Outbox {
         self.change(Ledger::abort);
     }
 
-    /// Ends the way out because writing failed.
+    /// Ends the outbox because writing failed.
     pub fn fail(&self, error: io::Error) {
         self.change(|ledger| ledger.fail(error));
     }
 
-    /// Notes that everything was sent and the peer has been told of the end.
+    /// Notes that all items were sent and the peer has been told of the end.
     pub fn drained(&self) {
         self.change(Ledger::drained);
     }
@@ -380,12 +364,12 @@ impl Outbox {
         self.nudge();
     }
 
-    /// Whether it was aborted or has failed.
+    /// True if it was aborted or has failed.
     pub fn is_over(&self) -> bool {
         self.ledger().is_over()
     }
 
-    /// Why writing failed, if it failed.
+    /// The error of writing, if writing failed.
     pub fn failure(&self) -> Option<io::Error> {
         match self.ledger().phase() {
             Phase::Failed(error) => Some(io::Error::new(error.kind(), error.to_string())),
@@ -393,14 +377,14 @@ impl Outbox {
         }
     }
 
-    /// Makes the writer send bytes that the reader has produced, such as answers of TLS.
+    /// Makes the writer send bytes that the reader has left, such as answers of TLS.
     pub(super) fn flush(&self) {
         if self.ledger().ask_to_flush() {
             let _ = self.shared.entrance.send(None);
         }
     }
 
-    /// Begins to send with `transmit`.
+    /// Sets the sending direction.
     pub fn open(&self, mut transmit: Box<dyn Transmit>) {
         transmit.count_in(Arc::clone(&self.shared.written));
         *self.sending() = Some(Sending {
@@ -409,14 +393,14 @@ impl Outbox {
         });
     }
 
-    /// Gives buffers and TLS keys back, because nothing will be sent any more.
+    /// Drops the sending direction with its buffers and TLS keys, because no more is sent.
     pub fn shut(&self) {
         // Dropped after the lock is released.
         let _sending = self.sending().take();
     }
 
-    /// Drops all waiting items, so that a dead connection holds no memory. Items
-    /// that were being written at the end are lost as well.
+    /// Drops all waiting items, so that an ended connection holds no memory. An item that was
+    /// written in part is lost as well.
     pub fn discard(&self) {
         while self.shared.exit.try_recv().is_ok() {}
         let mut unsent = Load::default();
@@ -427,14 +411,13 @@ impl Outbox {
         self.shared.budget.give(unsent.memory());
     }
 
-    /// Waits until there is something to do, and moves a batch's worth of
-    /// items into `batch`.
+    /// Waits until there is work, and moves a batch of items into `batch`.
     pub(super) fn next(&self, batch: &mut Vec<Outgoing>) -> Due {
         // This outbox holds both ends, so the channel is never disconnected.
         self.gather(self.shared.exit.recv().ok(), batch)
     }
 
-    /// As `next`, but does not wait. `None` if there is nothing to do.
+    /// As `next`, but does not wait. `None` if there is no work.
     pub fn try_next(&self, batch: &mut Vec<Outgoing>) -> Option<Due> {
         let first = self.shared.exit.try_recv().ok()?;
         Some(self.gather(Some(first), batch))
@@ -453,15 +436,15 @@ impl Outbox {
             place = self.shared.exit.try_recv().ok();
         }
         let mut ledger = self.ledger();
-        // Also while a nudge is still on its way: the writer looks at the ledger now.
-        ledger.heard_nudge();
+        // Reset even if a nudge is still in the channel: the writer reads the ledger now.
+        ledger.reset_nudge();
         due.flush = ledger.take_flush();
         due.over = ledger.is_over();
         due
     }
 
-    /// Sends what is due. True once the peer has been told of the end. Calls `room`
-    /// if the dispatcher asked to be told of room and there is room now.
+    /// Sends a batch. True once the peer has been told of the end. Calls `room` if a report of
+    /// room was requested and is due.
     pub fn send(&self, due: Due, batch: &mut Vec<Outgoing>, room: &dyn Fn()) -> io::Result<bool> {
         let mut sending = self.sending();
         let Some(Sending { transmit, begun }) = &mut *sending else {
@@ -487,7 +470,7 @@ impl Outbox {
         Ok(false)
     }
 
-    /// Gives buffers back, because nothing is to be sent for now.
+    /// Gives buffers back, because there is nothing to send at present.
     pub fn idle(&self) {
         if let Some(sending) = &mut *self.sending() {
             sending.transmit.idle();
@@ -500,7 +483,7 @@ impl Outbox {
         }
     }
 
-    /// True if the dispatcher is to be told.
+    /// True if a report of room is due.
     fn count_sent(&self, items: Load) -> bool {
         let tell = self.tell(|ledger| ledger.count_sent(items));
         self.shared.budget.give(items.memory());
@@ -512,8 +495,8 @@ impl Outbox {
         if tell.sleepers {
             self.shared.changed.notify_all();
         }
-        // An item that bypassed the writer may be the last one of a closing way out.
-        // The writer saw the close while that item still waited, so it looks again.
+        // An item that bypassed the writer may be the last one of a closing outbox. The writer saw
+        // the close while that item still waited, so it has to read the ledger again.
         if tell.writer {
             self.nudge();
         }
@@ -530,8 +513,8 @@ impl Outbox {
 }
 
 impl Drop for OutboxState {
-    /// Gives the memory of waiting items back to the budget. If the threads of the
-    /// connection never started, nobody has discarded those items.
+    /// Returns the memory of waiting items to the budget. If the threads of the connection never
+    /// started, those items were not discarded.
     fn drop(&mut self) {
         let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
         self.budget.give(ledger.waiting().memory());
@@ -547,16 +530,11 @@ impl Refused {
     }
 }
 
-/// A point at which a simulation lets other threads act: in reality they may act between
-/// any two looks at the ledger.
+/// A point at which a simulation runs other threads, because in reality they may run between any
+/// two accesses to the ledger.
 #[cfg(not(debug_assertions))]
 fn interleave() {}
 #[cfg(debug_assertions)]
 use self::interleaving::interleave;
 #[cfg(debug_assertions)]
 pub mod interleaving;
-
-#[expect(clippy::disallowed_methods, reason = "time limits of waits")]
-pub(super) fn now() -> Instant {
-    Instant::now()
-}

@@ -3,10 +3,11 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::fmt;
 use std::time::Duration;
 
 use super::*;
-use crate::host::threads;
+use crate::host::{now, threads};
 
 /// The system under a way out: what it has taken, and what it does next.
 #[derive(Clone, Default)]
@@ -418,20 +419,20 @@ fn below_its_mark_a_queue_takes_one_more_item_however_long_it_is() {
 #[test]
 fn the_dispatcher_is_told_once_when_so_much_has_left_or_nothing_waits() {
     let (outbox, _) = opened(Limits::default());
-    assert!(!outbox.ask(1), "nothing waits");
+    assert!(!outbox.request_room(1), "nothing waits");
     let unit = 256 << 10;
     for _ in 0..4 {
         outbox.push(long(unit)).unwrap();
     }
     let memory = long(unit).load().memory();
     assert!(
-        outbox.ask(u64::MAX) && outbox.ask(memory + 1),
+        outbox.request_room(u64::MAX) && outbox.request_room(memory + 1),
         "the last one counts"
     );
     let told = || Wire::step(&outbox).unwrap().unwrap().1;
     assert_eq!([told(), told()], [false, true]);
     assert_eq!(outbox.left().0, 2 * memory);
-    assert!(!outbox.ask(2 * memory) && outbox.ask(u64::MAX));
+    assert!(!outbox.request_room(2 * memory) && outbox.request_room(u64::MAX));
     assert_eq!([told(), told()], [false, true]);
 }
 

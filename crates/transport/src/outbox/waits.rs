@@ -1,75 +1,61 @@
-//! Waiting for a way out: for room, for its end, or for everything to be sent.
+//! Waiting for an outbox: for room, for its end, or for everything to be sent.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
+use super::Outbox;
 use super::ledger::{Ledger, Phase};
-use super::{Outbox, now};
-use crate::host::deadline;
+use crate::host::now;
 use crate::stream::Load;
 
 impl Outbox {
-    /// Waits until a push of `len` bytes may succeed. False if the time limit passed
-    /// or the connection ends.
+    /// Waits until a push of `len` bytes may succeed, for at most `limit`. False if the time limit
+    /// has passed or the connection ends.
     pub fn wait_for_room(&self, len: usize, limit: Option<Duration>) -> bool {
         let item = Load {
             items: 1,
             frames: 1,
             bytes: len as u64,
         };
-        self.sleep_until(limit.map(deadline), |ledger| {
+        self.sleep_until(limit.unwrap_or(Duration::MAX), |ledger| {
             ledger.fits(item) || !ledger.is_open()
         }) && self.ledger().is_open()
     }
 
-    /// Waits until nothing waits to be sent, or the connection ends, or the
-    /// deadline passes; true when nothing waits.
+    /// Waits until no item waits to be sent, the connection ends, or the deadline passes. True if
+    /// no item waits.
     pub fn wait_until_empty(&self, deadline: Instant) -> bool {
-        self.sleep_until(Some(deadline), |ledger| {
+        self.sleep_until(deadline.saturating_duration_since(now()), |ledger| {
             ledger.waiting().items == 0 || !ledger.is_open()
         }) && self.ledger().waiting().items == 0
     }
 
-    /// Waits until it is closed or closing, for at most `limit`; false when
-    /// that has passed.
+    /// Waits until it is closed or closing, for at most `limit`. False if that has passed.
     pub fn wait_until_closed(&self, limit: Duration) -> bool {
-        self.sleep_until(Some(deadline(limit)), |ledger| !ledger.is_open())
+        self.sleep_until(limit, |ledger| !ledger.is_open())
     }
 
-    /// Waits until the writer has sent everything and has told the peer of the end, or the
-    /// way out was aborted or has failed. Returns false if that takes longer than `limit`.
+    /// Waits until the writer has sent everything and has told the peer of the end, or the outbox
+    /// was aborted or has failed. False if that takes longer than `limit`.
     pub(crate) fn wait_until_drained(&self, limit: Duration) -> bool {
-        self.sleep_until(Some(deadline(limit)), |ledger| {
+        self.sleep_until(limit, |ledger| {
             ledger.is_over() || matches!(ledger.phase(), Phase::Drained)
         })
     }
 
-    /// Waits until the way out was aborted or has failed, for at most `limit`.
+    /// Waits until the outbox was aborted or has failed, for at most `limit`.
     pub(crate) fn wait_until_over(&self, limit: Duration) {
-        self.sleep_until(Some(deadline(limit)), Ledger::is_over);
+        self.sleep_until(limit, Ledger::is_over);
     }
 
-    fn sleep_until(&self, deadline: Option<Instant>, mut done: impl FnMut(&Ledger) -> bool) -> bool {
+    /// Sleeps until `done`, for at most `limit`. True if `done`.
+    fn sleep_until(&self, limit: Duration, done: impl Fn(&Ledger) -> bool) -> bool {
         let mut ledger = self.ledger();
         ledger.sleepers += 1;
-        let found = loop {
-            if done(&ledger) {
-                break true;
-            }
-            let changed = &self.shared.changed;
-            ledger = match deadline {
-                None => changed.wait(ledger).unwrap_or_else(PoisonError::into_inner),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(now());
-                    if left.is_zero() {
-                        break false;
-                    }
-                    let waited = changed.wait_timeout(ledger, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        };
+        let changed = &self.shared.changed;
+        let waited = changed.wait_timeout_while(ledger, limit, |ledger| !done(ledger));
+        let (mut ledger, end) = waited.unwrap_or_else(PoisonError::into_inner);
         ledger.sleepers -= 1;
-        found
+        !end.timed_out()
     }
 }

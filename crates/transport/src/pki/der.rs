@@ -3,7 +3,6 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::SignatureVerificationAlgorithm;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -14,7 +13,7 @@ use x509_parser::extensions::{KeyUsage, ParsedExtension};
 use x509_parser::time::ASN1Time;
 use x509_parser::x509::X509Name;
 
-use super::Fault;
+use super::{Fault, algorithms};
 use crate::printable::printable;
 
 /// Parses a certificate with no bytes after it.
@@ -30,7 +29,7 @@ pub(super) fn certificate(der: &[u8]) -> Result<X509Certificate<'_>, Fault> {
     }
 }
 
-/// Whether bytes that should be DER are a PEM text.
+/// True if bytes that should be DER are a PEM text.
 pub(super) fn is_pem(der: &[u8]) -> bool {
     der.trim_ascii_start().starts_with(b"-----BEGIN ")
 }
@@ -40,8 +39,8 @@ pub(super) fn broken(part: &str) -> impl Fn(X509Error) -> Fault {
     move |error| Fault::BadCertificate(format!("{part}: {}", printable(&error.to_string())))
 }
 
-/// Whether the key of a certificate may be used like that. A certificate without a key
-/// usage allows everything.
+/// True if the key of a certificate may be used so. A certificate without a key usage allows every
+/// use.
 pub(super) fn key_may(
     certificate: &X509Certificate<'_>,
     usage: impl FnOnce(&KeyUsage) -> bool,
@@ -78,8 +77,8 @@ pub(super) fn distinguished_name(name: &X509Name<'_>) -> String {
 
 /// Bytes in hexadecimal, joined with colons.
 pub(super) fn hexadecimal(bytes: &[u8]) -> String {
-    // Written into one piece of memory: a server reads a certificate in each handshake,
-    // and many small strings would fragment its heap.
+    // Written into one piece of memory: a server reads a certificate in each handshake, and many
+    // small strings would fragment its heap.
     let mut text = String::with_capacity(3 * bytes.len());
     for (at, byte) in bytes.iter().enumerate() {
         if at > 0 {
@@ -91,7 +90,7 @@ pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     text
 }
 
-/// The present time, by which lifetimes are judged.
+/// The present time, for the check of lifetimes.
 #[expect(
     clippy::disallowed_methods,
     reason = "certificates are valid at a time of day"
@@ -100,7 +99,7 @@ pub(super) fn now() -> SystemTime {
     SystemTime::now()
 }
 
-/// A time in a certificate or a list. `None` if the system cannot count that far.
+/// A time in a certificate or a list. `None` if the system cannot represent it.
 pub(super) fn moment(time: &ASN1Time) -> Option<SystemTime> {
     let seconds = time.timestamp();
     let distance = Duration::from_secs(seconds.unsigned_abs());
@@ -110,8 +109,7 @@ pub(super) fn moment(time: &ASN1Time) -> Option<SystemTime> {
     }
 }
 
-/// A time as in `2026-01-31T00:00:00Z`: of certificates and of sessions, in whole
-/// seconds from the year 0 to 9999.
+/// A time in the form `2026-01-31T00:00:00Z`, in whole seconds, from the year 0 to 9999.
 pub fn rfc3339(time: SystemTime) -> String {
     let seconds = match time.duration_since(UNIX_EPOCH) {
         Ok(since) => i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
@@ -122,12 +120,11 @@ pub fn rfc3339(time: SystemTime) -> String {
     text.unwrap_or_else(|| format!("{seconds} seconds since 1970"))
 }
 
-/// Whether this key (a SubjectPublicKeyInfo) made the signature of a certificate or a
-/// revocation list. Both are SEQUENCE { signed part, algorithm, signature }.
+/// True if this key (a SubjectPublicKeyInfo) made the signature of a certificate, a revocation list or
+/// a signing request. All are SEQUENCE { signed part, algorithm, signature }.
 ///
-/// webpki checks the signatures of a chain, but neither those of revocation lists apart
-/// from a chain nor those of certificates of version 1.
-pub(super) fn is_signed_by(der: &[u8], key: &[u8], algorithms: &WebPkiSupportedAlgorithms) -> bool {
+/// webpki checks the signatures of chains only.
+pub(super) fn is_signed_by(der: &[u8], key: &[u8]) -> bool {
     let verified = || {
         let key = PublicKey::read(key)?;
         let (content, _) = element(der)?;
@@ -135,8 +132,8 @@ pub(super) fn is_signed_by(der: &[u8], key: &[u8], algorithms: &WebPkiSupportedA
         let signed = content.get(..content.len() - rest.len())?;
         let (algorithm, rest) = element(rest)?;
         let signature = whole_bytes(element(rest)?.0)?;
-        let fits = algorithms.all.iter().copied();
-        let fits = fits.filter(|usable| usable.signature_alg_id().as_ref() == algorithm);
+        let usable = algorithms().all.iter().copied();
+        let fits = usable.filter(|usable| usable.signature_alg_id().as_ref() == algorithm);
         Some(key.has_signed(signed, signature, fits))
     };
     verified().unwrap_or_default()
@@ -157,7 +154,7 @@ impl<'a> PublicKey<'a> {
         Some(Self { algorithm, bits })
     }
 
-    /// Whether one of the algorithms finds that this key made the signature.
+    /// True if one of the algorithms finds that this key made the signature.
     pub(super) fn has_signed(
         &self,
         message: &[u8],

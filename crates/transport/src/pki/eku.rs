@@ -1,5 +1,5 @@
-//! Roles as extended key usages: 1.3.6.1.4.1.343.8.N, where N is the last
-//! column of the role table (docs/protocol.md, "Roles").
+//! Roles as extended key usages: 1.3.6.1.4.1.343.8.N, where N is the last column of the role table
+//! (docs/protocol.md, "Roles").
 
 use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
@@ -8,12 +8,12 @@ use x509_parser::extensions::ExtendedKeyUsage;
 use super::{Fault, der};
 use crate::Role;
 
-/// 1.3.6.1.4.1.343.8 in DER. The encoded bytes are compared, never decoded
-/// numbers: decoders have been wrong about the two-byte arc 343.
+/// 1.3.6.1.4.1.343.8 in DER. The encoded bytes are compared instead of decoded numbers, because
+/// decoders have been wrong about the two-byte arc 343.
 const BRANCH: [u8; 8] = [0x2b, 0x06, 0x01, 0x04, 0x01, 0x82, 0x57, 0x08];
 
-/// The roles that a certificate gives, [`Role::NONE`] if it gives none. Other usages are
-/// passed over; names and dates are not checked.
+/// The roles that a certificate gives, [`Role::NONE`] if it gives none. Other usages are ignored;
+/// names and dates are not checked.
 ///
 /// # Errors
 /// [`Fault::BadCertificate`] if the bytes are not a certificate, or its extended key usage
@@ -44,7 +44,7 @@ pub(super) fn roles(usages: &ExtendedKeyUsage<'_>) -> Role {
     roles
 }
 
-/// The numbers of the object identifier of each role in the set.
+/// The object identifiers of the roles in the set, as numbers.
 #[cfg(feature = "issue")]
 pub(super) fn identifiers(roles: Role) -> impl Iterator<Item = Vec<u64>> {
     Role::TABLE
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_certificate_is_named_so() {
+    fn bytes_that_are_no_certificate_are_a_bad_certificate() {
         for bytes in [&b""[..], b"\x30", b"\x30\x03\x02\x01\x01", &[0xff; 64]] {
             let fault = roles_of(&CertificateDer::from(bytes)).unwrap_err();
             assert!(matches!(fault, Fault::BadCertificate(_)), "{fault}");

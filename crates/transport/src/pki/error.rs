@@ -1,11 +1,11 @@
-//! Errors of files, certificates, keys and requests, grouped by who has to act.
+//! Errors of files, certificates, keys and requests, grouped by the input at fault.
 
 use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why a certificate or key could not be loaded, made or saved.
+/// The reason why a certificate or key could not be loaded, made or saved.
 ///
 /// Each text is one line that names the file and says what is wrong with it.
 #[derive(Debug, Error)]
@@ -19,7 +19,7 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
-    /// A file could not be written. The file that was there is unchanged.
+    /// A file could not be written. An existing file is unchanged.
     #[error("{}: cannot write: {source}", path.display())]
     Write {
         /// The file or directory.
@@ -27,7 +27,7 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
-    /// The file exists and overwriting was not asked for. Nothing was changed.
+    /// The file exists and overwriting was not requested. No file was changed.
     #[error("{}: exists already", path.display())]
     Exists {
         /// The existing file.
@@ -42,61 +42,56 @@ pub enum Error {
         #[source]
         fault: Fault,
     },
-    /// The caller asked for a certificate that cannot be issued.
+    /// The requested certificate cannot be issued.
     #[error(transparent)]
     Request(#[from] BadRequest),
-    /// The crate was built without cryptography: build it with the feature
-    /// `aws-lc-rs` or `ring`.
-    #[error("built without cryptography: enable the feature aws-lc-rs or ring")]
-    NoProvider,
     /// The cryptography library failed. This is unexpected; try again.
     #[error("cryptography failed: {0}")]
     Crypto(String),
 }
 
 impl Error {
-    /// Adds to a fault the file in which it was found.
+    /// Makes the error for a fault in `origin`, a file or another source.
     pub(super) fn content(origin: impl Into<String>) -> impl FnOnce(Fault) -> Self {
         let origin = origin.into();
         |fault| Self::Content { origin, fault }
     }
 }
 
-/// What is wrong with a PEM text, a certificate or a key.
+/// A fault in a PEM text, a certificate or a key.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Fault {
     /// The text has no PEM section; perhaps it is DER.
-    #[error("not PEM: there is no -----BEGIN line")]
+    #[error("not PEM: it has no -----BEGIN line")]
     NotPem,
     /// The bytes are PEM, but the binary form, DER, is expected.
-    #[error("not DER but PEM: there is a -----BEGIN line")]
+    #[error("not DER but PEM: it has a -----BEGIN line")]
     NotDer,
     /// A PEM section is broken: it has no end line, or is not base64.
     #[error("broken PEM: {0}")]
     BadPem(String),
     /// No section holds a certificate.
-    #[error("no certificate in it")]
+    #[error("it holds no certificate")]
     NoCertificate,
     /// No section holds a private key in a known form (PKCS#8, PKCS#1, SEC1).
-    #[error("no private key in it")]
+    #[error("it holds no private key")]
     NoKey,
-    /// The private key is protected with a passphrase, and none was given, or
-    /// it is in the old form with `Proc-Type`. Decrypt it first.
+    /// The private key is encrypted under a passphrase, and none was given, or it is in the old form
+    /// with `Proc-Type`. Decrypt it first.
     #[error("the private key is encrypted; decrypt it first")]
     EncryptedKey,
     /// The passphrase does not decrypt the private key, or the kind of
     /// encryption is not supported.
     #[error("the private key is not decrypted by the passphrase: {0}")]
     WrongPassphrase(String),
-    /// The file holds several private keys, and only one is allowed.
-    #[error("{0} private keys in it, there must be one")]
+    /// The file holds several private keys; only one is allowed.
+    #[error("it holds {0} private keys; there must be one")]
     SeveralKeys(usize),
-    /// The bytes are not a certificate, or a broken one.
+    /// The bytes are no certificate, or a broken one.
     #[error("not a certificate: {0}")]
     BadCertificate(String),
-    /// A SAN begins with `urn:uuid:` and is no UUID, is the nil UUID, or
-    /// contradicts another one.
+    /// A SAN begins with `urn:uuid:` but is no UUID, is the nil UUID, or contradicts another one.
     #[error("the certificate's SAN {0:?} is not its one valid UUID")]
     BadUuid(String),
     /// A certificate that should be an authority's is not one.
@@ -107,15 +102,13 @@ pub enum Fault {
     },
 
     /// No section holds a revocation list.
-    #[error("no revocation list in it")]
+    #[error("it holds no revocation list")]
     NoRevocationList,
-    /// The bytes are not a revocation list, or a broken one, or one of an
-    /// unsupported kind.
+    /// The bytes are no revocation list, or a broken one, or one of an unsupported kind.
     #[error("not a revocation list: {0}")]
     BadRevocationList(String),
-    /// A revocation list has the name of a trusted authority, but that
-    /// authority's key did not sign it: it comes from another authority of the
-    /// same name, or was changed.
+    /// A revocation list has the name of a trusted authority but not its signature: it comes from
+    /// another authority of the same name, or was changed.
     #[error("the revocation list of {issuer:?} is not signed by the trusted authority of that name")]
     RevocationListSignature {
         /// The issuer that the list names.
@@ -136,15 +129,15 @@ pub enum Fault {
         next_update: String,
     },
 
-    /// Expiry of lists is enforced, and none of them is of a trusted authority: they would
-    /// check no peer.
+    /// Expiry of lists is enforced, and none of them is of a trusted authority, so they would check no
+    /// peer.
     #[error("no revocation list is of a trusted authority, only of {issuers}: no peer would be checked")]
     RevocationListsOfOthers {
         /// The issuers of the lists.
         issuers: String,
     },
-    /// A revocation list is older than the one that is in force: certificates that were
-    /// revoked in between would count again.
+    /// A revocation list is older than the one in force, so certificates that were revoked in between
+    /// would be accepted again.
     #[error(
         "the revocation list of {issuer:?} is older than the one in force, which was signed at {in_force}"
     )]
@@ -155,7 +148,7 @@ pub enum Fault {
         in_force: String,
     },
 
-    /// There is no signing request (PKCS#10), or its signature or key cannot be used.
+    /// There is no signing request (PKCS#10), or it has a signature or key that cannot be used.
     #[error("the signing request cannot be used: {0}")]
     SigningRequest(String),
     /// The cryptography library does not take the private key.
@@ -198,23 +191,23 @@ pub enum Fault {
         /// The issuer that the certificate names.
         issuer: String,
     },
-    /// The issuer's name is right and the signature is not: it is another
-    /// authority of the same name, or the certificate was changed.
+    /// The issuer's name is right but the signature is not: it is another authority of the same name,
+    /// or the certificate was changed.
     #[error("the certificate's signature is not its issuer's (another authority of that name?)")]
     BadSignature,
-    /// The certificate has a key usage without digitalSignature. TLS peers
-    /// prove their identity with signatures.
+    /// The certificate has a key usage without digitalSignature. TLS peers prove their identity with
+    /// signatures.
     #[error("the certificate's key usage lacks digitalSignature, which TLS needs")]
     NotForSignatures,
-    /// The certificate gives a role that its issuer may not give: the issuer's
-    /// own extended key usage lacks it.
+    /// The certificate gives a role that its issuer may not give, because the issuer's own extended
+    /// key usage lacks it.
     #[error("the certificate has a role that {issuer:?} may not give")]
     RoleNotIssuers {
         /// The issuer.
         issuer: String,
     },
-    /// There are more intermediate authorities than the trusted one allows.
-    #[error("more authorities in between than the trusted one allows")]
+    /// There are more intermediate authorities than the trusted authority allows.
+    #[error("there are more intermediate authorities than the trusted authority allows")]
     PathTooLong,
     /// The certificate has a server's role and no serverAuth usage.
     #[error("the certificate has a server's role but no serverAuth usage")]
@@ -222,16 +215,16 @@ pub enum Fault {
     /// The certificate has a client's role and no clientAuth usage.
     #[error("the certificate has a client's role but no clientAuth usage")]
     NotForClients,
-    /// The certificate has a server's role and no name or address by which a
-    /// client could check that it reached the right server.
-    #[error("a server's certificate without DNS name or IP address")]
+    /// The certificate has a server's role but no name or address by which a client could check that
+    /// it reached the right server.
+    #[error("the certificate has a server's role but no DNS name or IP address")]
     NoHost,
     /// TLS peers refuse the certificate for another reason.
     #[error("TLS refuses the certificate: {0}")]
     Refused(String),
 }
 
-/// What is wrong with a request to issue, renew or revoke a certificate.
+/// A fault in a request to issue, renew or revoke a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum BadRequest {
@@ -254,7 +247,7 @@ pub enum BadRequest {
     #[error("{0:#x} is not a role")]
     UnknownRole(u32),
     /// The nil UUID identifies no holder.
-    #[error("the nil UUID names nobody")]
+    #[error("the nil UUID identifies no holder")]
     NilUuid,
     /// This build cannot make keys of that kind.
     #[error("making {0} keys needs the feature aws-lc-rs")]
@@ -262,8 +255,8 @@ pub enum BadRequest {
     /// The text is not a kind of key.
     #[error("{0:?} is not a kind of key (p256, rsa2048, rsa4096, ed25519)")]
     UnknownKey(String),
-    /// The authority's name has a form that cannot be repeated exactly in
-    /// the certificates that it issues.
+    /// The authority's name has a form that cannot be repeated exactly in the certificates that it
+    /// issues.
     #[error("the authority's name is in an unsupported form")]
     AuthorityName,
     /// The text is not a serial number.
@@ -281,7 +274,7 @@ pub enum BadRequest {
     /// The key usage of the authority's certificate lacks cRLSign.
     #[error("the authority's certificate does not allow it to sign revocation lists")]
     NoListSigner,
-    /// The certificate holds something that a new one would not hold.
+    /// The certificate holds a part that a new one would not hold.
     #[error("the certificate cannot be renewed as it is: {0}")]
     Renewal(String),
 }

@@ -1,5 +1,5 @@
-//! The identity that this side shows to its peers: a certificate chain, and the private key
-//! of its first certificate or a signer that holds the key.
+//! The identity that this side shows to its peers: a certificate chain, and the private key of its
+//! first certificate or a signer that holds the key.
 
 use std::fmt;
 use std::path::Path;
@@ -13,15 +13,15 @@ use super::store::Sections;
 use super::{CertificateInfo, Error, Fault, der, provider, store};
 use crate::Role;
 
-/// A certificate chain and its private key, which are checked to belong together. The
-/// key may be outside of this process: [`with_signer`](Self::with_signer).
+/// A certificate chain and its private key, which are checked to belong together. The key may be
+/// outside of this process: [`with_signer`](Self::with_signer).
 ///
-/// The roles that may be advertised in the handshake are the ones of the
-/// chain's first certificate (docs/protocol.md, "Roles").
+/// The roles that may be advertised in the handshake are those of the chain's first certificate
+/// (docs/protocol.md, "Roles").
 ///
 /// # Threads
-/// A clone is cheap and shares everything; `Send` and `Sync`. Only the
-/// loading calls block, on the disk.
+/// A clone is cheap and shares everything; `Send` and `Sync`. Only the loading functions block, on
+/// the disk.
 #[derive(Clone)]
 pub struct Identity(Arc<Inner>);
 
@@ -31,24 +31,20 @@ struct Inner {
 }
 
 impl Identity {
-    /// Loads one PEM file with the certificate, then any intermediate ones,
-    /// and the private key, which may stand anywhere in it. Blocks while the
-    /// file is read.
+    /// Loads one PEM file with the certificate, then any intermediate ones, and the private key in any
+    /// place. Blocks while the file is read.
     ///
     /// # Errors
-    /// [`Error::Read`]; [`Error::NoProvider`]; and [`Error::Content`] when the
-    /// file is not PEM or has no certificate or not exactly one key, the key
-    /// cannot be used or belongs to another certificate, the certificate is
-    /// broken, not valid at present, or without a role.
+    /// [`Error::Read`]; [`Error::Content`] if the file is not PEM or has no certificate or not exactly
+    /// one key, the key cannot be used or belongs to another certificate, or the certificate is broken,
+    /// not valid at present, or without a role.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        let identity = Self::from_pem(&store::read(path)?, &store::origin(path))?;
-        store::warn_of_open_key(path);
-        Ok(identity)
+        Self::load_with(path, None, Sections::key)?.judge(&store::origin(path))
     }
 
-    /// Loads the certificates from one PEM file and the private key from
-    /// another. Blocks while the files are read.
+    /// Loads the certificates from one PEM file and the private key from another. Blocks while the
+    /// files are read.
     ///
     /// # Errors
     /// As [`load`](Self::load). Each names the file with the fault.
@@ -70,7 +66,7 @@ impl Identity {
         let apart = key.map(store::load).transpose()?;
         let with_key = apart.as_ref().unwrap_or(&sections);
         let private = key_of(with_key).map_err(Error::content(&key_origin))?;
-        // A key under a passphrase may lie open.
+        // The warning is for keys without a passphrase.
         if !with_key.encrypted {
             store::warn_of_open_key(key.unwrap_or(certificates));
         }
@@ -81,16 +77,14 @@ impl Identity {
         Self::assemble(chain.to_vec(), private, &origin, &both)
     }
 
-    /// Loads an identity for a protocol that knows no roles of SSNTP: any
-    /// certificate will do, also one without a role and one of X.509 version 1.
-    /// The key may stand in a file of its own, and may be encrypted (PKCS#8,
-    /// `BEGIN ENCRYPTED PRIVATE KEY`) under a passphrase. Blocks while the files
+    /// Loads an identity for a protocol without SSNTP's roles: any certificate is accepted, also one
+    /// without a role and one of X.509 version 1. The key may be in a file of its own, and may be
+    /// encrypted (PKCS#8, `BEGIN ENCRYPTED PRIVATE KEY`) under a passphrase. Blocks while the files
     /// are read.
     ///
     /// # Errors
-    /// As [`load_parts`](Self::load_parts) without [`Fault::NoRole`];
-    /// [`Fault::EncryptedKey`] if the key needs a passphrase and none is given, and
-    /// [`Fault::WrongPassphrase`].
+    /// As [`load_parts`](Self::load_parts) without [`Fault::NoRole`]; [`Fault::EncryptedKey`] if the key
+    /// needs a passphrase and none is given, and [`Fault::WrongPassphrase`].
     pub fn load_without_role(
         certificates: &Path,
         key: Option<&Path>,
@@ -113,26 +107,25 @@ impl Identity {
         Self::assemble(chain.to_vec(), key, origin, origin)?.judge(origin)
     }
 
-    /// Takes certificates, our own first, and the private key in their binary
-    /// form. Errors call them `the certificates` and `the private key`.
+    /// Takes certificates, our own first, and the private key in DER. Errors call them `the
+    /// certificates` and `the private key`.
     ///
     /// # Errors
-    /// As [`load`](Self::load) without [`Error::Read`]; in place of "not PEM",
-    /// [`Fault::NotDer`].
+    /// As [`load`](Self::load) without [`Error::Read`]; [`Fault::NotDer`] instead of "not PEM".
     pub fn from_der(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<Self, Error> {
         Self::assemble(chain, key, CERTIFICATES, KEY)?.judge(CERTIFICATES)
     }
 
-    /// Takes certificates, our own first, and a signer with the first one's private key.
-    /// The key need not be in this process: it may be in a hardware module or an agent.
+    /// Takes certificates, our own first, and a signer with the first one's private key. The key may be
+    /// outside of this process, in a hardware module or an agent.
     ///
-    /// The signer is called once for each full handshake, on the handshake's thread, and by
-    /// several threads at once. A call cannot be interrupted, so it should return well
-    /// within the time limit of a handshake. Its error ends that handshake only.
+    /// The signer is called once for each full handshake, on the handshake's thread, and by several
+    /// threads at once. A call cannot be interrupted, so it should return well within the time limit
+    /// of a handshake. Its error ends that handshake only.
     ///
     /// # Errors
-    /// As [`from_der`](Self::from_der). Whether the key belongs to the certificate is checked
-    /// if [`SigningKey::public_key`] tells the public key; otherwise peers notice it.
+    /// As [`from_der`](Self::from_der). That the key belongs to the certificate is checked if
+    /// [`SigningKey::public_key`] returns the public key; otherwise peers find a wrong key.
     pub fn with_signer(
         chain: Vec<CertificateDer<'static>>,
         signer: Arc<dyn SigningKey>,
@@ -142,7 +135,7 @@ impl Identity {
         Self(Arc::new(Inner { certified, info })).judge(CERTIFICATES)
     }
 
-    /// Puts chain and key together without a check of lifetime and roles.
+    /// Joins chain and key without a check of lifetime and roles.
     pub(super) fn assemble(
         chain: Vec<CertificateDer<'static>>,
         key: PrivateKeyDer<'static>,
@@ -180,7 +173,7 @@ impl Identity {
         self.0.info.roles
     }
 
-    /// The UUID to which the certificate binds its holder, if it does.
+    /// The UUID to which the certificate binds its holder, if there is one.
     pub fn uuid(&self) -> Option<Uuid> {
         self.0.info.uuid
     }
@@ -202,7 +195,7 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// The names in errors for input that is not from a file.
+/// The names in errors for input from memory.
 const CERTIFICATES: &str = "the certificates";
 const KEY: &str = "the private key";
 
@@ -210,21 +203,19 @@ fn first_of(chain: &[CertificateDer<'static>]) -> Result<CertificateInfo, Fault>
     CertificateInfo::from_der(chain.first().ok_or(Fault::NoCertificate)?)
 }
 
-/// The key, ready to sign.
+/// The key as a signer.
 pub(super) fn signing_key(key: PrivateKeyDer<'static>, origin: &str) -> Result<Arc<dyn SigningKey>, Error> {
-    let provider = provider()?;
     let load = || {
         if der::is_pem(key.secret_der()) {
             return Err(Fault::NotDer);
         }
-        let loaded = provider.key_provider.load_private_key(key);
+        let loaded = provider().key_provider.load_private_key(key);
         loaded.map_err(|error| Fault::UnusableKey(error.to_string()))
     };
     load().map_err(Error::content(origin))
 }
 
-/// Puts a chain and its key together. Fails if the key is known to belong to another
-/// certificate.
+/// Joins a chain and its key. Fails if the key is known to belong to another certificate.
 pub(super) fn certify(
     chain: Vec<CertificateDer<'static>>,
     key: Arc<dyn SigningKey>,
@@ -233,7 +224,7 @@ pub(super) fn certify(
         Some(first) => der::certificate(first)?.public_key().raw.to_vec(),
         None => return Err(Fault::NoCertificate),
     };
-    // Some signers do not tell their public key. Then peers notice a wrong key.
+    // Some signers do not return their public key. Then peers find a wrong key.
     match key.public_key() {
         Some(public) if *public != *own => Err(Fault::KeyMismatch),
         _ => Ok(Arc::new(CertifiedKey::new(chain, key))),

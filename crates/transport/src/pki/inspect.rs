@@ -11,15 +11,14 @@ use x509_parser::time::ASN1Time;
 use x509_parser::x509::SubjectPublicKeyInfo;
 
 use super::der::{self, authority_key, distinguished_name, hexadecimal, rfc3339};
-use super::{Fault, Host, eku, provider};
+use super::{Fault, Host, eku, sha256};
 use crate::printable::printable;
 use crate::role::Role;
 
 const UUID_SCHEME: &str = "urn:uuid:";
 
-/// The facts in one certificate, read and not judged:
-/// [`Trust::verify`](super::Trust::verify) checks whether a trusted authority issued it.
-/// Hidden characters in its texts are escaped.
+/// The facts in one certificate, which are read but not judged: [`Trust::verify`](super::Trust::verify)
+/// checks whether a trusted authority issued it. Hidden characters in its texts are escaped.
 ///
 /// Two certificates are equal if their [`der`](Self::der) bytes are.
 #[derive(Clone, Debug)]
@@ -33,8 +32,8 @@ pub struct CertificateInfo {
     pub serial: String,
     /// The roles it gives, [`Role::NONE`] if it gives none.
     pub roles: Role,
-    /// The UUID of its `urn:uuid:` SAN, if it has one. Its holder may connect with this
-    /// UUID only (docs/protocol.md, "Handshake").
+    /// The UUID of its `urn:uuid:` SAN, if it has one. Its holder may connect only with this UUID
+    /// (docs/protocol.md, "Handshake").
     pub uuid: Option<Uuid>,
     /// The DNS names and IP addresses in its SANs, in their order.
     pub hosts: Vec<Host>,
@@ -44,18 +43,16 @@ pub struct CertificateInfo {
     pub not_before: SystemTime,
     /// The last moment at which it is valid.
     pub not_after: SystemTime,
-    /// The kind of its key: `P-256`, `RSA 2048`, `Ed25519`, or an object
-    /// identifier.
+    /// The kind of its key: `P-256`, `RSA 2048`, `Ed25519`, or an object identifier.
     pub key: String,
-    /// Whether it is an authority's.
+    /// True if it is an authority's.
     pub is_authority: bool,
-    /// Whether its holder may be a TLS server (serverAuth).
+    /// True if its holder may be a TLS server (serverAuth).
     pub server_auth: bool,
-    /// Whether its holder may be a TLS client (clientAuth).
+    /// True if its holder may be a TLS client (clientAuth).
     pub client_auth: bool,
-    /// The SHA-256 digest of the DER in hexadecimal, bytes joined with colons. `None` if the
-    /// crate was built without cryptography.
-    pub fingerprint: Option<String>,
+    /// The SHA-256 digest of the DER in hexadecimal, bytes joined with colons.
+    pub fingerprint: String,
     /// The certificate itself.
     pub der: CertificateDer<'static>,
 }
@@ -96,20 +93,20 @@ impl CertificateInfo {
             // Without an extended key usage, TLS allows every usage.
             server_auth: usages.is_none_or(|usages| usages.server_auth),
             client_auth: usages.is_none_or(|usages| usages.client_auth),
-            fingerprint: provider::sha256(certificate).map(|digest| hexadecimal(&digest)),
+            fingerprint: hexadecimal(&sha256(certificate)),
             der: certificate.clone().into_owned(),
         })
     }
 
-    /// The common name in a certificate's subject, the last one if there are several. Reads
-    /// certificates of version 1 as well. `None` if there is none.
+    /// The common name in a certificate's subject, the last one if there are several. `None` if there
+    /// is none. Certificates of version 1 are read as well.
     pub fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
         let parsed = der::certificate(certificate).ok()?;
         let last = parsed.subject().iter_common_name().last()?;
         last.as_str().ok().map(str::to_owned)
     }
 
-    /// A certificate that states nothing and was never valid: for bytes that are not one.
+    /// The facts for bytes that are no certificate: no names, no roles, and never valid.
     pub fn nothing(certificate: &CertificateDer<'_>) -> Self {
         Self {
             subject: String::new(),
@@ -125,7 +122,7 @@ impl CertificateInfo {
             is_authority: false,
             server_auth: false,
             client_auth: false,
-            fingerprint: None,
+            fingerprint: String::new(),
             der: certificate.clone().into_owned(),
         }
     }
@@ -146,11 +143,11 @@ impl CertificateInfo {
         })
     }
 
-    /// Whether one authority issued both: the issuers' names are the same, byte for byte,
-    /// and so are the identifiers of the authorities' keys, if the certificates have them.
+    /// True if one authority issued both: the issuers' names are equal byte for byte, and so are the
+    /// identifiers of the authorities' keys, if the certificates have them.
     ///
-    /// An authority whose certificate was renewed with its old key is still the same one.
-    /// No signature is verified here: [`Trust::verify`](super::Trust::verify) does that.
+    /// An authority whose certificate was renewed with its old key is still the same one. No
+    /// signature is verified here: [`Trust::verify`](super::Trust::verify) does that.
     pub fn has_same_issuer(&self, other: &Self) -> bool {
         // Read again on each call, because few certificates are ever compared.
         match (der::certificate(&self.der), der::certificate(&other.der)) {
@@ -162,8 +159,7 @@ impl CertificateInfo {
         }
     }
 
-    /// [`not_before`](Self::not_before) in RFC 3339 form, as in
-    /// `2026-01-31T00:00:00Z`.
+    /// [`not_before`](Self::not_before) in RFC 3339 form, such as `2026-01-31T00:00:00Z`.
     pub fn not_before_text(&self) -> String {
         rfc3339(self.not_before)
     }
@@ -173,7 +169,7 @@ impl CertificateInfo {
         rfc3339(self.not_after)
     }
 
-    /// How many whole days of its lifetime are left at that time: 0 on its last day, and
+    /// The number of whole days that are left of its lifetime at that time: 0 on its last day, and
     /// negative once it has expired.
     pub fn days_left(&self, at: SystemTime) -> i64 {
         let days = |distance: Duration| i64::try_from(distance.as_secs() / 86_400).unwrap_or(i64::MAX);
@@ -183,7 +179,7 @@ impl CertificateInfo {
         }
     }
 
-    /// Whether the certificate is valid at that time.
+    /// Checks that the certificate is valid at that time.
     ///
     /// # Errors
     /// [`Fault::NotYetValid`] or [`Fault::Expired`].
@@ -244,8 +240,8 @@ impl Names {
         Ok(read)
     }
 
-    /// Reads a URI. A `urn:uuid:` URI is an identity, so a broken one is an error and not
-    /// merely another name.
+    /// Reads a URI. A `urn:uuid:` URI is an identity, so a broken one is an error instead of a further
+    /// name.
     fn uri(&mut self, uri: &str) -> Result<(), Fault> {
         let scheme = uri.get(..UUID_SCHEME.len()).unwrap_or_default();
         if !scheme.eq_ignore_ascii_case(UUID_SCHEME) {
@@ -253,7 +249,7 @@ impl Names {
             return Ok(());
         }
         let text = &uri[UUID_SCHEME.len()..];
-        // The parser takes more forms than the 36 characters of RFC 9562.
+        // The parser accepts more forms than the 36 characters of RFC 9562.
         let uuid = match Uuid::try_parse(text) {
             Ok(uuid) if text.len() == 36 && !uuid.is_nil() => uuid,
             _ => return Err(Fault::BadUuid(printable(uri))),
@@ -331,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_no_host_are_kept_apart() {
+    fn names_that_are_no_host_are_other_names() {
         let names = [
             GeneralName::DNSName("a.example"),
             GeneralName::DNSName("no name\u{7}"),
@@ -356,7 +352,7 @@ mod tests {
 
     #[cfg(feature = "issue")]
     #[test]
-    fn certificates_of_one_authority_are_told_from_those_of_another_of_its_name() {
+    fn authorities_of_the_same_name_are_distinguished() {
         use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
         let authority = || Authority::new(&AuthorityRequest::default()).unwrap();
         let issue = |authority: &Authority| {

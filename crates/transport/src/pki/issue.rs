@@ -28,14 +28,14 @@ pub(super) const DAY: u64 = 86_400;
 pub(super) const MAX_DAYS: u32 = 36_500;
 /// The last second of the year 9999, which is the last time that a certificate can hold.
 const LAST_SECOND: u64 = 253_402_300_799;
-/// How far in the past lifetimes begin, for peers with slow clocks.
+/// The time by which lifetimes begin earlier than the present time, for peers with slow clocks.
 pub(super) const CLOCK_SKEW: u64 = 600;
 
 /// A certificate authority with its private key.
 ///
 /// # Threads
-/// `Send` and `Sync`; every call takes `&self`. Loading and saving block on
-/// the disk; making RSA keys takes up to seconds.
+/// `Send` and `Sync`; every call takes `&self`. Loading and saving block on the disk; making RSA keys
+/// takes up to seconds.
 pub struct Authority {
     pub(super) issuer: Issuer<'static, KeyPair>,
     pub(super) info: CertificateInfo,
@@ -63,7 +63,7 @@ impl Authority {
         let (start, end) = lifetime(request.valid_from, request.days)?;
         params.not_before += Duration::from_secs(start);
         params.not_after += Duration::from_secs(end);
-        // It issues to entities, never to another authority.
+        // It issues certificates of peers only, not of further authorities.
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.subject_alt_names = alternatives(&request.hosts, None)?;
@@ -77,9 +77,8 @@ impl Authority {
     /// Loads `ca.pem` and `ca.key` from a directory.
     ///
     /// # Errors
-    /// [`Error::Read`]; [`Error::Content`] if a file is not PEM, does not hold an
-    /// authority's certificate or its key, or the authority has expired. With ring alone the
-    /// key must be PKCS#8.
+    /// [`Error::Read`]; [`Error::Content`] if a file is not PEM, does not hold an authority's
+    /// certificate or its key, or the authority has expired. With ring alone the key must be PKCS#8.
     pub fn load(directory: impl AsRef<Path>) -> Result<Self, Error> {
         let certificate_path = directory.as_ref().join(CERTIFICATE_FILE);
         let key_path = directory.as_ref().join(KEY_FILE);
@@ -120,8 +119,8 @@ impl Authority {
         })
     }
 
-    /// Writes `ca.pem` (readable to all) and `ca.key` (mode 0600) into a directory, which is
-    /// created if necessary. Each file appears whole or not at all.
+    /// Writes `ca.pem` (mode 0644) and `ca.key` (mode 0600) into a directory, which is created if
+    /// necessary. Each file is written in one step.
     ///
     /// # Errors
     /// [`Error::Exists`] if one of the files exists and `overwrite` is false;
@@ -143,10 +142,8 @@ impl Authority {
         store::write(&certificate, &self.certificate_pem, PUBLIC)
     }
 
-    /// Issues a certificate with a new key.
-    ///
-    /// It gives the roles as extended key usages, beside clientAuth, and
-    /// serverAuth for servers and schedulers (docs/protocol.md, "Roles").
+    /// Issues a certificate with a new key. It gives the roles as extended key usages, beside
+    /// clientAuth, and serverAuth for servers and schedulers (docs/protocol.md, "Roles").
     ///
     /// # Errors
     /// [`Error::Request`] if the request cannot be met; [`Error::Crypto`].
@@ -154,8 +151,7 @@ impl Authority {
         self.issue_for(request, || generate(request.key))
     }
 
-    /// As [`issue`](Self::issue), with a key that is made only after the request was
-    /// checked.
+    /// As [`issue`](Self::issue), with a key that is made only after the request was checked.
     pub(super) fn issue_for(
         &self,
         request: &CertificateRequest,
@@ -176,7 +172,7 @@ impl Authority {
         })
     }
 
-    /// All of a certificate but its key.
+    /// The parameters of a certificate without its key.
     pub(super) fn params_for(&self, request: &CertificateRequest) -> Result<CertificateParams, Error> {
         let mut params = wanted(request)?;
         let (start, end) = lifetime(request.valid_from, request.days)?;
@@ -192,8 +188,8 @@ impl Authority {
         Ok(params)
     }
 
-    /// Checks the issuer's name, which peers compare byte by byte. rcgen encodes the name
-    /// anew, which may change an unusual form.
+    /// Checks the issuer's name, which peers compare byte by byte. rcgen encodes the name again, which
+    /// may change an unusual form.
     pub(super) fn check_issuer_name(&self, issued: &CertificateDer<'_>) -> Result<(), Error> {
         let same = || {
             let (issued, own) = (der::certificate(issued)?, der::certificate(&self.info.der)?);
@@ -206,7 +202,7 @@ impl Authority {
         }
     }
 
-    /// Trust in this authority only, whatever its lifetime is.
+    /// Trust in this authority only, whether it has expired or not.
     pub fn trust(&self) -> Trust {
         self.trust.clone()
     }
@@ -237,7 +233,7 @@ impl fmt::Debug for Authority {
     }
 }
 
-/// A certificate just issued, with its private key.
+/// A certificate that was just issued, with its private key.
 #[derive(Clone)]
 pub struct Issued {
     certificate_pem: String,
@@ -256,8 +252,8 @@ impl Issued {
         &self.key_pem
     }
 
-    /// Certificate and key, ready to use. Unlike a loaded identity it may have no role and
-    /// be outside its lifetime, for tests of such peers.
+    /// Certificate and key as an identity. Unlike a loaded identity it may have no role and be outside
+    /// its lifetime, for tests of such peers.
     pub fn identity(&self) -> Identity {
         self.identity.clone()
     }
@@ -267,14 +263,13 @@ impl Issued {
         self.identity.info()
     }
 
-    /// The text of the file that [`Identity::load`] reads: the certificate,
-    /// then the key.
+    /// The text of the file that [`Identity::load`] reads: the certificate, then the key.
     pub fn to_pem(&self) -> String {
         format!("{}{}", self.certificate_pem, self.key_pem)
     }
 
-    /// Writes [`to_pem`](Self::to_pem) into a file of mode 0600 and replaces an existing one.
-    /// The file appears whole or not at all. Blocks on the disk.
+    /// Writes [`to_pem`](Self::to_pem) into a file of mode 0600, or replaces the file, in one step.
+    /// Blocks on the disk.
     ///
     /// # Errors
     /// [`Error::Write`].
@@ -289,7 +284,7 @@ impl fmt::Debug for Issued {
     }
 }
 
-/// The name, usages and alternative names of a holder.
+/// The name, usages and alternative names of a requested certificate.
 pub(super) fn wanted(request: &CertificateRequest) -> Result<CertificateParams, Error> {
     if request.roles.unknown_bits() != 0 {
         return Err(BadRequest::UnknownRole(request.roles.unknown_bits()).into());
@@ -323,12 +318,12 @@ pub(super) fn params(name: &str) -> Result<CertificateParams, Error> {
         return Err(BadRequest::Name(name.to_owned()).into());
     }
     let mut serial = [0; 16];
-    provider()?
+    provider()
         .secure_random
         .fill(&mut serial)
         .map_err(|_| Error::Crypto("no random bytes".to_owned()))?;
-    // The first bit is clear and the second is set, so that the number is positive and all
-    // numbers have the same length.
+    // The first bit is clear and the second is set, so that the number is positive and all numbers
+    // have the same length.
     serial[0] = serial[0] & 0x7f | 0x40;
     let mut params = CertificateParams::default();
     params.serial_number = Some(serial.to_vec().into());
@@ -391,14 +386,14 @@ pub(super) fn generate(kind: KeyKind) -> Result<KeyPair, Error> {
     pair.map_err(crypto)
 }
 
-/// The same key in version 1 of PKCS#8. Generators write version 2, which repeats the public
-/// key, and OpenSSL before 3.2 cannot read that.
+/// The same key in version 1 of PKCS#8. Generators write version 2, which repeats the public key and
+/// which OpenSSL before 3.2 cannot read.
 fn plain_ed25519(pair: &KeyPair) -> Result<KeyPair, rcgen::Error> {
     const HEAD: [u8; 16] = [
         0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20,
     ];
-    // Both versions hold the algorithm and the 32 secret bytes at the same offset. Only the
-    // length and the version number before them differ.
+    // Both versions hold the algorithm and the 32 secret bytes at the same offset. Only the length and
+    // the version number before them differ.
     let der = pair.serialized_der();
     if der.get(5..16) != Some(&HEAD[5..]) {
         return Err(rcgen::Error::CouldNotParseKeyPair);
@@ -418,8 +413,8 @@ pub(super) fn key_pair(key: &PrivateKeyDer<'static>) -> Result<KeyPair, Fault> {
     })
 }
 
-/// The parameters of an authority for rcgen, read from its certificate: its name and its
-/// key's identifier. Fails if it may not sign certificates.
+/// The parameters of an authority for rcgen, read from its certificate: its name and its key's
+/// identifier. Fails if its key usage lacks keyCertSign.
 pub(super) fn issuer_params(authority: &CertificateInfo, origin: &str) -> Result<CertificateParams, Error> {
     let unfit = |fault| Error::content(origin)(fault);
     let parsed = der::certificate(&authority.der).map_err(unfit)?;
@@ -432,7 +427,7 @@ pub(super) fn issuer_params(authority: &CertificateInfo, origin: &str) -> Result
     Ok(params)
 }
 
-/// The name for rcgen. `None` if it has parts of several attributes or a rare kind of text.
+/// The name for rcgen. `None` if it has parts with several attributes or a rare kind of text.
 fn issuer_name(subject: &X509Name<'_>) -> Option<DistinguishedName> {
     let mut name = DistinguishedName::new();
     for part in subject.iter_rdn() {

@@ -10,10 +10,9 @@ use x509_parser::asn1_rs::{FromDer, Header};
 
 use super::CertificateInfo;
 
-/// A certificate that has been read, kept as its DER, which takes less than half of the
-/// memory of its facts. The facts are read again on demand. The intermediate certificates
-/// that the peer showed are kept with it. Clones share everything; two are equal if their
-/// DER is.
+/// A certificate that has been read, kept as its DER, which takes less than half of the memory of its
+/// facts. The facts are read again on demand. The intermediate certificates of the peer are kept with
+/// it. Clones share everything; two are equal if their DER is.
 #[derive(Clone)]
 pub struct KeptCertificate(Arc<Kept>);
 
@@ -24,7 +23,7 @@ struct Kept {
 }
 
 impl KeptCertificate {
-    /// Keeps a certificate, and the intermediate ones if the peer showed any.
+    /// Keeps a certificate, and the intermediate ones if the peer has shown any.
     pub fn new(certificate: &CertificateInfo, intermediates: Option<Arc<[CertificateDer<'static>]>>) -> Self {
         Self(Arc::new(Kept {
             der: Box::from(&certificate.der[..]),
@@ -44,7 +43,7 @@ impl KeptCertificate {
         std::iter::once(leaf).chain(intermediates).collect()
     }
 
-    /// Whether it is that certificate.
+    /// True if it is that certificate.
     pub fn is(&self, other: &CertificateInfo) -> bool {
         *self.0.der == *other.der
     }
@@ -54,7 +53,7 @@ impl KeptCertificate {
         self.0.facts.get_or_init(|| Box::new(self.read()))
     }
 
-    /// Its facts without keeping them, for a caller that goes through all sessions.
+    /// Its facts without keeping them, for a caller that visits all sessions.
     pub fn glance(&self) -> Cow<'_, CertificateInfo> {
         match self.0.facts.get() {
             Some(info) => Cow::Borrowed(info),
@@ -64,18 +63,18 @@ impl KeptCertificate {
 
     fn read(&self) -> CertificateInfo {
         let der = CertificateDer::from(&self.0.der[..]);
-        // The same bytes were read before, so this does not fail.
+        // This does not fail, because the same bytes were read before.
         CertificateInfo::from_der(&der).unwrap_or_else(|_| CertificateInfo::nothing(&der))
     }
 
-    /// The bytes of its serial number. Nothing else is read, because a search goes through
-    /// thousands of certificates.
+    /// The bytes of its serial number. No other part is read, because a search visits thousands of
+    /// certificates.
     pub fn serial(&self) -> Option<&[u8]> {
         let inside = |bytes| Header::from_der(bytes).ok();
         let (certificate, _) = inside(&self.0.der)?;
         let (to_be_signed, _) = inside(certificate)?;
         let (mut first, mut header) = inside(to_be_signed)?;
-        // The version, which the oldest certificates do not have.
+        // The version, which certificates of version 1 do not have.
         if header.is_contextspecific() {
             let len = header.length().definite().ok()?;
             (first, header) = inside(first.get(len..)?)?;
@@ -84,8 +83,7 @@ impl KeptCertificate {
     }
 }
 
-// So that a table of certificates can be searched by DER, without making a
-// `KeptCertificate` for the search.
+// So that a table of certificates can be searched by DER, without a `KeptCertificate` for the search.
 impl Borrow<[u8]> for KeptCertificate {
     fn borrow(&self) -> &[u8] {
         &self.0.der
@@ -119,7 +117,7 @@ mod tests {
 
     #[cfg(feature = "issue")]
     #[test]
-    fn a_kept_certificate_states_what_it_stated_when_it_was_read() {
+    fn a_kept_certificate_has_the_facts_of_the_original() {
         use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
         let authority = Authority::new(&AuthorityRequest::default()).unwrap();
         let issue = || {
@@ -136,7 +134,7 @@ mod tests {
 
     #[cfg(feature = "issue")]
     #[test]
-    fn a_kept_certificate_tells_its_serial_number_without_being_read() {
+    fn the_serial_number_of_a_kept_certificate_needs_no_reading_of_its_facts() {
         use crate::pki::{Authority, AuthorityRequest, CertificateRequest};
         let authority = Authority::new(&AuthorityRequest::default()).unwrap();
         for _ in 0..20 {
@@ -163,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_certificate_states_nothing() {
+    fn bytes_that_are_no_certificate_give_no_role() {
         let nothing = CertificateInfo::nothing(&CertificateDer::from(vec![1, 2, 3]));
         let kept = KeptCertificate::new(&nothing, None);
         assert_eq!(kept.info().roles, Role::NONE);

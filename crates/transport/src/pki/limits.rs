@@ -1,6 +1,5 @@
-//! The limits that certificates of a chain set for each other and that webpki does not
-//! check: it knows neither roles nor key usages, and takes no limits from a trusted
-//! authority.
+//! The limits that certificates of a chain set for each other and that webpki does not check: webpki
+//! knows neither roles nor key usages, and applies no limits of a trusted authority.
 
 use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
@@ -9,7 +8,7 @@ use x509_parser::extensions::KeyUsage;
 use super::{CertificateInfo, Fault, der, eku};
 use crate::Role;
 
-/// The path length of a trusted authority: how many authorities may be below it.
+/// The path length of a trusted authority: the number of authorities that may be below it.
 #[derive(Clone, Debug)]
 pub(super) struct PathLength {
     subject: Vec<u8>,
@@ -31,11 +30,11 @@ impl PathLength {
     }
 }
 
-/// Checks a chain whose signatures are checked elsewhere. `intermediates` must not hold a
-/// trusted authority.
+/// Checks the limits of a chain. The caller has to check the signatures. `intermediates` must not
+/// hold a trusted authority.
 ///
-/// It is not known here which of them are on the path to a trusted authority. So the limits
-/// of all shown certificates apply, and an additional certificate can never loosen a limit.
+/// It is unknown here which of them are on the path to a trusted authority. So the limits of all shown
+/// certificates apply, and an additional certificate can never loosen a limit.
 pub(super) fn check(
     first: &CertificateDer<'_>,
     intermediates: &[&CertificateDer<'_>],
@@ -60,8 +59,8 @@ pub(super) fn check(
                 issuer: der::distinguished_name(issuer.subject()),
             });
         }
-        // RFC 5280, section 4.2.1.9: a certificate that an authority issued to itself does
-        // not count in the path length.
+        // RFC 5280, section 4.2.1.9: a certificate that an authority issued to itself does not count in
+        // the path length.
         below += usize::from(issuer.subject().as_raw() != issuer.issuer().as_raw());
         issuers.push(issuer.issuer().as_raw());
     }
@@ -73,7 +72,7 @@ pub(super) fn check(
     }
 }
 
-/// An authority whose key usage lacks keyCertSign may not issue certificates.
+/// Checks that the key usage of an authority allows keyCertSign.
 pub(super) fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), Fault> {
     match der::key_may(issuer, KeyUsage::key_cert_sign)? {
         true => Ok(()),

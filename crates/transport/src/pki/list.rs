@@ -1,5 +1,4 @@
-//! One revocation list: whom it revokes, entry by entry. Whether it counts is decided in
-//! `revocation`.
+//! One revocation list and its entries. `revocation` decides whether the list counts.
 
 use std::fmt;
 use std::path::Path;
@@ -18,34 +17,34 @@ use super::der::{self, distinguished_name, hexadecimal, rfc3339};
 use super::{BadRequest, CertificateInfo, Error, Fault, store};
 use crate::printable::printable;
 
-/// The facts in one revocation list, read and not judged: whether its authority signed
-/// it is for the caller to check. Hidden characters in its texts are escaped.
+/// The facts in one revocation list, which are read but not judged: the caller has to check the
+/// signature. Hidden characters in its texts are escaped.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RevocationList {
     /// The authority whose certificates it revokes, as in [`CertificateInfo::issuer`].
     pub issuer: String,
-    /// Grows with each list of an authority. `None` if the list has no number, or one
-    /// of more than 64 bits.
+    /// Grows with each list of an authority. `None` if the list has no number, or one of more than 64
+    /// bits.
     pub number: Option<u64>,
-    /// When it was signed.
+    /// The time at which it was signed.
     pub this_update: SystemTime,
-    /// When a newer list is due, if the list says so.
+    /// The time at which a newer list is due, if the list states one.
     pub next_update: Option<SystemTime>,
     /// The list itself.
     pub der: CertificateRevocationListDer<'static>,
-    /// The issuer's name in DER, by which lists and certificates are compared.
+    /// The issuer's name in DER, which is compared with that of certificates.
     pub(super) name: Box<[u8]>,
-    /// Whether the list means what it seems to mean. False for a list of changes to
-    /// another list, and for one of several issuers.
+    /// False for a list of changes to another list, for a list of several issuers, and for one with
+    /// an unknown critical extension.
     pub(super) is_understood: bool,
-    /// In order, each once.
+    /// Sorted, each once.
     serials: Box<[Serial]>,
 }
 
 impl RevocationList {
-    /// Reads the lists in a PEM file, or the one in a DER file. Other PEM sections are
-    /// passed over. Blocks while the file is read.
+    /// Reads the lists in a PEM file, or the one in a DER file. Other PEM sections are ignored. Blocks
+    /// while the file is read.
     ///
     /// # Errors
     /// [`Error::Read`]; [`Error::Content`] if there is no list, or a broken one.
@@ -101,28 +100,28 @@ impl RevocationList {
         })
     }
 
-    /// The certificates that it revokes, in its order.
+    /// The certificates that it revokes, in the order of the list.
     pub fn revoked(&self) -> Vec<Revoked> {
         let parts = Parts::read(&self.der);
         let entries = parts.iter().flat_map(Parts::entries);
-        // The same bytes were read before, so no entry is broken.
+        // No entry is broken, because the same bytes were read before.
         entries
             .filter_map(|entry| Revoked::read(&entry.ok()?).ok())
             .collect()
     }
 
-    /// How many certificates it revokes.
+    /// The number of certificates that it revokes.
     pub fn len(&self) -> usize {
         self.serials.len()
     }
 
-    /// Whether it revokes no certificate.
+    /// True if it revokes no certificate.
     pub fn is_empty(&self) -> bool {
         self.serials.is_empty()
     }
 
-    /// Whether it revokes the certificate with that serial number, provided that the
-    /// same authority issued it.
+    /// True if it revokes the certificate with that serial number. The caller has to check that the same
+    /// authority issued both.
     pub fn revokes(&self, serial: &Serial) -> bool {
         self.serials.binary_search(serial).is_ok()
     }
@@ -137,7 +136,7 @@ impl RevocationList {
         self.next_update.map(rfc3339)
     }
 
-    /// Whether a newer list is due at that time.
+    /// True if a newer list is due at that time.
     pub fn is_overdue(&self, at: SystemTime) -> bool {
         self.next_update.is_some_and(|next| at >= next)
     }
@@ -151,7 +150,7 @@ impl RevocationList {
 }
 
 impl fmt::Debug for RevocationList {
-    /// Without the serial numbers: there may be 250,000.
+    /// Without the serial numbers, because there may be 250,000.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RevocationList")
             .field("issuer", &self.issuer)
@@ -162,7 +161,7 @@ impl fmt::Debug for RevocationList {
 }
 
 /// The parts of a list in DER: RFC 5280, section 5.1. Its entries are read one at a time, because
-/// all of them at once, parsed, would take some twenty times the memory of the list.
+/// parsing all at once would take some twenty times the memory of the list.
 struct Parts<'a> {
     issuer: X509Name<'a>,
     this_update: ASN1Time,
@@ -180,7 +179,7 @@ impl<'a> Parts<'a> {
         if !after.is_empty() {
             return Err(bad(format!("{} bytes too many at its end", after.len())));
         }
-        // What comes after the signed part is read where the signature is checked.
+        // The rest is the signature, which is checked elsewhere.
         let (signed, _) = sequence(list)?;
         let (after_version, first) = Any::from_der(signed).map_err(bad)?;
         let rest = match first.tag() {
@@ -190,7 +189,7 @@ impl<'a> Parts<'a> {
         let (rest, _) = AlgorithmIdentifier::from_der(rest).map_err(bad)?;
         let (rest, issuer) = X509Name::from_der(rest).map_err(bad)?;
         let (rest, this_update) = ASN1Time::from_der(rest).map_err(bad)?;
-        // RFC 5280 has two kinds of times, and a sequence or nothing in this place otherwise.
+        // RFC 5280 has two kinds of times. Without a time, a sequence or the end follows here.
         let (rest, next_update) = match rest.first() {
             Some(&UTC_TIME | &GENERALIZED_TIME) => {
                 let (rest, time) = ASN1Time::from_der(rest).map_err(bad)?;
@@ -228,7 +227,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// The elements that follow one another in these bytes. After one that is broken come no more.
+/// The elements that follow one another in these bytes. A broken element is the last.
 fn each<'a, T: FromDer<'a, X509Error>>(mut rest: &'a [u8]) -> impl Iterator<Item = Result<T, Fault>> {
     std::iter::from_fn(move || {
         if rest.is_empty() {
@@ -255,10 +254,10 @@ fn moment(time: &ASN1Time) -> Result<SystemTime, Fault> {
     der::moment(time).ok_or_else(|| Fault::BadRevocationList(format!("a time at {time}")))
 }
 
-/// 2.5.29.27: the list holds only what has changed since another one.
+/// 2.5.29.27: the list holds only changes to another list.
 const CHANGES_ONLY: [u8; 3] = [0x55, 0x1d, 0x1b];
 
-/// Whether an extension of a list leaves the meaning of the list unchanged.
+/// True if an extension of a list leaves the meaning of the list unchanged.
 fn of_list(extension: &X509Extension<'_>) -> bool {
     match extension.parsed_extension() {
         _ if extension.oid.as_bytes() == CHANGES_ONLY => false,
@@ -277,7 +276,7 @@ fn of_entry(extension: &X509Extension<'_>) -> bool {
     }
 }
 
-/// The first bytes of elements in DER: of a list, for one, and of times.
+/// The tags of elements in DER.
 const SEQUENCE: u8 = 0x30;
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
@@ -288,14 +287,14 @@ const GENERALIZED_TIME: u8 = 0x18;
 pub struct Revoked {
     /// The certificate's serial number.
     pub serial: Serial,
-    /// When it was revoked.
+    /// The time at which it was revoked.
     pub time: SystemTime,
-    /// Why it was revoked.
+    /// The reason of the revocation.
     pub reason: RevocationReason,
 }
 
 impl Revoked {
-    /// A certificate that is revoked now.
+    /// A certificate that is revoked at the present time.
     pub fn now(serial: Serial, reason: RevocationReason) -> Self {
         let time = der::now();
         Self { serial, time, reason }
@@ -320,8 +319,8 @@ impl Revoked {
     }
 }
 
-/// The serial number of a certificate, without leading zeros: DER puts a zero before a
-/// number whose first bit is set, and some programs leave it out.
+/// The serial number of a certificate, without leading zeros: DER puts a zero before a number whose
+/// first bit is set, and some programs omit it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Serial(Vec<u8>);
 
@@ -356,8 +355,8 @@ impl fmt::Display for Serial {
 impl FromStr for Serial {
     type Err = BadRequest;
 
-    /// Reads hexadecimal digits with colons between the bytes, with `0x` in front, or at
-    /// least 16 digits. A shorter text could be a name.
+    /// Reads hexadecimal digits: with colons between the bytes, with `0x` in front, or at least 16 digits.
+    /// A shorter text could be a name.
     fn from_str(text: &str) -> Result<Self, BadRequest> {
         let wrong = || BadRequest::Serial(text.to_owned());
         let digits = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
@@ -385,7 +384,7 @@ impl FromStr for Serial {
     }
 }
 
-/// Why a certificate was revoked: the code of RFC 5280, section 5.3.1.
+/// The reason of a revocation: the code of RFC 5280, section 5.3.1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RevocationReason(pub u8);
 
@@ -400,7 +399,7 @@ impl RevocationReason {
     pub const SUPERSEDED: Self = Self(4);
     /// It is no longer needed for its purpose.
     pub const CESSATION_OF_OPERATION: Self = Self(5);
-    /// Its holder lost a privilege that it states.
+    /// The holder lost a privilege that the certificate states.
     pub const PRIVILEGE_WITHDRAWN: Self = Self(9);
 
     const NAMES: [(Self, &'static str); 6] = [
@@ -438,7 +437,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_serial_number_is_told_from_a_name() {
+    fn a_serial_number_is_distinguished_from_a_name() {
         let read = |text: &str| text.parse::<Serial>().map(|serial| serial.to_string());
         assert_eq!(read("4b:0C:ff").unwrap(), "4b:0c:ff");
         assert_eq!(read("00:80").unwrap(), "80");
@@ -465,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_told_of() {
+    fn bytes_that_are_no_list_are_an_error() {
         let read = |bytes: &[u8]| RevocationList::of_bytes(bytes).unwrap_err();
         assert_eq!(read(b""), Fault::NotPem);
         assert!(matches!(read(&[0x30, 0x03, 1]), Fault::BadRevocationList(_)));

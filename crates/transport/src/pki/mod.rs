@@ -16,22 +16,22 @@
 //! | file | holds |
 //! |---|---|
 //! | `identity` | [`Identity`]: a certificate chain with its private key, or with a signer |
-//! | `trust` | [`Trust`]: the authorities, and the check that a TLS peer would make |
+//! | `trust` | [`Trust`]: the authorities, and the check that a TLS peer makes |
 //! | `inspect` | [`CertificateInfo`]: the facts in one certificate |
 //! | `kept` | [`KeptCertificate`]: the certificate of a session, in little memory |
-//! | `limits` | how certificates of a chain limit each other |
+//! | `limits` | the limits that certificates of a chain set for each other |
 //! | `revocation` | [`RevocationLists`]: the lists that a trust checks |
 //! | `list` | [`RevocationList`]: the facts in one revocation list, [`Serial`] |
 //! | `version_1` | certificates of X.509 version 1, for protocols without roles |
 //! | `eku` | roles as object identifiers, [`roles_of`] |
 //! | `host` | [`Host`]: a DNS name or an address |
-//! | `der`, `pem` | reading DER and PEM, as the other files need it |
-//! | `store` | files of certificates and keys, [`load_certificates`] |
+//! | `der` | reading DER, for the other files |
+//! | `store` | files of certificates and keys in PEM, [`load_certificates`] |
 //! | `request` | `AuthorityRequest`, `CertificateRequest`, `KeyKind` (feature `issue`) |
 //! | `issue` | `Authority` and what it issues (feature `issue`) |
 //! | `renew`, `revoke` | renewing and revoking them: `RenewalRequest`, `SignedRevocationList` (feature `issue`) |
 //! | `signing` | certificates for keys that stay with their holder (feature `issue`) |
-//! | `provider` | the choice of the cryptography, [`provider()`] |
+//! | `provider` | the cryptography library, [`provider()`] |
 //! | `error` | [`Error`], [`Fault`], [`BadRequest`] |
 //!
 //! A throw-away authority, without a file:
@@ -48,8 +48,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Nothing here opens a socket. Loading and saving block on the disk, making
-//! an RSA key takes up to seconds, and the rest is quick.
+//! No function here opens a socket. Loading and saving block on the disk, making an RSA key takes up
+//! to seconds, and the rest is quick.
 
 mod der;
 mod eku;
@@ -62,7 +62,6 @@ mod issue;
 mod kept;
 mod limits;
 mod list;
-mod pem;
 mod provider;
 #[cfg(feature = "issue")]
 mod renew;
@@ -95,6 +94,7 @@ pub use self::inspect::CertificateInfo;
 pub use self::issue::{Authority, Issued};
 pub use self::kept::KeptCertificate;
 pub use self::list::{RevocationList, RevocationReason, Revoked, Serial};
+pub(crate) use self::provider::algorithms;
 pub use self::provider::{provider, sha256, ticketer};
 #[cfg(feature = "issue")]
 pub use self::renew::{RenewalRequest, Renewed};

@@ -1,4 +1,4 @@
-//! Renewing: issuing the same certificate again for further days.
+//! Renewal: issuing the same certificate again with a later end.
 
 use std::path::Path;
 
@@ -14,17 +14,17 @@ use super::issue::{
 use super::revoke::{hold, write};
 use super::{
     Authority, BadRequest, CertificateInfo, CertificateRequest, Error, Fault, Issued, KeyKind, Serial, Trust,
-    der, pem, store,
+    der, store,
 };
 
 /// Options of a renewal.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct RenewalRequest {
-    /// Its lifetime in days, which ends with the authority's at the latest.
+    /// The lifetime of the new certificate in days. It ends with the authority's at the latest.
     /// Default: as long as the old certificate's.
     pub days: Option<u32>,
-    /// Whether the key stays.
+    /// True to keep the key.
     /// Default: a new key of the same kind.
     pub keep_key: bool,
     /// Other authorities that may have issued the old certificate, for a cluster that
@@ -43,17 +43,15 @@ pub struct Renewed {
 }
 
 impl Authority {
-    /// Replaces the certificate in a file that [`Issued::save`](super::Issued::save) wrote
-    /// with a new one for the same name, roles, hosts, UUID and kind of key. The file is
-    /// replaced in one step and keeps its mode; further certificates in it stay. The
-    /// revocation list in the authority's `directory` is checked. Waits as
-    /// [`revoke`](Self::revoke) does.
+    /// Replaces the certificate in a file that [`Issued::save`](super::Issued::save) wrote with a new
+    /// one for the same name, roles, hosts, UUID and kind of key. The file is replaced in one step and
+    /// keeps its mode; further certificates in it stay. The revocation list in the authority's
+    /// `directory` is checked. Blocks as [`revoke`](Self::revoke) does.
     ///
     /// # Errors
-    /// [`Error::Read`], [`Error::Write`]; [`Error::Content`] if the file holds no certificate
-    /// with its key, one of another authority, or one that is revoked; [`Error::Request`] if
-    /// the certificate holds something that this authority does not issue. The file is
-    /// unchanged then.
+    /// [`Error::Read`], [`Error::Write`]; [`Error::Content`] if the file holds no certificate with its
+    /// key, one of another authority, or one that is revoked; [`Error::Request`] if the certificate
+    /// holds a part that this authority does not issue. The file is unchanged then.
     pub fn renew(
         &self,
         directory: impl AsRef<Path>,
@@ -103,21 +101,20 @@ impl Authority {
         let own = self.check_issued(before);
         match (&own, &request.issued_by) {
             (Err(Fault::UnknownIssuer { .. } | Fault::BadSignature), Some(trust)) => {
-                // At a time when it was valid: it may have expired, which is why it is renewed.
+                // At a time when it was valid, because it may have expired.
                 trust.verify_at(chain, before.not_before).map(drop)
             }
             _ => own,
         }
     }
 
-    /// Signs the authority's own certificate anew, with the same key, name and hosts, and
-    /// replaces the first certificate in the `ca.pem` of its directory; further ones stay.
-    /// Certificates that it has issued are valid under both. Waits as
-    /// [`revoke`](Self::revoke) does.
+    /// Signs the authority's own certificate again, with the same key, name and hosts, and replaces the
+    /// first certificate in the `ca.pem` of its directory; further ones stay. Certificates that it has
+    /// issued are valid under both. Blocks as [`revoke`](Self::revoke) does.
     ///
     /// # Errors
-    /// [`Error::Request`] if another authority signed it, or it holds something that cannot
-    /// be repeated; [`Error::Read`], [`Error::Write`]. The file is unchanged then.
+    /// [`Error::Request`] if another authority signed it, or it holds a part that cannot be repeated;
+    /// [`Error::Read`], [`Error::Write`]. The file is unchanged then.
     pub fn renew_itself(&self, directory: impl AsRef<Path>, days: Option<u32>) -> Result<Self, Error> {
         let directory = directory.as_ref();
         let _held = hold(directory)?;
@@ -149,8 +146,8 @@ impl Authority {
         let key = self.key().map_err(unfit)?;
         let certificate = wanted.self_signed(&key).map_err(crypto)?;
         let info = CertificateInfo::from_der(certificate.der()).map_err(unfit)?;
-        // Byte by byte, since verifiers compare names so: peers would not find the issuer of their
-        // certificates any more.
+        // Verifiers compare names byte by byte. With another name, peers would not find the issuer of
+        // their certificates.
         let same = der::certificate(&info.der).map_err(unfit)?.subject().as_raw() == own.subject().as_raw();
         if !same {
             return Err(BadRequest::AuthorityName.into());
@@ -188,8 +185,8 @@ fn check_names(certificate: &CertificateInfo) -> Result<(), BadRequest> {
     }
 }
 
-/// Checks that an authority's certificate has no extension that a new one would not have:
-/// otherwise the new one could lose a limit.
+/// Checks that an authority's certificate has no extension that a new one would lack, because that may
+/// be a limit.
 fn check_extensions(own: &X509Certificate<'_>) -> Result<(), BadRequest> {
     for extension in own.iter_extensions() {
         let oid = extension.oid.to_id_string();
@@ -198,7 +195,7 @@ fn check_extensions(own: &X509Certificate<'_>) -> Result<(), BadRequest> {
             | ParsedExtension::KeyUsage(_)
             | ParsedExtension::SubjectAlternativeName(_)
             | ParsedExtension::SubjectKeyIdentifier(_)
-            // In a self-signed certificate it names the certificate's own key.
+            // In a self-signed certificate it is the identifier of the certificate's own key.
             | ParsedExtension::AuthorityKeyIdentifier(_) => continue,
             ParsedExtension::NameConstraints(_) => "nameConstraints",
             ParsedExtension::ExtendedKeyUsage(_) => "extendedKeyUsage",
@@ -228,7 +225,7 @@ fn common_name(certificate: &CertificateInfo) -> Option<String> {
     Some(name.to_owned())
 }
 
-/// Its lifetime in days, without the part for slow clocks.
+/// The lifetime in days, without the ten minutes for slow clocks.
 fn days_of(certificate: &CertificateInfo) -> u32 {
     let lifetime = certificate.not_after.duration_since(certificate.not_before);
     let seconds = lifetime.unwrap_or_default().as_secs();
@@ -238,7 +235,7 @@ fn days_of(certificate: &CertificateInfo) -> u32 {
 
 /// The text of all certificates of a PEM text except for the first.
 fn behind_the_first(pem: &[u8]) -> String {
-    pem::texts(pem, "CERTIFICATE").skip(1).collect()
+    store::sections_of(pem, "CERTIFICATE").skip(1).collect()
 }
 
 #[cfg(test)]
@@ -260,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewed_certificate_says_the_same_for_as_long_under_a_new_key() {
+    fn a_renewed_certificate_has_the_same_content_under_a_new_key() {
         let (directory, authority) = authority();
         // Wherever it is.
         let elsewhere = tempfile::tempdir().unwrap();
@@ -302,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_revoked_or_came_from_elsewhere_is_not_renewed() {
+    fn a_revoked_certificate_and_one_of_another_authority_are_not_renewed() {
         let (directory, authority) = authority();
         let elsewhere = tempfile::tempdir().unwrap();
         let path = elsewhere.path().join("agent.pem");
@@ -360,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_that_renews_itself_is_the_same_one() {
+    fn an_authority_that_renews_itself_remains_the_issuer() {
         let (directory, authority) = authority();
         let issued = authority.issue(&CertificateRequest::new(Role::AGENT)).unwrap();
         let renewed = authority.renew_itself(directory.path(), Some(7000)).unwrap();
@@ -377,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_behind_an_authority_in_its_file_stays() {
+    fn further_certificates_in_the_file_of_an_authority_stay() {
         let (directory, authority) = authority();
         let path = directory.path().join("ca.pem");
         let other = Authority::new(&AuthorityRequest::default()).unwrap();
@@ -393,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_is_not_renewed_without_what_limits_it() {
+    fn an_authority_is_not_renewed_if_it_would_lose_a_limit() {
         use rcgen::{ExtendedKeyUsagePurpose, GeneralSubtree, NameConstraints};
         let (directory, authority) = authority();
         let plain = || {

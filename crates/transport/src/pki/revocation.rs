@@ -14,13 +14,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::KeyUsage;
 
 use super::der::{self, is_signed_by};
-use super::{CertificateInfo, Error, Fault, RevocationList, Serial, provider, store};
+use super::{CertificateInfo, Error, Fault, RevocationList, Serial, store};
 
 /// Certificate revocation lists (CRLs) of one or several authorities, for a
 /// [`Trust`](super::Trust::with_revocation_lists).
@@ -119,15 +118,12 @@ pub(super) struct Revocation {
     /// The public key of the trusted authority that signed each list. `None` if an
     /// intermediate authority must have signed it.
     signers: Vec<Option<Box<[u8]>>>,
-    algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl Revocation {
     /// Checks each list against the authorities. The list of an intermediate authority is
     /// checked when a peer shows that authority's certificate.
     pub(super) fn new(lists: &RevocationLists, authorities: &[CertificateInfo]) -> Result<Self, Fault> {
-        let provider = provider().map_err(|error| Fault::Refused(error.to_string()))?;
-        let algorithms = provider.signature_verification_algorithms;
         let parsed = authorities
             .iter()
             .map(|authority| der::certificate(&authority.der));
@@ -140,7 +136,7 @@ impl Revocation {
                 .filter(move |authority| authority.subject().as_raw() == &*name)
         };
         let signer_of = |list: &RevocationList| {
-            namesakes(list).find(|authority| is_signed_by(&list.der, authority.public_key().raw, &algorithms))
+            namesakes(list).find(|authority| is_signed_by(&list.der, authority.public_key().raw))
         };
         // The list of an authority that expired and is no longer trusted may stand beside
         // the list of its successor of the same name.
@@ -188,7 +184,6 @@ impl Revocation {
         Ok(Self {
             lists: lists.clone(),
             signers,
-            algorithms,
         })
     }
 
@@ -242,7 +237,7 @@ impl Revocation {
                 // that is listed, or whose list is overdue.
                 let is_listed = list.revokes(&serial);
                 let is_overdue = self.lists.enforced && list.is_overdue(at);
-                if !(is_listed || is_overdue) || !self.is_of_issuer(list, signer.as_deref(), der, &between) {
+                if !(is_listed || is_overdue) || !is_of_issuer(list, signer.as_deref(), der, &between) {
                     continue;
                 }
                 if is_listed {
@@ -256,29 +251,28 @@ impl Revocation {
         }
         Ok(())
     }
+}
 
-    /// Whether the same key signed the list and the certificate. The issuer of the
-    /// certificate has the list's name.
-    fn is_of_issuer(
-        &self,
-        list: &RevocationList,
-        signer: Option<&[u8]>,
-        certificate: &[u8],
-        between: &[X509Certificate<'_>],
-    ) -> bool {
-        match signer {
-            Some(key) => is_signed_by(certificate, key, &self.algorithms),
-            None => between.iter().any(|issuer| {
-                issuer.subject().as_raw() == &*list.name
-                    && is_signed_by(certificate, issuer.public_key().raw, &self.algorithms)
-                    && is_signed_by(&list.der, issuer.public_key().raw, &self.algorithms)
-                    && may_sign_lists(issuer)
-            }),
-        }
+/// True if the same key signed the list and the certificate. The issuer of the certificate has the
+/// list's name.
+fn is_of_issuer(
+    list: &RevocationList,
+    signer: Option<&[u8]>,
+    certificate: &[u8],
+    between: &[X509Certificate<'_>],
+) -> bool {
+    match signer {
+        Some(key) => is_signed_by(certificate, key),
+        None => between.iter().any(|issuer| {
+            issuer.subject().as_raw() == &*list.name
+                && is_signed_by(certificate, issuer.public_key().raw)
+                && is_signed_by(&list.der, issuer.public_key().raw)
+                && may_sign_lists(issuer)
+        }),
     }
 }
 
-/// Whether the issuer's key usage allows cRLSign.
+/// True if the issuer's key usage allows cRLSign.
 fn may_sign_lists(issuer: &X509Certificate<'_>) -> bool {
     der::key_may(issuer, KeyUsage::crl_sign).unwrap_or(false)
 }

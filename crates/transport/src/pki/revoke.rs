@@ -7,12 +7,10 @@
 //! All steps are under the lock, so that two programs lose no entry of each other. The file
 //! is replaced in one step, so that a crash leaves the old list or the new one.
 
-use std::fs::{self, File, TryLockError};
-use std::io;
+use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rcgen::{
     CertificateRevocationListParams, KeyIdMethod, RevocationReason as Code, RevokedCertParams, SerialNumber,
@@ -21,17 +19,16 @@ use x509_parser::extensions::KeyUsage;
 
 use super::der::{self, is_signed_by};
 use super::issue::{DAY, KEY_FILE, PUBLIC, crypto};
-use super::{
-    Authority, BadRequest, CertificateInfo, Error, Fault, RevocationList, Revoked, Serial, provider, store,
-};
+use super::{Authority, BadRequest, CertificateInfo, Error, Fault, RevocationList, Revoked, Serial, store};
+use crate::lock::lock_within;
 use crate::replace::replace;
 
 const LIST_FILE: &str = "crl.pem";
 
-/// How long other programs may hold an authority. They only sign and write a few files.
+/// The time for which other programs may hold the lock. They only sign and write a few files.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A list just signed.
+/// A list that was just signed.
 #[derive(Clone, Debug)]
 pub struct SignedRevocationList {
     info: RevocationList,
@@ -40,7 +37,7 @@ pub struct SignedRevocationList {
 }
 
 impl SignedRevocationList {
-    /// The facts in it.
+    /// The facts in the list.
     pub fn info(&self) -> &RevocationList {
         &self.info
     }
@@ -50,18 +47,18 @@ impl SignedRevocationList {
         &self.pem
     }
 
-    /// The certificates that it revokes and the list before it did not.
+    /// The certificates that it revokes and the earlier list did not.
     pub fn added(&self) -> &[Revoked] {
         &self.added
     }
 }
 
 impl Authority {
-    /// Signs a list that revokes these certificates and is due to be replaced after `days`.
-    /// An earlier list must have a lower number.
+    /// Signs a list that revokes these certificates and is to be replaced after `days`. Earlier lists
+    /// must have lower numbers.
     ///
     /// # Errors
-    /// [`Error::Request`] for an impossible lifetime, or if the authority may not sign lists;
+    /// [`Error::Request`] if the lifetime is impossible, or if the authority may not sign lists;
     /// [`Error::Content`]; [`Error::Crypto`].
     pub fn revocation_list(
         &self,
@@ -104,16 +101,15 @@ impl Authority {
         })
     }
 
-    /// Revokes certificates in the list of this authority's directory, `crl.pem`, which is
-    /// created if necessary. Existing entries stay as they are. With no certificates, the
-    /// list is signed anew for further days. Waits up to ten seconds for other programs that
-    /// are changing the directory, and for the disk.
+    /// Revokes certificates in the list of this authority's directory, `crl.pem`, which is created if
+    /// necessary. Existing entries stay. Without certificates, the list is signed again with a later
+    /// end. Blocks for the disk, and up to ten seconds for other programs that change the directory.
     ///
     /// # Errors
-    /// [`Error::Read`], also if another program holds the directory for longer;
-    /// [`Error::Write`]; [`Error::Content`] if the existing list is broken or of another
-    /// authority; [`Error::Request`] if a certificate is this authority's own; and as
-    /// [`revocation_list`](Self::revocation_list). The list is unchanged then.
+    /// [`Error::Read`], also if another program holds the lock for longer; [`Error::Write`];
+    /// [`Error::Content`] if the existing list is broken or of another authority; [`Error::Request`] if
+    /// a certificate is this authority's own; and as [`revocation_list`](Self::revocation_list). The
+    /// list is unchanged then.
     pub fn revoke(
         &self,
         directory: impl AsRef<Path>,
@@ -138,13 +134,13 @@ impl Authority {
                 added.push(one.clone());
             }
         }
-        // At least the present time in seconds: so it grows even if the earlier list was
-        // lost, unless the clock goes back.
+        // At least the present time in seconds, so that it grows even if the earlier list was lost,
+        // unless the clock goes back.
         let now = der::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let number = number.saturating_add(1).max(now.as_secs());
         let list = self.revocation_list(&revoked, number, days)?;
         let path = directory.join(LIST_FILE);
-        // An operator may have given an existing list other permissions, which stay.
+        // Only for a new list: an operator may have changed the mode of an existing one.
         let is_new = path.symlink_metadata().is_err();
         write(&path, list.pem.as_bytes())?;
         if is_new {
@@ -166,7 +162,7 @@ impl Authority {
         };
         let unfit = Error::content(store::origin(&path));
         match (lists.pop(), lists.is_empty()) {
-            (Some(list), true) if self.has_signed(&list.der)? => Ok(Some(list)),
+            (Some(list), true) if self.has_signed(&list.der).is_ok_and(|own| own) => Ok(Some(list)),
             _ => Err(unfit(Fault::BadRevocationList(format!(
                 "it is not the one list of {:?} (another authority of that name?); move it away",
                 self.info.subject
@@ -174,8 +170,8 @@ impl Authority {
         }
     }
 
-    /// Checks that this authority issued a certificate, whatever its lifetime, and
-    /// that it is not the authority's own.
+    /// Checks that this authority issued a certificate, which may have expired, and that it is not the
+    /// authority's own.
     ///
     /// # Errors
     /// [`Fault::AuthorityAsPeer`], [`Fault::UnknownIssuer`] or
@@ -189,9 +185,8 @@ impl Authority {
             let issuer = certificate.issuer.clone();
             return Err(Fault::UnknownIssuer { issuer });
         }
-        let signed = self.has_signed(&certificate.der);
-        match signed.map_err(|error| Fault::Refused(error.to_string()))? {
-            // Its own certificate from before it was renewed.
+        match self.has_signed(&certificate.der)? {
+            // The authority's own certificate from before a renewal.
             true if certificate.is_authority && certificate.subject == self.info.subject => {
                 Err(Fault::AuthorityAsPeer)
             }
@@ -200,14 +195,13 @@ impl Authority {
         }
     }
 
-    fn has_signed(&self, der: &[u8]) -> Result<bool, Error> {
-        let algorithms = provider()?.signature_verification_algorithms;
-        let own = der::certificate(&self.info.der).map_err(Error::content("the authority"))?;
-        Ok(is_signed_by(der, own.public_key().raw, &algorithms))
+    fn has_signed(&self, der: &[u8]) -> Result<bool, Fault> {
+        let own = der::certificate(&self.info.der)?;
+        Ok(is_signed_by(der, own.public_key().raw))
     }
 
-    /// The identifier of the authority's key, as its certificate has it; and that it
-    /// may sign lists, which peers check as well.
+    /// The identifier of the authority's key, as in its certificate. Checks that it may sign lists, which
+    /// peers check as well.
     fn key_identifier(&self) -> Result<KeyIdMethod, Error> {
         let unfit = |fault| Error::content("the authority")(fault);
         let own = der::certificate(&self.info.der).map_err(unfit)?;
@@ -218,35 +212,19 @@ impl Authority {
     }
 }
 
-/// Locks an authority's directory against other programs until this is dropped. The lock is
-/// on the key file, so that only users who may read the key can make others wait.
+/// Locks an authority's directory against other programs until the result is dropped. The lock is on
+/// the key file, so that only users who may read the key can make other programs wait.
 pub(super) fn hold(directory: &Path) -> Result<File, Error> {
     hold_within(directory, PATIENCE)
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a lock has no other way to wait for so long alone"
-)]
 fn hold_within(directory: &Path, patience: Duration) -> Result<File, Error> {
     let path = directory.join(KEY_FILE);
     let held = File::open(&path).map_err(|source| Error::Read { path, source })?;
-    let start = Instant::now();
-    loop {
-        let source = match held.try_lock() {
-            Ok(()) => return Ok(held),
-            Err(TryLockError::WouldBlock) if start.elapsed() < patience => {
-                thread::sleep(Duration::from_millis(20));
-                continue;
-            }
-            Err(TryLockError::WouldBlock) => io::Error::new(
-                io::ErrorKind::TimedOut,
-                format!("another program holds it, for {} s and more", patience.as_secs()),
-            ),
-            Err(TryLockError::Error(source)) => source,
-        };
-        let path = directory.to_owned();
-        return Err(Error::Read { path, source });
+    let path = directory.to_owned();
+    match lock_within(&held, "another program", patience) {
+        Ok(()) => Ok(held),
+        Err(source) => Err(Error::Read { path, source }),
     }
 }
 
@@ -295,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_grows_and_its_number_does() {
+    fn a_list_and_its_number_grow() {
         let (directory, authority) = authority();
         let [one, other] = [revoked(&authority), revoked(&authority)];
         let empty = authority.revoke(directory.path(), &[], 30).unwrap();
@@ -349,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_revoke_at_a_time_lose_no_entry() {
+    fn programs_that_revoke_at_the_same_time_lose_no_entry() {
         let (directory, authority) = authority();
         let all: Vec<_> = (0..16).map(|_| revoked(&authority)).collect();
         std::thread::scope(|scope| {
@@ -372,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_the_key_is_waited_for_so_long_and_who_holds_the_directory_never() {
+    fn a_lock_on_the_key_delays_others_and_one_on_the_directory_does_not() {
         let (directory, authority) = authority();
         let anybody = File::open(directory.path()).unwrap();
         anybody.lock().unwrap();
@@ -381,7 +359,7 @@ mod tests {
         let told = refused.to_string();
         assert!(
             told.starts_with(&format!("{}: ", directory.path().display()))
-                && told.contains("another program holds it"),
+                && told.contains("another program uses it"),
             "{told}"
         );
         drop(held);
@@ -406,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_revokes_what_it_issued_and_not_itself() {
+    fn an_authority_cannot_revoke_itself() {
         let (directory, authority) = authority();
         let other = Authority::new(&AuthorityRequest::default()).unwrap();
         let issue = |of: &Authority| of.issue(&CertificateRequest::new(Role::AGENT)).unwrap();

@@ -1,38 +1,37 @@
-//! Certificates for keys that stay with their holder.
+//! Certificates for keys that do not leave their holder.
 //!
 //! ```text
 //!  holder     key ─▶ signing request (PKCS#10): name, roles, hosts, UUID, signed by the key
 //!                         │
-//!  authority              └─▶ Authority::sign: the key from the request, and all else
-//!                                              as the authority decides ─▶ certificate
+//!  authority              └─▶ Authority::sign: the key from the request, and the rest from
+//!                                              the authority's own request ─▶ certificate
 //! ```
 
 use std::fs;
 use std::path::Path;
 
-use rcgen::{
-    KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, PKCS_RSA_SHA256, PublicKeyData,
-    SignatureAlgorithm,
-};
+use rcgen::{KeyPair, SubjectPublicKeyInfo};
+use rustls::pki_types::CertificateSigningRequestDer;
+use rustls::pki_types::pem::PemObject;
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::prelude::FromDer;
 
 use super::issue::{Authority, PRIVATE, PUBLIC, crypto, generate, key_pair, wanted};
 use super::request::CertificateRequest;
-use super::{CertificateInfo, Error, Fault, der, provider, store};
+use super::{CertificateInfo, Error, Fault, der, store};
 
 impl CertificateRequest {
-    /// Writes a signing request (PKCS#10, PEM) to the file `to`, signed by the key in the file
-    /// `key`. That is made if it does not exist, with mode 0600. Returns whether it existed. The
-    /// lifetime is for the authority to decide.
+    /// Writes a signing request (PKCS#10, PEM) to the file `to`, signed by the key in the file `key`. If
+    /// that file does not exist, a key is made and written with mode 0600. Returns true if it existed.
+    /// The request states no lifetime; the authority sets it.
     ///
     /// # Errors
-    /// [`Error::Request`] if the request cannot be met, [`Error::Content`] if the file holds
-    /// another thing than a key, [`Error::Read`], [`Error::Write`], [`Error::Crypto`].
+    /// [`Error::Request`] if the request cannot be met, [`Error::Content`] if the file `key` holds no
+    /// key, [`Error::Read`], [`Error::Write`], [`Error::Crypto`].
     pub fn write_signing_request(&self, key: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<bool, Error> {
         let key = key.as_ref();
         let mut params = wanted(self)?;
-        // An authority chooses the number.
+        // The authority chooses the number.
         params.serial_number = None;
         let had_key = fs::symlink_metadata(key).is_ok();
         let pair = match had_key {
@@ -57,13 +56,13 @@ fn load_key(path: &Path) -> Result<KeyPair, Error> {
 }
 
 impl Authority {
-    /// Issues a certificate for the key of the signing request in a PEM file, and writes it to the
-    /// file `to`. The request has to be signed by that key. Nothing else in it counts: name,
-    /// roles, hosts and UUID are those of `request`.
+    /// Issues a certificate for the key of the signing request in the PEM file `from`, and writes it to
+    /// the file `to`. The signing request has to be signed by that key. Only its key counts: name, roles,
+    /// hosts and UUID are those of `request`.
     ///
     /// # Errors
-    /// [`Error::Read`], [`Error::Write`]; [`Error::Content`] if the file holds no signing request, or one whose
-    /// signature or key cannot be used; [`Error::Request`], [`Error::Crypto`].
+    /// [`Error::Read`], [`Error::Write`]; [`Error::Content`] if the file holds no signing request, or one
+    /// whose signature or key cannot be used; [`Error::Request`], [`Error::Crypto`].
     pub fn sign(
         &self,
         request: &CertificateRequest,
@@ -73,7 +72,7 @@ impl Authority {
         let path = from.as_ref();
         let unfit = Error::content(store::origin(path));
         let pem = store::read(path)?;
-        let key = Holder::read(&pem).map_err(unfit)?;
+        let key = requested_key(&pem).map_err(unfit)?;
         let params = self.params_for(request)?;
         let certificate = params.signed_by(&key, &self.issuer).map_err(crypto)?;
         self.check_issuer_name(certificate.der())?;
@@ -84,50 +83,17 @@ impl Authority {
     }
 }
 
-/// The public key of a holder.
-struct Holder {
-    algorithm: &'static SignatureAlgorithm,
-    bits: Vec<u8>,
-}
-
-impl Holder {
-    fn read(pem: &[u8]) -> Result<Self, Fault> {
-        let unfit = |why: &str| Fault::SigningRequest(why.to_owned());
-        let request = rustls_pemfile::csr(&mut &*pem).ok().flatten();
-        let request = request.ok_or_else(|| unfit("there is no CERTIFICATE REQUEST"))?;
-        let parsed = X509CertificationRequest::from_der(&request);
-        let (_, parsed) = parsed.map_err(|e| unfit(&e.to_string()))?;
-        let key = &parsed.certification_request_info.subject_pki;
-        let algorithms = provider().map_err(|e| unfit(&e.to_string()))?;
-        if !der::is_signed_by(&request, key.raw, &algorithms.signature_verification_algorithms) {
-            return Err(Fault::UnusableKey(
-                "the request is not signed by its own key".into(),
-            ));
-        }
-        let bits = key.subject_public_key.data.to_vec();
-        let known = [
-            &PKCS_ECDSA_P256_SHA256,
-            &PKCS_ECDSA_P384_SHA384,
-            &PKCS_ED25519,
-            &PKCS_RSA_SHA256,
-        ];
-        known
-            .map(|algorithm| Self {
-                algorithm,
-                bits: bits.clone(),
-            })
-            .into_iter()
-            .find(|holder| holder.subject_public_key_info() == key.raw)
-            .ok_or_else(|| unfit("keys of this kind are not supported"))
+/// The public key in a signing request, which has to be signed by that key.
+fn requested_key(pem: &[u8]) -> Result<SubjectPublicKeyInfo, Fault> {
+    let unfit = |why: &str| Fault::SigningRequest(why.to_owned());
+    let request = CertificateSigningRequestDer::from_pem_slice(pem);
+    let request = request.map_err(|_| unfit("there is no CERTIFICATE REQUEST"))?;
+    let parsed = X509CertificationRequest::from_der(&request);
+    let (_, parsed) = parsed.map_err(|e| unfit(&e.to_string()))?;
+    let key = parsed.certification_request_info.subject_pki.raw;
+    if !der::is_signed_by(&request, key) {
+        let why = "the request is not signed by its own key";
+        return Err(Fault::UnusableKey(why.to_owned()));
     }
-}
-
-impl PublicKeyData for Holder {
-    fn der_bytes(&self) -> &[u8] {
-        &self.bits
-    }
-
-    fn algorithm(&self) -> &'static SignatureAlgorithm {
-        self.algorithm
-    }
+    SubjectPublicKeyInfo::from_der(key).map_err(|_| unfit("keys of this kind are not supported"))
 }

@@ -5,17 +5,16 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustls::pki_types::pem::{Error as PemError, PemObject, SectionKind};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
-use rustls_pemfile::Item;
 
-use super::{Error, Fault, pem};
+use super::{Error, Fault};
 
-/// Far above any certificate bundle, and some 250,000 entries of a revocation list. It stops
-/// reading a device or a log file that was named by mistake.
+/// The longest file: far above any certificate bundle, and some 250,000 entries of a revocation list. It
+/// bounds the reading of a device or a log file that was named by mistake.
 const MAX_FILE_LEN: u64 = 16 << 20;
 
-/// The content of a PEM text. Sections of other kinds (parameters, requests) are passed
-/// over.
+/// The content of a PEM text. Sections of other kinds (parameters, requests) are ignored.
 #[derive(Default)]
 pub(super) struct Sections {
     pub(super) certificates: Vec<CertificateDer<'static>>,
@@ -34,33 +33,26 @@ impl Sections {
         }
         let mut sections = Self {
             encrypted: contains(text, b"ENCRYPTED"),
-            sealed: pem::texts(text, "ENCRYPTED PRIVATE KEY").collect(),
+            sealed: sections_of(text, "ENCRYPTED PRIVATE KEY").collect(),
             ..Self::default()
         };
-        for item in pem::items(text) {
-            match item {
-                Ok(item) => sections.add(item),
-                // The lines of an old-style encrypted key begin with headers,
-                // which are not base64.
+        for section in <(SectionKind, Vec<u8>)>::pem_slice_iter(text) {
+            let (kind, der) = match section {
+                Ok(section) => section,
+                // The lines of an old-style encrypted key begin with headers, which are not base64.
                 Err(_) if sections.encrypted => return Err(Fault::EncryptedKey),
-                Err(why) => return Err(Fault::BadPem(why)),
+                Err(error) => return Err(bad_pem(error)),
+            };
+            match kind {
+                SectionKind::Certificate => sections.certificates.push(der.into()),
+                SectionKind::Crl => sections.revocation_lists.push(der.into()),
+                _ => sections.keys.extend(PrivateKeyDer::from_pem(kind, der)),
             }
         }
         Ok(sections)
     }
 
-    fn add(&mut self, item: Item) {
-        match item {
-            Item::X509Certificate(certificate) => self.certificates.push(certificate),
-            Item::Crl(list) => self.revocation_lists.push(list),
-            Item::Pkcs8Key(key) => self.keys.push(key.into()),
-            Item::Pkcs1Key(key) => self.keys.push(key.into()),
-            Item::Sec1Key(key) => self.keys.push(key.into()),
-            _ => {}
-        }
-    }
-
-    /// The certificates, at least one.
+    /// The certificates; at least one.
     pub(super) fn certificates(&self) -> Result<&[CertificateDer<'static>], Fault> {
         if self.certificates.is_empty() {
             return Err(Fault::NoCertificate);
@@ -68,7 +60,7 @@ impl Sections {
         Ok(&self.certificates)
     }
 
-    /// The one private key.
+    /// The only private key.
     pub(super) fn key(&self) -> Result<PrivateKeyDer<'static>, Fault> {
         match self.keys.as_slice() {
             [key] => Ok(key.clone_key()),
@@ -78,7 +70,7 @@ impl Sections {
         }
     }
 
-    /// The one private key, decrypted if it is encrypted.
+    /// The only private key, decrypted with the passphrase if it is encrypted.
     pub(super) fn key_under(&self, passphrase: Option<&[u8]>) -> Result<PrivateKeyDer<'static>, Fault> {
         match (passphrase, self.sealed.as_slice()) {
             (Some(passphrase), [sealed]) if self.keys.is_empty() => open(sealed, passphrase),
@@ -106,12 +98,12 @@ fn open(_: &str, _: &[u8]) -> Result<PrivateKeyDer<'static>, Fault> {
     ))
 }
 
-/// The certificates of a PEM file in their order. Other sections are passed over, and the
-/// certificates are not parsed. Blocks while the file is read.
+/// The certificates of a PEM file in their order. Other sections are ignored, and the certificates are
+/// not parsed. Blocks while the file is read.
 ///
 /// # Errors
-/// [`Error::Read`], or [`Error::Content`] with [`Fault::NotPem`],
-/// [`Fault::BadPem`] or [`Fault::NoCertificate`].
+/// [`Error::Read`], or [`Error::Content`] with [`Fault::NotPem`], [`Fault::BadPem`] or
+/// [`Fault::NoCertificate`].
 pub fn load_certificates(path: impl AsRef<Path>) -> Result<Vec<CertificateDer<'static>>, Error> {
     let path = path.as_ref();
     let sections = load(path)?;
@@ -124,7 +116,7 @@ pub(super) fn load(path: &Path) -> Result<Sections, Error> {
     Sections::read(&read(path)?).map_err(Error::content(origin(path)))
 }
 
-/// A whole file, unless it is far too long.
+/// The bytes of a whole file. An error if it is longer than [`MAX_FILE_LEN`].
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
     let whole = || {
         let mut bytes = Vec::new();
@@ -140,8 +132,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
     })
 }
 
-/// The texts of all files of a directory that hold certificates, in the order of their
-/// names. OpenSSL's directories have links beside the files, so one may come twice.
+/// The texts of all files of a directory that hold certificates, in the order of their names. OpenSSL's
+/// directories have links beside the files, so a text may occur twice.
 pub(super) fn read_directory(path: &Path) -> Result<Vec<u8>, Error> {
     let failed = |source| Error::Read {
         path: path.to_owned(),
@@ -159,7 +151,7 @@ pub(super) fn read_directory(path: &Path) -> Result<Vec<u8>, Error> {
             all.extend(text);
             all.push(b'\n');
         }
-        // As long as one file may be: a wrong directory must not fill the memory.
+        // All files together may be as long as one: a wrong directory must not fill the memory.
         if all.len() as u64 > MAX_FILE_LEN {
             return Err(failed(std::io::Error::other("too many certificates")));
         }
@@ -172,8 +164,8 @@ pub(super) fn read_directory(path: &Path) -> Result<Vec<u8>, Error> {
     Ok(all)
 }
 
-/// Warns in the log if other users of this host can read a private key, or its group can
-/// replace it. A group that can only read it is common.
+/// Warns in the log if other users of this host can read a private key, or its group can replace it. A
+/// group that can only read it is common.
 pub(super) fn warn_of_open_key(path: &Path) {
     let mode = path.metadata().map_or(0, |metadata| metadata.mode() & 0o777);
     if mode & 0o027 != 0 {
@@ -196,6 +188,32 @@ pub(super) fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
     written.map_err(|source| Error::Write {
         path: path.to_owned(),
         source,
+    })
+}
+
+/// The fault of a PEM text. rustls prints its lines as numbers.
+fn bad_pem(error: PemError) -> Fault {
+    Fault::BadPem(match error {
+        PemError::MissingSectionEnd { end_marker } => {
+            format!("no end of section {:?}", String::from_utf8_lossy(&end_marker))
+        }
+        PemError::IllegalSectionStart { line } => {
+            format!("bad first line {:?}", String::from_utf8_lossy(&line))
+        }
+        PemError::Base64Decode(_) => "a section is not base64".to_owned(),
+        other => other.to_string(),
+    })
+}
+
+/// The texts of the sections of one kind, which may be a kind that rustls does not know.
+pub(super) fn sections_of(pem: &[u8], kind: &str) -> impl Iterator<Item = String> {
+    let (begin, end) = (format!("-----BEGIN {kind}-----"), format!("-----END {kind}-----"));
+    let text = String::from_utf8_lossy(pem).into_owned();
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let start = at + text[at..].find(&begin)?;
+        at = start + text[start..].find(&end)? + end.len();
+        Some(format!("{}\n", &text[start..at]))
     })
 }
 
@@ -246,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn an_encrypted_key_is_told_from_none_and_many() {
+    fn an_encrypted_key_is_distinguished_from_none_and_several() {
         let new = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
         let old = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nAAAA\n\
                    -----END RSA PRIVATE KEY-----\n";

@@ -5,20 +5,21 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
-use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{CertificateError, RootCertStore};
 
 use super::limits::{self, PathLength};
 use super::revocation::{Revocation, RevocationLists};
-use super::{CertificateInfo, Error, Fault, Host, Identity, RevocationList, der, provider, store};
+use super::{
+    CertificateInfo, Error, Fault, Host, Identity, RevocationList, algorithms, der, provider, store,
+};
 use crate::Role;
 
 /// The certificates of the trusted authorities.
 ///
-/// # Threads
-/// A clone is cheap and shares everything; `Send` and `Sync`. Only
+/// A clone is cheap and shares everything; `Send` and `Sync`. Only [`load`](Self::load) blocks, on the
+/// disk.
 /// [`load`](Self::load) blocks, on the disk.
 #[derive(Clone, Debug)]
 pub struct Trust(Arc<Inner>);
@@ -33,14 +34,13 @@ struct Inner {
 }
 
 impl Trust {
-    /// Loads a PEM file with the certificates of one or more authorities.
-    /// A certificate that is not valid at present is passed over with a warning in the log,
-    /// so that a bundle may hold the old and the new authority. Of a directory, all files with
-    /// certificates are read. Blocks while the file is read.
+    /// Loads a PEM file with the certificates of one or more authorities, or all such files of a
+    /// directory. A certificate that is not valid at present is ignored with a warning in the log, so
+    /// that a bundle may hold the old and the new authority. Blocks while the files are read.
     ///
     /// # Errors
-    /// [`Error::Read`], and [`Error::Content`] if the file is not PEM, or has no certificate,
-    /// one that is broken or not an authority's, or none that is valid at present.
+    /// [`Error::Read`], and [`Error::Content`] if the file is not PEM, or has no certificate, one that is
+    /// broken or not an authority's, or none that is valid at present.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let pem = match path.is_dir() {
@@ -59,19 +59,17 @@ impl Trust {
         read().map_err(Error::content(origin))
     }
 
-    /// Takes the certificates of the authorities in their binary form, as
-    /// [`load`](Self::load) takes those of a file. Errors call them `the
-    /// authorities`.
+    /// Takes the certificates of the authorities in DER, as [`load`](Self::load) takes those of a file.
+    /// Errors call them `the authorities`.
     ///
     /// # Errors
-    /// As [`load`](Self::load) without [`Error::Read`]; in place of "not PEM",
-    /// [`Fault::NotDer`].
+    /// As [`load`](Self::load) without [`Error::Read`]; [`Fault::NotDer`] instead of "not PEM".
     pub fn from_der(authorities: &[CertificateDer<'_>]) -> Result<Self, Error> {
         let origin = "the authorities";
         Self::of_valid(authorities, origin).map_err(Error::content(origin))
     }
 
-    /// Trusts the authorities that are valid at present. There must be one.
+    /// Trusts the authorities that are valid at present, at least one.
     fn of_valid(certificates: &[CertificateDer<'_>], origin: &str) -> Result<Self, Fault> {
         let now = der::now();
         let mut valid = Vec::new();
@@ -81,8 +79,8 @@ impl Trust {
             match info.check_validity(now) {
                 Ok(()) => valid.push(info),
                 Err(outside) => {
-                    // While one authority replaces another, a bundle holds both for some time, and
-                    // the old one expires in it.
+                    // While one authority replaces another, a bundle holds both for some time, and the
+                    // old one expires in it.
                     log::warn!("{origin}: authority {:?} passed over: {outside}", info.subject);
                     fault = outside;
                 }
@@ -94,7 +92,7 @@ impl Trust {
         Self::new(valid)
     }
 
-    /// Trusts these authorities, whatever their lifetime is.
+    /// Trusts these authorities, whether they have expired or not.
     pub(super) fn new(authorities: Vec<CertificateInfo>) -> Result<Self, Fault> {
         let mut roots = RootCertStore::empty();
         let mut names: Vec<Host> = Vec::new();
@@ -122,18 +120,17 @@ impl Trust {
         })))
     }
 
-    /// The same trust with these revocation lists in place of its own. Every check of a peer
-    /// then refuses a revoked certificate, and one below a revoked authority. An authority
-    /// need not have a list. An overdue list causes a warning in the log; see
-    /// [`RevocationLists::enforce_expiry`].
+    /// The same trust, with these revocation lists instead of its own. Every check of a peer then refuses
+    /// a revoked certificate, and one below a revoked authority. An authority need not have a list. An
+    /// overdue list causes a warning in the log; see [`RevocationLists::enforce_expiry`].
     ///
-    /// A list whose issuer is not trusted here causes a warning, too: it counts only for
-    /// peers that show the issuer's certificate as an intermediate one.
+    /// A list whose issuer is not trusted causes a warning, too: it counts only for peers that show the
+    /// issuer's certificate as an intermediate one.
     ///
     /// # Errors
-    /// [`Error::Content`] if a list has a trusted authority's name but not its signature, if
-    /// that authority's key usage does not allow it to sign lists, and if expiry is enforced
-    /// and a list is overdue, or none of the lists is of a trusted authority.
+    /// [`Error::Content`] if a list has a trusted authority's name but not its signature, if the key usage
+    /// of that authority does not allow it to sign lists, and, if expiry is enforced, if a list is overdue
+    /// or none of the lists is of a trusted authority.
     pub fn with_revocation_lists(&self, lists: &RevocationLists) -> Result<Self, Error> {
         let revocation = Revocation::new(lists, &self.0.authorities);
         let revocation = revocation.map_err(Error::content(lists.origin()))?;
@@ -143,7 +140,7 @@ impl Trust {
         })))
     }
 
-    /// A trust in the authorities of both, with the revocation lists of this one.
+    /// A trust in the authorities of both, with the revocation lists of `self`.
     ///
     /// # Errors
     /// As [`with_revocation_lists`](Self::with_revocation_lists).
@@ -156,15 +153,14 @@ impl Trust {
         }
     }
 
-    /// The revocation lists that count, with their facts.
+    /// The revocation lists of this trust, with their facts.
     pub fn revocation_lists(&self) -> &[RevocationList] {
         let revocation = self.0.revocation.as_ref();
         revocation.map_or(&[], |revocation| revocation.lists().lists())
     }
 
-    /// Checks that this trust may replace a former one: that no revocation list of an
-    /// authority in it goes back to an older one, or is left out. A trust without any list
-    /// may replace every other.
+    /// Checks that this trust may replace a former one: no revocation list of an authority in it may go
+    /// back to an older one, or be left out. A trust without any list may replace every other.
     ///
     /// # Errors
     /// [`Fault::RevocationListOlder`].
@@ -180,8 +176,8 @@ impl Trust {
         &self.0.roots
     }
 
-    /// The DNS names and addresses in the authorities' own SANs, in their order and each
-    /// once. A client without a configured address may look for a server there.
+    /// The DNS names and addresses in the authorities' own SANs, in their order and each once. A client
+    /// without a configured address may try to connect to them.
     pub fn names(&self) -> &[Host] {
         &self.0.names
     }
@@ -201,8 +197,8 @@ impl Trust {
     /// * that the key may sign, and the trusted authority's path length;
     /// * that no certificate is in a revocation list.
     ///
-    /// The name by which a server was dialled is not known here and not checked. Returns the
-    /// facts in the first certificate.
+    /// The name by which a server was dialled is unknown here and not checked. Returns the facts in the
+    /// first certificate.
     ///
     /// # Errors
     /// The first [`Fault`] that was found.
@@ -221,7 +217,7 @@ impl Trust {
     ) -> Result<CertificateInfo, Fault> {
         let (first, intermediates) = chain.split_first().ok_or(Fault::NoCertificate)?;
         let info = CertificateInfo::from_der(first)?;
-        // An authority's key that also speaks for a peer would let whoever has it make peers.
+        // Otherwise the holder of a peer's key could make further peers.
         if info.is_authority {
             return Err(Fault::AuthorityAsPeer);
         }
@@ -231,9 +227,8 @@ impl Trust {
         }
         let server = Role::SERVER | Role::SCHEDULER;
         let is_server = info.roles.intersects(server);
-        // A certificate with roles of both kinds has to pass as both.
+        // A certificate with roles of both kinds has to pass both checks.
         let is_client = !server.contains(info.roles);
-        let provider = provider().map_err(|error| Fault::Refused(error.to_string()))?;
         let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = UnixTime::since_unix_epoch(since);
         let explain = |error| explain(error, &info);
@@ -241,23 +236,20 @@ impl Trust {
             if info.hosts.is_empty() {
                 return Err(Fault::NoHost);
             }
-            self.check_server(first, intermediates, time, &provider)
-                .map_err(explain)?;
+            self.check_server(first, intermediates, time).map_err(explain)?;
         }
         if is_client {
-            self.check_client(first, intermediates, time, provider)
-                .map_err(explain)?;
+            self.check_client(first, intermediates, time).map_err(explain)?;
         }
-        // These two come last, because they rely on a chain whose signatures have been verified.
+        // These two are last, because they need a chain whose signatures have been verified.
         self.check_limits(first, intermediates)?;
         self.check_revocation(first, intermediates, at)?;
         Ok(info)
     }
 
-    /// The part of [`verify`](Self::verify) that TLS libraries leave out: that the
-    /// certificate's key may sign, that the extended key usages of intermediate issuers allow
-    /// its roles, and that there are no more of these than the trusted authority allows. The
-    /// caller has to check the signatures.
+    /// The part of [`verify`](Self::verify) that TLS libraries omit: that the certificate's key may sign,
+    /// that the extended key usages of intermediate issuers allow its roles, and that there are no more of
+    /// these issuers than the trusted authority allows. The caller has to check the signatures.
     pub(crate) fn check_limits(
         &self,
         first: &CertificateDer<'_>,
@@ -266,8 +258,8 @@ impl Trust {
         limits::check(first, &self.between(intermediates), &self.0.path_lengths)
     }
 
-    /// The other such part of [`verify`](Self::verify): that neither the certificate nor an
-    /// intermediate one is revoked.
+    /// A further part of [`verify`](Self::verify): that neither the certificate nor an intermediate one is
+    /// revoked.
     pub(crate) fn check_revocation(
         &self,
         first: &CertificateDer<'_>,
@@ -280,8 +272,8 @@ impl Trust {
         }
     }
 
-    /// Warns in the log if this side's own certificate is on a list: peers that have the
-    /// same list refuse it, and some of them cannot say why.
+    /// Warns in the log if this side's own certificate is on a list: peers with the same list refuse it,
+    /// and some of them cannot report why.
     pub(crate) fn warn_if_revoked(&self, identity: &Identity) {
         if let [first, intermediates @ ..] = identity.chain()
             && let Err(fault @ Fault::Revoked { .. }) =
@@ -291,9 +283,9 @@ impl Trust {
         }
     }
 
-    /// The intermediate certificates: some peers also show that of the trusted authority.
+    /// The shown certificates without those of trusted authorities, which some peers show as well and
+    /// which count in no path.
     fn between<'a, 'b>(&self, shown: &'a [CertificateDer<'b>]) -> Vec<&'a CertificateDer<'b>> {
-        // Some peers show the root as well, which counts in no path.
         let trusted = |der: &CertificateDer<'_>| self.0.authorities.iter().any(|a| a.der == *der);
         shown.iter().filter(|der| !trusted(der)).collect()
     }
@@ -303,11 +295,9 @@ impl Trust {
         first: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         at: UnixTime,
-        provider: &CryptoProvider,
     ) -> Result<(), rustls::Error> {
         let parsed = ParsedCertificate::try_from(first)?;
-        let algorithms = provider.signature_verification_algorithms.all;
-        verify_server_cert_signed_by_trust_anchor(&parsed, self.roots(), intermediates, at, algorithms)
+        verify_server_cert_signed_by_trust_anchor(&parsed, self.roots(), intermediates, at, algorithms().all)
     }
 
     fn check_client(
@@ -315,10 +305,9 @@ impl Trust {
         first: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         at: UnixTime,
-        provider: Arc<CryptoProvider>,
     ) -> Result<(), rustls::Error> {
         let roots = Arc::clone(self.roots());
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider)
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
             .build()
             .map_err(|error| rustls::Error::General(error.to_string()))?;
         verifier.verify_client_cert(first, intermediates, at).map(drop)

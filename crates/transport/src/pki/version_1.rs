@@ -1,47 +1,39 @@
-//! X.509 certificates of version 1, which webpki does not read. A plain
-//! `openssl x509 -req` makes them.
+//! X.509 certificates of version 1, which webpki does not read. A plain `openssl x509 -req` makes them.
 //!
-//! They have no extensions. So they give no roles, hold no names that could be compared
-//! with the dialled one, limit no usages, and look the same as an authority's. What is
-//! checked here is that a trusted authority's key signed the certificate, under that
-//! authority's name; that this key may sign certificates; that the present time is
-//! within the lifetime; and that the peer holds the certificate's key. Intermediate
-//! authorities are not looked for, and the certificate cannot issue others.
+//! They have no extensions. So they give no roles, hold no names that could be compared with the dialled
+//! one, limit no usages, and cannot be distinguished from an authority's. The checks here are that a
+//! trusted authority's key signed the certificate, under that authority's name; that this key may sign
+//! certificates; that the present time is within the lifetime; and that the peer holds the certificate's
+//! key. Intermediate authorities are not searched for, and the certificate cannot issue others.
 
 use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, SubjectPublicKeyInfoDer, UnixTime};
 use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::KeyUsage;
 use x509_parser::x509::X509Version;
 
-use super::Trust;
 use super::der::{self, PublicKey, is_signed_by};
+use super::{Trust, algorithms};
 
 /// A certificate of version 1.
 #[derive(Debug)]
 pub struct Version1<'a>(X509Certificate<'a>, &'a [u8]);
 
 impl<'a> Version1<'a> {
-    /// Reads one. `None` if it is of another version, or broken.
+    /// Reads a certificate. `None` if it is of another version, or broken.
     pub fn read(certificate: &'a CertificateDer<'_>) -> Option<Self> {
         let parsed = der::certificate(certificate).ok()?;
         (parsed.version() == X509Version::V1).then_some(Self(parsed, certificate))
     }
 
-    /// Its public key as SubjectPublicKeyInfo.
+    /// The public key as SubjectPublicKeyInfo.
     pub fn key(&self) -> SubjectPublicKeyInfoDer<'_> {
         SubjectPublicKeyInfoDer::from(self.0.public_key().raw)
     }
 
-    /// Checks that one of the authorities issued it, and that it is valid.
-    pub fn verify(
-        &self,
-        trust: &Trust,
-        now: UnixTime,
-        algorithms: &WebPkiSupportedAlgorithms,
-    ) -> Result<(), CertificateError> {
+    /// Checks that one of the authorities issued it, and that it is valid at this time.
+    pub fn verify(&self, trust: &Trust, now: UnixTime) -> Result<(), CertificateError> {
         let validity = self.0.validity();
         let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
         if now < validity.not_before.timestamp() {
@@ -59,7 +51,7 @@ impl<'a> Version1<'a> {
             {
                 continue;
             }
-            if is_signed_by(self.1, issuer.public_key().raw, algorithms) {
+            if is_signed_by(self.1, issuer.public_key().raw) {
                 return Ok(());
             }
             found = CertificateError::BadSignature;
@@ -67,15 +59,14 @@ impl<'a> Version1<'a> {
         Err(found)
     }
 
-    /// Checks that the peer holds the key, as TLS 1.2 has it proved.
+    /// Checks the signature with which the peer proves in TLS 1.2 that it holds the key.
     pub fn verify_tls12(
         &self,
         message: &[u8],
         signed: &DigitallySignedStruct,
-        algorithms: &WebPkiSupportedAlgorithms,
     ) -> Result<HandshakeSignatureValid, Error> {
         let of_scheme = |(scheme, _): &&(SignatureScheme, _)| *scheme == signed.scheme;
-        let usable = algorithms.mapping.iter().find(of_scheme);
+        let usable = algorithms().mapping.iter().find(of_scheme);
         let usable = usable.map_or(&[][..], |(_, algorithms)| algorithms);
         let key = PublicKey::read(self.0.public_key().raw).ok_or(CertificateError::BadEncoding)?;
         match key.has_signed(message, signed.signature(), usable.iter().copied()) {

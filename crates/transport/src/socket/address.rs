@@ -1,4 +1,4 @@
-//! Where to listen and where to connect.
+//! Addresses to listen at and to connect to.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -26,12 +26,12 @@ pub const DEFAULT_PORT: u16 = 8888;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Address {
-    /// A host name or IP address, and a port. An empty host is every
-    /// interface when listening and this host when connecting.
+    /// A host name or IP address, and a port. An empty host is every interface when listening and
+    /// this host when connecting.
     Tcp {
         /// Name or IP address, without brackets.
         host: String,
-        /// Port; 0 lets the system choose one when listening.
+        /// The port. When listening, 0 lets the system choose one.
         port: u16,
     },
     /// A Unix domain socket.
@@ -47,7 +47,7 @@ impl Address {
         }
     }
 
-    /// Whether only this host can be at the address: a Unix socket, `localhost` or a loopback
+    /// True if the address can only be on this host: a Unix socket, `localhost` or a loopback
     /// address. An empty host does not count, because it is every interface when listening.
     pub fn is_local(&self) -> bool {
         match self {
@@ -59,8 +59,8 @@ impl Address {
         }
     }
 
-    /// The name that a server at this address has to prove: the host, or
-    /// `localhost` for a Unix socket or an empty host.
+    /// The name that a server at this address has to prove: the host, or `localhost` for a Unix
+    /// socket or an empty host.
     pub fn server_name(&self) -> &str {
         match self {
             Self::Tcp { host, .. } if !host.is_empty() => host,
@@ -90,8 +90,7 @@ impl FromStr for Address {
         match text.strip_prefix("unix:") {
             Some("") => return Err(bad("no path after unix:")),
             Some(path) => return Ok(Self::Unix(path.into())),
-            // As a host it would be shown with its port, as unix:8888, which looks
-            // like a socket's path.
+            // As a host it would print as unix:8888, which looks like the path of a socket.
             None if text == "unix" => return Err(bad("no path after unix:")),
             None if text.is_empty() => return Err(bad("it is empty")),
             None => {}

@@ -1,4 +1,4 @@
-//! Ends the waits of one thread from another.
+//! Ends a wait of one thread from another thread.
 //!
 //! ```text
 //!  waiting thread                          any thread
@@ -17,12 +17,12 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use super::duplex::Duplex;
 
-/// Ends the wait of one thread: for a connection attempt, a handshake or a pause. It
-/// stays cancelled.
+/// Ends the wait of one thread: for a connection attempt, a handshake or a pause. Cancelling is
+/// final.
 ///
 /// # Threads
-/// A clone is another handle. One thread at a time waits under it; any
-/// thread may [`cancel`](Self::cancel), which does not block.
+/// A clone is another handle. One thread at a time waits with it; any thread may
+/// [`cancel`](Self::cancel), which does not block.
 #[derive(Clone, Debug)]
 pub struct Cancel {
     state: Arc<Mutex<State>>,
@@ -31,7 +31,7 @@ pub struct Cancel {
 
 #[derive(Debug)]
 struct State {
-    /// `None` once cancelled: that disconnects `done`.
+    /// `None` once cancelled: dropping it disconnects `done`.
     open: Option<Sender<Infallible>>,
     awaited: Option<Awaited>,
 }
@@ -72,18 +72,17 @@ impl Cancel {
         }
     }
 
-    /// Whether it was cancelled.
+    /// True if it was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.lock().open.is_none()
     }
 
-    /// A channel without messages, which is disconnected once this is cancelled. For
-    /// `select!`.
+    /// A channel without messages, which is disconnected once this is cancelled, for `select!`.
     pub fn done(&self) -> &Receiver<Infallible> {
         &self.done
     }
 
-    /// Waits for `time`. False at once when cancelled.
+    /// Waits for `time`. False at once if it is cancelled.
     pub fn pause(&self, time: Duration) -> bool {
         matches!(self.done.recv_timeout(time), Err(RecvTimeoutError::Timeout))
     }
@@ -93,8 +92,8 @@ impl Cancel {
         self.register(Awaited::Stream(Arc::clone(stream)))
     }
 
-    /// A pipe that ends if this is cancelled while the guard lives, for `poll` together
-    /// with a socket.
+    /// A pipe that ends if this is cancelled while the guard lives, for `poll` together with a
+    /// socket.
     pub(crate) fn pipe(&self) -> io::Result<(PipeReader, Watch<'_>)> {
         let (reader, writer) = io::pipe()?;
         Ok((reader, self.register(Awaited::Pipe(writer))))
@@ -120,7 +119,7 @@ pub(crate) fn cancelled_error() -> io::Error {
     io::Error::new(io::ErrorKind::Interrupted, "cancelled")
 }
 
-/// While it lives, a [`Cancel`] ends what was registered with it.
+/// While it lives, a [`Cancel`] ends the registered object.
 #[derive(Debug)]
 pub struct Watch<'a> {
     cancel: &'a Cancel,
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn after_the_end_nothing_waits() {
+    fn no_wait_begins_after_a_cancel() {
         let cancel = Cancel::new();
         assert!(cancel.pause(Duration::from_millis(1)));
         cancel.cancel();

@@ -25,28 +25,27 @@ pub trait Duplex: Send + Sync + fmt::Debug + 'static {
     /// As [`read`](Self::read).
     fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Blocks until [`read`](Self::read) would return, and takes no bytes, so that an
-    /// idle stream needs no buffer.
+    /// Blocks until [`read`](Self::read) would return, but takes no bytes. So an idle stream needs
+    /// no buffer.
     ///
     /// # Errors
     /// As [`read`](Self::read).
     fn wait_readable(&self) -> io::Result<()>;
 
-    /// Whether [`read`](Self::read) would return at once. False for a stream that cannot
-    /// tell.
+    /// True if [`read`](Self::read) would return at once. Default: false.
     fn is_readable(&self) -> bool {
         false
     }
 
-    /// Writes some of the bytes; blocks until it can.
+    /// Writes some of the bytes. Blocks until the system takes some.
     ///
     /// # Errors
     /// `WouldBlock` or `TimedOut` if no byte was written within the write timeout, else
     /// the stream's error.
     fn write(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// As [`write`](Self::write), but fails with `WouldBlock` at once if no byte fits. A
-    /// stream that cannot do so always fails like that.
+    /// As [`write`](Self::write), but fails with `WouldBlock` at once if no byte fits. Default: it
+    /// always fails so.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -73,8 +72,8 @@ pub trait Duplex: Send + Sync + fmt::Debug + 'static {
     /// The stream's error.
     fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()>;
 
-    /// Lets the system take so many written bytes before it can send them, if it has a bound for
-    /// that.
+    /// Sets the number of written bytes that the system keeps before it sends them. Default: no
+    /// effect.
     ///
     /// # Errors
     /// The stream's error.
@@ -114,8 +113,8 @@ impl fmt::Display for PeerAddress {
     }
 }
 
-/// The writing end of a stream. It counts each byte that the system takes, so that a peer
-/// that takes one long frame slowly can be told from one that takes no bytes.
+/// The writing end of a stream. It counts each byte that the system takes, to tell a peer that takes
+/// one long frame slowly from one that takes no bytes.
 #[derive(Debug)]
 pub(crate) struct WriteHalf {
     stream: Arc<dyn Duplex>,
@@ -140,8 +139,8 @@ impl WriteHalf {
         write_all(&*self.stream, bytes, |written| self.count(written))
     }
 
-    /// Writes as much as the system takes without waiting, and returns how much that was.
-    /// An error is not reported: it occurs again when the rest is written.
+    /// Writes as much as the system takes without blocking, and returns the number of bytes. An error
+    /// is not reported: it occurs again when the rest is written.
     pub(crate) fn try_write_all(&self, bytes: &[u8]) -> usize {
         let mut sent = 0;
         while sent < bytes.len() {
@@ -165,8 +164,8 @@ impl WriteHalf {
     }
 }
 
-/// Writes all of the bytes, and calls `each` with the length of each part that the system
-/// has taken.
+/// Writes all of the bytes, and calls `each` with the length of each part that the system has
+/// taken.
 pub(crate) fn write_all(
     stream: &dyn Duplex,
     mut bytes: &[u8],
@@ -186,8 +185,7 @@ pub(crate) fn write_all(
     Ok(())
 }
 
-/// Whether an error is the read or write timeout of a stream. Systems use either of two
-/// kinds for it.
+/// True if an error is the read or write timeout of a stream. Systems use two kinds for it.
 pub fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }

@@ -1,4 +1,4 @@
-//! Listening sockets, and how to wake a thread that waits in one.
+//! Listening sockets. Another thread can end a blocked accept.
 
 use std::io;
 use std::net::Shutdown;
@@ -17,8 +17,8 @@ use crate::socket::memory::MemoryListener;
 /// A bound listening socket.
 ///
 /// # Threads
-/// [`accept`](Self::accept) blocks; [`close`](Self::close) ends it from another
-/// thread. Dropping the listener of a Unix socket removes its file.
+/// [`accept`](Self::accept) blocks; [`close`](Self::close) ends it from another thread. Dropping the
+/// listener of a Unix socket removes its file.
 #[derive(Debug)]
 pub struct Listener {
     bound: Bound,
@@ -34,12 +34,11 @@ enum Bound {
 }
 
 impl Listener {
-    /// Binds `address`; a host name with several addresses gives several
-    /// listeners on one port.
+    /// Binds `address`; a host name with several addresses gives several listeners on one port. A
+    /// Unix socket file whose server has ended is replaced.
     ///
     /// # Errors
-    /// What the system says: in use, not permitted, no such host. A Unix
-    /// socket file whose server is gone is replaced.
+    /// The system's error: address in use, no permission, no such host.
     pub fn bind(address: &Address, options: TcpOptions) -> io::Result<Vec<Self>> {
         let bound = match address {
             Address::Tcp { host, port } => tcp::listen(host, *port)?.into_iter().map(Bound::Tcp).collect(),
@@ -48,7 +47,7 @@ impl Listener {
         Ok(bound.into_iter().map(|bound| Self::new(bound, options)).collect())
     }
 
-    /// As [`bind`](Self::bind); the file of a Unix socket has this mode from its first moment.
+    /// As [`bind`](Self::bind). The file of a Unix socket has `mode` from its first moment.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
@@ -75,8 +74,7 @@ impl Listener {
         }
     }
 
-    /// The address it is bound to, with the port that the system chose;
-    /// `None` for memory.
+    /// The address it is bound to, with the port that the system chose. `None` for memory.
     pub fn local_address(&self) -> Option<Address> {
         match &self.bound {
             Bound::Tcp(socket) => {
@@ -91,8 +89,8 @@ impl Listener {
     /// Blocks until a peer connects. `None` once it is closed.
     ///
     /// # Errors
-    /// What the system says: out of descriptors, or a connection that ended
-    /// before it was accepted. The listener goes on.
+    /// The system's error: no descriptors left, or a connection that ended before it was accepted.
+    /// The listener can accept again.
     pub fn accept(&self) -> io::Result<Option<Arc<dyn Duplex>>> {
         let accepted: io::Result<Arc<dyn Duplex>> = match &self.bound {
             Bound::Tcp(socket) => socket.accept().and_then(|(stream, _)| {
@@ -122,7 +120,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Bound::Unix(_, path) = &self.bound {
-            // It fails if the file is gone already, which is just as well.
+            // It fails if the file is gone already.
             let _ = std::fs::remove_file(path);
         }
     }

@@ -1,6 +1,6 @@
-//! Looks names up, and waits for the system no longer than wanted.
+//! Looks host names up within a time limit.
 //!
-//! The system's look-up cannot be cancelled: a resolver that does not answer blocks it for
+//! The system's look-up cannot be cancelled, and a resolver that does not answer blocks it for
 //! many seconds. So it runs on a thread of its own, and the caller can stop waiting.
 //!
 //! ```text
@@ -11,9 +11,9 @@
 //!    └ given up ─ the thread is left alone, and ends when the system answers
 //! ```
 //!
-//! A thread that is left alone holds a name and its stack, and nothing of the caller. It is
-//! the only kind of thread in this crate that is not joined. There are at most [`MOST`] at
-//! a time in a process; further look-ups fail at once. An IP address needs no thread.
+//! A thread that is left alone holds a name and its stack, and no object of the caller. It is the
+//! only kind of thread in this crate that is not joined. A process has at most [`MOST`] of them at
+//! a time; further look-ups fail at once. An IP address needs no thread.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -25,8 +25,8 @@ use crossbeam_channel::{after, select};
 use super::cancel::{Cancel, cancelled_error};
 use crate::host::{now, threads};
 
-/// How many look-ups may be under way in a process: enough for an agent's reconnects, and
-/// few enough that a dead resolver cannot use up the threads.
+/// The most look-ups at a time in a process: enough for an agent's reconnects, and few enough that a
+/// dead resolver cannot use up the threads.
 const MOST: usize = 64;
 
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
@@ -47,8 +47,8 @@ impl Drop for Counted {
     }
 }
 
-/// The addresses of a host. Blocks until the system answers, the deadline
-/// passes, or it is cancelled.
+/// The addresses of a host. Blocks until the system answers, the deadline passes, or `cancel` is
+/// cancelled.
 ///
 /// # Errors
 /// The system's error; `TimedOut`; `Interrupted`; `WouldBlock` if too many look-ups are

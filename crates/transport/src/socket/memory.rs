@@ -1,8 +1,7 @@
 //! An in-memory pair of byte streams, for tests without sockets.
 //!
-//! Each direction is a bounded buffer, as a socket's is: a writer whose
-//! reader does not read blocks. [`Faults`] make an end misbehave the way
-//! networks do.
+//! Each direction is a bounded buffer, like a socket's: a writer blocks while its reader does not
+//! read. [`Faults`] simulate a bad network.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,10 +16,10 @@ use super::cancel::{Cancel, cancelled_error};
 use super::duplex::{Duplex, PeerAddress};
 use crate::host::{after, deadline, left, now};
 
-/// The bytes that one direction holds before its writer blocks.
+/// The number of bytes that one direction holds before its writer blocks.
 pub const CAPACITY: usize = 64 * 1024;
 
-/// The faults of the bytes that one end receives. None by default.
+/// The faults of the bytes that one end receives. Default: none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     /// The most bytes that a read returns.
@@ -37,8 +36,8 @@ pub fn pair() -> (MemoryStream, MemoryStream) {
     pair_with(Faults::default(), Faults::default())
 }
 
-/// Two ends of one stream. `first` applies to the bytes that the first end receives,
-/// `second` to those of the second.
+/// Two ends of one stream. `first` applies to the bytes that the first end receives, `second` to
+/// those that the second end receives.
 pub fn pair_with(first: Faults, second: Faults) -> (MemoryStream, MemoryStream) {
     let to_first = Arc::new(Pipe::new(first));
     let to_second = Arc::new(Pipe::new(second));
@@ -50,8 +49,7 @@ pub fn pair_with(first: Faults, second: Faults) -> (MemoryStream, MemoryStream) 
     (end(&to_first, &to_second), end(&to_second, &to_first))
 }
 
-/// One end of an in-memory stream. Dropping it ends both directions, as
-/// closing a socket does.
+/// One end of an in-memory stream. Dropping it ends both directions, like closing a socket.
 #[derive(Debug)]
 pub struct MemoryStream {
     incoming: Arc<Pipe>,
@@ -68,7 +66,7 @@ struct Pipe {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Pieces with the time from which they may be read.
+    /// Pieces with the time at which they become readable.
     pieces: VecDeque<(Instant, Bytes)>,
     held: usize,
     passed: u64,
@@ -77,7 +75,7 @@ struct State {
     /// The reader has ended: the writer gets `BrokenPipe`.
     abandoned: bool,
     cut: bool,
-    /// Written bytes do not become readable.
+    /// Written bytes do not become readable at present.
     stalled: bool,
 }
 
@@ -251,8 +249,8 @@ impl Drop for MemoryStream {
 
 /// A listener in memory: clients connect to it and a server accepts them.
 ///
-/// A clone is another handle of the same listener. At most 64 connections wait
-/// to be accepted; a further [`connect`](Self::connect) waits for room.
+/// A clone is another handle of the same listener. At most 64 connections wait to be accepted; a
+/// further [`connect`](Self::connect) waits for room.
 #[derive(Clone, Debug)]
 pub struct MemoryListener {
     sender: Sender<MemoryStream>,
@@ -306,9 +304,9 @@ impl MemoryListener {
         }
     }
 
-    /// Sets the faults of the connections that clients make from now on: `first` for the
-    /// bytes that the client receives, `second` for those of the server. They do not apply
-    /// to [`connect`](Self::connect), which has its own.
+    /// Sets the faults of the connections that clients make from now on: `first` for the bytes that
+    /// the client receives, `second` for those that the server receives. They do not apply to
+    /// [`connect`](Self::connect).
     pub fn set_faults(&self, first: Faults, second: Faults) {
         self.network().faults = (first, second);
     }
@@ -319,8 +317,8 @@ impl MemoryListener {
         self.network().change(|state| state.cut = true);
     }
 
-    /// Stops all bytes on all connections, also on later ones, until it is called with
-    /// false: as a network that drops every packet.
+    /// Stops all bytes on all present and later connections until it is called with false, like a
+    /// network that drops every packet.
     pub fn stall(&self, stalled: bool) {
         let mut network = self.network();
         network.stalled = stalled;
@@ -331,8 +329,8 @@ impl MemoryListener {
         self.network.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connects to the server that accepts here. `first` applies to the bytes that the
-    /// client receives, `second` to those of the server.
+    /// Connects to the server that accepts here. `first` applies to the bytes that the client
+    /// receives, `second` to those that the server receives.
     ///
     /// # Errors
     /// `ConnectionRefused` once it is closed.
@@ -340,8 +338,8 @@ impl MemoryListener {
         self.enter(pair_with(first, second), &Cancel::new())
     }
 
-    /// As [`connect`](Self::connect) with the faults of the listener, and ends at once when
-    /// it is cancelled.
+    /// As [`connect`](Self::connect) with the faults of the listener, and ends at once when `cancel`
+    /// is cancelled.
     pub(crate) fn connect_unless(&self, cancel: &Cancel) -> io::Result<MemoryStream> {
         let pair = self.network().pair();
         self.enter(pair, cancel)

@@ -1,4 +1,4 @@
-//! Sockets: where to listen and connect, and the raw byte stream of a connection.
+//! Sockets: addresses, listeners, and the raw byte stream of a connection.
 //!
 //! ```text
 //!  Address ─▶ Listener ─ accept ──┐
@@ -8,12 +8,12 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `address` | [`Address`]: where to listen or connect |
+//! | `address` | [`Address`]: to listen at or to connect to |
 //! | `target` | [`Target`]: an address, or a listener in memory |
-//! | `lookup` | names to addresses, on a thread that can be left behind |
+//! | `lookup` | host names to addresses, on a thread that can be left alone |
 //! | `duplex` | [`Duplex`]: the raw, blocking byte stream |
 //! | `system` | the system's sockets as `Duplex` |
-//! | `tcp`, `unix` | how they connect and listen |
+//! | `tcp`, `unix` | connecting and listening with them |
 //! | `listener` | [`Listener`]: a bound socket |
 //! | `memory` | streams and listeners in memory, for tests |
 //! | `cancel` | [`Cancel`]: ends a wait from another thread |

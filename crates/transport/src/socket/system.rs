@@ -37,7 +37,7 @@ impl Duplex for Socket {
 
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         match Socket::shutdown(self, how) {
-            // A direction that ended before is no error.
+            // It is no error if the direction has ended before.
             Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(()),
             other => other,
         }
@@ -63,7 +63,7 @@ impl Duplex for Socket {
         if self.local_addr().is_ok_and(|address| address.is_unix()) {
             return PeerAddress::Unix;
         }
-        // The system no longer knows the address of a peer that has disconnected.
+        // The address of a peer that has disconnected is unknown to the system.
         let address = self.peer_addr().ok().and_then(|address| address.as_socket());
         PeerAddress::Ip(address.unwrap_or((Ipv4Addr::UNSPECIFIED, 0).into()))
     }
@@ -73,21 +73,21 @@ impl Duplex for Socket {
     }
 }
 
-/// Receives until it is not interrupted by a signal.
+/// Receives, again if a signal interrupts it.
 fn received(socket: &Socket, buffer: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
     let (_, len) = retry_on_intr(|| recv(socket, &mut *buffer, flags))?;
     Ok(len)
 }
 
-/// Sends until it is not interrupted by a signal. If the peer is gone, this is an error and
-/// not the signal SIGPIPE.
+/// Sends, again if a signal interrupts it. If the peer has ended, the result is an error instead of
+/// the signal SIGPIPE.
 fn sent(socket: &Socket, bytes: &[u8], flags: SendFlags) -> io::Result<usize> {
     Ok(retry_on_intr(|| {
         send(socket, bytes, flags | SendFlags::NOSIGNAL)
     })?)
 }
 
-/// The system takes a timeout of zero as no timeout.
+/// The limit, but at least a millisecond: for the system a timeout of zero is no timeout.
 fn at_least_a_tick(limit: Option<Duration>) -> Option<Duration> {
     limit.map(|limit| limit.max(Duration::from_millis(1)))
 }

@@ -12,7 +12,7 @@ use super::tcp::TcpOptions;
 use super::{tcp, unix};
 use crate::socket::memory::MemoryListener;
 
-/// Where a client connects: an address, or a listener in this process.
+/// The target of a client: an address, or a listener in this process.
 #[derive(Clone, Debug)]
 pub enum Target {
     /// An address.

@@ -13,14 +13,14 @@ use super::duplex::Duplex;
 use super::lookup;
 use crate::host::{deadline, left, now};
 
-/// How the kernel probes a silent connection.
+/// The kernel's probes of a silent connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
-    /// Silence before the first probe.
+    /// The time of silence before the first probe.
     pub idle: Duration,
-    /// Time between probes.
+    /// The time between probes.
     pub interval: Duration,
-    /// Probes without answer after which the connection is dead.
+    /// The number of unanswered probes after which the connection is dead.
     pub probes: u32,
 }
 
@@ -42,8 +42,8 @@ impl Default for KeepAlive {
 pub struct TcpOptions {
     /// Keep-alive probes; `None` turns them off. Default: see [`KeepAlive`].
     pub keep_alive: Option<KeepAlive>,
-    /// How long sent data may stay unacknowledged before the connection counts as
-    /// dead (TCP_USER_TIMEOUT, if the system has it). Default: 30 s.
+    /// The time that sent data may stay unacknowledged before the connection counts as dead
+    /// (TCP_USER_TIMEOUT, if the system has it). Default: 30 s.
     pub unacknowledged: Option<Duration>,
 }
 
@@ -75,33 +75,33 @@ impl TcpOptions {
     }
 }
 
-/// Turns pacing off at loopback addresses. Between two ends on one host no packet is lost
-/// and no other traffic is in the way, so a congestion control that paces, as BBR does,
-/// would only wait for timers. Accepted sockets inherit the setting.
+/// Turns pacing off at loopback addresses. Between two ends on one host no packet is lost and there
+/// is no other traffic, so a congestion control that paces, such as BBR, would only wait for timers.
+/// Accepted sockets inherit the setting.
 fn without_pacing(socket: &Socket, address: SocketAddr) {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     if address.ip().is_loopback() {
-        // Every Linux has reno. If it is not permitted, the system's default stays.
+        // Every Linux has reno. If setting it is not permitted, the system's default stays.
         let _ = socket.set_tcp_congestion(b"reno");
     }
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     let _ = (socket, address);
 }
 
-/// How many connections may wait to be accepted. With std's 128 a burst of newcomers waits
-/// for SYN retransmits.
+/// The number of connections that may wait to be accepted. With the 128 of the standard library a
+/// burst of newcomers waits for SYN retransmits.
 const BACKLOG: i32 = 4096;
 
-/// Connects to the first address of `host` that answers. `limit` is the time for all
-/// addresses and the look-up of the name. Blocks.
+/// Connects to the first address of `host` that answers. `limit` is the time for the look-up of the
+/// name and all addresses. Blocks.
 ///
 /// # Errors
-/// The last address's error, or `NotFound` when the name has no address.
+/// The last address's error, or `NotFound` if the name has no address.
 pub fn connect_tcp(host: &str, port: u16, options: &TcpOptions, limit: Duration) -> io::Result<Socket> {
     connect_unless(host, port, options, limit, &Cancel::new())
 }
 
-/// As [`connect_tcp`], and ends at once when it is cancelled.
+/// As [`connect_tcp`], and ends at once when `cancel` is cancelled.
 pub fn connect_unless(
     host: &str,
     port: u16,
@@ -114,8 +114,8 @@ pub fn connect_unless(
     let addresses = lookup::addresses(host, port, deadline, cancel)?;
     let mut last = no_address(host);
     for (tried, address) in addresses.iter().enumerate() {
-        // Each address has its share of the time, so that one that drops packets leaves
-        // time for the others.
+        // Each address has its share of the time, so that one that drops packets leaves time for the
+        // others.
         let others = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
         let share = deadline.saturating_duration_since(now()) / others;
         match connect_one(*address, share, cancel) {
@@ -153,7 +153,7 @@ fn connect_one(address: SocketAddr, limit: Duration, cancel: &Cancel) -> io::Res
 /// Waits until the socket's connection attempt is over.
 fn wait_writable(socket: &Socket, cancelled: &io::PipeReader, deadline: Instant) -> io::Result<()> {
     loop {
-        // A time that does not fit is longer than any process runs, so `None` (no limit)
+        // A time that does not fit is longer than any process runs, so `None`, which means no limit,
         // is right.
         let left = Timespec::try_from(left(deadline)?).ok();
         let mut polled = [
@@ -177,8 +177,7 @@ fn no_address(host: &str) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"))
 }
 
-/// Listens at every address of `host`; an empty host is every interface, both
-/// IP versions.
+/// Listens at every address of `host`; an empty host is every interface, in both IP versions.
 pub(crate) fn listen(host: &str, port: u16) -> io::Result<Vec<Socket>> {
     let addresses = if host.is_empty() {
         vec![([0u16; 8], port).into()]
@@ -199,9 +198,9 @@ fn listen_at(host: &str, addresses: Vec<SocketAddr>) -> io::Result<Vec<Socket>> 
         }
         match bind(address, host.is_empty()) {
             Ok(listener) => listeners.push(listener),
-            // localhost resolves to ::1 on hosts without IPv6, and a port that is free at
-            // one address may be in use at another. But a port that was asked for must be
-            // free at all addresses.
+            // localhost resolves to ::1 also on hosts without IPv6, and a port that the system chose
+            // at one address may be in use at another. But a requested port must be free at all
+            // addresses.
             Err(e) if is_chosen || is_not_here(&e) => last = e,
             Err(e) => return Err(e),
         }
@@ -213,25 +212,24 @@ fn listen_at(host: &str, addresses: Vec<SocketAddr>) -> io::Result<Vec<Socket>> 
     }
 }
 
-/// Whether this host does not have an address, or its version of IP, at all.
+/// True if this host does not have the address, or not its version of IP.
 fn is_not_here(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrNotAvailable
         || error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error())
 }
 
-/// How many received bytes the system may keep for a connection until they are read; they
-/// take twice that memory. By default the buffer of each peer that is held back would grow
-/// to megabytes. A thousand of those reach the limit of all sockets together
-/// (`net.ipv4.tcp_mem`), and then the system slows down every connection, also those that
-/// should drain. 256 KiB is enough for a gigabit over 2 ms.
+/// The most received bytes that the system keeps for a connection until they are read; they take
+/// twice that memory. By default the buffer of each peer that has to wait would grow to megabytes. A
+/// thousand of them reach the limit of all sockets together (`net.ipv4.tcp_mem`), and then the
+/// system slows down every connection, also those that should drain. 256 KiB is enough for a gigabit
+/// over 2 ms.
 const RECEIVE_BUFFER: usize = 256 * 1024;
 
-/// How many written bytes the system takes from a connection before it can send them. By
-/// default it takes up to 4 MiB where segments are long, as on loopback with its 64 KiB.
-/// A thousand receivers there that are slower than their senders reach the same limit of all
-/// sockets, and then segments are dropped and everybody waits for retransmissions. What the
-/// system has not taken is in the queue, where it counts against the budget and a policy may
-/// still drop it.
+/// The most written bytes that the system keeps for a connection before it sends them. By default it
+/// takes up to 4 MiB if segments are long, such as the 64 KiB of loopback. A thousand receivers that
+/// are slower than their senders then reach the same limit of all sockets, segments are dropped, and
+/// all connections wait for retransmissions. Bytes that the system has not taken are in the queue,
+/// where they count against the budget and a policy may drop them.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const UNSENT: u32 = 256 * 1024;
 
@@ -244,7 +242,7 @@ fn bind(address: SocketAddr, both_versions: bool) -> io::Result<Socket> {
         Err(e) => return Err(e),
     };
     socket.set_reuse_address(true)?;
-    // Accepted sockets inherit both. A system that allows less takes less.
+    // Accepted sockets inherit both settings. A system that allows less uses its maximum.
     socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
     #[cfg(any(target_os = "linux", target_os = "android"))]
     socket.set_tcp_notsent_lowat(UNSENT)?;
@@ -284,7 +282,7 @@ mod tests {
         let free = at([127, 0, 0, 2]);
         let error = listen_at("here", vec![free, at([127, 0, 0, 1])]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
-        // TEST-NET-1 is nobody's.
+        // No host has an address of TEST-NET-1.
         let listeners = listen_at("here", vec![at([192, 0, 2, 1]), free]).unwrap();
         assert_eq!(listeners.len(), 1);
     }

@@ -1,4 +1,4 @@
-//! Unix domain sockets: connecting, listening.
+//! Unix domain sockets: connecting and listening.
 #![expect(clippy::disallowed_types, reason = "this module owns the Unix sockets")]
 
 use std::fs::Permissions;
@@ -14,7 +14,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use super::cancel::{Cancel, cancelled_error};
 use crate::host::{deadline, left};
 
-/// How many connections wait for the accept thread, as the standard library has it.
+/// The number of connections that may wait to be accepted, as in the standard library.
 const BACKLOG: i32 = 128;
 
 /// Connects to the socket at `path`.
@@ -25,8 +25,7 @@ pub fn connect_unix(path: &Path) -> io::Result<Socket> {
     UnixStream::connect(path).map(Socket::from)
 }
 
-/// As [`connect_unix`], within `limit`, and ends at once when it is
-/// cancelled.
+/// As [`connect_unix`], within `limit`, and ends at once when `cancel` is cancelled.
 pub(crate) fn connect_unless(path: &Path, limit: Duration, cancel: &Cancel) -> io::Result<Socket> {
     let deadline = deadline(limit);
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
@@ -36,8 +35,8 @@ pub(crate) fn connect_unless(path: &Path, limit: Duration, cancel: &Cancel) -> i
     loop {
         match socket.connect(&address) {
             Ok(()) => break,
-            // The listener's queue is full. The system has no notice for when it has room,
-            // so this polls.
+            // The listener's queue is full. The system gives no notice when there is room, so this
+            // polls.
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => return Err(e),
         }
@@ -51,14 +50,14 @@ pub(crate) fn connect_unless(path: &Path, limit: Duration, cancel: &Cancel) -> i
     Ok(socket)
 }
 
-/// Listens at `path`. A socket file without a listener, as a killed server leaves it, is
-/// replaced. Any other file is left alone. If a `mode` is given, the file never has a wider one.
+/// Listens at `path`. A socket file without a listener, which a killed server leaves, is replaced;
+/// any other file is left alone. If a `mode` is given, the file never has a wider one.
 pub(crate) fn listen(path: &Path, mode: Option<u32>) -> io::Result<Socket> {
     let address = SockAddr::unix(path)?;
     let bind = || -> io::Result<Socket> {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         if let Some(mode) = mode {
-            // The file gets the mode of the socket, so it must be set before the file is there.
+            // The file gets the mode of the socket, so it is set before the bind creates the file.
             fchmod(&socket, Mode::from_raw_mode(mode))?;
         }
         socket.bind(&address)?;
@@ -74,7 +73,7 @@ pub(crate) fn listen(path: &Path, mode: Option<u32>) -> io::Result<Socket> {
         other => other?,
     };
     if let Some(mode) = mode {
-        // The umask has taken bits away.
+        // Because the umask has removed bits at the bind.
         std::fs::set_permissions(path, Permissions::from_mode(mode))?;
     }
     Ok(socket)
@@ -93,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_no_place_to_listen_at() {
+    fn listening_at_a_directory_fails() {
         let dir = tempfile::tempdir().unwrap();
         let error = listen(dir.path(), None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::IsADirectory);

@@ -8,26 +8,26 @@ use bytes::BytesMut;
 /// A full TLS record with its overhead.
 pub(crate) const RECORD_LEN: usize = 16 * 1024 + 256;
 
-/// The size of a read buffer: four full TLS records, and room for a fifth that is not
-/// complete yet.
+/// The size of a read buffer: four full TLS records, and room for a fifth that has arrived in
+/// part.
 pub(crate) const BUFFER_LEN: usize = 5 * RECORD_LEN;
 
-/// How many idle buffers of each kind are kept, some 2.6 MiB. Further ones are freed.
+/// The number of idle buffers of each kind that are kept, some 2.6 MiB. Further ones are freed.
 const KEEP: usize = 32;
 
-/// Longer memory for items is not kept. This much holds an incomplete frame of 64 KiB and
-/// one more read after it.
+/// Longer memory for items is not kept. This length holds 64 KiB of an incomplete frame and one
+/// more read.
 const LENT: usize = 2 * BUFFER_LEN;
 
-/// A pool of buffers. An idle link holds none, so that its memory does not depend on the
-/// traffic that it once carried.
+/// A pool of buffers. An idle link holds none, so its memory does not depend on the traffic that
+/// it once carried.
 ///
-/// The pool lends two kinds: plain buffers, which come back when a link has used them, and
-/// memory from which received items are cut. The items share that memory; it is lent again
-/// once all of them are dropped.
+/// There are two kinds: plain buffers, which come back when a link has used them, and memory from
+/// which received items are cut. The items share that memory; it is lent again once all of them
+/// are dropped.
 ///
-/// A clone is another handle of the same pool; taking and giving back hold a
-/// lock for a few instructions.
+/// A clone is another handle of the same pool. Taking and giving back hold a lock for a few
+/// instructions.
 #[derive(Clone, Default)]
 pub struct BufferPool {
     shared: Arc<Pooled>,
@@ -36,7 +36,7 @@ pub struct BufferPool {
 #[derive(Default)]
 struct Pooled {
     free: Mutex<Vec<Box<[u8]>>>,
-    /// Memory that items were cut from and its length, the latest at the end.
+    /// Memory from which items were cut, and its length; the latest is last.
     cut: Mutex<Vec<(BytesMut, usize)>>,
 }
 
@@ -62,9 +62,8 @@ impl BufferPool {
         }
     }
 
-    /// Empty memory of at least `len` bytes. Lengths that busy links ask for come from the
-    /// pool, in whole read buffers. Shorter or longer memory is allocated with just that
-    /// length.
+    /// Empty memory of at least `len` bytes. The usual lengths of busy links come from the pool, in
+    /// whole read buffers. Other lengths are allocated exactly.
     pub(crate) fn memory(&self, len: usize) -> BytesMut {
         if !(BUFFER_LEN / 2..=LENT).contains(&len) {
             return BytesMut::with_capacity(len);
@@ -81,15 +80,15 @@ impl BufferPool {
         BytesMut::with_capacity(whole)
     }
 
-    /// Takes memory of `len` bytes back. Its items may still be in use. Only memory that
-    /// [`memory`](Self::memory) could lend again is kept.
+    /// Takes memory of `len` bytes back, while its items may still be in use. Only lengths that
+    /// [`memory`](Self::memory) lends from the pool are kept.
     pub(crate) fn recycle(&self, mut memory: BytesMut, len: usize) {
         if len > LENT || len == 0 || !len.is_multiple_of(BUFFER_LEN) {
             return;
         }
         memory.clear();
         let mut cut = lock(&self.shared.cut);
-        // The oldest makes room. Its items are still in use, for an unknown time, else it
+        // The oldest is dropped. Its items are in use for an unknown time, because otherwise it
         // would have been lent again.
         let oldest = (cut.len() == KEEP).then(|| cut.remove(0));
         cut.push((memory, len));
@@ -98,8 +97,7 @@ impl BufferPool {
     }
 }
 
-/// A buffer that is borrowed from a pool while it is in use, and goes back when this is
-/// dropped.
+/// A buffer that is borrowed from a pool while it is in use. Dropping this gives it back.
 #[derive(Debug)]
 pub(crate) struct Borrowed {
     pool: BufferPool,
@@ -107,12 +105,12 @@ pub(crate) struct Borrowed {
 }
 
 impl Borrowed {
-    /// Nothing yet.
+    /// Without a buffer yet.
     pub(crate) fn from(pool: BufferPool) -> Self {
         Self { pool, buffer: None }
     }
 
-    /// The buffer, borrowed first if necessary.
+    /// The buffer, which is borrowed first if necessary.
     pub(crate) fn get(&mut self) -> &mut [u8] {
         self.buffer.get_or_insert_with(|| self.pool.take())
     }

@@ -1,4 +1,4 @@
-//! From received bytes to items.
+//! Decoding received bytes into items.
 
 use bytes::BytesMut;
 
@@ -8,35 +8,35 @@ use super::buffers::{BUFFER_LEN, BufferPool, RECORD_LEN};
 pub trait Decode: Send + 'static {
     /// A decoded piece of the stream.
     type Item: Send + 'static;
-    /// The ways in which a peer can break the protocol.
+    /// A fault of the peer against the protocol.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Takes all complete items off the front of `input` and appends them to `items`. An
-    /// incomplete item stays; too few bytes are not an error.
+    /// Takes all complete items off the front of `input` and appends them to `items`. An incomplete
+    /// item stays; too few bytes are not an error.
     ///
     /// # Errors
     /// The peer broke the protocol. The items before the fault are in `items`.
     fn decode(&mut self, input: &mut BytesMut, items: &mut Vec<Self::Item>) -> Result<(), Self::Error>;
 
-    /// How many bytes the item at the front needs in all, or 0 if that is not known yet. So
-    /// much is reserved and then allocated before more of it is read.
+    /// The whole length of the item at the front, or 0 if that is not known yet. So much memory is
+    /// reserved and then allocated before more of the item is read.
     fn wanted(&self) -> usize;
 }
 
 /// Received bytes that wait to be decoded.
 ///
-/// An item for which memory is reserved gets all of it at once, so that it is never copied
-/// to grow. Decoded items never share memory with later bytes. Busy links borrow the memory
-/// from a [`BufferPool`].
+/// An item for which memory is reserved gets all of it at once, so that it is never copied to
+/// grow. Decoded items never share memory with later bytes. Busy links borrow the memory from a
+/// [`BufferPool`].
 #[derive(Debug)]
 pub struct Inbox {
     pub(crate) bytes: BytesMut,
     /// The length for which memory is reserved.
     pub(crate) wanted: usize,
-    /// How many bytes one read may take off the socket.
+    /// The most bytes that one read may take off the socket.
     pub(crate) most: usize,
-    /// The buffer's capacity when it was made. If less is left, items have been cut off its
-    /// front.
+    /// The capacity of `bytes` when it was allocated. If its capacity is less now, items have been
+    /// cut off its front.
     made: usize,
     pool: BufferPool,
 }
@@ -48,7 +48,7 @@ impl Default for Inbox {
 }
 
 impl Inbox {
-    /// An empty one that borrows its memory from `pool` while it is busy.
+    /// An empty inbox that borrows its memory from `pool` while it is busy.
     pub(crate) fn new(pool: BufferPool) -> Self {
         Self {
             bytes: BytesMut::new(),
@@ -59,15 +59,14 @@ impl Inbox {
         }
     }
 
-    /// Appends `data`. `expected` is how many bytes the current read is about to append,
+    /// Appends `data`. `expected` is the number of bytes that the current read appends in all,
     /// including these.
     pub fn append(&mut self, data: &[u8], expected: usize) {
         let held = self.bytes.len();
         let cut = self.bytes.capacity() < self.made;
         if cut || self.bytes.capacity() - held < data.len() {
             let due = held + expected.max(data.len());
-            // A new buffer of just the right size, because frames that are cut from it keep
-            // all of it alive.
+            // Just the right size, because frames that are cut from it keep all of it alive.
             let mut grown = self.pool.memory(due.max(self.wanted));
             grown.extend_from_slice(&self.bytes);
             self.replace(grown);
@@ -75,8 +74,8 @@ impl Inbox {
         self.bytes.extend_from_slice(data);
     }
 
-    /// How much one read may bring so that an item that nearly fills a buffer, and what follows
-    /// it, need no second one: the rest of a buffer, less a record that is here in part.
+    /// The most bytes that one read may bring so that an item that nearly fills a buffer, and the
+    /// bytes after it, need no second buffer: the rest of a buffer, less a record in part.
     pub(crate) fn room(&self) -> usize {
         const MOST: usize = BUFFER_LEN - RECORD_LEN;
         if (BUFFER_LEN / 2..=MOST).contains(&self.wanted) {
@@ -91,13 +90,12 @@ impl Inbox {
         &mut self.bytes
     }
 
-    /// Whether nothing waits.
+    /// True if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Gives back the memory that what is here does not need, since the stream has to wait
-    /// for its peer.
+    /// Gives memory back that the bytes do not need, because the stream has to wait for its peer.
     pub(crate) fn release(&mut self) {
         if self.made > 2 * self.bytes.len().max(self.wanted) {
             self.replace(BytesMut::from(&self.bytes[..]));

@@ -15,11 +15,10 @@ use crate::socket::{Duplex, WriteHalf, is_timeout};
 /// The receiving direction. One thread owns it.
 pub trait Receive: Send + fmt::Debug {
     /// Blocks until bytes have been appended to `inbox` or the stream ends. Bytes that the
-    /// handshake already took off the socket come first, without waiting.
+    /// handshake has already taken off the socket come first, without waiting.
     ///
     /// # Errors
-    /// The error of the stream or of TLS. An end without TLS's close_notify is
-    /// `UnexpectedEof`.
+    /// The error of the stream or of TLS. An end without TLS's close_notify is `UnexpectedEof`.
     fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received>;
 }
 
@@ -35,26 +34,24 @@ pub struct Received {
 
 /// The sending direction. Only its holder writes to the socket.
 ///
-/// Whoever keeps nothing back between two calls, and leaves everything to the writer, needs
-/// [`transmit`](Self::transmit) alone.
+/// An implementation that keeps no bytes between two calls, and leaves everything to the writer,
+/// needs only [`transmit`](Self::transmit).
 pub trait Transmit: Send + fmt::Debug {
-    /// Sends everything in `batch` in order, in as few writes as it can, after
-    /// the rest of what was begun before. Blocks until the system has taken all
-    /// of it.
+    /// Sends all items of `batch` in order, after the rest of an earlier item, in as few writes as
+    /// possible. Blocks until the system has taken all of it.
     ///
     /// # Errors
     /// The error of the stream or of TLS, including the write timeout.
     fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()>;
 
-    /// Sends as much of one short item as the system takes without waiting, and gives
-    /// buffers back. Never blocks. An error of the stream is left to the next call.
+    /// Sends as much of one short item as the system takes without blocking, and gives buffers
+    /// back. An error of the stream is left to the next call.
     fn try_transmit(&mut self, item: &Outgoing) -> Tried {
         let _ = item;
         Tried::Not
     }
 
-    /// Sends the rest of an item that was begun, and the bytes that the receiving side left
-    /// for the socket.
+    /// Sends the rest of an item, and the bytes that the receiving direction left for the socket.
     ///
     /// # Errors
     /// As [`transmit`](Self::transmit).
@@ -70,19 +67,18 @@ pub trait Transmit: Send + fmt::Debug {
         Ok(())
     }
 
-    /// Counts the bytes that the system takes from now on in `written`, also those of an
-    /// item that it has taken in part. A stream that does not count is judged by whole
-    /// items.
+    /// Counts the bytes that the system takes from now on in `written`, also those of an item that
+    /// it takes in part. Default: not counted, so progress is measured by whole items.
     fn count_in(&mut self, written: Arc<AtomicU64>) {
         let _ = written;
     }
 
-    /// Gives buffers back, because nothing is to be sent for now.
+    /// Gives buffers back, because there is nothing to send at present.
     fn idle(&mut self) {}
 }
 
-/// The longest item that is sent in place of the writer: two TLS records. The writer sends
-/// longer ones, so that the calling thread can do other work meanwhile.
+/// The longest item that is sent in place of the writer: two TLS records. The writer sends longer
+/// ones, so that the dispatcher can do other work meanwhile.
 pub(crate) const AT_ONCE: usize = 32 * 1024;
 
 /// The result of [`Transmit::try_transmit`].
@@ -92,8 +88,8 @@ pub enum Tried {
     Sent,
     /// The system has taken a part. The rest is sent before the next item.
     Begun,
-    /// Nothing was sent: the item is too long, other bytes have to go first, or the other
-    /// direction is busy.
+    /// Nothing was sent: the item is too long, other bytes have to go first, or the receiving
+    /// direction holds the lock.
     Not,
     /// The stream is broken, and nothing more can be sent.
     Failed,
@@ -113,12 +109,10 @@ pub struct Halves {
 }
 
 impl Halves {
-    /// Receives once, before the deadline, and sends the bytes that receiving caused.
-    /// Blocks.
+    /// Receives once, before the deadline, and sends the bytes that receiving caused. Blocks.
     ///
     /// # Errors
-    /// `TimedOut` at the deadline, else as [`Receive::receive`] and
-    /// [`Transmit::flush`].
+    /// `TimedOut` at the deadline, else as [`Receive::receive`] and [`Transmit::flush`].
     pub fn receive_until(&mut self, deadline: Instant) -> io::Result<Received> {
         self.stream.set_read_timeout(Some(left(deadline)?))?;
         match self.receive.receive(&mut self.inbox) {
@@ -139,8 +133,8 @@ impl Halves {
     }
 }
 
-/// Tells the peer why there will be no session, ends the stream, and gives the peer time to
-/// read the answer, `linger` at most. Blocks for that time.
+/// Tells the peer why there is no session, ends the stream, and waits at most `linger` for the peer
+/// to read the answer. Blocks.
 pub fn refuse(halves: &mut Halves, answer: Option<Outgoing>, linger: Duration) {
     let _ = halves.stream.set_write_timeout(Some(linger));
     if let Some(answer) = answer {
@@ -150,8 +144,8 @@ pub fn refuse(halves: &mut Halves, answer: Option<Outgoing>, linger: Duration) {
     drain(&*halves.stream, linger);
 }
 
-/// Reads until the peer ends its side, for `linger` at most: closing a socket
-/// that holds unread input would destroy what is on its way to the peer.
+/// Reads until the peer ends its side, for at most `linger`: closing a socket that holds unread
+/// input would destroy data that is on its way to the peer. Blocks.
 pub fn drain(stream: &dyn Duplex, linger: Duration) {
     let end = deadline(linger);
     let mut scratch = [0; 4096];
@@ -217,7 +211,7 @@ impl Receive for PlainReceive {
 struct PlainTransmit {
     stream: WriteHalf,
     buffer: Borrowed,
-    /// The rest of an item that was begun.
+    /// The rest of an item that was sent in part.
     rest: Vec<u8>,
 }
 

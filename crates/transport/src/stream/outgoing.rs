@@ -1,4 +1,4 @@
-//! Items on their way out of a connection.
+//! Items to be sent over a connection.
 
 use bytes::Bytes;
 
@@ -13,7 +13,7 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Whole frames, encoded, in one piece.
+    /// Whole encoded frames in one piece.
     pub fn whole(body: Bytes, frames: u32) -> Self {
         Self {
             head: [0; 8],
@@ -33,7 +33,7 @@ impl Outgoing {
         }
     }
 
-    /// How many frames it holds.
+    /// The number of frames in it.
     pub fn frames(&self) -> u32 {
         self.frames
     }
@@ -43,7 +43,7 @@ impl Outgoing {
         usize::from(self.head_len) + self.body.len()
     }
 
-    /// Whether there is nothing to send.
+    /// True if there is nothing to send.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -57,31 +57,30 @@ impl Outgoing {
         }
     }
 
-    /// The pieces to send, in order, empty ones left out.
+    /// The pieces to send, in order, without empty ones.
     pub fn parts(&self) -> impl Iterator<Item = &[u8]> {
         let head = &self.head[..usize::from(self.head_len)];
         [head, &self.body[..]].into_iter().filter(|part| !part.is_empty())
     }
 }
 
-/// The memory of a queued item beside its bytes: the item itself, its entry in the channel,
-/// and the overhead of the allocator and of the shared body.
+/// The memory of a queued item beside its bytes: the item, its entry in the channel, and the
+/// overhead of the allocator and of the shared body.
 const ITEM_MEMORY: u64 = 128;
 
 /// An amount of queued items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Items, each of one frame or many.
+    /// The number of items, each of one frame or several.
     pub items: u64,
-    /// Frames.
+    /// The number of frames.
     pub frames: u64,
     /// Bytes of the frames.
     pub bytes: u64,
 }
 
 impl Load {
-    /// Its memory in bytes. Many short items take much more memory than the bytes of their
-    /// frames.
+    /// The memory in bytes. Many short items take much more memory than the bytes of their frames.
     pub fn memory(&self) -> u64 {
         self.bytes + self.items * ITEM_MEMORY
     }

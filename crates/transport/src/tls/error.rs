@@ -1,4 +1,4 @@
-//! Why a TLS connection was not made.
+//! Errors of TLS handshakes and configurations.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use rustls::CertificateError;
 use crate::pki::Fault;
 use crate::socket::is_timeout;
 
-/// Why a TLS connection was not made.
+/// The reason why a TLS connection was not made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
@@ -23,7 +23,7 @@ pub enum TlsError {
     /// The name to connect to is neither a DNS name nor an IP address.
     #[error("{0:?} is neither a DNS name nor an IP address")]
     Name(String),
-    /// Identity, trust or provider cannot be used for a configuration.
+    /// The configuration cannot be made from this identity, trust or provider.
     #[error("{0}")]
     Configuration(String),
 }
@@ -37,7 +37,7 @@ fn of_stream(error: &io::Error) -> String {
 
 fn of_tls(error: &rustls::Error) -> String {
     match error {
-        // rustls prints the Debug form of an error that our own verifier made.
+        // rustls prints the Debug form of an error of our own verifier.
         rustls::Error::InvalidCertificate(CertificateError::Other(fault)) => of_other(fault),
         rustls::Error::InvalidCertificate(fault) => match words(fault) {
             Some(words) => format!("the peer's certificate {words}"),
@@ -51,8 +51,7 @@ fn of_tls(error: &rustls::Error) -> String {
 }
 
 impl TlsError {
-    /// A word for it, out of a list that is fixed: `tls`, `certificate`,
-    /// `revoked`, `expired`, `timeout` or `lost`.
+    /// The error as one of the words `tls`, `certificate`, `revoked`, `expired`, `timeout` and `lost`.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Io(_) => "lost",
@@ -68,9 +67,9 @@ impl TlsError {
     }
 }
 
-/// The reason why a peer's certificate is refused. `None` if the error may be the fault of
-/// this host: its clock may be wrong if a certificate is not valid yet, and other errors do
-/// not concern the certificate.
+/// The reason why a peer's certificate is refused. `None` if the error may be the fault of this
+/// host, whose clock may be wrong if a certificate is not valid yet, or if it does not concern
+/// the certificate.
 pub(super) fn objection(error: &rustls::Error) -> Option<String> {
     use CertificateError as E;
     match error {
@@ -84,9 +83,9 @@ pub(super) fn objection(error: &rustls::Error) -> Option<String> {
     }
 }
 
-/// Words for a fault that our own verifier or the library below rustls has found.
+/// The text of a fault that our own verifier or the library below rustls has found.
 fn of_other(fault: &rustls::OtherError) -> String {
-    // Ours are in words, with names of peers.
+    // Our own faults have texts with the names of peers.
     if let Some(own) = fault.0.downcast_ref::<Fault>() {
         return own.to_string();
     }
@@ -97,13 +96,12 @@ fn of_other(fault: &rustls::OtherError) -> String {
     }
 }
 
-/// The text with names of variants, such as `BadEncoding`, as words: `bad encoding`.
+/// The text with names of variants, such as `BadEncoding`, as separate words: `bad encoding`.
 fn in_words(text: &str) -> String {
     let word = |word: &str| {
         let letters = || word.chars().filter(|c| c.is_alphabetic());
         let humps = word.chars().skip(1).filter(|c| c.is_uppercase()).count();
-        // Abbreviations, such as TLS or X.509, stay as they are, and so does what is not a
-        // word, such as a name in quotes.
+        // Abbreviations, such as TLS or X.509, and names in quotes stay as they are.
         let is_word = word
             .trim_end_matches([':', ',', '.'])
             .chars()
@@ -123,7 +121,7 @@ fn in_words(text: &str) -> String {
     text.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// Words for a certificate's fault, for faults that rustls prints as the name of a variant.
+/// The text of a certificate's fault that rustls prints as the name of a variant.
 fn words(fault: &CertificateError) -> Option<&'static str> {
     Some(match fault {
         CertificateError::BadSignature => "is not signed by the authority that it names",
@@ -153,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_with_a_certificate_is_told_in_words() {
+    fn a_fault_of_a_certificate_is_printed_as_a_sentence() {
         let told = |fault: CertificateError| TlsError::Tls(fault.into()).to_string();
         assert_eq!(
             told(CertificateError::UnknownIssuer),

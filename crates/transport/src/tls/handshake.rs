@@ -1,4 +1,4 @@
-//! The handshake, on one thread, under a deadline.
+//! The handshake, which blocks one thread until a deadline.
 
 use std::io;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::host::left;
 use crate::socket::{Duplex, write_all};
 use crate::stream::{BufferPool, Halves, Inbox, Transmit};
 
-/// Runs a handshake, and hands its connection to both directions. `recheck` verifies the
-/// chain of a peer whose session resumes. `name` is the name that a server has to prove.
+/// Runs a handshake, and passes its connection to both directions. `recheck` verifies the chain of
+/// a peer whose session resumes. `name` is the name that a server has to prove.
 pub(super) fn handshake(
     stream: Arc<dyn Duplex>,
     (mut sealer, mut opener): (Sealer, Opener),
@@ -40,8 +40,8 @@ pub(super) fn handshake(
         && let Some(recheck) = recheck
         && let Err(e) = recheck.check(&agreed.peer, name, UnixTime::now())
     {
-        // For rustls the handshake has succeeded, so it makes no alert. The peer is only
-        // told that the session ends.
+        // rustls makes no alert, because for rustls the handshake has succeeded. So the peer sees
+        // only the end of the session.
         let _ = transmit.finish();
         return Err(TlsError::Tls(e));
     }
@@ -65,8 +65,8 @@ pub(super) fn handshake(
     })
 }
 
-/// Exchanges flights until both sides agree. Bytes that the peer sent after the handshake
-/// are then in `incoming`, or in `inbox` if they were opened already.
+/// Exchanges flights until both sides agree. Bytes that the peer sent after the handshake are then
+/// in `incoming`, or in `inbox` if they were opened already.
 pub(super) fn agree(
     stream: &dyn Duplex,
     sealer: &mut Sealer,
@@ -78,7 +78,7 @@ pub(super) fn agree(
     stream.set_write_timeout(Some(left(deadline)?))?;
     loop {
         let opened = incoming.open(opener, inbox);
-        // Sent even if opening failed: then this is the alert that tells the peer why.
+        // Sent even if opening failed: then these bytes are the alert with the reason.
         write_all(stream, &sealer.take_pending()?, |_| {})?;
         opened?;
         if let Some(agreed) = opener.agreed()? {

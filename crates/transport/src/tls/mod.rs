@@ -7,22 +7,20 @@
 //!                                    └ (a lock) ┘
 //! ```
 //!
-//! The lock is held for one record at a time, or for the two or three records of an item
-//! that bypasses the writer, and never during I/O. So each direction makes progress while
-//! the other waits for its peer. Bytes that the reading side has for the socket (alerts,
-//! key updates) go into `pending`, and the holder of the sending direction sends them
-//! before its own next record: one thread at a time decides the order of records. A
-//! poisoned lock ends the session.
+//! The lock is held for one record at a time, or for the two or three records of an item that
+//! bypasses the writer, and never during I/O. So each direction makes progress while the other
+//! waits for its peer. Bytes that the receiving direction has for the socket (alerts, key updates)
+//! go into `pending`, and the holder of the sending direction sends them before its own next
+//! record, so one thread at a time decides the order of records. A poisoned lock ends the session.
 //!
-//! Buffers are borrowed from a [`BufferPool`] while a direction is busy; an idle
-//! one has none.
+//! A direction borrows buffers from a [`BufferPool`] while it is busy; an idle one has none.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `split` | the two halves of a TLS connection, and all that is used of rustls's connection API |
+//! | `split` | the two halves of a TLS connection, the only user of rustls's connection API |
 //! | `handshake` | the handshake |
 //! | `receive`, `transmit` | the two directions |
-//! | `verifier` | how each side checks the other's certificate |
+//! | `verifier` | the checks of a peer's certificate |
 //! | `resumption` | tickets of returning clients |
 //! | `error` | [`TlsError`] |
 
@@ -41,7 +39,6 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rustls::client::Resumption;
-use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
@@ -55,7 +52,7 @@ use crate::pki::{self, Identity, Trust};
 use crate::socket::Duplex;
 use crate::stream::{BufferPool, Halves};
 
-/// Accepts TLS connections with a server's identity and trust. A clone shares them.
+/// Accepts TLS connections with a server's identity and trust. A clone shares both.
 #[derive(Clone, Debug)]
 pub struct Acceptor {
     config: Arc<ServerConfig>,
@@ -66,20 +63,18 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Mutual TLS: every client has to prove a certificate of `trust`.
-    /// TLS 1.3, and 1.2 for older peers. Without
-    /// [`resumption`](Self::resumption) every handshake is a full one.
+    /// Mutual TLS: every client has to prove a certificate of `trust`. TLS 1.3, and 1.2 for older
+    /// peers. Without [`resumption`](Self::resumption) every handshake is a full one.
     ///
     /// # Errors
-    /// [`TlsError::Configuration`]: no cryptography was compiled in.
+    /// [`TlsError::Configuration`] if the certificates cannot be used.
     pub fn mutual(identity: &Identity, trust: &Trust) -> Result<Self, TlsError> {
         Self::verifying(identity, trust, false)
     }
 
-    /// As [`mutual`](Self::mutual), for protocols without roles: clients may
-    /// also show a certificate of X.509 version 1, which an authority of `trust` must
-    /// have issued itself. Its signature and lifetime are checked; it has no usages and no
-    /// names.
+    /// As [`mutual`](Self::mutual), for protocols without roles: clients may also show a
+    /// certificate of X.509 version 1 that an authority of `trust` has issued itself. Its signature
+    /// and lifetime are checked; it has no usages and no names.
     ///
     /// # Errors
     /// As [`mutual`](Self::mutual).
@@ -89,9 +84,8 @@ impl Acceptor {
 
     fn verifying(identity: &Identity, trust: &Trust, version_1: bool) -> Result<Self, TlsError> {
         trust.warn_if_revoked(identity);
-        let provider = provider()?;
-        let verifier = verifier::of_clients(trust, version_1, &provider)?;
-        let config = server_config(provider, Arc::clone(&verifier), identity)?;
+        let verifier = verifier::of_clients(trust, version_1)?;
+        let config = server_config(Arc::clone(&verifier), identity)?;
         Ok(Self {
             recheck: Some(Recheck::Client(verifier)),
             trust: Some(trust.clone()),
@@ -99,17 +93,16 @@ impl Acceptor {
         })
     }
 
-    /// TLS in which only the server has a certificate: clients are not asked for one.
-    /// Otherwise as [`mutual`](Self::mutual).
+    /// TLS without certificates of clients. Otherwise as [`mutual`](Self::mutual).
     ///
     /// # Errors
     /// As [`mutual`](Self::mutual).
     pub fn server_only(identity: &Identity) -> Result<Self, TlsError> {
-        let config = server_config(provider()?, WebPkiClientVerifier::no_client_auth(), identity)?;
+        let config = server_config(WebPkiClientVerifier::no_client_auth(), identity)?;
         Ok(Self::with_config(Arc::new(config)))
     }
 
-    /// Checks that this may replace a former one: no revocation list goes back to an older
+    /// Checks that this acceptor may replace `former`: no revocation list may go back to an older
     /// one, see [`Trust::check_follows`].
     ///
     /// # Errors
@@ -118,7 +111,7 @@ impl Acceptor {
         check_follows(self.trust.as_ref(), former.trust.as_ref())
     }
 
-    /// TLS as configured elsewhere.
+    /// TLS with a configuration of the caller.
     pub fn with_config(config: Arc<ServerConfig>) -> Self {
         Self {
             config,
@@ -128,13 +121,12 @@ impl Acceptor {
         }
     }
 
-    /// Whether clients get tickets, by which they resume a session without
-    /// signatures: about half the work, for at most twelve hours. Their
-    /// certificates are verified again each time. Default: false, which leaves
-    /// the configuration as it was made.
+    /// True to give clients tickets, with which they resume a session without signatures, for at
+    /// most twelve hours. That takes about half the work. Certificates are verified again each
+    /// time. Default: false, which leaves the configuration as it was made.
     ///
     /// # Errors
-    /// No key for the tickets could be made.
+    /// The key for the tickets cannot be made.
     pub fn resumption(mut self, allowed: bool) -> Result<Self, TlsError> {
         self.resuming = None;
         if allowed {
@@ -146,9 +138,8 @@ impl Acceptor {
         Ok(self)
     }
 
-    /// The application protocols of the server (ALPN). A client that offers some, but none of
-    /// these, is refused; one that offers none is taken. Default: none, and offers of clients
-    /// are ignored.
+    /// The application protocols of the server (ALPN). A client that offers none is accepted; a
+    /// client that offers others only is refused. Default: none, and offers of clients are ignored.
     #[must_use]
     pub fn protocols(mut self, protocols: &[&[u8]]) -> Self {
         let named: Vec<_> = protocols.iter().map(|name| name.to_vec()).collect();
@@ -161,9 +152,9 @@ impl Acceptor {
         self
     }
 
-    /// Why a handshake at that time would refuse a client with these certificates, its own
-    /// first. `None` if it would not, if clients are not asked for certificates, or if this
-    /// was made by [`with_config`](Self::with_config).
+    /// The reason for which a handshake at that time would refuse a client with these certificates,
+    /// its own first. `None` if it would accept them, if clients need no certificate, or if this
+    /// acceptor was made by [`with_config`](Self::with_config).
     pub fn objection(&self, chain: &[CertificateDer<'_>], at: SystemTime) -> Option<String> {
         let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
         let checked = self
@@ -173,8 +164,8 @@ impl Acceptor {
         error::objection(&checked.err()?)
     }
 
-    /// Runs the server's side of a TLS handshake. Blocks until it is done or
-    /// `deadline` has passed.
+    /// Runs the server's side of a TLS handshake. Blocks until it is complete or `deadline` has
+    /// passed.
     ///
     /// # Errors
     /// [`TlsError`]. An alert with the reason has been sent, if that was possible.
@@ -190,7 +181,7 @@ impl Acceptor {
     }
 }
 
-/// Whether a trust may replace a former one, see [`Trust::check_follows`].
+/// Checks that a trust may replace a former one, see [`Trust::check_follows`].
 fn check_follows(trust: Option<&Trust>, former: Option<&Trust>) -> Result<(), TlsError> {
     let checked = trust
         .zip(former)
@@ -200,17 +191,12 @@ fn check_follows(trust: Option<&Trust>, former: Option<&Trust>) -> Result<(), Tl
         .map_err(|fault| TlsError::Configuration(fault.to_string()))
 }
 
-fn provider() -> Result<Arc<CryptoProvider>, TlsError> {
-    pki::provider().map_err(|e| TlsError::Configuration(e.to_string()))
-}
-
 /// A server that gives no tickets.
 fn server_config(
-    provider: Arc<CryptoProvider>,
     verifier: Arc<dyn ClientCertVerifier>,
     identity: &Identity,
 ) -> Result<ServerConfig, TlsError> {
-    let mut config = ServerConfig::builder_with_provider(provider)
+    let mut config = ServerConfig::builder_with_provider(pki::provider())
         .with_safe_default_protocol_versions()?
         .with_client_cert_verifier(verifier)
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));
@@ -219,7 +205,7 @@ fn server_config(
     Ok(config)
 }
 
-/// Connects with TLS, with a client's identity and trust. A clone shares them.
+/// Connects with TLS, with a client's identity and trust. A clone shares both.
 #[derive(Clone, Debug)]
 pub struct Connector {
     config: Arc<ClientConfig>,
@@ -229,8 +215,8 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Mutual TLS: proves `identity`, and takes servers of `trust` only whose
-    /// certificate holds the name that is connected to.
+    /// Mutual TLS: proves `identity`, and accepts only servers of `trust` whose certificate holds the
+    /// name that is connected to.
     ///
     /// # Errors
     /// As [`Acceptor::mutual`].
@@ -238,8 +224,7 @@ impl Connector {
         Self::checking(ServerCheck::Name(trust), Some(identity))
     }
 
-    /// TLS with as much of a check of the server as is asked for, proving
-    /// `identity` to servers that ask for one.
+    /// TLS with this check of the server. Proves `identity` to servers that ask for a certificate.
     ///
     /// # Errors
     /// As [`Acceptor::mutual`].
@@ -251,9 +236,8 @@ impl Connector {
         if let (Some(trust), Some(identity)) = (&trust, identity) {
             trust.warn_if_revoked(identity);
         }
-        let provider = provider()?;
-        let verifier = verifier::of_servers(check, &provider)?;
-        let config = ClientConfig::builder_with_provider(provider)
+        let verifier = verifier::of_servers(check)?;
+        let config = ClientConfig::builder_with_provider(pki::provider())
             .with_safe_default_protocol_versions()?
             .dangerous()
             .with_custom_certificate_verifier(Arc::clone(&verifier));
@@ -272,7 +256,7 @@ impl Connector {
         })
     }
 
-    /// Checks that this may replace a former one: no revocation list goes back to an older
+    /// Checks that this connector may replace `former`: no revocation list may go back to an older
     /// one, see [`Trust::check_follows`].
     ///
     /// # Errors
@@ -281,7 +265,7 @@ impl Connector {
         check_follows(self.trust.as_ref(), former.trust.as_ref())
     }
 
-    /// TLS as configured elsewhere.
+    /// TLS with a configuration of the caller.
     pub fn with_config(config: Arc<ClientConfig>) -> Self {
         Self {
             config,
@@ -291,9 +275,8 @@ impl Connector {
         }
     }
 
-    /// Whether tickets of servers are kept in memory and used to resume
-    /// sessions; a clone shares them. A server's certificate is verified
-    /// again each time. Default: false.
+    /// True to keep tickets of servers in memory and to resume sessions with them; clones share
+    /// them. A server's certificate is verified again each time. Default: false.
     #[must_use]
     pub fn resumption(mut self, wanted: bool) -> Self {
         let mut config = ClientConfig::clone(&self.config);
@@ -306,24 +289,24 @@ impl Connector {
         self
     }
 
-    /// The application protocol to ask the server for (ALPN). Default: none.
+    /// The application protocol to request from the server (ALPN). Default: none.
     #[must_use]
     pub fn protocol(mut self, protocol: &[u8]) -> Self {
         Arc::make_mut(&mut self.config).alpn_protocols = vec![protocol.to_vec()];
         self
     }
 
-    /// Makes the next handshake with `name` a full one, for servers that took
-    /// a ticket and then refused the client.
+    /// Makes the next handshake with `name` a full one, for servers that accepted a ticket and then
+    /// refused the client.
     pub fn forget(&self, name: &str) {
         if let (Some(kept), Ok(name)) = (&self.kept, ServerName::try_from(name)) {
             kept.forget(&name);
         }
     }
 
-    /// Why a handshake would now refuse a server that has proved `name` with these
-    /// certificates, its own first, and whether that is a revocation: for a session that
-    /// began under another trust. `None` if it would not, or if this was made by
+    /// For a session that began under another trust: the reason for which a handshake would now
+    /// refuse a server that has proved `name` with these certificates, its own first, and whether
+    /// that is a revocation. `None` if it would accept them, or if this connector was made by
     /// [`with_config`](Self::with_config).
     pub fn objection(&self, chain: &[CertificateDer<'_>], name: &str) -> Option<(String, bool)> {
         let name = ServerName::try_from(name).ok()?;
@@ -333,12 +316,11 @@ impl Connector {
         Some((error::objection(&fault)?, revoked))
     }
 
-    /// Runs the client's side of a TLS handshake with a server that has to
-    /// prove `name`, a DNS name or IP address. Blocks until it is done or
-    /// `deadline` has passed.
+    /// Runs the client's side of a TLS handshake with a server that has to prove `name`, a DNS name
+    /// or IP address. Blocks until it is complete or `deadline` has passed.
     ///
-    /// In TLS 1.3 a server may refuse the client's certificate only after
-    /// this: then the first read fails with its alert.
+    /// In TLS 1.3 a server may refuse the client's certificate only after this: then the first read
+    /// fails with its alert.
     ///
     /// # Errors
     /// [`TlsError`]. An alert with the reason has been sent, if that was possible.
@@ -362,34 +344,33 @@ impl Connector {
     }
 }
 
-/// How a client checks a server.
+/// The check that a client makes of a server.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum ServerCheck<'a> {
-    /// Its certificate comes from an authority of this trust, and holds the
-    /// name that is connected to.
+    /// The certificate comes from an authority of this trust and holds the name that is connected
+    /// to.
     Name(&'a Trust),
-    /// Its certificate comes from an authority of this trust. The holder of any server
-    /// certificate of that authority can pose as the server. Certificates of X.509
-    /// version 1 are taken as well, and they do not even say whether they are a server's.
+    /// The certificate comes from an authority of this trust. The holder of any server certificate
+    /// of that authority can pose as the server. Certificates of X.509 version 1, which do not state
+    /// their usage, are accepted as well.
     Authority(&'a Trust),
-    /// Not at all. The bytes are encrypted, but an attacker between the two ends can pose
-    /// as the server and read them.
+    /// No check. The bytes are encrypted, but an attacker between the two ends can pose as the
+    /// server and read them.
     Nothing,
 }
 
-/// A stream whose TLS handshake is done.
+/// A stream whose TLS handshake is complete.
 #[derive(Debug)]
 pub struct Secured {
     /// Both directions, for a link or for a handshake on this thread.
     pub halves: Halves,
-    /// The peer's certificates, its own first. Empty if the peer was not asked for any.
+    /// The peer's certificates, its own first. Empty if the peer needed none.
     pub peer: Vec<CertificateDer<'static>>,
     /// `TLSv1.3` or `TLSv1.2`.
     pub version: &'static str,
-    /// The application protocol that both sides agreed on, if the client offered one that
-    /// the server has.
+    /// The application protocol that both sides agreed on, if there is one.
     pub alpn: Option<Vec<u8>>,
-    /// Whether an earlier session was resumed.
+    /// True if an earlier session was resumed.
     pub resumed: bool,
 }

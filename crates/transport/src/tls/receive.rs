@@ -8,14 +8,14 @@ use super::split::Opener;
 use crate::socket::Duplex;
 use crate::stream::{Borrowed, BufferPool, Inbox, Receive, Received};
 
-/// Received ciphertext that is not opened yet, in a borrowed buffer while there is some.
+/// Received ciphertext that is not opened yet, in a borrowed buffer while there is any.
 pub(super) struct Incoming {
     buffer: Borrowed,
     start: usize,
     end: usize,
-    /// A part of a record, kept in just its own memory while its peer is waited for.
+    /// A part of a record, in exactly its own memory while the stream waits for the peer.
     part: Vec<u8>,
-    /// The last read filled the buffer, so there are likely more bytes.
+    /// True if the last read filled the buffer, so that there are likely more bytes.
     more: bool,
 }
 
@@ -30,7 +30,7 @@ impl Incoming {
         }
     }
 
-    /// Gives the buffer back before a wait for the peer.
+    /// Gives the buffer back before the stream waits for the peer.
     fn release(&mut self) {
         if let Some(buffer) = self.buffer.held() {
             self.part.extend_from_slice(&buffer[self.start..self.end]);
@@ -43,7 +43,7 @@ impl Incoming {
         self.start == self.end
     }
 
-    /// Opens every complete record that is there.
+    /// Opens every complete record.
     pub(super) fn open(&mut self, opener: &mut Opener, inbox: &mut Inbox) -> io::Result<()> {
         let bytes = self.buffer.held().unwrap_or_default();
         let bytes = &mut bytes[self.start..self.end];
@@ -57,7 +57,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Reads `most` bytes at most. Blocks unless `ready` tells that bytes are there.
+    /// Reads at most `most` bytes. Blocks unless `ready` is set, which means that bytes have arrived.
     pub(super) fn read(&mut self, stream: &dyn Duplex, ready: bool, most: usize) -> io::Result<usize> {
         let buffer = self.buffer.get();
         if self.start > 0 {
@@ -68,8 +68,8 @@ impl Incoming {
             self.end = self.part.len();
             buffer[..self.end].copy_from_slice(&std::mem::take(&mut self.part));
         }
-        // There is always room: the buffer holds less than one record, a record is at
-        // most a fifth of the buffer, and a longer one is refused at its header.
+        // There is always room: the buffer holds less than one record, a record is at most a fifth
+        // of the buffer, and the header of a longer one is refused.
         let room = &mut buffer[self.end..];
         let most = room.len().min(most);
         let room = &mut room[..most];
@@ -99,8 +99,8 @@ impl fmt::Debug for TlsReceive {
 }
 
 impl TlsReceive {
-    /// Opens the records that are there. Not inlined: an idle reader sleeps in the caller,
-    /// and would keep the stack that opening takes.
+    /// Opens the records that have arrived. Not inlined: an idle reader sleeps in the caller, and
+    /// would keep the stack that opening takes.
     #[inline(never)]
     fn open(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
         self.incoming.open(&mut self.opener, inbox)?;
@@ -111,8 +111,8 @@ impl TlsReceive {
 impl Receive for TlsReceive {
     fn receive(&mut self, inbox: &mut Inbox) -> io::Result<Received> {
         let before = inbox.bytes.len();
-        // The last read of the handshake may have brought records that follow it. The
-        // peer may send nothing else, so they are opened before any wait.
+        // The last read of the handshake may have brought records that follow it. They are opened
+        // before any wait, because the peer may send no more.
         let first = if self.incoming.is_empty() {
             self.opener.noted()?
         } else {

@@ -1,5 +1,4 @@
-//! Session resumption: a returning client skips signatures, but its certificate is verified
-//! again.
+//! Session resumption: a returning client skips signatures, but its certificate is verified again.
 //!
 //! ```text
 //!  client                                          server
@@ -10,11 +9,11 @@
 //!    server's chain: verified again                client's chain: verified again
 //! ```
 //!
-//! The server keeps no state for a session: its ticket holds everything, sealed under
-//! keys of this acceptor, which rustls's ticketer changes every six hours. So another
-//! process, or a new acceptor with another trust, takes no ticket of this one, and the
-//! clients make a full handshake. A client keeps its tickets in memory, with the
-//! connector that holds its identity, and uses each once. There is no early data.
+//! The server keeps no state for a session: its ticket holds everything, sealed under keys of this
+//! acceptor, which rustls's ticketer changes every six hours. So another process, or a new acceptor
+//! with another trust, accepts no ticket of this one, and the clients make a full handshake. A
+//! client keeps its tickets in memory, in the connector that holds its identity, and uses each
+//! once. There is no early data.
 
 use std::sync::Arc;
 
@@ -23,7 +22,7 @@ use rustls::client::{ClientSessionMemoryCache, ClientSessionStore, Resumption, T
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 
-/// For how many servers a client keeps tickets. The oldest is forgotten.
+/// The number of servers for which a client keeps tickets. The oldest is dropped.
 const SERVERS: usize = 8;
 
 /// The tickets that a client holds.
@@ -35,22 +34,22 @@ impl Kept {
         Self(Arc::new(ClientSessionMemoryCache::new(SERVERS)))
     }
 
-    /// The setting that makes a client use them. Only in TLS 1.3: there each ticket is used
-    /// once, and the secrets of later sessions cannot be derived from it.
+    /// The setting that makes a client use them. Only in TLS 1.3: there each ticket is used once, and
+    /// the secrets of later sessions cannot be derived from it.
     pub(super) fn resumption(&self) -> Resumption {
         let store: Arc<dyn ClientSessionStore> = Arc::<ClientSessionMemoryCache>::clone(&self.0);
         Resumption::store(store).tls12_resumption(Tls12Resumption::Disabled)
     }
 
-    /// Forgets the tickets of one server, so that the next handshake is a full one.
+    /// Drops the tickets of one server, so that the next handshake is a full one.
     pub(super) fn forget(&self, name: &ServerName<'_>) {
         // A server gives several tickets, and there is no other way to drop them.
         while self.0.take_tls13_ticket(&name.to_owned()).is_some() {}
     }
 }
 
-/// Verifies a peer's chain again when its session resumes, because a certificate may have
-/// expired since.
+/// Verifies a peer's chain again when its session resumes, because a certificate may have expired
+/// or been revoked since.
 #[derive(Clone, Debug)]
 pub(super) enum Recheck {
     Client(Arc<dyn ClientCertVerifier>),

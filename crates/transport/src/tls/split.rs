@@ -1,5 +1,4 @@
-//! One TLS connection as two halves, which is all that this crate uses of
-//! rustls's connection API.
+//! One TLS connection as two halves. No other file uses rustls's connection API.
 //!
 //! ```text
 //!  Opener ──┐   ┌─ Mutex<Session> ──────────────┐   ┌── Sealer
@@ -9,9 +8,9 @@
 //!               └───────────────────────────────┘
 //! ```
 //!
-//! rustls 0.23 has no halves of its own: its unbuffered connection is one state machine,
-//! which each half steps under a lock when it has something to do. When rustls has halves
-//! (`SendTraffic` and `ReceiveTraffic` in its next version), they can replace this file.
+//! rustls 0.23 has no halves: its unbuffered connection is one state machine, which each half steps
+//! under a lock when it has work. When rustls has halves (`SendTraffic` and `ReceiveTraffic` in its
+//! next version), they can replace this file.
 
 use std::fmt;
 use std::io;
@@ -25,11 +24,11 @@ use rustls::{ClientConfig, CommonState, HandshakeKind, ServerConfig};
 
 use crate::stream::{Inbox, Received};
 
-/// The most plaintext that one TLS record holds.
+/// The most plaintext in one TLS record.
 pub(super) const RECORD: usize = 16 * 1024;
 
-/// The room that a sealed record takes beyond its data at most: its header,
-/// nonce, tag and padding, and a key update before it.
+/// The most bytes that a sealed record takes beyond its data: header, nonce, tag and padding, and a
+/// key update before it.
 pub(super) const OVERHEAD: usize = 256;
 
 /// Both halves of a client's connection whose handshake has not begun.
@@ -51,15 +50,15 @@ pub(super) struct Sealer(Arc<Mutex<Session>>);
 
 /// The result of [`Sealer::seal`].
 pub(super) struct Sealed {
-    /// How many bytes of the buffer hold sealed records.
+    /// The number of bytes at the front of the buffer that are sealed records.
     pub(super) len: usize,
-    /// Bytes that the receiving half left for the socket, which go before these records.
+    /// Bytes that the receiving half has left for the socket. They precede these records.
     pub(super) before: Vec<u8>,
 }
 
 impl Sealer {
-    /// Seals data into records at the front of `out`, which needs room for
-    /// the data and [`OVERHEAD`] for each record of it.
+    /// Seals data into records at the front of `out`, which needs room for the data and for
+    /// [`OVERHEAD`] in each of its records.
     ///
     /// # Errors
     /// The error of TLS; `BrokenPipe` if TLS has ended.
@@ -76,20 +75,20 @@ impl Sealer {
         }
     }
 
-    /// Takes the bytes that the receiving half left for the socket.
+    /// Takes the bytes that the receiving half has left for the socket.
     pub(super) fn take_pending(&mut self) -> io::Result<Vec<u8>> {
         Ok(lock(&self.0)?.take_pending())
     }
 
-    /// The last bytes for the socket: those that the receiving half left, then a
-    /// close_notify unless an alert has ended the connection before.
+    /// The last bytes for the socket: those that the receiving half has left, then a close_notify
+    /// unless an alert has ended the connection before.
     pub(super) fn close_notify(&mut self) -> io::Result<Vec<u8>> {
         let mut out = [0; OVERHEAD];
         let mut session = lock(&self.0)?;
         let sealed = session.send(&mut Task::CloseNotify(&mut out));
         let mut last = session.take_pending();
-        // After an error rustls makes no close_notify. The alert that is
-        // pending and the end of the stream tell the peer instead.
+        // After an error rustls makes no close_notify. The pending alert and the end of the stream
+        // tell the peer.
         if let Ok(Some(len)) = sealed {
             last.extend_from_slice(&out[..len]);
         }
@@ -97,18 +96,18 @@ impl Sealer {
     }
 }
 
-/// The receiving half. It also makes the handshake, with [`Sealer::take_pending`]
-/// for the flights that it answers.
+/// The receiving half. It also makes the handshake, together with [`Sealer::take_pending`] for the
+/// flights that it answers.
 #[derive(Debug)]
 pub(super) struct Opener(Arc<Mutex<Session>>);
 
 impl Opener {
-    /// Opens every complete record at the front of `bytes` into the inbox, and returns how
-    /// many bytes are used. The others must be at the front the next time. Each record takes
-    /// the lock anew, so that the sending half waits for one record at most.
+    /// Opens every complete record at the front of `bytes` into the inbox, and returns the number of
+    /// used bytes. The others must be at the front the next time. Each record takes the lock anew,
+    /// so that the sending half waits for one record at most.
     ///
     /// # Errors
-    /// The error of TLS. Then the connection is over, and the sending half has an alert for
+    /// The error of TLS. The connection is over, and the sending half has an alert for the peer.
     /// the peer.
     pub(super) fn open(&mut self, bytes: &mut [u8], inbox: &mut Inbox) -> io::Result<usize> {
         let mut used = 0;
@@ -132,9 +131,8 @@ impl Opener {
         }
     }
 
-    /// Whether the peer has ended its side, and whether there are bytes for the socket. The
-    /// sending half is asked to send these only once: it may be waiting for the peer, and
-    /// would be asked again for the same bytes.
+    /// True in `end` if the peer has ended its side, and in `flush` if there are new bytes for the
+    /// socket. The same bytes are reported once, because the sending half may be blocked.
     pub(super) fn noted(&mut self) -> io::Result<Received> {
         let mut session = lock(&self.0)?;
         let flush = session.pending.len() > session.asked;
@@ -165,8 +163,7 @@ impl Opener {
         }))
     }
 
-    /// Keeps the other half out, and lets a test look at and change what is
-    /// pending.
+    /// Locks the session for a test, which keeps the other half out and shows the pending bytes.
     #[cfg(test)]
     #[cfg(feature = "issue")]
     pub(super) fn hold(&self) -> MutexGuard<'_, Session> {
@@ -180,7 +177,7 @@ pub(super) struct Agreed {
     pub(super) peer: Vec<CertificateDer<'static>>,
     pub(super) version: &'static str,
     pub(super) alpn: Option<Vec<u8>>,
-    /// Whether a ticket stood for the peer's certificate.
+    /// True if the session was resumed with a ticket.
     pub(super) resumed: bool,
 }
 
@@ -210,16 +207,16 @@ fn invalid(error: rustls::Error) -> io::Error {
 /// The state that both halves share.
 pub(super) struct Session {
     connection: Connection,
-    /// Ciphertext of the receiving half, which the sending half has to put on the socket:
-    /// flights of the handshake, alerts, key updates.
+    /// Ciphertext of the receiving half that the sending half has to write to the socket: flights
+    /// of the handshake, alerts, key updates.
     pub(super) pending: Vec<u8>,
-    /// How much of it the sending half has been asked to send.
+    /// The number of its bytes that were reported to the sending half.
     asked: usize,
     peer_closed: bool,
-    /// The peer has sent a part of a handshake message, and the rest has not come yet.
-    /// rustls remembers the position of the part in the receiving half's buffer, and panics
-    /// if it is stepped without that buffer. So nothing can be sealed meanwhile. A peer that
-    /// splits a message over records and pauses between them loses its connection.
+    /// True while the peer has sent a part of a handshake message only. rustls remembers the position
+    /// of the part in the receiving half's buffer, and panics if it is stepped without that buffer.
+    /// So no data can be sealed meanwhile: a peer that splits a message over records and pauses
+    /// between them loses its connection.
     part: bool,
 }
 
@@ -245,21 +242,21 @@ impl Connection {
 
 /// The purpose of a step.
 enum Task<'a> {
-    /// Received data goes to an inbox, about so many bytes of it.
+    /// Append received data to an inbox, `expected` bytes of it in all.
     Open { inbox: &'a mut Inbox, expected: usize },
-    /// Data to be sealed, and the buffer for its records.
+    /// Seal data into the records of a buffer.
     Seal { data: &'a [u8], out: &'a mut [u8] },
-    /// The buffer for the record of a close_notify.
+    /// Seal a close_notify into a buffer.
     CloseNotify(&'a mut [u8]),
-    /// An alert becomes pending; nothing else is done.
+    /// Make an alert pending.
     CollectAlert,
 }
 
 /// The result of one step of the state machine.
 enum Step {
-    /// The step did something, and there may be more to do.
+    /// The step had an effect, and there may be more to do.
     Again,
-    /// There is nothing to do without further bytes.
+    /// Without further bytes there is nothing to do.
     Idle,
     /// The step sealed records of that length.
     Sealed(usize),
@@ -268,9 +265,8 @@ enum Step {
 impl Session {
     fn seal(&mut self, data: &[u8], out: &mut [u8]) -> io::Result<Sealed> {
         match self.send(&mut Task::Seal { data, out }).map_err(invalid)? {
-            // Taken under the same lock as the sealing: TLS numbers records, and records
-            // that the receiving half adds later have a higher number, so they must be
-            // sent later.
+            // Taken under the lock of the sealing: TLS numbers records, and records that the
+            // receiving half adds later have higher numbers, so they must be sent later.
             Some(len) => Ok(Sealed {
                 len,
                 before: self.take_pending(),
@@ -279,7 +275,7 @@ impl Session {
         }
     }
 
-    /// Steps until the task has sealed something. `None` if it cannot.
+    /// Steps until the task has sealed data. `None` if that is impossible.
     fn send(&mut self, task: &mut Task<'_>) -> Result<Option<usize>, rustls::Error> {
         loop {
             match self.step(&mut [], task).1? {
@@ -295,7 +291,7 @@ impl Session {
         std::mem::take(&mut self.pending)
     }
 
-    /// One step on `incoming`. Returns how many bytes of it are used.
+    /// Makes one step with `incoming`. Returns the number of its used bytes.
     fn step(&mut self, incoming: &mut [u8], task: &mut Task<'_>) -> (usize, Result<Step, rustls::Error>) {
         if self.part && incoming.is_empty() {
             let why = "the peer has sent a part of a handshake message only";
@@ -310,20 +306,18 @@ impl Session {
                 advance::<ServerConnectionData>(c.process_tls_records(incoming), pending, closed, task)
             }
         };
-        // rustls leaves a whole record untaken in two cases: the record ends with a part of
-        // a handshake message, or it comes after the peer's close_notify. Only the first
-        // case is noted.
+        // rustls leaves a whole record unused in two cases: the record ends with a part of a
+        // handshake message, or it comes after the peer's close_notify. Only the first case counts.
         let idle = matches!(result, Ok(Step::Idle));
         self.part = idle && !self.peer_closed && begins_with_record(&incoming[done..]);
         (done, result)
     }
 
-    /// Makes the alert for the peer pending after an error. `incoming` is the rest of the
-    /// input, because rustls may still refer to it.
+    /// Makes the alert for the peer pending after an error. `incoming` is the rest of the input,
+    /// because rustls may still refer to it.
     ///
-    /// A further step after the alert would look at the refused record again
-    /// and make a second alert. rustls takes that for a bug of its own, and panics if
-    /// assertions are on. So this ends with the first alert.
+    /// Ends with the first alert: a further step would open the refused record again and make a
+    /// second alert, which rustls takes for a bug of its own, and panics if assertions are on.
     fn collect_alert(&mut self, mut incoming: &mut [u8]) {
         loop {
             let before = self.pending.len();
@@ -338,8 +332,8 @@ impl Session {
     }
 }
 
-/// Whether a record that rustls made by itself is an alert. TLS 1.3 hides the kind of a
-/// record, but all other records that rustls makes by itself are longer.
+/// True if a record that rustls made by itself is an alert. TLS 1.3 hides the kind of a record, but
+/// all other records that rustls makes by itself are longer.
 fn is_alert(record: &[u8]) -> bool {
     const ALERT: u8 = 21;
     const HIDDEN: u8 = 23;
@@ -353,7 +347,7 @@ fn is_alert(record: &[u8]) -> bool {
     }
 }
 
-/// Whether the bytes begin with a whole TLS record.
+/// True if the bytes begin with a whole TLS record.
 fn begins_with_record(bytes: &[u8]) -> bool {
     const HEADER: usize = 5;
     bytes.get(3..HEADER).is_some_and(|length| {
@@ -396,13 +390,13 @@ fn advance<D>(
                 Ok(_) | Err(EncodeError::AlreadyEncoded) => 0,
             };
             pending.resize(at + needed, 0);
-            // This cannot fail: rustls has just said how many bytes it needs.
+            // This cannot fail, because rustls has stated the number of bytes above.
             let written = data.encode(&mut pending[at..]).unwrap_or(0);
             pending.truncate(at + written);
             Ok(Step::Again)
         }
         ConnectionState::TransmitTlsData(data) => {
-            // Pending bytes are sent before all others, so they count as transmitted.
+            // Pending bytes precede all others, so they count as transmitted.
             data.done();
             Ok(Step::Again)
         }

@@ -1,4 +1,4 @@
-//! The sending direction: data is staged, sealed and written.
+//! The sending direction, which stages, seals and writes data.
 
 use std::fmt;
 use std::io;
@@ -12,11 +12,11 @@ use crate::stream::{AT_ONCE, Borrowed, BufferPool, Outgoing, Transmit, Tried};
 pub(super) struct TlsTransmit {
     stream: WriteHalf,
     sealer: Sealer,
-    /// In two parts: in the front, short pieces become one record. The rest is for sealed
-    /// records that wait for the socket.
+    /// The front part is for short pieces, which are staged into one record. The rest is for sealed
+    /// records that are to be written.
     buffer: Borrowed,
-    /// Ciphertext of an item that bypassed the writer, and of the bytes before it, that the
-    /// system has not taken yet. It is sent before everything else.
+    /// Ciphertext that the system has not taken yet, of an item that bypassed the writer and of the
+    /// bytes before it. It is sent before all other bytes.
     rest: Vec<u8>,
 }
 
@@ -28,8 +28,8 @@ impl fmt::Debug for TlsTransmit {
     }
 }
 
-/// Cuts parts into the data of records, all of them full except for the last. Data of a
-/// record that lies in one part is not copied.
+/// Cuts parts into the data of records, all of them full except for the last. Data of a record that
+/// lies in one part is not copied.
 fn each_record<'a>(
     parts: impl Iterator<Item = &'a [u8]>,
     staging: &mut [u8],
@@ -40,8 +40,7 @@ fn each_record<'a>(
     while let Some(mut part) = parts.next() {
         let last = parts.peek().is_none();
         while !part.is_empty() {
-            // Most items are one part, so most data goes from the item into the cipher without a
-            // copy.
+            // Most items are one part, so most data goes from the item into the cipher without a copy.
             if staged == 0 && (last || part.len() >= RECORD) {
                 let (record, rest) = part.split_at(part.len().min(RECORD));
                 send(record)?;
@@ -79,14 +78,13 @@ impl TlsTransmit {
         self.stream.write_all(&rest)
     }
 
-    /// Seals a short item, sends as much of it as the system takes, and keeps the rest. The
-    /// item is sealed under one lock, so that it is sealed as a whole or not at all.
+    /// Seals a short item, writes as much of it as the system takes, and keeps the rest. The item is
+    /// sealed under one lock, so that it is sealed as a whole or not at all.
     fn begin(&mut self, item: &Outgoing) -> Tried {
         let (staging, out) = self.buffer.get().split_at_mut(AT_ONCE);
         let data = in_one_piece(item, staging);
-        // Nothing is sealed while the receiving half holds the lock to open a
-        // record, nor after an error. The writer then sends the item instead,
-        // and meets the error again.
+        // Nothing is sealed while the receiving half opens a record, nor after an error. Then the
+        // writer sends the item, and gets the same error.
         let Ok(Some(Sealed { len, before })) = self.sealer.try_seal(data, out) else {
             return Tried::Not;
         };
@@ -105,8 +103,8 @@ impl TlsTransmit {
     }
 }
 
-/// The bytes of an item, copied only if it has several parts. It must not be longer than
-/// `staging`.
+/// The bytes of an item, which are copied only if it has several parts. They must not be longer
+/// than `staging`.
 fn in_one_piece<'a>(item: &'a Outgoing, staging: &'a mut [u8]) -> &'a [u8] {
     let mut parts = item.parts();
     match (parts.next(), parts.next()) {
@@ -134,8 +132,8 @@ impl Transmit for TlsTransmit {
                 used = 0;
             }
             let sealed = self.sealer.seal(data, &mut out[used..])?;
-            // An alert or a key update was sealed first, under the key before, and so has to leave
-            // first.
+            // An alert or a key update was sealed before this record, under the earlier key, so it has
+            // to leave first.
             if !sealed.before.is_empty() {
                 self.stream.write_all(&out[..used])?;
                 self.stream.write_all(&sealed.before)?;

@@ -1,15 +1,12 @@
-//! How each side checks the other's certificate: as rustls does, and by the
-//! limits and revocation lists of [`Trust`].
+//! The checks of a peer's certificate: those of rustls, and the limits and revocation lists of
+//! [`Trust`].
 
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{
-    CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
-    verify_tls13_signature_with_raw_key,
-};
+use rustls::crypto::{verify_tls12_signature, verify_tls13_signature, verify_tls13_signature_with_raw_key};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
@@ -18,35 +15,24 @@ use rustls::{
 };
 
 use super::{ServerCheck, TlsError};
-use crate::pki::{CertificateInfo, Fault, Trust, Version1};
+use crate::pki::{CertificateInfo, Fault, Trust, Version1, algorithms, provider};
 
-/// How a server checks clients.
+/// The check that a server makes of clients.
 ///
-/// With `version_1`, certificates of X.509 version 1 that an authority issued
-/// itself are taken as well; see [`Version1`] for what is checked of them. So is a trusted
-/// authority's own certificate.
-pub(super) fn of_clients(
-    trust: &Trust,
-    version_1: bool,
-    provider: &Arc<CryptoProvider>,
-) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+/// With `version_1`, certificates of X.509 version 1 that an authority issued itself are accepted
+/// as well, see [`Version1`], and so is a trusted authority's own certificate.
+pub(super) fn of_clients(trust: &Trust, version_1: bool) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
     let roots = Arc::clone(trust.roots());
-    let chain = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(provider)).build();
+    let chain = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
     Ok(Arc::new(OfClients {
         chain: chain.map_err(|e| TlsError::Configuration(e.to_string()))?,
         trust: trust.clone(),
-        keys: Keys {
-            algorithms: provider.signature_verification_algorithms,
-            version_1,
-        },
+        version_1,
     }))
 }
 
-/// How a client checks servers.
-pub(super) fn of_servers(
-    check: ServerCheck<'_>,
-    provider: &Arc<CryptoProvider>,
-) -> Result<Arc<dyn ServerCertVerifier>, TlsError> {
+/// The check that a client makes of servers.
+pub(super) fn of_servers(check: ServerCheck<'_>) -> Result<Arc<dyn ServerCertVerifier>, TlsError> {
     let (trust, any_name) = match check {
         ServerCheck::Name(trust) => (Some(trust), false),
         ServerCheck::Authority(trust) => (Some(trust), true),
@@ -54,36 +40,19 @@ pub(super) fn of_servers(
     };
     let chain = |trust: &Trust| {
         let roots = Arc::clone(trust.roots());
-        let chain = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(provider)).build();
+        let chain = WebPkiServerVerifier::builder_with_provider(roots, provider()).build();
         let chain = chain.map_err(|e| TlsError::Configuration(e.to_string()))?;
         Ok::<_, TlsError>((chain, trust.clone()))
     };
     Ok(Arc::new(OfServers {
         chain: trust.map(chain).transpose()?,
         any_name,
-        keys: Keys {
-            algorithms: provider.signature_verification_algorithms,
-            version_1: true,
-        },
     }))
 }
 
-/// Which keys of peers are taken.
-#[derive(Debug)]
-struct Keys {
-    algorithms: WebPkiSupportedAlgorithms,
-    /// Whether certificates of X.509 version 1 are taken as well.
-    version_1: bool,
-}
-
-impl Keys {
-    fn version_1<'a>(&self, cert: &'a CertificateDer<'_>) -> Option<Version1<'a>> {
-        Version1::read(cert).filter(|_| self.version_1)
-    }
-}
-
-/// The methods that the traits for clients and for servers have in common: they check
-/// that the peer holds the key of its certificate.
+/// The methods that the traits for clients and for servers have in common: they check that the
+/// peer holds the key of its certificate, which `verify_client_cert` or `verify_server_cert` has
+/// accepted before.
 macro_rules! check_keys {
     () => {
         fn verify_tls12_signature(
@@ -92,10 +61,9 @@ macro_rules! check_keys {
             cert: &CertificateDer<'_>,
             dss: &DigitallySignedStruct,
         ) -> Result<HandshakeSignatureValid, Error> {
-            let algorithms = &self.keys.algorithms;
-            match self.keys.version_1(cert) {
-                Some(old) => old.verify_tls12(message, dss, algorithms),
-                None => verify_tls12_signature(message, cert, dss, algorithms),
+            match Version1::read(cert) {
+                Some(old) => old.verify_tls12(message, dss),
+                None => verify_tls12_signature(message, cert, dss, &algorithms()),
             }
         }
 
@@ -105,15 +73,14 @@ macro_rules! check_keys {
             cert: &CertificateDer<'_>,
             dss: &DigitallySignedStruct,
         ) -> Result<HandshakeSignatureValid, Error> {
-            let algorithms = &self.keys.algorithms;
-            match self.keys.version_1(cert) {
-                Some(old) => verify_tls13_signature_with_raw_key(message, &old.key(), dss, algorithms),
-                None => verify_tls13_signature(message, cert, dss, algorithms),
+            match Version1::read(cert) {
+                Some(old) => verify_tls13_signature_with_raw_key(message, &old.key(), dss, &algorithms()),
+                None => verify_tls13_signature(message, cert, dss, &algorithms()),
             }
         }
 
         fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-            self.keys.algorithms.supported_schemes()
+            algorithms().supported_schemes()
         }
     };
 }
@@ -124,9 +91,9 @@ fn refused(fault: Fault) -> Error {
 
 /// Checks that no certificate is revoked.
 ///
-/// The alert for a revoked certificate says so, and its holder then stays away. An
-/// overdue list is not the peer's fault, so the alert says only that the handshake
-/// failed, and the peer tries again.
+/// The alert for a revoked certificate states that, and its holder then stays away. An overdue list
+/// is not the peer's fault, so the alert states only that the handshake failed, and the peer tries
+/// again.
 fn not_revoked(
     trust: &Trust,
     end_entity: &CertificateDer<'_>,
@@ -159,17 +126,16 @@ fn check_version_1(
     trust: &Trust,
     cert: &CertificateDer<'_>,
     now: UnixTime,
-    algorithms: &WebPkiSupportedAlgorithms,
 ) -> Result<(), Error> {
-    old.verify(trust, now, algorithms)?;
+    old.verify(trust, now)?;
     not_revoked(trust, cert, &[], now)
 }
 
-/// The check of a peer that shows the certificate of a trusted authority as its own, as one
-/// with a self-signed certificate does: OpenSSL takes that. `None` for any other peer.
+/// The check of a peer that shows the certificate of a trusted authority as its own, such as a
+/// self-signed one. OpenSSL accepts that, too. `None` for any other peer.
 ///
-/// The handshake proves that the peer holds the authority's key, with which it could issue
-/// itself any certificate.
+/// The handshake proves that the peer holds the authority's key, with which it could issue itself
+/// any certificate.
 fn check_authority(
     trust: &Trust,
     cert: &CertificateDer<'_>,
@@ -192,7 +158,8 @@ fn check_authority(
 struct OfClients {
     chain: Arc<dyn ClientCertVerifier>,
     trust: Trust,
-    keys: Keys,
+    /// True to accept certificates of X.509 version 1, and of authorities, as well.
+    version_1: bool,
 }
 
 impl ClientCertVerifier for OfClients {
@@ -206,13 +173,13 @@ impl ClientCertVerifier for OfClients {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        if let Some(old) = self.keys.version_1(end_entity) {
-            check_version_1(&old, &self.trust, end_entity, now, &self.keys.algorithms)?;
+        if let Some(old) = Version1::read(end_entity).filter(|_| self.version_1) {
+            check_version_1(&old, &self.trust, end_entity, now)?;
             return Ok(ClientCertVerified::assertion());
         }
-        // Where roles count, an authority has none.
+        // Protocols with roles accept no authority as a client, because it has no role.
         let authority = || check_authority(&self.trust, end_entity, now, |own| own.client_auth);
-        if let Some(judged) = self.keys.version_1.then(authority).flatten() {
+        if let Some(judged) = self.version_1.then(authority).flatten() {
             return judged.map(|()| ClientCertVerified::assertion());
         }
         let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
@@ -223,13 +190,12 @@ impl ClientCertVerifier for OfClients {
     check_keys!();
 }
 
-/// Checks the chain and the name only if the configuration asks for that. It always
-/// checks that the server holds the key of its certificate.
+/// Checks the chain and the name only if the configuration requires that. It always checks that
+/// the server holds the key of its certificate.
 #[derive(Debug)]
 struct OfServers {
     chain: Option<(Arc<WebPkiServerVerifier>, Trust)>,
     any_name: bool,
-    keys: Keys,
 }
 
 impl ServerCertVerifier for OfServers {
@@ -246,7 +212,7 @@ impl ServerCertVerifier for OfServers {
         };
         // A certificate of version 1 holds no name, so it cannot prove one.
         if let Some(old) = Version1::read(end_entity).filter(|_| self.any_name) {
-            check_version_1(&old, trust, end_entity, now, &self.keys.algorithms)?;
+            check_version_1(&old, trust, end_entity, now)?;
             return Ok(ServerCertVerified::assertion());
         }
         let authority = || check_authority(trust, end_entity, now, |own| own.server_auth);
@@ -255,8 +221,7 @@ impl ServerCertVerifier for OfServers {
         }
         match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
             Ok(_) => {}
-            // rustls checks the name last, so this error means that the rest of the
-            // chain is right.
+            // rustls checks the name last, so after this error the rest of the chain is right.
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if self.any_name => {}

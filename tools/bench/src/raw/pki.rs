@@ -110,7 +110,7 @@ impl Pki {
     pub(crate) fn returning(&self, system: System, side: Side) -> Result<(Dialer, Arc<Tickets>), Failure> {
         let identity = self.identity(side);
         let tickets = Arc::new(Tickets::default());
-        let mut config = rustls::ClientConfig::builder_with_provider(ssntp::pki::provider()?)
+        let mut config = rustls::ClientConfig::builder_with_provider(ssntp::pki::provider())
             .with_safe_default_protocol_versions()?
             .with_root_certificates(Arc::clone(self.trust.roots()))
             .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified_key())));

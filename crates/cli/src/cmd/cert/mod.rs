@@ -498,7 +498,7 @@ const CERTIFICATE: Columns<SystemTime, CertificateInfo> = &[
     ("valid", validity),
     ("key", |_, info| info.key.clone()),
     ("usage", |_, info| usages(info).to_owned()),
-    ("sha256", |_, info| info.fingerprint.clone().unwrap_or_default()),
+    ("sha256", |_, info| info.fingerprint.clone()),
 ];
 
 /// The lines about a revocation list, before its entries.

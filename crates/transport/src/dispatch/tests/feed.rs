@@ -1,7 +1,7 @@
 //! What a reader hands over, and what it waits for.
 
 use super::*;
-use crate::flow::{OWN, Unfinished};
+use crate::flow::{UNRESERVED, Unfinished};
 use crate::link::Sink;
 
 /// A reader's feed, its credit, and where its events arrive.
@@ -21,7 +21,7 @@ fn what_is_handed_over_counts_as_credit_and_no_more_as_unfinished() {
     let memory = Budget::new(1 << 24);
     let (mut feed, _, queue) = feed(&memory);
     assert!(matches!(feed.unfinished(8, 300_000), Ok(usize::MAX)));
-    assert_eq!(memory.used(), 300_000 - OWN as u64);
+    assert_eq!(memory.used(), 300_000 - UNRESERVED as u64);
     assert!(feed.items(&mut vec![Step::Note("x")], 300_000));
     assert_eq!(memory.used(), Credit::memory_of::<Step>(1, 300_000));
     let event = queue.try_next();
@@ -47,8 +47,8 @@ fn a_reader_waits_for_credit_and_for_memory_until_its_connection_ends() {
     assert!(!goes_on && queue.try_next().is_some());
     let mut others: Vec<_> = (0..3u8).map(|n| Unfinished::new(&memory.of(&[n]))).collect();
     for other in &mut others {
-        other.look(OWN, 500_000, clock, || ());
+        other.look(UNRESERVED, 500_000, clock, || ());
     }
-    let waits = feed.unfinished(3 * OWN, 400_000);
+    let waits = feed.unfinished(3 * UNRESERVED, 400_000);
     assert!(matches!(waits, Err(EndReason::Local)), "{waits:?}");
 }

@@ -73,7 +73,7 @@ fn what_comes_late_of_a_distant_origin_meets_the_policy_where_it_is_too_much() {
     let mut send = || net.flow.deliver(origin, full.id, long(UNIT), false, net.start);
     // Its limit is 1 MiB, but what may be on a link is taken in any case.
     let taken = (0..128).take_while(|_| send() != Delivery::Overflows).count() as u64;
-    let (fits, late) = (UNDER_WAY / MEMORY, 8);
+    let (fits, late) = (IN_TRANSIT / MEMORY, 8);
     assert!((fits..fits + late).contains(&taken), "{taken}");
     assert_eq!(changes(&mut net), [(7, true)]);
 }

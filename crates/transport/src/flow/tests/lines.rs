@@ -27,7 +27,7 @@ fn others_may_fill_half_of_a_queue_and_what_is_beyond_waits() {
 fn who_leaves_its_own_answers_is_held_and_holds_nobody_else() {
     let mut net = Net::new(1 << 40);
     let [asker, other] = [net.peer(64), net.peer(4)];
-    let units = usize::try_from(ANSWERS / MEMORY).unwrap();
+    let units = usize::try_from(MOST_ANSWERS / MEMORY).unwrap();
     net.send(&asker, &asker, units);
     assert!(!net.waits(&asker));
     net.send(&asker, &asker, 1);
@@ -57,7 +57,7 @@ fn who_leaves_its_own_answers_is_held_and_holds_nobody_else() {
 fn answers_of_one_run_beyond_their_bound_stand_in_nobodys_way() {
     let mut net = Net::new(1 << 40);
     let [asker, other] = [net.peer(64), net.peer(4)];
-    let units = usize::try_from(ANSWERS / MEMORY).unwrap();
+    let units = usize::try_from(MOST_ANSWERS / MEMORY).unwrap();
     net.send(&asker, &asker, 3 * units);
     assert!(net.waits(&asker));
     net.send(&other, &asker, 1);

@@ -48,7 +48,7 @@ impl Net {
             flow: Flow::new(PATIENCE),
             numbers: Numbers::default(),
             budget,
-            start: crate::outbox::now(),
+            start: crate::host::now(),
         }
     }
 

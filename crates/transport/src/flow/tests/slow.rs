@@ -104,7 +104,7 @@ fn a_slow_receiver_is_looked_at_again_and_without_patience_not_all_the_time() {
     let [sender, receiver] = [net.peer(4), net.peer(4)];
     net.send(&sender, &receiver, 3);
     assert_eq!(net.flow.tick(net.at(1)), [receiver.id]);
-    assert_eq!(net.flow.next_deadline(), Some(net.at(1) + LOOK));
+    assert_eq!(net.flow.next_deadline(), Some(net.at(1) + PACE_CHECK));
     assert!(net.flow.tick(net.at(100)).is_empty());
     assert_eq!(net.flow.tick(net.at(101)), [receiver.id]);
 }
@@ -232,7 +232,7 @@ fn each_receiver_has_its_own_deadline_and_they_come_in_order() {
     }
     net.flow.remove(leaves.id);
     net.drain(&drains);
-    assert_eq!(net.flow.looks.len(), 2);
+    assert_eq!(net.flow.pace_checks.len(), 2);
     assert_eq!(net.flow.next_deadline(), Some(net.at(1000)));
     assert_eq!(net.flow.tick(net.at(1000)), [first.id]);
     assert_eq!(net.flow.next_deadline(), Some(net.at(1300)));

@@ -35,9 +35,9 @@ fn many_that_begin_to_send_delay_a_busy_one_by_two_shares_each() {
     // And all of them have had some.
     assert!(
         net.flow
-            .ways
+            .connections
             .iter()
-            .all(|(_, way)| way.input[0].items.len() < 100_000)
+            .all(|(_, connection)| connection.input[0].items.len() < 100_000)
     );
 }
 
@@ -210,24 +210,28 @@ fn a_run_grows_while_it_is_short_and_shrinks_to_what_fits() {
     let peer = net.peer(1);
     let mut run = |frames, dealing, actions| {
         net.flow.charge(peer.id, frames, dealing, actions);
-        net.flow.ways.get(peer.id).unwrap().run
+        net.flow.connections.get(peer.id).unwrap().run
     };
-    let (short, none) = (RUN / 4 - Duration::from_nanos(1), 0);
+    let (short, none) = (RUN_TARGET / 4 - Duration::from_nanos(1), 0);
     assert_eq!(run(FIRST_RUN - 1, short, none), FIRST_RUN, "it was not used up");
-    assert_eq!(run(FIRST_RUN, RUN / 4, none), FIRST_RUN, "it was not short");
+    assert_eq!(
+        run(FIRST_RUN, RUN_TARGET / 4, none),
+        FIRST_RUN,
+        "it was not short"
+    );
     assert_eq!(
         run(FIRST_RUN, short, 9_000),
         2 * FIRST_RUN,
         "its actions do not count"
     );
-    assert_eq!(run(FIRST_RUN, RUN, none), 2 * FIRST_RUN, "not too long");
-    assert_eq!(run(2 * FIRST_RUN, 4 * RUN, none), FIRST_RUN / 2);
+    assert_eq!(run(FIRST_RUN, RUN_TARGET, none), 2 * FIRST_RUN, "not too long");
+    assert_eq!(run(2 * FIRST_RUN, 4 * RUN_TARGET, none), FIRST_RUN / 2);
     assert_eq!(
-        run(1, 4 * RUN, none),
+        run(1, 4 * RUN_TARGET, none),
         FIRST_RUN / 2,
         "one frame cannot be divided"
     );
-    assert_eq!(run(0, 4 * RUN, none), FIRST_RUN / 2);
+    assert_eq!(run(0, 4 * RUN_TARGET, none), FIRST_RUN / 2);
     assert_eq!(run(2, Duration::MAX / 2, none), 1);
     for _ in 0..40 {
         run(u32::MAX, Duration::ZERO, none);

@@ -1,4 +1,4 @@
-//! One connection in the flow: as a sender, and as a receiver.
+//! One connection in the flow, as a sender and as a receiver.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,73 +6,74 @@ use std::time::Instant;
 
 use super::line::Line;
 use super::turns::Turn;
-use super::{ANSWERS, BYTE, Credit, FIRST_RUN, STEP};
+use super::{BYTE_COST, Credit, FIRST_RUN, MOST_ANSWERS, ROOM_STEP};
 use crate::end::EndReason;
 use crate::outbox::{Limits, Outbox, PushError};
 use crate::stream::{Load, Outgoing};
 use crate::table::ConnectionId;
 
-/// One connection: its input, and what waits for it.
+/// One connection: its input, and its line.
 #[derive(Debug)]
-pub(super) struct Way<I> {
+pub(super) struct FlowConnection<I> {
     pub(super) credit: Arc<Credit>,
     pub(super) input: VecDeque<Batch<I>>,
     pub(super) end: Option<EndReason>,
     pub(super) turn: Turn,
-    /// How many frames its next run has, and how many runs it has had.
+    /// The number of frames in its next run, and the number of its runs so far.
     pub(super) run: u32,
     pub(super) runs: u64,
-    /// How many of its items wait in lines, and hold it.
+    /// The number of its items in lines that hold it, and of holds by other dispatchers.
     pub(super) waiting: usize,
-    /// How often other dispatchers hold it. These count in `waiting`, too.
+    /// The number of holds by other dispatchers.
     pub(super) held_elsewhere: usize,
-    /// It has taken too little of its own answers, which holds it as well.
+    /// True while too many of its own answers are in its queue, which holds it as well.
     pub(super) is_behind: bool,
-    /// Since when it is held.
+    /// The time since which it is held.
     pub(super) held_since: Option<Instant>,
 
     pub(super) outbox: Outbox,
     pub(super) limits: Limits,
     pub(super) line: Line,
-    /// The memory of all items that went into its queue.
+    /// The memory of all items that went into its queue so far.
     pub(super) queued: u64,
-    /// At most so much of its queue are its own answers, and the last of them is in its
-    /// place when so much in all has left the queue.
+    /// An upper bound for the memory of its own answers in its queue.
     pub(super) answers: u64,
+    /// The value of `queued` after its last answer: when so much has left the queue, no answer
+    /// is in it.
     pub(super) last_answer: u64,
     pub(super) pace: Option<Pace>,
     pub(super) is_slow: bool,
-    /// It ends as soon as its line is empty.
+    /// True if it ends as soon as its line is empty.
     pub(super) is_ending: bool,
-    /// When the last item for it came from the core.
+    /// The time of the last item that the core sent to it.
     pub(super) last_item_at: Option<Instant>,
 }
 
-/// The measure of a receiver's pace.
+/// The measurement of a receiver's pace.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     pub(super) since: Instant,
-    /// What it had received then.
+    /// What it had received at that time.
     pub(super) before: Load,
-    /// When it is looked at.
-    pub(super) look: Instant,
+    /// The time of the check.
+    pub(super) check_at: Instant,
 }
 
 #[derive(Debug)]
 pub(super) struct Batch<I> {
     pub(super) items: VecDeque<I>,
-    /// The credit that the reader gets back when the batch is dealt with.
+    /// The credit that the reader gets back when the batch is handled.
     pub(super) bytes: u64,
 }
 
-impl<I> Drop for Way<I> {
-    /// Gives the memory of its line back: a connection ends, or the whole dispatcher does.
+impl<I> Drop for FlowConnection<I> {
+    /// Returns the memory of its line to the budget, also if the whole dispatcher is dropped.
     fn drop(&mut self) {
         self.outbox.budget().give(self.line.memory());
     }
 }
 
-impl<I> Way<I> {
+impl<I> FlowConnection<I> {
     pub(super) fn new(id: ConnectionId, outbox: Outbox, limits: Limits, credit: Arc<Credit>) -> Self {
         Self {
             credit,
@@ -98,7 +99,7 @@ impl<I> Way<I> {
         }
     }
 
-    /// How many bytes of its queue's memory are filled from its line.
+    /// The memory in its queue above which items join its line.
     pub(super) fn mark(&self) -> u64 {
         (self.limits.bytes / 2).min(self.outbox.budget().share())
     }
@@ -111,11 +112,11 @@ impl<I> Way<I> {
         !self.input.is_empty() || self.end.is_some()
     }
 
-    /// Ends the first batch, which is dealt with.
+    /// Removes the first batch, which is handled, and grants its credit.
     pub(super) fn finish_batch(&mut self) {
         if let Some(batch) = self.input.pop_front() {
             self.credit.grant(batch.bytes);
-            self.turn.charge(batch.bytes.saturating_mul(BYTE));
+            self.turn.charge(batch.bytes.saturating_mul(BYTE_COST));
         }
     }
 
@@ -132,39 +133,39 @@ impl<I> Way<I> {
         Ok(())
     }
 
-    /// How much of its own answers it may leave in its queue.
+    /// The memory of its own answers in its queue above which it is held.
     pub(super) fn most_answers(&self) -> u64 {
         // Half of the mark: others find room beside its answers.
-        ANSWERS.min(self.mark() / 2)
+        MOST_ANSWERS.min(self.mark() / 2)
     }
 
-    /// At most so much of its queue are its own answers. Items of others that came between
-    /// them may be counted as well, until they have left.
+    /// An upper bound for the memory of its own answers in its queue. Items of others that came
+    /// between two answers may be counted until they have left.
     pub(super) fn answers(&mut self) -> u64 {
         let before_the_last = self.last_answer.saturating_sub(self.outbox.left().0);
-        // What has left the queue since cannot be answers. An exact count would need a mark on
-        // each item in the queue, which the writer would have to read.
+        // An exact count would need a mark on each item in the queue, which the writer would have
+        // to read.
         self.answers = self.answers.min(before_the_last);
         self.answers
     }
 
-    /// Whether its pace is to be measured.
-    pub(super) fn is_awaited(&self) -> bool {
+    /// True if its pace is to be measured.
+    pub(super) fn needs_pace_check(&self) -> bool {
         !self.is_ending && (self.is_slow || self.line.has_others())
     }
 
-    /// Has the writer tell when there is something to do for this receiver. False if there is
-    /// something already.
-    pub(super) fn ask(&self) -> bool {
+    /// Has the writer report when there is something to do for this receiver. False if there is
+    /// something to do already.
+    pub(super) fn request_room(&self) -> bool {
         let mut at = None;
         if !self.line.is_empty() {
             let (left, waiting) = self.outbox.left();
             let mark = self.mark();
-            let of_memory = waiting.memory().saturating_sub(mark - STEP.min(mark / 2));
-            // If frames are what is short, any batch that leaves may be enough.
+            let of_memory = waiting.memory().saturating_sub(mark - ROOM_STEP.min(mark / 2));
+            // If the limit of frames is what is short, any batch that leaves may be enough.
             let of_frames = u64::from(waiting.frames > self.limits.frames / 4);
             at = Some(left.saturating_add(of_memory.max(of_frames)));
-        // It is asked only whether everything has left.
+        // A slow receiver with an empty line recovers when everything has left.
         } else if self.is_slow {
             at = Some(u64::MAX);
         }
@@ -172,6 +173,6 @@ impl<I> Way<I> {
             let of_answers = self.last_answer.saturating_sub(self.most_answers() / 2);
             at = Some(at.map_or(of_answers, |at| at.min(of_answers)));
         }
-        at.is_none_or(|at| self.outbox.ask(at))
+        at.is_none_or(|at| self.outbox.request_room(at))
     }
 }
