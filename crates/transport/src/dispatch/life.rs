@@ -53,7 +53,7 @@ pub(super) struct Life<T> {
 /// All connections of a runner.
 #[derive(Debug)]
 pub(super) struct Lives<T> {
-    table: Table<Life<T>>,
+    pub(super) table: Table<Life<T>>,
     /// The time that an ending connection has to send its queue.
     parting: Duration,
     /// The times at which ending connections are aborted, earliest first.
@@ -67,18 +67,6 @@ impl<T: Threads> Lives<T> {
             parting,
             cut_off: VecDeque::new(),
         }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.table.len()
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.table.is_empty()
-    }
-
-    pub(super) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Life<T>> {
-        self.table.get_mut(id)
     }
 
     /// True if a connection exists and has not begun to end.

@@ -63,7 +63,7 @@ impl<C: Core + fmt::Debug, T: Threads> fmt::Debug for Runner<C, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Runner")
             .field("core", &self.core)
-            .field("connections", &self.lives.len())
+            .field("connections", &self.lives.table.len())
             .finish_non_exhaustive()
     }
 }
@@ -107,7 +107,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
 
     /// True if [`DispatchEvent::Exit`] has come and every connection has ended.
     pub fn is_over(&self) -> bool {
-        self.exiting && self.lives.is_empty()
+        self.exiting && self.lives.table.is_empty()
     }
 
     /// True if no connection has input for a turn.
@@ -236,7 +236,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         View {
             now,
             flow: &self.flow,
-            connections: self.lives.len(),
+            connections: self.lives.table.len(),
             dispatcher: DispatcherFigures {
                 events: 0,
                 max_events: EVENTS,
@@ -283,7 +283,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         // Made before the verdict, because the core keeps its gauge.
         let outbox = Outbox::within(limits, budget);
         // Connections that still end count, because they have threads and descriptors.
-        let standing = self.lives.len();
+        let standing = self.lives.table.len();
         let granted = self
             .core
             .admit(id, request, outbox.gauge(), standing, now, &mut self.actions);
@@ -401,7 +401,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
                     Delivery::Taken => {}
                     Delivery::Overflows => self.overflow(to, now),
                     Delivery::Gone => {
-                        if let Some(life) = self.lives.get_mut(to) {
+                        if let Some(life) = self.lives.table.get_mut(to) {
                             life.outbox.count_late(load);
                         }
                     }
@@ -421,6 +421,7 @@ impl<C: Core, T: Threads> Runner<C, T> {
         }
         let step = self.step;
         self.lives
+            .table
             .get_mut(to)
             .is_some_and(|life| std::mem::replace(&mut life.sent_in_step, step) != step)
     }

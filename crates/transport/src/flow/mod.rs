@@ -213,7 +213,7 @@ impl<I> Flow<I> {
 
     /// The number of connections that wait for a turn.
     pub fn with_input(&self) -> usize {
-        self.turns.len()
+        self.turns.list.len()
     }
 
     /// Ends a connection with grace: its line holds no origin any more, and is sent before its
@@ -305,7 +305,7 @@ impl<I> Flow<I> {
 
     /// True if no connection can take a turn.
     pub fn is_idle(&self) -> bool {
-        self.turns.is_empty()
+        self.turns.list.is_empty()
     }
 
     /// Begins the next turn, and returns its connection.

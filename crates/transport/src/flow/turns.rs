@@ -53,21 +53,12 @@ impl Turn {
 /// its turn would come.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    list: BinaryHeap<Reverse<(u64, ConnectionId)>>,
+    pub(super) list: BinaryHeap<Reverse<(u64, ConnectionId)>>,
     /// The highest use with which a connection began its turn.
     served: u64,
 }
 
 impl Turns {
-    /// The number of connections that wait for a turn.
-    pub(super) fn len(&self) -> usize {
-        self.list.len()
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.list.is_empty()
-    }
-
     /// Puts a connection that has input into the list, unless it is there already.
     pub(super) fn list(&mut self, id: ConnectionId, turn: &mut Turn) {
         if !std::mem::replace(&mut turn.is_listed, true) {

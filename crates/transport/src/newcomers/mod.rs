@@ -29,7 +29,7 @@ use std::fmt;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, available_parallelism};
 use std::time::{Duration, Instant};
@@ -125,7 +125,7 @@ impl Acceptance {
 
     /// The number of handshakes, for figures.
     pub fn occupancy(&self) -> Arc<Occupancy> {
-        Arc::clone(&self.handshakes.occupancy)
+        Arc::new(Occupancy(Arc::clone(&self.handshakes.state)))
     }
 
     /// Stops accepting, ends the input of the present handshakes, and joins every thread. Blocks for
@@ -162,27 +162,22 @@ fn accept(index: usize, listener: &Listener, handshakes: &Arc<Handshakes>) {
 
 /// The number of handshakes, for figures.
 #[derive(Debug)]
-pub struct Occupancy {
-    running: AtomicUsize,
-    max: usize,
-    without_thread: AtomicU64,
-}
+pub struct Occupancy(Arc<Shared>);
 
-// Relaxed: these are only figures, and no decision depends on them.
 impl Occupancy {
     /// The number of present handshakes.
     pub fn running(&self) -> usize {
-        self.running.load(Ordering::Relaxed)
+        self.0.lock().slots.running()
     }
 
     /// The maximum number of handshakes.
     pub fn max(&self) -> usize {
-        self.max
+        self.0.lock().slots.max()
     }
 
     /// The number of newcomers for which no thread could be started.
     pub fn without_thread(&self) -> u64 {
-        self.without_thread.load(Ordering::Relaxed)
+        self.0.lock().without_thread
     }
 }
 
@@ -190,7 +185,7 @@ impl Occupancy {
 struct Handshakes {
     name: &'static str,
     target: &'static str,
-    occupancy: Arc<Occupancy>,
+    max: usize,
     serve: Box<Serve>,
     spawn: Box<Spawn>,
     /// The time that a thread that has served waits for another newcomer.
@@ -213,6 +208,7 @@ struct State {
     /// The log lines that newcomers may cause. They share one allowance, because they have not proved
     /// an identity yet.
     log: LogLimit<()>,
+    without_thread: u64,
 }
 
 #[derive(Debug)]
@@ -227,7 +223,7 @@ impl Shared {
 impl fmt::Debug for Handshakes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handshakes")
-            .field("occupancy", &self.occupancy)
+            .field("state", &self.state)
             .finish_non_exhaustive()
     }
 }
@@ -245,11 +241,7 @@ impl Handshakes {
         Self {
             name,
             target,
-            occupancy: Arc::new(Occupancy {
-                running: AtomicUsize::new(0),
-                max: slots.max(),
-                without_thread: AtomicU64::new(0),
-            }),
+            max: slots.max(),
             serve,
             spawn: Box::new(threads::spawn),
             idle: IDLE,
@@ -257,6 +249,7 @@ impl Handshakes {
             state: Arc::new(Shared(Mutex::new(State {
                 slots,
                 log: LogLimit::default(),
+                without_thread: 0,
             }))),
             changed: Condvar::new(),
             closed: Cancel::new(),
@@ -282,8 +275,9 @@ impl Handshakes {
         ) {
             Ok(thread) => Some(thread),
             Err(e) => {
-                self.occupancy.without_thread.fetch_add(1, Ordering::Relaxed);
-                if let Some(more) = self.lock().log.admit((), "refused", now()) {
+                let mut state = self.lock();
+                state.without_thread += 1;
+                if let Some(more) = state.log.admit((), "refused", now()) {
                     warn!(target: self.target, "{peer}: refused, cannot start a thread: {e}{more}");
                 }
                 None
@@ -299,7 +293,7 @@ impl Handshakes {
         loop {
             // Counted before the thread is started, so that two accept threads together do not exceed
             // the maximum.
-            if self.threads.fetch_add(1, Ordering::Relaxed) < self.occupancy.max {
+            if self.threads.fetch_add(1, Ordering::Relaxed) < self.max {
                 return Some((slot, Permit(Arc::clone(self))));
             }
             self.threads.fetch_sub(1, Ordering::Relaxed);
@@ -324,9 +318,6 @@ impl Handshakes {
                 .0;
         }
         let id = state.slots.take(Arc::clone(&stream))?;
-        self.occupancy
-            .running
-            .store(state.slots.running(), Ordering::Relaxed);
         let newcomer = Arc::new(Newcomer {
             listener,
             accepted: now(),
@@ -351,8 +342,8 @@ impl Handshakes {
         let _ = cut.shutdown(Shutdown::Both);
         if let Some(more) = state.log.admit((), "cut", now) {
             warn!(target: self.target,
-                "{}: cut: it is slow, and all {} handshakes are in use{more}",
-                cut.peer(), self.occupancy.max
+                "{}: cut: it is slow, and all {} handshake slots are in use{more}",
+                cut.peer(), self.max
             );
         }
     }
@@ -424,11 +415,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut state = self.handshakes.lock();
-        state.slots.give_back(self.newcomer.slot);
-        let running = &self.handshakes.occupancy.running;
-        running.store(state.slots.running(), Ordering::Relaxed);
-        drop(state);
+        self.handshakes.lock().slots.give_back(self.newcomer.slot);
         self.handshakes.changed.notify_all();
     }
 }

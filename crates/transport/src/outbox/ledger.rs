@@ -149,27 +149,24 @@ impl Ledger {
     /// frames. So one item may exceed the mark, and a long one needs no more room than a short one.
     /// True if no item waited before it.
     pub(super) fn take_below(&mut self, item: Load, mark: u64) -> Result<bool, Refused> {
-        let first = self.waiting.items == 0;
-        let is_below = self.waiting.memory() < mark && self.waiting.frames < (self.limits.frames / 2).max(1);
-        if !self.is_open() {
-            return Err(Refused::Closed);
-        }
-        if !first && !is_below {
-            return Err(Refused::Full);
-        }
-        self.waiting += item;
-        Ok(first)
+        let most_frames = (self.limits.frames / 2).max(1);
+        let is_below = self.waiting.memory() < mark && self.waiting.frames < most_frames;
+        self.accept(item, is_below)
     }
 
     /// Accepts an item. True if no item waited before it.
     pub(super) fn take(&mut self, item: Load) -> Result<bool, Refused> {
+        self.accept(item, self.fits(item))
+    }
+
+    fn accept(&mut self, item: Load, has_room: bool) -> Result<bool, Refused> {
+        let first = self.waiting.items == 0;
         if !self.is_open() {
             return Err(Refused::Closed);
         }
-        if !self.fits(item) {
+        if !first && !has_room {
             return Err(Refused::Full);
         }
-        let first = self.waiting.items == 0;
         self.waiting += item;
         Ok(first)
     }

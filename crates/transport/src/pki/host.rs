@@ -4,6 +4,8 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
+use rustls::pki_types::DnsName;
+
 /// A DNS name or an IP address in a certificate's SAN.
 ///
 /// ```
@@ -67,21 +69,11 @@ fn ipv6(text: &str) -> Option<Host> {
     Some(Host::Address(address.into()))
 }
 
+/// True if it is a DNS name, perhaps with `*` as its first label, and without a dot at its end.
 fn is_name(name: &str) -> bool {
-    let labels = name.strip_prefix("*.").unwrap_or(name);
-    let is_label = |label: &str| {
-        (1..=63).contains(&label.len())
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-            && label
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
-    };
-    // A last label of digits alone is a mistyped address, not a name.
-    let is_number = |label: &str| label.bytes().all(|b| b.is_ascii_digit());
-    name.len() <= 253
-        && labels.split('.').all(is_label)
-        && labels.rsplit('.').next().is_some_and(|last| !is_number(last))
+    // rustls refuses a last label of digits alone, which is a mistyped address.
+    let is_dns = |name| DnsName::try_from_str(name).is_ok();
+    name.len() <= 253 && !name.ends_with('.') && is_dns(name.strip_prefix("*.").unwrap_or(name))
 }
 
 /// The text is neither a DNS name nor an IP address.

@@ -119,6 +119,9 @@ impl fmt::Display for PeerAddress {
 pub(crate) struct WriteHalf {
     stream: Arc<dyn Duplex>,
     written: Arc<AtomicU64>,
+    /// The bytes of [`write_now`](Self::write_now) that the system has not taken yet. They precede
+    /// all other bytes.
+    rest: Vec<u8>,
 }
 
 impl WriteHalf {
@@ -126,6 +129,7 @@ impl WriteHalf {
         Self {
             stream,
             written: Arc::default(),
+            rest: Vec::new(),
         }
     }
 
@@ -134,16 +138,27 @@ impl WriteHalf {
         self.written = written;
     }
 
+    /// Writes the rest. Has to precede [`write_all`](Self::write_all) and [`finish`](Self::finish).
+    pub(crate) fn write_rest(&mut self) -> io::Result<()> {
+        let rest = std::mem::take(&mut self.rest);
+        self.write_all(&rest)
+    }
+
+    /// True if a part of earlier bytes is left.
+    pub(crate) fn has_rest(&self) -> bool {
+        !self.rest.is_empty()
+    }
+
     /// Writes all of the bytes.
     pub(crate) fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
         write_all(&*self.stream, bytes, |written| self.count(written))
     }
 
-    /// Writes as much as the system takes without blocking, and returns the number of bytes. An error
-    /// is not reported: it occurs again when the rest is written.
-    pub(crate) fn try_write_all(&self, bytes: &[u8]) -> usize {
+    /// Writes as much as the system takes without blocking, and keeps the rest. An error is not
+    /// reported: it occurs again when the rest is written.
+    pub(crate) fn write_now(&mut self, bytes: &[u8]) {
         let mut sent = 0;
-        while sent < bytes.len() {
+        while sent < bytes.len() && self.rest.is_empty() {
             match self.stream.try_write(&bytes[sent..]) {
                 Ok(written) if written > 0 => sent += written,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -151,7 +166,7 @@ impl WriteHalf {
             }
         }
         self.count(sent);
-        sent
+        self.rest.extend_from_slice(&bytes[sent..]);
     }
 
     /// Ends the writing direction.

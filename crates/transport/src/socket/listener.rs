@@ -40,11 +40,7 @@ impl Listener {
     /// # Errors
     /// The system's error: address in use, no permission, no such host.
     pub fn bind(address: &Address, options: TcpOptions) -> io::Result<Vec<Self>> {
-        let bound = match address {
-            Address::Tcp { host, port } => tcp::listen(host, *port)?.into_iter().map(Bound::Tcp).collect(),
-            Address::Unix(path) => vec![Bound::Unix(unix::listen(path, None)?, path.clone())],
-        };
-        Ok(bound.into_iter().map(|bound| Self::new(bound, options)).collect())
+        Self::bind_to(address, options, None)
     }
 
     /// As [`bind`](Self::bind). The file of a Unix socket has `mode` from its first moment.
@@ -52,13 +48,15 @@ impl Listener {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn bind_with_mode(address: &Address, options: TcpOptions, mode: u32) -> io::Result<Vec<Self>> {
-        match address {
-            Address::Unix(path) => {
-                let bound = Bound::Unix(unix::listen(path, Some(mode))?, path.clone());
-                Ok(vec![Self::new(bound, options)])
-            }
-            Address::Tcp { .. } => Self::bind(address, options),
-        }
+        Self::bind_to(address, options, Some(mode))
+    }
+
+    fn bind_to(address: &Address, options: TcpOptions, mode: Option<u32>) -> io::Result<Vec<Self>> {
+        let bound = match address {
+            Address::Tcp { host, port } => tcp::listen(host, *port)?.into_iter().map(Bound::Tcp).collect(),
+            Address::Unix(path) => vec![Bound::Unix(unix::listen(path, mode)?, path.clone())],
+        };
+        Ok(bound.into_iter().map(|bound| Self::new(bound, options)).collect())
     }
 
     /// A listener for in-memory connections.

@@ -98,7 +98,6 @@ impl BufferPool {
 }
 
 /// A buffer that is borrowed from a pool while it is in use. Dropping this gives it back.
-#[derive(Debug)]
 pub(crate) struct Borrowed {
     pool: BufferPool,
     buffer: Option<Box<[u8]>>,
@@ -125,6 +124,13 @@ impl Borrowed {
         if let Some(buffer) = self.buffer.take() {
             self.pool.give(buffer);
         }
+    }
+}
+
+impl fmt::Debug for Borrowed {
+    /// Without the bytes, which may be secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Borrowed")
     }
 }
 

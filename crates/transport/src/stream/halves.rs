@@ -165,7 +165,6 @@ pub fn plain(stream: Arc<dyn Duplex>, pool: BufferPool) -> Halves {
         transmit: Box::new(PlainTransmit {
             stream: WriteHalf::new(Arc::clone(&stream)),
             buffer: Borrowed::from(pool.clone()),
-            rest: Vec::new(),
         }),
         stream,
         inbox: Inbox::new(pool),
@@ -211,37 +210,22 @@ impl Receive for PlainReceive {
 struct PlainTransmit {
     stream: WriteHalf,
     buffer: Borrowed,
-    /// The rest of an item that was sent in part.
-    rest: Vec<u8>,
-}
-
-impl PlainTransmit {
-    fn send_rest(&mut self) -> io::Result<()> {
-        let rest = std::mem::take(&mut self.rest);
-        self.stream.write_all(&rest)
-    }
 }
 
 impl Transmit for PlainTransmit {
     fn try_transmit(&mut self, item: &Outgoing) -> Tried {
-        if item.len() > AT_ONCE || !self.rest.is_empty() {
+        if item.len() > AT_ONCE || self.stream.has_rest() {
             return Tried::Not;
         }
-        for part in item.parts() {
-            let sent = match self.rest.is_empty() {
-                true => self.stream.try_write_all(part),
-                false => 0,
-            };
-            self.rest.extend_from_slice(&part[sent..]);
-        }
-        match self.rest.is_empty() {
-            true => Tried::Sent,
-            false => Tried::Begun,
+        item.parts().for_each(|part| self.stream.write_now(part));
+        match self.stream.has_rest() {
+            true => Tried::Begun,
+            false => Tried::Sent,
         }
     }
 
     fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()> {
-        self.send_rest()?;
+        self.stream.write_rest()?;
         let buffer = self.buffer.get();
         let mut used = 0;
         for part in batch.iter().flat_map(Outgoing::parts) {
@@ -260,11 +244,11 @@ impl Transmit for PlainTransmit {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.send_rest()
+        self.stream.write_rest()
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        self.send_rest()?;
+        self.stream.write_rest()?;
         self.stream.finish()
     }
 

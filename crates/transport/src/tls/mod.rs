@@ -82,9 +82,9 @@ impl Acceptor {
         Self::verifying(identity, trust, true)
     }
 
-    fn verifying(identity: &Identity, trust: &Trust, version_1: bool) -> Result<Self, TlsError> {
+    fn verifying(identity: &Identity, trust: &Trust, any_version: bool) -> Result<Self, TlsError> {
         trust.warn_if_revoked(identity);
-        let verifier = verifier::of_clients(trust, version_1)?;
+        let verifier = verifier::of_clients(trust, any_version)?;
         let config = server_config(Arc::clone(&verifier), identity)?;
         Ok(Self {
             recheck: Some(Recheck::Client(verifier)),

@@ -1,6 +1,5 @@
 //! The receiving direction: records are opened as they arrive.
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -9,6 +8,7 @@ use crate::socket::Duplex;
 use crate::stream::{Borrowed, BufferPool, Inbox, Receive, Received};
 
 /// Received ciphertext that is not opened yet, in a borrowed buffer while there is any.
+#[derive(Debug)]
 pub(super) struct Incoming {
     buffer: Borrowed,
     start: usize,
@@ -84,18 +84,11 @@ impl Incoming {
     }
 }
 
+#[derive(Debug)]
 pub(super) struct TlsReceive {
     pub(super) stream: Arc<dyn Duplex>,
     pub(super) opener: Opener,
     pub(super) incoming: Incoming,
-}
-
-impl fmt::Debug for TlsReceive {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TlsReceive")
-            .field("stream", &self.stream)
-            .finish_non_exhaustive()
-    }
 }
 
 impl TlsReceive {
@@ -136,10 +129,7 @@ impl Receive for TlsReceive {
         match self.incoming.read(&*self.stream, true, inbox.most) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(_) => self.open(inbox),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Received {
-                end: false,
-                flush: false,
-            }),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Received::default()),
             Err(e) => Err(e),
         }
     }

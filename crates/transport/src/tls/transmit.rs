@@ -1,6 +1,5 @@
 //! The sending direction, which stages, seals and writes data.
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -9,23 +8,13 @@ use super::split::{OVERHEAD, RECORD, Sealed, Sealer};
 use crate::socket::{Duplex, WriteHalf};
 use crate::stream::{AT_ONCE, Borrowed, BufferPool, Outgoing, Transmit, Tried};
 
+#[derive(Debug)]
 pub(super) struct TlsTransmit {
     stream: WriteHalf,
     sealer: Sealer,
     /// The front part is for short pieces, which are staged into one record. The rest is for sealed
     /// records that are to be written.
     buffer: Borrowed,
-    /// Ciphertext that the system has not taken yet, of an item that bypassed the writer and of the
-    /// bytes before it. It is sent before all other bytes.
-    rest: Vec<u8>,
-}
-
-impl fmt::Debug for TlsTransmit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TlsTransmit")
-            .field("stream", &self.stream)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Cuts parts into the data of records, all of them full except for the last. Data of a record that
@@ -69,13 +58,7 @@ impl TlsTransmit {
             stream: WriteHalf::new(stream),
             sealer,
             buffer: Borrowed::from(pool),
-            rest: Vec::new(),
         }
-    }
-
-    fn send_rest(&mut self) -> io::Result<()> {
-        let rest = std::mem::take(&mut self.rest);
-        self.stream.write_all(&rest)
     }
 
     /// Seals a short item, writes as much of it as the system takes, and keeps the rest. The item is
@@ -88,17 +71,11 @@ impl TlsTransmit {
         let Ok(Some(Sealed { len, before })) = self.sealer.try_seal(data, out) else {
             return Tried::Not;
         };
-        let sent = if before.is_empty() {
-            self.stream.try_write_all(&out[..len])
-        } else {
-            0
-        };
-        self.rest = before;
-        self.rest.extend_from_slice(&out[sent..len]);
-        if self.rest.is_empty() {
-            Tried::Sent
-        } else {
-            Tried::Begun
+        self.stream.write_now(&before);
+        self.stream.write_now(&out[..len]);
+        match self.stream.has_rest() {
+            true => Tried::Begun,
+            false => Tried::Sent,
         }
     }
 }
@@ -122,7 +99,7 @@ fn in_one_piece<'a>(item: &'a Outgoing, staging: &'a mut [u8]) -> &'a [u8] {
 
 impl Transmit for TlsTransmit {
     fn transmit(&mut self, batch: &[Outgoing]) -> io::Result<()> {
-        self.send_rest()?;
+        self.stream.write_rest()?;
         let (staging, out) = self.buffer.get().split_at_mut(RECORD);
         let mut used = 0;
         each_record(batch.iter().flat_map(Outgoing::parts), staging, |data| {
@@ -147,7 +124,7 @@ impl Transmit for TlsTransmit {
     }
 
     fn try_transmit(&mut self, item: &Outgoing) -> Tried {
-        if item.len() > AT_ONCE || !self.rest.is_empty() {
+        if item.len() > AT_ONCE || self.stream.has_rest() {
             return Tried::Not;
         }
         let tried = self.begin(item);
@@ -156,12 +133,12 @@ impl Transmit for TlsTransmit {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.send_rest()?;
+        self.stream.write_rest()?;
         self.stream.write_all(&self.sealer.take_pending()?)
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        self.send_rest()?;
+        self.stream.write_rest()?;
         self.stream.write_all(&self.sealer.close_notify()?)?;
         self.stream.finish()
     }
@@ -239,9 +216,7 @@ mod tests {
         }
 
         opener.hold().pending = b"left by the reader".to_vec();
-        assert_eq!(transmit.try_transmit(&item(20_000)), Tried::Begun);
-        assert_eq!(transmit.try_transmit(&item(1)), Tried::Not, "something is begun");
-        transmit.flush().unwrap();
+        assert_eq!(transmit.try_transmit(&item(20_000)), Tried::Sent);
         let mut first = [0; 18];
         assert_eq!(there.read(&mut first).unwrap(), first.len());
         assert_eq!(first, *b"left by the reader");
@@ -251,11 +226,12 @@ mod tests {
             peer.receive.receive(&mut peer.inbox).unwrap();
         }
 
-        // What the stream did not take is sent before what comes later.
+        // The rest that the stream did not take is sent before a later item.
         let mut sent = 0;
         while transmit.try_transmit(&item(30_000)) == Tried::Sent {
             sent += 30_000;
         }
+        assert_eq!(transmit.try_transmit(&item(1)), Tried::Not, "there is a rest");
         let last = threads::spawn("last", move || transmit.transmit(&[item(1)]));
         peer.inbox.bytes_mut().clear();
         while peer.inbox.bytes_mut().len() < sent + 30_001 {

@@ -19,15 +19,15 @@ use crate::pki::{CertificateInfo, Fault, Trust, Version1, algorithms, provider};
 
 /// The check that a server makes of clients.
 ///
-/// With `version_1`, certificates of X.509 version 1 that an authority issued itself are accepted
+/// With `any_version`, certificates of X.509 version 1 that an authority issued itself are accepted
 /// as well, see [`Version1`], and so is a trusted authority's own certificate.
-pub(super) fn of_clients(trust: &Trust, version_1: bool) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+pub(super) fn of_clients(trust: &Trust, any_version: bool) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
     let roots = Arc::clone(trust.roots());
     let chain = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
     Ok(Arc::new(OfClients {
         chain: chain.map_err(|e| TlsError::Configuration(e.to_string()))?,
         trust: trust.clone(),
-        version_1,
+        any_version,
     }))
 }
 
@@ -120,36 +120,27 @@ fn check_chain(
     not_revoked(trust, end_entity, intermediates, now)
 }
 
-/// The check of a certificate of version 1, which has no chain.
-fn check_version_1(
-    old: &Version1<'_>,
-    trust: &Trust,
-    cert: &CertificateDer<'_>,
-    now: UnixTime,
-) -> Result<(), Error> {
-    old.verify(trust, now)?;
-    not_revoked(trust, cert, &[], now)
-}
-
-/// The check of a peer that shows the certificate of a trusted authority as its own, such as a
-/// self-signed one. OpenSSL accepts that, too. `None` for any other peer.
+/// The check of a peer's certificate without a chain: one of X.509 version 1, or that of a trusted
+/// authority, such as a self-signed one. OpenSSL accepts both, too. `None` for any other certificate.
 ///
-/// The handshake proves that the peer holds the authority's key, with which it could issue itself
-/// any certificate.
-fn check_authority(
+/// The handshake proves that the peer holds the key. With an authority's key it could issue itself any
+/// certificate.
+fn check_single(
     trust: &Trust,
     cert: &CertificateDer<'_>,
     now: UnixTime,
     may_be: impl FnOnce(&CertificateInfo) -> bool,
 ) -> Option<Result<(), Error>> {
-    let own = trust
-        .authorities()
-        .iter()
-        .find(|authority| authority.der == *cert)?;
-    let at = UNIX_EPOCH + Duration::from_secs(now.as_secs());
-    let judged = match may_be(own) {
-        true => own.check_validity(at).map_err(refused),
-        false => Err(CertificateError::InvalidPurpose.into()),
+    let judged = match Version1::read(cert) {
+        Some(old) => old.verify(trust, now).map_err(Error::from),
+        None => {
+            let own = trust.authorities().iter().find(|own| own.der == *cert)?;
+            let at = UNIX_EPOCH + Duration::from_secs(now.as_secs());
+            match may_be(own) {
+                true => own.check_validity(at).map_err(refused),
+                false => Err(CertificateError::InvalidPurpose.into()),
+            }
+        }
     };
     Some(judged.and_then(|()| not_revoked(trust, cert, &[], now)))
 }
@@ -159,7 +150,7 @@ struct OfClients {
     chain: Arc<dyn ClientCertVerifier>,
     trust: Trust,
     /// True to accept certificates of X.509 version 1, and of authorities, as well.
-    version_1: bool,
+    any_version: bool,
 }
 
 impl ClientCertVerifier for OfClients {
@@ -173,13 +164,10 @@ impl ClientCertVerifier for OfClients {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        if let Some(old) = Version1::read(end_entity).filter(|_| self.version_1) {
-            check_version_1(&old, &self.trust, end_entity, now)?;
-            return Ok(ClientCertVerified::assertion());
-        }
-        // Protocols with roles accept no authority as a client, because it has no role.
-        let authority = || check_authority(&self.trust, end_entity, now, |own| own.client_auth);
-        if let Some(judged) = self.version_1.then(authority).flatten() {
+        // Protocols with roles accept neither, because such a certificate gives no role.
+        if self.any_version
+            && let Some(judged) = check_single(&self.trust, end_entity, now, |own| own.client_auth)
+        {
             return judged.map(|()| ClientCertVerified::assertion());
         }
         let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
@@ -211,12 +199,9 @@ impl ServerCertVerifier for OfServers {
             return Ok(ServerCertVerified::assertion());
         };
         // A certificate of version 1 holds no name, so it cannot prove one.
-        if let Some(old) = Version1::read(end_entity).filter(|_| self.any_name) {
-            check_version_1(&old, trust, end_entity, now)?;
-            return Ok(ServerCertVerified::assertion());
-        }
-        let authority = || check_authority(trust, end_entity, now, |own| own.server_auth);
-        if let Some(judged) = self.any_name.then(authority).flatten() {
+        if self.any_name
+            && let Some(judged) = check_single(trust, end_entity, now, |own| own.server_auth)
+        {
             return judged.map(|()| ServerCertVerified::assertion());
         }
         match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
